@@ -1,4 +1,6 @@
-"""Run all benchmarks, or some: python -m benchmarks [main-job] [datasets] [seal] … [--rounds N] [--large ROWS]."""
+"""Run all benchmarks, or some: python -m benchmarks [main-job] [datasets] [seal] … [--rounds N]
+[--large ROWS].
+"""
 
 from __future__ import annotations
 
@@ -65,11 +67,17 @@ CHOICES: dict[str, Callable[[argparse.Namespace], None]] = {
     "time-joins": lambda chosen: time_joins.run(chosen.rounds),
 }
 parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-parser.add_argument("what", nargs="*", metavar="BENCHMARK", help=f"Default: all, which are {', '.join(CHOICES)}.")
+parser.add_argument(
+    "what", nargs="*", metavar="BENCHMARK", help=f"Default: all, which are {', '.join(CHOICES)}."
+)
 parser.add_argument("--rounds", type=int, default=3, help="Runs of each thing; medians count.")
-parser.add_argument("--large", type=int, default=30_000_000, help="Rows of the large dataset; 0 leaves it out.")
+parser.add_argument(
+    "--large", type=int, default=30_000_000, help="Rows of the large dataset; 0 leaves it out."
+)
 chosen = parser.parse_args()
-if unknown := [what for what in chosen.what if what not in CHOICES]:  # argparse's own choices reject an empty list
+if unknown := [
+    what for what in chosen.what if what not in CHOICES
+]:  # argparse's own choices reject an empty list
     parser.error(f"there is no benchmark {unknown[0]!r}; there are {', '.join(CHOICES)}")
 for what in chosen.what or CHOICES:
     CHOICES[what](chosen)

@@ -25,11 +25,15 @@ def main(what: str, folder: Path, batch: int) -> None:
         buys = app.input_stream("lake.buys", **read)
         made = clicks.join_stream(buys, on="k", within=10 * MINUTE, name="bought", select=["buy"])
     else:
-        made = clicks.window(Tumbling(5 * MINUTE), by="k", name="counted", aggregates={"clicks": Count()})
+        made = clicks.window(
+            Tumbling(5 * MINUTE), by="k", name="counted", aggregates={"clicks": Count()}
+        )
     made.send_to(app.output_stream("lake.results", partitions=PARTITIONS, key="k"))
     lake = open_lake(folder / "lake")
     with session_scope(master="local[2]", lake_url=lake.url) as spark:
-        run_application(app, lake=lake, systems=systems_for(app, lake=lake), spark=spark, run="benchmark")
+        run_application(
+            app, lake=lake, systems=systems_for(app, lake=lake), spark=spark, run="benchmark"
+        )
 
 
 if __name__ == "__main__":

@@ -2,8 +2,9 @@
 
     python -m benchmarks.bare_flights FOLDER
 
-The same joins over the same rows in the same 8 batches, plain Parquet and SQLite's executemany, with the
-settings that a careful engineer would choose by hand (broadcast joins, as many shuffle partitions as needed).
+The same joins over the same rows in the same 8 batches, plain Parquet and SQLite's executemany,
+with the settings that a careful engineer would choose by hand (broadcast joins, as many shuffle
+partitions as needed).
 """
 
 from __future__ import annotations
@@ -52,16 +53,24 @@ def main(folder: Path) -> None:
     )
     weather = weather.cache()
     airlines = spark.createDataFrame(load("airlines")).withColumnRenamed("name", "airline").cache()
-    airports = spark.createDataFrame(load("airports")).selectExpr("faa as dest", "name as dest_name").cache()
+    airports = (
+        spark.createDataFrame(load("airports"))
+        .selectExpr("faa as dest", "name as dest_name")
+        .cache()
+    )
     planes = {
-        version: spark.createDataFrame(table).select("tailnum", "manufacturer", "model", "plane_year", "seats").cache()
+        version: (
+            spark.createDataFrame(table)
+            .select("tailnum", "manufacturer", "model", "plane_year", "seats")
+            .cache()
+        )
         for version, table in ((1, old_planes), (2, all_planes))
     }
     database = sqlite3.connect(folder / "bare.sqlite")
     database.execute(
-        "CREATE TABLE aircraft_state (tailnum TEXT PRIMARY KEY, manufacturer TEXT, model TEXT, plane_year INTEGER, "
-        "seats INTEGER, last_flight INTEGER, last_origin TEXT, last_dest TEXT, last_time_hour TEXT, "
-        "last_dep_delay INTEGER)"
+        "CREATE TABLE aircraft_state (tailnum TEXT PRIMARY KEY, manufacturer TEXT, model TEXT,"
+        " plane_year INTEGER, seats INTEGER, last_flight INTEGER, last_origin TEXT, last_dest TEXT,"
+        " last_time_hour TEXT, last_dep_delay INTEGER)"
     )
     start = 0
     for number, size in enumerate(BATCHES):
@@ -78,11 +87,19 @@ def main(folder: Path) -> None:
             enriched.where("tailnum is not null")
             .orderBy("seq")
             .select(
-                "tailnum", "manufacturer", "model", "plane_year", "seats", "flight", "origin", "dest",
-                F.date_format("time_hour", "yyyy-MM-dd'T'HH:mm:ss'Z'"), "dep_delay",
+                "tailnum",
+                "manufacturer",
+                "model",
+                "plane_year",
+                "seats",
+                "flight",
+                "origin",
+                "dest",
+                F.date_format("time_hour", "yyyy-MM-dd'T'HH:mm:ss'Z'"),
+                "dep_delay",
             )
             .collect()
-        )  # fmt: skip
+        )
         with database:
             database.executemany(UPSERT, updates)
         enriched.unpersist()

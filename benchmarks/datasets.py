@@ -7,7 +7,14 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from benchmarks.timing import Measured, alternate, show
-from dagster_adjunct import LakeStreams, Schema, advance_dataset, open_lake, session_scope, unbounded_dataset
+from dagster_adjunct import (
+    LakeStreams,
+    Schema,
+    advance_dataset,
+    open_lake,
+    session_scope,
+    unbounded_dataset,
+)
 
 if TYPE_CHECKING:
     import numpy as np
@@ -38,7 +45,11 @@ def rows(start: int, count: int, version: int, *, keys: np.ndarray | None = None
             ),
             "c": scattered,
             "d": pc.cast(scattered, pa.float64()),
-            "e": pc.cast(scattered, pa.int64()).cast(pa.timestamp("us")).cast(pa.timestamp("us", tz="UTC")),
+            "e": (
+                pc.cast(scattered, pa.int64())
+                .cast(pa.timestamp("us"))
+                .cast(pa.timestamp("us", tz="UTC"))
+            ),
         }
     )
 
@@ -47,7 +58,9 @@ def fill(streams: LakeStreams, name: str, count: int) -> None:
     """Create a stream of `count` rows, appended a million at a time."""
     streams.create(name, schema=SCHEMA, key=["k"], partitions=BUCKETS)
     for start in range(0, count, CHUNK):
-        streams.append(name, rows(start, min(CHUNK, count - start), 0), producer="fill", sequence=start + 1)
+        streams.append(
+            name, rows(start, min(CHUNK, count - start), 0), producer="fill", sequence=start + 1
+        )
 
 
 def run(rounds: int, large: int) -> None:
@@ -66,7 +79,10 @@ def run(rounds: int, large: int) -> None:
             fill(streams, "more-rows", large)
             big = commits(spark, root, streams, systems, "more-rows", large, rounds)
             ratio = big["commit"].median / small["commit"].median
-            print(f"  {big['commit']}\n  that is {ratio:.2f} of the commit into 3M rows (goal: at most 1.2)\n")
+            print(
+                f"  {big['commit']}\n  that is {ratio:.2f} of the commit into 3M rows (goal: at"
+                " most 1.2)\n"
+            )
 
 
 def commits(
@@ -78,9 +94,13 @@ def commits(
     count: int,
     rounds: int,
 ) -> dict[str, Measured]:
-    """Bootstrap a dataset from the stream, then time commits of changes and plain writes of the same rows."""
+    """Bootstrap a dataset from the stream, then time commits of changes and plain writes of the
+    same rows.
+    """
     dataset = unbounded_dataset(f"table-{name}", input=f"lake.{name}", key="k", partitions=BUCKETS)
-    advance_dataset(dataset, lake=streams.lake, systems=systems, spark=lambda: spark, by="benchmark")
+    advance_dataset(
+        dataset, lake=streams.lake, systems=systems, spark=lambda: spark, by="benchmark"
+    )
     delivered: list[pa.Table] = []
 
     def deliver(number: int) -> None:
@@ -88,12 +108,18 @@ def commits(
         streams.append(name, delivered[-1], producer="changes", sequence=number + 1)
 
     def commit(_: int) -> None:
-        report = advance_dataset(dataset, lake=streams.lake, systems=systems, spark=lambda: spark, by="benchmark")
+        report = advance_dataset(
+            dataset, lake=streams.lake, systems=systems, spark=lambda: spark, by="benchmark"
+        )
         assert report.action == "applied", report
 
     def parquet(number: int) -> None:
-        newest = max((root / "lake" / "streams" / name / "data").iterdir(), key=lambda path: path.name)
-        spark.read.parquet(str(newest)).select(*SCHEMA.names).write.parquet(str(root / f"{name}-plain-{number}"))
+        newest = max(
+            (root / "lake" / "streams" / name / "data").iterdir(), key=lambda path: path.name
+        )
+        spark.read.parquet(str(newest)).select(*SCHEMA.names).write.parquet(
+            str(root / f"{name}-plain-{number}")
+        )
 
     deliver(0)
     parquet(1000)  # both warm
@@ -101,6 +127,8 @@ def commits(
     times: dict[str, list[float]] = {"commit": [], "parquet": []}
     for number in range(1, rounds + 1):
         deliver(number)
-        for what, measured in alternate(1, parquet=lambda _, n=number: parquet(n), commit=commit).items():
+        for what, measured in alternate(
+            1, parquet=lambda _, n=number: parquet(n), commit=commit
+        ).items():
             times[what] += measured.seconds
     return {what: Measured(what, tuple(seconds)) for what, seconds in times.items()}

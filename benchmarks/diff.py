@@ -33,15 +33,24 @@ def run(rounds: int) -> None:
         base, other = rows(0, ROWS), rows(0, ROWS, 1)
         changes = pa.array(chance.random(ROWS) < 0.005)
         columns = [
-            base.column(name) if name == "k" else pc.if_else(changes, other.column(name), base.column(name))
+            (
+                base.column(name)
+                if name == "k"
+                else pc.if_else(changes, other.column(name), base.column(name))
+            )
             for name in base.column_names
         ]
         old = version(lake, 1, base.filter(pa.array(chance.random(ROWS) >= 0.0025)))
-        new = version(lake, 2, pa.table(columns, base.schema).filter(pa.array(chance.random(ROWS) >= 0.0025)))
+        new = version(
+            lake, 2, pa.table(columns, base.schema).filter(pa.array(chance.random(ROWS) >= 0.0025))
+        )
         every = version(lake, 3, other)
         del base, other, columns
 
-        print(f"diff: {ROWS // 1_000_000}M rows x {len(SCHEMA.fields)} columns in {BUCKETS} buckets, 1% of them differ")
+        print(
+            f"diff: {ROWS // 1_000_000}M rows x {len(SCHEMA.fields)} columns in {BUCKETS} buckets,"
+            " 1% of them differ"
+        )
         compare(rounds, old, new)
         print("diff: the same where every entry differs")
         compare(rounds, old, every)
@@ -60,7 +69,9 @@ def compare(rounds: int, old: VersionReader, new: VersionReader) -> None:
                 pq.read_table(path)
 
     differences = diff_versions(old, new)
-    counts = {what: getattr(differences, what) for what in ("added", "removed", "changed", "unchanged")}
+    counts = {
+        what: getattr(differences, what) for what in ("added", "removed", "changed", "unchanged")
+    }
     print("  " + ", ".join(f"{what} {count:,}" for what, count in counts.items()))
     measured = alternate(rounds, read=read, diff=lambda _: diff_versions(old, new))
     show(measured, "diff", "read", "at most 1.5")
@@ -70,10 +81,21 @@ def version(lake: Lake, number: int, table: pa.Table) -> VersionReader:
     """Write one version by the writer that seals versions, but without Spark."""
     folder = f"{lake.dataset_prefix('compared')}/data/attempt{number}"
     layout = build_layout(SCHEMA, ("k",), ("k",), BUCKETS, False)
-    files = write_arrow_buckets(table.sort_by("k"), lake.store, folder, layout, WriteOptions("compared"))
+    files = write_arrow_buckets(
+        table.sort_by("k"), lake.store, folder, layout, WriteOptions("compared")
+    )
     sealed = SealedVersion(
-        id=f"v{number:06d}-attempt{number}", number=number, name=None, sealed_at=datetime.now(UTC), columns=SCHEMA,
-        key=("k",), partition_by=("k",), partitions=BUCKETS, positioned=False,
-        generations=(Generation(number, folder, tuple(files)),), rows=table.num_rows, offsets={},
-    )  # fmt: skip
+        id=f"v{number:06d}-attempt{number}",
+        number=number,
+        name=None,
+        sealed_at=datetime.now(UTC),
+        columns=SCHEMA,
+        key=("k",),
+        partition_by=("k",),
+        partitions=BUCKETS,
+        positioned=False,
+        generations=(Generation(number, folder, tuple(files)),),
+        rows=table.num_rows,
+        offsets={},
+    )
     return VersionReader(lake.store, "compared", sealed)

@@ -1,4 +1,6 @@
-"""Records into DynamoDB Local and back: `DynamoDbTable` against boto3's client by hand, with as many threads."""
+"""Records into DynamoDB Local and back: `DynamoDbTable` against boto3's client by hand, with as
+many threads.
+"""
 
 from __future__ import annotations
 
@@ -22,14 +24,22 @@ THREADS = 16
 
 
 class ByHand:
-    """The low-level client without checks and repeats, a connection for each thread, code for these columns."""
+    """The low-level client without checks and repeats, a connection for each thread, code for
+    these columns.
+    """
 
     def __init__(self, server: DynamoDbServer, table: str, threads: int = THREADS) -> None:
         from botocore.config import Config
 
-        config = Config(max_pool_connections=threads, retries={"total_max_attempts": 1}, parameter_validation=False)
+        config = Config(
+            max_pool_connections=threads,
+            retries={"total_max_attempts": 1},
+            parameter_validation=False,
+        )
         where = server.session()
-        self.client = where["session"].client("dynamodb", endpoint_url=where["endpoint_url"], config=config)
+        self.client = where["session"].client(
+            "dynamodb", endpoint_url=where["endpoint_url"], config=config
+        )
         self.table = table
         self.threads = ThreadPoolExecutor(threads)
 
@@ -49,14 +59,23 @@ class ByHand:
             answer = self.client.batch_write_item(RequestItems={self.table: requests})
             assert not answer["UnprocessedItems"]
 
-        list(self.threads.map(send, [given[start : start + 25] for start in range(0, len(given), 25)]))
+        list(
+            self.threads.map(
+                send, [given[start : start + 25] for start in range(0, len(given), 25)]
+            )
+        )
 
     def put_one(self, row: Row) -> None:
         self.client.put_item(TableName=self.table, Item=self.item(row))
 
     def get(self, given: Sequence[Row]) -> None:
         def send(part: Sequence[Row]) -> list[Any]:
-            asked = {self.table: {"Keys": [{"tail": {"S": key}} for key, _, _ in part], "ConsistentRead": True}}
+            asked = {
+                self.table: {
+                    "Keys": [{"tail": {"S": key}} for key, _, _ in part],
+                    "ConsistentRead": True,
+                }
+            }
             return [
                 (
                     item["tail"]["S"],
@@ -68,7 +87,11 @@ class ByHand:
                 for item in self.client.batch_get_item(RequestItems=asked)["Responses"][self.table]
             ]
 
-        list(self.threads.map(send, [given[start : start + 100] for start in range(0, len(given), 100)]))
+        list(
+            self.threads.map(
+                send, [given[start : start + 100] for start in range(0, len(given), 100)]
+            )
+        )
 
     def update(self, given: Sequence[Row]) -> None:
         list(self.threads.map(self.update_one, given))
@@ -82,22 +105,35 @@ class ByHand:
             ConditionExpression="attribute_exists(tail) AND (attribute_not_exists(seen) OR seen <= :s) AND "
             "(attribute_not_exists(mark) OR mark < :p)",
             ExpressionAttributeValues={
-                ":s": item["seen"], ":o": item["origin"], ":d": item["delay"], ":p": position, ":n": {"N": "1"},
+                ":s": item["seen"],
+                ":o": item["origin"],
+                ":d": item["delay"],
+                ":p": position,
+                ":n": {"N": "1"},
             },
-        )  # fmt: skip
+        )
 
 
 def run(rounds: int) -> None:
-    print(f"dynamodb tables: {ROWS:,} rows put and read, {UPDATED:,} updated under conditions, {THREADS} threads")
+    print(
+        f"dynamodb tables: {ROWS:,} rows put and read, {UPDATED:,} updated under conditions,"
+        f" {THREADS} threads"
+    )
     with start_dynamodb() as server, asyncio.Runner() as runner:
-        table = DynamoDbTable("ours", "tail", columns=COLUMNS, create=True, threads=THREADS, **server.session())
+        table = DynamoDbTable(
+            "ours", "tail", columns=COLUMNS, create=True, threads=THREADS, **server.session()
+        )
         ours, hand = Ours(table), ByHand(server, "hand")
         runner.run(ours.table.open())
-        runner.run(DynamoDbTable("hand", "tail", columns=COLUMNS, create=True, **server.session()).open())
+        runner.run(
+            DynamoDbTable("hand", "tail", columns=COLUMNS, create=True, **server.session()).open()
+        )
         for do in (partial(runner.run, ours.put(rows(0, ROWS))), partial(hand.put, rows(0, ROWS))):
             do()  # both find their records there, and a server that is warm
 
-        def measured(name: str, number: int, one: Callable[[Row], None] | None, least: float) -> None:
+        def measured(
+            name: str, number: int, one: Callable[[Row], None] | None, least: float
+        ) -> None:
             by_hand, own = getattr(hand, name), getattr(ours, name)
             timings = alternate(
                 rounds,
@@ -113,7 +149,8 @@ def run(rounds: int) -> None:
                     one(row)
                 call = (time.perf_counter() - began) / ONE_BY_ONE
                 print(
-                    f"  one call a row: {1 / call:,.0f} rows/s, ours is {call * number / timings['ours'].median:.1f}x\n"
+                    f"  one call a row: {1 / call:,.0f} rows/s, ours is"
+                    f" {call * number / timings['ours'].median:.1f}x\n"
                 )
 
         measured("put", ROWS, hand.put_one, 0.9)

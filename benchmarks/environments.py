@@ -1,4 +1,6 @@
-"""Environments of the benchmarks' peers, which need other versions than this project, and processes in them."""
+"""Environments of the benchmarks' peers, which need other versions than this project, and
+processes in them.
+"""
 
 from __future__ import annotations
 
@@ -20,10 +22,11 @@ Ask = Callable[[str], Any]
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """A Python of its own in `.cache/NAME`, and the script of this folder that answers commands there.
+    """A Python of its own in `.cache/NAME`, and the script of this folder that answers commands
+    there.
 
-    The script is started as SCRIPT FOLDER IVY. It says one line of JSON when it is up, and one for each line of its
-    input; it ends with its input.
+    The script is started as SCRIPT FOLDER IVY. It says one line of JSON when it is up, and one for
+    each line of its input; it ends with its input.
     """
 
     name: str
@@ -31,7 +34,9 @@ class Environment:
     script: str
 
     def python(self) -> Path | None:
-        """Return its Python, made where it is not there yet; None where the registry does not have what it needs."""
+        """Return its Python, made where it is not there yet; None where the registry does not
+        have what it needs.
+        """
         home = CACHE / self.name
         python = home / "venv" / "bin" / "python"
         if (home / "ready").exists():
@@ -41,11 +46,15 @@ class Environment:
         with TemporaryDirectory() as folder:
             for made in (
                 [str(python), "-m", "pip", "install", "--quiet", *self.packages],
-                self._command(python, folder),  # it ends with its input, once it has fetched the jars
+                self._command(
+                    python, folder
+                ),  # it ends with its input, once it has fetched the jars
             ):
                 done = subprocess.run(made, input="", capture_output=True, text=True, check=False)
                 if done.returncode:
-                    print(f"  left out, the peers can't be had here: {done.stderr.strip()[-500:]}\n")
+                    print(
+                        f"  left out, the peers can't be had here: {done.stderr.strip()[-500:]}\n"
+                    )
                     return None
         (home / "ready").touch()
         return python

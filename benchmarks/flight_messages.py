@@ -16,7 +16,13 @@ from dagster_adjunct.resources.tables.operation import (
     position_of,
 )
 
-COLUMNS = {"tail": "string", "seen": "timestamp", "origin": "string", "flights": "bigint", "delay": "double"}
+COLUMNS = {
+    "tail": "string",
+    "seen": "timestamp",
+    "origin": "string",
+    "flights": "bigint",
+    "delay": "double",
+}
 Row = tuple[str, dict[str, Any], str]  # key, record, position
 
 
@@ -55,7 +61,10 @@ class Ours:
         entries = RowEntries(
             [key for key, _, _ in given],
             [
-                Changes(set={name: record[name] for name in ("seen", "origin", "delay")}, add={"flights": 1})
+                Changes(
+                    set={name: record[name] for name in ("seen", "origin", "delay")},
+                    add={"flights": 1},
+                )
                 for _, record, _ in given
             ],
             None,
@@ -64,7 +73,9 @@ class Ours:
         )
         await self._send(OperationKind.UPDATE, entries, Conditions("seen", True))
 
-    async def _send(self, kind: OperationKind, entries: RowEntries[str], conditions: Conditions) -> None:
+    async def _send(
+        self, kind: OperationKind, entries: RowEntries[str], conditions: Conditions
+    ) -> None:
         await self.table.open()
         outcomes = await self.table.send(Operation(kind, entries, conditions=conditions))
         assert not outcomes.problems, outcomes.problems

@@ -1,7 +1,9 @@
-"""What small batches are measured against: foreachBatch of Structured Streaming, with the same joins and writes.
+"""What small batches are measured against: foreachBatch of Structured Streaming, with the same
+joins and writes.
 
-No versions, no proof, no order of a key over tasks. Tables that a careful engineer would keep are kept: each is cached,
-and broadcast in each batch, so that nothing is shuffled and a batch of one file is one task.
+No versions, no proof, no order of a key over tasks. Tables that a careful engineer would keep are
+kept: each is cached, and broadcast in each batch, so that nothing is shuffled and a batch of one
+file is one task.
 """
 
 from __future__ import annotations
@@ -18,9 +20,9 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 CREATE = (
-    "CREATE TABLE IF NOT EXISTS aircraft_state (tailnum TEXT PRIMARY KEY, manufacturer TEXT, model TEXT, "
-    "plane_year INTEGER, seats INTEGER, last_flight INTEGER, last_origin TEXT, last_dest TEXT, last_time_hour TEXT, "
-    "last_dep_delay INTEGER)"
+    "CREATE TABLE IF NOT EXISTS aircraft_state (tailnum TEXT PRIMARY KEY, manufacturer TEXT, model"
+    " TEXT, plane_year INTEGER, seats INTEGER, last_flight INTEGER, last_origin TEXT, last_dest"
+    " TEXT, last_time_hour TEXT, last_dep_delay INTEGER)"
 )
 
 
@@ -60,7 +62,9 @@ class ForeachBatch:
         self.files += 1
 
     def run(self) -> list[float]:
-        """Take in what was delivered; return the seconds of each batch, from finding its file to its commit."""
+        """Take in what was delivered; return the seconds of each batch, from finding its file to
+        its commit.
+        """
         query = (
             self.spark.readStream.schema(self.schema)
             .option("maxFilesPerTrigger", 1)
@@ -93,11 +97,19 @@ class ForeachBatch:
             .coalesce(1)
             .sortWithinPartitions("seq")
             .select(
-                "tailnum", "manufacturer", "model", "plane_year", "seats", "flight", "origin", "dest",
-                F.date_format("time_hour", "yyyy-MM-dd'T'HH:mm:ss'Z'"), "dep_delay",
+                "tailnum",
+                "manufacturer",
+                "model",
+                "plane_year",
+                "seats",
+                "flight",
+                "origin",
+                "dest",
+                F.date_format("time_hour", "yyyy-MM-dd'T'HH:mm:ss'Z'"),
+                "dep_delay",
             )
             .collect()
-        )  # fmt: skip
+        )
         with self.database:
             self.database.executemany(UPSERT, updates)
         enriched.unpersist()

@@ -1,7 +1,9 @@
-"""A commit to a dataset with history, against one without, and against two MERGEs into an Iceberg table of type 2.
+"""A commit to a dataset with history, against one without, and against two MERGEs into an Iceberg
+table of type 2.
 
-The peer keeps one row for each entry and the time that it was valid: a first MERGE ends the rows that are replaced, a
-second one inserts the new ones. It runs where the other peers do (peers.py). Each round changes the same rows of all.
+The peer keeps one row for each entry and the time that it was valid: a first MERGE ends the rows
+that are replaced, a second one inserts the new ones. It runs where the other peers do (peers.py).
+Each round changes the same rows of all.
 """
 
 from __future__ import annotations
@@ -19,7 +21,14 @@ from benchmarks.datasets import BUCKETS, CHANGES, CHUNK, rows
 from benchmarks.environments import Ask
 from benchmarks.peers import ENVIRONMENT, changes
 from benchmarks.timing import Measured, show
-from dagster_adjunct import LakeStreams, Schema, advance_dataset, open_lake, session_scope, unbounded_dataset
+from dagster_adjunct import (
+    LakeStreams,
+    Schema,
+    advance_dataset,
+    open_lake,
+    session_scope,
+    unbounded_dataset,
+)
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 
 if TYPE_CHECKING:
@@ -30,7 +39,9 @@ if TYPE_CHECKING:
 
 COUNT = 3_000_000
 BEGAN = datetime(2026, 1, 1, tzinfo=UTC)
-SCHEMA = Schema.of(k="string", a="string", b="string", c="bigint", d="double", e="timestamp", since="timestamp")
+SCHEMA = Schema.of(
+    k="string", a="string", b="string", c="bigint", d="double", e="timestamp", since="timestamp"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +64,11 @@ class Sides:
         began = time.perf_counter()
         dataset = self.datasets[name]
         report = advance_dataset(
-            dataset, lake=self.streams.lake, systems={"lake": self.streams}, spark=lambda: self.spark, by="benchmark"
+            dataset,
+            lake=self.streams.lake,
+            systems={"lake": self.streams},
+            spark=lambda: self.spark,
+            by="benchmark",
         )
         assert report.action in ("applied", "bootstrapped"), report
         return time.perf_counter() - began
@@ -67,26 +82,44 @@ class Sides:
 
 
 def run(rounds: int, large: int) -> None:
-    print(f"history: {CHANGES:,} changes into {COUNT:,} rows, with history and without; two MERGEs in Iceberg 1.11.0")
+    print(
+        f"history: {CHANGES:,} changes into {COUNT:,} rows, with history and without; two MERGEs in"
+        " Iceberg 1.11.0"
+    )
     with session_scope(master="local[2]") as session:
         python = ENVIRONMENT.python()
         with TemporaryDirectory() as folder:
             peer = ENVIRONMENT.session(python, folder) if python else nullcontext(None)
             with peer as ask:
                 seconds = _commits(Path(folder), session(), COUNT, rounds, ask)
-        show({name: seconds[name] for name in ("history", "plain")}, "history", "plain", "at most 1.2")
+        show(
+            {name: seconds[name] for name in ("history", "plain")},
+            "history",
+            "plain",
+            "at most 1.2",
+        )
         if "iceberg" in seconds:
-            show({name: seconds[name] for name in ("iceberg", "history")}, "iceberg", "history", "at least 4")
+            show(
+                {name: seconds[name] for name in ("iceberg", "history")},
+                "iceberg",
+                "history",
+                "at least 4",
+            )
         if large:
             print(f"history: {CHANGES:,} changes into {large:,} rows")
             with TemporaryDirectory() as folder:
                 big = _commits(Path(folder), session(), large, rounds, None)
             ratio = big["history"].median / seconds["history"].median
             print(f"  {big['history']}\n  {big['plain']}")
-            print(f"  with history that is {ratio:.2f} of the commit into {COUNT:,} rows (goal: flat)\n")
+            print(
+                f"  with history that is {ratio:.2f} of the commit into {COUNT:,} rows (goal:"
+                " flat)\n"
+            )
 
 
-def _commits(root: Path, spark: SparkSession, count: int, rounds: int, ask: Ask | None) -> Mapping[str, Measured]:
+def _commits(
+    root: Path, spark: SparkSession, count: int, rounds: int, ask: Ask | None
+) -> Mapping[str, Measured]:
     streams = LakeStreams(open_lake(root / "lake"))
     sides = Sides(streams, spark)
     streams.create("rows", schema=SCHEMA, key=["k"], partitions=BUCKETS)
@@ -122,7 +155,9 @@ def _commits(root: Path, spark: SparkSession, count: int, rounds: int, ask: Ask 
 
 
 def valid_from(table: pa.Table, number: int) -> pa.Table:
-    """Return the rows with when they are valid from: the changes of a later number from a later time."""
+    """Return the rows with when they are valid from: the changes of a later number from a later
+    time.
+    """
     import pyarrow as pa
 
     when = pa.scalar(BEGAN + timedelta(hours=number), pa.timestamp("us", tz="UTC"))

@@ -1,6 +1,8 @@
-"""Records of a stream joined with a partitioned dataset by what the step compiles, against the same join shuffled.
+"""Records of a stream joined with a partitioned dataset by what the step compiles, against the same
+join shuffled.
 
-Both read the same files in one session, in turns, and keep nothing. A chain of three such joins, against each alone.
+Both read the same files in one session, in turns, and keep nothing. A chain of three such joins,
+against each alone.
 """
 
 from __future__ import annotations
@@ -51,7 +53,10 @@ def run(rounds: int, count: int = 10_000_000, records: int = 500_000) -> None:
         spark, lake = session(), open_lake(Path(folder) / "lake")
         view = stored(spark, lake, count, records)
         joins = Joins(spark, lake, view)
-        print(f"joins: {records:,} records of a stream with {count:,} rows in {BUCKETS} buckets, nothing is kept")
+        print(
+            f"joins: {records:,} records of a stream with {count:,} rows in {BUCKETS} buckets,"
+            " nothing is kept"
+        )
         shuffled = Shuffled(spark, Path(folder) / "lake")
         for name, frame in (("joined", joins.frame(NAMES[:1])), ("shuffled", shuffled.frame())):
             counts = counted(frame)
@@ -78,37 +83,50 @@ def run(rounds: int, count: int = 10_000_000, records: int = 500_000) -> None:
         chain = alternate(
             rounds,
             chain=lambda _: timed("chain", lambda: joins.frame(NAMES)),
-            **{name: lambda _, name=name: timed(name, lambda: joins.frame([name])) for name in NAMES},
+            **{
+                name: lambda _, name=name: timed(name, lambda: joins.frame([name]))
+                for name in NAMES
+            },
         )
         for item in chain.values():
             print(f"  {item}")
         alone = sum(chain[name].median for name in NAMES)
-        print(f"  chain / sum of each alone = {chain['chain'].median / alone:.2f} (goal: at most 1.2)")
+        print(
+            f"  chain / sum of each alone = {chain['chain'].median / alone:.2f} (goal: at most 1.2)"
+        )
         print(f"  the same in CPU s: {spent['chain'] / sum(spent[name] for name in NAMES):.2f}")
         joins.prove(NAMES)
 
 
 def stored(spark: SparkSession, lake: Lake, count: int, records: int) -> VersionReader:
-    """Fill a stream and a dataset that lie alike, with as little work as that takes; return the dataset's version."""
+    """Fill a stream and a dataset that lie alike, with as little work as that takes; return the
+    dataset's version.
+    """
     streams = LakeStreams(lake)
     key = "concat('key-', {}) AS k"
     for name, schema in (("table", TABLE), ("facts", STREAM)):
         streams.create(name, schema=schema, key=["k"], partitions=BUCKETS)
-    rows = spark.range(count).selectExpr(key.format("id"), "concat('value ', id % 1000003) AS a", "id AS n")
+    rows = spark.range(count).selectExpr(
+        key.format("id"), "concat('value ', id % 1000003) AS a", "id AS n"
+    )
     streams.append("table", rows, producer="fill", sequence=1)
     facts = spark.range(records).selectExpr(key.format(f"pmod(hash(id), {count})"), "id AS v")
     streams.append("facts", facts, producer="fill", sequence=1)
     dataset = unbounded_dataset("table", input="lake.table", key="k", partitions=BUCKETS)
-    advance_dataset(dataset, lake=lake, systems={"lake": streams}, spark=lambda: spark, by="benchmark")
+    advance_dataset(
+        dataset, lake=lake, systems={"lake": streams}, spark=lambda: spark, by="benchmark"
+    )
     view = StoredVersions(lake, dataset).current()
     assert view is not None
     return view
 
 
 class Joins:
-    """The records of applications that join the stream, as the step compiles a batch of all of them.
+    """The records of applications that join the stream, as the step compiles a batch of all of
+    them.
 
-    Each application's datasets are one version by several names: a chain joins as many versions of that size.
+    Each application's datasets are one version by several names: a chain joins as many versions of
+    that size.
     """
 
     def __init__(self, spark: SparkSession, lake: Lake, view: VersionReader) -> None:
@@ -119,7 +137,11 @@ class Joins:
         context, views = self._context(names)
         inputs = BatchInputs(
             Intent(
-                batch=1, run="benchmark", clock=datetime.now(UTC), ranges=self._streams.all_ranges("facts"), versions={}
+                batch=1,
+                run="benchmark",
+                clock=datetime.now(UTC),
+                ranges=self._streams.all_ranges("facts"),
+                versions={},
             ),
             views,
         )
@@ -132,7 +154,9 @@ class Joins:
         """Print what Spark does; no exchange may be in it, of the dataset or of the records."""
         context, views = self._context(names)
         proof = analyze_batch(context, views)
-        assert not [join for join in proof.joins if join.dataset_exchanges or join.stream_exchanges], proof.render()
+        assert not [
+            join for join in proof.joins if join.dataset_exchanges or join.stream_exchanges
+        ], proof.render()
         assert "Exchange" not in self.frame(names)._jdf.queryExecution().executedPlan().toString()
         print(f"{proof.render()}\n")
 
@@ -157,15 +181,21 @@ class Compiled(BatchContext):
 
 
 class Shuffled:
-    """The same join of the same files by their paths, as Spark does it that knows nothing of their buckets."""
+    """The same join of the same files by their paths, as Spark does it that knows nothing of
+    their buckets.
+    """
 
     def __init__(self, spark: SparkSession, root: Path) -> None:
         self._spark = spark
-        self._facts = [str(path) for path in sorted((root / "streams" / "facts").rglob("*.parquet"))]
+        self._facts = [
+            str(path) for path in sorted((root / "streams" / "facts").rglob("*.parquet"))
+        ]
         self._table = [str(path) for path in sorted((root / "datasets").rglob("*.parquet"))]
 
     def frame(self) -> DataFrame:
-        table = self._spark.read.parquet(*self._table).selectExpr("k", "a AS first_a", "n AS first_n")
+        table = self._spark.read.parquet(*self._table).selectExpr(
+            "k", "a AS first_a", "n AS first_n"
+        )
         return self._spark.read.parquet(*self._facts).join(table, "k", "left")
 
 

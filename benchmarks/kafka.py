@@ -1,7 +1,8 @@
-"""Kafka to Parquet: this project's data source against Spark's own connector on the Spark that it is made for.
+"""Kafka to Parquet: this project's data source against Spark's own connector on the Spark that it
+is made for.
 
-One broker, one topic, both in local[2]; the connector in an environment and a process of its own, in
-`.cache/peers-kafka`, made at the first run from the configured package registry.
+One broker, one topic, both in local[2]; the connector in an environment and a process of its own,
+in `.cache/peers-kafka`, made at the first run from the configured package registry.
 """
 
 from __future__ import annotations
@@ -27,7 +28,10 @@ if TYPE_CHECKING:
 
 PARTITIONS = 8
 PEER = Environment("peers-kafka", ("pyspark[sql]==4.0.0", "pyarrow", "pandas<3"), "kafka_peer.py")
-COLUMNS = "flight STRING, origin STRING, dest STRING, tailnum STRING, distance INT, delay DOUBLE, hour BIGINT"
+COLUMNS = (
+    "flight STRING, origin STRING, dest STRING, tailnum STRING, distance INT, delay DOUBLE, hour"
+    " BIGINT"
+)
 FORMS = {"raw": KafkaTopic(), "json": KafkaTopic(value=Json(COLUMNS))}
 META = ("__partition AS p", "__offset AS o", "__timestamp AS t")
 GOAL = "at least 1"
@@ -52,14 +56,22 @@ def run(rounds: int, count: int = 1_000_000) -> None:
         lake = open_lake(Path(folder) / "lake")
         for form, declared in FORMS.items():
             kafka_system(form, bootstrap_servers=broker.bootstrap, topics={topic: declared})
-            measured = _compare(session(), open_system(lake, form), broker, ask, form, rounds, Path(folder))
+            measured = _compare(
+                session(), open_system(lake, form), broker, ask, form, rounds, Path(folder)
+            )
             for timing in measured.values():
                 print(f"  {timing.name}: {count / timing.median:,.0f} rows/s")
             show(measured, f"connector_{form}", f"ours_{form}", GOAL)
 
 
 def _compare(
-    spark: SparkSession, system: StreamSystem, broker: KafkaServer, ask: Ask, form: str, rounds: int, folder: Path
+    spark: SparkSession,
+    system: StreamSystem,
+    broker: KafkaServer,
+    ask: Ask,
+    form: str,
+    rounds: int,
+    folder: Path,
 ) -> dict[str, Measured]:
     command = f"{form} {broker.bootstrap} flights"
     seconds: dict[str, list[float]] = {f"ours_{form}": [], f"connector_{form}": []}
@@ -85,7 +97,9 @@ def whole(spark: SparkSession, system: StreamSystem, stream: str) -> DataFrame:
     ssps = system.partitions(stream)
     oldest, upcoming = system.oldest(ssps), system.upcoming(ssps)
     frame = system.read(spark, {ssp: OffsetRange(oldest[ssp], upcoming[ssp]) for ssp in ssps})
-    return frame.selectExpr(*[f"`{name}`" for name in frame.columns if not name.startswith("__")], *META)
+    return frame.selectExpr(
+        *[f"`{name}`" for name in frame.columns if not name.startswith("__")], *META
+    )
 
 
 def fill(broker: KafkaServer, topic: str, count: int) -> None:

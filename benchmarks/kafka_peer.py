@@ -1,10 +1,13 @@
-"""The peer's side of `benchmarks/kafka.py`: Spark's own Kafka connector, on the Spark that it is made for.
+"""The peer's side of `benchmarks/kafka.py`: Spark's own Kafka connector, on the Spark that it is
+made for.
 
     <peers' python> kafka_peer.py FOLDER IVY
 
-Runs in an environment without this project. Commands come as lines of stdin, and one line of JSON answers each:
+Runs in an environment without this project. Commands come as lines of stdin, and one line of JSON
+answers each:
 
-    raw BOOTSTRAP TOPIC TARGET     writes the messages as Parquet; answers with the seconds that it took
+    raw BOOTSTRAP TOPIC TARGET     writes the messages as Parquet; answers with the seconds that it
+                                   took
     json BOOTSTRAP TOPIC TARGET COLUMNS   the same with the values' columns (DDL), by from_json
     sum TARGET                     answers with the number of rows and a checksum of all columns
 """
@@ -54,13 +57,19 @@ def messages(spark: Any, bootstrap: str, topic: str) -> Any:
 
 def answer(spark: Any, command: str, *words: str) -> Any:
     if command == "sum":
-        row = spark.read.parquet(words[0]).selectExpr("count(*) n", "bit_xor(xxhash64(*)) x").collect()[0]
+        row = (
+            spark.read.parquet(words[0])
+            .selectExpr("count(*) n", "bit_xor(xxhash64(*)) x")
+            .collect()[0]
+        )
         return [row.n, row.x]
     bootstrap, topic, target, *columns = words
     began = time.perf_counter()
     frame = messages(spark, bootstrap, topic)
     if command == "json":
-        frame = frame.selectExpr(f"from_json(CAST(value AS STRING), '{' '.join(columns)}') AS r", "*")
+        frame = frame.selectExpr(
+            f"from_json(CAST(value AS STRING), '{' '.join(columns)}') AS r", "*"
+        )
     wanted = ["r.*"] if command == "json" else ["key", "value"]
     frame.selectExpr(*wanted, *META).write.parquet(target)
     return time.perf_counter() - began

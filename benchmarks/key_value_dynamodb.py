@@ -1,4 +1,6 @@
-"""DynamoDB Local by hand: boto3's client without checks and repeats, versions counted up, conditions in requests."""
+"""DynamoDB Local by hand: boto3's client without checks and repeats, versions counted up,
+conditions in requests.
+"""
 
 from __future__ import annotations
 
@@ -17,22 +19,35 @@ _GATE = {"h": {"B": b"gate"}, "s": {"B": b"gate"}}
 
 
 class DynamoDbByHand:
-    """`checked`: each write is a transaction that looks for a seal too, else a plain write of one item."""
+    """`checked`: each write is a transaction that looks for a seal too, else a plain write of
+    one item.
+    """
 
     def __init__(self, server: DynamoDbServer, checked: bool) -> None:
         from botocore.config import Config
 
-        config = Config(max_pool_connections=THREADS, retries={"total_max_attempts": 1}, parameter_validation=False)
+        config = Config(
+            max_pool_connections=THREADS,
+            retries={"total_max_attempts": 1},
+            parameter_validation=False,
+        )
         where = server.session()
-        self._client = where["session"].client("dynamodb", endpoint_url=where["endpoint_url"], config=config)
+        self._client = where["session"].client(
+            "dynamodb", endpoint_url=where["endpoint_url"], config=config
+        )
         self._table = "checked" if checked else "plain"
         self._client.create_table(
             TableName=self._table,
             AttributeDefinitions=[{"AttributeName": name, "AttributeType": "B"} for name in "hs"],
-            KeySchema=[{"AttributeName": "h", "KeyType": "HASH"}, {"AttributeName": "s", "KeyType": "RANGE"}],
+            KeySchema=[
+                {"AttributeName": "h", "KeyType": "HASH"},
+                {"AttributeName": "s", "KeyType": "RANGE"},
+            ],
             BillingMode="PAY_PER_REQUEST",
         )
-        self._gate = {"ConditionCheck": {**self._condition("attribute_not_exists(h)"), "Key": _GATE}}
+        self._gate = {
+            "ConditionCheck": {**self._condition("attribute_not_exists(h)"), "Key": _GATE}
+        }
         self._checked = checked
         self._threads = ThreadPoolExecutor(THREADS)
         self._versions: dict[bytes, int] = {}
@@ -46,35 +61,55 @@ class DynamoDbByHand:
         for key, value in entries:
             version = self._versions[key]
             expected = {"ExpressionAttributeValues": {":v": {"N": str(version)}}}
-            self._write({**self._condition("v = :v"), **expected, "Item": self._item(key, value, version + 1)})
+            self._write(
+                {
+                    **self._condition("v = :v"),
+                    **expected,
+                    "Item": self._item(key, value, version + 1),
+                }
+            )
             self._versions[key] = version + 1
 
     def gets(self, keys: Sequence[bytes]) -> None:
         for key in keys:
-            assert "Item" in self._client.get_item(TableName=self._table, Key=self._key(key), ConsistentRead=True)
+            assert "Item" in self._client.get_item(
+                TableName=self._table, Key=self._key(key), ConsistentRead=True
+            )
 
     def get_all(self, keys: Sequence[bytes]) -> None:
         def get(part: Sequence[bytes]) -> list[Any]:
-            asked = {self._table: {"Keys": [self._key(key) for key in part], "ConsistentRead": True}}
+            asked = {
+                self._table: {"Keys": [self._key(key) for key in part], "ConsistentRead": True}
+            }
             answer = self._client.batch_get_item(RequestItems=asked)
             assert not answer["UnprocessedKeys"]
             return [(item["s"]["B"], item) for item in answer["Responses"][self._table]]
 
-        parts = self._threads.map(get, [keys[start : start + 100] for start in range(0, len(keys), 100)])
+        parts = self._threads.map(
+            get, [keys[start : start + 100] for start in range(0, len(keys), 100)]
+        )
         items = dict(entry for part in parts for entry in part)
         assert None not in [items.get(key) for key in keys]
 
     def insert_batches(self, batches: Sequence[Entries]) -> None:
         for batch in batches:
             puts = [{"Put": self._insert(key, value)} for key, value in batch]
-            self._client.transact_write_items(TransactItems=[self._gate, *puts] if self._checked else puts)
+            self._client.transact_write_items(
+                TransactItems=[self._gate, *puts] if self._checked else puts
+            )
 
     def fill(self, entries: Entries) -> None:
         def put(part: Entries) -> None:
             requests = [{"PutRequest": {"Item": self._item(key, value, 1)}} for key, value in part]
-            assert not self._client.batch_write_item(RequestItems={self._table: requests})["UnprocessedItems"]
+            assert not self._client.batch_write_item(RequestItems={self._table: requests})[
+                "UnprocessedItems"
+            ]
 
-        list(self._threads.map(put, [entries[start : start + 25] for start in range(0, len(entries), 25)]))
+        list(
+            self._threads.map(
+                put, [entries[start : start + 25] for start in range(0, len(entries), 25)]
+            )
+        )
 
     def scan(self) -> int:
         request: dict[str, Any] = {
@@ -86,7 +121,9 @@ class DynamoDbByHand:
         count = 0
         while True:
             answer = self._client.query(**request)
-            count += len([(item["s"]["B"], item["v"]["N"], item["d"]["B"]) for item in answer["Items"]])
+            count += len(
+                [(item["s"]["B"], item["v"]["N"], item["d"]["B"]) for item in answer["Items"]]
+            )
             if "LastEvaluatedKey" not in answer:
                 return count
             request["ExclusiveStartKey"] = answer["LastEvaluatedKey"]
@@ -119,7 +156,10 @@ def _opened() -> Iterator[Compared]:
     with start_dynamodb() as server:
         before = dict(os.environ)
         os.environ.update(server.env)
-        hands = {"plain": DynamoDbByHand(server, checked=False), "checked": DynamoDbByHand(server, checked=True)}
+        hands = {
+            "plain": DynamoDbByHand(server, checked=False),
+            "checked": DynamoDbByHand(server, checked=True),
+        }
         try:
             yield Compared(DynamoDbSegments(threads=THREADS), dict(hands))
         finally:

@@ -1,4 +1,6 @@
-"""PostgreSQL by hand: psycopg's prepared statements in autocommit, binary; versions counted up, conditions in them."""
+"""PostgreSQL by hand: psycopg's prepared statements in autocommit, binary; versions counted up,
+conditions in them.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +19,16 @@ _INSERT = "INSERT INTO {} VALUES (%b, 1, %b) ON CONFLICT DO NOTHING"
 _REPLACE = "UPDATE {} SET version = version + 1, value = %b WHERE key = %b AND version = %s"
 _GET = "SELECT version, value FROM {} WHERE key = %b"
 _GET_ALL = "SELECT key, version, value FROM {} WHERE key = ANY (%b)"
-_INSERT_BATCH = "INSERT INTO {} SELECT key, 1, value FROM unnest(%b::bytea[], %b::bytea[]) AS e (key, value)"
+_INSERT_BATCH = (
+    "INSERT INTO {} SELECT key, 1, value FROM unnest(%b::bytea[], %b::bytea[]) AS e (key, value)"
+)
 _SCAN = "SELECT key, version, value FROM {} ORDER BY key"
 
 
 class PostgresByHand:
-    """One connection of the driver: in an event loop, as a table's are, or blocking (`runner` is None)."""
+    """One connection of the driver: in an event loop, as a table's are, or blocking (`runner` is
+    None).
+    """
 
     def __init__(self, connection: Any, table: str, runner: asyncio.Runner | None) -> None:
         self._connection, self._table, self._runner = connection, table, runner
@@ -50,13 +56,19 @@ class PostgresByHand:
         self._each(_INSERT_BATCH, columns, rows=None)
 
     def fill(self, entries: Entries) -> None:
-        self.insert_batches([entries[start : start + 10_000] for start in range(0, len(entries), 10_000)])
+        self.insert_batches(
+            [entries[start : start + 10_000] for start in range(0, len(entries), 10_000)]
+        )
 
     def scan(self) -> int:
         return len(self._rows(_SCAN.format(self._table), None))
 
-    def _each(self, statement: str, parameters: Sequence[tuple[Any, ...]], rows: int | None = 1) -> None:
-        """Run a prepared statement with each of these, one after the other; each must be of so many rows."""
+    def _each(
+        self, statement: str, parameters: Sequence[tuple[Any, ...]], rows: int | None = 1
+    ) -> None:
+        """Run a prepared statement with each of these, one after the other; each must be of so
+        many rows.
+        """
         query = statement.format(self._table)
         if self._runner is not None:
             self._runner.run(self._each_waiting(query, parameters, rows))
@@ -66,7 +78,9 @@ class PostgresByHand:
                 cursor.execute(query, arguments, prepare=True)
                 _check(cursor, rows)
 
-    async def _each_waiting(self, query: str, parameters: Sequence[tuple[Any, ...]], rows: int | None) -> None:
+    async def _each_waiting(
+        self, query: str, parameters: Sequence[tuple[Any, ...]], rows: int | None
+    ) -> None:
         async with self._connection.cursor(binary=True) as cursor:
             for arguments in parameters:
                 await cursor.execute(query, arguments, prepare=True)
@@ -92,11 +106,23 @@ def _opened() -> Iterator[Compared]:
 
     from tests.servers.postgres import running_server
 
-    with running_server() as server, asyncio.Runner() as runner, psycopg.connect(server.dsn(), autocommit=True) as own:
+    with (
+        running_server() as server,
+        asyncio.Runner() as runner,
+        psycopg.connect(server.dsn(), autocommit=True) as own,
+    ):
         in_loop = runner.run(psycopg.AsyncConnection.connect(server.dsn(), autocommit=True))
         for table in ("in_loop", "blocking"):
-            own.execute(f"CREATE TABLE {table} (key bytea PRIMARY KEY, version bigint NOT NULL, value bytea NOT NULL)")
-        connect = {"host": "127.0.0.1", "port": str(server.port), "user": "adjunct", "dbname": "adjunct"}
+            own.execute(
+                f"CREATE TABLE {table} (key bytea PRIMARY KEY, version bigint NOT NULL, value bytea"
+                " NOT NULL)"
+            )
+        connect = {
+            "host": "127.0.0.1",
+            "port": str(server.port),
+            "user": "adjunct",
+            "dbname": "adjunct",
+        }
         hands = {
             "psycopg in a loop": PostgresByHand(in_loop, "in_loop", runner),
             "psycopg, blocking": PostgresByHand(own, "blocking", None),

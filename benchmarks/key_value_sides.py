@@ -1,4 +1,6 @@
-"""What is measured of key-value tables: the same work by hand with a bare client, and by a table."""
+"""What is measured of key-value tables: the same work by hand with a bare client, and by a
+table.
+"""
 
 from __future__ import annotations
 
@@ -26,10 +28,11 @@ Entries = Sequence[tuple[bytes, bytes]]
 
 
 class Side(Protocol):
-    """One way to do it. Each method does all that it is given, one request after the other, and returns then.
-    All keys are of one family, which is a column, or a part of the key, also by hand.
+    """One way to do it. Each method does all that it is given, one request after the other, and
+    returns then. All keys are of one family, which is a column, or a part of the key, also by hand.
 
-    Every write has its condition: a key must be absent, or have the version that this side wrote last.
+    Every write has its condition: a key must be absent, or have the version that this side wrote
+    last.
     """
 
     def inserts(self, entries: Entries) -> None: ...
@@ -76,7 +79,9 @@ class Store:
 
 @contextmanager
 def our_sides(backend: SegmentBackend) -> Iterator[dict[str, Side]]:
-    """Tables of one partition in a backend: a blocking one and, where the backend waits, one in an event loop."""
+    """Tables of one partition in a backend: a blocking one and, where the backend waits, one in
+    an event loop.
+    """
     with _table_in(backend) as table, BlockingKeyValueTable(table) as blocking:
         sides: dict[str, Side] = {"ours": _Blocking(blocking)}
         if not backend.waits:
@@ -93,7 +98,9 @@ def _table_in(backend: SegmentBackend) -> Iterator[KeyValueTable[bytes, bytes]]:
     backend.create(identity, 1)
     bytes_ = BytesSerializer()
     try:
-        yield KeyValueTable(identity, KeyValueTableConfiguration(partitions=1), backend, bytes_, bytes_)
+        yield KeyValueTable(
+            identity, KeyValueTableConfiguration(partitions=1), backend, bytes_, bytes_
+        )
     finally:
         backend.delete(identity, 1)
 
@@ -109,7 +116,9 @@ class _Blocking:
 
     def replaces(self, entries: Entries) -> None:
         for key, value in entries:
-            self._versions[key] = self._table.replace(key, value, self._versions[key], family=FAMILY)
+            self._versions[key] = self._table.replace(
+                key, value, self._versions[key], family=FAMILY
+            )
 
     def gets(self, keys: Sequence[bytes]) -> None:
         for key in keys:
@@ -145,7 +154,9 @@ class _Waiting:
     def replaces(self, entries: Entries) -> None:
         async def run() -> None:
             for key, value in entries:
-                self._versions[key] = await self._table.replace(key, value, self._versions[key], family=FAMILY)
+                self._versions[key] = await self._table.replace(
+                    key, value, self._versions[key], family=FAMILY
+                )
 
         self._runner.run(run())
 

@@ -27,7 +27,9 @@ class SqliteByHand:
             f"CREATE TABLE {self._table} (family TEXT, key BLOB, version INTEGER, value BLOB, "
             "PRIMARY KEY (family, key)) WITHOUT ROWID"
         )
-        self._insert = f"INSERT INTO {self._table} VALUES ('{FAMILY}', ?, 1, ?) ON CONFLICT DO NOTHING"
+        self._insert = (
+            f"INSERT INTO {self._table} VALUES ('{FAMILY}', ?, 1, ?) ON CONFLICT DO NOTHING"
+        )
         self._versions: dict[bytes, int] = {}
 
     def inserts(self, entries: Entries) -> None:
@@ -36,7 +38,10 @@ class SqliteByHand:
             self._versions[entry[0]] = 1
 
     def replaces(self, entries: Entries) -> None:
-        statement = f"UPDATE {self._table} SET version = version + 1, value = ? WHERE {_KEY} = ? AND version = ?"
+        statement = (
+            f"UPDATE {self._table} SET version = version + 1, value = ? WHERE {_KEY} = ? AND"
+            " version = ?"
+        )
         for key, value in entries:
             version = self._versions[key]
             assert self._execute(statement, (value, key, version)).rowcount == 1
@@ -69,7 +74,9 @@ class SqliteByHand:
         self.insert_batches([entries])
 
     def scan(self) -> int:
-        query = f"SELECT key, version, value FROM {self._table} WHERE family = '{FAMILY}' ORDER BY key"
+        query = (
+            f"SELECT key, version, value FROM {self._table} WHERE family = '{FAMILY}' ORDER BY key"
+        )
         return sum(1 for _ in self._execute(query))
 
 
@@ -79,7 +86,10 @@ def _opened(folder: Path | None) -> Iterator[Compared]:
         connection = sqlite3.connect(Path(name) / "hand.sqlite", isolation_level=None)
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = FULL")
-        hands = {"in_one": SqliteByHand(connection, True), "one_each": SqliteByHand(connection, False)}
+        hands = {
+            "in_one": SqliteByHand(connection, True),
+            "one_each": SqliteByHand(connection, False),
+        }
         yield Compared(SqliteSegments(Path(name) / "ours.sqlite"), hands)
         connection.close()
 

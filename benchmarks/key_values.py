@@ -1,9 +1,9 @@
 """Key-value tables against bare clients that do the same, with the same conditions, by hand.
 
-One process, one request at a time: single requests, batches of 50, reads of 1,000 keys, and all entries in the order of
-their keys. A ratio is ours to the best by hand in the same run; in an event loop, to the best in one, if there is one.
-Both have one partition and 16 bytes of key, 100 of value; the table also keeps the tokens of requests and looks for a
-seal, which by hand nobody does.
+One process, one request at a time: single requests, batches of 50, reads of 1,000 keys, and all
+entries in the order of their keys. A ratio is ours to the best by hand in the same run; in an event
+loop, to the best in one, if there is one. Both have one partition and 16 bytes of key, 100 of
+value; the table also keeps the tokens of requests and looks for a seal, which by hand nobody does.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ BATCH, BULK = 50, 1_000
 def run(rounds: int) -> None:
     """Print rates and ratios for each store."""
     for store in STORES:
-        print(f"key values: {store.name}, {store.singles:,} single requests, {store.scanned:,} entries")
+        print(
+            f"key values: {store.name}, {store.singles:,} single requests,"
+            f" {store.scanned:,} entries"
+        )
         with store.opened() as compared, our_sides(compared.backend) as ours:
             _compare(store, compared, ours, rounds)
 
@@ -41,12 +44,22 @@ def _compare(store: Store, compared: Compared, ours: dict[str, Side], rounds: in
         return entries_from(first[name] - amount, amount)
 
     def measure(what: str, operations: int, work: Callable[[Side, str], object]) -> None:
-        runs = {name: (lambda turn, name=name, side=side: work(side, name)) for name, side in sides.items()}
+        runs = {
+            name: lambda turn, name=name, side=side: work(side, name)
+            for name, side in sides.items()
+        }
         measured = alternate(rounds + 1, **runs)
         # The first turn opens connections and compiles statements.
-        _show(store, what, operations, {name: Measured(name, item.seconds[1:]) for name, item in measured.items()})
+        _show(
+            store,
+            what,
+            operations,
+            {name: Measured(name, item.seconds[1:]) for name, item in measured.items()},
+        )
 
-    measure("single conditional inserts", count, lambda side, name: side.inserts(fresh(name, count)))
+    measure(
+        "single conditional inserts", count, lambda side, name: side.inserts(fresh(name, count))
+    )
     known = [key for key, _ in entries_from(0, min(first.values()))]
     for_replaces = [(key, b"changed" * 14) for key in chosen.sample(known, count)]
     measure("single conditional replaces", count, lambda side, name: side.replaces(for_replaces))
@@ -59,9 +72,17 @@ def _compare(store: Store, compared: Compared, ours: dict[str, Side], rounds: in
     )
     reads = 20
     at_once = [chosen.sample(known, min(BATCH, len(known))) for _ in range(batches)]
-    measure(f"gets of {BATCH} keys at once", batches * BATCH, lambda side, name: [side.get_all(k) for k in at_once])
+    measure(
+        f"gets of {BATCH} keys at once",
+        batches * BATCH,
+        lambda side, name: [side.get_all(k) for k in at_once],
+    )
     bulks = [chosen.sample(known, min(BULK, len(known))) for _ in range(reads)]
-    measure(f"gets of {BULK:,} keys at once", reads * BULK, lambda side, name: [side.get_all(k) for k in bulks])
+    measure(
+        f"gets of {BULK:,} keys at once",
+        reads * BULK,
+        lambda side, name: [side.get_all(k) for k in bulks],
+    )
     for name, side in sides.items():
         side.fill(fresh(name, max(store.scanned - first[name], 0)))
     measure("entries in order", max(first.values()), lambda side, name: side.scan())

@@ -1,8 +1,10 @@
-"""Key-value tables in objects alone, on a local S3 server: group commit of many writers, and a scan.
+"""Key-value tables in objects alone, on a local S3 server: group commit of many writers, and a
+scan.
 
-Eight processes with eight conditional puts outstanding each write one segment, which holds few or many keys; beside
-them, how often a bare client swaps an object of the size of a pointer when it is alone. All entries in order, against
-reading the same objects in large pieces and taking their blocks apart, in no order. 16 bytes of key, 100 of value.
+Eight processes with eight conditional puts outstanding each write one segment, which holds few or
+many keys; beside them, how often a bare client swaps an object of the size of a pointer when it is
+alone. All entries in order, against reading the same objects in large pieces and taking their
+blocks apart, in no order. 16 bytes of key, 100 of value.
 """
 
 from __future__ import annotations
@@ -65,9 +67,13 @@ def _compare(url: str, rounds: int) -> None:
         asyncio.run(_fill(backend, table, count))
         rates[count] = _puts(url, table)
         print(
-            f"  {WRITERS} writers of {OUTSTANDING}, {count:,} keys: {rates[count]:.0f} conditional puts/s (goal: 200)"
+            f"  {WRITERS} writers of {OUTSTANDING}, {count:,} keys: {rates[count]:.0f} conditional"
+            " puts/s (goal: 200)"
         )
-    print(f"  a put costs {rates[FEW] / rates[MANY]:.2f} times as much in {MANY:,} keys (goal: at most 1.5)")
+    print(
+        f"  a put costs {rates[FEW] / rates[MANY]:.2f} times as much in {MANY:,} keys (goal: at"
+        " most 1.5)"
+    )
     print(f"  one bare client alone swaps an object of 40 kB {_bare_swaps(store):.0f} times/s")
     measured = alternate(
         rounds + 1,
@@ -87,7 +93,12 @@ async def _fill(backend: ObjectSegments, table: TableId, count: int) -> None:
         token = new_token()
         await segment.apply(
             [
-                SegmentChange(_key(start + place), secrets.token_bytes(100), make_version(token, place), ANYTHING)
+                SegmentChange(
+                    _key(start + place),
+                    secrets.token_bytes(100),
+                    make_version(token, place),
+                    ANYTHING,
+                )
                 for place in range(5_000)
             ],
             token,
@@ -98,7 +109,9 @@ async def _fill(backend: ObjectSegments, table: TableId, count: int) -> None:
 def _puts(url: str, table: TableId) -> float:
     context = multiprocessing.get_context("spawn")
     done, start = context.Queue(), context.Barrier(WRITERS)
-    writers = [context.Process(target=_write, args=(url, table, done, start)) for _ in range(WRITERS)]
+    writers = [
+        context.Process(target=_write, args=(url, table, done, start)) for _ in range(WRITERS)
+    ]
     for writer in writers:
         writer.start()
     total = sum(done.get(timeout=120) for _ in writers)
@@ -119,7 +132,9 @@ def _write(url: str, table: TableId, done: Queue[int], start: Barrier) -> None:
             while time.monotonic() < end:
                 token = new_token()
                 key = _key(random.randrange(10**12, 10**15))
-                await segment.apply([SegmentChange(key, b"v" * 100, make_version(token, 0), ABSENT)], token)
+                await segment.apply(
+                    [SegmentChange(key, b"v" * 100, make_version(token, 0), ABSENT)], token
+                )
                 count += 1
             return count
 
@@ -151,11 +166,15 @@ def _bare_scan(store: ObjectStore, prefix: str) -> None:
         first = 0
         while first < len(index.counts):
             last = first + 1
-            while last < len(index.counts) and index.offsets[last + 1] - index.offsets[first] <= PIECE:
+            while (
+                last < len(index.counts) and index.offsets[last + 1] - index.offsets[first] <= PIECE
+            ):
                 last += 1
             start = index.offsets[first]
             data = store.get_range(key, start, index.offsets[last] - start)
             for number in range(first, last):
-                block = read_block(data[index.offsets[number] - start : index.offsets[number + 1] - start])
+                block = read_block(
+                    data[index.offsets[number] - start : index.offsets[number + 1] - start]
+                )
                 list(zip(block.keys, block.versions, block.values, strict=True))
             first = last

@@ -1,4 +1,6 @@
-"""The main job against one bare PySpark script, session start-up included in both; goal: at most 2x."""
+"""The main job against one bare PySpark script, session start-up included in both; goal: at most
+2x.
+"""
 
 from __future__ import annotations
 

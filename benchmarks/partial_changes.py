@@ -25,7 +25,11 @@ ROWS = 3_000_000
 ENDING = "_missing"
 LEFT_OUT = ("a", "d")
 MARKS = tuple(name + ENDING for name in LEFT_OUT)
-STREAM = Schema.of({field.name: field.type for field in SCHEMA.fields}, op="string", **dict.fromkeys(MARKS, "boolean"))
+STREAM = Schema.of(
+    {field.name: field.type for field in SCHEMA.fields},
+    op="string",
+    **dict.fromkeys(MARKS, "boolean"),
+)
 
 
 def run(rounds: int) -> None:
@@ -35,7 +39,12 @@ def run(rounds: int) -> None:
         forms = {"whole": OperationColumn(), "partial": OperationColumn(missing=ENDING)}
         tables = {
             what: unbounded_dataset(
-                what, input=f"lake.{what}", key="k", partitions=BUCKETS, changes=form, columns=SCHEMA.names
+                what,
+                input=f"lake.{what}",
+                key="k",
+                partitions=BUCKETS,
+                changes=form,
+                columns=SCHEMA.names,
             )
             for what, form in forms.items()
         }
@@ -49,12 +58,18 @@ def run(rounds: int) -> None:
                 table = table.append_column(mark, pa.array([missing] * size))
                 if missing:
                     kind = table.schema.field(name).type
-                    table = table.set_column(table.column_names.index(name), name, pa.nulls(size, kind))
+                    table = table.set_column(
+                        table.column_names.index(name), name, pa.nulls(size, kind)
+                    )
             streams.append(what, table, producer="benchmark", sequence=sent[what])
 
         def commit(what: str) -> None:
             report = advance_dataset(
-                tables[what], lake=lake, systems={"lake": streams}, spark=lambda: spark, by="benchmark"
+                tables[what],
+                lake=lake,
+                systems={"lake": streams},
+                spark=lambda: spark,
+                by="benchmark",
             )
             assert report.action in ("applied", "bootstrapped"), report
 
@@ -72,7 +87,10 @@ def run(rounds: int) -> None:
                 deliver(what, rows(0, 0, version, keys=keys), "u", missing=what == "partial")
             return keys
 
-        print(f"partial changes: {CHANGES:,} changes into 3M rows, which leave out {' and '.join(LEFT_OUT)}")
+        print(
+            f"partial changes: {CHANGES:,} changes into 3M rows, which leave out"
+            f" {' and '.join(LEFT_OUT)}"
+        )
         changes(1)
         for what in tables:
             commit(what)  # warm
@@ -80,15 +98,22 @@ def run(rounds: int) -> None:
         seconds: dict[str, list[float]] = {what: [] for what in tables}
         for number in range(2, rounds + 2):
             keys = changes(number)
-            timed = alternate(1, **{what: (lambda _, what=what: commit(what)) for what in tables})
+            timed = alternate(1, **{what: lambda _, what=what: commit(what) for what in tables})
             for what, measured in timed.items():
                 seconds[what] += measured.seconds
         _check(open_dataset(lake, tables["partial"]), keys[:1000], rounds + 1)
-        show({what: Measured(what, tuple(took)) for what, took in seconds.items()}, "partial", "whole", "at most 1.3")
+        show(
+            {what: Measured(what, tuple(took)) for what, took in seconds.items()},
+            "partial",
+            "whole",
+            "at most 1.3",
+        )
 
 
 def _check(served: object, keys: np.ndarray, version: int) -> None:
-    """Compare rows of the last changes with what they have to be: new values, and the first of what they left out."""
+    """Compare rows of the last changes with what they have to be: new values, and the first of
+    what they left out.
+    """
     first, last = (rows(0, 0, number, keys=keys).to_pylist() for number in (0, version))
     for before, now in zip(first, last, strict=True):
         found = served.get(now["k"])  # type: ignore[attr-defined]

@@ -1,14 +1,17 @@
-"""The peers' side of `benchmarks/peers.py`: Iceberg and Delta tables in a Spark session of their own.
+"""The peers' side of `benchmarks/peers.py`: Iceberg and Delta tables in a Spark session of their
+own.
 
     <peers' python> peer_session.py FOLDER IVY
 
-Runs in an environment without this project, on the Spark that both peers are made for. Commands come as lines of
-stdin, and one line of JSON answers each, as the last of its output:
+Runs in an environment without this project, on the Spark that both peers are made for. Commands
+come as lines of stdin, and one line of JSON answers each, as the last of its output:
 
     fill ROWS.parquet            makes both tables of these rows
     merge PEER CHANGES.parquet   applies changes; answers with the seconds that it took
-    fill-history ROWS.parquet    makes an Iceberg table of type 2 of these rows, each valid from its column `since`
-    merge-history CHANGES.parquet   ends and inserts rows of it; answers with the seconds that it took
+    fill-history ROWS.parquet    makes an Iceberg table of type 2 of these rows, each valid from its
+                                 column `since`
+    merge-history CHANGES.parquet   ends and inserts rows of it; answers with the seconds that it
+                                    took
     sum PEER                     answers with the number of rows, and the sum of the column c
 """
 
@@ -26,11 +29,15 @@ DELTA = "io.delta:delta-spark_4.1_2.13:4.3.1"
 TABLES = {"iceberg": "ice.db.target", "delta": "target", "history": "ice.db.history"}
 # How each peer's own documentation says that small merges are made cheap.
 _MAKE = {
-    "iceberg": "CREATE TABLE ice.db.target USING iceberg TBLPROPERTIES ('format-version' = '3', "
-    "'write.merge.mode' = 'merge-on-read', 'write.delete.mode' = 'merge-on-read', "
-    "'write.update.mode' = 'merge-on-read') AS SELECT * FROM base",
-    "delta": "CREATE TABLE target USING delta LOCATION '{folder}/delta/target' "
-    "TBLPROPERTIES ('delta.enableDeletionVectors' = 'true') AS SELECT * FROM base",
+    "iceberg": (
+        "CREATE TABLE ice.db.target USING iceberg TBLPROPERTIES ('format-version' = '3', "
+        "'write.merge.mode' = 'merge-on-read', 'write.delete.mode' = 'merge-on-read', "
+        "'write.update.mode' = 'merge-on-read') AS SELECT * FROM base"
+    ),
+    "delta": (
+        "CREATE TABLE target USING delta LOCATION '{folder}/delta/target' "
+        "TBLPROPERTIES ('delta.enableDeletionVectors' = 'true') AS SELECT * FROM base"
+    ),
 }
 _MERGE = """
 MERGE INTO {table} t USING changes s ON t.k = s.k
@@ -75,7 +82,9 @@ def session(folder: Path, ivy: str) -> Any:
             "spark.sql.extensions",
             "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions,io.delta.sql.DeltaSparkSessionExtension",
         )
-        .config("spark.sql.catalog.spark_catalog", "org.apache.spark.sql.delta.catalog.DeltaCatalog")
+        .config(
+            "spark.sql.catalog.spark_catalog", "org.apache.spark.sql.delta.catalog.DeltaCatalog"
+        )
         .config("spark.sql.catalog.ice", "org.apache.iceberg.spark.SparkCatalog")
         .config("spark.sql.catalog.ice.type", "hadoop")
         .config("spark.sql.catalog.ice.warehouse", str(folder / "iceberg"))

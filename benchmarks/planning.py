@@ -1,4 +1,6 @@
-"""Applications of thousands of operators: described, planned, and written as text and JSON, against half as many."""
+"""Applications of thousands of operators: described, planned, and written as text and JSON,
+against half as many.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,10 @@ from dagster_adjunct import Application, Schema, unbounded_dataset
 from dagster_adjunct.testing import TestStream, assert_plannable
 
 RECORDS = Schema.of(k="string", n="int")
-STREAMS = {"lake.s": TestStream(RECORDS, key="k", partitions=8), "lake.t": TestStream(RECORDS, key="k", partitions=1)}
+STREAMS = {
+    "lake.s": TestStream(RECORDS, key="k", partitions=8),
+    "lake.t": TestStream(RECORDS, key="k", partitions=1),
+}
 
 
 def many_joins_and_writers(size: int) -> Application:
@@ -31,7 +36,9 @@ _SEEN = count()
 
 
 def chain(size: int, joins: int = 0, *, others: bool = False) -> Application:
-    """So many operators in a row, with joins among them; `others` gives each a condition that was never parsed."""
+    """So many operators in a row, with joins among them; `others` gives each a condition that
+    was never parsed.
+    """
     app = Application("planned")
     table = app.table(unbounded_dataset("t", input="lake.t", key="k", partitions=8))
     records = app.input_stream("lake.s")
@@ -58,7 +65,11 @@ SHAPES: dict[str, tuple[Callable[[int], Application], int, str]] = {
     "2,500 joins and 2,500 writers of one table": (many_joins_and_writers, 2_500, "under 2 s"),
     "a chain of 10,000 operators": (chain, 10_000, "under 1 s"),
     "the same with 300 joins": (lambda size: chain(size, 300), 10_000, "under 1 s"),
-    "10,000 operators, each with an expression to parse": (lambda size: chain(size, others=True), 10_000, "no goal"),
+    "10,000 operators, each with an expression to parse": (
+        lambda size: chain(size, others=True),
+        10_000,
+        "no goal",
+    ),
     "1,000 operators, each with one more column": (ever_wider, 1_000, "under 0.5 s"),
 }
 
@@ -72,7 +83,8 @@ def run(rounds: int) -> None:
             half.append(times(describe, size // 2))
         described, planned, shown = (median(durations) for durations in zip(*whole, strict=True))
         print(
-            f"  described in {described:.2f} s; planned in {planned:.2f} s, as text and JSON in {shown:.2f} s ({goal})"
+            f"  described in {described:.2f} s; planned in {planned:.2f} s, as text and JSON in"
+            f" {shown:.2f} s ({goal})"
         )
         ratio = median(a[1] + a[2] for a in whole) / median(a[1] + a[2] for a in half)
         print(f"  against half as many: {ratio:.1f} (goal: about 2)\n")

@@ -1,4 +1,6 @@
-"""Processor time of a process and of all that it has started: steadier than wall time on a shared machine."""
+"""Processor time of a process and of all that it has started: steadier than wall time on a
+shared machine.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +16,16 @@ _SUBREAPER = 36
 
 
 def tree_seconds(root: int | None = None) -> float:
-    """Return the user and system seconds of a process (default: this one) and of its descendants, ended ones too."""
+    """Return the user and system seconds of a process (default: this one) and of its
+    descendants, ended ones too.
+    """
     return sum(seconds_by_process(root).values())
 
 
 def seconds_by_process(root: int | None = None) -> dict[int, float]:
-    """Return the seconds of a process and of its descendants by their ids, each with those that it has waited for."""
+    """Return the seconds of a process and of its descendants by their ids, each with those that
+    it has waited for.
+    """
     stats: dict[int, tuple[int, float]] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal():
@@ -40,10 +46,16 @@ def seconds_by_process(root: int | None = None) -> dict[int, float]:
 
 
 def timed_process(command: Sequence[str], environment: Mapping[str, str]) -> tuple[float, float]:
-    """Run a command until all its processes have ended; return its wall seconds, and the processor's of all."""
-    ctypes.CDLL(None).prctl(_SUBREAPER, 1, 0, 0, 0)  # what it leaves behind becomes ours, so that we are told its time
+    """Run a command until all its processes have ended; return its wall seconds, and the
+    processor's of all.
+    """
+    ctypes.CDLL(None).prctl(
+        _SUBREAPER, 1, 0, 0, 0
+    )  # what it leaves behind becomes ours, so that we are told its time
     others, before, began = _children(), _of_children(), time.time()
-    process = subprocess.Popen(command, env=dict(environment), stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    process = subprocess.Popen(
+        command, env=dict(environment), stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
     output, _ = process.communicate()
     wall = time.time() - began
     while left := _children() - others:
@@ -60,4 +72,8 @@ def _of_children() -> float:
 
 
 def _children() -> set[int]:
-    return {int(pid) for task in Path("/proc/self/task").iterdir() for pid in (task / "children").read_text().split()}
+    return {
+        int(pid)
+        for task in Path("/proc/self/task").iterdir()
+        for pid in (task / "children").read_text().split()
+    }

@@ -1,4 +1,6 @@
-"""Reading an unbounded dataset with deltas that are not compacted: whole, and joined with a stream."""
+"""Reading an unbounded dataset with deltas that are not compacted: whole, and joined with a
+stream.
+"""
 
 from __future__ import annotations
 
@@ -45,23 +47,42 @@ def run(rounds: int, count: int = 3_000_000, records: int = 500_000) -> None:
             keys = np.arange(start, min(start + CHUNK, count), dtype=np.int64)
             streams.append("table", table(keys, 0), producer="fill", sequence=start + 1)
         by_hand = DeltaCompaction(inside_commit=False)
-        dataset = unbounded_dataset("table", input="lake.table", key="k", partitions=BUCKETS, compaction=by_hand)
-        first = advance_dataset(dataset, lake=lake, systems=systems, spark=lambda: spark, by="benchmark").version
+        dataset = unbounded_dataset(
+            "table", input="lake.table", key="k", partitions=BUCKETS, compaction=by_hand
+        )
+        first = advance_dataset(
+            dataset, lake=lake, systems=systems, spark=lambda: spark, by="benchmark"
+        ).version
         assert first is not None
         chance = np.random.default_rng(7)
         versions, masks = dict[int, str](), list[float]()
         for number in range(1, MANY + 1):
             keys = chance.choice(count, min(CHANGES, count), replace=False)
             streams.append("table", table(keys, number), producer="changes", sequence=number)
-            report = advance_dataset(dataset, lake=lake, systems=systems, spark=lambda: spark, by="benchmark")
+            report = advance_dataset(
+                dataset, lake=lake, systems=systems, spark=lambda: spark, by="benchmark"
+            )
             versions[number] = str(report.version)
-            masks.append(report.seconds["mask"] / (sum(report.seconds.values()) - report.seconds["mask"]))
+            masks.append(
+                report.seconds["mask"] / (sum(report.seconds.values()) - report.seconds["mask"])
+            )
         streams.create("facts", schema=STREAM, key=["k"], partitions=BUCKETS)
-        streams.append("facts", facts(chance.integers(0, count, records)), producer="facts", sequence=1)
+        streams.append(
+            "facts", facts(chance.integers(0, count, records)), producer="facts", sequence=1
+        )
 
-        base, merged, many = (open_dataset(lake, "table", version=v) for v in (first, versions[DELTAS], versions[MANY]))
-        print(f"read: {count:,} rows x {len(TABLE.names)} text columns, {DELTAS} and {MANY} deltas of {CHANGES:,}")
-        print(f"  a mask took {median(masks):.2f} of its commit's time, at most {max(masks):.2f} (goal: at most 1)")
+        base, merged, many = (
+            open_dataset(lake, "table", version=v)
+            for v in (first, versions[DELTAS], versions[MANY])
+        )
+        print(
+            f"read: {count:,} rows x {len(TABLE.names)} text columns, {DELTAS} and {MANY} deltas of"
+            f" {CHANGES:,}"
+        )
+        print(
+            f"  a mask took {median(masks):.2f} of its commit's time, at most"
+            f" {max(masks):.2f} (goal: at most 1)"
+        )
         for _ in range(2):  # all warm
             rows = {whole(view.frame(spark)) for view in (base, merged, many)}
         assert rows == {count}, rows
@@ -73,12 +94,17 @@ def run(rounds: int, count: int = 3_000_000, records: int = 500_000) -> None:
         )
         show(measured, "with_deltas", "base", "at most 1.3")
         print(
-            f"  with_many / base = {measured['with_many'].median / measured['base'].median:.2f} (goal: at most 1.6)\n"
+            "  with_many / base ="
+            f" {measured['with_many'].median / measured['base'].median:.2f} (goal: at most 1.6)\n"
         )
 
         def joined(_: int) -> int:
             side = merged.frame(spark)
-            return whole(streams.read(spark, streams.all_ranges("facts")).join(side.hint("merge"), "k", "left"))
+            return whole(
+                streams.read(spark, streams.all_ranges("facts")).join(
+                    side.hint("merge"), "k", "left"
+                )
+            )
 
         def shuffled(number: int) -> int:
             """The same entries joined as if they lay in plain files."""
@@ -92,7 +118,12 @@ def run(rounds: int, count: int = 3_000_000, records: int = 500_000) -> None:
 
         print(f"join: {records:,} records of a stream with the same table")
         assert {joined(0), shuffled(0)} == {records}
-        show(alternate(rounds, joined=joined, shuffled=shuffled), "shuffled", "joined", "at least 1.5")
+        show(
+            alternate(rounds, joined=joined, shuffled=shuffled),
+            "shuffled",
+            "joined",
+            "at least 1.5",
+        )
 
 
 def whole(frame: DataFrame) -> int:

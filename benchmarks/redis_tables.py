@@ -1,4 +1,6 @@
-"""Records into Redis and back: `RedisTable` against redis-py's pipelines by hand, at the same requests in flight."""
+"""Records into Redis and back: `RedisTable` against redis-py's pipelines by hand, at the same
+requests in flight.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ return 1
 """  # as somebody would write it for these columns: texts that sort, no tombstones, no checks
 
 
-async def in_batches(given: Sequence[Row], request: Callable[[Sequence[Row]], Awaitable[Any]]) -> None:
+async def in_batches(
+    given: Sequence[Row], request: Callable[[Sequence[Row]], Awaitable[Any]]
+) -> None:
     turns = asyncio.Semaphore(IN_FLIGHT)
 
     async def one(start: int) -> None:
@@ -37,7 +41,9 @@ async def in_batches(given: Sequence[Row], request: Callable[[Sequence[Row]], Aw
 
 
 class ByHand:
-    """What redis-py's documentation leads to: pipelines without transactions, a script by its digest."""
+    """What redis-py's documentation leads to: pipelines without transactions, a script by its
+    digest.
+    """
 
     def __init__(self, url: str) -> None:
         from redis.asyncio import Redis
@@ -50,7 +56,10 @@ class ByHand:
         async with self.client.pipeline(transaction=False) as pipe:
             for key, record, _ in given:
                 pipe.delete(f"hand:{key}")
-                pipe.hset(f"hand:{key}", mapping={**record, "tail": key, "seen": record["seen"].isoformat()})
+                pipe.hset(
+                    f"hand:{key}",
+                    mapping={**record, "tail": key, "seen": record["seen"].isoformat()},
+                )
             await pipe.execute()
 
     async def update(self, given: Sequence[Row]) -> None:
@@ -88,16 +97,29 @@ def run(rounds: int) -> None:
     with running_redis("--appendonly", "no") as server:
         url = server.url()
         loop = asyncio.new_event_loop()
-        hand, ours = ByHand(url), Ours(RedisTable("ours", "tail", columns=COLUMNS, url=url, connections=IN_FLIGHT))
-        print(f"redis: {ROWS} records x {len(COLUMNS)} columns, {BATCH} a request, {IN_FLIGHT} in flight")
+        hand, ours = (
+            ByHand(url),
+            Ours(RedisTable("ours", "tail", columns=COLUMNS, url=url, connections=IN_FLIGHT)),
+        )
+        print(
+            f"redis: {ROWS} records x {len(COLUMNS)} columns, {BATCH} a request, {IN_FLIGHT} in"
+            " flight"
+        )
 
         def timed(way: Callable[[Sequence[Row]], Awaitable[None]]) -> Callable[[int], None]:
             return lambda turn: loop.run_until_complete(
                 in_batches(fresh[turn] if way.__name__ == "update" else given, way)
             )
 
-        for name, goal in (("put", "at most 1.11"), ("update", "at most 1.25"), ("get", "at most 1.11")):
-            ways = {f"{who}_{name}": timed(getattr(way, name)) for who, way in (("ours", ours), ("hand", hand))}
+        for name, goal in (
+            ("put", "at most 1.11"),
+            ("update", "at most 1.25"),
+            ("get", "at most 1.11"),
+        ):
+            ways = {
+                f"{who}_{name}": timed(getattr(way, name))
+                for who, way in (("ours", ours), ("hand", hand))
+            }
             show(alternate(rounds, **ways), f"ours_{name}", f"hand_{name}", goal)
 
         async def one_by_one(in_flight: int) -> None:
@@ -116,7 +138,10 @@ def run(rounds: int) -> None:
             began = time.perf_counter()
             loop.run_until_complete(one_by_one(in_flight))
             single = (time.perf_counter() - began) / ONE_BY_ONE
-            told = f"a call a row, {in_flight} in flight: {single * 1e6:.0f} us, ours {bulk * 1e6:.0f} us a row"
+            told = (
+                f"a call a row, {in_flight} in flight: {single * 1e6:.0f} us, ours"
+                f" {bulk * 1e6:.0f} us a row"
+            )
             print(f"  {told}: {single / bulk:.1f}x (goal: 5x)")
         loop.run_until_complete(ours.table.close())
         loop.run_until_complete(hand.client.aclose())

@@ -1,4 +1,6 @@
-"""Sealing a version of 10M rows against Spark's own bucketed write, and how soon readers see a built version."""
+"""Sealing a version of 10M rows against Spark's own bucketed write, and how soon readers see a
+built version.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ SCHEMA = Schema.of(
 
 
 def rows(start: int, count: int, version: int = 0) -> pa.Table:
-    """Return rows of eight columns with keys from `start` on; `version` makes their values differ."""
+    """Return rows of eight columns with keys from `start` on; `version` makes their values
+    differ.
+    """
     import numpy as np
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -52,7 +56,9 @@ def rows(start: int, count: int, version: int = 0) -> pa.Table:
         {
             "k": pc.binary_join_element_wise("key-", pc.cast(pa.array(numbers), pa.string()), ""),
             "a": pc.binary_join_element_wise("value ", pc.cast(values, pa.string()), ""),
-            "b": pc.binary_join_element_wise("group ", pc.cast(pa.array(scattered % 1000), pa.string()), ""),
+            "b": pc.binary_join_element_wise(
+                "group ", pc.cast(pa.array(scattered % 1000), pa.string()), ""
+            ),
             "c": values,
             "d": pc.cast(values, pa.float64()),
             "e": values.cast(pa.timestamp("us")).cast(pa.timestamp("us", tz="UTC")),
@@ -65,7 +71,9 @@ def rows(start: int, count: int, version: int = 0) -> pa.Table:
 def run(rounds: int) -> None:
     binary = versitygw_binary()
     with ExitStack() as stack:
-        lakes = [("a local lake", FaultyStore(open_lake(stack.enter_context(_folder()) / "lake").store))]
+        lakes = [
+            ("a local lake", FaultyStore(open_lake(stack.enter_context(_folder()) / "lake").store))
+        ]
         if binary is None:
             print("switch on S3: left out, versitygw is not installed here (make servers)")
         else:
@@ -89,11 +97,17 @@ def _seal(root: Path, session: Callable[[], SparkSession], rounds: int) -> None:
         streams.append("rows", rows(start, CHUNK), producer="fill", sequence=start + 1)
     streams.append_markers("rows", "one", producer="end", sequence=1)
 
-    print(f"seal: {ROWS:,} rows x {len(SCHEMA.names)} columns into {BUCKETS} buckets, sorted by key")
+    print(
+        f"seal: {ROWS:,} rows x {len(SCHEMA.names)} columns into {BUCKETS} buckets, sorted by key"
+    )
 
     def seal(number: int) -> None:
-        dataset = bounded_dataset(f"sealed-{number}", input="lake.rows", key="k", partitions=BUCKETS)
-        report = advance_dataset(dataset, lake=lake, systems=systems, spark=lambda: spark, by="benchmark")
+        dataset = bounded_dataset(
+            f"sealed-{number}", input="lake.rows", key="k", partitions=BUCKETS
+        )
+        report = advance_dataset(
+            dataset, lake=lake, systems=systems, spark=lambda: spark, by="benchmark"
+        )
         assert report.rows == ROWS, report
         shutil.rmtree(root / "lake" / "datasets" / f"sealed-{number}" / "data")
 
@@ -116,8 +130,12 @@ def _seal(root: Path, session: Callable[[], SparkSession], rounds: int) -> None:
     show(measured, "seal", "spark_bucketed_write", "at most 1.2")
 
 
-def _switch(what: str, store: FaultyStore, session: Callable[[], SparkSession], rounds: int) -> None:
-    """Time from the end of the build to a reader that has switched, and count the requests of both."""
+def _switch(
+    what: str, store: FaultyStore, session: Callable[[], SparkSession], rounds: int
+) -> None:
+    """Time from the end of the build to a reader that has switched, and count the requests of
+    both.
+    """
     lake = lake_in(store)
     streams = LakeStreams(lake)
     streams.create("rows", schema=SCHEMA, key=["k"], partitions=BUCKETS)
@@ -126,7 +144,11 @@ def _switch(what: str, store: FaultyStore, session: Callable[[], SparkSession], 
     seconds, requests = [], []
     for number in range(rounds + 1):
         streams.append(
-            "rows", rows(0, 100_000, number), producer="fill", sequence=number + 1, end_of_dataset=f"v{number}"
+            "rows",
+            rows(0, 100_000, number),
+            producer="fill",
+            sequence=number + 1,
+            end_of_dataset=f"v{number}",
         )
         began, before = 0.0, 0
 
@@ -136,19 +158,34 @@ def _switch(what: str, store: FaultyStore, session: Callable[[], SparkSession], 
                 began, before = time.perf_counter(), len(store.requests)
 
         report = advance_dataset(
-            dataset, lake=lake, systems={"lake": streams}, spark=session, by="benchmark", on_stage=built
+            dataset,
+            lake=lake,
+            systems={"lake": streams},
+            spark=session,
+            by="benchmark",
+            on_stage=built,
         )
-        # What the advance does after the switch (looking for a next version) is not on the readers' way.
-        switched = next(i for i, (_, key) in enumerate(store.requests) if i >= before and key.endswith("/CURRENT"))
+        # What the advance does after the switch (looking for a next version) is not on the readers'
+        # way.
+        switched = next(
+            i
+            for i, (_, key) in enumerate(store.requests)
+            if i >= before and key.endswith("/CURRENT")
+        )
         after = time.perf_counter()
         reader = reader or open_dataset(lake, "switched")
         asked = len(store.requests)
         reader.refresh()
         assert reader.version == report.version, (reader.version, report.version)
         if number:
-            seconds.append(report.seconds["seal"] + report.seconds["switch"] + time.perf_counter() - after)
+            seconds.append(
+                report.seconds["seal"] + report.seconds["switch"] + time.perf_counter() - after
+            )
             requests.append(switched + 1 - before + len(store.requests) - asked)
-    print(f"switch on {what}: a built version is read after {statistics.median(seconds):.3f} s (goal: under 1)")
+    print(
+        f"switch on {what}: a built version is read after {statistics.median(seconds):.3f} s (goal:"
+        " under 1)"
+    )
     print(f"  with {max(requests)} requests (goal: at most 8)\n")
 
 

@@ -1,4 +1,6 @@
-"""Entries by key from a version of 3M rows: warm against DuckDB's point queries on the same files, and cold."""
+"""Entries by key from a version of 3M rows: warm against DuckDB's point queries on the same
+files, and cold.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,12 @@ from benchmarks.seal import SCHEMA, rows
 from dagster_adjunct import Lake, open_dataset, open_lake
 from dagster_adjunct.assets.versions.dataset_log import DatasetLog
 from dagster_adjunct.assets.versions.manifest import BoundedManifest
-from dagster_adjunct.assets.versions.version import DatasetDeclaration, SealedVersion, VersionRef, build_layout
+from dagster_adjunct.assets.versions.version import (
+    DatasetDeclaration,
+    SealedVersion,
+    VersionRef,
+    build_layout,
+)
 from dagster_adjunct.resources.bucketing.files import Generation
 from dagster_adjunct.resources.bucketing.writer import WriteOptions, write_arrow_buckets
 from dagster_adjunct.resources.objects.lake import lake_in
@@ -45,7 +52,10 @@ def run(rounds: int) -> None:
         chance = random.Random(7)
         keys = [f"key-{chance.randrange(ROWS)}" for _ in range(GETS)]
 
-        print(f"serving: {ROWS // 1_000_000}M rows x {len(SCHEMA.fields)} columns in {BUCKETS} buckets, random keys")
+        print(
+            f"serving: {ROWS // 1_000_000}M rows x {len(SCHEMA.fields)} columns in"
+            f" {BUCKETS} buckets, random keys"
+        )
         with open_dataset(lake, "served") as served:
             began = time.perf_counter()
             for key in keys[:5000]:  # some of each row group
@@ -57,17 +67,28 @@ def run(rounds: int) -> None:
             for _ in range(rounds):  # in turns, so that a slow moment of the machine hits both
                 ours.append(rate(served.get, keys))
                 theirs.append(rate(query, keys[:QUERIES]))
-        print(f"  get, warm: {median(ours):,.0f}/s ({min(ours):,.0f}-{max(ours):,.0f}; goal: at least 10,000)")
-        print(f"  DuckDB, prepared: {median(theirs):,.0f}/s ({min(theirs):,.0f}-{max(theirs):,.0f})")
+        print(
+            f"  get, warm: {median(ours):,.0f}/s ({min(ours):,.0f}-{max(ours):,.0f}; goal: at least"
+            " 10,000)"
+        )
+        print(
+            f"  DuckDB, prepared: {median(theirs):,.0f}/s ({min(theirs):,.0f}-{max(theirs):,.0f})"
+        )
         print(f"  get / DuckDB = {median(ours) / median(theirs):,.0f} (goal: at least 20)")
 
         counting = FaultyStore(lake.store)
         with open_dataset(lake_in(counting), "served") as served:
             assert served.get(keys[0]) is not None
             requests = [request for request, _ in counting.requests]
-        print(f"  first get of a reader: {len(requests)} requests, {', '.join(requests)} (goal: at most 3)")
+        print(
+            f"  first get of a reader: {len(requests)} requests, {', '.join(requests)} (goal: at"
+            " most 3)"
+        )
         seconds = [new_process(lake, key) for key in keys[:rounds]]
-        print(f"  a new process, imports and all: {median(seconds):.2f} s ({min(seconds):.2f}-{max(seconds):.2f})\n")
+        print(
+            f"  a new process, imports and all: {median(seconds):.2f} s"
+            f" ({min(seconds):.2f}-{max(seconds):.2f})\n"
+        )
 
 
 def rate(get: Callable[[str], object], keys: Sequence[str]) -> float:
@@ -79,12 +100,18 @@ def rate(get: Callable[[str], object], keys: Sequence[str]) -> float:
 
 
 def duckdb_query(lake: Lake, served: Dataset) -> Callable[[str], Any]:
-    """Return a prepared point query in one connection, over the version's files, whose footers DuckDB may keep."""
+    """Return a prepared point query in one connection, over the version's files, whose footers
+    DuckDB may keep.
+    """
     import duckdb
 
     connection = duckdb.connect()
     connection.execute("SET parquet_metadata_cache = true")
-    files = [f"{lake.url}/{made.folder}/{file.name}" for made in served.sealed.generations for file in made.files]
+    files = [
+        f"{lake.url}/{made.folder}/{file.name}"
+        for made in served.sealed.generations
+        for file in made.files
+    ]
     connection.execute(f"CREATE VIEW served AS SELECT * FROM read_parquet({files!r})")
     connection.execute("PREPARE entry AS SELECT * FROM served WHERE k = $1")
     return lambda key: connection.execute(f"EXECUTE entry('{key}')").fetchone()
@@ -107,18 +134,43 @@ def publish(lake: Lake) -> None:
     files = write_arrow_buckets(table, lake.store, folder, layout, WriteOptions("served"))
     now = datetime.now(UTC)
     version = SealedVersion(
-        id=f"v000001-{attempt.id}", number=1, name="one", sealed_at=now, columns=SCHEMA, key=("k",), **partitions,
-        positioned=False, generations=(Generation(1, folder, tuple(files)),), rows=ROWS, offsets={},
-    )  # fmt: skip
+        id=f"v000001-{attempt.id}",
+        number=1,
+        name="one",
+        sealed_at=now,
+        columns=SCHEMA,
+        key=("k",),
+        **partitions,
+        positioned=False,
+        generations=(Generation(1, folder, tuple(files)),),
+        rows=ROWS,
+        offsets={},
+    )
     ref = VersionRef(
-        id=version.id, number=1, name="one", rows=ROWS, sealed_at=now, document=log.write_version(version),
+        id=version.id,
+        number=1,
+        name="one",
+        rows=ROWS,
+        sealed_at=now,
+        document=log.write_version(version),
         folders=(folder,),
-    )  # fmt: skip
+    )
     declaration = DatasetDeclaration(
-        kind="bounded", input="benchmark", key=("k",), key_types=("string",), input_partitions=0, **partitions
+        kind="bounded",
+        input="benchmark",
+        key=("k",),
+        key_types=("string",),
+        input_partitions=0,
+        **partitions,
     )
     manifest = BoundedManifest(
-        name="served", declaration=declaration, version=version, head=version.id, versions=(ref,), offsets={},
-        next_number=2, next_generation=2,
-    )  # fmt: skip
+        name="served",
+        declaration=declaration,
+        version=version,
+        head=version.id,
+        versions=(ref,),
+        offsets={},
+        next_number=2,
+        next_generation=2,
+    )
     log.commit(None, manifest, by="benchmark")

@@ -1,7 +1,8 @@
-"""Batches of 2,000 flights in a warm session against foreachBatch of Structured Streaming; a cold run of 300.
+"""Batches of 2,000 flights in a warm session against foreachBatch of Structured Streaming; a cold
+run of 300.
 
-Adjunct with Spark, Adjunct in process and foreachBatch do the same four joins, the same output and the same table, in
-turns in one session, and must leave the same.
+Adjunct with Spark, Adjunct in process and foreachBatch do the same four joins, the same output and
+the same table, in turns in one session, and must leave the same.
 """
 
 from __future__ import annotations
@@ -37,7 +38,10 @@ def run(rounds: int) -> None:
 def warm(rounds: int) -> None:
     from dagster_adjunct import run_application, session_scope, systems_for
 
-    print(f"small batches: {BATCH:,} records, four joins, an output stream and a table; {TURN} batches a turn")
+    print(
+        f"small batches: {BATCH:,} records, four joins, an output stream and a table;"
+        f" {TURN} batches a turn"
+    )
     with TemporaryDirectory() as folder, session_scope(master="local[2]") as session:
         root, spark, tables = Path(folder), session(), _tables()
         peer = ForeachBatch(spark, root)
@@ -71,7 +75,9 @@ def warm(rounds: int) -> None:
                     busy[name] += tree_seconds() - before
                     took[name] += batches
                     if name == "spark":
-                        outside.append((report.step.seconds["intent"] + report.step.seconds["commit"]) / TURN)
+                        outside.append(
+                            (report.step.seconds["intent"] + report.step.seconds["commit"]) / TURN
+                        )
         for engine, (_, lake) in sides.items():
             _compare(root, lake, engine)
     for name, seconds in took.items():
@@ -81,8 +87,14 @@ def warm(rounds: int) -> None:
     for name, goal in (("spark", "1.0"), ("auto", "0.5")):
         ratio = statistics.median(took[name]) / statistics.median(took["foreachBatch"])
         cpu = busy[name] / busy["foreachBatch"]
-        print(f"  {name} / foreachBatch = {ratio:.2f} in time, {cpu:.2f} in CPU s (goal: at most {goal})")
-    print(f"  planning, intent and commit: {statistics.median(outside):.3f} s a batch (goal: under 0.2)\n")
+        print(
+            f"  {name} / foreachBatch = {ratio:.2f} in time, {cpu:.2f} in CPU s (goal: at most"
+            f" {goal})"
+        )
+    print(
+        f"  planning, intent and commit: {statistics.median(outside):.3f} s a batch (goal: under"
+        " 0.2)\n"
+    )
 
 
 def cold(rounds: int) -> None:
@@ -101,7 +113,13 @@ def _cold(rounds: int, engine: str, goal: int) -> None:
         app, lake = _application(root, engine)
         tables = _tables()
         _deliver_tables(lake, tables)
-        command = [sys.executable, "-m", "dagster_adjunct.orchestration.cli.main", "run", _APPLICATION]
+        command = [
+            sys.executable,
+            "-m",
+            "dagster_adjunct.orchestration.cli.main",
+            "run",
+            _APPLICATION,
+        ]
         environment = {**os.environ, "ADJUNCT_LAKE": lake.url, "ADJUNCT_SPARK_MASTER": "local[2]"}
         environment["ADJUNCT_ENGINE"] = engine
         for number in range(rounds + 1):  # the first one builds the datasets
@@ -117,7 +135,9 @@ def _cold(rounds: int, engine: str, goal: int) -> None:
                 commits.append((last.closed_at - began).total_seconds())
     spread = f"{min(commits):.1f}-{max(commits):.1f}"
     print(f"  start to commit: {statistics.median(commits):.1f} s ({spread}; goal: at most {goal})")
-    print(f"  start to end: {statistics.median(walls):.1f} s, {statistics.median(busy):.1f} CPU s\n")
+    print(
+        f"  start to end: {statistics.median(walls):.1f} s, {statistics.median(busy):.1f} CPU s\n"
+    )
 
 
 class _Times:
@@ -157,7 +177,11 @@ def _for_peer(tables: dict[str, pa.Table]) -> dict[str, pa.Table]:
     airports = tables["airports"].select(["faa", "name"]).rename_columns(["dest", "dest_name"])
     return {
         "planes": planes.select(["tailnum", "manufacturer", "model", "plane_year", "seats"]),
-        "weather": tables["weather"].select(["origin", "time_hour", "temp", "wind_speed", "precip", "visib"]),
+        "weather": (
+            tables["weather"].select(
+                ["origin", "time_hour", "temp", "wind_speed", "precip", "visib"]
+            )
+        ),
         "airlines": tables["airlines"].rename_columns({"name": "airline"}),
         "airports": airports,
     }
@@ -199,7 +223,8 @@ def _compare(root: Path, lake: Lake, engine: str) -> None:
     columns = ", ".join(name for name in ours.column_names if not name.startswith("__"))
     for one, other in (("ours", theirs), (theirs, "ours")):
         differing = connection.execute(
-            f"SELECT count(*) FROM (SELECT {columns} FROM {one} EXCEPT ALL SELECT {columns} FROM {other})"
+            f"SELECT count(*) FROM (SELECT {columns} FROM {one} EXCEPT ALL SELECT {columns} FROM"
+            f" {other})"
         ).fetchone()
         assert differing == (0,), f"{differing} records differ"
     rows = []
@@ -210,6 +235,6 @@ def _compare(root: Path, lake: Lake, engine: str) -> None:
 
 
 _STATE = (
-    "SELECT tailnum, manufacturer, model, plane_year, seats, last_flight, last_origin, last_dest, last_dep_delay "
-    "FROM aircraft_state ORDER BY tailnum"
+    "SELECT tailnum, manufacturer, model, plane_year, seats, last_flight, last_origin, last_dest,"
+    " last_dep_delay FROM aircraft_state ORDER BY tailnum"
 )

@@ -1,7 +1,9 @@
-"""Remote tables from a Spark step against hand-written client code in the same step, into PostgreSQL.
+"""Remote tables from a Spark step against hand-written client code in the same step, into
+PostgreSQL.
 
-Both sides get the same rows from the same two tasks. By hand: `mapInArrow` that copies each Arrow batch into a staging
-table and upserts it with one statement. One call a row: the same task with an upsert for each record, of fewer rows.
+Both sides get the same rows from the same two tasks. By hand: `mapInArrow` that copies each Arrow
+batch into a staging table and upserts it with one statement. One call a row: the same task with an
+upsert for each record, of fewer rows.
 """
 
 from __future__ import annotations
@@ -35,7 +37,9 @@ _ROW = "(SELECT %s::text AS id, %s::bigint AS n, %s::timestamptz AS at, %s::text
 
 
 def run(rounds: int, keys: int = KEYS) -> None:
-    """Print how much longer a step takes with a remote table than by hand, and than with one call a row."""
+    """Print how much longer a step takes with a remote table than by hand, and than with one
+    call a row.
+    """
     from dagster_adjunct.resources.spark.session import new_session
     from tests.servers.postgres import running_server
 
@@ -43,8 +47,16 @@ def run(rounds: int, keys: int = KEYS) -> None:
     spark = new_session(master=f"local[{TASKS}]")
     try:
         with running_server() as server:
-            connect = {"host": "127.0.0.1", "port": str(server.port), "user": "adjunct", "dbname": "adjunct"}
-            for name, statement, goal in (("puts", _PUT, "at most 1.11"), ("newest", _NEWEST, "at most 1.25")):
+            connect = {
+                "host": "127.0.0.1",
+                "port": str(server.port),
+                "user": "adjunct",
+                "dbname": "adjunct",
+            }
+            for name, statement, goal in (
+                ("puts", _PUT, "at most 1.11"),
+                ("newest", _NEWEST, "at most 1.25"),
+            ):
                 server.execute("DROP TABLE IF EXISTS hand")
                 server.execute(_CREATE.format("hand"))
                 ours, newest = _ours(connect, name), name == "newest"
@@ -84,7 +96,12 @@ def _ours(connect: dict[str, str], name: str) -> RemoteTable[Any, Any, Any]:
     function = PostgresTable(f"ours_{name}", "id", columns=COLUMNS, create=True, connect=connect)
     newest_by = "at" if name == "newest" else None
     return RemoteTable(
-        name, key="id", read_function=function, write_function=function, batch_size=10_000, newest_by=newest_by
+        name,
+        key="id",
+        read_function=function,
+        write_function=function,
+        batch_size=10_000,
+        newest_by=newest_by,
     )
 
 
@@ -92,7 +109,10 @@ def _write(frame: DataFrame, table: RemoteTable[Any, Any, Any], newest: bool) ->
     contract = None
     if newest:
         contract = UpdateContract.UPDATE_WITH_DEFAULTS
-        update, default = "named_struct('n', n, 'at', at) as update", "named_struct('id', id) as default"
+        update, default = (
+            "named_struct('n', n, 'at', at) as update",
+            "named_struct('id', id) as default",
+        )
         frame = frame.selectExpr("id", update, default, "__partition", "__offset", "__epoch")
     else:
         frame = frame.drop("__epoch")
@@ -122,7 +142,8 @@ def _send(frame: DataFrame, dsn: str, statement: str, send: Send) -> None:
         with psycopg.connect(dsn) as connection:
             connection.execute("SET TIME ZONE 'UTC'")
             connection.execute(
-                "CREATE TEMPORARY TABLE stage (id text, n bigint, at timestamptz, note text) ON COMMIT DELETE ROWS"
+                "CREATE TEMPORARY TABLE stage (id text, n bigint, at timestamptz, note text) ON"
+                " COMMIT DELETE ROWS"
             )
             connection.commit()
             for batch in batches:
@@ -131,7 +152,9 @@ def _send(frame: DataFrame, dsn: str, statement: str, send: Send) -> None:
         yield pa.RecordBatch.from_pydict({"count": [count]})
 
     rows = frame.select("id", "n", "at", "note")
-    assert sum(row["count"] for row in rows.mapInArrow(task, "count bigint").collect()) == rows.count()
+    assert (
+        sum(row["count"] for row in rows.mapInArrow(task, "count bigint").collect()) == rows.count()
+    )
 
 
 def _copy(connection: Any, batch: Any, statement: str) -> None:

@@ -1,8 +1,10 @@
-"""SQL tables against the best hand-written client code: rows per second into PostgreSQL, from Arrow batches.
+"""SQL tables against the best hand-written client code: rows per second into PostgreSQL, from Arrow
+batches.
 
-Both sides get the same batches and write them one after the other over one connection: whole records (puts), partial
-updates that begin missing records, the same where only what is newer may win, and increments that must not be applied
-twice. By hand: COPY into a staging table and one statement, once with the CSV that Arrow writes and once row by row.
+Both sides get the same batches and write them one after the other over one connection: whole
+records (puts), partial updates that begin missing records, the same where only what is newer may
+win, and increments that must not be applied twice. By hand: COPY into a staging table and one
+statement, once with the CSV that Arrow writes and once row by row.
 """
 
 from __future__ import annotations
@@ -29,7 +31,10 @@ if TYPE_CHECKING:
 COLUMNS = {"id": "string", "n": "bigint", "at": "timestamp", "speed": "double", "note": "string"}
 KEYS, BATCH = 100_000, 10_000
 NAMES = ("id", "n", "at", "speed", "note")
-_CREATE = "CREATE TABLE {} (id text PRIMARY KEY, n bigint, at timestamptz, speed double precision, note text)"
+_CREATE = (
+    "CREATE TABLE {} (id text PRIMARY KEY, n bigint, at timestamptz, speed double precision, note"
+    " text)"
+)
 _MARKS = "CREATE TABLE hand__marks (id text, source text, position text, PRIMARY KEY (id, source))"
 
 NONE = Conditions()
@@ -37,7 +42,9 @@ NONE = Conditions()
 
 @dataclass(frozen=True)
 class Case:
-    """One thing to write. `hand`: the statements after COPY into the table `stage` of all columns and the mark's."""
+    """One thing to write. `hand`: the statements after COPY into the table `stage` of all
+    columns and the mark's.
+    """
 
     name: str
     goal: str
@@ -48,7 +55,10 @@ class Case:
     adds: bool = False
 
 
-_UPSERT = "INSERT INTO hand (id, n, at, speed, note) SELECT {} FROM stage ORDER BY id ON CONFLICT (id) DO UPDATE SET {}"
+_UPSERT = (
+    "INSERT INTO hand (id, n, at, speed, note) SELECT {} FROM stage ORDER BY id ON CONFLICT (id) DO"
+    " UPDATE SET {}"
+)
 CASES = (
     Case(
         "puts",
@@ -75,7 +85,8 @@ CASES = (
         ("id", "at", "speed"),
         (
             _UPSERT.format(
-                "id, 0, at, speed, NULL", "at = excluded.at, speed = excluded.speed WHERE hand.at <= excluded.at"
+                "id, 0, at, speed, NULL",
+                "at = excluded.at, speed = excluded.speed WHERE hand.at <= excluded.at",
             ),
         ),
         OperationKind.UPDATE,
@@ -86,12 +97,17 @@ CASES = (
         "at most 1.25",
         ("id", "n", "source", "position"),
         (
-            "CREATE TEMPORARY TABLE fresh ON COMMIT DROP AS WITH marked AS ("
-            "INSERT INTO hand__marks AS m SELECT id, source, position FROM stage ORDER BY id "
-            "ON CONFLICT (id, source) DO UPDATE SET position = excluded.position WHERE m.position < excluded.position "
-            "RETURNING id) SELECT stage.id, stage.n FROM stage JOIN marked USING (id)",
-            "INSERT INTO hand (id, n) SELECT id, n FROM fresh ORDER BY id "
-            "ON CONFLICT (id) DO UPDATE SET n = coalesce(hand.n, 0) + excluded.n",
+            (
+                "CREATE TEMPORARY TABLE fresh ON COMMIT DROP AS WITH marked AS (INSERT INTO"
+                " hand__marks AS m SELECT id, source, position FROM stage ORDER BY id ON CONFLICT"
+                " (id, source) DO UPDATE SET position = excluded.position WHERE m.position <"
+                " excluded.position RETURNING id) SELECT stage.id, stage.n FROM stage JOIN marked"
+                " USING (id)"
+            ),
+            (
+                "INSERT INTO hand (id, n) SELECT id, n FROM fresh ORDER BY id "
+                "ON CONFLICT (id) DO UPDATE SET n = coalesce(hand.n, 0) + excluded.n"
+            ),
         ),
         OperationKind.UPDATE,
         Conditions(None, True),
@@ -143,7 +159,9 @@ def _batches(keys: int, turn: int) -> list[pa.Table]:
             "speed": pa.array(order * 0.5),
             "note": pa.array(np.char.add("a note about ", order.astype(str))),
             "source": pa.array(["lake.flights.3"] * keys),
-            "position": pa.array([f"{0:010d}:{turn * 10 * keys + row:020d}:{0:06d}" for row in range(keys)]),
+            "position": pa.array(
+                [f"{0:010d}:{turn * 10 * keys + row:020d}:{0:06d}" for row in range(keys)]
+            ),
         }
     )
     return [table.slice(start, BATCH) for start in range(0, keys, BATCH)]
@@ -154,7 +172,9 @@ def _later(batches: list[pa.Table]) -> list[pa.Table]:
     import pyarrow.compute as pc
 
     return [
-        batch.set_column(6, "position", pc.replace_substring_regex(batch["position"], ":000000$", ":000001"))
+        batch.set_column(
+            6, "position", pc.replace_substring_regex(batch["position"], ":000000$", ":000001")
+        )
         for batch in batches
     ]
 
@@ -172,26 +192,34 @@ def _by_hand(dsn: str, case: Case) -> Iterator[Write]:
         connection.execute(_CREATE.format("hand"))
         connection.execute(_MARKS)
         connection.execute(
-            "CREATE TEMPORARY TABLE stage (id text, n bigint, at timestamptz, speed double precision, note text, "
-            "source text, position text) ON COMMIT DELETE ROWS"
+            "CREATE TEMPORARY TABLE stage (id text, n bigint, at timestamptz, speed double"
+            " precision, note text, source text, position text) ON COMMIT DELETE ROWS"
         )
         connection.commit()
         yield lambda batches, as_csv: _copy(connection, batches, case, as_csv)
 
 
-def _copy(connection: psycopg.Connection[Any], batches: list[pa.Table], case: Case, as_csv: bool) -> None:
+def _copy(
+    connection: psycopg.Connection[Any], batches: list[pa.Table], case: Case, as_csv: bool
+) -> None:
     import pyarrow as pa
     from pyarrow import csv
 
     names = ", ".join(case.columns)
     for batch in batches:
         part = batch.select(case.columns)
-        if as_csv and "at" in case.columns:  # the connection's time zone is UTC; a zone takes Arrow very long to write
-            part = part.set_column(case.columns.index("at"), "at", part["at"].cast(pa.timestamp("us")))
+        if (
+            as_csv and "at" in case.columns
+        ):  # the connection's time zone is UTC; a zone takes Arrow very long to write
+            part = part.set_column(
+                case.columns.index("at"), "at", part["at"].cast(pa.timestamp("us"))
+            )
         with connection.cursor() as cursor:
             if as_csv:
                 sink = io.BytesIO()
-                csv.write_csv(part, sink, csv.WriteOptions(include_header=False, quoting_style="all_valid"))
+                csv.write_csv(
+                    part, sink, csv.WriteOptions(include_header=False, quoting_style="all_valid")
+                )
                 with cursor.copy(f"COPY stage ({names}) FROM STDIN (FORMAT csv)") as copy:
                     copy.write(sink.getbuffer())
             else:

@@ -1,4 +1,6 @@
-"""Where 10,000 partitions begin: from requests for startpoints to stored offsets, without what the streams take."""
+"""Where 10,000 partitions begin: from requests for startpoints to stored offsets, without what
+the streams take.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +61,9 @@ StreamSystem.register(Clocked)  # it answers all of a system's methods, so a pla
 
 @dataclass
 class Phases:
-    """Seconds (and those of the processor) of each phase besides the system's own, and its requests to the lake."""
+    """Seconds (and those of the processor) of each phase besides the system's own, and its
+    requests to the lake.
+    """
 
     clocked: Clocked
     store: FaultyStore
@@ -107,7 +111,9 @@ def on_lake_streams(streams: int) -> Callable[[Lake], StreamSystem]:
     return make
 
 
-def start_once(folder: Path, make: Callable[[Lake], StreamSystem], streams: int, until: bool) -> Phases:
+def start_once(
+    folder: Path, make: Callable[[Lake], StreamSystem], streams: int, until: bool
+) -> Phases:
     """Ask for a startpoint at every partition of an application, and begin there."""
     lake = open_lake(folder / "lake")
     store = FaultyStore(lake.store)
@@ -130,7 +136,13 @@ def start_once(folder: Path, make: Callable[[Lake], StreamSystem], streams: int,
         logged = log.commit(logged, first.state, by="run-1")
     end = StartpointTimestamp(timestamp_ms=3) if until else None
     startpoints.write_startpoints(
-        StartpointRequest(ssp=ssp, startpoint=StartpointTimestamp(timestamp_ms=2), until=end, by="ada", reason="speed")
+        StartpointRequest(
+            ssp=ssp,
+            startpoint=StartpointTimestamp(timestamp_ms=2),
+            until=end,
+            by="ada",
+            reason="speed",
+        )
         for name in app.inputs
         for ssp in system.partitions(name.partition(".")[2])
     )
@@ -145,17 +157,24 @@ def start_once(folder: Path, make: Callable[[Lake], StreamSystem], streams: int,
         logged = log.commit(logged, start.state, by="run-2")
         startpoints.remove_fan_outs(start.done)
     with phases.phase("positions"):
-        assert len(input_positions(app, streams, logged.state, start.held).startpoints) == (0 if until else PARTITIONS)
+        assert len(input_positions(app, streams, logged.state, start.held).startpoints) == (
+            0 if until else PARTITIONS
+        )
     return phases
 
 
 def show(starts: list[Phases], what: str) -> None:
     """Print the median of what the goal is about, and each phase of the first round."""
-    timed = tuple(sum(start.seconds[name] for name in ("start", "store", "positions")) for start in starts)
+    timed = tuple(
+        sum(start.seconds[name] for name in ("start", "store", "positions")) for start in starts
+    )
     goal = f"goal: {GOAL_SECONDS:.0f} s besides the system's own {starts[0].own:.2f} s"
     print(f"  {Measured(f'{what}: start to positions', timed)} ({goal})")
     for name, seconds in starts[0].seconds.items():
-        print(f"    {name}: {seconds:.2f} s, CPU {starts[0].busy[name]:.2f} s, {starts[0].requests[name]} requests")
+        print(
+            f"    {name}: {seconds:.2f} s, CPU {starts[0].busy[name]:.2f} s,"
+            f" {starts[0].requests[name]} requests"
+        )
 
 
 def run(rounds: int) -> None:
@@ -168,5 +187,8 @@ def run(rounds: int) -> None:
                 for _ in range(rounds):
                     with TemporaryDirectory() as folder:
                         starts.append(start_once(Path(folder), make(streams), streams, until))
-                show(starts, f"{streams} stream{'s' if streams > 1 else ''} {what}{', bounded' if until else ''}")
+                show(
+                    starts,
+                    f"{streams} stream{'s' if streams > 1 else ''} {what}{', bounded' if until else ''}",
+                )
     print()

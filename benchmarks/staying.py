@@ -1,4 +1,6 @@
-"""A run that stays: from an append to the commit of its batch, and the processor's time while nothing comes."""
+"""A run that stays: from an append to the commit of its batch, and the processor's time while
+nothing comes.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,15 @@ from typing import Literal
 import pyarrow as pa
 
 from benchmarks.process_time import seconds_by_process
-from dagster_adjunct import Application, LakeStreams, Schema, bounded_dataset, open_lake, run_application, session_scope
+from dagster_adjunct import (
+    Application,
+    LakeStreams,
+    Schema,
+    bounded_dataset,
+    open_lake,
+    run_application,
+    session_scope,
+)
 from dagster_adjunct.orchestration.batch_log.run_lease import ask_to_end, asked_key
 
 RECORDS, PAUSE, KEYS = 300, 2.0, 1_000
@@ -20,8 +30,13 @@ APPENDS, IDLE = 30, 20.0
 
 
 def run(rounds: int) -> None:
-    """Append so many records every two seconds, then nothing for a while; print how long commits took."""
-    print(f"A run that stays: {RECORDS} records every {PAUSE:g} s, a join with {KEYS:,} rows, an output stream")
+    """Append so many records every two seconds, then nothing for a while; print how long commits
+    took.
+    """
+    print(
+        f"A run that stays: {RECORDS} records every {PAUSE:g} s, a join with {KEYS:,} rows, an"
+        " output stream"
+    )
     stay(rounds, "spark")
     stay(rounds, "auto")
     print("  goal: 0.6 s, 99% within 1.5 s; idle at most 3%")
@@ -61,7 +76,9 @@ def stay(rounds: int, engine: Literal["spark", "auto"]) -> None:
             before, began = seconds_by_process(), time.monotonic()
             time.sleep(IDLE)
             # Workers that Spark ends meanwhile take what they used before with them.
-            used = sum(seconds - before.get(pid, 0.0) for pid, seconds in seconds_by_process().items())
+            used = sum(
+                seconds - before.get(pid, 0.0) for pid, seconds in seconds_by_process().items()
+            )
             idle.append(used / (time.monotonic() - began))
             ask_to_end(streams.lake.store, asked_key(streams.lake, app.name), "the benchmark")
 

@@ -1,8 +1,10 @@
-"""Streams that meet within a time, and a window, against Structured Streaming with its RocksDB state store.
+"""Streams that meet within a time, and a window, against Structured Streaming with its RocksDB
+state store.
 
-Each run is a process of its own, session start-up included, over the same records: clicks and buys of an hour by key,
-which meet within 10 minutes, or clicks counted by key in windows of 5 minutes. Then runs over small batches, each of
-them a process again, in which state is what the runs before it have left.
+Each run is a process of its own, session start-up included, over the same records: clicks and buys
+of an hour by key, which meet within 10 minutes, or clicks counted by key in windows of 5 minutes.
+Then runs over small batches, each of them a process again, in which state is what the runs before
+it have left.
 """
 
 from __future__ import annotations
@@ -29,7 +31,10 @@ FILES = 10
 RESTARTS = 100
 SMALL = 2_000
 SIDES = {"clicks": "click", "buys": "buy"}
-WHAT = {"join": "streams that meet within 10 minutes", "window": "counts by key in windows of 5 minutes"}
+WHAT = {
+    "join": "streams that meet within 10 minutes",
+    "window": "counts by key in windows of 5 minutes",
+}
 GOAL = "at least the rate of Structured Streaming: at most 1"
 
 
@@ -81,7 +86,10 @@ def run(rounds: int, count: int = RECORDS, restarts: int = RESTARTS) -> None:
     for what, told in WHAT.items():
         print(f"streams over time: {told}, {count:,} records a stream")
         show(whole(what, rounds, count), "adjunct", "structured", GOAL)
-        print(f"streams over time: {told}, {restarts} restarts with {SMALL:,} records a stream, quick JVMs for both")
+        print(
+            f"streams over time: {told}, {restarts} restarts with {SMALL:,} records a stream, quick"
+            " JVMs for both"
+        )
         show(small(what, restarts), "adjunct", "structured", "below 1")
 
 
@@ -92,7 +100,9 @@ def whole(what: str, rounds: int, count: int) -> dict[str, Measured]:
         for sent in sides:
             for start in range(0, count, count // FILES):
                 sent.send(start, min(count // FILES, count - start), count)
-        timings = alternate(rounds, **_both(what, lambda number: sides[number].folder, count // FILES))
+        timings = alternate(
+            rounds, **_both(what, lambda number: sides[number].folder, count // FILES)
+        )
         for sent in sides:
             compare(what, sent)
     return timings
@@ -118,10 +128,16 @@ def _both(
     what: str, folder: Callable[[int], Path], batch: int, *, quick: bool = False
 ) -> dict[str, Callable[[int], object]]:
     jvm = {"ADJUNCT_SPARK_QUICK": "true"} if quick else {}
-    jvm["PYSPARK_SUBMIT_ARGS"] = "--driver-memory 4g pyspark-shell"  # as the peer has; a million records need over 1 GB
+    jvm["PYSPARK_SUBMIT_ARGS"] = (
+        "--driver-memory 4g pyspark-shell"  # as the peer has; a million records need over 1 GB
+    )
     return {
-        "adjunct": lambda number: module("benchmarks.adjunct_over_time", what, folder(number), str(2 * batch), **jvm),
-        "structured": lambda number: module("benchmarks.structured_over_time", what, folder(number), **jvm),
+        "adjunct": lambda number: module(
+            "benchmarks.adjunct_over_time", what, folder(number), str(2 * batch), **jvm
+        ),
+        "structured": lambda number: module(
+            "benchmarks.structured_over_time", what, folder(number), **jvm
+        ),
     }
 
 
@@ -134,7 +150,9 @@ def compare(what: str, sent: Sent) -> None:
     connection.execute("SET TimeZone = 'UTC'")
     connection.register("ours", ours)
     theirs = f"read_parquet('{sent.folder}/structured/*.parquet')"
-    columns, end = ("k, click, buy", "") if what == "join" else ("k, window_end, clicks", "window_end")
+    columns, end = (
+        ("k, click, buy", "") if what == "join" else ("k, window_end, clicks", "window_end")
+    )
     until = ""
     if end:
         closed = connection.execute(
@@ -144,7 +162,8 @@ def compare(what: str, sent: Sent) -> None:
         until = f" WHERE {end} <= TIMESTAMPTZ '{closed[0]}'" if closed[0] else " WHERE false"
     for one, other in (("ours", theirs), (theirs, "ours")):
         differing = connection.execute(
-            f"SELECT count(*) FROM (SELECT {columns} FROM {one}{until} EXCEPT ALL SELECT {columns} FROM {other}{until})"
+            f"SELECT count(*) FROM (SELECT {columns} FROM {one}{until} EXCEPT ALL SELECT"
+            f" {columns} FROM {other}{until})"
         ).fetchone()
         assert differing == (0,), f"{differing} results differ"
 

@@ -2,8 +2,9 @@
 
     python -m benchmarks.structured_over_time join|window FOLDER
 
-With the RocksDB state store and its changelog, and what there is at the start taken in, a file of each side a batch.
-ADJUNCT_SPARK_QUICK gives it the options of a JVM for short runs, as it does for its peer.
+With the RocksDB state store and its changelog, and what there is at the start taken in, a file of
+each side a batch. ADJUNCT_SPARK_QUICK gives it the options of a JVM for short runs, as it does for
+its peer.
 """
 
 from __future__ import annotations
@@ -39,16 +40,22 @@ def main(what: str, folder: Path) -> None:
     )
 
     def side(name: str, number: str) -> DataFrame:
-        read = spark.readStream.schema(f"k bigint, ts timestamp, {number} bigint").option("maxFilesPerTrigger", 1)
+        read = spark.readStream.schema(f"k bigint, ts timestamp, {number} bigint").option(
+            "maxFilesPerTrigger", 1
+        )
         return read.parquet(str(folder / name)).withWatermark("ts", "1 minute")
 
     clicks = side("clicks", "click")
     if what == "join":
         buys = side("buys", "buy").withColumnsRenamed({"k": "buyer", "ts": "bought_at"})
-        near = "k = buyer AND bought_at BETWEEN ts - INTERVAL 10 MINUTES AND ts + INTERVAL 10 MINUTES"
+        near = (
+            "k = buyer AND bought_at BETWEEN ts - INTERVAL 10 MINUTES AND ts + INTERVAL 10 MINUTES"
+        )
         made = clicks.join(buys, F.expr(near)).select("k", "ts", "click", "buy")
     else:
-        counted = clicks.groupBy(F.window("ts", "5 minutes").alias("w"), "k").agg(F.count("*").alias("clicks"))
+        counted = clicks.groupBy(F.window("ts", "5 minutes").alias("w"), "k").agg(
+            F.count("*").alias("clicks")
+        )
         made = counted.selectExpr("k", "w.start AS window_start", "w.end AS window_end", "clicks")
     query = (
         made.writeStream.format("parquet")

@@ -1,4 +1,5 @@
-"""What the layers of a remote table cost: microseconds a single operation and an entry in bulk, over a memory table.
+"""What the layers of a remote table cost: microseconds a single operation and an entry in bulk,
+over a memory table.
 
 Processor time is what counts: nothing here waits, and other work of the machine must not.
 """
@@ -19,8 +20,13 @@ SINGLE_GOAL, BULK_GOAL = 30.0, 1.0
 
 
 def run(rounds: int) -> None:
-    """Print the medians for a plain table, one with all layers, one that its cache answers, and the store alone."""
-    print(f"tables: microseconds; goals: {SINGLE_GOAL:g} a single operation, {BULK_GOAL:g} an entry of {BULK}")
+    """Print the medians for a plain table, one with all layers, one that its cache answers, and
+    the store alone.
+    """
+    print(
+        f"tables: microseconds; goals: {SINGLE_GOAL:g} a single operation, {BULK_GOAL:g} an entry"
+        f" of {BULK}"
+    )
     shapes = ["store", "plain", "all layers", "cached"]
     figures: dict[tuple[str, str], list[float]] = {}
     for _ in range(max(7, rounds)):
@@ -30,7 +36,10 @@ def run(rounds: int) -> None:
     whats = list(dict.fromkeys(what for what, _ in figures))
     print(f"  {'':16}" + "".join(f"{shape:>14}" for shape in shapes))
     for what in whats:
-        medians = [statistics.median(figures[what, shape]) if (what, shape) in figures else None for shape in shapes]
+        medians = [
+            statistics.median(figures[what, shape]) if (what, shape) in figures else None
+            for shape in shapes
+        ]
         print(f"  {what:16}" + "".join(f"{'-' if m is None else f'{m:.2f}':>14}" for m in medians))
     print(f"  counting: {_counting() * 1000:.0f} ns a count (goal: under 1000)\n")
 

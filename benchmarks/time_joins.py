@@ -1,6 +1,8 @@
-"""As-of joins: records with the entry of 12 a key that was valid at their time, against the plain join of as many rows.
+"""As-of joins: records with the entry of 12 a key that was valid at their time, against the plain
+join of as many rows.
 
-Both read the same records in one session, in turns, and keep nothing; then again with three deltas on both tables.
+Both read the same records in one session, in turns, and keep nothing; then again with three deltas
+on both tables.
 """
 
 from __future__ import annotations
@@ -50,18 +52,25 @@ def run(rounds: int, count: int = 3_000_000, sizes: tuple[int, ...] = (500_000, 
             for number in range(1, deltas + 1):
                 world.change(number)
             for records in sizes:
-                print(f"time-joins: {records:,} records, {count:,} rows, {deltas} deltas of {count // 100:,} rows")
+                print(
+                    f"time-joins: {records:,} records, {count:,} rows, {deltas} deltas of"
+                    f" {count // 100:,} rows"
+                )
                 world.fill(records)
                 for name in ("plain", "as_of"):
                     world.read(name, records)  # warm
                 measured = alternate(
-                    rounds, plain=partial(world.read, "plain", records), as_of=partial(world.read, "as_of", records)
+                    rounds,
+                    plain=partial(world.read, "plain", records),
+                    as_of=partial(world.read, "as_of", records),
                 )
                 show(measured, "as_of", "plain", "at most 2")
 
 
 class World:
-    """A table with an entry a key, one of as many rows with 12 a key, and streams of records that meet them."""
+    """A table with an entry a key, one of as many rows with 12 a key, and streams of records
+    that meet them.
+    """
 
     def __init__(self, spark: SparkSession, lake: Lake, count: int) -> None:
         self._spark, self._lake, self._count = spark, lake, count
@@ -102,7 +111,9 @@ class World:
         stream = stream.join(app.table(dataset), on="k", how="left", select=["a", "n"], **more)
         stream.send_to(app.output_stream("lake.out", key="k", partitions=BUCKETS))
         runtime = Runtime(self._lake, {"lake": self._streams}, lambda: self._spark, by="benchmark")
-        context = StepContext(runtime, app, plan_application(app, systems=runtime.systems), FanOut())
+        context = StepContext(
+            runtime, app, plan_application(app, systems=runtime.systems), FanOut()
+        )
         views = {name: StoredVersions(self._lake, dataset).current()}
         batch = Compiled(
             context,
@@ -120,12 +131,18 @@ class World:
         )
         batch.run()
         (frame,) = batch.sent
-        assert "Exchange hashpartitioning" not in frame._jdf.queryExecution().executedPlan().toString()
+        assert (
+            "Exchange hashpartitioning" not in frame._jdf.queryExecution().executedPlan().toString()
+        )
         return frame
 
     def _dataset(self, name: str) -> AdjunctDataset:
-        history: dict[str, Any] = {"history": "all", "valid_from": "since"} if name == "as_of" else {}
-        return unbounded_dataset(name, input=f"lake.{name}", key="k", partitions=BUCKETS, compaction=KEPT, **history)
+        history: dict[str, Any] = (
+            {"history": "all", "valid_from": "since"} if name == "as_of" else {}
+        )
+        return unbounded_dataset(
+            name, input=f"lake.{name}", key="k", partitions=BUCKETS, compaction=KEPT, **history
+        )
 
     def _append(self, name: str, sequence: int, first: int, rows: int) -> None:
         keys = self._count // EACH if name == "as_of" else self._count

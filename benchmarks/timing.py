@@ -29,7 +29,9 @@ class Measured:
 
 
 def alternate(rounds: int, **runs: Callable[[int], object]) -> dict[str, Measured]:
-    """Run each function once a round, in turns, so that a slow moment of the machine hits all of them."""
+    """Run each function once a round, in turns, so that a slow moment of the machine hits all of
+    them.
+    """
     seconds: dict[str, list[float]] = {name: [] for name in runs}
     for number in range(rounds):
         for name, run in runs.items():
@@ -40,9 +42,13 @@ def alternate(rounds: int, **runs: Callable[[int], object]) -> dict[str, Measure
 
 
 def module(name: str, *arguments: str | Path, **environment: str) -> None:
-    """Run a module in a process of its own, start-up included; its output is shown only if it fails."""
+    """Run a module in a process of its own, start-up included; its output is shown only if it
+    fails.
+    """
     command = [sys.executable, "-m", name, *map(str, arguments)]
-    done = subprocess.run(command, env=os.environ | environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, env=os.environ | environment, capture_output=True, text=True, check=False
+    )
     if done.returncode:
         raise SystemExit(f"{name} failed:\n{done.stdout}\n{done.stderr}")
 

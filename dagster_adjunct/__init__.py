@@ -1,8 +1,9 @@
-"""Streams joined with versioned reference data and written as partial updates, on Dagster and Spark.
+"""Streams joined with versioned reference data and written as partial updates, on Dagster and
+Spark.
 
-Here is what a first application needs. The other modules directly in this package have the rest, each name in exactly
-one of them; its folders are not for users. A name is imported when it is first used, because Spark's tasks import parts
-of this package on machines that may have no Dagster.
+Here is what a first application needs. The other modules directly in this package have the rest,
+each name in exactly one of them; its folders are not for users. A name is imported when it is first
+used, because Spark's tasks import parts of this package on machines that may have no Dagster.
 """
 
 from __future__ import annotations
@@ -10,10 +11,14 @@ from __future__ import annotations
 from pkgutil import iter_modules
 from typing import TYPE_CHECKING
 
-_MODULES = [module.name for module in iter_modules(__path__) if not module.ispkg]  # also of a zip file
+_MODULES = [
+    module.name for module in iter_modules(__path__) if not module.ispkg
+]  # also of a zip file
 
 if TYPE_CHECKING:
-    from dagster_adjunct.assets.advancing.advance_dataset import AdjunctDatasetManager as AdjunctDatasetManager
+    from dagster_adjunct.assets.advancing.advance_dataset import (
+        AdjunctDatasetManager as AdjunctDatasetManager,
+    )
     from dagster_adjunct.assets.advancing.advance_dataset import advance_dataset as advance_dataset
     from dagster_adjunct.assets.bounded.advance import advance_version_set as advance_version_set
     from dagster_adjunct.assets.declaration.dataset import AdjunctDataset as AdjunctDataset
@@ -29,15 +34,25 @@ if TYPE_CHECKING:
     from dagster_adjunct.assets.versions.reports import StageEvent as StageEvent
     from dagster_adjunct.assets.versions.version import VersionRef as VersionRef
     from dagster_adjunct.orchestration.application.application import Application as Application
-    from dagster_adjunct.orchestration.application.message_stream import MessageStream as MessageStream
-    from dagster_adjunct.orchestration.batch_log.batch_log import ApplicationState as ApplicationState
-    from dagster_adjunct.orchestration.batch_log.batch_log import application_state as application_state
+    from dagster_adjunct.orchestration.application.message_stream import (
+        MessageStream as MessageStream,
+    )
+    from dagster_adjunct.orchestration.batch_log.batch_log import (
+        ApplicationState as ApplicationState,
+    )
+    from dagster_adjunct.orchestration.batch_log.batch_log import (
+        application_state as application_state,
+    )
     from dagster_adjunct.orchestration.batch_log.batch_log import served_versions as served_versions
-    from dagster_adjunct.orchestration.code_location.definitions import build_definitions as build_definitions
+    from dagster_adjunct.orchestration.code_location.definitions import (
+        build_definitions as build_definitions,
+    )
     from dagster_adjunct.orchestration.code_location.resources import LakeResource as LakeResource
     from dagster_adjunct.orchestration.code_location.resources import SparkResource as SparkResource
     from dagster_adjunct.orchestration.operators.sends import SinkContext as SinkContext
-    from dagster_adjunct.orchestration.operators.table_updates import update_message as update_message
+    from dagster_adjunct.orchestration.operators.table_updates import (
+        update_message as update_message,
+    )
     from dagster_adjunct.orchestration.planner.planner import plan_application as plan_application
     from dagster_adjunct.orchestration.planner.planner import systems_for as systems_for
     from dagster_adjunct.orchestration.step.progress import StepEvent as StepEvent
@@ -52,7 +67,9 @@ if TYPE_CHECKING:
     from dagster_adjunct.resources.spark.in_process import IN_PROCESS as IN_PROCESS
     from dagster_adjunct.resources.spark.session import session_scope as session_scope
     from dagster_adjunct.resources.streams.lake.streams import LakeStreams as LakeStreams
-    from dagster_adjunct.resources.streams.system import SystemStreamPartition as SystemStreamPartition
+    from dagster_adjunct.resources.streams.system import (
+        SystemStreamPartition as SystemStreamPartition,
+    )
     from dagster_adjunct.resources.tables.operation import UpdateContract as UpdateContract
 else:  # hidden from type checkers, for which every name would exist
     from importlib import import_module

@@ -1,4 +1,6 @@
-"""Formats of change streams, extractors, dead letters, and compaction of deltas, for unbounded datasets."""
+"""Formats of change streams, extractors, dead letters, and compaction of deltas, for unbounded
+datasets.
+"""
 
 from dagster_adjunct.assets.declaration.change_formats import ArrowChangeFormat as ArrowChangeFormat
 from dagster_adjunct.assets.declaration.change_formats import ChangeFormat as ChangeFormat

@@ -1,4 +1,6 @@
-"""All errors that Adjunct raises on purpose. `dagster_adjunct.resources.errors` draws them as one tree."""
+"""All errors that Adjunct raises on purpose. `dagster_adjunct.resources.errors` draws them as
+one tree.
+"""
 
 from dagster_adjunct.resources.errors import AdjunctError as AdjunctError
 from dagster_adjunct.resources.errors import ApplicationBusyError as ApplicationBusyError
@@ -7,7 +9,9 @@ from dagster_adjunct.resources.errors import BatchTooLargeError as BatchTooLarge
 from dagster_adjunct.resources.errors import CommitConflictError as CommitConflictError
 from dagster_adjunct.resources.errors import CommitStateUnknownError as CommitStateUnknownError
 from dagster_adjunct.resources.errors import ComponentError as ComponentError
-from dagster_adjunct.resources.errors import ConditionalWritesUnsupportedError as ConditionalWritesUnsupportedError
+from dagster_adjunct.resources.errors import (
+    ConditionalWritesUnsupportedError as ConditionalWritesUnsupportedError,
+)
 from dagster_adjunct.resources.errors import ConditionsNotMetError as ConditionsNotMetError
 from dagster_adjunct.resources.errors import ConfigurationError as ConfigurationError
 from dagster_adjunct.resources.errors import DatasetError as DatasetError
@@ -19,7 +23,9 @@ from dagster_adjunct.resources.errors import KeyOrderError as KeyOrderError
 from dagster_adjunct.resources.errors import KeyTooLongError as KeyTooLongError
 from dagster_adjunct.resources.errors import KeyValueTableError as KeyValueTableError
 from dagster_adjunct.resources.errors import KeyValueTableExistsError as KeyValueTableExistsError
-from dagster_adjunct.resources.errors import KeyValueTableNotFoundError as KeyValueTableNotFoundError
+from dagster_adjunct.resources.errors import (
+    KeyValueTableNotFoundError as KeyValueTableNotFoundError,
+)
 from dagster_adjunct.resources.errors import KeyValueTableSealedError as KeyValueTableSealedError
 from dagster_adjunct.resources.errors import LakeNotFoundError as LakeNotFoundError
 from dagster_adjunct.resources.errors import LeaseLostError as LeaseLostError
@@ -33,7 +39,9 @@ from dagster_adjunct.resources.errors import ObjectNotFoundError as ObjectNotFou
 from dagster_adjunct.resources.errors import OffsetOutOfRangeError as OffsetOutOfRangeError
 from dagster_adjunct.resources.errors import OperatorFailedError as OperatorFailedError
 from dagster_adjunct.resources.errors import OutcomeUnknownError as OutcomeUnknownError
-from dagster_adjunct.resources.errors import PartitionCountMismatchError as PartitionCountMismatchError
+from dagster_adjunct.resources.errors import (
+    PartitionCountMismatchError as PartitionCountMismatchError,
+)
 from dagster_adjunct.resources.errors import PermanentError as PermanentError
 from dagster_adjunct.resources.errors import PlanningError as PlanningError
 from dagster_adjunct.resources.errors import PreconditionFailedError as PreconditionFailedError

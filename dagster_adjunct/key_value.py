@@ -14,7 +14,9 @@ from dagster_adjunct.resources.key_value.iterators import IteratorState as Itera
 from dagster_adjunct.resources.key_value.manager import KeyValueTableManager as KeyValueTableManager
 from dagster_adjunct.resources.key_value.manager import SegmentInfo as SegmentInfo
 from dagster_adjunct.resources.key_value.manager import TableInfo as TableInfo
-from dagster_adjunct.resources.key_value.segment import KeyValueTableConfiguration as KeyValueTableConfiguration
+from dagster_adjunct.resources.key_value.segment import (
+    KeyValueTableConfiguration as KeyValueTableConfiguration,
+)
 from dagster_adjunct.resources.key_value.segment import KeyVersion as KeyVersion
 from dagster_adjunct.resources.key_value.serializers import AvroSerializer as AvroSerializer
 from dagster_adjunct.resources.key_value.serializers import BytesSerializer as BytesSerializer
@@ -26,10 +28,18 @@ from dagster_adjunct.resources.key_value.serializers import Serializer as Serial
 from dagster_adjunct.resources.key_value.serializers import TextSerializer as TextSerializer
 from dagster_adjunct.resources.key_value.table import BlockingKeyValueTable as BlockingKeyValueTable
 from dagster_adjunct.resources.key_value.table import KeyValueTable as KeyValueTable
-from dagster_adjunct.resources.key_value_backends.dynamodb import DynamoDbSegments as DynamoDbSegments
-from dagster_adjunct.resources.key_value_backends.objects.segment import ObjectSegments as ObjectSegments
-from dagster_adjunct.resources.key_value_backends.postgres import PostgresSegments as PostgresSegments
+from dagster_adjunct.resources.key_value_backends.dynamodb import (
+    DynamoDbSegments as DynamoDbSegments,
+)
+from dagster_adjunct.resources.key_value_backends.objects.segment import (
+    ObjectSegments as ObjectSegments,
+)
+from dagster_adjunct.resources.key_value_backends.postgres import (
+    PostgresSegments as PostgresSegments,
+)
 from dagster_adjunct.resources.key_value_backends.sqlite import SqliteSegments as SqliteSegments
 from dagster_adjunct.resources.key_value_frames import FrameWritten as FrameWritten
 from dagster_adjunct.resources.key_value_frames import read_key_value_table as read_key_value_table
-from dagster_adjunct.resources.key_value_frames import write_key_value_table as write_key_value_table
+from dagster_adjunct.resources.key_value_frames import (
+    write_key_value_table as write_key_value_table,
+)

@@ -15,7 +15,11 @@ from dagster_adjunct.orchestration.maintenance.delete import DeletionReport as D
 from dagster_adjunct.orchestration.maintenance.delete import delete_dataset as delete_dataset
 from dagster_adjunct.orchestration.maintenance.delete import delete_stream as delete_stream
 from dagster_adjunct.orchestration.maintenance.expire import erase_keys as erase_keys
-from dagster_adjunct.orchestration.maintenance.expire import expire_all_versions as expire_all_versions
+from dagster_adjunct.orchestration.maintenance.expire import (
+    expire_all_versions as expire_all_versions,
+)
 from dagster_adjunct.orchestration.maintenance.expire import expire_versions as expire_versions
 from dagster_adjunct.orchestration.maintenance.rename import RenameReport as RenameReport
-from dagster_adjunct.orchestration.maintenance.rename import rename_application as rename_application
+from dagster_adjunct.orchestration.maintenance.rename import (
+    rename_application as rename_application,
+)

@@ -1,4 +1,6 @@
-"""Named readers: consumers outside of applications, whose positions in streams of the lake are kept by name."""
+"""Named readers: consumers outside of applications, whose positions in streams of the lake are
+kept by name.
+"""
 
 from dagster_adjunct.resources.streams.lake.readers import NewRecords as NewRecords
 from dagster_adjunct.resources.streams.lake.readers import ReaderInfo as ReaderInfo

@@ -1,4 +1,6 @@
-"""Reading what a dataset holds: now, earlier, by key, and as the difference between two versions."""
+"""Reading what a dataset holds: now, earlier, by key, and as the difference between two
+versions.
+"""
 
 from dagster_adjunct.assets.reading.dataset import Dataset as Dataset
 from dagster_adjunct.assets.reading.diff import ChangedEntry as ChangedEntry

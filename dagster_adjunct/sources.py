@@ -1,4 +1,6 @@
-"""Where a dataset's contents come from besides streams: files, queries, and snapshots to bootstrap from."""
+"""Where a dataset's contents come from besides streams: files, queries, and snapshots to
+bootstrap from.
+"""
 
 from dagster_adjunct.assets.declaration.dataset import Computation as Computation
 from dagster_adjunct.assets.declaration.dataset import FileSource as FileSource

@@ -1,4 +1,6 @@
-"""Streams: ranges of offsets, retention and compaction, and what you need to write a stream system of your own."""
+"""Streams: ranges of offsets, retention and compaction, and what you need to write a stream
+system of your own.
+"""
 
 from dagster_adjunct.orchestration.operators.event_time import ARRIVAL as ARRIVAL
 from dagster_adjunct.resources.bucketing.hashing import records_checksum as records_checksum

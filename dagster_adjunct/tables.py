@@ -50,7 +50,9 @@ if TYPE_CHECKING:
     from dagster_adjunct.resources.tables.retry import RetryPolicy as RetryPolicy
     from dagster_adjunct.resources.tables.table import BlockingTable as BlockingTable
     from dagster_adjunct.resources.tables.table import RemoteTable as RemoteTable
-    from dagster_adjunct.resources.tables.update_contract import UpdateContractLayer as UpdateContractLayer
+    from dagster_adjunct.resources.tables.update_contract import (
+        UpdateContractLayer as UpdateContractLayer,
+    )
 else:
     from dagster_adjunct.resources.lazy_modules import lazy_names
 

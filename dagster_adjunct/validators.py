@@ -1,4 +1,6 @@
-"""Validators, which check a version before it is published: ready-made ones, and what a validator of your own needs."""
+"""Validators, which check a version before it is published: ready-made ones, and what a
+validator of your own needs.
+"""
 
 from dagster_adjunct.assets.declaration.policies import Validator as Validator
 from dagster_adjunct.assets.validation.validators import Candidate as Candidate

@@ -1,4 +1,6 @@
-"""A stream system: streams in a SQLite file. Records are kept as JSON, so columns are text, numbers and booleans."""
+"""A stream system: streams in a SQLite file. Records are kept as JSON, so columns are text,
+numbers and booleans.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,13 @@ CREATE TABLE IF NOT EXISTS appends (stream, producer, sequence, digest, first, n
 CREATE TABLE IF NOT EXISTS records (stream, part, offset, time_ms, deleted, epoch, body,
                                     PRIMARY KEY (stream, part, offset)) WITHOUT ROWID;
 """
-KINDS = (pa.int32(), pa.int64(), pa.timestamp("us", tz="UTC"), pa.bool_(), pa.int32())  # of RECORD_META
+KINDS = (
+    pa.int32(),
+    pa.int64(),
+    pa.timestamp("us", tz="UTC"),
+    pa.bool_(),
+    pa.int32(),
+)  # of RECORD_META
 
 
 class SqliteStreams(NumberedOffsets, StreamWriter):
@@ -51,9 +59,13 @@ class SqliteStreams(NumberedOffsets, StreamWriter):
     def info(self, stream):
         rows = self._rows("SELECT columns, key, partitions FROM streams WHERE name = ?", stream)
         if not rows:
-            raise StreamNotFoundError(f"{self._path} has no stream {stream!r}.", "Check the name, or create it.")
+            raise StreamNotFoundError(
+                f"{self._path} has no stream {stream!r}.", "Check the name, or create it."
+            )
         columns, key, partitions = rows[0]
-        return StreamInfo(stream, partitions, tuple(json.loads(key)), "unknown", Schema.from_ddl(columns))
+        return StreamInfo(
+            stream, partitions, tuple(json.loads(key)), "unknown", Schema.from_ddl(columns)
+        )
 
     def oldest(self, ssps):
         return dict.fromkeys(ssps, "0")
@@ -74,7 +86,9 @@ class SqliteStreams(NumberedOffsets, StreamWriter):
         some += "WHERE stream = ? AND part = ? AND offset >= ? AND offset < ?"
         for ssp, span in ranges.items():
             if not 0 <= int(span.start) <= int(span.end) <= int(ends[ssp]):
-                raise OffsetOutOfRangeError(f"{ssp} holds 0 to {ends[ssp]}, not {span}.", "Read what is there.")
+                raise OffsetOutOfRangeError(
+                    f"{ssp} holds 0 to {ends[ssp]}, not {span}.", "Read what is there."
+                )
             rows += self._rows(some, ssp.stream, ssp.partition, int(span.start), int(span.end))
         table = pa.Table.from_pylist([json.loads(row[0]) for row in rows], own)
         for at, (name, kind) in enumerate(zip(RECORD_META, KINDS, strict=True), start=1):
@@ -83,21 +97,35 @@ class SqliteStreams(NumberedOffsets, StreamWriter):
 
     def append(self, stream, data, *, producer, sequence, order_by=(), **others):
         info = self.info(stream)
-        table = data if isinstance(data, pa.Table) else data.orderBy(*order_by or info.schema.names).toArrow()
+        table = (
+            data
+            if isinstance(data, pa.Table)
+            else data.orderBy(*order_by or info.schema.names).toArrow()
+        )
         rows = table.to_pylist()
         bodies = [json.dumps({name: row[name] for name in info.schema.names}) for row in rows]
         digest = zlib.crc32("\n".join(bodies).encode())
         with self._transaction() as database:  # all of it or nothing, one writer at a time
-            before = "SELECT digest, first, next, rows FROM appends WHERE (stream, producer, sequence) = (?, ?, ?)"
+            before = (
+                "SELECT digest, first, next, rows FROM appends WHERE (stream, producer, sequence) ="
+                " (?, ?, ?)"
+            )
             known = database.execute(before, (stream, producer, sequence)).fetchone()
             if known and known[0] != digest:
-                raise ProducerConflictError(f"{sequence} of {producer} is in with other records.", "Count on.")
+                raise ProducerConflictError(
+                    f"{sequence} of {producer} is in with other records.", "Count on."
+                )
             if known:
-                return AppendResult(_by_partition(known[1]), _by_partition(known[2]), known[3], duplicate=True)
+                return AppendResult(
+                    _by_partition(known[1]), _by_partition(known[2]), known[3], duplicate=True
+                )
             first = [int(end) for end in self.upcoming(self.partitions(stream)).values()]
             end = list(first)
             for row, body in zip(rows, bodies, strict=True):
-                part = zlib.crc32(json.dumps([row[name] for name in info.key]).encode()) % info.partitions
+                part = (
+                    zlib.crc32(json.dumps([row[name] for name in info.key]).encode())
+                    % info.partitions
+                )
                 at = row.get("__timestamp")
                 millis = int((time.time() if at is None else at.timestamp()) * 1000)
                 marks = (bool(row.get("__tombstone")), row.get("__epoch") or 0)
@@ -105,7 +133,10 @@ class SqliteStreams(NumberedOffsets, StreamWriter):
                 database.execute("INSERT INTO records VALUES (?, ?, ?, ?, ?, ?, ?)", record)
                 end[part] += 1
             sent = (digest, json.dumps(first), json.dumps(end), len(rows))
-            database.execute("INSERT INTO appends VALUES (?, ?, ?, ?, ?, ?, ?)", (stream, producer, sequence, *sent))
+            database.execute(
+                "INSERT INTO appends VALUES (?, ?, ?, ?, ?, ?, ?)",
+                (stream, producer, sequence, *sent),
+            )
         return AppendResult(_by_partition(sent[1]), _by_partition(sent[2]), len(rows))
 
     def _rows(self, statement, *values):

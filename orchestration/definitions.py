@@ -1,4 +1,5 @@
-"""The code location that workspace.yaml loads: the applications in ADJUNCT_APP, by default those of the demo.
+"""The code location that workspace.yaml loads: the applications in ADJUNCT_APP, by default those of
+the demo.
 
 ADJUNCT_APP is a list of MODULE:APP, separated by commas.
 """
@@ -14,5 +15,8 @@ _EXAMPLES = ("pipeline", "disruptions", "over_time")
 DEFAULT_APP = ",".join(f"dagster_adjunct.examples.flights.{name}:app" for name in _EXAMPLES)
 
 defs = build_definitions(
-    *[load_application(reference.strip()) for reference in (os.environ.get("ADJUNCT_APP") or DEFAULT_APP).split(",")]
+    *[
+        load_application(reference.strip())
+        for reference in (os.environ.get("ADJUNCT_APP") or DEFAULT_APP).split(",")
+    ]
 )

@@ -1,7 +1,8 @@
 """`TestApplication`: run an application on records of a test, without a server.
 
-It runs the production code over a temporary lake (in `/dev/shm` if it exists, because Spark's workers are separate
-processes) and fakes of external systems, so tests see the batches, datasets, state and errors of real runs.
+It runs the production code over a temporary lake (in `/dev/shm` if it exists, because Spark's
+workers are separate processes) and fakes of external systems, so tests see the batches, datasets,
+state and errors of real runs.
 """
 
 from __future__ import annotations
@@ -48,7 +49,12 @@ from dagster_adjunct.resources.streams.system import (
     SystemStreamPartition,
 )
 from dagster_adjunct.resources.tables.functions import StoreFunction
-from dagster_adjunct.resources.tables.operation import Capabilities, Operation, Outcomes, SystemClock
+from dagster_adjunct.resources.tables.operation import (
+    Capabilities,
+    Operation,
+    Outcomes,
+    SystemClock,
+)
 from dagster_adjunct.resources.tables.table import RemoteTable
 from dagster_adjunct.resources.validation import validated, validated_methods
 
@@ -59,8 +65,8 @@ if TYPE_CHECKING:
 @validated_methods
 @dataclass(frozen=True)
 class TestStream:
-    """A stream of a test: its columns (None: unknown), key columns, number of partitions, partitioner
-    ("spark-murmur3", "kafka-murmur2" or "unknown"), and whether offsets are numbers."""
+    """A stream of a test: its columns (None: unknown), key columns, number of partitions,
+    partitioner ("spark-murmur3", "kafka-murmur2" or "unknown"), and whether offsets are numbers."""
 
     __test__: ClassVar[bool] = False
     schema: Schema | None = None
@@ -107,7 +113,10 @@ def stream_schema(stream: str, given: TestStream, rows: Sequence[Mapping[str, An
         return Schema.from_arrow(to_arrow_table(rows, "its first records").schema)
     except errors.SchemaMismatchError as error:
         problem = f"stream {stream!r}: {error.problem}"
-        step = f"{error.next_step} Or describe the stream: TestApplication(app, {{…: TestStream(Schema.of(…))}})."
+        step = (
+            f"{error.next_step} Or describe the stream: TestApplication(app, {{…:"
+            " TestStream(Schema.of(…))})."
+        )
         raise errors.ConfigurationError(problem, step, stream=stream) from error
 
 
@@ -120,8 +129,8 @@ def arrow_table(
 ) -> pa.Table:
     """Return records, then tombstones, as a table.
 
-    Raises ConfigurationError for a record with an unknown column or a value that its column can't hold, and if no
-    record has a column of the key.
+    Raises ConfigurationError for a record with an unknown column or a value that its column can't
+    hold, and if no record has a column of the key.
     """
     everything = [*rows, *deleted]
     for number, row in enumerate(everything):
@@ -131,17 +140,28 @@ def arrow_table(
                 f"stream {stream!r}: record {number} has a column {unknown[0]!r}; its columns are "
                 f"{', '.join(schema.names)}."
             )
-            raise errors.ConfigurationError(problem, "Correct the record, or the columns of the stream.", stream=stream)
+            raise errors.ConfigurationError(
+                problem, "Correct the record, or the columns of the stream.", stream=stream
+            )
     for name in key:
         if everything and not any(name in row for row in everything):
-            problem = f"stream {stream!r}: no record has the column {name!r}, which is part of the key."
-            raise errors.ConfigurationError(problem, "Add it; write None for a record without a key.", stream=stream)
+            problem = (
+                f"stream {stream!r}: no record has the column {name!r}, which is part of the key."
+            )
+            raise errors.ConfigurationError(
+                problem, "Add it; write None for a record without a key.", stream=stream
+            )
     columns = {}
     for field in schema.to_arrow():
         try:
-            columns[field.name] = to_exact_array([row.get(field.name) for row in everything], field.type)
+            columns[field.name] = to_exact_array(
+                [row.get(field.name) for row in everything], field.type
+            )
         except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
-            problem = f"stream {stream!r}: column {field.name!r} is {schema.field(field.name, stream).type}: {error}."
+            problem = (
+                f"stream {stream!r}: column {field.name!r} is"
+                f" {schema.field(field.name, stream).type}: {error}."
+            )
             step = "Correct the records, or the columns of the stream."
             raise errors.ConfigurationError(problem, step, stream=stream) from error
     columns[TOMBSTONE] = pa.array([False] * len(rows) + [True] * len(deleted), pa.bool_())
@@ -152,7 +172,9 @@ Record = dict[str, Any]
 
 
 class FakeTable(StoreFunction[Hashable, Record, Any]):
-    """A read and write function of a remote table, with records in a file and the capabilities of what it replaces."""
+    """A read and write function of a remote table, with records in a file and the capabilities
+    of what it replaces.
+    """
 
     def __init__(self, path: str, replaced: Any) -> None:
         key = getattr(replaced, "key", None)
@@ -183,7 +205,9 @@ class FakeTable(StoreFunction[Hashable, Record, Any]):
 
 
 def fake_table(table: RemoteTable[Any, Any, Any], path: Path) -> RemoteTable[Any, Any, Any]:
-    """Return a copy of `table` with the same declaration and capabilities that keeps its records in a file."""
+    """Return a copy of `table` with the same declaration and capabilities that keeps its records
+    in a file.
+    """
     fake = copy.copy(table)
     fake.read_function, fake.write_function = (
         None if function is None else FakeTable(str(path), function)
@@ -213,8 +237,9 @@ def _locked_table(path: str) -> Iterator[MemoryTable]:
 def assert_plannable(app: Application, streams: Streams) -> ExecutionPlan:
     """Return the plan of an application over these streams, which are named "system.stream".
 
-    Inputs of the application and its datasets must be given, outputs need not. It takes milliseconds, without Spark or
-    a lake. Raises PlanningError for what a run would reject before it begins.
+    Inputs of the application and its datasets must be given, outputs need not. It takes
+    milliseconds, without Spark or a lake. Raises PlanningError for what a run would reject before
+    it begins.
     """
     catalog = {}
     for name, stream in streams.items():
@@ -222,7 +247,13 @@ def assert_plannable(app: Application, streams: Streams) -> ExecutionPlan:
         key = validate_column_names(f"stream {name!r}: key", stream.key)
         partitioner = stream.partitioner if key else "unknown"
         catalog[name] = StreamFacts(
-            name, stream.partitions, key, partitioner, stream.schema, system == LAKE, stream.numbered_offsets
+            name,
+            stream.partitions,
+            key,
+            partitioner,
+            stream.schema,
+            system == LAKE,
+            stream.numbered_offsets,
         )
     return build_plan(app, catalog)
 
@@ -236,8 +267,8 @@ _MEMORY = Path("/dev/shm")
 class TestResult:
     """The result of one run.
 
-    `outputs` and `deletions` have the records and deletions that the run sent, by output stream; `tables` all records
-    by table and key. `counters` are by output and join.
+    `outputs` and `deletions` have the records and deletions that the run sent, by output stream;
+    `tables` all records by table and key. `counters` are by output and join.
     """
 
     __test__: ClassVar[bool] = False
@@ -249,19 +280,22 @@ class TestResult:
     plan: ExecutionPlan
 
     def output(self, name: str) -> Records:
-        """Return the records that this run sent to an output stream, ordered by partition and offset."""
+        """Return the records that this run sent to an output stream, ordered by partition and
+        offset.
+        """
         return self.outputs[_require_known("output", name, self.outputs)]
 
     def deleted(self, name: str) -> Records:
-        """Return the deletions that this run sent to an output stream, ordered by partition and offset.
+        """Return the deletions that this run sent to an output stream, ordered by partition and
+        offset.
 
         They have the key columns, and null in columns without a value.
         """
         return self.deletions[_require_known("output", name, self.deletions)]
 
     def table(self, name: str) -> Mapping[Any, dict[str, Any]]:
-        """Return the records after this run, by key, of a remote table, or of a local table or dataset that the
-        application writes; a key of several columns is a tuple."""
+        """Return the records after this run, by key, of a remote table, or of a local table or
+        dataset that the application writes; a key of several columns is a tuple."""
         return self.tables[_require_known("table", name, self.tables)]
 
 
@@ -274,10 +308,11 @@ class TestApplication:
             test.input("lake.visits", [{"visitor": "ann", "shop": "north", "spent": 3.5}])
             assert test.run(spark).output("lake.known-visits") == [...]
 
-    `streams` describes existing streams (see `TestStream`); one that is not described has the columns of its first
-    records, no key and one partition. Streams of all systems are stored in a temporary lake; remote tables are replaced
-    by fakes with the same contract. Each run continues after the previous one. User functions are called unchanged.
-    Data is deleted at the end of the block, or by `close()`.
+    `streams` describes existing streams (see `TestStream`); one that is not described has the
+    columns of its first records, no key and one partition. Streams of all systems are stored in a
+    temporary lake; remote tables are replaced by fakes with the same contract. Each run continues
+    after the previous one. User functions are called unchanged. Data is deleted at the end of the
+    block, or by `close()`.
     """
 
     __test__ = False
@@ -298,8 +333,13 @@ class TestApplication:
         self._app = app._with_tables(self._datasets, self._tables)
         self._sequence, self._runs = 0, 0
         named = {*app.inputs, *app.outputs, *self._described}
-        named |= {dataset.stream for dataset in self._datasets.values() if dataset.stream is not None}
-        self._systems = {system: self._system(system) for system in sorted({split_stream_name(n)[0] for n in named})}
+        named |= {
+            dataset.stream for dataset in self._datasets.values() if dataset.stream is not None
+        }
+        self._systems = {
+            system: self._system(system)
+            for system in sorted({split_stream_name(n)[0] for n in named})
+        }
         for name, stream in self._described.items():
             if stream.schema is not None:
                 self._create(name, ())
@@ -315,16 +355,20 @@ class TestApplication:
         self._close()
 
     def input(self, stream: str, records: Rows, *, deleted: Rows = ()) -> None:
-        """Append records to the stream "system.stream", then deletions for the keys in `deleted`."""
+        """Append records to the stream "system.stream", then deletions for the keys in
+        `deleted`.
+        """
         split_stream_name(stream)
         self._append(stream, records, deleted, None)
 
-    def dataset(self, name: str, records: Rows, *, deleted: Rows = (), valid_from: datetime | None = None) -> None:
+    def dataset(
+        self, name: str, records: Rows, *, deleted: Rows = (), valid_from: datetime | None = None
+    ) -> None:
         """Deliver records of a dataset's input, for the next run.
 
-        For a bounded dataset they are a complete new version; for an unbounded one they are changes, followed by
-        deletions for the keys in `deleted`. `valid_from` (with its zone) is the time from which the version is valid,
-        if the bounded dataset declares such a time.
+        For a bounded dataset they are a complete new version; for an unbounded one they are
+        changes, followed by deletions for the keys in `deleted`. `valid_from` (with its zone) is
+        the time from which the version is valid, if the bounded dataset declares such a time.
         """
         dataset = self._datasets[_require_known("dataset", name, self._datasets)]
         _check_valid_from(dataset, valid_from)
@@ -337,7 +381,10 @@ class TestApplication:
             self._append(dataset.stream, records, deleted, None)
             return
         if deleted:
-            problem = f"dataset {name!r} is bounded: each delivery is a complete version, without deletions."
+            problem = (
+                f"dataset {name!r} is bounded: each delivery is a complete version, without"
+                " deletions."
+            )
             step = "Omit the deleted records from the version instead."
             raise errors.ConfigurationError(problem, step, argument="deleted", dataset=name)
         self._append(dataset.stream, records, (), f"v{self._sequence + 1:06d}", valid_from)
@@ -345,24 +392,39 @@ class TestApplication:
     def table(self, name: str, records: Mapping[Any, Mapping[str, Any]]) -> None:
         """Put records into a remote table by key (a tuple if the key has several columns)."""
         table = self._tables[_require_known("remote table", name, self._tables)]
-        keys = {key: key if isinstance(key, tuple) and len(table.key) > 1 else (key,) for key in records}
+        keys = {
+            key: key if isinstance(key, tuple) and len(table.key) > 1 else (key,) for key in records
+        }
         for key in (key for key, parts in keys.items() if len(parts) != len(table.key)):
-            problem = f"remote table {name!r} got {key!r:.80} as a key; its key is ({', '.join(table.key)})."
+            problem = (
+                f"remote table {name!r} got {key!r:.80} as a key; its key is"
+                f" ({', '.join(table.key)})."
+            )
             step = "Pass a tuple with a value for each of these columns."
             raise errors.ConfigurationError(problem, step, argument="records", table=name)
         self._fake(name).fill(
-            {key: {**dict(zip(table.key, keys[key], strict=True)), **record} for key, record in records.items()}
+            {
+                key: {**dict(zip(table.key, keys[key], strict=True)), **record}
+                for key, record in records.items()
+            }
         )
 
     def run(
-        self, spark: SparkSession | Callable[[], SparkSession] | None = None, *, max_batches: int | None = None
+        self,
+        spark: SparkSession | Callable[[], SparkSession] | None = None,
+        *,
+        max_batches: int | None = None,
     ) -> TestResult:
-        """Bring the datasets up to date and run batches until the inputs are read, or `max_batches` of them.
+        """Bring the datasets up to date and run batches until the inputs are read, or `max_batches`
+        of them.
 
-        `spark` is a session or a function that returns one; by default a local session is started once per process.
-        Raises the same errors as in production.
+        `spark` is a session or a function that returns one; by default a local session is started
+        once per process. Raises the same errors as in production.
         """
-        same_inputs = all(self._datasets[dataset.name].input is dataset.input for dataset in self._declared.datasets)
+        same_inputs = all(
+            self._datasets[dataset.name].input is dataset.input
+            for dataset in self._declared.datasets
+        )
         plan = plan_application(self._declared if same_inputs else self._app, systems=self._systems)
         before = {name: self._ends(name) for name in self._app.outputs}
         self._runs += 1
@@ -375,19 +437,29 @@ class TestApplication:
             max_batches=max_batches,
         )
         sent = {name: self._records(name, start) for name, start in before.items()}
-        outputs, deletions = ({name: records[part] for name, records in sent.items()} for part in (0, 1))
-        tables: dict[str, Mapping[Any, dict[str, Any]]] = {name: self._fake(name).records() for name in self._tables}
+        outputs, deletions = (
+            {name: records[part] for name, records in sent.items()} for part in (0, 1)
+        )
+        tables: dict[str, Mapping[Any, dict[str, Any]]] = {
+            name: self._fake(name).records() for name in self._tables
+        }
         written = {operator.spec.writes for operator in self._app.operators}
         tables |= {name: self._entries(name) for name in self._datasets if name in written}
         return TestResult(outputs, deletions, tables, report.step.counters, report, plan)
 
     def output(self, name: str) -> Records:
-        """Return all records of an output stream, ordered by partition and offset, without deletions."""
+        """Return all records of an output stream, ordered by partition and offset, without
+        deletions.
+        """
         return self._records(_require_known("output", name, self._app.outputs), {})[0]
 
     def _system(self, name: str) -> FakeStreams:
         described = {split_stream_name(stream): given for stream, given in self._described.items()}
-        partitioners = {stream: given.partitioner for (system, stream), given in described.items() if system == name}
+        partitioners = {
+            stream: given.partitioner
+            for (system, stream), given in described.items()
+            if system == name
+        }
         lake = self._lake if name == "lake" else open_lake(self._folder / f"system-{name}")
         return FakeStreams(lake, name, {} if name == "lake" else partitioners)
 
@@ -411,7 +483,12 @@ class TestApplication:
         self._systems[system].create(stream, schema=schema, key=key, partitions=given.partitions)
 
     def _append(
-        self, name: str, records: Rows, deleted: Rows, version: str | None, valid_from: datetime | None = None
+        self,
+        name: str,
+        records: Rows,
+        deleted: Rows,
+        version: str | None,
+        valid_from: datetime | None = None,
     ) -> None:
         system, stream = split_stream_name(name)
         if system not in self._systems:
@@ -429,7 +506,12 @@ class TestApplication:
         self._sequence += 1
         table = arrow_table(name, info.schema, records, deleted, info.key)
         self._systems[system].append(
-            stream, table, producer="test", sequence=self._sequence, end_of_dataset=version, valid_from=valid_from
+            stream,
+            table,
+            producer="test",
+            sequence=self._sequence,
+            end_of_dataset=version,
+            valid_from=valid_from,
         )
 
     def _ends(self, name: str) -> dict[SystemStreamPartition, str]:
@@ -439,7 +521,9 @@ class TestApplication:
         except errors.StreamNotFoundError:
             return {}
 
-    def _records(self, name: str, start: Mapping[SystemStreamPartition, str]) -> tuple[Records, Records]:
+    def _records(
+        self, name: str, start: Mapping[SystemStreamPartition, str]
+    ) -> tuple[Records, Records]:
         """Return the records and the deletions of an output from these positions on."""
         system = self._systems[split_stream_name(name)[0]]
         ends = self._ends(name)
@@ -463,7 +547,8 @@ def _with_stream_input(dataset: AdjunctDataset) -> AdjunctDataset:
     if dataset.stream is None and not dataset.follows_changes:
         if dataset.versions is not None:
             raise errors.ConfigurationError(
-                f"dataset {dataset.name!r} has versions that are Dagster's partitions, which tests do not support.",
+                f"dataset {dataset.name!r} has versions that are Dagster's partitions, which tests"
+                " do not support.",
                 "Test the application with a dataset that is declared without versions=.",
                 dataset=dataset.name,
             )
@@ -472,17 +557,30 @@ def _with_stream_input(dataset: AdjunctDataset) -> AdjunctDataset:
 
 
 def _check_valid_from(dataset: AdjunctDataset, valid_from: datetime | None) -> None:
-    """Raise ConfigurationError if `valid_from` is missing, or given for a dataset without such times."""
+    """Raise ConfigurationError if `valid_from` is missing, or given for a dataset without such
+    times.
+    """
     if (valid_from is None) == (dataset.valid_from is None):
         return
     if valid_from is None:
         problem = f"dataset {dataset.name!r} declares valid_from, but this version has no time."
-        next_step = "Pass the time from which it is valid: valid_from=datetime(2026, 1, 31, tzinfo=UTC)."
+        next_step = (
+            "Pass the time from which it is valid: valid_from=datetime(2026, 1, 31, tzinfo=UTC)."
+        )
     elif dataset.follows_changes:
-        problem = f"dataset {dataset.name!r} is unbounded, but valid_from={valid_from!r} is for bounded ones."
-        next_step = "Omit it: each change has its own time, in the column that the dataset's valid_from names."
+        problem = (
+            f"dataset {dataset.name!r} is unbounded, but valid_from={valid_from!r} is for bounded"
+            " ones."
+        )
+        next_step = (
+            "Omit it: each change has its own time, in the column that the dataset's valid_from"
+            " names."
+        )
     else:
-        problem = f"dataset {dataset.name!r} got valid_from={valid_from!r}, but does not declare valid_from."
+        problem = (
+            f"dataset {dataset.name!r} got valid_from={valid_from!r}, but does not declare"
+            " valid_from."
+        )
         next_step = "Omit it, or declare the dataset with valid_from=…."
     raise errors.ConfigurationError(problem, next_step, argument="valid_from", dataset=dataset.name)
 

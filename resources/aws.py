@@ -1,7 +1,8 @@
-"""botocore sessions that ask for credentials again after a service has called them expired, and share its descriptions.
+"""botocore sessions that ask for credentials again after a service has called them expired, and
+share its descriptions.
 
-Parsing botocore's descriptions of AWS services takes each session a tenth of a second of processor time; with shared
-ones it is a hundredth.
+Parsing botocore's descriptions of AWS services takes each session a tenth of a second of processor
+time; with shared ones it is a hundredth.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ if TYPE_CHECKING:
     from botocore.session import Session
 
 _CLOCK_CODES = frozenset({"RequestTimeTooSkewed", "RequestInTheFuture"})
-# Answers to credentials that were valid before, or to a clock that is wrong: the same request may succeed later.
+# Answers to credentials that were valid before, or to a clock that is wrong: the same request may
+# succeed later.
 STALE_CODES = frozenset(
     {
         "ExpiredToken",
@@ -35,7 +37,8 @@ STALE_CODES = frozenset(
 # Answers to a wrong secret, and to a clock that is wrong.
 _SIGNATURE_CODES = frozenset({"SignatureDoesNotMatch", "InvalidSignatureException", "AuthFailure"})
 _MOST_SKEW = timedelta(minutes=4, seconds=30)  # services accept a difference of 5 or 15 minutes
-# Errors of a provider that may have credentials later: a process, a role, a machine, a login by SSO.
+# Errors of a provider that may have credentials later: a process, a role, a machine, a login by
+# SSO.
 _PROVIDER_ERRORS = (
     "CredentialRetrievalError",
     "MetadataRetrievalError",
@@ -62,12 +65,16 @@ class RenewableCredentials:
         self._loaded = None
 
     def load_credentials(self) -> RenewableCredentials:
-        """Load the credentials and return this object; a botocore session calls it as its chain of providers."""
+        """Load the credentials and return this object; a botocore session calls it as its chain
+        of providers.
+        """
         self._loaded = self._load()
         return self
 
     def get_frozen_credentials(self) -> Any:
-        """Return the credentials to sign a request with. Raises botocore's errors if there are none now."""
+        """Return the credentials to sign a request with. Raises botocore's errors if there are
+        none now.
+        """
         from botocore.exceptions import CredentialRetrievalError, NoCredentialsError
 
         if self._loaded is None:
@@ -107,18 +114,23 @@ class RenewableCredentials:
         return account
 
 
-def new_session(profile: str | None = None, load: Callable[[], Credentials] | None = None) -> Session:
-    """Return a session that finds its settings and credentials as boto3 does; `profile` names an AWS profile.
+def new_session(
+    profile: str | None = None, load: Callable[[], Credentials] | None = None
+) -> Session:
+    """Return a session that finds its settings and credentials as boto3 does; `profile` names an
+    AWS profile.
 
-    Once a service has called the credentials expired, the next request asks their provider again: a file, a process, a
-    role, or `load`, if it is given.
+    Once a service has called the credentials expired, the next request asks their provider again: a
+    file, a process, a role, or `load`, if it is given.
     """
     session = _plain_session(profile)
     first = session.get_component("credential_provider")
     plain = [first]  # its parsed configuration is used once: files may have changed later
 
     def find() -> Credentials | None:
-        chain = plain.pop() if plain else _plain_session(profile).get_component("credential_provider")
+        chain = (
+            plain.pop() if plain else _plain_session(profile).get_component("credential_provider")
+        )
         found: Credentials | None = chain.load_credentials()
         return found
 
@@ -136,7 +148,9 @@ def _plain_session(profile: str | None) -> Session:
     return session
 
 
-def _renew_if_stale(credentials: RenewableCredentials, parsed: Mapping[str, Any], **event: Any) -> None:
+def _renew_if_stale(
+    credentials: RenewableCredentials, parsed: Mapping[str, Any], **event: Any
+) -> None:
     code = (parsed.get("Error") or {}).get("Code", "")
     if code in STALE_CODES or code in _SIGNATURE_CODES:
         credentials.renew()
@@ -150,12 +164,17 @@ def _loader(data_path: str | None) -> Loader:
 
 
 def stale_reason(error: BaseException) -> tuple[str, str]:
-    """Return why credentials are refused now but may be accepted later, and the next step; two "" for other errors.
+    """Return why credentials are refused now but may be accepted later, and the next step; two ""
+    for other errors.
 
-    `error` is one of botocore's. Credentials have expired, their provider fails, or this machine's clock is wrong.
+    `error` is one of botocore's. Credentials have expired, their provider fails, or this machine's
+    clock is wrong.
     """
     if any(kind.__name__ in _PROVIDER_ERRORS for kind in type(error).__mro__):
-        step = "Check the provider of the credentials (a process, a role, a login by SSO), then run it again."
+        step = (
+            "Check the provider of the credentials (a process, a role, a login by SSO), then run it"
+            " again."
+        )
         return "the provider of the credentials has none now", step
     response = getattr(error, "response", None)
     if not isinstance(response, Mapping):
@@ -164,15 +183,23 @@ def stale_reason(error: BaseException) -> tuple[str, str]:
     is_skewed = skew is not None and abs(skew) > _MOST_SKEW
     if code in _CLOCK_CODES or (code in _SIGNATURE_CODES and is_skewed):
         apart = "" if skew is None else f": the service's is {skew.total_seconds():+,.0f} s from it"
-        return f"this machine's clock is wrong{apart}", "Let it follow a time server, then run it again."
+        return (
+            f"this machine's clock is wrong{apart}",
+            "Let it follow a time server, then run it again.",
+        )
     if code not in STALE_CODES:
         return "", ""
-    step = "Run it again: it asks the provider of the credentials (a file, a process, a role) again. Renew those that "
+    step = (
+        "Run it again: it asks the provider of the credentials (a file, a process, a role) again."
+        " Renew those that "
+    )
     return "the credentials have expired", f"{step}do not renew themselves."
 
 
 def clock_skew(response: Mapping[str, Any]) -> timedelta | None:
-    """Return how far the clock of the service that answered is ahead of this machine's; None if it states no time."""
+    """Return how far the clock of the service that answered is ahead of this machine's; None if
+    it states no time.
+    """
     stated = response.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date", "")
     try:
         moment = parsedate_to_datetime(stated)

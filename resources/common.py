@@ -1,5 +1,6 @@
-"""What all packages share: checks of arguments and names, lines of user code, registries of classes, stored documents,
-moments in microseconds, threads for requests, and an event loop for code that is not async."""
+"""What all packages share: checks of arguments and names, lines of user code, registries of
+classes, stored documents, moments in microseconds, threads for requests, and an event loop for code
+that is not async."""
 
 from __future__ import annotations
 
@@ -42,15 +43,19 @@ def argument_error(
 
     `about` are further fields of the error, such as the dataset.
     """
-    return ConfigurationError(f"{found}: expected {expected}.", next_step, argument=argument, **about)
+    return ConfigurationError(
+        f"{found}: expected {expected}.", next_step, argument=argument, **about
+    )
 
 
-# Names that Python takes for zones, but Spark does not: files next to the zones. Those in right/ count leap seconds.
+# Names that Python takes for zones, but Spark does not: files next to the zones. Those in right/
+# count leap seconds.
 _NOT_A_ZONE = re.compile(r"(posix|right)/|(localtime|posixrules|Factory)$")
 
 
 def check_zone(found: str, zone: str, *, argument: str) -> None:
-    """Raise `argument_error` unless `zone` is the name of an IANA time zone that this machine knows.
+    """Raise `argument_error` unless `zone` is the name of an IANA time zone that this machine
+    knows.
 
     `found` begins the message, such as "Tumbling has zone".
     """
@@ -64,36 +69,55 @@ def check_zone(found: str, zone: str, *, argument: str) -> None:
 
 
 def check_whole_number(
-    value: object, found: str, expected: str, *, argument: str, least: int = 1, next_step: str = "", **about: Any
+    value: object,
+    found: str,
+    expected: str,
+    *,
+    argument: str,
+    least: int = 1,
+    next_step: str = "",
+    **about: Any,
 ) -> None:
     """Raise `argument_error` unless `value` is a whole number of at least `least`."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise argument_error(found, expected, next_step, argument=argument, **about)
 
 
-def check_seconds(value: object, found: str, *, argument: str, none: bool = False, zero: bool = False) -> None:
+def check_seconds(
+    value: object, found: str, *, argument: str, none: bool = False, zero: bool = False
+) -> None:
     """Raise `argument_error` unless `value` is a finite number of seconds above 0.
 
     `none` allows None, `zero` allows 0.
     """
     if value is None and none:
         return
-    number = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < MAX_SECONDS
+    number = (
+        isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < MAX_SECONDS
+    )
     if not number or (value == 0 and not zero):
-        expected = ("seconds from 0 on" if zero else "seconds above 0") + (", or None" if none else "")
+        expected = ("seconds from 0 on" if zero else "seconds above 0") + (
+            ", or None" if none else ""
+        )
         raise argument_error(found, expected, argument=argument)
 
 
-def check_choice(value: object, found: str, choices: Sequence[object], *, argument: str, **about: Any) -> None:
+def check_choice(
+    value: object, found: str, choices: Sequence[object], *, argument: str, **about: Any
+) -> None:
     """Raise `argument_error` unless `value` is one of the choices."""
     if value not in choices:
-        raise argument_error(found, f"one of {', '.join(map(repr, choices))}", argument=argument, **about)
+        raise argument_error(
+            found, f"one of {', '.join(map(repr, choices))}", argument=argument, **about
+        )
 
 
 def import_package(what: str, module: str, extra: str, **about: Any) -> Any:
-    """Import and return a module of an optional package, which `what` needs. Raises ConfigurationError without it.
+    """Import and return a module of an optional package, which `what` needs. Raises
+    ConfigurationError without it.
 
-    `extra` is the extra of this distribution that installs it; `about` are further fields of the error.
+    `extra` is the extra of this distribution that installs it; `about` are further fields of the
+    error.
     """
     try:
         return import_module(module)
@@ -117,12 +141,16 @@ class CodeLine:
     line: int
 
     def __str__(self) -> str:
-        """Return "visits.py:12"; the path is relative if the file is in the working directory or below it."""
+        """Return "visits.py:12"; the path is relative if the file is in the working directory or
+        below it.
+        """
         file = Path(self.file)
         return f"{file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file}:{self.line}"
 
     def describe(self) -> str:
-        """Return "flights.py, line 12", for messages: without the folder, so the text is the same on all machines."""
+        """Return "flights.py, line 12", for messages: without the folder, so the text is the
+        same on all machines.
+        """
         return f"{Path(self.file).name}, line {self.line}"
 
 
@@ -148,8 +176,8 @@ def declaring_at(line: CodeLine | None) -> Iterator[None]:
 
 
 def find_calling_line() -> CodeLine | None:
-    """Return the line of user code that called into this distribution, or that of `declaring_at`; None in an
-    interactive session.
+    """Return the line of user code that called into this distribution, or that of `declaring_at`;
+    None in an interactive session.
     """
     if (declared := _declared_at.get()) is not None:
         return declared
@@ -168,17 +196,23 @@ _SAFE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")
 
 
 def check_name(kind: str, name: str) -> str:
-    """Return `name` if it is safe in paths and keys; `kind` says in errors what it names ("dataset", "stream").
+    """Return `name` if it is safe in paths and keys; `kind` says in errors what it names
+    ("dataset", "stream").
 
-    A safe name has 1 to 100 letters, digits, `-` and `_`, and begins with a letter or digit. It has no dots, because
-    `system.stream.3` names a partition of a stream.
+    A safe name has 1 to 100 letters, digits, `-` and `_`, and begins with a letter or digit. It has
+    no dots, because `system.stream.3` names a partition of a stream.
     """
     if not isinstance(name, str) or not _SAFE.fullmatch(name):
         system, _, stream = str(name).partition(".")
         if kind == "stream" and _SAFE.fullmatch(system) and _SAFE.fullmatch(stream):
-            problem, step = f"stream name {name!r} includes its system: expected the name alone.", f"Write {stream!r}."
+            problem, step = (
+                f"stream name {name!r} includes its system: expected the name alone.",
+                f"Write {stream!r}.",
+            )
         else:
-            problem = f"{kind} name {name!r} is not safe: expected 1 to 100 letters, digits, '-' or '_', "
+            problem = (
+                f"{kind} name {name!r} is not safe: expected 1 to 100 letters, digits, '-' or '_', "
+            )
             problem += "beginning with a letter or digit."
             safe = re.sub(r"[^A-Za-z0-9_-]+", "-", str(name)).strip("-_")[:100]
             step = f"Choose another name, such as {safe!r}." if safe else "Choose another name."
@@ -191,27 +225,39 @@ def split_stream_name(qualified: str) -> tuple[str, str]:
     system, dot, stream = str(qualified).partition(".")
     if not dot:
         problem = f"stream {qualified!r} names no system: expected SYSTEM.STREAM."
-        raise InvalidNameError(problem, f'Write "lake.{qualified}" for a stream of the lake.', name=str(qualified))
+        raise InvalidNameError(
+            problem, f'Write "lake.{qualified}" for a stream of the lake.', name=str(qualified)
+        )
     if "." in stream:
         problem = f"stream {qualified!r} has more than one dot: expected SYSTEM.STREAM."
-        step = f'Write "{system}.{stream.partition(".")[0]}", without a partition; a stream\'s name has no dots.'
+        step = (
+            f'Write "{system}.{stream.partition(".")[0]}", without a partition; a stream\'s name'
+            " has no dots."
+        )
         raise InvalidNameError(problem, step, name=str(qualified))
     return check_name("system", system), check_name("stream", stream)
 
 
 def unqualify_stream_name(system: str, name: str) -> str:
-    """Return the stream's name without its system, which may precede it ("SYSTEM.STREAM") and must be `system`."""
+    """Return the stream's name without its system, which may precede it ("SYSTEM.STREAM") and
+    must be `system`.
+    """
     if "." not in name:
         return check_name("stream", name)
     named, stream = split_stream_name(name)
     if named != system:
-        problem = f"stream {name!r} belongs to the system {named!r}: expected a stream of {system!r}."
-        raise ConfigurationError(problem, f'Write "STREAM" or "{system}.STREAM".', stream=name, system=named)
+        problem = (
+            f"stream {name!r} belongs to the system {named!r}: expected a stream of {system!r}."
+        )
+        raise ConfigurationError(
+            problem, f'Write "STREAM" or "{system}.STREAM".', stream=name, system=named
+        )
     return stream
 
 
 def split_partitions(text: str) -> tuple[str, str | None]:
-    """Split "system.stream.0-3,7" into "system.stream" and "0-3,7", which is None where no partitions are named.
+    """Split "system.stream.0-3,7" into "system.stream" and "0-3,7", which is None where no
+    partitions are named.
 
     Neither part is checked: `split_stream_name` does that.
     """
@@ -221,11 +267,12 @@ def split_partitions(text: str) -> tuple[str, str | None]:
 
 
 class ClassRegistry(Generic[T]):
-    """Classes of one kind, each registered under a name. Their objects are stored as this name and their settings.
+    """Classes of one kind, each registered under a name. Their objects are stored as this name and
+    their settings.
 
-    `kind` names the classes in errors ("backend of tables"), `call` is the public function that registers one. The
-    settings are what an object's `to_dict()` returns. Adjunct's own classes are given as name="module.Class", and
-    imported only when a stored document names them.
+    `kind` names the classes in errors ("backend of tables"), `call` is the public function that
+    registers one. The settings are what an object's `to_dict()` returns. Adjunct's own classes are
+    given as name="module.Class", and imported only when a stored document names them.
     """
 
     def __init__(self, kind: str, call: str, **ours: str) -> None:
@@ -234,7 +281,9 @@ class ClassRegistry(Generic[T]):
         self._classes: dict[str, Callable[..., T]] = {}
 
     def register(self, name: str, factory: Callable[..., T]) -> None:
-        """Register a class under `name`. It must accept the items of its `to_dict()` as keyword arguments."""
+        """Register a class under `name`. It must accept the items of its `to_dict()` as keyword
+        arguments.
+        """
         known = self._find(check_name("backend", name)) or self._classes.setdefault(name, factory)
         if known is not factory:
             problem = f"the {self._kind} {name!r} is already registered, as {known!r}."
@@ -246,8 +295,13 @@ class ClassRegistry(Generic[T]):
         for name, known in [*self._ours.items(), *self._classes.items()]:
             if known in (path, type(item)):
                 return {"backend": name, **item.to_dict()}
-        problem = f"{type(item).__name__} is not a registered {self._kind}; registered are {self._names()}."
-        raise ConfigurationError(problem, f"Register it with {self._call}(name, class).", backend=type(item).__name__)
+        problem = (
+            f"{type(item).__name__} is not a registered {self._kind}; registered are"
+            f" {self._names()}."
+        )
+        raise ConfigurationError(
+            problem, f"Register it with {self._call}(name, class).", backend=type(item).__name__
+        )
 
     def from_description(self, description: Mapping[str, Any]) -> T:
         """Return a new object with the class and settings that `describe` has returned."""
@@ -255,9 +309,15 @@ class ClassRegistry(Generic[T]):
         name = settings.pop("backend", None)
         make = self._find(str(name))
         if make is None:
-            problem = f"a stored document names the {self._kind} {name!r}, which is not registered; registered are "
+            problem = (
+                f"a stored document names the {self._kind} {name!r}, which is not registered;"
+                " registered are "
+            )
             problem += f"{self._names()}."
-            step = f"Import the module that registers it, or call {self._call}(name, class) before reading it."
+            step = (
+                f"Import the module that registers it, or call {self._call}(name, class) before"
+                " reading it."
+            )
             raise ConfigurationError(problem, step, backend=str(name))
         signature = inspect.signature(make)
         try:
@@ -291,13 +351,17 @@ def unique_members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 class StoredDocument(BaseModel):
-    """A stored document, or a part of one: frozen, and rejecting fields that this release does not know."""
+    """A stored document, or a part of one: frozen, and rejecting fields that this release does
+    not know.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
 
 class Report:
-    """Base of dataclasses that report what was done, found or planned; programs read them as JSON."""
+    """Base of dataclasses that report what was done, found or planned; programs read them as
+    JSON.
+    """
 
     __slots__ = ()
 
@@ -309,8 +373,8 @@ class Report:
 def to_json_value(value: Any) -> Any:
     """Return a value in a form that JSON can hold.
 
-    Times become ISO text, durations seconds, binary values base64. Decimals, NaN and infinities become text, as do
-    objects whose class defines `__str__`, such as partitions.
+    Times become ISO text, durations seconds, binary values base64. Decimals, NaN and infinities
+    become text, as do objects whose class defines `__str__`, such as partitions.
     """
     if value is None or isinstance(value, bool | int | str):
         return value
@@ -341,9 +405,12 @@ def _fields_to_json(value: Any) -> dict[str, Any]:
 
 
 def validation_problems(error: ValidationError) -> list[str]:
-    """Return the problems that pydantic found, each as "field: message"; messages of validators stay as they are."""
+    """Return the problems that pydantic found, each as "field: message"; messages of validators
+    stay as they are.
+    """
     return [
-        f"{'.'.join(map(str, one['loc'])) or 'the whole document'}: {one['msg'].removeprefix('Value error, ')}"
+        f"{'.'.join(map(str, one['loc'])) or 'the whole document'}:"
+        f" {one['msg'].removeprefix('Value error, ')}"
         for one in error.errors(include_url=False)
     ]
 
@@ -370,19 +437,25 @@ def read_duration(text: str) -> timedelta | None:
 
 
 def describe_span(span: object) -> str:
-    """Return a timedelta as text, such as "0:05:00" or "-1 day, 0:00:00"; of another value its repr."""
+    """Return a timedelta as text, such as "0:05:00" or "-1 day, 0:00:00"; of another value its
+    repr.
+    """
     if not isinstance(span, timedelta):
         return repr(span)
     return f"-{-span}" if span < timedelta(0) else str(span)
 
 
 def subtract_span(now: datetime, span: timedelta) -> datetime:
-    """Return `now` minus `span`, or the first moment of the year 1 where that is too far back (`timedelta.max`)."""
+    """Return `now` minus `span`, or the first moment of the year 1 where that is too far back
+    (`timedelta.max`).
+    """
     return now - min(span, now - _FIRST)
 
 
 def add_span(now: datetime, span: timedelta) -> datetime:
-    """Return `now` plus `span`, or the last moment of the year 9999 where that is too far ahead (`timedelta.max`)."""
+    """Return `now` plus `span`, or the last moment of the year 9999 where that is too far ahead
+    (`timedelta.max`).
+    """
     return now + min(span, _LAST - now)
 
 
@@ -411,14 +484,20 @@ def utc_now() -> datetime:
 
 
 def require_reason(reason: str, what: str, changed: str, **facts: str) -> None:
-    """Raise ConfigurationError for a change without a reason: `what` can't be `changed` ("deleted")."""
+    """Raise ConfigurationError for a change without a reason: `what` can't be `changed`
+    ("deleted").
+    """
     if not reason.strip():
         step = "Pass a reason, which is recorded with the change."
-        raise ConfigurationError(f"{what} can't be {changed} without a reason.", step, argument="reason", **facts)
+        raise ConfigurationError(
+            f"{what} can't be {changed} without a reason.", step, argument="reason", **facts
+        )
 
 
 def resolve_user(by: str | None) -> str:
-    """Return `by`, or else the user of the operating system. Raises ConfigurationError if neither is known."""
+    """Return `by`, or else the user of the operating system. Raises ConfigurationError if
+    neither is known.
+    """
     if by is None:
         try:
             by = getpass.getuser()
@@ -433,22 +512,28 @@ def resolve_user(by: str | None) -> str:
 REQUESTS_AT_ONCE = 8
 
 
-def map_in_threads(work: Callable[[A], T], items: Iterable[A], at_once: int = REQUESTS_AT_ONCE) -> list[T]:
-    """Return the results of `work` for the items, in their order, from up to `at_once` concurrent calls.
+def map_in_threads(
+    work: Callable[[A], T], items: Iterable[A], at_once: int = REQUESTS_AT_ONCE
+) -> list[T]:
+    """Return the results of `work` for the items, in their order, from up to `at_once` concurrent
+    calls.
 
-    Raises the error of the first item, in this order, that failed. Errors and interrupts are raised once no call is
-    running any more; calls that have not begun by then are cancelled.
+    Raises the error of the first item, in this order, that failed. Errors and interrupts are raised
+    once no call is running any more; calls that have not begun by then are cancelled.
     """
     listed = list(items)
     if min(len(listed), at_once) < 2:
         return [work(item) for item in listed]
     begun: list[Future[T]] = []
     with ThreadPoolExecutor(min(len(listed), at_once), "adjunct-requests") as threads:
-        # Python starts no threads after the main one has ended: then this thread does the rest itself.
+        # Python starts no threads after the main one has ended: then this thread does the rest
+        # itself.
         with suppress(RuntimeError):
             begun.extend(threads.submit(work, item) for item in listed)
         try:
-            return [future.result() for future in begun] + [work(item) for item in listed[len(begun) :]]
+            return [future.result() for future in begun] + [
+                work(item) for item in listed[len(begun) :]
+            ]
         finally:
             for future in begun:
                 future.cancel()
@@ -460,10 +545,12 @@ def call_in_threads(*calls: Callable[[], Any], at_once: int = REQUESTS_AT_ONCE) 
 
 
 class LoopThread:
-    """An event loop in a thread of its own, which runs coroutines for callers that block until they are done.
+    """An event loop in a thread of its own, which runs coroutines for callers that block until they
+    are done.
 
-    Callers may be in any thread, also in one whose own event loop is running (and blocked meanwhile). The thread starts
-    with the first coroutine, and again after `close` and after a fork.
+    Callers may be in any thread, also in one whose own event loop is running (and blocked
+    meanwhile). The thread starts with the first coroutine, and again after `close` and after a
+    fork.
     """
 
     def __init__(self, name: str) -> None:
@@ -480,21 +567,25 @@ class LoopThread:
             try:
                 return pending.result()
             except BaseException:
-                pending.cancel()  # Ctrl-C must not leave the request running behind the caller's back
+                # Ctrl-C must not leave the request running behind the caller's back
+                pending.cancel()
                 raise
         finally:
             self._leave(mine)
 
     def close(self, closing: Callable[[], Coroutine[Any, Any, object]]) -> None:
-        """Run a last coroutine, which releases the loop's resources, then end the thread; nothing without a thread.
+        """Run a last coroutine, which releases the loop's resources, then end the thread; nothing
+        without a thread.
 
-        Callers that are waiting in other threads get their results first; later callers start a new thread.
+        Callers that are waiting in other threads get their results first; later callers start a new
+        thread.
         """
         with self._change:
             running, self._running = self._running, None
             if running is None:
                 return
-            # A signal handler may call this in a thread that is waiting here, and whose call can't finish first.
+            # A signal handler may call this in a thread that is waiting here, and whose call can't
+            # finish first.
             this = threading.get_ident()
             self._change.wait_for(lambda: all(caller == this for caller in running.callers))
         try:
@@ -517,7 +608,9 @@ class LoopThread:
             self._change.notify_all()
 
     def _abandon(self) -> None:
-        """Drop the parent process's loop after a fork: its thread does not exist here, and its selector is shared."""
+        """Drop the parent process's loop after a fork: its thread does not exist here, and its
+        selector is shared.
+        """
         _parent_loops.append(self._running)
         self._running, self._change = None, threading.Condition()
 
@@ -528,12 +621,16 @@ class _Running:
     def __init__(self, name: str) -> None:
         self.loop = asyncio.new_event_loop()
         self.callers: list[int] = []
-        self.thread = threading.Thread(target=_run_until_stopped, args=(self.loop,), name=name, daemon=True)
+        self.thread = threading.Thread(
+            target=_run_until_stopped, args=(self.loop,), name=name, daemon=True
+        )
         self.thread.start()
 
 
 _loop_threads: WeakSet[LoopThread] = WeakSet()
-_parent_loops: list[_Running | None] = []  # kept: collecting a loop would close the selector that the parent uses
+_parent_loops: list[
+    _Running | None
+] = []  # kept: collecting a loop would close the selector that the parent uses
 
 
 def _reset_after_fork() -> None:
@@ -549,6 +646,7 @@ def _run_until_stopped(loop: asyncio.AbstractEventLoop) -> None:
         try:
             loop.run_forever()
         except (KeyboardInterrupt, SystemExit):
-            # A coroutine raised it and so stopped the loop. Run it again, so that the caller receives the exception.
+            # A coroutine raised it and so stopped the loop. Run it again, so that the caller
+            # receives the exception.
             continue
         return

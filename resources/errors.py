@@ -33,9 +33,10 @@
         |-- SourceChangedError         files were replaced while they were read
         `-- TableUnavailableError
 
-Every message says what the problem is, what was found, what was expected and what to do next. Its subjects are also
-fields, so that code need not parse the text; a field is None where its value is unknown, and streams are named with
-their system. Retry logic checks for `TransientError` only: the base class of an error decides whether it is retried.
+Every message says what the problem is, what was found, what was expected and what to do next. Its
+subjects are also fields, so that code need not parse the text; a field is None where its value is
+unknown, and streams are named with their system. Retry logic checks for `TransientError` only: the
+base class of an error decides whether it is retried.
 """
 
 from __future__ import annotations
@@ -49,7 +50,8 @@ from dataclasses import KW_ONLY, Field, dataclass, fields
 from pathlib import Path
 from typing import Any, ClassVar, Self, dataclass_transform
 
-# The text after the colon is a password, unless it is a port before a path. Some passwords contain a slash.
+# The text after the colon is a password, unless it is a port before a path. Some passwords contain
+# a slash.
 _LOGIN = re.compile(r"(\b[a-zA-Z][\w+.-]*://)[^\s/@'\"]*:(?!\d+/)[^\s@'\"]*@(?=[\w\[])")
 
 
@@ -60,7 +62,9 @@ def redact_passwords(text: str) -> str:
 
 @dataclass_transform(eq_default=False, kw_only_default=True)
 class _ErrorFields:
-    """Turns the annotated attributes of each error class into keyword-only fields, as a dataclass does."""
+    """Turns the annotated attributes of each error class into keyword-only fields, as a
+    dataclass does.
+    """
 
     __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
 
@@ -71,8 +75,8 @@ class _ErrorFields:
 class AdjunctError(_ErrorFields, Exception, kw_only=False):
     """Base of all errors that Adjunct raises deliberately.
 
-    `problem` says what was found and where, `next_step` what to do about it. The other fields are what the error is
-    about; subclasses add their own.
+    `problem` says what was found and where, `next_step` what to do about it. The other fields are
+    what the error is about; subclasses add their own.
     """
 
     problem: str
@@ -88,7 +92,8 @@ class AdjunctError(_ErrorFields, Exception, kw_only=False):
     key: str | None = None  # of an object, or of an entry
 
     def __post_init__(self) -> None:
-        # Messages of other libraries, such as a driver that can't reach its server, may quote a URL with its password.
+        # Messages of other libraries, such as a driver that can't reach its server, may quote a URL
+        # with its password.
         for field in fields(self):
             value = getattr(self, field.name)
             if isinstance(value, str):
@@ -106,8 +111,8 @@ class AdjunctError(_ErrorFields, Exception, kw_only=False):
         return type(self)(problem, next_step, **self.facts | more)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Errors are pickled between processes (Spark workers). Not calling the constructor lets subclasses that have
-        # one of their own be pickled as well.
+        # Errors are pickled between processes (Spark workers). Not calling the constructor lets
+        # subclasses that have one of their own be pickled as well.
         return _rebuild, (type(self), *self.args), self.__dict__
 
 
@@ -126,8 +131,13 @@ class TransientError(AdjunctError):
 class ConfigurationError(PermanentError):
     """A setting, a name or a declaration that can't work; the fields say of what."""
 
-    argument: str | None = None  # the parameter of a function, or the field of a declaration, that has a wrong value
-    setting: str | None = None  # an option of a command, a setting of a client, or an environment variable, as written
+    argument: str | None = (
+        None  # the parameter of a function, or the field of a declaration, that has a wrong value
+    )
+    setting: str | None = (
+        # an option of a command, a setting of a client, or an environment variable, as written
+        None
+    )
     system: str | None = None  # of streams
     topic: str | None = None  # of Kafka
     backend: str | None = None  # the name under which a backend of tables is registered
@@ -152,7 +162,9 @@ class ZoneRulesError(ConfigurationError):
 
 
 class ComponentError(ConfigurationError):
-    """A mistake in the YAML of a component: `problem` begins with its place, and shows the lines around it."""
+    """A mistake in the YAML of a component: `problem` begins with its place, and shows the lines
+    around it.
+    """
 
     file: str | None = None
     line: int | None = None  # of the file, counted from 1
@@ -213,13 +225,17 @@ class CommitConflictError(PermanentError):
 
 
 class CommitStateUnknownError(PermanentError):
-    """The store did not report whether the commit happened: read the current state before acting."""
+    """The store did not report whether the commit happened: read the current state before
+    acting.
+    """
 
     prefix: str | None = None  # of the commit log in the lake
 
 
 class ProducerConflictError(PermanentError):
-    """A producer sent one sequence number twice with different contents, or long after the first was forgotten."""
+    """A producer sent one sequence number twice with different contents, or long after the first
+    was forgotten.
+    """
 
     producer: str | None = None
     sequence: int | None = None
@@ -258,7 +274,9 @@ class StillReadError(PermanentError):
 class DatasetError(PermanentError):
     """A dataset that can't be built or read as declared."""
 
-    version: str | None = None  # its id, or the name under which it was delivered if it has no id yet
+    version: str | None = (
+        None  # its id, or the name under which it was delivered if it has no id yet
+    )
     function: str | None = None  # the user's function or expression, as declared
 
 
@@ -294,18 +312,24 @@ class EmptyVersionError(DatasetError):
 
 
 class BadChangeError(DatasetError):
-    """A change on a stream that can't be applied: it is unreadable, has no key, or an unknown operation."""
+    """A change on a stream that can't be applied: it is unreadable, has no key, or an unknown
+    operation.
+    """
 
 
 class KeyOrderError(DatasetError):
-    """Changes of one key are in several partitions of a stream, where nothing says which one is the newest."""
+    """Changes of one key are in several partitions of a stream, where nothing says which one is
+    the newest.
+    """
 
     partition: int | None = None
     offset: str | None = None
 
 
 class ValidatorError(DatasetError):
-    """A validator that can't be evaluated because of a mistake in it, which says nothing about the version."""
+    """A validator that can't be evaluated because of a mistake in it, which says nothing about
+    the version.
+    """
 
     validator: str | None = None  # its name
 
@@ -313,7 +337,9 @@ class ValidatorError(DatasetError):
 class PlanningError(PermanentError):
     """The application can't be planned."""
 
-    declared_at: str | None = None  # the line of the user's file that made the operator: "visits.py:12"
+    declared_at: str | None = (
+        None  # the line of the user's file that made the operator: "visits.py:12"
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -322,10 +348,16 @@ class PlanningError(PermanentError):
 
 
 class PartitionCountMismatchError(PlanningError):
-    """Streams of one or several joins have different partition counts; `operator` is the first such join."""
+    """Streams of one or several joins have different partition counts; `operator` is the first
+    such join.
+    """
 
-    counts: tuple[tuple[str, int | None], ...] = ()  # the streams of the first join, and their partition counts
-    conflicts: tuple[tuple[str, tuple[tuple[str, int | None], ...]], ...] = ()  # each such join: its id and counts
+    counts: tuple[
+        tuple[str, int | None], ...
+    ] = ()  # the streams of the first join, and their partition counts
+    conflicts: tuple[
+        tuple[str, tuple[tuple[str, int | None], ...]], ...
+    ] = ()  # each such join: its id and counts
 
 
 class OperatorFailedError(PermanentError):
@@ -359,7 +391,8 @@ class TableNotFoundError(TableAccessError):
 
 
 class TableReplacedError(TableNotFoundError):
-    """The store's table is not the one that was written: it is new, was truncated, or comes from an older backup.
+    """The store's table is not the one that was written: it is new, was truncated, or comes from an
+    older backup.
 
     `loss` says which: "replaced", "truncated", "marks" (those of conditions are gone) or "older".
     """
@@ -384,13 +417,17 @@ class StreamUnavailableError(TransientError):
 
 
 class ApplicationBusyError(TransientError):
-    """Another run of the application is active and did not end in the time that this one waited for it."""
+    """Another run of the application is active and did not end in the time that this one waited
+    for it.
+    """
 
     run: str | None = None  # the active one
 
 
 class RunLeaseLostError(TransientError):
-    """A run stopped because it lost its lease on the application, so that another run may have started."""
+    """A run stopped because it lost its lease on the application, so that another run may have
+    started.
+    """
 
     run: str | None = None  # the one that stopped
 
@@ -408,26 +445,55 @@ class TableUnavailableError(TransientError):
 # Errors of the local file system.
 
 DISK_FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT)
-# Permanent until somebody changes permissions, paths or limits. Other errors (a full or failing disk) may pass.
+# Permanent until somebody changes permissions, paths or limits. Other errors (a full or failing
+# disk) may pass.
 REFUSED_ERRNOS = (
-    errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.ELOOP, errno.EMFILE,
-)  # fmt: skip
+    errno.EACCES,
+    errno.EPERM,
+    errno.EROFS,
+    errno.ENOTDIR,
+    errno.EEXIST,
+    errno.ENAMETOOLONG,
+    errno.ELOOP,
+    errno.EMFILE,
+)
 
 
 def describe_file_error(error: OSError, place: str | Path) -> tuple[str, str]:
     """Return the reason of an error of the file system at `place`, and what to do about it."""
     reason = os.strerror(error.errno) if error.errno else error.strerror or str(error)
     if error.errno == errno.EMFILE:
-        return reason, "Let this process have more open files: ulimit -n 4096, or LimitNOFILE= of its service."
+        return (
+            reason,
+            (
+                "Let this process have more open files: ulimit -n 4096, or LimitNOFILE= of its"
+                " service."
+            ),
+        )
     if error.errno == errno.EDQUOT:
-        return reason, "Make room or raise the quota of this user, then run it again. What was committed is kept."
+        return (
+            reason,
+            (
+                "Make room or raise the quota of this user, then run it again. What was committed"
+                " is kept."
+            ),
+        )
     if error.errno == errno.ENOSPC:
         if not _has_inodes(place):
             reason = f"{reason}: no inode is free, though there may be room"
         return reason, "Make room on that disk, then run it again. What was committed is kept."
     if error.errno in (*REFUSED_ERRNOS, errno.ENOENT):
-        return reason, "Give this user read and write access, or choose another path (for temporary files: TMPDIR)."
-    return reason, "Check whether the disk is full or failing, then run it again. What was committed is kept."
+        return (
+            reason,
+            (
+                "Give this user read and write access, or choose another path (for temporary files:"
+                " TMPDIR)."
+            ),
+        )
+    return (
+        reason,
+        "Check whether the disk is full or failing, then run it again. What was committed is kept.",
+    )
 
 
 def _has_inodes(place: str | Path) -> bool:
@@ -441,15 +507,20 @@ def _has_inodes(place: str | Path) -> bool:
 
 
 def file_error(error: OSError, place: str | Path, what: str) -> AdjunctError:
-    """Return Adjunct's error for an error of the file system at `place`; `what` names the operation.
+    """Return Adjunct's error for an error of the file system at `place`; `what` names the
+    operation.
 
-    It is a ConfigurationError where access is denied, the path is wrong or the process has too many files open, and
-    else a StoreUnavailableError, which is transient.
+    It is a ConfigurationError where access is denied, the path is wrong or the process has too many
+    files open, and else a StoreUnavailableError, which is transient.
     """
     reason, step = describe_file_error(error, place)
     if error.errno in (*REFUSED_ERRNOS, errno.ENOENT):
-        return ConfigurationError(f"{what}: {place} can't be accessed: {reason}.", step, url=str(place))
-    return StoreUnavailableError(f"{what}: the file system failed at {place}: {reason}.", step, url=str(place))
+        return ConfigurationError(
+            f"{what}: {place} can't be accessed: {reason}.", step, url=str(place)
+        )
+    return StoreUnavailableError(
+        f"{what}: the file system failed at {place}: {reason}.", step, url=str(place)
+    )
 
 
 @contextmanager
@@ -484,7 +555,8 @@ def raise_first(errors: Sequence[Exception], *, describe: Callable[[Exception], 
 # |   |-- IteratorStateError           the state of another iteration, or no state at all
 # |   `-- SerializationError           a key or value that its serializer rejects or can't read
 # TransientError
-# `-- TableUnavailableError            (of all tables) nothing happened: the same call may succeed later
+# `-- TableUnavailableError            (of all tables) nothing happened: the same call may succeed
+#                                      later
 
 
 class KeyValueTableError(PermanentError):
@@ -521,7 +593,9 @@ class KeyValueTableSealedError(KeyValueTableError):
 
 
 class KeyTooLongError(KeyValueTableError):
-    """A key, with its family, has more bytes than the table or its backend accepts. Nothing was sent."""
+    """A key, with its family, has more bytes than the table or its backend accepts. Nothing was
+    sent.
+    """
 
     size: int | None = None  # in bytes
 
@@ -533,7 +607,9 @@ class ValueTooLongError(KeyValueTableError):
 
 
 class BatchTooLargeError(KeyValueTableError):
-    """A batch has more changes, or more bytes, than the backend applies at once. Nothing was sent."""
+    """A batch has more changes, or more bytes, than the backend applies at once. Nothing was
+    sent.
+    """
 
     changes: int | None = None  # how many
     size: int | None = None  # of keys and values, in bytes
@@ -541,7 +617,9 @@ class BatchTooLargeError(KeyValueTableError):
 
 @dataclass(frozen=True, slots=True)
 class FailedCondition:
-    """A key whose condition does not hold: the versions are `KeyVersion`s, None means "no such key"."""
+    """A key whose condition does not hold: the versions are `KeyVersion`s, None means "no such
+    key".
+    """
 
     family: str | None
     key: Any
@@ -560,7 +638,9 @@ class OutcomeUnknownError(KeyValueTableError):
 
 
 class IteratorStateError(KeyValueTableError):
-    """The state belongs to another table, kind of iteration, family or range, or is not an iterator state."""
+    """The state belongs to another table, kind of iteration, family or range, or is not an
+    iterator state.
+    """
 
 
 class SerializationError(KeyValueTableError):

@@ -21,7 +21,11 @@ from dagster_adjunct.resources.key_value.serializers import (
     Serializer,
     TextSerializer,
 )
-from dagster_adjunct.resources.key_value.table import BlockingKeyValueTable, KeyValueTable, OpenTable
+from dagster_adjunct.resources.key_value.table import (
+    BlockingKeyValueTable,
+    KeyValueTable,
+    OpenTable,
+)
 from dagster_adjunct.resources.lazy_modules import pa
 from dagster_adjunct.resources.schemas.schema import arrow_type
 from dagster_adjunct.resources.schemas.schema import named_column as sql_column
@@ -46,7 +50,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ColumnForm:
-    """A column's Spark type, and the conversions between values and stored bytes, which raise SerializationError."""
+    """A column's Spark type, and the conversions between values and stored bytes, which raise
+    SerializationError.
+    """
 
     type: str
     from_bytes: Callable[[bytes], Any]
@@ -62,7 +68,9 @@ def column_form(serializer: Serializer[Any]) -> ColumnForm:
     if isinstance(serializer, JsonSerializer | ModelSerializer):
         text = TextSerializer()
         return ColumnForm(
-            "string", text.from_bytes, lambda json: serializer.to_bytes(serializer.from_bytes(text.to_bytes(json)))
+            "string",
+            text.from_bytes,
+            lambda json: serializer.to_bytes(serializer.from_bytes(text.to_bytes(json))),
         )
     if isinstance(serializer, AvroSerializer):
         return ColumnForm(
@@ -81,8 +89,17 @@ Stored = OpenTable[bytes, bytes]
 
 
 def _table_opener(table: KeyValueTable[Any, Any]) -> Callable[[], Stored]:
-    """Return a picklable function that opens the table in a Spark worker, with keys and values as stored bytes."""
-    return partial(OpenTable, table.id, table.configuration, table.backend, BytesSerializer(), BytesSerializer())
+    """Return a picklable function that opens the table in a Spark worker, with keys and values
+    as stored bytes.
+    """
+    return partial(
+        OpenTable,
+        table.id,
+        table.configuration,
+        table.backend,
+        BytesSerializer(),
+        BytesSerializer(),
+    )
 
 
 class PartitionLoad:
@@ -97,10 +114,11 @@ class PartitionLoad:
         self.rows = self.entries = 0
 
     def run(self, batches: Iterator[Any]) -> None:
-        """Write all rows, which have the columns `partition`, `table_key`, `value` and, optionally, `order`.
+        """Write all rows, which have the columns `partition`, `table_key`, `value` and, optionally,
+        `order`.
 
-        They are sorted by `table_key` and then `order`; of each key the last one is written. Raises SchemaMismatchError
-        if two rows of a key have the same order.
+        They are sorted by `table_key` and then `order`; of each key the last one is written. Raises
+        SchemaMismatchError if two rows of a key have the same order.
         """
         changes = self._changes(batches)
         first = next(changes, None)
@@ -110,7 +128,9 @@ class PartitionLoad:
         count = _AT_ONCE if self._table.backend.waits else 1
         try:
             while parts := list(islice(requests, count)):
-                writes = (self._table.apply(self._number, *segment.with_versions(part)) for part in parts)
+                writes = (
+                    self._table.apply(self._number, *segment.with_versions(part)) for part in parts
+                )
                 segment.run_without_loop(segment.at_once(_WRITERS, writes))
                 self.entries += sum(map(len, parts))
         finally:
@@ -121,7 +141,9 @@ class PartitionLoad:
         last: tuple[bytes, bytes, Any] | None = None
         for row in self._rows(batches):
             if last is not None and last[0] == row[0]:
-                if row[2] == last[2] or repr(row[2]) == repr(last[2]):  # NaN equals itself only here and in Spark
+                if row[2] == last[2] or repr(row[2]) == repr(
+                    last[2]
+                ):  # NaN equals itself only here and in Spark
                     raise self._ambiguous(row)
             elif last is not None:
                 yield SegmentChange(last[0], last[1], b"")
@@ -137,9 +159,16 @@ class PartitionLoad:
             assert self._number in (None, number)  # Spark has partitioned the rows by this column
             self._number = number
             self.rows += batch.num_rows
-            orders = batch.column("order").to_pylist() if "order" in batch.schema.names else [None] * batch.num_rows
+            orders = (
+                batch.column("order").to_pylist()
+                if "order" in batch.schema.names
+                else [None] * batch.num_rows
+            )
             yield from zip(
-                batch.column("table_key").to_pylist(), batch.column("value").to_pylist(), orders, strict=True
+                batch.column("table_key").to_pylist(),
+                batch.column("value").to_pylist(),
+                orders,
+                strict=True,
             )
 
     def _ambiguous(self, row: tuple[bytes, bytes, Any]) -> SchemaMismatchError:
@@ -147,8 +176,8 @@ class PartitionLoad:
         of_family = "" if family is None else f" of family {family!r:.60}"
         same = "" if row[2] is None else f" with the same order, {row[2]!r:.60}"
         return SchemaMismatchError(
-            f"key-value table {self._table.id}: the frame has two rows of the key {key!r:.60}{of_family}{same}, and "
-            "the last one is undefined.",
+            f"key-value table {self._table.id}: the frame has two rows of the key"
+            f" {key!r:.60}{of_family}{same}, and the last one is undefined.",
             "Name a column that orders them with order_by=, or keep one row of each key.",
             table=str(self._table.id),
         )
@@ -156,21 +185,28 @@ class PartitionLoad:
 
 @validated
 def read_key_value_table(
-    table: KeyValueTable[Any, Any], *, spark: SparkSession | Callable[[], SparkSession], page_size: int = 1000
+    table: KeyValueTable[Any, Any],
+    *,
+    spark: SparkSession | Callable[[], SparkSession],
+    page_size: int = 1000,
 ) -> DataFrame:
-    """Return the entries as `family` (string, null if there is none), `key`, `value` and `version` (binary).
+    """Return the entries as `family` (string, null if there is none), `key`, `value` and `version`
+    (binary).
 
-    The types of keys and values follow from the table's serializers: text is a string, integers are bigint, JSON,
-    models and Avro are their JSON as a string, everything else is binary. There is one Spark partition for each of the
-    table's, with rows in the order of their keys' bytes, at most `page_size` of them in memory at a time. The table is
-    read each time that the frame is evaluated: cache it to use one reading.
+    The types of keys and values follow from the table's serializers: text is a string, integers are
+    bigint, JSON, models and Avro are their JSON as a string, everything else is binary. There is
+    one Spark partition for each of the table's, with rows in the order of their keys' bytes, at
+    most `page_size` of them in memory at a time. The table is read each time that the frame is
+    evaluated: cache it to use one reading.
 
-    While others write, each key appears at most once, and a key that exists throughout appears; rows of different pages
-    are of different moments. Seal the table for a frame of one moment.
+    While others write, each key appears at most once, and a key that exists throughout appears;
+    rows of different pages are of different moments. Seal the table for a frame of one moment.
     """
     key, value = column_form(table.key_serializer), column_form(table.value_serializer)
     bytes_ = BytesSerializer()
-    stored = BlockingKeyValueTable(KeyValueTable(table.id, table.configuration, table.backend, bytes_, bytes_))
+    stored = BlockingKeyValueTable(
+        KeyValueTable(table.id, table.configuration, table.backend, bytes_, bytes_)
+    )
 
     def read(batches: Iterator[Any]) -> Iterator[Any]:
         for batch in batches:
@@ -178,21 +214,35 @@ def read_key_value_table(
                 yield from tasks.encode_task_errors(_pages(stored, number, page_size, key, value))
 
     partitions = table.configuration.partitions
-    numbers = resolve_session(spark).range(0, partitions, 1, partitions)  # one number per Spark partition
-    return numbers.mapInArrow(read, f"family string, key {key.type}, value {value.type}, version binary")
+    numbers = resolve_session(spark).range(
+        0, partitions, 1, partitions
+    )  # one number per Spark partition
+    return numbers.mapInArrow(
+        read, f"family string, key {key.type}, value {value.type}, version binary"
+    )
 
 
 def _pages(
-    stored: BlockingKeyValueTable[bytes, bytes], number: int, page_size: int, key: ColumnForm, value: ColumnForm
+    stored: BlockingKeyValueTable[bytes, bytes],
+    number: int,
+    page_size: int,
+    key: ColumnForm,
+    value: ColumnForm,
 ) -> Iterator[Any]:
     """Yield the entries of a partition as Arrow batches, one per page."""
     with stored:
         for page in stored.all_entries(partitions=[number], page_size=page_size):
             columns = {
                 "family": pa.array([entry.key.family for entry in page.items], pa.string()),
-                "key": pa.array([key.from_bytes(entry.key.key) for entry in page.items], arrow_type(key.type)),
-                "value": pa.array([value.from_bytes(entry.value) for entry in page.items], arrow_type(value.type)),
-                "version": pa.array([entry.version.to_bytes() for entry in page.items], pa.binary()),
+                "key": pa.array(
+                    [key.from_bytes(entry.key.key) for entry in page.items], arrow_type(key.type)
+                ),
+                "value": pa.array(
+                    [value.from_bytes(entry.value) for entry in page.items], arrow_type(value.type)
+                ),
+                "version": pa.array(
+                    [entry.version.to_bytes() for entry in page.items], pa.binary()
+                ),
             }
             yield pa.RecordBatch.from_pydict(columns)
 
@@ -221,17 +271,19 @@ def write_key_value_table(
 ) -> FrameWritten:
     """Put the rows of a frame into a table, unconditionally, in one Spark job; return their number.
 
-    `key`, `value` and `family` name its columns, which have the types of `read_key_value_table`. Without `family`, and
-    where it is null, keys have none. Other columns are ignored. Of several rows of one key, that with the greatest
-    `order_by` is written; without that column, and for equal values in it, they are rejected.
+    `key`, `value` and `family` name its columns, which have the types of `read_key_value_table`.
+    Without `family`, and where it is null, keys have none. Other columns are ignored. Of several
+    rows of one key, that with the greatest `order_by` is written; without that column, and for
+    equal values in it, they are rejected.
 
-    Rows are repartitioned to one Spark partition for each of the table's, and written in requests as large as the
-    backend accepts. Each request is atomic, the frame is not: while the job runs, and after an error, some rows are
-    written and others are not. It may be repeated, as Spark repeats tasks: the same rows give the same entries, with
-    new versions. Of concurrent writes to the same keys the later ones stay.
+    Rows are repartitioned to one Spark partition for each of the table's, and written in requests
+    as large as the backend accepts. Each request is atomic, the frame is not: while the job runs,
+    and after an error, some rows are written and others are not. It may be repeated, as Spark
+    repeats tasks: the same rows give the same entries, with new versions. Of concurrent writes to
+    the same keys the later ones stay.
 
-    Raises SchemaMismatchError for columns of other types, rows without a value and repeated keys, NullKeyError, and the
-    errors of a table's writes. Some rows may be written by then.
+    Raises SchemaMismatchError for columns of other types, rows without a value and repeated keys,
+    NullKeyError, and the errors of a table's writes. Some rows may be written by then.
     """
     keys, values = column_form(table.key_serializer), column_form(table.value_serializer)
     named = {"key": (key, keys.type), "value": (value, values.type)}
@@ -254,7 +306,9 @@ def write_key_value_table(
     for report in reports:
         if "error" in report:
             raise tasks.error_from_json(report["error"])
-    return FrameWritten(sum(report["rows"] for report in reports), sum(report["entries"] for report in reports))
+    return FrameWritten(
+        sum(report["rows"] for report in reports), sum(report["entries"] for report in reports)
+    )
 
 
 def _column(frame: DataFrame, table: KeyValueTable[Any, Any], name: str, kind: str) -> Any:
@@ -262,7 +316,9 @@ def _column(frame: DataFrame, table: KeyValueTable[Any, Any], name: str, kind: s
     if kind == "bigint" and type_ in _INTEGERS:
         return sql_column(name).cast("bigint")
     if type_ != kind:
-        problem = f"key-value table {table.id}: column {name!r} of the frame is {type_}; expected {kind}."
+        problem = (
+            f"key-value table {table.id}: column {name!r} of the frame is {type_}; expected {kind}."
+        )
         step = "Cast it, convert it with to_json(…), or open the table with another serializer."
         raise SchemaMismatchError(problem, step, column=name)
     return sql_column(name)
@@ -270,20 +326,29 @@ def _column(frame: DataFrame, table: KeyValueTable[Any, Any], name: str, kind: s
 
 def _type(frame: DataFrame, table: KeyValueTable[Any, Any], name: str) -> str:
     if name not in frame.columns:
-        problem = f"key-value table {table.id}: the frame has no column {name!r}; it has {', '.join(frame.columns)}."
-        raise SchemaMismatchError(problem, "Name the columns with key=, value= and family=.", column=name)
+        problem = (
+            f"key-value table {table.id}: the frame has no column {name!r}; it has"
+            f" {', '.join(frame.columns)}."
+        )
+        raise SchemaMismatchError(
+            problem, "Name the columns with key=, value= and family=.", column=name
+        )
     return str(frame.schema[name].dataType.simpleString())
 
 
 def _addressing(
     table: KeyValueTable[Any, Any], key: ColumnForm, value: ColumnForm
 ) -> Callable[[Iterator[Any]], Iterator[Any]]:
-    """Return the function that serializes the rows of a Spark task and adds the partition of each."""
+    """Return the function that serializes the rows of a Spark task and adds the partition of
+    each.
+    """
     open_table = _table_opener(table)
 
     def address(batches: Iterator[Any]) -> Iterator[Any]:
         opened = open_table()
-        yield from tasks.encode_task_errors(_addressed(batch, opened, key, value) for batch in batches)
+        yield from tasks.encode_task_errors(
+            _addressed(batch, opened, key, value) for batch in batches
+        )
 
     return address
 
@@ -292,7 +357,10 @@ def _addressed(batch: Any, table: Stored, key: ColumnForm, value: ColumnForm) ->
     names = batch.schema.names
     for name in ("key", "value"):
         if batch.column(name).null_count:
-            problem, step = f"key-value table {table.id}: a row of the frame has no {name}.", "Filter out such rows."
+            problem, step = (
+                f"key-value table {table.id}: a row of the frame has no {name}.",
+                "Filter out such rows.",
+            )
             if name == "key":
                 raise NullKeyError(problem, step, table=table.id.name)
             raise SchemaMismatchError(problem, step, column=name)
@@ -308,7 +376,8 @@ def _addressed(batch: Any, table: Stored, key: ColumnForm, value: ColumnForm) ->
         "partition": pa.array(partitions, pa.int32()),
         "table_key": pa.array(table_keys, pa.binary()),
         "value": pa.array(
-            [table.coder.value(value.to_bytes(cell)) for cell in batch.column("value").to_pylist()], pa.binary()
+            [table.coder.value(value.to_bytes(cell)) for cell in batch.column("value").to_pylist()],
+            pa.binary(),
         ),
     }
     if "order" in names:
@@ -317,7 +386,9 @@ def _addressed(batch: Any, table: Stored, key: ColumnForm, value: ColumnForm) ->
 
 
 def _writing(table: KeyValueTable[Any, Any]) -> Callable[[Iterator[Any]], Iterator[Any]]:
-    """Return the function with which a Spark task writes the rows of one partition; it yields one row, its report."""
+    """Return the function with which a Spark task writes the rows of one partition; it yields
+    one row, its report.
+    """
     open_table = _table_opener(table)
 
     def write(batches: Iterator[Any]) -> Iterator[Any]:
@@ -326,7 +397,8 @@ def _writing(table: KeyValueTable[Any, Any]) -> Callable[[Iterator[Any]], Iterat
             load.run(batches)
             report: dict[str, Any] = {"rows": load.rows, "entries": load.entries}
         except AdjunctError as error:
-            # Returned instead of raised: Spark would repeat the task, and the request has been retried already.
+            # Returned instead of raised: Spark would repeat the task, and the request has been
+            # retried already.
             report = {"error": tasks.error_to_json(error)}
             for _ in batches:  # Spark reuses a worker only if its input is drained
                 pass

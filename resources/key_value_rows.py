@@ -1,15 +1,17 @@
 """`KeyValueRows`: records in a key-value table, for remote tables.
 
-A record is one entry, whose value is the record as a JSON document. Its key columns make the entry's key and,
-optionally, its family. Nothing is locked: a write that depends on a record is decided from the version that was read,
-requires this version, and is decided again after a conflict.
+A record is one entry, whose value is the record as a JSON document. Its key columns make the
+entry's key and, optionally, its family. Nothing is locked: a write that depends on a record is
+decided from the version that was read, requires this version, and is decided again after a
+conflict.
 
     {"seats":149,"tail":"N1","adjunct_applied":{"lake.flights.3":"0000000000:00000000000000000017:000000"}}
-    {"adjunct_deleted":true,"adjunct_at":1372636800.0,"adjunct_newest":["at","2013-07-01T00:00:00Z","lake.flights.3 …"]}
+    {"adjunct_deleted":true,"adjunct_at":1372636800.0,"adjunct_newest":["at","2013-07-01T00:00:00Z","lake.flights.3
+    …"]}
 
-A document has the record's columns, including those of its key and without nulls, and the marks that conditions need
-(`Applied`). A deleted record whose marks are kept is a document without columns. Updates keep columns that are not
-declared, which another release may have written.
+A document has the record's columns, including those of its key and without nulls, and the marks
+that conditions need (`Applied`). A deleted record whose marks are kept is a document without
+columns. Updates keep columns that are not declared, which another release may have written.
 """
 
 from __future__ import annotations
@@ -27,7 +29,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tenacity import AsyncRetrying, RetryError, retry_if_result, stop_after_delay, wait_random_exponential
+from tenacity import (
+    AsyncRetrying,
+    RetryError,
+    retry_if_result,
+    stop_after_delay,
+    wait_random_exponential,
+)
 
 from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.backends import write_plan
@@ -69,19 +77,28 @@ from dagster_adjunct.resources.key_value.table import OpenTable
 from dagster_adjunct.resources.objects.fence import Fence
 from dagster_adjunct.resources.objects.lake import Lake, open_lake
 from dagster_adjunct.resources.tables.functions import TableUse, reduce_function
-from dagster_adjunct.resources.tables.operation import Operation, OperationKind, Outcomes, Problem, State
+from dagster_adjunct.resources.tables.operation import (
+    Operation,
+    OperationKind,
+    Outcomes,
+    Problem,
+    State,
+)
 from dagster_adjunct.resources.tables.presence import NO_TABLE, Presence
 from dagster_adjunct.resources.validation import validated
 
 # The JSON form of values, for any reader:
 #
-#     string      text                        timestamp   "2013-07-01T00:00:00Z", a fraction only where there is one
+#     string      text                        timestamp   "2013-07-01T00:00:00Z", a fraction only
+#                                                         where there is one
 #     integers    number                      date        "2013-07-01"
-#     floats      number                      decimal     text with all its digits, "12.50" for decimal(10,2)
+#     floats      number                      decimal     text with all its digits, "12.50" for
+#                                                         decimal(10,2)
 #     boolean     true, false                 binary      text, base64
 #     json        as it is                    array<type> array of the above
 #
-# Equal values of all types but floats, json and decimals without a scale have equal texts: these may be keys.
+# Equal values of all types but floats, json and decimals without a scale have equal texts: these
+# may be keys.
 
 
 def json_encoder(column: Column) -> Callable[[Any], Any]:
@@ -98,16 +115,21 @@ def json_encoder(column: Column) -> Callable[[Any], Any]:
 def json_decoder(column: Column) -> Callable[[Any], Any]:
     """Return the inverse of `json_encoder`'s function.
 
-    It raises TypeError, ValueError or ArithmeticError for other values, because anybody may write to the table.
+    It raises TypeError, ValueError or ArithmeticError for other values, because anybody may write
+    to the table.
     """
     if column.kind is Kind.LIST:
         assert column.element is not None
         read = json_decoder(column.element)
-        return lambda values: [None if value is None else read(value) for value in _require(list, values)]
+        return lambda values: [
+            None if value is None else read(value) for value in _require(list, values)
+        ]
     return _READ.get(column.kind, _as_it_is)
 
 
-to_compact_json = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
+to_compact_json = json.JSONEncoder(
+    ensure_ascii=False, allow_nan=False, separators=(",", ":")
+).encode
 """Returns a value's JSON, without spaces."""
 
 
@@ -139,7 +161,9 @@ _READ: dict[Kind, Callable[[Any], Any]] = {
 
 
 # A document with DELETED has only the marks of a deleted record.
-DELETED, AT, NEWEST, APPLIED = (OWN_PREFIX + name for name in ("deleted", "at", "newest", "applied"))
+DELETED, AT, NEWEST, APPLIED = (
+    OWN_PREFIX + name for name in ("deleted", "at", "newest", "applied")
+)
 
 Document = dict[str, Any]
 
@@ -155,10 +179,14 @@ class RowDocuments:
 
     def whole(self, record: Mapping[str, Any]) -> Document:
         """Return the document of a complete, checked record; null values are left out."""
-        return {name: self._write[name](value) for name, value in record.items() if value is not None}
+        return {
+            name: self._write[name](value) for name, value in record.items() if value is not None
+        }
 
     def changed(self, old: Mapping[str, Any], changes: CheckedChanges) -> Document:
-        """Return the document `old` with these changes, whose `set` already has the sums of what `add` adds."""
+        """Return the document `old` with these changes, whose `set` already has the sums of what
+        `add` adds.
+        """
         new = {**old, **self.whole(changes.set)}
         for name, value in changes.set.items():
             if value is None:
@@ -167,8 +195,12 @@ class RowDocuments:
             new[name] = [*(new.get(name) or ()), *self._write[name](values)]
         return new
 
-    def record(self, document: Mapping[str, Any], names: Sequence[str], key: object) -> dict[str, Any]:
-        """Return these columns of a document, None for missing values. Raises SchemaMismatchError."""
+    def record(
+        self, document: Mapping[str, Any], names: Sequence[str], key: object
+    ) -> dict[str, Any]:
+        """Return these columns of a document, None for missing values. Raises
+        SchemaMismatchError.
+        """
         record: dict[str, Any] = {}
         for name in names:
             value = document.get(name)
@@ -176,20 +208,26 @@ class RowDocuments:
                 record[name] = None if value is None else self._read[name](value)
             except (TypeError, ValueError, ArithmeticError) as error:
                 raise errors.SchemaMismatchError(
-                    f"{self._label}: the record of key {key!r} has {value!r} in {name!r}, which is of another type.",
+                    f"{self._label}: the record of key {key!r} has {value!r} in {name!r}, which is"
+                    " of another type.",
                     "Correct the record, or the declared columns.",
                     column=name,
                 ) from error
         return record
 
     def from_bytes(self, stored: bytes, key: object) -> Document:
-        """Return the document in these stored bytes. Raises SchemaMismatchError unless they are a JSON object."""
+        """Return the document in these stored bytes. Raises SchemaMismatchError unless they are
+        a JSON object.
+        """
         try:
             document = json.loads(stored)
         except (ValueError, RecursionError):
             document = None
         if not isinstance(document, dict):
-            problem = f"{self._label} has {stored[:60]!r} under the key {key!r}; expected a record as a JSON object."
+            problem = (
+                f"{self._label} has {stored[:60]!r} under the key {key!r}; expected a record as a"
+                " JSON object."
+            )
             step = "Remove it, or read the table with its own serializers."
             raise errors.SchemaMismatchError(problem, step, table=self._label)
         return document
@@ -204,7 +242,9 @@ def applied_in(codec: RowCodec, newest_by: str | None, document: Mapping[str, An
 
 
 def marks_of(codec: RowCodec, newest_by: str | None, applied: Applied, at: float) -> Document:
-    """Return the marks to store for `applied`; `at`, in seconds since 1970, says when, for `forget`."""
+    """Return the marks to store for `applied`; `at`, in seconds since 1970, says when, for
+    `forget`.
+    """
     *newest, _ = write_plan.applied_to_texts(codec, newest_by, applied)
     marks: Document = {NEWEST: newest} if newest[0] is not None else {}
     if applied.positions:
@@ -212,13 +252,15 @@ def marks_of(codec: RowCodec, newest_by: str | None, applied: Applied, at: float
     return {**marks, AT: at}
 
 
-# Planning of writes, as pure functions: for each key, which document to write, and which version the key must have.
+# Planning of writes, as pure functions: for each key, which document to write, and which version
+# the key must have.
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedWrites:
-    """The change of each key, still without its new version, the keys `begun` (those without a record, which get a
-    default), and the problems of the other entries by their place in the request."""
+    """The change of each key, still without its new version, the keys `begun` (those without a
+    record, which get a default), and the problems of the other entries by their place in the
+    request."""
 
     changes: Mapping[Row, SegmentChange]
     begun: Collection[Row]
@@ -239,10 +281,11 @@ def plan_documents(
     at: float,
     fitting: Callable[[bytes], bytes],
 ) -> PlannedWrites:
-    """Return the writes of an operation, given the stored entries of its keys (all of them if `needs_stored_rows`).
+    """Return the writes of an operation, given the stored entries of its keys (all of them if
+    `needs_stored_rows`).
 
-    `at` is the time of new marks, in seconds since 1970. `fitting` returns its argument, a value to write, or raises
-    KeyValueTableError if that is too long.
+    `at` is the time of new marks, in seconds since 1970. `fitting` returns its argument, a value to
+    write, or raises KeyValueTableError if that is too long.
     """
     names = write_plan.columns_to_read(operation, entries)
     seen: dict[Row, Document] = {}  # including documents of deleted records
@@ -263,8 +306,13 @@ def plan_documents(
     applied = {}
     if operation.conditions:
         applied = {key: applied_in(codec, newest_by, document) for key, document in seen.items()}
-    plan = write_plan.plan_writes(codec, operation, ValidEntries(fit, {}), StoredState(records, applied))
-    marks = {key: marks_of(codec, newest_by, applied_to_key, at) for key, applied_to_key in plan.applied.items()}
+    plan = write_plan.plan_writes(
+        codec, operation, ValidEntries(fit, {}), StoredState(records, applied)
+    )
+    marks = {
+        key: marks_of(codec, newest_by, applied_to_key, at)
+        for key, applied_to_key in plan.applied.items()
+    }
     has_read, begun = needs_stored_rows(operation), operation.kind is OperationKind.UPDATE
     written: dict[Row, SegmentChange] = {}
     for key, new in _new_documents(documents, plan, seen, marks):
@@ -283,13 +331,18 @@ def plan_documents(
 
 
 def _new_documents(
-    documents: RowDocuments, plan: WritePlan, seen: Mapping[Row, Document], marks: Mapping[Row, Document]
+    documents: RowDocuments,
+    plan: WritePlan,
+    seen: Mapping[Row, Document],
+    marks: Mapping[Row, Document],
 ) -> Iterator[tuple[Row, Document | None]]:
     """Yield each key to write with its new document; None if the entry is removed."""
 
     def kept(key: Row) -> Document:
         document = seen.get(key, {})
-        return marks.get(key) or {name: document[name] for name in (NEWEST, APPLIED, AT) if name in document}
+        return marks.get(key) or {
+            name: document[name] for name in (NEWEST, APPLIED, AT) if name in document
+        }
 
     for records in (plan.puts, plan.begins):
         for key, record in records.items():
@@ -307,21 +360,25 @@ def _new_documents(
 # Family and key of a record in a key-value table:
 #
 #     no family      key     the text of the only key column, or a JSON array of all
-#     with a family  family  the text of the first key column, or a JSON array of the first; key: the same of the rest
+#     with a family  family  the text of the first key column, or a JSON array of the first; key:
+#                            the same of the rest
 #
-# The text of a string is itself, that of another value its JSON without quotation marks. Families are not empty: a
-# record whose first column is an empty string has none, and its key selects the partition.
+# The text of a string is itself, that of another value its JSON without quotation marks. Families
+# are not empty: a record whose first column is an empty string has none, and its key selects the
+# partition.
 
 
 class RowKeys:
-    """Converts checked keys of records to families and keys; `family` are the first of the key's columns, or none."""
+    """Converts checked keys of records to families and keys; `family` are the first of the key's
+    columns, or none.
+    """
 
     def __init__(self, label: str, key: Sequence[Column], family: Sequence[str]) -> None:
         names = [column.name for column in key]
         if list(family) != names[: len(family)] or len(family) == len(names):
             raise errors.ConfigurationError(
-                f"{label} has the family {', '.join(family)} and the key {', '.join(names)}; expected the first "
-                "columns of the key, but not all.",
+                f"{label} has the family {', '.join(family)} and the key {', '.join(names)};"
+                " expected the first columns of the key, but not all.",
                 "Name the columns of the family first in key=, and again in family=.",
                 argument="family",
             )
@@ -332,7 +389,9 @@ class RowKeys:
         self._key_text = _text_of(key[len(family) :])
 
     def address(self, key: Row) -> tuple[str | None, str]:
-        """Return the family (None if there is none) and the key under which the record of this key is stored."""
+        """Return the family (None if there is none) and the key under which the record of this
+        key is stored.
+        """
         family = self._family_text(key[: self._families]) if self._families else None
         # All other texts are families, so a key without one can't collide with another record's.
         return family or None, self._key_text(key[self._families :])
@@ -359,7 +418,8 @@ _PAGE = 500  # entries
 
 
 async def purge_marks(table: Table, before: float) -> int:
-    """Remove the marks of updates applied before a time (seconds since 1970); return the number of entries changed.
+    """Remove the marks of updates applied before a time (seconds since 1970); return the number of
+    entries changed.
 
     Entries of deleted records are removed. A record that is written meanwhile keeps its marks.
     """
@@ -369,7 +429,11 @@ async def purge_marks(table: Table, before: float) -> int:
         while left is not None:
             page = await table.segment(partition).page(left, _PAGE, values=True)
             left = left.after(page.keys[-1]) if page else None
-            changes = [change for entry in page.entries() if (change := _without_marks(entry, before)) is not None]
+            changes = [
+                change
+                for entry in page.entries()
+                if (change := _without_marks(entry, before)) is not None
+            ]
             for part in segment.split_into_requests(changes, table.backend.limits):
                 forgotten += await _apply(table, partition, part)
     return forgotten
@@ -379,7 +443,8 @@ async def _apply(table: Table, partition: int, changes: Sequence[SegmentChange])
     """Apply those changes whose keys still have the expected version; return how many they are."""
     while changes:
         try:
-            # Requests without effect are not retried here, but by the remote table's own retry policy.
+            # Requests without effect are not retried here, but by the remote table's own retry
+            # policy.
             await table.apply(partition, *segment.with_versions(changes), retried=ReplyLostError)
             break
         except ConditionsFailed as late:
@@ -388,7 +453,9 @@ async def _apply(table: Table, partition: int, changes: Sequence[SegmentChange])
 
 
 def _without_marks(entry: StoredEntry, before: float) -> SegmentChange | None:
-    """Return the change that removes old marks, or the entry if its record is deleted; None without old marks."""
+    """Return the change that removes old marks, or the entry if its record is deleted; None
+    without old marks.
+    """
     try:
         document = json.loads(entry.value or b"")
     except (ValueError, RecursionError):
@@ -408,11 +475,13 @@ _CONTESTED = 30.0  # seconds for which conflicting writes are retried
 
 @dataclass(slots=True)
 class OptimisticWrites:
-    """Writes the entries of a request in one partition: `left` are not written yet, `problems` those of failed entries.
+    """Writes the entries of a request in one partition: `left` are not written yet, `problems`
+    those of failed entries.
 
-    A round reads, decides and writes. Each request to the segment is atomic, and requires of each key the version that
-    was read. If another writer was first, it has no effect, and the next round reads and decides again. Keys whose
-    version had changed are written alone from then on, so that they don't delay others.
+    A round reads, decides and writes. Each request to the segment is atomic, and requires of each
+    key the version that was read. If another writer was first, it has no effect, and the next round
+    reads and decides again. Keys whose version had changed are written alone from then on, so that
+    they don't delay others.
     """
 
     rows: KeyValueRows
@@ -440,8 +509,8 @@ class OptimisticWrites:
         except RetryError:
             keys, label = list(dict.fromkeys(entry.key for entry in self.left)), self.rows._label
             contested = errors.TableUnavailableError(
-                f"{label}: writes of {len(keys)} keys conflicted with others for {_CONTESTED:g} s; the first key is "
-                f"{keys[0]!r}.",
+                f"{label}: writes of {len(keys)} keys conflicted with others for {_CONTESTED:g} s;"
+                f" the first key is {keys[0]!r}.",
                 "It is retried. If that continues, have fewer writers of the same key.",
                 table=label,
             )
@@ -454,14 +523,22 @@ class OptimisticWrites:
         if needs_stored_rows(self.operation):
             keys = list(dict.fromkeys(entry.key for entry in entries))
             try:
-                stored = await self.table.segment(self.partition).get([self.table_keys[key] for key in keys])
+                stored = await self.table.segment(self.partition).get(
+                    [self.table_keys[key] for key in keys]
+                )
             except errors.AdjunctError as error:
                 self._give_up(entries, error)
                 return False
             stored_entries = dict(zip(keys, stored, strict=True))
         documents, fitting = self.rows._documents, self.table.coder.value
         decision = plan_documents(
-            documents, self.operation, entries, self.table_keys, stored_entries, time.time(), fitting
+            documents,
+            self.operation,
+            entries,
+            self.table_keys,
+            stored_entries,
+            time.time(),
+            fitting,
         )
         failed, lost = await self._write(decision)
         for entry in entries:
@@ -473,7 +550,9 @@ class OptimisticWrites:
         return bool(self.left)
 
     async def _write(self, decision: PlannedWrites) -> tuple[dict[Row, Problem], set[Row]]:
-        """Send the decided writes; return the problems of failed keys, and the keys of requests with a conflict."""
+        """Send the decided writes; return the problems of failed keys, and the keys of requests
+        with a conflict.
+        """
         failed: dict[Row, Problem] = {}
         lost: set[Row] = set()
         fence, fences = self.operation.fence, self.fences
@@ -491,8 +570,12 @@ class OptimisticWrites:
             except errors.RunLeaseLostError:
                 raise
             except errors.AdjunctError as error:
-                of_request = not isinstance(error, errors.BatchTooLargeError)  # a single change can be too large
-                failed.update(dict.fromkeys(keys, replace(self.rows._outcome(error), of_request=of_request)))
+                of_request = not isinstance(
+                    error, errors.BatchTooLargeError
+                )  # a single change can be too large
+                failed.update(
+                    dict.fromkeys(keys, replace(self.rows._outcome(error), of_request=of_request))
+                )
             else:
                 self.defaults_put += sum(key in decision.begun for key in keys)
                 if fence is not None:
@@ -518,22 +601,28 @@ class OptimisticWrites:
         self.problems.update({entry.place: problem for entry in entries})
 
 
-_NOT_CREATED = (errors.LakeNotFoundError, errors.ScopeNotFoundError, errors.KeyValueTableNotFoundError)
+_NOT_CREATED = (
+    errors.LakeNotFoundError,
+    errors.ScopeNotFoundError,
+    errors.KeyValueTableNotFoundError,
+)
 
 
 @validated
 class KeyValueRows(StoreTable):
     """Read and write function over the key-value table `table` of a scope of `lake`.
 
-    `key` names one column or several (then keys are tuples), `columns` has each column's type. Records of one `family`,
-    the first of the key's columns, are in one partition and can be iterated together. If the family is the empty text,
-    the key selects the partition. With `create`, the first write creates a missing scope and table with this number of
-    `partitions`, in the backend `stored_in` or the lake's default one. Reads create neither, and find no records.
+    `key` names one column or several (then keys are tuples), `columns` has each column's type.
+    Records of one `family`, the first of the key's columns, are in one partition and can be
+    iterated together. If the family is the empty text, the key selects the partition. With
+    `create`, the first write creates a missing scope and table with this number of `partitions`, in
+    the backend `stored_in` or the lake's default one. Reads create neither, and find no records.
     `to_dict` and pickles have names and descriptions, never a secret.
 
-    Each key is changed by one conditional write. A request of many keys is one write per partition, within the limits
-    of the backend. The table itself refuses writes of a run that has lost its lease. Marks of `newest_by` and
-    `idempotent` are stored in the record's document, and outlive a deleted record; `forget` removes old ones.
+    Each key is changed by one conditional write. A request of many keys is one write per partition,
+    within the limits of the backend. The table itself refuses writes of a run that has lost its
+    lease. Marks of `newest_by` and `idempotent` are stored in the record's document, and outlive a
+    deleted record; `forget` removes old ones.
     """
 
     def __init__(
@@ -559,7 +648,9 @@ class KeyValueRows(StoreTable):
         self.stored_in = stored_in
         self._codec = RowCodec(self._label, self.key, self._declared)
         self._documents = RowDocuments(self._codec, self._declared)
-        self._keys = RowKeys(self._label, [self._codec.columns[name] for name in self.key], self.family)
+        self._keys = RowKeys(
+            self._label, [self._codec.columns[name] for name in self.key], self.family
+        )
         self._open: Table | None = None
         self._fences: TableFences | None = None
         self._opening = threading.Lock()
@@ -575,15 +666,25 @@ class KeyValueRows(StoreTable):
         """Return the declaration as plain values, without secrets."""
         stored_in, described = self.stored_in, None
         if stored_in is not None:
-            described = dict(stored_in) if isinstance(stored_in, Mapping) else segment.describe_backend(stored_in)
-        return {**super().to_dict(), "lake": self._url, "columns": self.column_types(), "stored_in": described}
+            described = (
+                dict(stored_in)
+                if isinstance(stored_in, Mapping)
+                else segment.describe_backend(stored_in)
+            )
+        return {
+            **super().to_dict(),
+            "lake": self._url,
+            "columns": self.column_types(),
+            "stored_in": described,
+        }
 
     def __reduce__(self) -> tuple[Any, ...]:
         settings = {**KeyValueRows.to_dict(self), "lake": self.lake, "stored_in": self.stored_in}
         return reduce_function(self, KeyValueRows, settings)
 
     def problem_of(self, error: BaseException, *, sent: bool = True) -> Problem:
-        # Other errors mean that nothing was written: a lost reply has been looked for, and is an OutcomeUnknownError.
+        # Other errors mean that nothing was written: a lost reply has been looked for, and is an
+        # OutcomeUnknownError.
         if isinstance(error, errors.OutcomeUnknownError):
             return Problem(State.UNKNOWN, error)
         return super().problem_of(error, sent=sent and not isinstance(error, errors.AdjunctError))
@@ -605,15 +706,21 @@ class KeyValueRows(StoreTable):
         return presence
 
     def _look_up(self) -> Presence:
-        """Return what the lake says about the table, from a manager of its own, which opens no segment."""
+        """Return what the lake says about the table, from a manager of its own, which opens no
+        segment.
+        """
         try:
             found = self._manager(make=False).describe(self.scope, self.table)
         except _NOT_CREATED:
             return NO_TABLE
-        return NO_TABLE if found.state == "deleting" else Presence(exists=True, id=found.incarnation)
+        return (
+            NO_TABLE if found.state == "deleting" else Presence(exists=True, id=found.incarnation)
+        )
 
     async def open(self) -> None:
-        """Look up the table in the lake, unless the first write may have to create it. Raises the manager's errors."""
+        """Look up the table in the lake, unless the first write may have to create it. Raises
+        the manager's errors.
+        """
         if not self.create:
             await self._opened(make=False)
 
@@ -631,7 +738,9 @@ class KeyValueRows(StoreTable):
         return write_plan.validate_entries(self._codec, operation).problems
 
     async def close(self) -> None:
-        """Release what the running event loop uses, not what others use. A closed function may be opened again."""
+        """Release what the running event loop uses, not what others use. A closed function may
+        be opened again.
+        """
         if self._open is not None:
             await self._open.close()
 
@@ -659,8 +768,8 @@ class KeyValueRows(StoreTable):
             await self._fences_of(opened).announce(fence)
 
     async def forget(self, older_than: float) -> int:
-        """Remove the marks of updates applied more than `older_than` seconds ago, also of deleted records; return the
-        number of keys.
+        """Remove the marks of updates applied more than `older_than` seconds ago, also of deleted
+        records; return the number of keys.
 
         Messages that old are applied again if they are repeated. Reads the whole table.
         """
@@ -672,13 +781,19 @@ class KeyValueRows(StoreTable):
 
         async def read(number: int, entries: list[Entry]) -> None:
             try:
-                stored_entries = await opened.segment(number).get([table_keys[entry.key] for entry in entries])
+                stored_entries = await opened.segment(number).get(
+                    [table_keys[entry.key] for entry in entries]
+                )
             except errors.AdjunctError as error:
-                problems.update(dict.fromkeys([entry.place for entry in entries], self._outcome(error)))
+                problems.update(
+                    dict.fromkeys([entry.place for entry in entries], self._outcome(error))
+                )
                 return
             for entry, stored in zip(entries, stored_entries, strict=True):
                 try:
-                    records[entry.place] = None if stored is None else self._record(entry.key, stored.value or b"")
+                    records[entry.place] = (
+                        None if stored is None else self._record(entry.key, stored.value or b"")
+                    )
                 except errors.AdjunctError as error:
                     problems[entry.place] = self._outcome(error)
 
@@ -697,12 +812,18 @@ class KeyValueRows(StoreTable):
             raise failed[0]
         for write in writes:
             problems |= write.problems
-        return Outcomes(len(operation), problems=problems, defaults_put=sum(write.defaults_put for write in writes))
+        return Outcomes(
+            len(operation),
+            problems=problems,
+            defaults_put=sum(write.defaults_put for write in writes),
+        )
 
     def _placed(
         self, opened: Table, operation: Operation[Any]
     ) -> tuple[dict[Row, bytes], dict[int, list[Entry]], dict[int, Problem]]:
-        """Return the table key of each valid key, valid entries by partition, and the problems of others by place."""
+        """Return the table key of each valid key, valid entries by partition, and the problems
+        of others by place.
+        """
         valid = write_plan.validate_entries(self._codec, operation)
         problems = dict(valid.problems)
         places: dict[Row, tuple[int, bytes]] = {}
@@ -713,8 +834,12 @@ class KeyValueRows(StoreTable):
                     places[entry.key] = opened.coder.place(*self._keys.address(entry.key))
                 parts.setdefault(places[entry.key][0], []).append(entry)
             except errors.AdjunctError as error:
-                if operation.kind is not OperationKind.GET or not isinstance(error, errors.KeyTooLongError):
-                    problems[entry.place] = self._outcome(error)  # else no record can have the key: none is found
+                if operation.kind is not OperationKind.GET or not isinstance(
+                    error, errors.KeyTooLongError
+                ):
+                    problems[entry.place] = self._outcome(
+                        error
+                    )  # else no record can have the key: none is found
         return {key: stored for key, (_, stored) in places.items()}, parts, problems
 
     def _fences_of(self, opened: Table) -> TableFences:
@@ -725,7 +850,11 @@ class KeyValueRows(StoreTable):
 
     def _record(self, key: Row, stored: bytes) -> dict[str, Any] | None:
         document = self._documents.from_bytes(stored, key)
-        return None if DELETED in document else self._documents.record(document, self._codec.names, key)
+        return (
+            None
+            if DELETED in document
+            else self._documents.record(document, self._codec.names, key)
+        )
 
     def _outcome(self, error: errors.AdjunctError) -> Problem:
         """Return the problem of an entry whose request failed with this error."""
@@ -735,12 +864,20 @@ class KeyValueRows(StoreTable):
 
     def _manager(self, *, make: bool) -> KeyValueTableManager:
         lake = open_lake(self.lake, create=make) if isinstance(self.lake, str) else self.lake
-        backend = segment.backend_from(self.stored_in) if isinstance(self.stored_in, Mapping) else self.stored_in
+        backend = (
+            segment.backend_from(self.stored_in)
+            if isinstance(self.stored_in, Mapping)
+            else self.stored_in
+        )
         return KeyValueTableManager(lake, backend)
 
     async def _opened(self, *, make: bool) -> Table:
         opened = self._open
-        return opened if opened is not None else await asyncio.to_thread(self._open_now, make=make and self.create)
+        return (
+            opened
+            if opened is not None
+            else await asyncio.to_thread(self._open_now, make=make and self.create)
+        )
 
     def _open_now(self, *, make: bool) -> Table:
         with self._opening:
@@ -749,9 +886,19 @@ class KeyValueRows(StoreTable):
                 manager = self._manager(make=make)
                 if make:
                     ensure_table(manager, self.scope, self.table, self.partitions)
-                table = manager.open(self.scope, self.table, key=TextSerializer(), value=BytesSerializer())
-                opened = OpenTable(table.id, table.configuration, table.backend, TextSerializer(), BytesSerializer())
-                for number in range(opened.partitions):  # a backend whose driver is missing fails here, not at a write
+                table = manager.open(
+                    self.scope, self.table, key=TextSerializer(), value=BytesSerializer()
+                )
+                opened = OpenTable(
+                    table.id,
+                    table.configuration,
+                    table.backend,
+                    TextSerializer(),
+                    BytesSerializer(),
+                )
+                for number in range(
+                    opened.partitions
+                ):  # a backend whose driver is missing fails here, not at a write
                     opened.segment(number)
                 self._open = opened
             return opened

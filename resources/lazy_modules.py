@@ -17,15 +17,17 @@ from typing import TYPE_CHECKING, Any
 
 
 class LazyModule:
-    """A module that is slow to import, imported when one of its attributes is first used; pickled by its name."""
+    """A module that is slow to import, imported when one of its attributes is first used;
+    pickled by its name.
+    """
 
     def __init__(self, name: str) -> None:
         self._name = name
 
     def __getattr__(self, attribute: str) -> Any:
         if attribute == "_module":
-            # Packages first: a thread that imports a package that imports this module, and one that imports the module,
-            # would deadlock.
+            # Packages first: a thread that imports a package that imports this module, and one that
+            # imports the module, would deadlock.
             for name in accumulate(self._name.split("."), "{}.{}".format):
                 module = importlib.import_module(name)
             self._module = module
@@ -37,10 +39,11 @@ class LazyModule:
 
 
 def lazy_names(module: str, file: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Return `__getattr__` and `__dir__` for a public module, which import each name when it is first used.
+    """Return `__getattr__` and `__dir__` for a public module, which import each name when it is
+    first used.
 
-    The names are those that the module's source `file` imports in its `if TYPE_CHECKING:` block, which type checkers
-    read.
+    The names are those that the module's source `file` imports in its `if TYPE_CHECKING:` block,
+    which type checkers read.
     """
 
     @cache
@@ -56,7 +59,8 @@ def lazy_names(module: str, file: str) -> tuple[Callable[[str], Any], Callable[[
         if name.startswith("_") or name not in sources():
             raise AttributeError(f"module {module!r} has no attribute {name!r}")
         collects = gc.isenabled()
-        gc.disable()  # imports leave no garbage; looking for it, in all of Dagster too, takes a sixth of the time
+        # imports leave no garbage; looking for it, in all of Dagster too, takes a sixth of the time
+        gc.disable()
         try:
             value = getattr(importlib.import_module(sources()[name]), name)
         finally:

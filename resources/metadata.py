@@ -1,10 +1,11 @@
-"""MetadataStore: namespaces of small entries in the lake, each one document that is committed whole.
+"""MetadataStore: namespaces of small entries in the lake, each one document that is committed
+whole.
 
     metadata/NAMESPACE/SCOPE/CURRENT, manifests/…   the commit log; a manifest lists the pages
     metadata/NAMESPACE/SCOPE/pages/…                entries in the order of their keys
 
-Reading a key takes three requests; reading a whole namespace takes two, and one for each page. A change writes the
-pages that hold its keys, a manifest and the pointer.
+Reading a key takes three requests; reading a whole namespace takes two, and one for each page. A
+change writes the pages that hold its keys, a manifest and the pointer.
 """
 
 from __future__ import annotations
@@ -28,10 +29,12 @@ from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.objects.store import ObjectStore, StoredObject
 from dagster_adjunct.resources.validation import validated_methods
 
-# The document of a namespace: pages of entries in the order of their keys, and how changes rewrite them.
+# The document of a namespace: pages of entries in the order of their keys, and how changes rewrite
+# them.
 #
-# A change rewrites the pages that hold its keys and repeats the references to all others, so its cost depends
-# on these pages only. Pages are sized in bytes; one that becomes small is merged with the next one.
+# A change rewrites the pages that hold its keys and repeats the references to all others, so its
+# cost depends on these pages only. Pages are sized in bytes; one that becomes small is merged with
+# the next one.
 
 
 PAGE_BYTES = 256 * 1024
@@ -87,9 +90,12 @@ def rewrite_pages(
 
 
 def _runs(
-    document: NamespaceDocument, touched: Mapping[int, Entries], read: Callable[[DocumentPage], Entries]
+    document: NamespaceDocument,
+    touched: Mapping[int, Entries],
+    read: Callable[[DocumentPage], Entries],
 ) -> Iterator[DocumentPage | list[tuple[str, Any]]]:
-    """Yield, in key order, pages that stay as they are, and lists of entries of adjacent pages to write anew.
+    """Yield, in key order, pages that stay as they are, and lists of entries of adjacent pages to
+    write anew.
 
     `touched` has the new entries of changed pages, by the number of the page.
     """
@@ -102,7 +108,9 @@ def _runs(
         run: list[tuple[str, Any]] = []
         size = 0
         while number < count and (number in touched or size < PAGE_BYTES // 4):
-            added = sorted((touched[number] if number in touched else read(document.pages[number])).items())
+            added = sorted(
+                (touched[number] if number in touched else read(document.pages[number])).items()
+            )
             run += added
             size += sum(map(_size, added))
             number += 1
@@ -111,7 +119,9 @@ def _runs(
 
 
 def _parts(run: Sequence[tuple[str, Any]]) -> Iterator[list[tuple[str, Any]]]:
-    """Split the entries into as few pages as they need, of about one size, and yield the entries of each."""
+    """Split the entries into as few pages as they need, of about one size, and yield the entries
+    of each.
+    """
     sizes = [_size(entry) for entry in run]
     total = sum(sizes)
     target = total / math.ceil(total / PAGE_BYTES)
@@ -129,7 +139,14 @@ def _parts(run: Sequence[tuple[str, Any]]) -> Iterator[list[tuple[str, Any]]]:
 
 def _size(entry: tuple[str, Any]) -> int:
     try:
-        return len(json.dumps(entry, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()) + 1
+        return (
+            len(
+                json.dumps(
+                    entry, ensure_ascii=False, allow_nan=False, separators=(",", ":")
+                ).encode()
+            )
+            + 1
+        )
     except (TypeError, ValueError) as error:
         problem = f"the entry {entry[0]!r} can't be written as JSON: {error}."
         step = "Use strings, numbers, booleans, lists and dictionaries only."
@@ -155,13 +172,17 @@ class MetadataStore:
 
     def namespace(self, name: str, scope: str) -> Namespace:
         """Return the namespace `name` of one scope, such as an application. Sends no request."""
-        return Namespace(self.lake, f"{_ROOT}{check_name('namespace', name)}/{check_name('scope', scope)}")
+        return Namespace(
+            self.lake, f"{_ROOT}{check_name('namespace', name)}/{check_name('scope', scope)}"
+        )
 
     def collect(self) -> int:
-        """Delete objects that are more than an hour old and that no namespace uses any more; return their number.
+        """Delete objects that are more than an hour old and that no namespace uses any more; return
+        their number.
 
-        These are pages that later commits have replaced, and all manifests but the newest hundred: a namespace keeps no
-        history. A change whose commit takes more than an hour may lose its pages.
+        These are pages that later commits have replaced, and all manifests but the newest hundred:
+        a namespace keeps no history. A change whose commit takes more than an hour may lose its
+        pages.
         """
         before = self.lake.now() - _GRACE
         old: dict[str, list[str]] = {}
@@ -169,14 +190,19 @@ class MetadataStore:
             prefix, kind, _ = item.key.rsplit("/", 2)
             if kind in ("pages", "manifests") and item.modified < before:
                 old.setdefault(prefix, []).append(item.key)
-        garbage = [key for prefix, keys in sorted(old.items()) for key in Namespace(self.lake, prefix).unreached(keys)]
+        garbage = [
+            key
+            for prefix, keys in sorted(old.items())
+            for key in Namespace(self.lake, prefix).unreached(keys)
+        ]
         self.lake.store.delete_many(garbage)
         return len(garbage)
 
 
 @dataclass(frozen=True, slots=True)
 class NamespaceSnapshot:
-    """A namespace as it was at one commit: `version` counts its commits from 1 and is 0 before the first.
+    """A namespace as it was at one commit: `version` counts its commits from 1 and is 0 before the
+    first.
 
     Pages are read on demand. Returned values are shared and must not be changed.
     """
@@ -192,7 +218,9 @@ class NamespaceSnapshot:
         return self._read(self.document.pages[self.document.page_of(key)]).get(key)
 
     def items(self, start: str = "") -> Iterator[tuple[str, Any]]:
-        """Yield all entries in the order of their keys, from `start` on. Reads their pages, each when it is needed."""
+        """Yield all entries in the order of their keys, from `start` on. Reads their pages, each
+        when it is needed.
+        """
         first = self.document.page_of(start)
         for page in self.document.pages[first:]:
             yield from ((key, value) for key, value in self._read(page).items() if key >= start)
@@ -202,7 +230,9 @@ class NamespaceSnapshot:
 
 
 class Namespace:
-    """JSON values by key. Readers see all of a change or nothing of it, and concurrent changes are never lost."""
+    """JSON values by key. Readers see all of a change or nothing of it, and concurrent changes
+    are never lost.
+    """
 
     def __init__(self, lake: Lake, prefix: str) -> None:
         self._store: ObjectStore = lake.store
@@ -218,13 +248,17 @@ class Namespace:
         """Return the current state of the namespace."""
         return self._snapshot(self._log.current())
 
-    def transact(self, decide: Callable[[NamespaceSnapshot], tuple[Mapping[str, Any], T]], *, by: str) -> T:
-        """Commit the changes that `decide` returns for the current namespace, and return its result.
+    def transact(
+        self, decide: Callable[[NamespaceSnapshot], tuple[Mapping[str, Any], T]], *, by: str
+    ) -> T:
+        """Commit the changes that `decide` returns for the current namespace, and return its
+        result.
 
-        `decide(snapshot)` returns new values by key (None removes the entry) and any result. It is called again after
-        every conflict, with a new snapshot, so it must have no side effects. Without changes there is no commit. Raises
-        CommitConflictError, CommitStateUnknownError (the commit may have happened: the call may be repeated if deciding
-        twice is harmless) and StoreUnavailableError (it did not happen).
+        `decide(snapshot)` returns new values by key (None removes the entry) and any result. It is
+        called again after every conflict, with a new snapshot, so it must have no side effects.
+        Without changes there is no commit. Raises CommitConflictError, CommitStateUnknownError (the
+        commit may have happened: the call may be repeated if deciding twice is harmless) and
+        StoreUnavailableError (it did not happen).
         """
         decided: list[T] = []
 
@@ -247,12 +281,15 @@ class Namespace:
         if not there.version or here.version:
             return
         document = (
-            rewrite_pages(NamespaceDocument(), dict(there.items()), self._page, self._write) or NamespaceDocument()
+            rewrite_pages(NamespaceDocument(), dict(there.items()), self._page, self._write)
+            or NamespaceDocument()
         )
         self._log.continue_from(other._log, document.model_dump(mode="json"), by=by)
 
     def unreached(self, keys: Sequence[str]) -> list[str]:
-        """Return those of these object keys, of pages and manifests, that the namespace no longer needs."""
+        """Return those of these object keys, of pages and manifests, that the namespace no
+        longer needs.
+        """
         commit = self._log.current()
         if commit is None:
             return []
@@ -274,7 +311,8 @@ class Namespace:
         entries = self._pages.get(page.key)
         if entries is None:
             entries = self._keep(
-                page.key, commit_log.read_page(self._store, PageRef(page.key, page.count, page.sha256))
+                page.key,
+                commit_log.read_page(self._store, PageRef(page.key, page.count, page.sha256)),
             )
         return entries
 
@@ -294,8 +332,8 @@ class Namespace:
 #
 #     metadata/NAMESPACE/SCOPE/NAME.json      the value, with a nonce in each version
 #
-# For values that change several times a second and are soon obsolete: a change without a conflict costs one request,
-# and leaves nothing to collect.
+# For values that change several times a second and are soon obsolete: a change without a conflict
+# costs one request, and leaves nothing to collect.
 
 
 _VALUE_ATTEMPTS = 20
@@ -305,7 +343,11 @@ class SharedValue:
     """One value of a lake's metadata. For one thread at a time; any number of processes."""
 
     def __init__(self, lake: Lake, namespace: str, scope: str, name: str) -> None:
-        checked = check_name("namespace", namespace), check_name("scope", scope), check_name("value", name)
+        checked = (
+            check_name("namespace", namespace),
+            check_name("scope", scope),
+            check_name("value", name),
+        )
         self._store, self._key = lake.store, f"metadata/{'/'.join(checked)}.json"
         self._seen: StoredObject | None = None
 
@@ -317,11 +359,13 @@ class SharedValue:
         self._seen = None
 
     def transact(self, decide: Callable[[bytes | None], tuple[bytes | None, T]]) -> T:
-        """Write the value that `decide` returns for the current one (None writes nothing), and return its result.
+        """Write the value that `decide` returns for the current one (None writes nothing), and
+        return its result.
 
-        `decide` gets None if there is no value yet. It is called again after every conflict, so it must have no side
-        effects. No two values that it returns may be equal: put a nonce into each. Raises StoreUnavailableError if the
-        write may have happened, and CommitConflictError after many conflicts.
+        `decide` gets None if there is no value yet. It is called again after every conflict, so it
+        must have no side effects. No two values that it returns may be equal: put a nonce into
+        each. Raises StoreUnavailableError if the write may have happened, and CommitConflictError
+        after many conflicts.
         """
 
         def decided() -> Callable[[], T]:
@@ -349,5 +393,7 @@ class SharedValue:
                 etag = self._store.put_if_match(self._key, value, seen.etag)
         except (errors.ObjectExistsError, errors.PreconditionFailedError) as error:
             problem = f"{self._key} in {self._store.url} was changed by another process."
-            raise errors.CommitConflictError(problem, "It is read and decided again.", prefix=self._key) from error
+            raise errors.CommitConflictError(
+                problem, "It is read and decided again.", prefix=self._key
+            ) from error
         self._seen = StoredObject(value, etag)

@@ -1,4 +1,6 @@
-"""Errors about the user's own code: where it failed, what it raised, and for which record, masked and truncated."""
+"""Errors about the user's own code: where it failed, what it raised, and for which record,
+masked and truncated.
+"""
 
 from __future__ import annotations
 
@@ -23,28 +25,41 @@ _LIBRARIES = re.compile(r"(?:^|[/\\])(?:pyspark|py4j|pyarrow|pandas|numpy|cloudp
 _STDLIB = tuple({sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")})
 
 
-def check_plain_function(what: str, function: Callable[..., object], argument: str, *given: str) -> None:
-    """Raise ConfigurationError for an async function, and for one that can't be called with the `given` arguments.
+def check_plain_function(
+    what: str, function: Callable[..., object], argument: str, *given: str
+) -> None:
+    """Raise ConfigurationError for an async function, and for one that can't be called with the
+    `given` arguments.
 
     `given` describes each argument. Functions whose signature is unknown pass.
     """
     inner = function.func if isinstance(function, partial) else function
     name = getattr(inner, "__name__", type(inner).__name__)
     if any(
-        asks(callee) for asks in (iscoroutinefunction, isasyncgenfunction) for callee in (inner, type(inner).__call__)
+        asks(callee)
+        for asks in (iscoroutinefunction, isasyncgenfunction)
+        for callee in (inner, type(inner).__call__)
     ):
         problem = f"{what} got {name}(), which is async: expected a synchronous function."
         step = "Write it with def; to await something in it, call asyncio.run(…)."
         raise ConfigurationError(problem, step, argument=argument)
     try:
-        parameters = signature(function, follow_wrapped=False)  # of the wrapper, if it is decorated: that is called
+        parameters = signature(
+            function, follow_wrapped=False
+        )  # of the wrapper, if it is decorated: that is called
     except (TypeError, ValueError):
         return
     try:
         parameters.bind(*given)
     except TypeError as error:
-        problem = f"{what} calls {name}() with ({', '.join(given)}), but its parameters are {parameters}: {error}."
-        step = f"Let it take {len(given)} argument{'' if len(given) == 1 else 's'}; bind others with functools.partial."
+        problem = (
+            f"{what} calls {name}() with ({', '.join(given)}), but its parameters are {parameters}:"
+            f" {error}."
+        )
+        step = (
+            f"Let it take {len(given)} argument{'' if len(given) == 1 else 's'}; bind others with"
+            " functools.partial."
+        )
         raise ConfigurationError(problem, step, argument=argument) from None
 
 
@@ -59,17 +74,24 @@ def function_failed_error(
     among: int = 1,
     **about: Any,
 ) -> OperatorFailedError:
-    """Return the error for a function of an operator (`called`, as plans show it) that raised `error`.
+    """Return the error for a function of an operator (`called`, as plans show it) that raised
+    `error`.
 
-    It names the line that failed, or the function's own line where the call itself failed. `record` is the record for
-    which it failed, if that is known, or the first of a batch of `among` records. Values of `sensitive` columns are
-    masked, and if there are any, the function's own message is left out as well. `about` are further fields of the
-    error, such as the record's position. Raise it from `error`, unless there are sensitive columns.
+    It names the line that failed, or the function's own line where the call itself failed. `record`
+    is the record for which it failed, if that is known, or the first of a batch of `among` records.
+    Values of `sensitive` columns are masked, and if there are any, the function's own message is
+    left out as well. `about` are further fields of the error, such as the record's position. Raise
+    it from `error`, unless there are sensitive columns.
     """
     place = failing_line(error) or definition_line(function)
     message = "" if sensitive else str(error).strip()
-    problem = f"{operator}: {called} raised {type(error).__name__}{f': {truncate_text(message)}' if message else ''}"
-    return operator_failed_error(problem, place, record, sensitive, among=among, operator=operator, **about)
+    problem = (
+        f"{operator}: {called} raised"
+        f" {type(error).__name__}{f': {truncate_text(message)}' if message else ''}"
+    )
+    return operator_failed_error(
+        problem, place, record, sensitive, among=among, operator=operator, **about
+    )
 
 
 def operator_failed_error(
@@ -90,12 +112,18 @@ def operator_failed_error(
         problem += f", at {stream}.{partition} offset {offset}"
     if record is not None:
         about["record"] = format_record(record, sensitive)
-        problem += f", for {about['record']}" if among == 1 else f", for {among} records from {about['record']} on"
+        problem += (
+            f", for {about['record']}"
+            if among == 1
+            else f", for {among} records from {about['record']} on"
+        )
     return OperatorFailedError(f"{problem.rstrip('.')}.", "Fix it and run again.", **about)
 
 
 def format_record(record: Mapping[str, Any], sensitive: Collection[str] = ()) -> str:
-    """Return a record for a message: `{k: 'a', email: ***}`, without hidden columns, long values truncated."""
+    """Return a record for a message: `{k: 'a', email: ***}`, without hidden columns, long values
+    truncated.
+    """
     hidden = {name.lower() for name in sensitive}
     own = {name: value for name, value in record.items() if not name.startswith("__")}
     shown = [
@@ -108,20 +136,28 @@ def format_record(record: Mapping[str, Any], sensitive: Collection[str] = ()) ->
 def truncate_text(text: str) -> str:
     """Return the first line of a text, at most 80 characters of it."""
     line = text.splitlines()[0] if text else ""
-    return line if len(line) <= MAX_VALUE_CHARS and line == text else f"{line[: MAX_VALUE_CHARS - 1]}…"
+    return (
+        line if len(line) <= MAX_VALUE_CHARS and line == text else f"{line[: MAX_VALUE_CHARS - 1]}…"
+    )
 
 
 def definition_line(function: object) -> CodeLine | None:
-    """Return the line that defines a function, below its decorators; None where it is not user code."""
+    """Return the line that defines a function, below its decorators; None where it is not user
+    code.
+    """
     while isinstance(function, partial) or hasattr(function, "__wrapped__"):
         function = function.func if isinstance(function, partial) else function.__wrapped__
-    called = function if hasattr(function, "__code__") else getattr_static(function, "__call__", None)
+    called = (
+        function if hasattr(function, "__code__") else getattr_static(function, "__call__", None)
+    )
     code = getattr(called, "__code__", None)
     return None if code is None else _innermost([(code.co_filename, code.co_firstlineno)])
 
 
 def failing_line(error: BaseException) -> CodeLine | None:
-    """Return the innermost line of user code in an error's traceback, or else in that of its cause."""
+    """Return the innermost line of user code in an error's traceback, or else in that of its
+    cause.
+    """
     frames = traceback.extract_tb(error.__traceback__)
     place = _innermost((frame.filename, frame.lineno or 0) for frame in frames)
     if place is None and error.__cause__ is not None:
@@ -130,7 +166,9 @@ def failing_line(error: BaseException) -> CodeLine | None:
 
 
 def failing_line_in_text(text: str) -> CodeLine | None:
-    """Return the innermost line of user code in the text of a traceback, as Spark's workers send it."""
+    """Return the innermost line of user code in the text of a traceback, as Spark's workers send
+    it.
+    """
     return _innermost((match["file"], int(match["line"])) for match in _LINE.finditer(text))
 
 

@@ -79,7 +79,9 @@ def blocks_of(page: Path) -> list[Block]:
         if fence is None:
             continue
         if opened is None:
-            assert not fence["indent"], f"{page.name}, line {number + 1}: an indented block is not run"
+            assert not fence["indent"], (
+                f"{page.name}, line {number + 1}: an indented block is not run"
+            )
             opened = (number, fence["language"])
             continue
         start, language = opened
@@ -112,7 +114,12 @@ class PageReader:
     def __enter__(self) -> PageReader:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
         if self._session is not None:
             _end(self._session)
         self._log.close()
@@ -133,26 +140,41 @@ class PageReader:
             )
 
     def _commanded(self, block: Block) -> str:
-        # Python would take a module that is edited within the second of the last command for the one it has compiled.
+        # Python would take a module that is edited within the second of the last command for the
+        # one it has compiled.
         for compiled in [*self._folder.rglob("__pycache__")]:
             shutil.rmtree(compiled)
         process = subprocess.Popen(
-            ["sh", "-e", "-c", block.text], cwd=self._folder, env=self._environment, start_new_session=True, text=True,
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        )  # fmt: skip
+            ["sh", "-e", "-c", block.text],
+            cwd=self._folder,
+            env=self._environment,
+            start_new_session=True,
+            text=True,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
         try:
             output, complained = process.communicate(timeout=LONGEST)
         finally:
             _end(process)
-        assert process.returncode == 0, f"{block.place}: exit code {process.returncode}\n{output}\n{complained[-4000:]}"
+        assert process.returncode == 0, (
+            f"{block.place}: exit code {process.returncode}\n{output}\n{complained[-4000:]}"
+        )
         return output
 
     def _typed(self, block: Block) -> str:
         if self._session is None:
             self._session = subprocess.Popen(
-                [program("python"), "-c", _SESSION], cwd=self._folder, env=self._environment, start_new_session=True,
-                text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log,
-            )  # fmt: skip
+                [program("python"), "-c", _SESSION],
+                cwd=self._folder,
+                env=self._environment,
+                start_new_session=True,
+                text=True,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._log,
+            )
         asked, answers = _pipes(self._session)
         asked.write(json.dumps([block.place, block.text]) + "\n")
         asked.flush()

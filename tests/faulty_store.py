@@ -1,4 +1,6 @@
-"""An object store that fails on plan: what a network does to a program, in tests that need no network."""
+"""An object store that fails on plan: what a network does to a program, in tests that need no
+network.
+"""
 
 from __future__ import annotations
 
@@ -6,18 +8,36 @@ import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeVar
 
-from dagster_adjunct.resources.errors import ObjectExistsError, PreconditionFailedError, StoreUnavailableError
+from dagster_adjunct.resources.errors import (
+    ObjectExistsError,
+    PreconditionFailedError,
+    StoreUnavailableError,
+)
 from tests.rounds import rounds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
 
-    from dagster_adjunct.resources.objects.store import ObjectInfo, ObjectStore, StoreDescriptor, StoredObject
+    from dagster_adjunct.resources.objects.store import (
+        ObjectInfo,
+        ObjectStore,
+        StoreDescriptor,
+        StoredObject,
+    )
 
 T = TypeVar("T")
 
-FaultKind = Literal["lost-after", "lost-before", "409", "412", "throttle", "crash-before", "crash-after", "meanwhile"]
+FaultKind = Literal[
+    "lost-after",
+    "lost-before",
+    "409",
+    "412",
+    "throttle",
+    "crash-before",
+    "crash-after",
+    "meanwhile",
+]
 WRITES = frozenset({"put", "put_if_absent", "put_if_match", "upload", "delete", "delete_many"})
 
 
@@ -27,12 +47,12 @@ class Crash(BaseException):
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What happens to the `nth` (from 1) request of this kind, or with `request` "*" of any; `below` has only requests
-    count whose key begins so.
+    """What happens to the `nth` (from 1) request of this kind, or with `request` "*" of any;
+    `below` has only requests count whose key begins so.
 
-    lost-after: done, but the reply is lost. lost-before: not done, no reply. 409, 412, throttle: refused.
-    crash-before, crash-after: the process ends there. meanwhile: `action` runs first (a competitor), then
-    the request goes on.
+    lost-after: done, but the reply is lost. lost-before: not done, no reply. 409, 412, throttle:
+    refused. crash-before, crash-after: the process ends there. meanwhile: `action` runs first (a
+    competitor), then the request goes on.
     """
 
     request: str
@@ -47,10 +67,12 @@ class Fault:
 
 
 def deaths(requests: Sequence[tuple[str, str]]) -> list[int]:
-    """Return the requests (from 1) before which a process may die so that what it leaves behind differs.
+    """Return the requests (from 1) before which a process may die so that what it leaves behind
+    differs.
 
-    These are the writes: who dies before a read leaves what it leaves before the write that follows, or at the end.
-    Of them it is every other one up to the last; with all rounds they are all requests.
+    These are the writes: who dies before a read leaves what it leaves before the write that
+    follows, or at the end. Of them it is every other one up to the last; with all rounds they are
+    all requests.
     """
     writes = [nth for nth, (made, _) in enumerate(requests, 1) if made in WRITES]
     return rounds(writes[::-2][::-1], [*range(1, len(requests) + 1)])
@@ -59,8 +81,8 @@ def deaths(requests: Sequence[tuple[str, str]]) -> list[int]:
 class FaultyStore:
     """`inner` with the faults of `plan`; `requests` lists (request, key) of all that were made.
 
-    As on a real S3 store whose own repeats are spent, an unknown outcome is `StoreUnavailableError`.
-    Its descriptor is that of `inner`: other processes meet no faults.
+    As on a real S3 store whose own repeats are spent, an unknown outcome is
+    `StoreUnavailableError`. Its descriptor is that of `inner`: other processes meet no faults.
     """
 
     def __init__(self, inner: ObjectStore, plan: Sequence[Fault] = ()) -> None:
@@ -133,7 +155,9 @@ class FaultyStore:
                 self._crashed = True
                 raise Crash(f"{request} {key}")
             if fault.kind == "lost-after":
-                raise StoreUnavailableError(f"{request} of {key!r} got no answer.", "Run it again.", key=key)
+                raise StoreUnavailableError(
+                    f"{request} of {key!r} got no answer.", "Run it again.", key=key
+                )
         return result
 
     def _faults_now(self, request: str, key: str) -> Sequence[Fault]:
@@ -142,12 +166,20 @@ class FaultyStore:
                 raise Crash(f"{request} {key} after the crash")
             self.requests.append((request, key))
             met = [fault for fault in self.plan if fault.is_of(request, key)]
-            return [fault for fault in met if sum(fault.is_of(*made) for made in self.requests) == fault.nth]
+            return [
+                fault
+                for fault in met
+                if sum(fault.is_of(*made) for made in self.requests) == fault.nth
+            ]
 
 
 def _refuse(fault: Fault, request: str, key: str) -> None:
     if fault.kind in ("lost-before", "409", "throttle"):
-        raise StoreUnavailableError(f"{request} of {key!r} failed ({fault.kind}).", "Run it again.", key=key)
+        raise StoreUnavailableError(
+            f"{request} of {key!r} failed ({fault.kind}).", "Run it again.", key=key
+        )
     if fault.kind == "412":
-        error = ObjectExistsError if request in ("put_if_absent", "upload") else PreconditionFailedError
+        error = (
+            ObjectExistsError if request in ("put_if_absent", "upload") else PreconditionFailedError
+        )
         raise error(f"{request} of {key!r} was answered 412.", "Read it again.")

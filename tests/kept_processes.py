@@ -1,16 +1,19 @@
-"""Spark JVMs and a Python that outlive the process that asked for one: the next one takes over what is warm already.
+"""Spark JVMs and a Python that outlive the process that asked for one: the next one takes over what
+is warm already.
 
-Pages, examples and runs start some fifty processes that ask Spark for a JVM, and each would spend most of its time on
-loading, verifying and interpreting what the JVM before it had just compiled. PySpark starts its JVM by
-`$SPARK_HOME/bin/spark-submit`, so a Spark home with another `spark-submit` (spark_submit.py) serves all of them, and
-nothing of ours knows of it. What asks for packages or for a cluster, or comes while all are lent, gets a JVM of its
-own, as without this module.
+Pages, examples and runs start some fifty processes that ask Spark for a JVM, and each would spend
+most of its time on loading, verifying and interpreting what the JVM before it had just compiled.
+PySpark starts its JVM by `$SPARK_HOME/bin/spark-submit`, so a Spark home with another
+`spark-submit` (spark_submit.py) serves all of them, and nothing of ours knows of it. What asks for
+packages or for a cluster, or comes while all are lent, gets a JVM of its own, as without this
+module.
 
-Each of these processes, and the one that Spark forks its workers from, would also import a second's worth of modules.
-The Python and the commands in `programs()` are forked from a Python that has imported them (python_server.py).
+Each of these processes, and the one that Spark forks its workers from, would also import a second's
+worth of modules. The Python and the commands in `programs()` are forked from a Python that has
+imported them (python_server.py).
 
-A group of processes that is killed to see what its death leaves behind has neither: what it started has to die with it
-(`without_kept_processes`).
+A group of processes that is killed to see what its death leaves behind has neither: what it started
+has to die with it (`without_kept_processes`).
 """
 
 from __future__ import annotations
@@ -53,7 +56,9 @@ def program(name: str) -> str:
 
 @contextmanager
 def kept_processes(folder: Path) -> Iterator[None]:
-    """Serve every process that is started meanwhile from what is kept in `folder` for as long as this lasts."""
+    """Serve every process that is started meanwhile from what is kept in `folder` for as long as
+    this lasts.
+    """
     from pyspark.find_spark_home import _find_spark_home
 
     real = Path(os.environ.get(_REAL) or _find_spark_home())
@@ -66,11 +71,15 @@ def kept_processes(folder: Path) -> Iterator[None]:
         if entry.name != "spark-submit":
             (home / "bin" / entry.name).symlink_to(entry)
     # Without what is looked for on the way to a package: it has to be quick, and needs none.
-    python = f'exec "{Path(sys.executable).resolve()}" -ISE "{_CLIENT}" "{folder}" "{sys.executable}"'
+    python = (
+        f'exec "{Path(sys.executable).resolve()}" -ISE "{_CLIENT}" "{folder}" "{sys.executable}"'
+    )
     (folder / "bin").mkdir()
     _script(folder / "bin" / "python", f'{python} "$@"')
     for command in _COMMANDS:
-        _script(folder / "bin" / command, f'{python} "{Path(sys.executable).with_name(command)}" "$@"')
+        _script(
+            folder / "bin" / command, f'{python} "{Path(sys.executable).with_name(command)}" "$@"'
+        )
     _script(home / "bin" / "spark-submit", f'{python} "{_SUBMIT}" "{folder}" "$@"')
     # What the process that comes first sets for itself is not for those that come after it.
     ours = ("ADJUNCT_", "AWS_", "DAGSTER")
@@ -94,8 +103,12 @@ def kept_processes(folder: Path) -> Iterator[None]:
 
 
 def without_kept_processes(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return an environment in which each process has a JVM and workers of its own, which end with it."""
-    return {name: value for name, value in environment.items() if name not in (_HOME, _REAL, _WORKERS)}
+    """Return an environment in which each process has a JVM and workers of its own, which end
+    with it.
+    """
+    return {
+        name: value for name, value in environment.items() if name not in (_HOME, _REAL, _WORKERS)
+    }
 
 
 def _script(file: Path, command: str) -> None:

@@ -1,8 +1,9 @@
-"""Takes the place of `python` where one is kept: python -ISE python_client.py FOLDER PYTHON ARGUMENTS…
+"""Takes the place of `python` where one is kept: python -ISE python_client.py FOLDER PYTHON
+ARGUMENTS…
 
-It has the kept Python (python_server.py) of the folder, which it starts where there is none yet, run what is asked for,
-and ends as that does. What is not asked for as `-c CODE`, `-m MODULE` or a file is run by Python itself.
-It imports little: it is started often, and has to be quick.
+It has the kept Python (python_server.py) of the folder, which it starts where there is none yet,
+run what is asked for, and ends as that does. What is not asked for as `-c CODE`, `-m MODULE` or a
+file is run by Python itself. It imports little: it is started often, and has to be quick.
 """
 
 import array
@@ -26,17 +27,27 @@ def _main(folder: str, python: str, arguments: list[str]) -> None:
         os.execv(python, [python, *arguments])
     files = [int(name) for name in os.listdir("/dev/fd")]  # noqa: PTH208
     files = [file for file in files if _is_open(file)]
-    asked = {"arguments": arguments, "environment": dict(os.environ), "folder": os.getcwd(), "files": files}  # noqa: PTH109
+    asked = {
+        "arguments": arguments,
+        "environment": dict(os.environ),
+        "folder": os.getcwd(),  # noqa: PTH109
+        "files": files,
+    }
     text = json.dumps({**asked, "program": f"{folder}/bin/python"}).encode()
     with _connected(folder, python) as connection:
         beside = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", files))]
         connection.sendmsg([struct.pack("!i", len(text))], beside)
-        signal.pthread_sigmask(signal.SIG_BLOCK, _PASSED_ON)  # it may be ready, and signalled, before this one is
+        signal.pthread_sigmask(
+            signal.SIG_BLOCK, _PASSED_ON
+        )  # it may be ready, and signalled, before this one is
         connection.sendall(text)
         for number in _PASSED_ON:
-            signal.signal(number, lambda number, frame: connection.sendall(struct.pack("!i", number)))
+            signal.signal(
+                number, lambda number, frame: connection.sendall(struct.pack("!i", number))
+            )
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _PASSED_ON)
-        # Who waits for the end of one of them waits for the process that was made, and not for this one.
+        # Who waits for the end of one of them waits for the process that was made, and not for this
+        # one.
         for file in files:
             if file != 2:
                 os.close(file)

@@ -1,12 +1,13 @@
-"""A Python that has imported what most of ours import, and forks for whoever asks: python python_server.py, in a folder
+"""A Python that has imported what most of ours import, and forks for whoever asks: python
+python_server.py, in a folder
 
-A process that it makes is as one that was started: with the arguments, the environment, the folder and the open files
-of the one that asks (python_client.py), in a process group of its own, and a `__main__` of its own. It is killed, with
-its group, when the one that asked is gone; the server ends with the test process, which holds the other end of
-`lifeline`.
+A process that it makes is as one that was started: with the arguments, the environment, the folder
+and the open files of the one that asks (python_client.py), in a process group of its own, and a
+`__main__` of its own. It is killed, with its group, when the one that asked is gone; the server
+ends with the test process, which holds the other end of `lifeline`.
 
-A request is its length in 4 bytes, then JSON, with the open files beside it; then come signals, a number in 4 bytes
-each. The answer is the exit status as `waitpid` has it, in 4 bytes.
+A request is its length in 4 bytes, then JSON, with the open files beside it; then come signals, a
+number in 4 bytes each. The answer is the exit status as `waitpid` has it, in 4 bytes.
 """
 
 from __future__ import annotations
@@ -114,7 +115,9 @@ def _received(connection: socket.socket) -> dict[str, Any]:
     return {**json.loads(text), "received": list(files)}
 
 
-def _answer_for_those_that_ended(asking: dict[int, socket.socket], selector: selectors.BaseSelector) -> None:
+def _answer_for_those_that_ended(
+    asking: dict[int, socket.socket], selector: selectors.BaseSelector
+) -> None:
     while True:
         try:
             pid, status = os.waitpid(-1, os.WNOHANG)
@@ -136,7 +139,9 @@ def _kill(pid: int) -> None:
 
 
 def _become(request: dict[str, Any]) -> None:
-    """Make this process what was asked for, up to its files, folder, environment and path of modules."""
+    """Make this process what was asked for, up to its files, folder, environment and path of
+    modules.
+    """
     with suppress(PermissionError):
         os.setpgid(0, 0)
     high = [fcntl.fcntl(file, fcntl.F_DUPFD, _HIGH) for file in request["received"]]
@@ -147,7 +152,7 @@ def _become(request: dict[str, Any]) -> None:
         os.close(file)
     # What was a file for the server may be a pipe now, and a stream asks only when it is made.
     sys.stdin, sys.stdout, sys.stderr = (
-        open(number, mode, errors=errors, closefd=False) if number in request["files"] else None  # noqa: SIM115
+        (open(number, mode, errors=errors, closefd=False) if number in request["files"] else None)  # noqa: SIM115
         for number, mode, errors in ((0, "r", None), (1, "w", None), (2, "w", "backslashreplace"))
     )
     if sys.stderr is not None:
@@ -160,7 +165,9 @@ def _become(request: dict[str, Any]) -> None:
     sys.modules["__main__"] = ModuleType("__main__")
     sys.executable = request["program"]
     multiprocessing.set_executable(sys.executable)
-    multiprocessing.process.ORIGINAL_DIR = request["folder"]  # what it spawns looks for its main module there
+    multiprocessing.process.ORIGINAL_DIR = request[
+        "folder"
+    ]  # what it spawns looks for its main module there
 
 
 def _run(arguments: list[str]) -> None:

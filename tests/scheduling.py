@@ -1,10 +1,12 @@
-"""Which tests go to a process together where a run has several (`-n 3 --dist loadfile`), and which go first.
+"""Which tests go to a process together where a run has several (`-n 3 --dist loadfile`), and which
+go first.
 
-A file stays together, since its tests may share a server or a lake. Two kinds do not go by file: pages and runs of the
-main job, which share nothing and take up to two minutes each, are given out one at a time; and some files are one
-bundle: those that look at the finished main job, or one process would wait for the other to run it, and those that use
-a Kafka broker or DynamoDB Local, or each process would start one and keep it. What waits more than it computes is
-spread between what keeps a processor busy.
+A file stays together, since its tests may share a server or a lake. Two kinds do not go by file:
+pages and runs of the main job, which share nothing and take up to two minutes each, are given out
+one at a time; and some files are one bundle: those that look at the finished main job, or one
+process would wait for the other to run it, and those that use a Kafka broker or DynamoDB Local, or
+each process would start one and keep it. What waits more than it computes is spread between what
+keeps a processor busy.
 """
 
 from __future__ import annotations
@@ -67,9 +69,13 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Bundles | No
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the bundles that take longest, so that no process is left with one of them at the end."""
+    """Begin with the bundles that take longest, so that no process is left with one of them at
+    the end.
+    """
     slow = dict.fromkeys(bundle(item.nodeid) for item in items if item.get_closest_marker("slow"))
-    others = dict.fromkeys(name for name in map(bundle, (item.nodeid for item in items)) if name not in slow)
+    others = dict.fromkeys(
+        name for name in map(bundle, (item.nodeid for item in items)) if name not in slow
+    )
     first = sorted(slow, key=lambda name: "/examples/" not in name)
     order = {name: number for number, name in enumerate([*first, *spread(list(others))])}
     items.sort(key=lambda item: order[bundle(item.nodeid)])
@@ -79,5 +85,9 @@ def spread(bundles: Sequence[str]) -> list[str]:
     """Return them in their order, but those that wait evenly between the others."""
     waiting = [name for name in bundles if name.startswith(WAITING)]
     others = [name for name in bundles if not name.startswith(WAITING)]
-    place = {name: number / len(group) for group in (waiting, others) for number, name in enumerate(group)}
+    place = {
+        name: number / len(group)
+        for group in (waiting, others)
+        for number, name in enumerate(group)
+    }
     return sorted(bundles, key=place.__getitem__)

@@ -1,7 +1,8 @@
-"""Takes the place of `spark-submit` where JVMs are kept (kept_processes.py): python spark_submit.py FOLDER ARGUMENTS…
+"""Takes the place of `spark-submit` where JVMs are kept (kept_processes.py): python spark_submit.py
+FOLDER ARGUMENTS…
 
-It lends the process that asks one of the JVMs in the folder, waits until that process has ended, however it did, and
-leaves a JVM without a Spark context behind.
+It lends the process that asks one of the JVMs in the folder, waits until that process has ended,
+however it did, and leaves a JVM without a Spark context behind.
 """
 
 from __future__ import annotations
@@ -25,9 +26,15 @@ _HOME, _REAL = "SPARK_HOME", "KEPT_JVMS_SPARK_HOME"
 
 
 def _main(folder: Path, arguments: list[str]) -> None:
-    asked = dict(arguments[at + 1].split("=", 1) for at, argument in enumerate(arguments[:-1]) if argument == "--conf")
+    asked = dict(
+        arguments[at + 1].split("=", 1)
+        for at, argument in enumerate(arguments[:-1])
+        if argument == "--conf"
+    )
     real = os.environ[_REAL]
-    needs_its_own = asked.get("spark.jars.packages") or not asked.get("spark.master", "local").startswith("local")
+    needs_its_own = asked.get("spark.jars.packages") or not asked.get(
+        "spark.master", "local"
+    ).startswith("local")
     claimed = None if needs_its_own else _claimed(folder, real)
     if claimed is None:
         os.environ.pop(_HOME)
@@ -40,13 +47,16 @@ def _main(folder: Path, arguments: list[str]) -> None:
     beside.write_bytes(struct.pack("!ii", jvm["port"], len(secret)) + secret)
     beside.replace(told)
     sys.stdin.buffer.read()
-    with suppress(Exception):  # at the end of the tests the JVM may be gone; else it is reset before it is lent again
+    with suppress(
+        Exception
+    ):  # at the end of the tests the JVM may be gone; else it is reset before it is lent again
         _reset(gateway)
     place.close()
 
 
 def _claimed(folder: Path, real: str) -> tuple[Any, dict[str, Any]] | None:
-    """Return a place whose lock we hold from here on, and the JVM there, rather one that is there already.
+    """Return a place whose lock we hold from here on, and the JVM there, rather one that is there
+    already.
 
     None where all are lent: who waited for one might wait for a process that waits for this one.
     """
@@ -98,7 +108,9 @@ def _connected(jvm: Mapping[str, Any]) -> Any:
     from py4j.clientserver import ClientServer, JavaParameters, PythonParameters
 
     return ClientServer(
-        java_parameters=JavaParameters(port=jvm["port"], auth_token=jvm["secret"], auto_convert=True),
+        java_parameters=JavaParameters(
+            port=jvm["port"], auth_token=jvm["secret"], auto_convert=True
+        ),
         python_parameters=PythonParameters(port=0, eager_load=False),
     )
 
@@ -108,11 +120,13 @@ def _prepared(jvm: Mapping[str, Any], asked: Mapping[str, str]) -> Any:
     system = gateway.jvm.java.lang.System
     for name, value in asked.items():
         system.setProperty(name, value)
-    # Python workers get the environment that the JVM was started with; they need what this process has for AWS, too.
+    # Python workers get the environment that the JVM was started with; they need what this process
+    # has for AWS, too.
     for name, value in os.environ.items():
         if name.startswith("AWS_"):
             system.setProperty(f"spark.executorEnv.{name}", value)
-    # Paths are relative to where the process that asks was started; open file systems remember another place.
+    # Paths are relative to where the process that asks was started; open file systems remember
+    # another place.
     system.setProperty("user.dir", str(Path.cwd()))
     gateway.jvm.org.apache.hadoop.fs.FileSystem.closeAll()
     return gateway

@@ -11,10 +11,16 @@ T = TypeVar("T")
 
 
 def spawned(processes: int) -> ProcessPoolExecutor:
-    """Processes that end by themselves: `multiprocessing.Pool` kills its own, and waited for one of them for good."""
+    """Processes that end by themselves: `multiprocessing.Pool` kills its own, and waited for one
+    of them for good.
+    """
     return ProcessPoolExecutor(processes, mp_context=get_context("spawn"))
 
 
-def call_all(pool: ProcessPoolExecutor, function: Callable[..., T], calls: Iterable[tuple[Any, ...]]) -> list[T]:
+def call_all(
+    pool: ProcessPoolExecutor, function: Callable[..., T], calls: Iterable[tuple[Any, ...]]
+) -> list[T]:
     """Call the function with each of these arguments, all at once, and return the answers."""
-    return [future.result() for future in [pool.submit(function, *arguments) for arguments in calls]]
+    return [
+        future.result() for future in [pool.submit(function, *arguments) for arguments in calls]
+    ]

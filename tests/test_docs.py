@@ -1,4 +1,6 @@
-"""The documentation holds: its code runs as written, its links lead somewhere, and it leaves no setting out."""
+"""The documentation holds: its code runs as written, its links lead somewhere, and it leaves no
+setting out.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +23,16 @@ from tests.public_names import names_in
 
 DOCS = ROOT / "docs"
 PAGES = [*sorted(DOCS.glob("*.md")), ROOT / "README.md"]
-WITH_CODE = [page for page in PAGES if any(block.run and block.language != "text" for block in blocks_of(page))]
-LINKED = [*sorted(DOCS.rglob("*.md")), *sorted(ROOT.glob("*.md")), *sorted((ROOT / "benchmarks").glob("*.md"))]
+WITH_CODE = [
+    page
+    for page in PAGES
+    if any(block.run and block.language != "text" for block in blocks_of(page))
+]
+LINKED = [
+    *sorted(DOCS.rglob("*.md")),
+    *sorted(ROOT.glob("*.md")),
+    *sorted((ROOT / "benchmarks").glob("*.md")),
+]
 _FENCED = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\]\((?P<target>[^)\s]+)\)")
 _HEADING = re.compile(r"^#{1,6} (?P<text>.+)$", re.MULTILINE)
@@ -61,8 +71,12 @@ def test_the_links_of_a_page_lead_to_pages_and_headings(page: Path) -> None:
 
 
 def test_every_page_is_in_the_navigation_of_the_site() -> None:
-    listed = re.findall(r"^ +- (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE)
-    assert sorted(listed) == sorted(page.relative_to(DOCS).as_posix() for page in DOCS.rglob("*.md"))
+    listed = re.findall(
+        r"^ +- (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE
+    )
+    assert sorted(listed) == sorted(
+        page.relative_to(DOCS).as_posix() for page in DOCS.rglob("*.md")
+    )
 
 
 def test_every_page_is_linked_from_the_index() -> None:
@@ -73,25 +87,36 @@ def test_every_page_is_linked_from_the_index() -> None:
 
 def test_the_page_on_the_command_line_has_every_command() -> None:
     text = (DOCS / "cli.md").read_text(encoding="utf-8")
-    assert [path for path, _ in _commands(root, "adjunct") if f"`{path}`" not in text and f"`{path} " not in text] == []
+    assert [
+        path
+        for path, _ in _commands(root, "adjunct")
+        if f"`{path}`" not in text and f"`{path} " not in text
+    ] == []
 
 
 def test_the_help_of_each_command_explains_its_options() -> None:
     for path, command in _commands(root, "adjunct"):
-        unexplained = [option.name for option in command.params if isinstance(option, click.Option) and not option.help]
+        unexplained = [
+            option.name
+            for option in command.params
+            if isinstance(option, click.Option) and not option.help
+        ]
         assert unexplained == [], path
 
 
 def test_the_page_on_lakes_has_every_setting() -> None:
     text = (DOCS / "lakes.md").read_text(encoding="utf-8")
     names = [
-        field.validation_alias or f"ADJUNCT_S3_{name}".upper() for name, field in LakeSettings.model_fields.items()
+        field.validation_alias or f"ADJUNCT_S3_{name}".upper()
+        for name, field in LakeSettings.model_fields.items()
     ]
     assert [name for name in names if f"| `{name}` |" not in text] == []
 
 
 def test_the_page_on_troubleshooting_has_every_error() -> None:
-    rows = re.findall(r"^\| `(\w+)` \|", (DOCS / "troubleshooting.md").read_text(encoding="utf-8"), re.MULTILINE)
+    rows = re.findall(
+        r"^\| `(\w+)` \|", (DOCS / "troubleshooting.md").read_text(encoding="utf-8"), re.MULTILINE
+    )
     assert sorted(rows) == sorted(names_in(errors))
 
 

@@ -1,4 +1,6 @@
-"""Every error is raised with what it is about: at least one of its fields is stated wherever one is made."""
+"""Every error is raised with what it is about: at least one of its fields is stated wherever one
+is made.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,11 @@ from dagster_adjunct import errors
 from dagster_adjunct.errors import AdjunctError
 
 ROOT = Path(__file__).parent.parent
-KINDS = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, AdjunctError)]
+KINDS = [
+    kind
+    for kind in vars(errors).values()
+    if isinstance(kind, type) and issubclass(kind, AdjunctError)
+]
 BASES = (AdjunctError, errors.PermanentError, errors.TransientError)
 WITH_FIELDS = {kind.__name__ for kind in KINDS if kind not in BASES}
 # Where nothing is known that a field could hold, and why.
@@ -52,7 +58,11 @@ def made_without_facts(module: Path) -> Iterator[tuple[str, int]]:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             name = node.name
         if isinstance(node, ast.Call) and not node.keywords:
-            called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+            called = (
+                node.func.attr
+                if isinstance(node.func, ast.Attribute)
+                else getattr(node.func, "id", "")
+            )
             if called in WITH_FIELDS:
                 yield name, node.lineno
         unread += [(child, name) for child in ast.iter_child_nodes(node)]
@@ -82,9 +92,20 @@ def test_every_field_is_given_by_name_and_may_be_unknown(kind: type[AdjunctError
 
 WORDS = {"problem", "next_step"}
 READING = {
-    "startswith", "endswith", "removeprefix", "removesuffix", "partition", "rpartition", "split", "find", "index",
-    "match", "search", "fullmatch", "sub",
-}  # fmt: skip
+    "startswith",
+    "endswith",
+    "removeprefix",
+    "removesuffix",
+    "partition",
+    "rpartition",
+    "split",
+    "find",
+    "index",
+    "match",
+    "search",
+    "fullmatch",
+    "sub",
+}
 
 
 def is_of_words(node: ast.AST) -> bool:
@@ -97,9 +118,15 @@ def decided_by_words(module: Path) -> Iterator[int]:
     for node in ast.walk(ast.parse(text if any(f".{word}" in text for word in WORDS) else "")):
         if isinstance(node, ast.Compare):
             looked_in = [
-                side for op, side in zip(node.ops, node.comparators, strict=True) if isinstance(op, ast.In | ast.NotIn)
+                side
+                for op, side in zip(node.ops, node.comparators, strict=True)
+                if isinstance(op, ast.In | ast.NotIn)
             ]
-        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in READING:
+        elif (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Attribute)
+            and node.func.attr in READING
+        ):
             looked_in = [node.func.value, *node.args]
         else:
             continue
@@ -109,14 +136,19 @@ def decided_by_words(module: Path) -> Iterator[int]:
 
 @pytest.mark.lengthy
 def test_nothing_is_decided_by_the_words_of_an_error() -> None:
-    found = [f"{module.relative_to(ROOT)}:{line}" for module in modules() for line in decided_by_words(module)]
+    found = [
+        f"{module.relative_to(ROOT)}:{line}"
+        for module in modules()
+        for line in decided_by_words(module)
+    ]
     assert not found, "give the error a field, and read that"
 
 
 def test_what_takes_words_apart_is_found(tmp_path: Path) -> None:
     module = tmp_path / "module.py"
     module.write_text(
-        'a = "x" in error.problem\nb = error.problem.removeprefix("d: ")\nc = PLACE.match(error.problem[2:])\n'
-        'd = error.problem.rstrip(".")\ne = error.operator in names\n'
+        'a = "x" in error.problem\nb = error.problem.removeprefix("d: ")\nc ='
+        ' PLACE.match(error.problem[2:])\nd = error.problem.rstrip(".")\ne = error.operator in'
+        " names\n"
     )
     assert list(decided_by_words(module)) == [1, 2, 3]

@@ -1,4 +1,6 @@
-"""A process that is forked from a kept Python is as one that was started, and ends with the one that asked for it."""
+"""A process that is forked from a kept Python is as one that was started, and ends with the one
+that asked for it.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,10 @@ import pytest
 
 from tests.kept_processes import program
 
-SAYS = "import os, sys; print(__name__, sys.argv[1:], os.getcwd(), os.environ.get('SAID'), sys.stdin.read())"
+SAYS = (
+    "import os, sys; print(__name__, sys.argv[1:], os.getcwd(), os.environ.get('SAID'),"
+    " sys.stdin.read())"
+)
 
 
 @pytest.fixture
@@ -40,7 +45,9 @@ def test_it_has_the_arguments_the_environment_the_folder_and_the_streams_of_who_
     assert outputs[0] == outputs[1] == f"__main__ ['a', 'b'] {tmp_path} yes typed\n"
 
 
-@pytest.mark.parametrize("code", ["pass", "raise SystemExit(7)", "1 / 0", "import os; os.kill(os.getpid(), 9)"])
+@pytest.mark.parametrize(
+    "code", ["pass", "raise SystemExit(7)", "1 / 0", "import os; os.kill(os.getpid(), 9)"]
+)
 def test_it_ends_as_a_python_of_its_own_would(python: str, code: str) -> None:
     ended = [
         subprocess.run([interpreter, "-c", code], capture_output=True, check=False)
@@ -52,7 +59,9 @@ def test_it_ends_as_a_python_of_its_own_would(python: str, code: str) -> None:
 
 def test_it_is_killed_with_all_that_it_started_when_who_asked_is(python: str) -> None:
     code = "import os, time; print(os.getpid(), flush=True); child = os.fork(); time.sleep(600)"
-    asking = subprocess.Popen([python, "-c", code], stdout=subprocess.PIPE, text=True, start_new_session=True)
+    asking = subprocess.Popen(
+        [python, "-c", code], stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
     assert asking.stdout is not None
     pid = int(asking.stdout.readline())
     os.killpg(asking.pid, signal.SIGKILL)
@@ -65,7 +74,8 @@ def test_it_is_killed_with_all_that_it_started_when_who_asked_is(python: str) ->
 
 
 def test_a_signal_reaches_it_and_it_may_go_on(python: str) -> None:
-    # It looks for the signal again and again: one that came before `signal.pause()` would leave it waiting for another.
+    # It looks for the signal again and again: one that came before `signal.pause()` would leave it
+    # waiting for another.
     code = """
 import signal, time
 
@@ -84,7 +94,9 @@ print(*asked, flush=True)
     assert asking.returncode == 0
 
 
-def test_processes_that_it_spawns_are_forked_too_and_talk_with_it(python: str, tmp_path: Path) -> None:
+def test_processes_that_it_spawns_are_forked_too_and_talk_with_it(
+    python: str, tmp_path: Path
+) -> None:
     (tmp_path / "squares.py").write_text(
         """
 import multiprocessing, sys
@@ -107,7 +119,14 @@ if __name__ == "__main__":
 """,
         encoding="utf-8",
     )
-    done = subprocess.run([python, "squares.py"], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(
+        [python, "squares.py"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
     assert done.stdout == "[4, 9, True]\n0\n", done.stderr
     assert done.stderr == ""
 

@@ -1,4 +1,6 @@
-"""The page on key-value tables: its table of limits is that of the backends, and its bytes are those of the package."""
+"""The page on key-value tables: its table of limits is that of the backends, and its bytes are
+those of the package.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,12 @@ from dagster_adjunct.key_value import (
     SqliteSegments,
 )
 from dagster_adjunct.resources.errors import ConfigurationError
-from dagster_adjunct.resources.key_value.segment import SegmentBackend, family_prefix, partition_of, table_key
+from dagster_adjunct.resources.key_value.segment import (
+    SegmentBackend,
+    family_prefix,
+    partition_of,
+    table_key,
+)
 from tests.doc_blocks import ROOT
 
 PAGE = (ROOT / "docs" / "key-value-tables.md").read_text(encoding="utf-8")
@@ -25,12 +32,19 @@ BACKENDS: dict[str, Any] = {
     "DynamoDB": DynamoDbSegments,
     "objects": ObjectSegments,
 }
-GOLDEN = re.compile(r"^(?P<family>.{5}) (?P<key>.{3}) (?P<stored>[0-9a-f ]{20}) (?P<hash>[0-9a-f]{13}) (?P<of_16>\d+)$")
+GOLDEN = re.compile(
+    r"^(?P<family>.{5}) (?P<key>.{3}) (?P<stored>[0-9a-f ]{20}) (?P<hash>[0-9a-f]{13})"
+    r" (?P<of_16>\d+)$"
+)
 
 
 def rows_of(section: str) -> list[list[str]]:
     lines = PAGE.split(f"## {section}\n")[1].split("\n## ")[0].splitlines()
-    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("|")]
+    return [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in lines
+        if line.startswith("|")
+    ]
 
 
 def expected(backend: SegmentBackend) -> dict[str, int | None]:
@@ -51,7 +65,9 @@ def expected(backend: SegmentBackend) -> dict[str, int | None]:
 def test_the_page_tells_the_limits_of_each_backend(name: str) -> None:
     (_, *names), _, *rows = rows_of("Limits")
     place = names.index(name) + 1
-    told = {row[0]: None if row[place] == "any" else int(row[place].replace(",", "")) for row in rows}
+    told = {
+        row[0]: None if row[place] == "any" else int(row[place].replace(",", "")) for row in rows
+    }
     assert told == expected(BACKENDS[name]())
 
 

@@ -1,4 +1,6 @@
-"""Every public function, constructor and method is given what it does not take: the answer is an error of ours."""
+"""Every public function, constructor and method is given what it does not take: the answer is an
+error of ours.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,21 @@ from tests.public_names import public_names
 from tests.resources.key_value.scripted_segments import ScriptedSegments
 
 public = SimpleNamespace(**public_names())
-WRONG: tuple[Any, ...] = (None, 5, -1, True, 1.5, [], [5], {}, "", "a b", b"x", object(), lambda *given, **named: 1)
+WRONG: tuple[Any, ...] = (
+    None,
+    5,
+    -1,
+    True,
+    1.5,
+    [],
+    [5],
+    {},
+    "",
+    "a b",
+    b"x",
+    object(),
+    lambda *given, **named: 1,
+)
 WRONG += ("\udcff", 10**20)  # half a character, and a number that no index reaches
 
 
@@ -39,7 +55,9 @@ def _no_spark() -> Any:
 
 @pytest.fixture(scope="module")
 def known(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Values that fit, by the names of parameters: what is asked for besides the one that is wrong."""
+    """Values that fit, by the names of parameters: what is asked for besides the one that is
+    wrong.
+    """
     lake = public.open_lake("memory://public-arguments")
     schema = public.Schema.of(k="string", n="int")
     streams = public.LakeStreams(lake)
@@ -49,18 +67,59 @@ def known(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     app = public.Application("app")
     orders = app.input_stream("lake.s")
     return {
-        "streams_kept": streams, "lake_kept": lake,  # a lake in memory lives as long as somebody holds it
-        "lake": lake, "spark": _no_spark, "schema": schema, "name": "x", "input": "lake.s", "key": "k", "by": "ada",
-        "reason": "why", "partitions": 2, "spec": dataset, "dataset": dataset, "member": dataset, "members": dataset,
-        "system": "lake", "systems": {"lake": streams}, "stream": "s", "ssp": ssp, "partition": 0, "app": app,
-        "application": app, "version": "v1", "table": dataset, "on": "k", "condition": "n > 1", "expressions": "*",
-        "columns": "k", "target": app.output_stream("lake.out", partitions=2), "url": "memory://x", "version_set": "x",
-        "ranges": {ssp: public.OffsetRange("0", "0")}, "data": pa.table({"k": ["a"], "n": pa.array([1], pa.int32())}),
-        "producer": "p", "sequence": 1, "startpoint": public.StartpointOldest(), "position": public.StartpointOldest(),
-        "message_stream": orders, "home": tmp_path_factory.mktemp("home"), "path": tmp_path_factory.mktemp("path"),
-        "now": datetime.now(UTC), "limit": 1, "key_columns": ["k"], "keys": ["a"], "timestamp_ms": 10**12,
-        "grace": timedelta(hours=1), "field": "n", "type": "int", "column": "n", "old": "v1", "new": "v2",
-    }  # fmt: skip
+        # a lake in memory lives as long as somebody holds it
+        "streams_kept": streams,
+        "lake_kept": lake,
+        "lake": lake,
+        "spark": _no_spark,
+        "schema": schema,
+        "name": "x",
+        "input": "lake.s",
+        "key": "k",
+        "by": "ada",
+        "reason": "why",
+        "partitions": 2,
+        "spec": dataset,
+        "dataset": dataset,
+        "member": dataset,
+        "members": dataset,
+        "system": "lake",
+        "systems": {"lake": streams},
+        "stream": "s",
+        "ssp": ssp,
+        "partition": 0,
+        "app": app,
+        "application": app,
+        "version": "v1",
+        "table": dataset,
+        "on": "k",
+        "condition": "n > 1",
+        "expressions": "*",
+        "columns": "k",
+        "target": app.output_stream("lake.out", partitions=2),
+        "url": "memory://x",
+        "version_set": "x",
+        "ranges": {ssp: public.OffsetRange("0", "0")},
+        "data": pa.table({"k": ["a"], "n": pa.array([1], pa.int32())}),
+        "producer": "p",
+        "sequence": 1,
+        "startpoint": public.StartpointOldest(),
+        "position": public.StartpointOldest(),
+        "message_stream": orders,
+        "home": tmp_path_factory.mktemp("home"),
+        "path": tmp_path_factory.mktemp("path"),
+        "now": datetime.now(UTC),
+        "limit": 1,
+        "key_columns": ["k"],
+        "keys": ["a"],
+        "timestamp_ms": 10**12,
+        "grace": timedelta(hours=1),
+        "field": "n",
+        "type": "int",
+        "column": "n",
+        "old": "v1",
+        "new": "v2",
+    }
 
 
 @pytest.fixture(autouse=True)
@@ -79,7 +138,11 @@ def _functions() -> Iterator[tuple[str, Any]]:
     for name, member in vars(public).items():
         if inspect.isfunction(member):
             yield name, member
-        elif inspect.isclass(member) and not issubclass(member, BaseException | enum.Enum) and _is_made(member):
+        elif (
+            inspect.isclass(member)
+            and not issubclass(member, BaseException | enum.Enum)
+            and _is_made(member)
+        ):
             yield name, member
             for attribute in dir(member):
                 static = inspect.getattr_static(member, attribute, None)
@@ -106,12 +169,16 @@ def _opened() -> Any:
     streams = public.LakeStreams(lake)
     streams.create("s", schema=public.Schema.of(k="string"), key=["k"], partitions=2)
     declared = public.bounded_dataset("d", input="lake.s", key="k", partitions=2)
-    public.advance_dataset(declared, lake=lake, systems={"lake": streams}, spark=_no_spark, by="ada")
+    public.advance_dataset(
+        declared, lake=lake, systems={"lake": streams}, spark=_no_spark, by="ada"
+    )
     return public.open_dataset(lake, declared)
 
 
 def _objects(known: dict[str, Any]) -> dict[str, Any]:
-    """One object of each public class whose methods users call and that needs neither Spark nor a server."""
+    """One object of each public class whose methods users call and that needs neither Spark nor
+    a server.
+    """
     lake, app = known["lake"], public.Application("shop")
     return {
         "Application": app,
@@ -124,7 +191,9 @@ def _objects(known: dict[str, Any]) -> dict[str, Any]:
         "CheckpointManager": public.CheckpointManager(lake, "shop"),
         "MetadataStore": public.MetadataStore(lake),
         "AdjunctDatasetManager": public.AdjunctDatasetManager(
-            [public.unbounded_dataset("u", input="lake.s", key="k", partitions=2)], lake=lake, systems=known["systems"]
+            [public.unbounded_dataset("u", input="lake.s", key="k", partitions=2)],
+            lake=lake,
+            systems=known["systems"],
         ),
         "Startpoints": public.Startpoints(app, lake=lake),
         "KeyValueTable": ScriptedSegments().table(),
@@ -192,12 +261,17 @@ def _attack(functions: Iterator[tuple[str, Any]], known: dict[str, Any]) -> list
                 except (AdjunctError, _NoSparkError):
                     pass
                 except Exception as error:  # noqa: BLE001 - that is what is looked for
-                    bare.append(f"{name}({parameter.name}={value!r:.30}): {type(error).__name__}: {str(error)[:90]}")
+                    bare.append(
+                        f"{name}({parameter.name}={value!r:.30}): {type(error).__name__}:"
+                        f" {str(error)[:90]}"
+                    )
     return bare
 
 
 @pytest.mark.lengthy
-def test_no_function_or_constructor_answers_a_wrong_value_with_a_bare_error(known: dict[str, Any]) -> None:
+def test_no_function_or_constructor_answers_a_wrong_value_with_a_bare_error(
+    known: dict[str, Any],
+) -> None:
     assert "\n".join(_attack(_functions(), known)) == ""
 
 
@@ -208,33 +282,61 @@ def test_no_method_answers_a_wrong_value_with_a_bare_error(known: dict[str, Any]
 @pytest.mark.parametrize(
     ("call", "says"),
     [
-        (lambda: public.bounded_dataset("d", input="lake.s", key="k", partition=2), "no partition=. Did you mean part"),
+        (
+            lambda: public.bounded_dataset("d", input="lake.s", key="k", partition=2),
+            "no partition=. Did you mean part",
+        ),
         (
             lambda: public.bounded_dataset("d", input="lake.s", key=7, partitions=2),
             r"key is 7 \(int\): expected a valid string or a sequence of str",
         ),
-        (lambda: public.bounded_dataset("d", input=None, key="k", partitions=2), "input is None: expected a valid str"),
+        (
+            lambda: public.bounded_dataset("d", input=None, key="k", partitions=2),
+            "input is None: expected a valid str",
+        ),
         (lambda: public.bounded_dataset("d", input="lake.s", partitions=2), "lacks key="),
         (lambda: public.Application("a", owners=5), "owners is 5"),
         (lambda: public.Application("a", max_batch=5), "Did you mean max_batch_records="),
         (
-            lambda: public.unbounded_dataset("d", input="lake.s", key="k", partitions=2, validators=[]),
+            lambda: public.unbounded_dataset(
+                "d", input="lake.s", key="k", partitions=2, validators=[]
+            ),
             "no validators=. It is an argument of bounded_dataset:",
         ),
         (
-            lambda: public.bounded_dataset("d", input="lake.s", key="k", partitions=2, order_by="at"),
+            lambda: public.bounded_dataset(
+                "d", input="lake.s", key="k", partitions=2, order_by="at"
+            ),
             "no order_by=. It is an argument of unbounded_dataset:",
         ),
-        (lambda: public.values_in("title", "abc"), r"'abc' \(str\): expected an iterable. Put it into a list: \["),
-        (lambda: public.Application("a", "b", "c"), "takes 1 arguments by position .name., and 3 are given"),
-        (lambda: public.KeyValueTableConfiguration(0), r"partitions is 0 \(int\): expected a value greater than 0"),
-        (lambda: public.Retention(max_age=timedelta(0)), "max_age is .*: expected a value greater than 0 seconds"),
+        (
+            lambda: public.values_in("title", "abc"),
+            r"'abc' \(str\): expected an iterable. Put it into a list: \[",
+        ),
+        (
+            lambda: public.Application("a", "b", "c"),
+            "takes 1 arguments by position .name., and 3 are given",
+        ),
+        (
+            lambda: public.KeyValueTableConfiguration(0),
+            r"partitions is 0 \(int\): expected a value greater than 0",
+        ),
+        (
+            lambda: public.Retention(max_age=timedelta(0)),
+            "max_age is .*: expected a value greater than 0 seconds",
+        ),
         (lambda: public.Retention(max_bites=5), "Did you mean max_bytes="),
         (lambda: public.no_nulls("a", None), "columns is None"),
         (lambda: public.open_lake(5), "url is 5"),
         (lambda: public.Schema.of(k=5), "k is 5"),
-        (lambda: public.SparkResource(spark_conf={}), "SparkResource takes no spark_conf=. Did you mean spark_config="),
-        (lambda: public.LakeResource(lake="x"), "LakeResource takes no lake=. LakeResource takes url="),
+        (
+            lambda: public.SparkResource(spark_conf={}),
+            "SparkResource takes no spark_conf=. Did you mean spark_config=",
+        ),
+        (
+            lambda: public.LakeResource(lake="x"),
+            "LakeResource takes no lake=. LakeResource takes url=",
+        ),
         (lambda: public.run_application(nonsense=1), "run_application takes no nonsense="),
         (
             lambda: public.Application("a").local_table(
@@ -242,12 +344,24 @@ def test_no_method_answers_a_wrong_value_with_a_bare_error(known: dict[str, Any]
             ),
             "Application.local_table.'t'. takes no nonsense=",
         ),
-        (lambda: public.session_scope(lake="x"), "session_scope takes no lake=. Did you mean lake_url="),
-        (lambda: public.UpdateContract("nothing"), "UpdateContract has no 'nothing'. Use one of UpdateContract.UPDATE"),
-        (lambda: public.StreamSystem(), "StreamSystem is abstract. Write a class with advance, compare, distance"),
+        (
+            lambda: public.session_scope(lake="x"),
+            "session_scope takes no lake=. Did you mean lake_url=",
+        ),
+        (
+            lambda: public.UpdateContract("nothing"),
+            "UpdateContract has no 'nothing'. Use one of UpdateContract.UPDATE",
+        ),
+        (
+            lambda: public.StreamSystem(),
+            "StreamSystem is abstract. Write a class with advance, compare, distance",
+        ),
         (
             lambda: type("Mine", (public.StreamWriter, public.NumberedOffsets), {})(),
-            "Mine lacks append, create, info, list_streams, oldest, read, upcoming, which a StreamWriter has",
+            (
+                "Mine lacks append, create, info, list_streams, oldest, read, upcoming, which a"
+                " StreamWriter has"
+            ),
         ),
         (lambda: public.Validator(), "Validator is abstract. Write a class with "),
         (
@@ -256,18 +370,28 @@ def test_no_method_answers_a_wrong_value_with_a_bare_error(known: dict[str, Any]
         ),
     ],
 )
-def test_what_is_mistyped_is_named_with_what_was_meant(call: Callable[[], object], says: str) -> None:
+def test_what_is_mistyped_is_named_with_what_was_meant(
+    call: Callable[[], object], says: str
+) -> None:
     with pytest.raises(ConfigurationError, match=says):
         call()
 
 
 @pytest.mark.parametrize("number", [True, "2", 2.0])
-def test_nothing_but_a_whole_number_is_a_number_of_partitions(number: Any, known: dict[str, Any]) -> None:
-    app, schema, why = public.Application("a"), public.Schema.of(k="string"), {"reason": "why", "by": "me"}
+def test_nothing_but_a_whole_number_is_a_number_of_partitions(
+    number: Any, known: dict[str, Any]
+) -> None:
+    app, schema, why = (
+        public.Application("a"),
+        public.Schema.of(k="string"),
+        {"reason": "why", "by": "me"},
+    )
     calls: list[Callable[[], object]] = [
         lambda: public.bounded_dataset("d", input="lake.s", key="k", partitions=number),
         lambda: public.unbounded_dataset("d", input="lake.s", key="k", partitions=number),
-        lambda: public.LakeStreams(known["lake"]).create("x", schema=schema, key=["k"], partitions=number),
+        lambda: public.LakeStreams(known["lake"]).create(
+            "x", schema=schema, key=["k"], partitions=number
+        ),
         lambda: app.output_stream("lake.o", partitions=number),
         lambda: app.local_table("t", key="k", schema=schema, partitions=number),
         lambda: public.repartition_stream(known["lake"], "s", number, **why),
@@ -280,11 +404,16 @@ def test_nothing_but_a_whole_number_is_a_number_of_partitions(number: Any, known
 
 
 @pytest.mark.parametrize(
-    "name", ["Sum", "Min", "Max", "Mean", "Distinct", "IcebergTable", "FunctionSerializer", "LakeStreams"]
+    "name",
+    ["Sum", "Min", "Max", "Mean", "Distinct", "IcebergTable", "FunctionSerializer", "LakeStreams"],
 )
 def test_constructors_without_or_with_wrong_arguments_raise_our_errors(name: str) -> None:
     construct = getattr(public, name)
-    needed = [each.name for each in inspect.signature(construct).parameters.values() if each.default is each.empty]
+    needed = [
+        each.name
+        for each in inspect.signature(construct).parameters.values()
+        if each.default is each.empty
+    ]
     wrong: dict[str, object] = dict.fromkeys(needed, object())
     for given in ({}, wrong):
         with pytest.raises(ConfigurationError) as failure:
@@ -326,11 +455,19 @@ def test_a_list_of_columns_is_no_text_and_a_truth_is_no_number() -> None:
 
 @pytest.mark.parametrize(
     "key",
-    [["a", "b"], ("a", "b"), {"a": 1, "b": 2}.keys(), {1: "a", 2: "b"}.values(), np.array(["a", "b"])],
+    [
+        ["a", "b"],
+        ("a", "b"),
+        {"a": 1, "b": 2}.keys(),
+        {1: "a", 2: "b"}.values(),
+        np.array(["a", "b"]),
+    ],
     ids=["list", "tuple", "keys", "values", "array"],
 )
 def test_an_ordered_collection_of_any_kind_names_columns(key: Any) -> None:
-    declared = public.bounded_dataset("d", input="lake.s", key=key, partitions=np.int64(2), owners={"ada"})
+    declared = public.bounded_dataset(
+        "d", input="lake.s", key=key, partitions=np.int64(2), owners={"ada"}
+    )
     assert (declared.key, declared.partitions, declared.owners) == (("a", "b"), 2, ("ada",))
     with pytest.raises(ConfigurationError) as failure:  # of which nobody knows the order
         public.bounded_dataset("d", input="lake.s", key={"a", "b"}, partitions=2)
@@ -339,15 +476,26 @@ def test_an_ordered_collection_of_any_kind_names_columns(key: Any) -> None:
 
 def test_numbers_of_other_classes_become_pythons() -> None:
     policy = public.RetryPolicy(np.int32(3), first_wait=np.float32(0.5), max_wait=np.int64(2))
-    assert [type(value) for value in (policy.attempts, policy.first_wait, policy.max_wait)] == [int, float, int]
-    for argument, value in (("attempts", True), ("attempts", np.float64(3)), ("max_wait", Decimal(2))):
+    assert [type(value) for value in (policy.attempts, policy.first_wait, policy.max_wait)] == [
+        int,
+        float,
+        int,
+    ]
+    for argument, value in (
+        ("attempts", True),
+        ("attempts", np.float64(3)),
+        ("max_wait", Decimal(2)),
+    ):
         with pytest.raises(ConfigurationError) as failure:
             public.RetryPolicy(**{argument: value})
         assert failure.value.argument == argument
 
 
 def test_numbers_may_be_parameters_of_a_request() -> None:
-    assert public.HttpExtra(params={"limit": 5, "deep": True}).params == (("deep", True), ("limit", 5))
+    assert public.HttpExtra(params={"limit": 5, "deep": True}).params == (
+        ("deep", True),
+        ("limit", 5),
+    )
 
 
 def test_a_text_finds_its_record_in_a_cache_of_files() -> None:
@@ -378,7 +526,9 @@ def test_users_arguments_are_checked_and_those_between_layers_are_not() -> None:
         for each in vars(public).values()
         if inspect.isclass(each) and any(base.__name__ == "TableFunction" for base in each.__mro__)
     ]
-    assert {public.MemoryTable, public.PostgresTable, public.KeyValueRows, public.HttpTable} <= set(functions)
+    assert {public.MemoryTable, public.PostgresTable, public.KeyValueRows, public.HttpTable} <= set(
+        functions
+    )
     for each in functions:
         assert not hasattr(each.send, "__wrapped__"), each
         assert not hasattr(each.open, "__wrapped__"), each

@@ -1,4 +1,6 @@
-"""What callers react to is in fields: the errors of promises that a user meets, each with what it is about."""
+"""What callers react to is in fields: the errors of promises that a user meets, each with what
+it is about.
+"""
 
 from __future__ import annotations
 
@@ -62,20 +64,32 @@ def _rows(n: int) -> pa.Table:
 def _joined(lake: Lake) -> object:
     app = Application("shop")
     dataset = bounded_dataset("items", input="lake.d", key="k", partitions=2)
-    app.input_stream("lake.s").join(app.table(dataset), on="k", how="inner", select=["n as m"]).send_to(
-        app.output_stream("lake.out", partitions=4, key="k")
-    )
+    app.input_stream("lake.s").join(
+        app.table(dataset), on="k", how="inner", select=["n as m"]
+    ).send_to(app.output_stream("lake.out", partitions=4, key="k"))
     return plan_application(app, systems=systems_for(app, lake=lake))
 
 
 @pytest.mark.parametrize(
     ("call", "kind", "facts"),
     [
-        (lambda lake: open_lake("memory://empty", create=False), LakeNotFoundError, {"url": "memory://empty"}),
+        (
+            lambda lake: open_lake("memory://empty", create=False),
+            LakeNotFoundError,
+            {"url": "memory://empty"},
+        ),
         (lambda lake: open_dataset(lake, "planes"), DatasetNotFoundError, {"dataset": "planes"}),
-        (lambda lake: delete_dataset(lake, "planes", reason="r", by="b"), DatasetNotFoundError, {"dataset": "planes"}),
+        (
+            lambda lake: delete_dataset(lake, "planes", reason="r", by="b"),
+            DatasetNotFoundError,
+            {"dataset": "planes"},
+        ),
         (lambda lake: LakeStreams(lake).info("t"), StreamNotFoundError, {"stream": "lake.t"}),
-        (lambda lake: delete_stream(lake, "t", reason="r", by="b"), StreamNotFoundError, {"stream": "lake.t"}),
+        (
+            lambda lake: delete_stream(lake, "t", reason="r", by="b"),
+            StreamNotFoundError,
+            {"stream": "lake.t"},
+        ),
         (
             lambda lake: LakeStreams(lake).create("s", schema=SCHEMA, key=["k"], partitions=8),
             StreamExistsError,
@@ -87,14 +101,28 @@ def _joined(lake: Lake) -> object:
             {"stream": "lake.s", "producer": "p", "sequence": 1},
         ),
         (
-            lambda lake: resolve_startpoint_to_offset(LakeStreams(lake), S0, StartpointSpecific("99")),
+            lambda lake: resolve_startpoint_to_offset(
+                LakeStreams(lake), S0, StartpointSpecific("99")
+            ),
             OffsetOutOfRangeError,
             {"stream": "lake.s", "partition": 0, "offset": "99", "oldest": "0"},
         ),
-        (_joined, PartitionCountMismatchError, {"application": "shop", "counts": (("lake.s", 4), ("lake.d", 2))}),
+        (
+            _joined,
+            PartitionCountMismatchError,
+            {"application": "shop", "counts": (("lake.s", 4), ("lake.d", 2))},
+        ),
         (lambda lake: open_lake(5), ConfigurationError, {"argument": "url"}),
-        (lambda lake: bounded_dataset("d", input="lake.d", kex="k"), ConfigurationError, {"argument": "kex"}),
-        (lambda lake: bounded_dataset("d", input="lake.d"), ConfigurationError, {"argument": "key"}),
+        (
+            lambda lake: bounded_dataset("d", input="lake.d", kex="k"),
+            ConfigurationError,
+            {"argument": "kex"},
+        ),
+        (
+            lambda lake: bounded_dataset("d", input="lake.d"),
+            ConfigurationError,
+            {"argument": "key"},
+        ),
         (lambda lake: Retention(max_bytes=0), ConfigurationError, {"argument": "max_bytes"}),
         (
             lambda lake: bounded_dataset("d", input="lake.d", key="k", partitions=0),
@@ -102,7 +130,9 @@ def _joined(lake: Lake) -> object:
             {"argument": "partitions", "dataset": "d"},
         ),
         (
-            lambda lake: unbounded_dataset("d", input="lake.d", key="k", partitions=1, max_age=timedelta(0)),
+            lambda lake: unbounded_dataset(
+                "d", input="lake.d", key="k", partitions=1, max_age=timedelta(0)
+            ),
             ConfigurationError,
             {"argument": "max_age", "dataset": "d"},
         ),
@@ -129,7 +159,9 @@ def _joined(lake: Lake) -> object:
             {"name": "a.b"},
         ),
         (
-            lambda lake: LakeStreams(lake).append("s", _rows(1).drop_columns("n"), producer="p", sequence=2),
+            lambda lake: LakeStreams(lake).append(
+                "s", _rows(1).drop_columns("n"), producer="p", sequence=2
+            ),
             SchemaMismatchError,
             {"column": "n"},
         ),

@@ -1,4 +1,6 @@
-"""What users import is known: each name has one place, and a change to it shows in `public_surface.txt`."""
+"""What users import is known: each name has one place, and a change to it shows in
+`public_surface.txt`.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ def test_the_public_names_are_those_that_are_written_down() -> None:
     lines = []
     for module, contents in public_modules().items():
         lines += [module, *(f"    {name}" for name in sorted(names_in(contents)))]
-    assert "\n".join(lines) + "\n" == SURFACE.read_text(encoding="utf-8"), f"if this is meant, change {SURFACE.name}"
+    assert "\n".join(lines) + "\n" == SURFACE.read_text(encoding="utf-8"), (
+        f"if this is meant, change {SURFACE.name}"
+    )
 
 
 def test_a_name_is_in_exactly_one_module() -> None:
@@ -51,19 +55,30 @@ def test_a_name_is_imported_from_where_it_is_and_from_nowhere_else() -> None:
             assert getattr(import_module(module), name) is getattr(contents, name)
     with pytest.raises(ImportError):
         from dagster_adjunct import expire_versions  # noqa: F401
-    assert dagster_adjunct.maintenance.expire_versions is import_module("dagster_adjunct.maintenance").expire_versions
+    assert (
+        dagster_adjunct.maintenance.expire_versions
+        is import_module("dagster_adjunct.maintenance").expire_versions
+    )
 
 
 def test_every_error_is_public() -> None:
     known = vars(errors)
-    ours = {name for name, value in known.items() if isinstance(value, type) and issubclass(value, Exception)}
+    ours = {
+        name
+        for name, value in known.items()
+        if isinstance(value, type) and issubclass(value, Exception)
+    }
     assert ours == set(names_in(dagster_adjunct.errors))
 
 
 def loaded_by(statement: str) -> set[str]:
     """Return the top-level packages that a new Python process has loaded after the statement."""
     code = f"import sys; {statement}; print(*{{name.partition('.')[0] for name in sys.modules}})"
-    return set(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split())
+    return set(
+        subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        ).stdout.split()
+    )
 
 
 def test_importing_the_package_loads_next_to_nothing() -> None:
@@ -77,8 +92,14 @@ def test_no_public_module_imports_arrow_before_it_is_used() -> None:
 
 @pytest.mark.lengthy
 def test_an_application_is_declared_and_run_without_importing_dagster() -> None:
-    names = sorted({*dagster_adjunct.__all__} - {"LakeResource", "SparkResource", "build_definitions"})
-    assert loaded_by(f"from dagster_adjunct import {', '.join(names)}") & {"dagster", "dagster_pyspark"} == set()
+    names = sorted(
+        {*dagster_adjunct.__all__} - {"LakeResource", "SparkResource", "build_definitions"}
+    )
+    assert (
+        loaded_by(f"from dagster_adjunct import {', '.join(names)}")
+        & {"dagster", "dagster_pyspark"}
+        == set()
+    )
     assert "dagster" in loaded_by("from dagster_adjunct import build_definitions")
 
 

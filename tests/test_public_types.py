@@ -1,4 +1,6 @@
-"""The public names have the types that users are told: mypy checks code of users, right and wrong."""
+"""The public names have the types that users are told: mypy checks code of users, right and
+wrong.
+"""
 
 from __future__ import annotations
 

@@ -9,7 +9,13 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-NAMED = sorted(set(re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", (ROOT / "docs/rules.md").read_text(encoding="utf-8"))))
+NAMED = sorted(
+    set(
+        re.findall(
+            r"`(tests/[\w/]+\.py)::(\w+)`", (ROOT / "docs/rules.md").read_text(encoding="utf-8")
+        )
+    )
+)
 
 
 def test_the_page_names_tests() -> None:
@@ -19,4 +25,8 @@ def test_the_page_names_tests() -> None:
 @pytest.mark.parametrize(("path", "name"), NAMED)
 def test_a_rule_is_held_by_a_test_that_exists(path: str, name: str) -> None:
     tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
-    assert name in {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
+    assert name in {
+        node.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    }

@@ -9,12 +9,16 @@ from tests.scheduling import ONE_AT_A_TIME, TOGETHER, WAITING, bundle, spread
 def test_the_files_that_do_not_go_by_file_exist() -> None:
     together = [place for places in TOGETHER.values() for place in places]
     waiting = [place for place in WAITING if place not in TOGETHER]
-    assert [place for place in (*ONE_AT_A_TIME, *together, *waiting) if not (ROOT / place).exists()] == []
+    assert [
+        place for place in (*ONE_AT_A_TIME, *together, *waiting) if not (ROOT / place).exists()
+    ] == []
 
 
 def test_pages_are_given_out_one_at_a_time_and_other_files_whole() -> None:
     assert bundle("tests/test_docs.py::test_page[a]") != bundle("tests/test_docs.py::test_page[b]")
-    assert bundle("tests/assets/test_diff.py::test_a") == bundle("tests/assets/test_diff.py::test_b")
+    assert bundle("tests/assets/test_diff.py::test_a") == bundle(
+        "tests/assets/test_diff.py::test_b"
+    )
     for name, places in TOGETHER.items():
         assert {bundle(f"{place}::test_a") for place in places} == {name}
 

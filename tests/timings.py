@@ -1,12 +1,13 @@
-"""How long a run took, by suite and by file: printed at its end with `--timings`, as CI does; and too slow fast tests.
+"""How long a run took, by suite and by file: printed at its end with `--timings`, as CI does; and
+too slow fast tests.
 
-A fast test (no Spark, no server, not marked as slow in any way) should take at most half a second. Those that take
-longer are listed at the end of each run. One that takes ten times as much of the processor fails: processor time hardly
-depends on what else the machine does, seconds do.
+A fast test (no Spark, no server, not marked as slow in any way) should take at most half a second.
+Those that take longer are listed at the end of each run. One that takes ten times as much of the
+processor fails: processor time hardly depends on what else the machine does, seconds do.
 
-A suite is a folder of tests. Seconds are those of set-up, call and tear-down together, added up over all processes:
-three processes do three times as many in a minute. What is shared by many tests (a session, a server) is counted
-where it was asked for first.
+A suite is a folder of tests. Seconds are those of set-up, call and tear-down together, added up
+over all processes: three processes do three times as many in a minute. What is shared by many tests
+(a session, a server) is counted where it was asked for first.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ import pytest
 
 FILES = 15
 FAST_SECONDS = 0.5
-MOST_PROCESSOR_SECONDS = 5.0  # of a fast test: the first one that imports Dagster or Spark takes 2 to 3
+MOST_PROCESSOR_SECONDS = (
+    5.0  # of a fast test: the first one that imports Dagster or Spark takes 2 to 3
+)
 SLOW_KINDS = ("spark", "server", "slow", "long", "lengthy")
 _PROPERTY = "processor seconds of a fast test"
 
@@ -41,7 +44,9 @@ class Spent:
 
 
 class Timings:
-    """Adds up what each process reports; with several, only the one that started them has a summary."""
+    """Adds up what each process reports; with several, only the one that started them has a
+    summary.
+    """
 
     def __init__(self) -> None:
         self.files: dict[str, Spent] = defaultdict(Spent)
@@ -75,9 +80,13 @@ class FastTests:
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         if not self.over:
             return
-        terminalreporter.section("fast tests over half a second: make them faster, or mark them lengthy")
+        terminalreporter.section(
+            "fast tests over half a second: make them faster, or mark them lengthy"
+        )
         for seconds, processor, test in sorted(self.over, reverse=True):
-            terminalreporter.write_line(f"{seconds:8.1f} s  {processor:7.1f} s of the processor  {test}")
+            terminalreporter.write_line(
+                f"{seconds:8.1f} s  {processor:7.1f} s of the processor  {test}"
+            )
 
 
 def is_fast(item: pytest.Item) -> bool:
@@ -105,11 +114,16 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
 def table(spent: dict[str, Spent]) -> list[str]:
     """Return a line for each, the slowest first."""
     slowest = sorted(spent.items(), key=lambda item: -item[1].seconds)
-    return [f"{it.seconds:8.1f} s  {it.setup:7.1f} s set-up  {it.tests:5} tests  {name}" for name, it in slowest]
+    return [
+        f"{it.seconds:8.1f} s  {it.setup:7.1f} s set-up  {it.tests:5} tests  {name}"
+        for name, it in slowest
+    ]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--timings", action="store_true", help="say at the end how long each suite took")
+    parser.addoption(
+        "--timings", action="store_true", help="say at the end how long each suite took"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:

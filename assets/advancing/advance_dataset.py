@@ -45,12 +45,17 @@ def advance_dataset(
 
     A local table is only compacted if due, because its application's batches write it.
 
-    `spark` is called only when there is something to build. Safe to repeat after any failure; several datasets may
-    advance at the same time, in threads of one session. `partition` and `make_current` are for bounded datasets with
-    version partitions (see `advance_bounded`); `on_stage` receives an event at each stage's end and each build's start.
+    `spark` is called only when there is something to build. Safe to repeat after any failure;
+    several datasets may advance at the same time, in threads of one session. `partition` and
+    `make_current` are for bounded datasets with version partitions (see `advance_bounded`);
+    `on_stage` receives an event at each stage's end and each build's start.
     """
-    with open_runtime([spec], lake=lake, systems=systems, spark=spark, by=resolve_user(by)) as runtime:
-        return advance_with_runtime(runtime, spec, partition=partition, make_current=make_current, on_stage=on_stage)
+    with open_runtime(
+        [spec], lake=lake, systems=systems, spark=spark, by=resolve_user(by)
+    ) as runtime:
+        return advance_with_runtime(
+            runtime, spec, partition=partition, make_current=make_current, on_stage=on_stage
+        )
 
 
 @translate_spark_errors()
@@ -64,7 +69,9 @@ def advance_with_runtime(
 ) -> AdvanceReport:
     """Do what `advance_dataset` does, with the given runtime."""
     if not spec.follows_changes:
-        return advance_bounded(runtime, spec, partition=partition, make_current=make_current, on_stage=on_stage)
+        return advance_bounded(
+            runtime, spec, partition=partition, make_current=make_current, on_stage=on_stage
+        )
     if spec.is_local:
         return advance_local(runtime, spec, on_stage=on_stage)
     return advance_unbounded(runtime, spec, on_stage=on_stage)
@@ -74,9 +81,9 @@ def advance_with_runtime(
 class AdjunctDatasetManager:
     """Advances the datasets of an application, by the streams that feed them.
 
-    A dataset has one input; one stream may feed several datasets, each with its own progress. Datasets with
-    `persistent=False` are kept in the manager until `release`, all others in the lake. `run_application` needs no
-    manager: it is for programs with their own loop.
+    A dataset has one input; one stream may feed several datasets, each with its own progress.
+    Datasets with `persistent=False` are kept in the manager until `release`, all others in the
+    lake. `run_application` needs no manager: it is for programs with their own loop.
     """
 
     def __init__(
@@ -93,7 +100,9 @@ class AdjunctDatasetManager:
         self._datasets: dict[str, AdjunctDataset] = {}
         for dataset in datasets:
             if self._datasets.setdefault(dataset.name, dataset) != dataset:
-                problem = f"the dataset {dataset.name!r} is given twice with different declarations."
+                problem = (
+                    f"the dataset {dataset.name!r} is given twice with different declarations."
+                )
                 step = "Declare it once, or give the two datasets different names."
                 raise ConfigurationError(problem, step, dataset=dataset.name)
         self._transient = {
@@ -120,7 +129,8 @@ class AdjunctDatasetManager:
         return tuple(dataset for dataset in self._datasets.values() if dataset.stream == name)
 
     def takes(self, stream: str | SystemStreamPartition, app_inputs: Collection[str]) -> bool:
-        """Whether records of this stream only feed datasets and are not delivered to the application.
+        """Whether records of this stream only feed datasets and are not delivered to the
+        application.
 
         `app_inputs` are the streams that the application reads itself.
         """
@@ -129,13 +139,16 @@ class AdjunctDatasetManager:
 
     @translate_spark_errors()
     def process(
-        self, stream: str | SystemStreamPartition, spark: SparkSession | Callable[[], SparkSession], by: str
+        self,
+        stream: str | SystemStreamPartition,
+        spark: SparkSession | Callable[[], SparkSession],
+        by: str,
     ) -> dict[str, AdvanceReport]:
         """Advance all datasets that a stream feeds; return their reports by dataset.
 
-        There are none if the stream feeds no dataset: its records are the application's. A member of a version set
-        advances with the members that the manager has. Raises what `advance_dataset` raises; datasets that advanced
-        before the error keep their progress.
+        There are none if the stream feeds no dataset: its records are the application's. A member
+        of a version set advances with the members that the manager has. Raises what
+        `advance_dataset` raises; datasets that advanced before the error keep their progress.
         """
         spark = session_factory(spark)
         reports: dict[str, AdvanceReport] = {}
@@ -147,25 +160,43 @@ class AdjunctDatasetManager:
                     dataset, lake=self._lake, systems=self._systems, spark=spark, by=by
                 )
             elif dataset.name not in reports:
-                members = [member for member in self._datasets.values() if member.version_set == dataset.version_set]
-                done = advance_version_set(members, lake=self._lake, systems=self._systems, spark=spark, by=by)
+                members = [
+                    member
+                    for member in self._datasets.values()
+                    if member.version_set == dataset.version_set
+                ]
+                done = advance_version_set(
+                    members, lake=self._lake, systems=self._systems, spark=spark, by=by
+                )
                 reports |= {report.dataset: report for report in done}
         return reports
 
     def frame(self, dataset: str, spark: SparkSession | Callable[[], SparkSession]) -> DataFrame:
-        """Return the current entries of a dataset, readable until the next call for this dataset or `release`.
+        """Return the current entries of a dataset, readable until the next call for this dataset or
+        `release`.
 
-        For a dataset with `persistent=False`, until the next `process` of its stream. Raises DatasetNotFoundError or
-        NoSealedVersionError before the first version. To read by key, use `open_dataset`.
+        For a dataset with `persistent=False`, until the next `process` of its stream. Raises
+        DatasetNotFoundError or NoSealedVersionError before the first version. To read by key, use
+        `open_dataset`.
         """
         if dataset not in self._datasets:
-            problem = f"the manager has no dataset {dataset!r}: it has {', '.join(self._datasets) or 'none'}."
-            raise ConfigurationError(problem, "Correct the name, or pass the dataset to the manager.", dataset=dataset)
+            problem = (
+                f"the manager has no dataset {dataset!r}: it has"
+                f" {', '.join(self._datasets) or 'none'}."
+            )
+            raise ConfigurationError(
+                problem, "Correct the name, or pass the dataset to the manager.", dataset=dataset
+            )
         if dataset in self._transient:
             version = self._transient[dataset].view
             if version is None:
-                problem = f"dataset {dataset!r} has no version to read yet: nothing has been read of its stream."
-                raise NoSealedVersionError(problem, f"Process {self._datasets[dataset].stream} first.", dataset=dataset)
+                problem = (
+                    f"dataset {dataset!r} has no version to read yet: nothing has been read of its"
+                    " stream."
+                )
+                raise NoSealedVersionError(
+                    problem, f"Process {self._datasets[dataset].stream} first.", dataset=dataset
+                )
             return version.frame(spark)
         before = self._read.get(dataset)
         self._read[dataset] = opened = open_dataset(self._lake, self._datasets[dataset])
@@ -178,15 +209,18 @@ class AdjunctDatasetManager:
     def reset_at_start(self) -> set[SystemStreamPartition]:
         """Return the partitions that a run starting now would read from the beginning.
 
-        These are the inputs of datasets with `persistent=False` and bootstrap, and of stored tables whose recovery
-        decision is a bootstrap. Reads no records and changes nothing. Raises OffsetOutOfRangeError for a table that
-        lost its offset and is declared to fail, and DatasetError for a changed declaration.
+        These are the inputs of datasets with `persistent=False` and bootstrap, and of stored tables
+        whose recovery decision is a bootstrap. Reads no records and changes nothing. Raises
+        OffsetOutOfRangeError for a table that lost its offset and is declared to fail, and
+        DatasetError for a changed declaration.
         """
         ssps: set[SystemStreamPartition] = set()
         for dataset in self._datasets.values():
             if dataset.follows_changes and not dataset.is_local:
                 if dataset.following.persistent:
-                    seen = inspect_table(Runtime(self._lake, self._systems, no_session, "manager"), dataset)
+                    seen = inspect_table(
+                        Runtime(self._lake, self._systems, no_session, "manager"), dataset
+                    )
                     if decide_recovery(seen).action == "bootstrap":
                         ssps |= set(seen.source.ssps)
                 elif dataset.bootstrap:
@@ -194,7 +228,9 @@ class AdjunctDatasetManager:
         return ssps
 
     def release(self) -> None:
-        """Free the memory of datasets with `persistent=False`, and release the versions that were read."""
+        """Free the memory of datasets with `persistent=False`, and release the versions that
+        were read.
+        """
         for table in self._transient.values():
             table.release()
         for opened in self._read.values():

@@ -1,1 +1,3 @@
-"""Bounded datasets: a version is built next to the served one, validated, sealed, and switched to."""
+"""Bounded datasets: a version is built next to the served one, validated, sealed, and switched
+to.
+"""

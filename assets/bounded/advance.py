@@ -1,16 +1,19 @@
-"""The advance of bounded datasets: arriving versions are built next to the served one, validated, and switched to.
+"""The advance of bounded datasets: arriving versions are built next to the served one, validated,
+and switched to.
 
 snapshot_inputs     -> AdvanceGroup      the datasets, their inputs, and their committed manifests
 poll_sources        -> PollResult        the version that all have completely, or what they wait for
-build_candidate     -> CandidateVersion  its files next to the served ones, and whether it is unfit or unchanged
+build_candidate     -> CandidateVersion  its files next to the served ones, and whether it is unfit
+                                         or unchanged
 validate_candidate  -> CandidateVersion  the verdicts of the validators
-publish_candidates  -> AdvanceGroup      sealed and switched to, or stored as rejected, in one commit
+publish_candidates  -> AdvanceGroup      sealed and switched to, or stored as rejected, in one
+                                         commit
 commit_waiting      -> AdvanceGroup      no version is complete: what is awaited, in one commit
 
-The switch is one commit of a dataset or of all members of a version set. A failure before it leaves the served version
-and the offsets unchanged, and the next advance continues from there: a finished build is reused, unless a query or a
-function made it. A version rejected because of its data is stored as rejected and does not block the next one.
-Behaviour: SAMZA-1278, "Bounded dataset".
+The switch is one commit of a dataset or of all members of a version set. A failure before it leaves
+the served version and the offsets unchanged, and the next advance continues from there: a finished
+build is reused, unless a query or a function made it. A version rejected because of its data is
+stored as rejected and does not block the next one. Behaviour: SAMZA-1278, "Bounded dataset".
 """
 
 from __future__ import annotations
@@ -43,7 +46,14 @@ from dagster_adjunct.assets.versions.manifest import (
     Delivered,
     as_bounded,
 )
-from dagster_adjunct.assets.versions.reports import REJECT, Action, AdvanceReport, OnStage, Stages, ignore_stage
+from dagster_adjunct.assets.versions.reports import (
+    REJECT,
+    Action,
+    AdvanceReport,
+    OnStage,
+    Stages,
+    ignore_stage,
+)
 from dagster_adjunct.assets.versions.version import VersionRef
 from dagster_adjunct.assets.writing.generation import Runtime, open_runtime
 from dagster_adjunct.resources import errors
@@ -61,7 +71,12 @@ if TYPE_CHECKING:
 def build_bounded_report(member: Member) -> AdvanceReport:
     """Return the report of this dataset's advance, with what its next version waits for."""
     manifest, version = member.manifest, member.manifest.version
-    idle = member.awaiting is not None and member.awaiting.idle and version is not None and not member.lost
+    idle = (
+        member.awaiting is not None
+        and member.awaiting.idle
+        and version is not None
+        and not member.lost
+    )
     outcomes: list[tuple[object, Action]] = [
         (member.sealed, "sealed"), (member.rejected, "rejected"), (member.unchanged, "unchanged"),
         (idle, "up-to-date"), (True, "waiting"),
@@ -70,19 +85,35 @@ def build_bounded_report(member: Member) -> AdvanceReport:
     dropped = member.notes and not {"redelivered", "left_out"}.isdisjoint(member.counters)
     notes = ["the version delivered equals the current one"] if action == "unchanged" else []
     notes += ["nothing new was delivered"] if action == "up-to-date" and not dropped else []
-    notes += [_describe_rejected(member, ref) for id in member.rejected if (ref := manifest.ref(id)) is not None]
+    notes += [
+        _describe_rejected(member, ref)
+        for id in member.rejected
+        if (ref := manifest.ref(id)) is not None
+    ]
     unserved = (ref for id in member.unserved if (ref := manifest.ref(id)) is not None)
     notes += [actions.describe_unserved(manifest, ref) for ref in unserved]
     newest = max(manifest.versions, key=lambda ref: ref.number, default=None)
     if newest is not None and newest.state == "rejected" and not member.rejected:
-        notes.append(f"version {newest.name!r} ({newest.id}), delivered last, is rejected: {newest.reason}")
-    awaiting = None if idle or member.awaiting is None or not member.awaiting.missing else member.awaiting
+        notes.append(
+            f"version {newest.name!r} ({newest.id}), delivered last, is rejected: {newest.reason}"
+        )
+    awaiting = (
+        None if idle or member.awaiting is None or not member.awaiting.missing else member.awaiting
+    )
     if awaiting is not None:
         begun = awaiting.version
-        wanted = f"version {begun!r}" if begun else "the first version" if version is None else "the next version"
+        wanted = (
+            f"version {begun!r}"
+            if begun
+            else "the first version"
+            if version is None
+            else "the next version"
+        )
         notes.append(f"{wanted} waits for {awaiting.described}")
     if manifest.pin is not None:
-        notes.append(f"pinned to {manifest.pin.version} by {manifest.pin.by}: {manifest.pin.reason}")
+        notes.append(
+            f"pinned to {manifest.pin.version} by {manifest.pin.by}: {manifest.pin.reason}"
+        )
     evaluated = member.last_built or version
     return AdvanceReport(
         dataset=manifest.name,
@@ -94,7 +125,11 @@ def build_bounded_report(member: Member) -> AdvanceReport:
         lost=tuple(name for lost in member.lost for name in lost.versions),
         evaluated=evaluated.id if evaluated else None,
         verdicts=evaluated.verdicts if evaluated else (),
-        warnings=tuple(dict.fromkeys([*member.warnings, *[lost.summary() for lost in member.lost], *member.notes])),
+        warnings=tuple(
+            dict.fromkeys(
+                [*member.warnings, *[lost.summary() for lost in member.lost], *member.notes]
+            )
+        ),
         rows=None if version is None else version.rows,
         counters=member.counters,
         offsets=manifest.offsets,
@@ -122,7 +157,8 @@ def _describe_rejected(member: Member, ref: VersionRef) -> str:
 
 @dataclass(frozen=True, slots=True)
 class PollResult:
-    """The next deliveries of the sources, by dataset: `complete` versions, and what the others are `waiting` for.
+    """The next deliveries of the sources, by dataset: `complete` versions, and what the others are
+    `waiting` for.
 
     `together` are the deliveries of one version that all members have; empty while one still waits.
     """
@@ -133,30 +169,42 @@ class PollResult:
 
 
 def poll_sources(group: AdvanceGroup) -> PollResult:
-    """Ask each member's source for its next version. Raises MarkerConflictError if markers or members disagree."""
+    """Ask each member's source for its next version. Raises MarkerConflictError if markers or
+    members disagree.
+    """
     polled = {member.name: member.source.next(member.manifest) for member in group.members}
     complete = {name: answer for name, answer in polled.items() if isinstance(answer, Delivery)}
     waiting = {name: answer for name, answer in polled.items() if isinstance(answer, Awaiting)}
     versions = {delivery.version for delivery in complete.values()}
     for version in versions:
-        together = {name: delivery for name, delivery in complete.items() if delivery.version == version}
-        # A member that had this version before it joined the set is not waited for. One that abandoned it is, so the
-        # set never completes this version.
-        if all(version in member.manifest.taken for member in group.members if member.name not in together):
+        together = {
+            name: delivery for name, delivery in complete.items() if delivery.version == version
+        }
+        # A member that had this version before it joined the set is not waited for. One that
+        # abandoned it is, so the set never completes this version.
+        if all(
+            version in member.manifest.taken
+            for member in group.members
+            if member.name not in together
+        ):
             return PollResult(complete, waiting, together)
     if len(versions) > 1:
         named = "; ".join(f"{name}: {delivery.version!r}" for name, delivery in complete.items())
         raise errors.MarkerConflictError(
-            f"the members of one version set have delivered different versions as the next ({named}).",
-            "If one of them has no counterpart in the other members, or lost it to retention, abandon it: "
-            "adjunct dataset abandon DATASET VERSION --reason ….",
+            "the members of one version set have delivered different versions as the next"
+            f" ({named}).",
+            "If one of them has no counterpart in the other members, or lost it to retention,"
+            " abandon it: adjunct dataset abandon DATASET VERSION --reason ….",
             dataset=next(iter(complete)),
         )
     return PollResult(complete, waiting, {})
 
 
 def snapshot_inputs(
-    context: Runtime, specs: Sequence[AdjunctDataset], on_stage: OnStage, partition: str | None = None
+    context: Runtime,
+    specs: Sequence[AdjunctDataset],
+    on_stage: OnStage,
+    partition: str | None = None,
 ) -> AdvanceGroup:
     """Return the datasets and their inputs as they are now.
 
@@ -166,7 +214,10 @@ def snapshot_inputs(
     commit, manifests = log.read_all()
     if specs[0].version_set is None and len(manifests) > 1:
         others = ", ".join(sorted(set(manifests) - {specs[0].name}))
-        problem = f"dataset {specs[0].name!r} is a member of a version set with {others}, and is declared alone."
+        problem = (
+            f"dataset {specs[0].name!r} is a member of a version set with {others}, and is declared"
+            " alone."
+        )
         step = "Declare it with version_set(NAME, …) as before, or under a new name."
         raise errors.DatasetError(problem, step, dataset=specs[0].name)
     if actions.expire_pins(log, manifests, context.now(), by=context.by):
@@ -175,9 +226,21 @@ def snapshot_inputs(
     for spec in specs:
         stages = Stages(spec.name, on_stage)
         with stages("collect"):
-            opened.append((spec, stages, open_source(context.systems, spec, context.lake, partition=partition)))
-    stored_sources = [(manifests[spec.name], source) for spec, _, source in opened if spec.name in manifests]
-    carried = {old.name: new for old, source in stored_sources if (new := source.follow_repartition(old)) is not None}
+            opened.append(
+                (
+                    spec,
+                    stages,
+                    open_source(context.systems, spec, context.lake, partition=partition),
+                )
+            )
+    stored_sources = [
+        (manifests[spec.name], source) for spec, _, source in opened if spec.name in manifests
+    ]
+    carried = {
+        old.name: new
+        for old, source in stored_sources
+        if (new := source.follow_repartition(old)) is not None
+    }
     if carried:
         commit = log.commit_all(commit, carried, by=context.by)
         manifests |= carried
@@ -201,21 +264,25 @@ def advance_bounded(
 ) -> AdvanceReport:
     """Publish every complete version, in order, and report what the next one waits for.
 
-    `partition` requests the version of this name, if the dataset declares version partitions; an older one is retained
-    without being served, unless `make_current`. Raises MarkerConflictError for contradictory markers, DatasetError for
-    a changed declaration, ValidatorError for a mistake in a validator, and CommitConflictError if another writer was
-    first. After an error the served version is unchanged.
+    `partition` requests the version of this name, if the dataset declares version partitions; an
+    older one is retained without being served, unless `make_current`. Raises MarkerConflictError
+    for contradictory markers, DatasetError for a changed declaration, ValidatorError for a mistake
+    in a validator, and CommitConflictError if another writer was first. After an error the served
+    version is unchanged.
     """
     if spec.version_set is not None:
         raise errors.ConfigurationError(
-            f"dataset {spec.name!r} is declared in the version set {spec.version_set!r}: its members advance together.",
+            f"dataset {spec.name!r} is declared in the version set {spec.version_set!r}: its"
+            " members advance together.",
             "Advance the set with all its members: advance_version_set(members).",
             dataset=spec.name,
         )
     _check_partition(spec, partition)
     group = snapshot_inputs(context, (spec,), on_stage, partition)
     # A query, or a requested partition, gives a version on each poll: publish one.
-    return _advance(group, once=partition is not None or _has_query(group), make_current=make_current)[0]
+    return _advance(
+        group, once=partition is not None or _has_query(group), make_current=make_current
+    )[0]
 
 
 @validated
@@ -231,10 +298,13 @@ def advance_version_set(
 ) -> list[AdvanceReport]:
     """Publish every version that all members of a version set have delivered, each in one commit.
 
-    Returns one report for each member. A version rejected for one member is rejected for all. Raises as
-    `advance_bounded` does, and MarkerConflictError if the members' next versions have different names.
+    Returns one report for each member. A version rejected for one member is rejected for all.
+    Raises as `advance_bounded` does, and MarkerConflictError if the members' next versions have
+    different names.
     """
-    with open_runtime(specs, lake=lake, systems=systems, spark=spark, by=resolve_user(by)) as runtime:
+    with open_runtime(
+        specs, lake=lake, systems=systems, spark=spark, by=resolve_user(by)
+    ) as runtime:
         return advance_members(runtime, specs, on_stage=on_stage)
 
 
@@ -245,7 +315,10 @@ def advance_members(
     """Do what `advance_version_set` does, with the given runtime."""
     names = {spec.version_set for spec in specs}
     if len(names) != 1 or None in names or len(specs) < 2:
-        problem = f"datasets {', '.join(spec.name for spec in specs)} are not declared in one version set."
+        problem = (
+            f"datasets {', '.join(spec.name for spec in specs)} are not declared in one version"
+            " set."
+        )
         step = "Declare them with version_set(NAME, …) and pass what it returns."
         raise errors.ConfigurationError(problem, step, argument="specs")
     join_version_set(runtime.lake, str(names.pop()), [spec.name for spec in specs], by=runtime.by)
@@ -255,10 +328,12 @@ def advance_members(
 
 @validated
 def abandon_version(lake: Lake, dataset: str, version: str, *, reason: str, by: str) -> None:
-    """Give up a version that can't be completed, by its delivered name, so that the next one can be published.
+    """Give up a version that can't be completed, by its delivered name, so that the next one can be
+    published.
 
-    Records before its markers are dropped from now on. A version that is already sealed stays as it is, and later
-    deliveries under its name are dropped unread. In a version set this holds for all members. Safe to repeat.
+    Records before its markers are dropped from now on. A version that is already sealed stays as it
+    is, and later deliveries under its name are dropped unread. In a version set this holds for all
+    members. Safe to repeat.
     """
     actions.require_audit_fields("abandon", version, reason, by)
     ended = Abandoned(name=version, reason=reason, by=by, at=lake.now())
@@ -267,31 +342,49 @@ def abandon_version(lake: Lake, dataset: str, version: str, *, reason: str, by: 
     def abandon(manifest: BoundedManifest) -> BoundedManifest | None:
         if any(abandoned.name == version for abandoned in manifest.abandoned):
             return None
-        awaited = None if manifest.awaited and manifest.awaited.version == version else manifest.awaited
-        return manifest.after(abandoned=(*manifest.abandoned, ended), awaited=awaited, change=change)
+        awaited = (
+            None if manifest.awaited and manifest.awaited.version == version else manifest.awaited
+        )
+        return manifest.after(
+            abandoned=(*manifest.abandoned, ended), awaited=awaited, change=change
+        )
 
     DatasetLog(lake, dataset).transact_versions(
-        lambda manifests: {name: after for name, m in manifests.items() if (after := abandon(m)) is not None} or None,
+        lambda manifests: (
+            {name: after for name, m in manifests.items() if (after := abandon(m)) is not None}
+            or None
+        ),
         by=by,
     )
 
 
 def _advance(group: AdvanceGroup, *, once: bool, make_current: bool) -> list[AdvanceReport]:
-    """Build, validate and publish until no delivery is complete, or one if `once`. Return a report for each dataset."""
+    """Build, validate and publish until no delivery is complete, or one if `once`. Return a
+    report for each dataset.
+    """
     while True:
         try:
             polled = poll_sources(group)
             if not polled.together:
-                return [build_bounded_report(member) for member in commit_waiting(group, polled).members]
-            candidates = [build_candidate(group.member(name), delivery) for name, delivery in polled.together.items()]
-            validated = [validate_candidate(candidate) for candidate in reject_revoked_content(candidates)]
+                return [
+                    build_bounded_report(member) for member in commit_waiting(group, polled).members
+                ]
+            candidates = [
+                build_candidate(group.member(name), delivery)
+                for name, delivery in polled.together.items()
+            ]
+            validated = [
+                validate_candidate(candidate) for candidate in reject_revoked_content(candidates)
+            ]
         except (errors.MarkerConflictError, errors.ValidatorError):
             commit_waits(group, {})
             raise
         group = publish_candidates(group, validated, make_current=make_current)
         if once:
             asked = Awaiting(None, (), idle=True)
-            return [build_bounded_report(replace(member, awaiting=asked)) for member in group.members]
+            return [
+                build_bounded_report(replace(member, awaiting=asked)) for member in group.members
+            ]
 
 
 def _has_query(group: AdvanceGroup) -> bool:
@@ -300,11 +393,16 @@ def _has_query(group: AdvanceGroup) -> bool:
 
 def _check_partition(spec: AdjunctDataset, partition: str | None) -> None:
     if partition is None:
-        known = spec.versions is not None and (spec.versions.start is not None or spec.versions.names)
+        known = spec.versions is not None and (
+            spec.versions.start is not None or spec.versions.names
+        )
         if not known or not isinstance(spec.input, QuerySource):
             return
-        # A name made of the time would sort after all others, which could then never become current.
-        problem = "is computed by a query for each of its partitions, but no partition was requested."
+        # A name made of the time would sort after all others, which could then never become
+        # current.
+        problem = (
+            "is computed by a query for each of its partitions, but no partition was requested."
+        )
         step = "Pass the partition to compute: partition=…."
     elif spec.versions is None:
         problem = f"declares no version partitions, but version {partition!r} was requested."
@@ -317,7 +415,9 @@ def _check_partition(spec: AdjunctDataset, partition: str | None) -> None:
         step = "Request a declared partition, or declare this one."
     else:
         return
-    raise errors.ConfigurationError(f"dataset {spec.name!r} {problem}", step, argument="partition", dataset=spec.name)
+    raise errors.ConfigurationError(
+        f"dataset {spec.name!r} {problem}", step, argument="partition", dataset=spec.name
+    )
 
 
 def rebase_candidates(group: AdvanceGroup, candidates: Sequence[CandidateVersion]) -> AdvanceGroup:
@@ -332,13 +432,27 @@ def rebase_candidates(group: AdvanceGroup, candidates: Sequence[CandidateVersion
             continue  # it has no commit yet, only other members of its version set have
         what = "discarded this build" if now is None else _find_conflict(candidate, now)
         if what:
-            # Before another build of this delivery is published, another writer may still find and publish this one.
-            settled = now is not None and candidate.delivery.version in now.taken - candidate.member.manifest.taken
-            if now is not None and settled and not any(candidate.attempt.folder in ref.folders for ref in now.versions):
+            # Before another build of this delivery is published, another writer may still find and
+            # publish this one.
+            settled = (
+                now is not None
+                and candidate.delivery.version in now.taken - candidate.member.manifest.taken
+            )
+            if (
+                now is not None
+                and settled
+                and not any(candidate.attempt.folder in ref.folders for ref in now.versions)
+            ):
                 candidate.delete_attempt(files=True)
             name = candidate.member.name
-            problem = f"dataset {name!r}, version {candidate.delivery.version!r}: another writer {what} meanwhile."
-            step = "Nothing of this attempt is served. Advance again: it continues from the other writer's commit."
+            problem = (
+                f"dataset {name!r}, version {candidate.delivery.version!r}: another writer"
+                f" {what} meanwhile."
+            )
+            step = (
+                "Nothing of this attempt is served. Advance again: it continues from the other"
+                " writer's commit."
+            )
             raise errors.CommitConflictError(problem, step, dataset=name)
     return rebased
 
@@ -354,14 +468,19 @@ def _find_conflict(candidate: CandidateVersion, now: BoundedManifest) -> str:
         ref = now.ref(candidate.unchanged)
         same = before.head == now.head and ref is not None and ref.state == "sealed"
         return "" if same else "changed what is current, to which this version was equal"
-    # Checked after this manifest was read: a finished discard no longer lists the objects as doomed.
-    if candidate.document is not None and (candidate.document in now.doomed or not candidate.is_stored()):
+    # Checked after this manifest was read: a finished discard no longer lists the objects as
+    # doomed.
+    if candidate.document is not None and (
+        candidate.document in now.doomed or not candidate.is_stored()
+    ):
         return "discarded this build"
     return ""
 
 
 def rebase_waiting(group: AdvanceGroup) -> AdvanceGroup | None:
-    """Return the group with the commits that other writers have made meanwhile; None if one took in a delivery."""
+    """Return the group with the commits that other writers have made meanwhile; None if one took
+    in a delivery.
+    """
     manifests, rebased = _follow_commits(group)
     for member in group.members:
         before, now = member.committed, manifests.get(member.name)
@@ -371,21 +490,35 @@ def rebase_waiting(group: AdvanceGroup) -> AdvanceGroup | None:
 
 
 def _follow_commits(group: AdvanceGroup) -> tuple[Members, AdvanceGroup]:
-    """Return the committed manifests, and the group with them, so that its commits undo no concurrent change."""
+    """Return the committed manifests, and the group with them, so that its commits undo no
+    concurrent change.
+    """
     commit, stored = group.members[0].log.read_all()
     manifests = {name: as_bounded(manifest) for name, manifest in stored.items()}
     members = tuple(
-        replace(member, committed=now, manifest=now.with_declared_policies(member.source.declaration))
-        if (now := manifests.get(member.name)) is not None
-        else member
+        (
+            replace(
+                member,
+                committed=now,
+                manifest=now.with_declared_policies(member.source.declaration),
+            )
+            if (now := manifests.get(member.name)) is not None
+            else member
+        )
         for member in group.members
     )
     return manifests, replace(group, commit=commit, members=members)
 
 
 def _has_new_delivery(before: BoundedManifest, now: BoundedManifest) -> bool:
-    """Whether a version was delivered or abandoned between two manifests; dropping one does not count."""
-    if (before.offsets, before.abandoned, before.next_number) != (now.offsets, now.abandoned, now.next_number):
+    """Whether a version was delivered or abandoned between two manifests; dropping one does not
+    count.
+    """
+    if (before.offsets, before.abandoned, before.next_number) != (
+        now.offsets,
+        now.abandoned,
+        now.next_number,
+    ):
         return True
     # Version ids are ignored: an erasure changes them, and is no delivery.
     known = [(done.name, done.markers) for done in before.delivered]
@@ -399,58 +532,86 @@ def _has_new_delivery(before: BoundedManifest, now: BoundedManifest) -> bool:
 def input_position(
     manifest: BoundedManifest, answer: Delivery | Awaiting, done: Delivered | None = None
 ) -> dict[str, object]:
-    """Return the fields of the manifest that change with the position in the input: offsets, losses and deliveries.
+    """Return the fields of the manifest that change with the position in the input: offsets, losses
+    and deliveries.
 
     `done` is the manifest's record of the delivery, None if the answer is Awaiting.
     """
     newest = {done.name: done for done in manifest.delivered}
-    delivered: tuple[Delivered, ...] = tuple(  # with new markers for those whose files were copied without a change
-        earlier.model_copy(update={"markers": dict(answer.copies[earlier.name])})
-        if earlier.name in answer.copies and earlier is newest[earlier.name]
-        else earlier
-        for earlier in manifest.delivered
+    delivered: tuple[Delivered, ...] = (
+        tuple(  # with new markers for those whose files were copied without a change
+            (
+                earlier.model_copy(update={"markers": dict(answer.copies[earlier.name])})
+                if earlier.name in answer.copies and earlier is newest[earlier.name]
+                else earlier
+            )
+            for earlier in manifest.delivered
+        )
     )
     known = manifest.known
     if done is not None:
         # A freed name is taken again. Names that are still free are kept, whatever their age.
-        delivered = (*(earlier for earlier in delivered if not (earlier.freed and earlier.name == done.name)), done)
+        delivered = (
+            *(
+                earlier
+                for earlier in delivered
+                if not (earlier.freed and earlier.name == done.name)
+            ),
+            done,
+        )
         older, recent = delivered[:-MAX_DELIVERIES], delivered[-MAX_DELIVERIES:]
         delivered = (*(earlier for earlier in older if earlier.freed), *recent)
         known = (*known, *(earlier.name for earlier in older if not earlier.freed))[-MAX_NAMES:]
     return {
         "offsets": dict(answer.offsets),
         "stream": answer.stream or manifest.stream,
-        "lost": (*manifest.lost, *([answer.lost] if answer.lost is not None else []))[-MAX_DELIVERIES:],
+        "lost": (*manifest.lost, *([answer.lost] if answer.lost is not None else []))[
+            -MAX_DELIVERIES:
+        ],
         "delivered": delivered,
         "known": known,
     }
 
 
 def commit_reason(answer: Delivery | Awaiting, *more: str) -> str:
-    """Return the reason to store with a commit: `more`, then the losses and notes in the source's answer."""
+    """Return the reason to store with a commit: `more`, then the losses and notes in the
+    source's answer.
+    """
     lost = answer.lost.summary() if answer.lost is not None else ""
     return "; ".join(filter(None, (*more, lost, *answer.notes)))
 
 
 def commit_waiting(group: AdvanceGroup, polled: PollResult) -> AdvanceGroup:
-    """Commit what the group waits for, if that has changed; return the group, with `awaiting` set in each member."""
+    """Commit what the group waits for, if that has changed; return the group, with `awaiting`
+    set in each member.
+    """
     begun = next((delivery.version for delivery in polled.complete.values()), None)
-    waits = {name: _begin_waiting(group.member(name), answer, begun) for name, answer in polled.waiting.items()}
+    waits = {
+        name: _begin_waiting(group.member(name), answer, begun)
+        for name, answer in polled.waiting.items()
+    }
     missing = tuple(marker for answer in waits.values() for marker in answer.missing)
-    since = min((answer.since for answer in waits.values() if answer.since is not None), default=None)
+    since = min(
+        (answer.since for answer in waits.values() if answer.since is not None), default=None
+    )
     others = Awaiting(begun, missing, since=since)  # for members that have a complete version
     group = commit_waits(group, waits)
     members = [
-        replace(member.with_source_report(polled.waiting[member.name]), awaiting=waits[member.name])
-        if member.name in waits
-        else replace(member, awaiting=others)
+        (
+            replace(
+                member.with_source_report(polled.waiting[member.name]), awaiting=waits[member.name]
+            )
+            if member.name in waits
+            else replace(member, awaiting=others)
+        )
         for member in group.members
     ]
     return replace(group, members=tuple(members))
 
 
 def commit_waits(group: AdvanceGroup, waits: Mapping[str, Awaiting]) -> AdvanceGroup:
-    """Commit these waits, and the start offsets of members without a commit; return the group after it.
+    """Commit these waits, and the start offsets of members without a commit; return the group after
+    it.
 
     Without a first commit, nobody could abandon the version that the dataset waits for.
     """
@@ -458,7 +619,11 @@ def commit_waits(group: AdvanceGroup, waits: Mapping[str, Awaiting]) -> AdvanceG
     def commit(group: AdvanceGroup) -> AdvanceGroup:
         members = []
         for member in group.members:
-            start = Awaiting(None, (), offsets=member.manifest.offsets) if member.committed is None else None
+            start = (
+                Awaiting(None, (), offsets=member.manifest.offsets)
+                if member.committed is None
+                else None
+            )
             answer = waits.get(member.name, start)
             if answer is not None and (after := _waiting_manifest(member, answer)) is not None:
                 members.append(member.after_commit(after))
@@ -474,21 +639,31 @@ def _waiting_manifest(member: Member, awaiting: Awaiting) -> BoundedManifest | N
         awaited = Awaited(version=awaiting.version, missing=awaiting.missing, since=awaiting.since)
     now, before = (each and (each.version, each.missing) for each in (awaited, manifest.awaited))
     same = now == before
-    if dict(awaiting.offsets) == manifest.offsets and same and not awaiting.copies and member.committed == manifest:
+    if (
+        dict(awaiting.offsets) == manifest.offsets
+        and same
+        and not awaiting.copies
+        and member.committed == manifest
+    ):
         return None
-    change = Change(action="wait", version=awaited.version if awaited else None, reason=commit_reason(awaiting))
+    change = Change(
+        action="wait", version=awaited.version if awaited else None, reason=commit_reason(awaiting)
+    )
     return manifest.after(awaited=awaited, **input_position(manifest, awaiting), change=change)
 
 
 def _begin_waiting(member: Member, awaiting: Awaiting, others: str | None) -> Awaiting:
     """Return a source's answer with the awaited version, and since when it is awaited.
 
-    `others` is the version that other members of the version set have completely, None if there is none.
+    `others` is the version that other members of the version set have completely, None if there is
+    none.
     """
     if awaiting.idle and others is None:
         return awaiting
     before, version = member.manifest.awaited, awaiting.version or others
-    since = before.since if before is not None and before.version == version else member.context.now()
+    since = (
+        before.since if before is not None and before.version == version else member.context.now()
+    )
     return replace(awaiting, version=version, idle=False, since=since)
 
 
@@ -497,11 +672,14 @@ def apply_delivery(
 ) -> Member:
     """Return the member after the commit of this delivery, with the outcome.
 
-    `rejected` is the candidate, perhaps of another member, for which the delivery is rejected; None publishes it.
-    `switches` makes the version current; otherwise `between` inserts it by time.
+    `rejected` is the candidate, perhaps of another member, for which the delivery is rejected; None
+    publishes it. `switches` makes the version current; otherwise `between` inserts it by time.
     """
     after = _apply_to_manifest(candidate, rejected, switches, between)
-    member, ref = candidate.member.with_source_report(candidate.delivery).after_commit(after), after.ref(candidate.id)
+    member, ref = (
+        candidate.member.with_source_report(candidate.delivery).after_commit(after),
+        after.ref(candidate.id),
+    )
     if ref is None:
         member = replace(member, unchanged=(*member.unchanged, str(candidate.unchanged)))
     elif ref.state == "rejected":
@@ -514,30 +692,40 @@ def apply_delivery(
             unserved=(*member.unserved, *(() if after.head == candidate.id else (candidate.id,))),
             counters=sum_counters(dict(member.counters), built),
         )
-    return replace(member, warnings=(*member.warnings, *candidate.warnings), last_built=candidate.version)
+    return replace(
+        member, warnings=(*member.warnings, *candidate.warnings), last_built=candidate.version
+    )
 
 
 def _apply_to_manifest(
     candidate: CandidateVersion, rejected: CandidateVersion | None, switches: bool, between: bool
 ) -> BoundedManifest:
-    """Return the manifest with this delivery: published, rejected because of `rejected`, or unchanged."""
+    """Return the manifest with this delivery: published, rejected because of `rejected`, or
+    unchanged.
+    """
     manifest, delivery, version = candidate.member.manifest, candidate.delivery, candidate.version
     unchanged = candidate.unchanged if rejected is None else None
     ref = _version_ref(candidate, rejected)
     head = {"head": ref.id} if rejected is None and switches else {}
     # A repeated delivery of revoked content takes no name.
     freed = candidate.member.context.now() if rejected is not None and rejected.revoked else None
-    done = Delivered(name=delivery.version, version=ref.id, markers=dict(delivery.markers), freed=freed)
+    done = Delivered(
+        name=delivery.version, version=ref.id, markers=dict(delivery.markers), freed=freed
+    )
     fields = {**input_position(manifest, delivery, done), **head, "awaited": None}
     if unchanged is None:
         used = [generation.id for generation in version.generations] if version is not None else []
         fields |= {
-            "versions": (*manifest.versions, ref)
-            if head or rejected
-            else actions.insert_unserved_version(manifest, ref, between=between),
+            "versions": (
+                (*manifest.versions, ref)
+                if head or rejected
+                else actions.insert_unserved_version(manifest, ref, between=between)
+            ),
             "next_number": candidate.number + 1,
             "next_generation": max([manifest.next_generation, *(number + 1 for number in used)]),
-            "counters": sum_counters(manifest.counters, version.counters if version is not None else {}),
+            "counters": sum_counters(
+                manifest.counters, version.counters if version is not None else {}
+            ),
         }
     if rejected is not None:
         change = Change(action="reject", version=ref.id, reason=commit_reason(delivery, ref.reason))
@@ -546,11 +734,15 @@ def _apply_to_manifest(
     if unchanged is not None:
         action, note = "unchanged", f"delivered as {delivery.version}"
     change = Change(action=action, version=ref.id, reason=commit_reason(delivery, note))
-    return actions.with_served_version(candidate.member.log, manifest, **fields, built=version, change=change)
+    return actions.with_served_version(
+        candidate.member.log, manifest, **fields, built=version, change=change
+    )
 
 
 def is_at_or_after_head(candidate: CandidateVersion) -> bool:
-    """Whether a version comes after the head (the version of the last switch) in the dataset's order, or equals it."""
+    """Whether a version comes after the head (the version of the last switch) in the dataset's
+    order, or equals it.
+    """
     manifest = candidate.member.manifest
     head = manifest.ref(manifest.head) if manifest.head else None
     order = actions.version_order(manifest)
@@ -558,7 +750,9 @@ def is_at_or_after_head(candidate: CandidateVersion) -> bool:
 
 
 def _version_ref(candidate: CandidateVersion, rejected: CandidateVersion | None) -> VersionRef:
-    """Return the manifest's entry for a version; for an unchanged one, that of the version that it equals."""
+    """Return the manifest's entry for a version; for an unchanged one, that of the version that
+    it equals.
+    """
     if rejected is None and candidate.unchanged:
         same = candidate.member.manifest.ref(candidate.unchanged)
         assert same is not None, "the version that it equals was found in this manifest"
@@ -576,7 +770,11 @@ def _version_ref(candidate: CandidateVersion, rejected: CandidateVersion | None)
         sealed_at=candidate.member.context.now() if version is None else version.sealed_at,
         state="sealed" if rejected is None else "rejected",
         document=candidate.document,
-        folders=() if version is None else tuple(generation.folder for generation in version.generations),
+        folders=(
+            ()
+            if version is None
+            else tuple(generation.folder for generation in version.generations)
+        ),
         bytes=0 if version is None else sum(generation.size for generation in version.generations),
         reason=reason,
         verdicts=version.verdicts if rejected is not None and version is not None else (),
@@ -587,9 +785,11 @@ def _version_ref(candidate: CandidateVersion, rejected: CandidateVersion | None)
 def publish_candidates(
     group: AdvanceGroup, validated: Sequence[CandidateVersion], *, make_current: bool
 ) -> AdvanceGroup:
-    """Commit these versions together: all published, or all rejected if one is. Return the group after it.
+    """Commit these versions together: all published, or all rejected if one is. Return the group
+    after it.
 
-    The reported stages are "seal" and "switch", "keep" if the served version stays, "unchanged", or "reject".
+    The reported stages are "seal" and "switch", "keep" if the served version stays, "unchanged", or
+    "reject".
     """
     rejected = next((candidate for candidate in validated if candidate.problem), None)
     first, version = validated[0].member, validated[0].delivery.version
@@ -607,7 +807,9 @@ def publish_candidates(
         for candidate in done:
             candidate.delete_attempt(files=candidate.member.manifest.ref(candidate.id) is None)
         switching.detail = rejected.problem if rejected is not None else ""
-        served = {now.id for candidate in done if (now := candidate.member.manifest.version) is not None}
+        served = {
+            now.id for candidate in done if (now := candidate.member.manifest.version) is not None
+        }
         if rejected is None and all(candidate.unchanged for candidate in done):
             switching.name = "unchanged"
         elif rejected is None and served.isdisjoint(candidate.id for candidate in done):
@@ -626,7 +828,10 @@ def _commit_candidates(
         now = [candidate.with_member_of(group) for candidate in candidates]
         switches = make_current or all(map(is_at_or_after_head, now))
         between = all(member.manifest.declaration.by_time for member in group.members)
-        after = (apply_delivery(candidate, rejected, switches=switches, between=between) for candidate in now)
+        after = (
+            apply_delivery(candidate, rejected, switches=switches, between=between)
+            for candidate in now
+        )
         return group.commit_members(list(after))
 
     def catch_up(group: AdvanceGroup) -> AdvanceGroup:
@@ -635,7 +840,13 @@ def _commit_candidates(
         except errors.CommitConflictError:
             with suppress(errors.AdjunctError):  # documents that remain are left to a discard
                 store = group.members[0].context.lake.store
-                store.delete_many([candidate.document for candidate in candidates if candidate.document is not None])
+                store.delete_many(
+                    [
+                        candidate.document
+                        for candidate in candidates
+                        if candidate.document is not None
+                    ]
+                )
             raise
 
     return commit_with_rebase(group, commit, catch_up)

@@ -1,7 +1,7 @@
 """Candidate versions: built and validated before anybody can read them.
 
-A finished build is stored in its attempt's record, so that the next run can reuse it after a crash. Builds from a query
-or a function are not reused, because a second build may differ.
+A finished build is stored in its attempt's record, so that the next run can reuse it after a crash.
+Builds from a query or a function are not reused, because a second build may differ.
 """
 
 from __future__ import annotations
@@ -26,7 +26,13 @@ from dagster_adjunct.assets.versions import leases
 from dagster_adjunct.assets.versions.dataset_log import Attempt, DatasetLog
 from dagster_adjunct.assets.versions.manifest import BoundedManifest, Lost
 from dagster_adjunct.assets.versions.reports import Stages
-from dagster_adjunct.assets.versions.version import SealedVersion, VersionRef, build_layout, build_version, version_id
+from dagster_adjunct.assets.versions.version import (
+    SealedVersion,
+    VersionRef,
+    build_layout,
+    build_version,
+    version_id,
+)
 from dagster_adjunct.assets.writing.generation import (
     ARROW,
     MAX_NAMED,
@@ -50,11 +56,12 @@ from dagster_adjunct.resources.streams.system import PARTITION
 class Member:
     """One dataset during an advance, and the outcome so far.
 
-    `manifest` is the state that decisions are based on, `committed` the one in the lake, None before the first commit.
-    `awaiting` is what its next version waits for, in this or other members of the version set. `sealed` and
-    `rejected` are the ids of the versions that this advance has made; `unchanged` those of existing versions whose
-    content was delivered again. `unserved` are the ids in `sealed` that did not become current, because a later version
-    stays current. `last_built` is the version built last.
+    `manifest` is the state that decisions are based on, `committed` the one in the lake, None
+    before the first commit. `awaiting` is what its next version waits for, in this or other members
+    of the version set. `sealed` and `rejected` are the ids of the versions that this advance has
+    made; `unchanged` those of existing versions whose content was delivered again. `unserved` are
+    the ids in `sealed` that did not become current, because a later version stays current.
+    `last_built` is the version built last.
     """
 
     spec: AdjunctDataset
@@ -87,11 +94,17 @@ class Member:
         return replace(self, manifest=manifest, committed=manifest)
 
     def with_source_report(self, source: Delivery | Awaiting) -> Member:
-        """Return the member with the losses, notes and number of dropped records of the source's answer added."""
+        """Return the member with the losses, notes and number of dropped records of the source's
+        answer added.
+        """
         lost = (source.lost,) if source.lost is not None else ()
         dropped = {"redelivered": source.redelivered, "left_out": source.left_out}
-        counters = sum_counters(dict(self.counters), {name: count for name, count in dropped.items() if count})
-        return replace(self, counters=counters, notes=(*self.notes, *source.notes), lost=(*self.lost, *lost))
+        counters = sum_counters(
+            dict(self.counters), {name: count for name, count in dropped.items() if count}
+        )
+        return replace(
+            self, counters=counters, notes=(*self.notes, *source.notes), lost=(*self.lost, *lost)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,9 +122,13 @@ class AdvanceGroup:
         return next(member for member in self.members if member.name == name)
 
     def commit_members(self, members: Sequence[Member]) -> AdvanceGroup:
-        """Commit these members' manifests in one commit and return the group after it. Raises CommitConflictError."""
+        """Commit these members' manifests in one commit and return the group after it. Raises
+        CommitConflictError.
+        """
         log, by = members[0].log, members[0].context.by
-        commit = log.commit_all(self.commit, {member.name: member.manifest for member in members}, by=by)
+        commit = log.commit_all(
+            self.commit, {member.name: member.manifest for member in members}, by=by
+        )
         changed = {member.name: member for member in members}
         after = tuple(changed.get(member.name, member) for member in self.members)
         return replace(self, commit=commit, members=after)
@@ -119,10 +136,12 @@ class AdvanceGroup:
 
 @dataclass(frozen=True, slots=True)
 class CandidateVersion:
-    """A version to be published, with the problem that prevents it ("" if none). `version` is None if it was not built.
+    """A version to be published, with the problem that prevents it ("" if none). `version` is None
+    if it was not built.
 
-    `unchanged` is the id of an existing version with the same content, `revoked` a revoked version of this name
-    with the same content; `document` is the key of this version's document, None until it is written.
+    `unchanged` is the id of an existing version with the same content, `revoked` a revoked version
+    of this name with the same content; `document` is the key of this version's document, None until
+    it is written.
     """
 
     member: Member
@@ -145,11 +164,19 @@ class CandidateVersion:
         return version_id(self.number, self.attempt.id)
 
     def with_document(self) -> CandidateVersion:
-        """Write its document and return the candidate with it; a version that was not built has none."""
-        return self if self.version is None else replace(self, document=self.member.log.write_version(self.version))
+        """Write its document and return the candidate with it; a version that was not built has
+        none.
+        """
+        return (
+            self
+            if self.version is None
+            else replace(self, document=self.member.log.write_version(self.version))
+        )
 
     def is_stored(self) -> bool:
-        """Whether its document and all its files still exist: a discard may have deleted them as garbage."""
+        """Whether its document and all its files still exist: a discard may have deleted them as
+        garbage.
+        """
         assert self.version is not None
         log = self.member.log
         if self.document is not None and log.lake.store.head(self.document) is None:
@@ -165,7 +192,8 @@ class CandidateVersion:
 
 
 _MAX_FOOTER_BYTES = 1024 * 1024
-# Errors of the data, which every attempt would repeat: the version is rejected, and the next one may follow.
+# Errors of the data, which every attempt would repeat: the version is rejected, and the next one
+# may follow.
 REJECTING_ERRORS = (
     errors.EmptyVersionError,
     errors.KeyOrderError,
@@ -176,47 +204,76 @@ REJECTING_ERRORS = (
 
 
 def build_candidate(member: Member, delivery: Delivery) -> CandidateVersion:
-    """Build a delivered version, or reuse a finished build; find out whether it is unfit, unchanged or revoked."""
+    """Build a delivered version, or reuse a finished build; find out whether it is unfit,
+    unchanged or revoked.
+    """
     log = member.log
     fingerprint = _build_fingerprint(member, delivery)
     with member.stages("build", delivery.version) as building:
-        candidate = None if fingerprint is None else _find_finished_build(member, delivery, fingerprint)
+        candidate = (
+            None if fingerprint is None else _find_finished_build(member, delivery, fingerprint)
+        )
         if candidate is None:
             member.stages.begin_build(delivery.version)
             attempt = log.attempt()
-            candidate = CandidateVersion(member, delivery, attempt, member.manifest.next_number, None)
+            candidate = CandidateVersion(
+                member, delivery, attempt, member.manifest.next_number, None
+            )
             with leases.renew_attempt(log.lake, log.name, attempt.id, member.context.by) as finish:
                 try:
-                    candidate = replace(candidate, version=_build_version(member, delivery, attempt))
+                    candidate = replace(
+                        candidate, version=_build_version(member, delivery, attempt)
+                    )
                 except REJECTING_ERRORS as error:
                     building.detail = f"{type(error).__name__}: {error.problem}"
                     candidate = replace(candidate, problem=building.detail)
                 else:
                     assert candidate.version is not None
                     if fingerprint is not None:
-                        finish({"fingerprint": fingerprint, "version": candidate.version.model_dump(mode="json")})
+                        finish(
+                            {
+                                "fingerprint": fingerprint,
+                                "version": candidate.version.model_dump(mode="json"),
+                            }
+                        )
     if candidate.version is not None:
         with member.stages("unchanged", delivery.version):
             new = candidate.version
-            unchanged, wanted = _find_equal_version(member, new), (new.name, "revoked", new.valid_from)
-            refs = (ref for ref in member.manifest.versions if (ref.name, ref.state, ref.valid_from) == wanted)
-            revoked = None if unchanged else next((ref for ref in refs if _has_same_content(member, ref, new)), None)
+            unchanged, wanted = (
+                _find_equal_version(member, new),
+                (new.name, "revoked", new.valid_from),
+            )
+            refs = (
+                ref
+                for ref in member.manifest.versions
+                if (ref.name, ref.state, ref.valid_from) == wanted
+            )
+            revoked = (
+                None
+                if unchanged
+                else next((ref for ref in refs if _has_same_content(member, ref, new)), None)
+            )
             return replace(candidate, unchanged=unchanged, revoked=revoked)
     return candidate
 
 
 def reject_revoked_content(candidates: Sequence[CandidateVersion]) -> list[CandidateVersion]:
-    """Return the candidates, rejected if all their new content was revoked earlier under the same name.
+    """Return the candidates, rejected if all their new content was revoked earlier under the same
+    name.
 
-    A producer that delivers twice must not bring back revoked content. In a version set, one member's content may be
-    unchanged while another's is corrected.
+    A producer that delivers twice must not bring back revoked content. In a version set, one
+    member's content may be unchanged while another's is corrected.
     """
     again = all(candidate.revoked or candidate.unchanged for candidate in candidates)
     if not again:
         return [replace(candidate, revoked=None) for candidate in candidates]
     problem = "it has the content of version {0.id} of this name, which is revoked: {0.reason}"
     return [
-        replace(candidate, problem=problem.format(candidate.revoked)) if candidate.revoked else candidate
+        (
+            replace(candidate, problem=problem.format(candidate.revoked))
+            if candidate.revoked
+            else candidate
+        )
         for candidate in candidates
     ]
 
@@ -227,7 +284,9 @@ def _build_version(member: Member, delivery: Delivery, attempt: Attempt) -> Seal
     valid_from = None
     if spec.valid_from is not None:
         zone = UTC if spec.versions is None else spec.versions.zone
-        valid_from = parse_valid_from(spec.name, spec.valid_from, delivery.version, delivery.valid_from, zone)
+        valid_from = parse_valid_from(
+            spec.name, spec.valid_from, delivery.version, delivery.valid_from, zone
+        )
     generation = attempt.generation(manifest.next_generation)
     records = source.check(delivery, member.context.spark)
     if records == 0:
@@ -235,8 +294,12 @@ def _build_version(member: Member, delivery: Delivery, attempt: Attempt) -> Seal
     spark = member.context.spark_for(records, source.list_spark_needs())
     counters: dict[str, int] = {"read": records or 0}
     if records != 0:
-        schema = source.schema.with_sensitive(*(name for name in spec.sensitive if name in source.schema))
-        layout = build_layout(schema, spec.key, spec.partition_by, spec.partitions, positioned=False)
+        schema = source.schema.with_sensitive(
+            *(name for name in spec.sensitive if name in source.schema)
+        )
+        layout = build_layout(
+            schema, spec.key, spec.partition_by, spec.partitions, positioned=False
+        )
         try:
             with interpret_small_plans(spark, records):
                 generation, counted = write_generation(
@@ -264,8 +327,13 @@ def _build_version(member: Member, delivery: Delivery, attempt: Attempt) -> Seal
                 _raise_if_unmeant(source, delivery)
         elif spec.extractor is None and entries != records:
             problem = f"{what}: the source gave {entries} records where it counts {records}."
-            step = "Nothing was published. Compare the stream's files with its manifest: adjunct stream show STREAM."
-            raise errors.DatasetError(problem, step, dataset=member.spec.name, version=delivery.version)
+            step = (
+                "Nothing was published. Compare the stream's files with its manifest: adjunct"
+                " stream show STREAM."
+            )
+            raise errors.DatasetError(
+                problem, step, dataset=member.spec.name, version=delivery.version
+            )
         counters = sum_counters(counters, counted)
     if generation.footer_size > _MAX_FOOTER_BYTES:
         generation = generation.without_footers()
@@ -286,30 +354,48 @@ def _build_version(member: Member, delivery: Delivery, attempt: Attempt) -> Seal
 
 
 def _raise_if_unmeant(source: VersionSource, delivery: Delivery) -> None:
-    """Raise EmptyVersionError for a version without records, unless its delivery says that it is empty."""
+    """Raise EmptyVersionError for a version without records, unless its delivery says that it is
+    empty.
+    """
     empty = source.empty_error(delivery)
     if empty is not None:
         raise empty
 
 
-def _with_record_places(error: errors.NullKeyError, member: Member, delivery: Delivery) -> errors.NullKeyError:
-    """Return the error with the places of the first records without a key. This reads the version again."""
-    if not member.source.place(delivery, 0, 0):  # a query would run again, for records without a place
+def _with_record_places(
+    error: errors.NullKeyError, member: Member, delivery: Delivery
+) -> errors.NullKeyError:
+    """Return the error with the places of the first records without a key. This reads the
+    version again.
+    """
+    if not member.source.place(
+        delivery, 0, 0
+    ):  # a query would run again, for records without a place
         return error
     with translate_spark_errors():
-        without_key = find_null_keys(member.source.read(delivery, member.context.spark), member.spec.key, MAX_NAMED + 1)
-    places = [place for partition, offset in without_key if (place := member.source.place(delivery, partition, offset))]
+        without_key = find_null_keys(
+            member.source.read(delivery, member.context.spark), member.spec.key, MAX_NAMED + 1
+        )
+    places = [
+        place
+        for partition, offset in without_key
+        if (place := member.source.place(delivery, partition, offset))
+    ]
     if not places:
         return error
     return errors.NullKeyError(
-        f"{error.problem.rstrip('.')}: {format_first(places)}.", error.next_step, dataset=member.spec.name
+        f"{error.problem.rstrip('.')}: {format_first(places)}.",
+        error.next_step,
+        dataset=member.spec.name,
     )
 
 
 def _find_equal_version(member: Member, new: SealedVersion) -> str | None:
-    """Return the id of the head, or of the same partition's version, if it has the same content; else None.
+    """Return the id of the head, or of the same partition's version, if it has the same content;
+    else None.
 
-    The same content means equal layout, equal counts and digests in each bucket, and the same valid-from time.
+    The same content means equal layout, equal counts and digests in each bucket, and the same
+    valid-from time.
     """
     manifest = member.manifest
     if manifest.declaration.order == "name":
@@ -319,8 +405,8 @@ def _find_equal_version(member: Member, new: SealedVersion) -> str | None:
         ref = manifest.ref(manifest.head) if manifest.head else None
     if ref is None or ref.valid_from != new.valid_from:
         return None
-    # The same content with another valid-from time is a version of its own, because versions between the two times may
-    # be added or revoked later.
+    # The same content with another valid-from time is a version of its own, because versions
+    # between the two times may be added or revoked later.
     replaced = new.valid_from is not None and any(
         other.state == "sealed" and other.valid_from == new.valid_from and other.number > ref.number
         for other in manifest.versions
@@ -329,12 +415,17 @@ def _find_equal_version(member: Member, new: SealedVersion) -> str | None:
 
 
 def _has_same_content(member: Member, ref: VersionRef, new: SealedVersion) -> bool:
-    """Whether a version has the same entries as a new one, in the same layout, by counts and digests of its files."""
+    """Whether a version has the same entries as a new one, in the same layout, by counts and
+    digests of its files.
+    """
     if ref.rows != new.rows or ref.document is None or new.digest is None:
         return False
     served = member.manifest.version
     old = served if served is not None and served.id == ref.id else member.log.read_version(ref)
-    facts = [[(file.bucket, file.rows, file.digest) for file in each.generations[0].files] for each in (old, new)]
+    facts = [
+        [(file.bucket, file.rows, file.digest) for file in each.generations[0].files]
+        for each in (old, new)
+    ]
     return old.layout == new.layout and facts[0] == facts[1]
 
 
@@ -359,20 +450,30 @@ def _build_fingerprint(member: Member, delivery: Delivery) -> str | None:
     return hashlib.sha256(json.dumps(depends_on, sort_keys=True).encode()).hexdigest()
 
 
-def _find_finished_build(member: Member, delivery: Delivery, fingerprint: str) -> CandidateVersion | None:
-    """Return an earlier finished build with this fingerprint, unless it is doomed or deleted; None without one."""
+def _find_finished_build(
+    member: Member, delivery: Delivery, fingerprint: str
+) -> CandidateVersion | None:
+    """Return an earlier finished build with this fingerprint, unless it is doomed or deleted;
+    None without one.
+    """
     log = member.log
     for known in leases.list_attempts(log.lake, log.name):
         attempt = Attempt(f"{log.prefix}/data/{known}")
         body = leases.read_finished_build(log.lake, log.name, known)
-        if attempt.folder in member.manifest.doomed or body is None or body.get("fingerprint") != fingerprint:
+        if (
+            attempt.folder in member.manifest.doomed
+            or body is None
+            or body.get("fingerprint") != fingerprint
+        ):
             continue
         try:
             version = SealedVersion.model_validate(body["version"])
         except (ValidationError, errors.AdjunctError, KeyError):
             continue  # an unreadable record only costs a second build
         candidate = CandidateVersion(member, delivery, attempt, version.number, version)
-        if candidate.is_stored():  # an interrupted discard may have left the record of deleted files
+        if (
+            candidate.is_stored()
+        ):  # an interrupted discard may have left the record of deleted files
             return candidate
     return None
 
@@ -380,8 +481,9 @@ def _find_finished_build(member: Member, delivery: Delivery, fingerprint: str) -
 def validate_candidate(candidate: CandidateVersion) -> CandidateVersion:
     """Run the dataset's validators on a built version and return it with their verdicts.
 
-    Raises ValidatorError for a mistake in a validator, and CommitConflictError if the served version that it is
-    compared with was discarded concurrently. The build is kept, and the next run validates it again.
+    Raises ValidatorError for a mistake in a validator, and CommitConflictError if the served
+    version that it is compared with was discarded concurrently. The build is kept, and the next run
+    validates it again.
     """
     member, version = candidate.member, candidate.version
     if version is None or candidate.unchanged or candidate.problem:
@@ -397,8 +499,14 @@ def validate_candidate(candidate: CandidateVersion) -> CandidateVersion:
             if lease is not None:
                 lease.check()
         failed = [verdict for verdict in verdicts if not verdict.passed]
-        failures = [f"{verdict.name}: {verdict.message}" for verdict in failed if verdict.severity == "error"]
-        warned = [f"{verdict.name}: {verdict.message}" for verdict in failed if verdict.severity == "warn"]
+        failures = [
+            f"{verdict.name}: {verdict.message}"
+            for verdict in failed
+            if verdict.severity == "error"
+        ]
+        warned = [
+            f"{verdict.name}: {verdict.message}" for verdict in failed if verdict.severity == "warn"
+        ]
         validating.detail = "; ".join([*failures, *(f"warning: {warning}" for warning in warned)])
     return replace(
         candidate,

@@ -1,1 +1,3 @@
-"""What users declare about a dataset. Declarations are plain values: making one reads nothing and writes nothing."""
+"""What users declare about a dataset. Declarations are plain values: making one reads nothing
+and writes nothing.
+"""

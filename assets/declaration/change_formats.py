@@ -1,7 +1,8 @@
 """The formats of changes on a stream.
 
-`Upserts`, `OperationColumn` and `DebeziumUnwrapped` are formats in which each record is a row, and a column or a
-tombstone says whether it is written or deleted. Formats with the row before and after are in envelopes.py.
+`Upserts`, `OperationColumn` and `DebeziumUnwrapped` are formats in which each record is a row, and
+a column or a tombstone says whether it is written or deleted. Formats with the row before and after
+are in envelopes.py.
 """
 
 from __future__ import annotations
@@ -39,7 +40,9 @@ if TYPE_CHECKING:
 
 PROBLEM = "__problem"
 KEPT = "__kept"
-"""The metadata column that names, for each change, the columns of the row that keep their stored values."""
+"""The metadata column that names, for each change, the columns of the row that keep their stored
+values.
+"""
 ORDER = "__order"
 SNAPSHOT = "__snapshot"
 _INSERT = ("c", "i", "r", "create", "insert", "read")
@@ -50,10 +53,12 @@ _WRITE = (*_INSERT, "u", "update", "upsert")
 @validated
 @runtime_checkable
 class ChangeFormat(Protocol):
-    """Converts the records of a change stream to changes of rows. A frozen value, comparable and picklable.
+    """Converts the records of a change stream to changes of rows. A frozen value, comparable and
+    picklable.
 
-    If changes may leave out columns, which then keep their stored values, the format has a true attribute `completes`,
-    and `decode` adds the column KEPT: an array of the names of these columns, null or empty for a complete row.
+    If changes may leave out columns, which then keep their stored values, the format has a true
+    attribute `completes`, and `decode` adds the column KEPT: an array of the names of these
+    columns, null or empty for a complete row.
     """
 
     def schema(self, records: Schema, what: str) -> Schema:
@@ -66,12 +71,15 @@ class ChangeFormat(Protocol):
     def keeps(self, columns: Sequence[str]) -> bool:
         """Return whether every change has its record's own values in these columns.
 
-        If so, and the stream is partitioned by these columns, all changes of a row are in one partition.
+        If so, and the stream is partitioned by these columns, all changes of a row are in one
+        partition.
         """
         ...
 
     def orders(self, path: str) -> bool:
-        """Return whether `decode` can read this path of `order_by` ("source.lsn"), which is no column of the rows."""
+        """Return whether `decode` can read this path of `order_by` ("source.lsn"), which is no
+        column of the rows.
+        """
         ...
 
     def decode(
@@ -84,15 +92,17 @@ class ChangeFormat(Protocol):
         order_by: tuple[str, ...],
         comparable: bool,
     ) -> DataFrame:
-        """Return none, one or two changes for each record: the columns of `schema`, those of META, and PROBLEM.
+        """Return none, one or two changes for each record: the columns of `schema`, those of META,
+        and PROBLEM.
 
-        PROBLEM is null, or the reason why the change can't be applied. `__tombstone` says that the row of its key is
-        deleted; only its `key` columns, and those of `order_by`, need values then. For each path in `order_by` the
-        column `path_column(path)` has the value as a string. `comparable` says whether positions also order changes of
-        one key that are in different partitions. Further columns that begin with `__` pass through.
+        PROBLEM is null, or the reason why the change can't be applied. `__tombstone` says that the
+        row of its key is deleted; only its `key` columns, and those of `order_by`, need values
+        then. For each path in `order_by` the column `path_column(path)` has the value as a string.
+        `comparable` says whether positions also order changes of one key that are in different
+        partitions. Further columns that begin with `__` pass through.
 
-        A format that distinguishes rows of a snapshot from streamed changes has `marks_snapshots = True`, and the
-        boolean column SNAPSHOT.
+        A format that distinguishes rows of a snapshot from streamed changes has `marks_snapshots =
+        True`, and the boolean column SNAPSHOT.
         """
         ...
 
@@ -112,7 +122,9 @@ class ArrowChangeFormat(ChangeFormat, Protocol):
 
 
 def path_column(path: str) -> str:
-    """Return the name of the column in which `decode` returns the values of this path of `order_by`."""
+    """Return the name of the column in which `decode` returns the values of this path of
+    `order_by`.
+    """
     return f"{ORDER}_{path.replace('.', '_')}"
 
 
@@ -143,7 +155,9 @@ class Upserts(_RecordIsRow):
     def schema(self, records: Schema, what: str) -> Schema:
         return records
 
-    def decode(self, records: DataFrame, schema: Schema, what: str, **asked: Unpack[DecodeOptions]) -> DataFrame:
+    def decode(
+        self, records: DataFrame, schema: Schema, what: str, **asked: Unpack[DecodeOptions]
+    ) -> DataFrame:
         return records.withColumn(PROBLEM, F.lit(None).cast("string"))
 
     def decode_arrow(self, records: pa.Table, schema: Schema) -> pa.Table:
@@ -158,13 +172,13 @@ class Upserts(_RecordIsRow):
 class OperationColumn(_RecordIsRow):
     """Each record is a row with its operation in the string column `column`, which is not stored.
 
-    `delete`, `write` and `ignore` are the operations that delete the row, write it, or are skipped, ignoring case. A
-    change with any other operation, or none, is a bad change. A tombstone deletes the row,
-    whatever its operation.
+    `delete`, `write` and `ignore` are the operations that delete the row, write it, or are skipped,
+    ignoring case. A change with any other operation, or none, is a bad change. A tombstone deletes
+    the row, whatever its operation.
 
-    `missing` is the suffix of boolean columns that say whether another column is missing in a change ("_isMissing" in
-    Oracle GoldenGate's formatters); they are not stored. A missing column keeps its stored value; in an insert (c, i,
-    r, create, insert, read) it is null.
+    `missing` is the suffix of boolean columns that say whether another column is missing in a
+    change ("_isMissing" in Oracle GoldenGate's formatters); they are not stored. A missing column
+    keeps its stored value; in an insert (c, i, r, create, insert, read) it is null.
     """
 
     column: str = "op"
@@ -192,11 +206,14 @@ class OperationColumn(_RecordIsRow):
             raise SchemaMismatchError(
                 f"{what}: missing={self.missing!r} is the suffix of no column: the record has "
                 f"{', '.join(records.names)}.",
-                "Give the suffix of the columns that say whether another one is missing, or leave missing out.",
+                "Give the suffix of the columns that say whether another one is missing, or leave"
+                " missing out.",
                 column=self.missing,
             )
         for mark in marks.values():
-            _check_type(records, mark, ("boolean",), f"{what}: the record", "whether another one is missing")
+            _check_type(
+                records, mark, ("boolean",), f"{what}: the record", "whether another one is missing"
+            )
         return _without(records, {self.column, *marks.values()}, what)
 
     @property
@@ -205,15 +222,27 @@ class OperationColumn(_RecordIsRow):
         return self.missing is not None
 
     def _marks(self, names: Sequence[str]) -> dict[str, str]:
-        """Return, for each column that may be missing in a change, the boolean column that says whether it is."""
+        """Return, for each column that may be missing in a change, the boolean column that says
+        whether it is.
+        """
         suffix = self.missing
-        return {} if suffix is None else {name: name + suffix for name in names if name + suffix in names}
+        return (
+            {}
+            if suffix is None
+            else {name: name + suffix for name in names if name + suffix in names}
+        )
 
-    def decode(self, records: DataFrame, schema: Schema, what: str, **asked: Unpack[DecodeOptions]) -> DataFrame:
+    def decode(
+        self, records: DataFrame, schema: Schema, what: str, **asked: Unpack[DecodeOptions]
+    ) -> DataFrame:
         operation = F.lower(named_column(self.column))
         if self.ignore:
-            records = records.where(F.coalesce(~operation.isin(*self.ignore), F.lit(True)) | F.col(TOMBSTONE))
-        known = F.coalesce(operation.isin(*self.delete, *self.write), F.lit(False)) | F.col(TOMBSTONE)
+            records = records.where(
+                F.coalesce(~operation.isin(*self.ignore), F.lit(True)) | F.col(TOMBSTONE)
+            )
+        known = F.coalesce(operation.isin(*self.delete, *self.write), F.lit(False)) | F.col(
+            TOMBSTONE
+        )
         problem = F.when(~known, unknown_operation_column(named_column(self.column)))
         tombstone = F.col(TOMBSTONE) | F.coalesce(operation.isin(*self.delete), F.lit(False))
         if self.missing is not None:
@@ -223,7 +252,9 @@ class OperationColumn(_RecordIsRow):
             )
             inserts = F.coalesce(operation.isin(*_INSERT), F.lit(False))
             named = {
-                name: F.when(~F.coalesce(inserts & named_column(mark), F.lit(False)), named_column(name))
+                name: F.when(
+                    ~F.coalesce(inserts & named_column(mark), F.lit(False)), named_column(name)
+                )
                 for name, mark in marks.items()
             }
             records = records.withColumns({**named, KEPT: F.when(~inserts, missing)})
@@ -232,9 +263,12 @@ class OperationColumn(_RecordIsRow):
     def decode_arrow(self, records: pa.Table, schema: Schema) -> pa.Table:
         if self.missing is not None:
             marked = {
-                name: records.column(mark) for name, mark in self._marks(_own_columns(records.column_names)).items()
+                name: records.column(mark)
+                for name, mark in self._marks(_own_columns(records.column_names)).items()
             }
-            inserts = pc.is_in(pc.ascii_lower(records.column(self.column)), value_set=_string_array(_INSERT))
+            inserts = pc.is_in(
+                pc.ascii_lower(records.column(self.column)), value_set=_string_array(_INSERT)
+            )
             for name, mark in marked.items():
                 values, nothing = records.column(name), pc.fill_null(pc.and_(inserts, mark), False)
                 named = pc.if_else(nothing, pa.scalar(None, values.type), values)
@@ -247,7 +281,10 @@ class OperationColumn(_RecordIsRow):
             for text, word, mark in zip(texts, words, marks, strict=True)
         ]
         tombstones = [mark or word in self.delete for word, mark in zip(words, marks, strict=True)]
-        kept = [mark or word is None or word not in self.ignore for word, mark in zip(words, marks, strict=True)]
+        kept = [
+            mark or word is None or word not in self.ignore
+            for word, mark in zip(words, marks, strict=True)
+        ]
         return changes_in_arrow(records, schema, tombstones, problems).filter(kept)
 
     def describe(self) -> str:
@@ -261,11 +298,12 @@ class OperationColumn(_RecordIsRow):
 class DebeziumUnwrapped(_RecordIsRow):
     """Rows that Debezium's ExtractNewRecordState has extracted from envelopes.
 
-    `deleted` is the column that says whether the row was deleted, as a boolean or "true" and "false"; None if deletions
-    are tombstones only. `op` is the column with the operation, if there is one. Debezium names them `__deleted` and
-    `__op`, which the writer of the stream must rename, because columns of a stream can't begin with `__`. Neither is
-    stored. With `op`, rows of a snapshot ("r") never replace streamed changes, unless `order_by` is declared. For
-    `unavailable` and `on_unavailable` see DebeziumEnvelope.
+    `deleted` is the column that says whether the row was deleted, as a boolean or "true" and
+    "false"; None if deletions are tombstones only. `op` is the column with the operation, if there
+    is one. Debezium names them `__deleted` and `__op`, which the writer of the stream must rename,
+    because columns of a stream can't begin with `__`. Neither is stored. With `op`, rows of a
+    snapshot ("r") never replace streamed changes, unless `order_by` is declared. For `unavailable`
+    and `on_unavailable` see DebeziumEnvelope.
     """
 
     deleted: str | None = "deleted"
@@ -288,12 +326,16 @@ class DebeziumUnwrapped(_RecordIsRow):
     def schema(self, records: Schema, what: str) -> Schema:
         if self.deleted is not None:
             meaning = "whether the row was deleted"
-            _check_type(records, self.deleted, ("string", "boolean"), f"{what}: the record", meaning)
+            _check_type(
+                records, self.deleted, ("string", "boolean"), f"{what}: the record", meaning
+            )
         if self.op is not None:
             _check_type(records, self.op, ("string",), f"{what}: the record", "the operation")
         return _without(records, {self.deleted, self.op}, what)
 
-    def decode(self, records: DataFrame, schema: Schema, what: str, **asked: Unpack[DecodeOptions]) -> DataFrame:
+    def decode(
+        self, records: DataFrame, schema: Schema, what: str, **asked: Unpack[DecodeOptions]
+    ) -> DataFrame:
         mark, deleted, problem = F.col(TOMBSTONE), F.lit(False), F.lit(None).cast("string")
         if self.deleted is not None:
             mark_text = F.lower(named_column(self.deleted).cast("string"))
@@ -301,15 +343,18 @@ class DebeziumUnwrapped(_RecordIsRow):
             problem = F.when(
                 ~F.coalesce(mark_text.isin("true", "false"), F.lit(False)) & ~mark,
                 F.concat(
-                    F.lit(f"column {self.deleted!r} is "), quote_column(named_column(self.deleted).cast("string")),
+                    F.lit(f"column {self.deleted!r} is "),
+                    quote_column(named_column(self.deleted).cast("string")),
                     F.lit(": expected true or false"),
                 ),
-            )  # fmt: skip
+            )
         if self.op is not None:
             op = F.lower(named_column(self.op))
             known = F.coalesce(op.isin("c", "r", "u", "d"), F.lit(False)) | mark
             truncate = F.when(op == "t", F.lit(TRUNCATE))
-            problem = F.coalesce(problem, truncate, F.when(~known, unknown_operation_column(named_column(self.op))))
+            problem = F.coalesce(
+                problem, truncate, F.when(~known, unknown_operation_column(named_column(self.op)))
+            )
             deleted = deleted | F.coalesce(op == "d", F.lit(False))
             records = records.withColumn(SNAPSHOT, F.coalesce(op == "r", F.lit(False)))
         tombstone = mark | F.coalesce(deleted, F.lit(False))
@@ -323,31 +368,53 @@ class DebeziumUnwrapped(_RecordIsRow):
             if self.completes:
                 unknown.append(F.when(kept, F.lit(field.name)))
                 if self.op is not None:
-                    reasons.append(F.when(written & kept & (op == "c"), F.lit(inserted_unavailable_reason(field.name))))
+                    reasons.append(
+                        F.when(
+                            written & kept & (op == "c"),
+                            F.lit(inserted_unavailable_reason(field.name)),
+                        )
+                    )
             else:
-                reasons.append(F.when(written & kept, F.lit(unavailable_reason(self.unavailable, field.name))))
+                reasons.append(
+                    F.when(written & kept, F.lit(unavailable_reason(self.unavailable, field.name)))
+                )
             if field.type == "string":
                 within = written & ~kept & contains_unavailable(self.unavailable, value)
-                reasons.append(F.when(within, F.lit(nested_unavailable_reason(self.unavailable, field.name))))
+                reasons.append(
+                    F.when(within, F.lit(nested_unavailable_reason(self.unavailable, field.name)))
+                )
         if self.completes:
-            names = F.array_compact(F.array(*unknown)) if unknown else F.array().cast("array<string>")
+            names = (
+                F.array_compact(F.array(*unknown)) if unknown else F.array().cast("array<string>")
+            )
             records = records.withColumn(KEPT, F.when(written, names))
         return changes_with_spark(records, schema, tombstone, F.coalesce(problem, *reasons))
 
     def decode_arrow(self, records: pa.Table, schema: Schema) -> pa.Table:
-        marks, deleted, operations = (_read_column(records, name) for name in (TOMBSTONE, self.deleted, self.op))
+        marks, deleted, operations = (
+            _read_column(records, name) for name in (TOMBSTONE, self.deleted, self.op)
+        )
         texts = [str(value).lower() if isinstance(value, bool) else value for value in deleted]
         rows = list(zip(marks, texts, operations, strict=True))
-        tombstones = [mark or (text or "").lower() == "true" or (op or "").lower() == "d" for mark, text, op in rows]
+        tombstones = [
+            mark or (text or "").lower() == "true" or (op or "").lower() == "d"
+            for mark, text, op in rows
+        ]
         if self.op is not None:
-            records = records.append_column(SNAPSHOT, pa.array([(op or "").lower() == "r" for op in operations]))
+            records = records.append_column(
+                SNAPSHOT, pa.array([(op or "").lower() == "r" for op in operations])
+            )
         problems = [self._problem(*row) for row in rows]
         if self.unavailable is not None:
             records, problems = self._unavailable_in_arrow(records, schema, tombstones, problems)
         return changes_in_arrow(records, schema, tombstones, problems)
 
     def _unavailable_in_arrow(
-        self, records: pa.Table, schema: Schema, tombstones: Sequence[bool], problems: list[str | None]
+        self,
+        records: pa.Table,
+        schema: Schema,
+        tombstones: Sequence[bool],
+        problems: list[str | None],
     ) -> tuple[pa.Table, list[str | None]]:
         """Return the records and their problems, with a problem added where a value is unavailable.
 
@@ -366,21 +433,28 @@ class DebeziumUnwrapped(_RecordIsRow):
                 marked[field.name] = unknown
                 if self.op is not None:
                     inserts = pc.equal(pc.ascii_lower(records.column(self.op)), "c")
-                    reasons[inserted_unavailable_reason(field.name)] = pc.and_(unknown, pc.fill_null(inserts, False))
+                    reasons[inserted_unavailable_reason(field.name)] = pc.and_(
+                        unknown, pc.fill_null(inserts, False)
+                    )
             else:
                 reasons[unavailable_reason(self.unavailable, field.name)] = unknown
             if field.type == "string":
                 within = pc.and_(written, contains_unavailable_array(self.unavailable, values))
-                reasons[nested_unavailable_reason(self.unavailable, field.name)] = pc.and_not(within, unknown)
+                reasons[nested_unavailable_reason(self.unavailable, field.name)] = pc.and_not(
+                    within, unknown
+                )
             for reason, rows in reasons.items():
                 for row in pc.indices_nonzero(rows).to_pylist():
                     problems[row] = problems[row] or reason
-        return records.append_column(KEPT, kept_column(marked, written)) if self.completes else records, problems
+        return (
+            records.append_column(KEPT, kept_column(marked, written)) if self.completes else records
+        ), problems
 
     def _problem(self, mark: bool, text: str | None, op: str | None) -> str | None:
         """Return why a record can't be applied, or None.
 
-        `mark` is whether it is a tombstone, `text` and `op` are its values in the columns `deleted` and `op`.
+        `mark` is whether it is a tombstone, `text` and `op` are its values in the columns `deleted`
+        and `op`.
         """
         if self.deleted is not None and not mark and (text or "").lower() not in ("true", "false"):
             return f"column {self.deleted!r} is {quote_value(text)}: expected true or false"
@@ -388,7 +462,11 @@ class DebeziumUnwrapped(_RecordIsRow):
             return None
         if (op or "").lower() == "t":
             return TRUNCATE
-        return None if mark or (op or "").lower() in ("c", "r", "u", "d") else unknown_operation_reason(op)
+        return (
+            None
+            if mark or (op or "").lower() in ("c", "r", "u", "d")
+            else unknown_operation_reason(op)
+        )
 
     def describe(self) -> str:
         names = [name for name in (self.deleted, self.op) if name is not None]
@@ -396,8 +474,11 @@ class DebeziumUnwrapped(_RecordIsRow):
         return f"Debezium, unwrapped ({', '.join(names)}{kept})"
 
 
-def kept_column(marked: Mapping[str, pa.ChunkedArray], rows: pa.Array | pa.ChunkedArray) -> pa.Array:
-    """Return the column KEPT: for each record, the names in `marked` whose boolean array is true for it.
+def kept_column(
+    marked: Mapping[str, pa.ChunkedArray], rows: pa.Array | pa.ChunkedArray
+) -> pa.Array:
+    """Return the column KEPT: for each record, the names in `marked` whose boolean array is true
+    for it.
 
     It is empty for records where `rows` is false.
     """
@@ -406,21 +487,31 @@ def kept_column(marked: Mapping[str, pa.ChunkedArray], rows: pa.Array | pa.Chunk
     matrix = np.column_stack(marks) if marks else np.zeros((len(chosen), 0), bool)
     places = np.nonzero(matrix)[1]
     offsets = np.concatenate([[0], np.cumsum(matrix.sum(axis=1))]).astype(np.int32)
-    return pa.ListArray.from_arrays(pa.array(offsets), _string_array(list(marked)).take(pa.array(places)))
+    return pa.ListArray.from_arrays(
+        pa.array(offsets), _string_array(list(marked)).take(pa.array(places))
+    )
 
 
 def kept_matrix(kept: pa.ChunkedArray, names: Sequence[str]) -> Any:
-    """Return the column KEPT as a boolean NumPy matrix: a row for each change, a column for each of `names`."""
+    """Return the column KEPT as a boolean NumPy matrix: a row for each change, a column for each
+    of `names`.
+    """
     rows = kept.combine_chunks()
     places = pc.index_in(pc.list_flatten(rows), value_set=_string_array(names))
     known = pc.is_valid(places)
     matrix = np.zeros((len(rows), len(names)), bool)
-    matrix[pc.list_parent_indices(rows).filter(known).to_numpy(), places.filter(known).to_numpy()] = True
+    matrix[
+        pc.list_parent_indices(rows).filter(known).to_numpy(), places.filter(known).to_numpy()
+    ] = True
     return matrix
 
 
 def _read_column(records: pa.Table, name: str | None) -> list[Any]:
-    return [None] * records.num_rows if name is None else readable_values(records.column(name), "replace")
+    return (
+        [None] * records.num_rows
+        if name is None
+        else readable_values(records.column(name), "replace")
+    )
 
 
 def _string_array(texts: Sequence[str]) -> pa.Array:
@@ -432,8 +523,12 @@ def _own_columns(columns: Sequence[str]) -> list[str]:
     return [name for name in columns if not name.startswith("__")]
 
 
-def changes_with_spark(records: DataFrame, schema: Schema, tombstone: Column, problem: Column) -> DataFrame:
-    """Return one change for each record: the columns of `schema`, the metadata columns, TOMBSTONE and PROBLEM."""
+def changes_with_spark(
+    records: DataFrame, schema: Schema, tombstone: Column, problem: Column
+) -> DataFrame:
+    """Return one change for each record: the columns of `schema`, the metadata columns,
+    TOMBSTONE and PROBLEM.
+    """
     rest = [F.col(name) for name in metadata_columns(records.columns) if name != TOMBSTONE]
     return records.select(
         *[named_column(name) for name in schema.names],
@@ -454,22 +549,26 @@ def changes_in_arrow(
     )
 
 
-def _check_type(records: Schema, column: str, kinds: tuple[str, ...], whose: str, meaning: str) -> None:
+def _check_type(
+    records: Schema, column: str, kinds: tuple[str, ...], whose: str, meaning: str
+) -> None:
     field = records.field(column, whose)
     if field.type not in kinds:
         problem = (
-            f"{whose} has column {column!r} as {field.type}, which is declared as the column for {meaning}: expected "
-            f"{' or '.join(kinds)}."
+            f"{whose} has column {column!r} as {field.type}, which is declared as the column for"
+            f" {meaning}: expected {' or '.join(kinds)}."
         )
-        raise SchemaMismatchError(problem, "Name another column in the change format.", column=column)
+        raise SchemaMismatchError(
+            problem, "Name another column in the change format.", column=column
+        )
 
 
 def _without(records: Schema, columns: set[str | None], what: str) -> Schema:
     kept = tuple(field for field in records.fields if field.name not in columns)
     if not kept:
         raise SchemaMismatchError(
-            f"{what}: the record has only the columns {', '.join(records.names)} of the change format, and none of a "
-            "row.",
+            f"{what}: the record has only the columns {', '.join(records.names)} of the change"
+            " format, and none of a row.",
             "Name other columns in the change format.",
             column=next(iter(records.names), None),
         )

@@ -1,15 +1,17 @@
-"""Values that change formats share: reasons why a change can't be applied, positions that order changes, and Debezium's
-placeholder for unavailable values.
+"""Values that change formats share: reasons why a change can't be applied, positions that order
+changes, and Debezium's placeholder for unavailable values.
 
 A position is computed from the columns or paths of `order_by`:
 
-    one number                    an integer, a date, a timestamp, a log position: a bigint, unchanged
+    one number                    an integer, a date, a timestamp, a log position: a bigint,
+                                  unchanged
     several values, and strings   a string that sorts as the values do, from the left
 
-The first change with a value of a known format determines that of a string (a log position, a GTID, …). All others
-must have it.
+The first change with a value of a known format determines that of a string (a log position, a GTID,
+…). All others must have it.
 
-A reason may quote values of the record, between control characters, until `render_reason` shows or masks them.
+A reason may quote values of the record, between control characters, until `render_reason` shows or
+masks them.
 """
 
 from __future__ import annotations
@@ -40,17 +42,24 @@ Such a change is a bad one. If all changes of a stream lack it, the advance fail
 """
 _UNMARKED = str.maketrans("", "", _BEGINS + _ENDS + NO_PATH)
 _HIDDEN = "a hidden value"
-TRUNCATE = "a truncate deletes all rows at once, which no change of one row can express: rebuild the dataset"
+TRUNCATE = (
+    "a truncate deletes all rows at once, which no change of one row can express: rebuild the"
+    " dataset"
+)
 
 
 def quote_column(value: Column) -> Column:
-    """Return a value as a reason quotes it: its first 100 characters, marked as the record's, or `null`."""
+    """Return a value as a reason quotes it: its first 100 characters, marked as the record's, or
+    `null`.
+    """
     quoted = F.concat(F.lit("'"), F.substring(value, 1, 100), F.lit("'"))
     return F.coalesce(mark_column(quoted), F.lit("null"))
 
 
 def mark_column(text: Column) -> Column:
-    """Mark a text within a reason as a value of the record, which `render_reason_column` shows or masks."""
+    """Mark a text within a reason as a value of the record, which `render_reason_column` shows
+    or masks.
+    """
     return F.concat(F.lit(_BEGINS), F.translate(text, _BEGINS + _ENDS, ""), F.lit(_ENDS))
 
 
@@ -58,7 +67,9 @@ def render_reason_column(reason: Column, *, values: bool) -> Column:
     """Return a reason for display: its marked values are shown if `values` is true, else masked."""
     if values:
         return F.translate(reason, _BEGINS + _ENDS + NO_PATH, "")
-    return F.translate(F.regexp_replace(reason, f"{_BEGINS}[^{_ENDS}]*{_ENDS}", _HIDDEN), NO_PATH, "")
+    return F.translate(
+        F.regexp_replace(reason, f"{_BEGINS}[^{_ENDS}]*{_ENDS}", _HIDDEN), NO_PATH, ""
+    )
 
 
 def unknown_operation_column(value: Column) -> Column:
@@ -86,7 +97,9 @@ def unknown_operation_reason(value: str | None) -> str:
 Order = tuple[str, ...]
 PositionType = Literal["bigint", "string"]
 Samples = tuple[str | None, ...]
-"""The first value of each name in `order_by`, as a string, whose format later ones must have; None before the first."""
+"""The first value of each name in `order_by`, as a string, whose format later ones must have;
+None before the first.
+"""
 
 STREAMED_FIRST: Order = ("__snapshot", "__offset")
 """The order of changes by offset in which rows of a snapshot never replace streamed changes."""
@@ -122,18 +135,67 @@ _WITHIN = {
     "source.ssn": "source.scn",
 }
 _UNORDERED = (
-    "version", "connector", "name", "snapshot", "db", "schema", "table", "sequence", "txId", "xmin", "server_id",
-    "thread", "query", "rs", "collection", "h", "lsid", "txnNumber", "rs_id", "redo_thread", "user_name", "row_id",
-    "vgtid", "shard", "keyspace",
-)  # fmt: skip
+    "version",
+    "connector",
+    "name",
+    "snapshot",
+    "db",
+    "schema",
+    "table",
+    "sequence",
+    "txId",
+    "xmin",
+    "server_id",
+    "thread",
+    "query",
+    "rs",
+    "collection",
+    "h",
+    "lsid",
+    "txnNumber",
+    "rs_id",
+    "redo_thread",
+    "user_name",
+    "row_id",
+    "vgtid",
+    "shard",
+    "keyspace",
+)
 
 
-_SOURCE_FIELDS = frozenset((
-    *_UNORDERED, "lsn", "scn", "file", "pos", "row", "gtid", "commit_lsn", "change_lsn", "event_serial_no", "ord",
-    "ssn", "ts_ms", "ts_us", "ts_ns", "commit_scn", "start_scn", "commit_ts", "commit_ts_ms", "start_ts_ms",
-    "cluster_id", "ts_hlc", "mvcc_timestamp", "record_sequence", "server_transaction_id", "low_watermark",
-))  # fmt: skip
-"""The fields of `source` that Debezium's connectors, and others with its format, are known to send."""
+_SOURCE_FIELDS = frozenset(
+    (
+        *_UNORDERED,
+        "lsn",
+        "scn",
+        "file",
+        "pos",
+        "row",
+        "gtid",
+        "commit_lsn",
+        "change_lsn",
+        "event_serial_no",
+        "ord",
+        "ssn",
+        "ts_ms",
+        "ts_us",
+        "ts_ns",
+        "commit_scn",
+        "start_scn",
+        "commit_ts",
+        "commit_ts_ms",
+        "start_ts_ms",
+        "cluster_id",
+        "ts_hlc",
+        "mvcc_timestamp",
+        "record_sequence",
+        "server_transaction_id",
+        "low_watermark",
+    )
+)
+"""The fields of `source` that Debezium's connectors, and others with its format, are known to
+send.
+"""
 
 
 def is_known_path(path: str) -> bool:
@@ -142,7 +204,8 @@ def is_known_path(path: str) -> bool:
 
 
 def suggest_path(path: str) -> str | None:
-    """Return the known path that this one, which is not known, is a misspelling of: one letter or two swapped ones.
+    """Return the known path that this one, which is not known, is a misspelling of: one letter or
+    two swapped ones.
 
     None if there is none.
     """
@@ -153,7 +216,9 @@ def suggest_path(path: str) -> str | None:
 
 
 def _is_misspelt(text: str, word: str) -> bool:
-    """Whether a text is a word with at most one letter added, left out or replaced, or two neighbours swapped."""
+    """Whether a text is a word with at most one letter added, left out or replaced, or two
+    neighbours swapped.
+    """
     same = 0
     while same < min(len(text), len(word)) and text[same] == word[same]:
         same += 1
@@ -176,17 +241,28 @@ def describe_order(order: Order | None) -> str:
 
 
 def find_path_problem(order: Order, path: str) -> tuple[str, str] | None:
-    """Return what is wrong with a path of Debezium's envelopes in this order, and the next step; None if nothing is."""
+    """Return what is wrong with a path of Debezium's envelopes in this order, and the next step;
+    None if nothing is.
+    """
     place, outer = order.index(path), _WITHIN.get(path)
     if outer is not None and outer not in order[:place]:
         wanted = (*order[:place], *_chain(outer), path)
-        return f"{path!r} only orders changes with the same {outer!r}", f"Write {order_as_code(wanted)}."
+        return (
+            f"{path!r} only orders changes with the same {outer!r}",
+            f"Write {order_as_code(wanted)}.",
+        )
     if path == "source.file" and "source.pos" not in order[place:]:
         wanted = (*order[: place + 1], "source.pos", *order[place + 1 :])
-        return "changes of one 'source.file' are ordered by 'source.pos'", f"Write {order_as_code(wanted)}."
+        return (
+            "changes of one 'source.file' are ordered by 'source.pos'",
+            f"Write {order_as_code(wanted)}.",
+        )
     if path.removeprefix("source.") in _UNORDERED:
         known = "; ".join(f"{name}: {order_as_code(by)}" for name, by in ORDERS.items())
-        return f"{path!r} does not say which of two changes is newer", f"Use the order of the connector ({known})."
+        return (
+            f"{path!r} does not say which of two changes is newer",
+            f"Use the order of the connector ({known}).",
+        )
     return None
 
 
@@ -208,25 +284,33 @@ def position_type(order: Order | None, rows: Schema) -> PositionType:
 
 
 def is_orderable(kind: str) -> bool:
-    """Whether values of this type can order changes; for strings, the format in the first change decides."""
-    return kind in (*_INTEGERS, "date", "timestamp", "string") or _WHOLE_DECIMAL.fullmatch(kind) is not None
+    """Whether values of this type can order changes; for strings, the format in the first change
+    decides.
+    """
+    return (
+        kind in (*_INTEGERS, "date", "timestamp", "string")
+        or _WHOLE_DECIMAL.fullmatch(kind) is not None
+    )
 
 
 NUMBER_PATTERN = r"^[+-]?0*([0-9]{1,99})$"
 _LSN = re.compile(r"^[0-9A-Fa-f]{1,32}(:[0-9A-Fa-f]{1,32})+$")
 _POSTGRES_LSN = re.compile(r"^[0-9A-Fa-f]{1,8}/[0-9A-Fa-f]{1,8}$")
-_BINLOG = re.compile(r"^([^\s:@]*[A-Za-z][^\s:@]*)\.[0-9]{1,20}(:[0-9]{1,20})?$")  # not a time with a fraction
+_BINLOG = re.compile(
+    r"^([^\s:@]*[A-Za-z][^\s:@]*)\.[0-9]{1,20}(:[0-9]{1,20})?$"
+)  # not a time with a fraction
 _GTID = re.compile(r"^([0-9A-Fa-f]{8}(?:-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}(?::\w+)?):[0-9]{1,20}$")
 _MARIADB_GTID = re.compile(r"^([0-9]+)-[0-9]+-[0-9]{1,20}$")
 _PART, _HEX = "0*([0-9]{1,20})", "0*([0-9A-Fa-f]{1,32})"
 
 
 def ordering_pattern(name: str, sample: str) -> str | None:
-    """Return the regular expression for strings in the format of the sample, whose groups order them, or None.
+    """Return the regular expression for strings in the format of the sample, whose groups order
+    them, or None.
 
-    Known formats are whole numbers, log positions (`0000002c:00000c68:0003`, or `16/B374D848` if the name contains
-    "lsn"), positions in MySQL's binary logs (`mysql-bin.000009`, Maxwell's `mysql-bin.000009:120`), and GTIDs of one
-    server (in MariaDB: of one domain).
+    Known formats are whole numbers, log positions (`0000002c:00000c68:0003`, or `16/B374D848` if
+    the name contains "lsn"), positions in MySQL's binary logs (`mysql-bin.000009`, Maxwell's
+    `mysql-bin.000009:120`), and GTIDs of one server (in MariaDB: of one domain).
     """
     if re.search(NUMBER_PATTERN, sample):
         return NUMBER_PATTERN
@@ -244,7 +328,8 @@ def ordering_pattern(name: str, sample: str) -> str | None:
 
 
 def orderable_pattern(name: str, order: Order) -> str:
-    """Return the regular expression, for Java and RE2, of strings in a format by which this name can order changes.
+    """Return the regular expression, for Java and RE2, of strings in a format by which this name
+    can order changes.
 
     A path whose positions are bigints needs whole numbers.
     """
@@ -259,8 +344,9 @@ def orderable_pattern(name: str, order: Order) -> str:
 def unordered_reason(name: str, sample: str) -> str:
     """Return the reason why a change with this value, of unknown format, can't be ordered."""
     return (
-        f"{name!r} is {quote_value(sample)}, which has no known order: expected a whole number, a log position "
-        "(0000002c:00000c68:0003), a binary log (mysql-bin.000009) or a GTID of one server"
+        f"{name!r} is {quote_value(sample)}, which has no known order: expected a whole number, a"
+        " log position (0000002c:00000c68:0003), a binary log (mysql-bin.000009) or a GTID of one"
+        " server"
     )
 
 
@@ -271,12 +357,16 @@ def incomparable_reason(name: str, sample: str | None) -> str:
     """
     if sample is None:
         return f" in {name!r} can't be ordered: expected a bigint"
-    expected = "a whole number" if re.search(NUMBER_PATTERN, sample) else f"one like {quote_value(sample)}"
+    expected = (
+        "a whole number" if re.search(NUMBER_PATTERN, sample) else f"one like {quote_value(sample)}"
+    )
     return f" in {name!r} can't be ordered: expected {expected}"
 
 
 def sortable_column(value: Column, name: str, sample: str | None) -> Column:
-    """Return a string that sorts as these values do, null where the format differs from the sample's."""
+    """Return a string that sorts as these values do, null where the format differs from the
+    sample's.
+    """
     pattern = None if sample is None else ordering_pattern(name, sample)
     if pattern is None:
         return F.lit(None).cast("string")
@@ -297,7 +387,9 @@ def sortable_array(values: pa.ChunkedArray, name: str, sample: str | None) -> pa
     if pattern is None:
         return pa.chunked_array([pa.nulls(len(values), pa.string())])
     groups = range(re.compile(pattern).groups)
-    named = reduce(lambda text, place: text.replace("([0-9", f"(?P<g{place}>[0-9", 1), groups, pattern)
+    named = reduce(
+        lambda text, place: text.replace("([0-9", f"(?P<g{place}>[0-9", 1), groups, pattern
+    )
     found = pc.extract_regex(values, named)
     parts = []
     for place in groups:
@@ -305,7 +397,9 @@ def sortable_array(values: pa.ChunkedArray, name: str, sample: str | None) -> pa
         parts += [pc.utf8_lpad(pc.utf8_length(digits).cast("string"), 2, "0"), digits]
     text = pc.binary_join_element_wise(*parts, "")
     if pattern == NUMBER_PATTERN:
-        below = reduce(lambda swapped, swap: pc.replace_substring(swapped, *swap), _COMPLEMENT, text)
+        below = reduce(
+            lambda swapped, swap: pc.replace_substring(swapped, *swap), _COMPLEMENT, text
+        )
         text = pc.if_else(
             pc.starts_with(values, "-"),
             pc.binary_join_element_wise("n", below, ""),
@@ -324,30 +418,36 @@ MISSING_PART = "!"
 
 
 # PostgreSQL and Oracle do not log a large value that an update does not change, and Debezium sends
-# `unavailable.value.placeholder` instead: as a string, as base64 or hex for bytes, as the only element of an array of
-# strings or UUIDs, as the codes of its bytes in an array of numbers, as the only entry of an hstore. Arrays and maps
-# arrive as JSON in a string column.
+# `unavailable.value.placeholder` instead: as a string, as base64 or hex for bytes, as the only
+# element of an array of strings or UUIDs, as the codes of its bytes in an array of numbers, as the
+# only entry of an hstore. Arrays and maps arrive as JSON in a string column.
 
 
 PLACEHOLDER = "__debezium_unavailable_value"
 _JSON = r"\A\s*[\[{]"
 _HEX_PREFIX = "hex:"  # as in the connector's setting, before bytes in hex
 _UNAVAILABLE_STEP = (
-    "Set REPLICA IDENTITY FULL in the source, or leave the column out. To keep the stored value, declare "
-    'on_unavailable="keep". If it is the actual value, declare unavailable=None where the source knows all values, or '
-    "set another unavailable.value.placeholder in the connector and in unavailable="
+    "Set REPLICA IDENTITY FULL in the source, or leave the column out. To keep the stored value,"
+    ' declare on_unavailable="keep". If it is the actual value, declare unavailable=None where the'
+    " source knows all values, or set another unavailable.value.placeholder in the connector and in"
+    " unavailable="
 )
 
 
 def may_be_unavailable(kind: str) -> bool:
-    """Whether a column of this type can have the placeholder: values of other types are small and always known."""
+    """Whether a column of this type can have the placeholder: values of other types are small
+    and always known.
+    """
     return kind in ("string", "binary") or kind.startswith("decimal")
 
 
 def check_placeholder(unavailable: str | None, on_unavailable: str, what: str) -> None:
     """Raise ConfigurationError for an invalid placeholder or `on_unavailable`."""
     if unavailable is None and on_unavailable == "keep":
-        problem = f"{what} has on_unavailable='keep' and unavailable=None: then unknown values can't be recognized."
+        problem = (
+            f"{what} has on_unavailable='keep' and unavailable=None: then unknown values can't be"
+            " recognized."
+        )
         step = "Give the connector's unavailable.value.placeholder, or leave on_unavailable out."
         raise ConfigurationError(problem, step, argument="on_unavailable")
     try:
@@ -356,10 +456,12 @@ def check_placeholder(unavailable: str | None, on_unavailable: str, what: str) -
         valid = False
     if not valid:
         problem = (
-            f"{what} has unavailable={unavailable!r}: expected a text, or 'hex:' and bytes in hex, as in the "
-            "connector's unavailable.value.placeholder."
+            f"{what} has unavailable={unavailable!r}: expected a text, or 'hex:' and bytes in hex,"
+            " as in the connector's unavailable.value.placeholder."
         )
-        raise ConfigurationError(problem, "Leave it out if the connector does not set it.", argument="unavailable")
+        raise ConfigurationError(
+            problem, "Leave it out if the connector does not set it.", argument="unavailable"
+        )
 
 
 def is_unavailable(placeholder: str, value: Column, kind: str) -> Column:
@@ -369,7 +471,9 @@ def is_unavailable(placeholder: str, value: Column, kind: str) -> Column:
     """
     if kind == "binary":
         return F.coalesce(value == F.lit(_bytes(placeholder)), F.lit(False))
-    return F.coalesce(value.isin(*_texts(placeholder)) | value.rlike(_whole(placeholder)), F.lit(False))
+    return F.coalesce(
+        value.isin(*_texts(placeholder)) | value.rlike(_whole(placeholder)), F.lit(False)
+    )
 
 
 def contains_unavailable(placeholder: str, value: Column) -> Column:
@@ -397,16 +501,16 @@ def contains_unavailable_array(placeholder: str, values: pa.ChunkedArray) -> pa.
 def unavailable_reason(placeholder: str, name: str) -> str:
     """Return the reason for a change whose value of this column is unknown."""
     return (
-        f"column {name!r} is {placeholder!r}, which stands for a large unchanged value that the source has not logged. "
-        f"{_UNAVAILABLE_STEP}"
+        f"column {name!r} is {placeholder!r}, which stands for a large unchanged value that the"
+        f" source has not logged. {_UNAVAILABLE_STEP}"
     )
 
 
 def nested_unavailable_reason(placeholder: str, name: str) -> str:
     """Return the reason for a change whose value of this column is known in part only."""
     return (
-        f"column {name!r} has {placeholder!r} within its value: a part of it is unknown, but values can only be stored "
-        f"or kept as a whole. {_UNAVAILABLE_STEP}"
+        f"column {name!r} has {placeholder!r} within its value: a part of it is unknown, but values"
+        f" can only be stored or kept as a whole. {_UNAVAILABLE_STEP}"
     )
 
 
@@ -417,13 +521,17 @@ def inserted_unavailable_reason(name: str) -> str:
 
 def _bytes(placeholder: str) -> bytes:
     return (
-        bytes.fromhex(placeholder[len(_HEX_PREFIX) :]) if placeholder.startswith(_HEX_PREFIX) else placeholder.encode()
+        bytes.fromhex(placeholder[len(_HEX_PREFIX) :])
+        if placeholder.startswith(_HEX_PREFIX)
+        else placeholder.encode()
     )
 
 
 @lru_cache(maxsize=64)
 def _texts(placeholder: str) -> tuple[str, ...]:
-    """Return the placeholder as a string: itself, or its bytes in the encodings of `binary.handling.mode`."""
+    """Return the placeholder as a string: itself, or its bytes in the encodings of
+    `binary.handling.mode`.
+    """
     data = _bytes(placeholder)
     coded = (base64.b64encode(data), base64.urlsafe_b64encode(data), data.hex().encode())
     return tuple(dict.fromkeys((data.decode(errors="replace"), *(text.decode() for text in coded))))
@@ -431,7 +539,9 @@ def _texts(placeholder: str) -> tuple[str, ...]:
 
 @lru_cache(maxsize=64)
 def _whole(placeholder: str) -> str:
-    """Return a regular expression, for Java and RE2, that matches JSON that is the placeholder and nothing else."""
+    """Return a regular expression, for Java and RE2, that matches JSON that is the placeholder
+    and nothing else.
+    """
     text, data = (_pattern(text) for text in _texts(placeholder)[:2])
     arrays = (*([element] for element in _elements(placeholder)), *_codes(placeholder))
     forms = (
@@ -444,7 +554,9 @@ def _whole(placeholder: str) -> str:
 
 @lru_cache(maxsize=64)
 def _needles(placeholder: str) -> tuple[str, ...]:
-    """Return strings of which JSON with the placeholder contains at least one: faster to search than a pattern."""
+    """Return strings of which JSON with the placeholder contains at least one: faster to search
+    than a pattern.
+    """
     codes = (_json(numbers, comma) for numbers in _codes(placeholder) for comma in (",", ", "))
     return (*map(_json, _elements(placeholder)), *codes)
 
@@ -452,13 +564,20 @@ def _needles(placeholder: str) -> tuple[str, ...]:
 def _elements(placeholder: str) -> tuple[str, ...]:
     """Return the possible forms of the placeholder as the only element of an array."""
     digest = hashlib.md5(_bytes(placeholder), usedforsecurity=False).digest()
-    return (*_texts(placeholder), str(uuid.UUID(bytes=digest, version=3)))  # as Java's UUID.nameUUIDFromBytes
+    return (
+        *_texts(placeholder),
+        str(uuid.UUID(bytes=digest, version=3)),
+    )  # as Java's UUID.nameUUIDFromBytes
 
 
 def _codes(placeholder: str) -> tuple[list[Any], ...]:
-    """Return the placeholder's bytes as arrays of numbers, in three forms: integers, floats, Connect's decimals."""
+    """Return the placeholder's bytes as arrays of numbers, in three forms: integers, floats,
+    Connect's decimals.
+    """
     numbers = [code - 256 if code > 127 else code for code in _bytes(placeholder)]
-    decimals = [base64.b64encode(number.to_bytes(1, "big", signed=True)).decode() for number in numbers]
+    decimals = [
+        base64.b64encode(number.to_bytes(1, "big", signed=True)).decode() for number in numbers
+    ]
     return numbers, list(map(float, numbers)), decimals
 
 

@@ -1,8 +1,9 @@
 """The declaration of an adjunct dataset: its name, input, key and partitioning.
 
-Declaring a dataset reads and writes nothing. There are two kinds (SAMZA-1278): a *bounded* dataset arrives in versions,
-each closed by end-of-dataset markers; an *unbounded* one follows a change stream. The input is a stream, or one of the
-sources here: folders of files, queries, and the output of an application.
+Declaring a dataset reads and writes nothing. There are two kinds (SAMZA-1278): a *bounded* dataset
+arrives in versions, each closed by end-of-dataset markers; an *unbounded* one follows a change
+stream. The input is a stream, or one of the sources here: folders of files, queries, and the output
+of an application.
 """
 
 from __future__ import annotations
@@ -27,10 +28,21 @@ from dagster_adjunct.assets.declaration.policies import (
     check_validators,
 )
 from dagster_adjunct.assets.declaration.snapshots import InitialLoad
-from dagster_adjunct.resources.common import CodeLine, argument_error, check_name, find_calling_line, split_stream_name
+from dagster_adjunct.resources.common import (
+    CodeLine,
+    argument_error,
+    check_name,
+    find_calling_line,
+    split_stream_name,
+)
 from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError
 from dagster_adjunct.resources.files.formats import FileFormat
-from dagster_adjunct.resources.schemas.schema import ArrowFrame, Schema, check_key_types, repeated_names
+from dagster_adjunct.resources.schemas.schema import (
+    ArrowFrame,
+    Schema,
+    check_key_types,
+    repeated_names,
+)
 from dagster_adjunct.resources.validation import validated
 
 if TYPE_CHECKING:
@@ -38,26 +50,31 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     Condition: TypeAlias = AutomationCondition[Any]
-else:  # Spark's tasks import this module on machines without Dagster; build_definitions checks the value
+# Spark's tasks import this module on machines without Dagster; build_definitions checks the value
+else:
     Condition = Any
 
 
 @validated
 @dataclass(frozen=True, slots=True)
 class FileSource:
-    """Versions as folders of files: each folder below `url` with a completion object is one version.
+    """Versions as folders of files: each folder below `url` with a completion object is one
+    version.
 
-    `url` is a folder, `file:///…` or `s3://BUCKET/PREFIX`. A version has the name of its folder, and versions are in
-    the natural order of their names (v2 before v10). A folder without completion object holds back those after it. All
-    files in and below a folder are its records, except those named `_…` or `.…`.
+    `url` is a folder, `file:///…` or `s3://BUCKET/PREFIX`. A version has the name of its folder,
+    and versions are in the natural order of their names (v2 before v10). A folder without
+    completion object holds back those after it. All files in and below a folder are its records,
+    except those named `_…` or `.…`.
 
-    If the completion object is in `url` itself, that folder holds one version after the other, named by the time of
-    completion: to replace it, remove the completion object, replace the files, and write the completion object again.
+    If the completion object is in `url` itself, that folder holds one version after the other,
+    named by the time of completion: to replace it, remove the completion object, replace the files,
+    and write the completion object again.
 
-    `complete` is the completion object's name. It is written last. It may be empty, or a JSON object with `rows`, the
-    number of records, `checksum`, as `records_checksum` returns it, and `valid_from`, a time; other members reject the
-    version. A folder without records is rejected unless `rows` is 0. `schema` is the schema of the files, checked
-    strictly: see resources/files/formats.py for each format.
+    `complete` is the completion object's name. It is written last. It may be empty, or a JSON
+    object with `rows`, the number of records, `checksum`, as `records_checksum` returns it, and
+    `valid_from`, a time; other members reject the version. A folder without records is rejected
+    unless `rows` is 0. `schema` is the schema of the files, checked strictly: see
+    resources/files/formats.py for each format.
     """
 
     url: str
@@ -71,7 +88,9 @@ class FileSource:
             raise argument_error(f"FileSource has url={self.url!r}", expected, argument="url")
         if not self.complete or "/" in self.complete:
             expected = 'the name of an object, without "/", such as _SUCCESS'
-            raise argument_error(f"FileSource has complete={self.complete!r}", expected, argument="complete")
+            raise argument_error(
+                f"FileSource has complete={self.complete!r}", expected, argument="complete"
+            )
 
     def __str__(self) -> str:
         return f"files in {self.url}"
@@ -79,7 +98,9 @@ class FileSource:
 
 @dataclass(frozen=True, slots=True)
 class Computation:
-    """What a query is asked for: the version of this name, and its partition in Dagster, None if it has none."""
+    """What a query is asked for: the version of this name, and its partition in Dagster, None if
+    it has none.
+    """
 
     version: str
     partition: str | None
@@ -90,11 +111,12 @@ class Computation:
 class QuerySource:
     """Versions computed by a query: each advance runs it and publishes the result if that is new.
 
-    `query` is SQL, in which `{version}` and `{partition}` are replaced by string literals, or a function of the session
-    and a Computation that returns a Spark, pandas or Polars frame or an Arrow table. `schema` is the schema of the
-    result, checked strictly. `name` stands for the query in the stored declaration, so another name needs a rebuild.
-    Without Spark, `query` must be a function, which gets IN_PROCESS instead of a session and returns no Spark frame.
-    An answer without rows rejects the version, unless `allow_empty`.
+    `query` is SQL, in which `{version}` and `{partition}` are replaced by string literals, or a
+    function of the session and a Computation that returns a Spark, pandas or Polars frame or an
+    Arrow table. `schema` is the schema of the result, checked strictly. `name` stands for the query
+    in the stored declaration, so another name needs a rebuild. Without Spark, `query` must be a
+    function, which gets IN_PROCESS instead of a session and returns no Spark frame. An answer
+    without rows rejects the version, unless `allow_empty`.
     """
 
     query: str | Callable[[Any, Computation], DataFrame | ArrowFrame]
@@ -111,11 +133,12 @@ class QuerySource:
 
 @dataclass(frozen=True, slots=True)
 class OwnedBy:
-    """The input of a local table: what the batches of one application send. `schema` are its columns.
+    """The input of a local table: what the batches of one application send. `schema` are its
+    columns.
 
-    `expires` is the timestamp column of a state table after which a row is expired, None if rows never expire.
-    `kept_for` says what the rows of a state table are kept for, in words, and `zone_rules` which rules of a time zone
-    their times were computed by.
+    `expires` is the timestamp column of a state table after which a row is expired, None if rows
+    never expire. `kept_for` says what the rows of a state table are kept for, in words, and
+    `zone_rules` which rules of a time zone their times were computed by.
     """
 
     application: str
@@ -138,14 +161,22 @@ def bucket_columns(
     partition_by: str | Sequence[str] | None,
     broadcast: bool,
 ) -> tuple[str, ...]:
-    """Return the columns that determine the bucket: by default the whole key, none for a broadcast copy.
+    """Return the columns that determine the bucket: by default the whole key, none for a broadcast
+    copy.
 
     Raises ConfigurationError unless exactly one of `partitions` and `broadcast=True` is given.
     """
     if broadcast == (partitions is not None):
-        given = "both partitions and broadcast=True" if broadcast else "neither partitions nor broadcast=True"
+        given = (
+            "both partitions and broadcast=True"
+            if broadcast
+            else "neither partitions nor broadcast=True"
+        )
         problem = f"dataset {name!r} has {given}: expected exactly one."
-        step = "Write partitions=N to partition it by key, or broadcast=True for one copy on every task."
+        step = (
+            "Write partitions=N to partition it by key, or broadcast=True for one copy on every"
+            " task."
+        )
         raise ConfigurationError(problem, step, argument="partitions", dataset=name)
     if partition_by is not None:
         return to_name_tuple(partition_by)
@@ -169,13 +200,21 @@ class DescriptionOptions(TypedDict, total=False):
 
 
 def _description_fields(shown: DescriptionOptions) -> dict[str, Any]:
-    names: dict[str, Any] = {name: to_name_tuple(shown[name]) for name in ("owners", "sensitive") if name in shown}
-    return {**shown, **names, "column_descriptions": tuple((shown.get("column_descriptions") or {}).items())}
+    names: dict[str, Any] = {
+        name: to_name_tuple(shown[name]) for name in ("owners", "sensitive") if name in shown
+    }
+    return {
+        **shown,
+        **names,
+        "column_descriptions": tuple((shown.get("column_descriptions") or {}).items()),
+    }
 
 
 DatasetKind = Literal["bounded", "unbounded"]
 BY_OFFSET = ("source_partition", "source_offset")
-"""The key of a dataset whose records have none: each record's position on its stream, stored as int and bigint."""
+"""The key of a dataset whose records have none: each record's position on its stream, stored as
+int and bigint.
+"""
 
 MAX_PARTITIONS = 100_000
 
@@ -185,23 +224,26 @@ MAX_PARTITIONS = 100_000
 class AdjunctDataset:
     """An adjunct dataset: entries by key, built from `input`, which applications join.
 
-    `input` is a stream ("lake.planes"), for a bounded dataset also a FileSource or QuerySource, and for a local table
-    the application that owns it. `key` names the columns that identify an entry; `key=BY_OFFSET` is for records without
-    a key, of a bounded dataset on a stream. `partitions` is the number of buckets, None for one broadcast copy.
-    `partition_by` are the key columns that determine the bucket, () for a broadcast copy. `columns` are the stored
-    columns, None for all of the input's. `extractor` turns records into entries. `bootstrap` makes applications wait
-    until the dataset is first readable. `discard` says which versions are retained. `owners`, `group` and
+    `input` is a stream ("lake.planes"), for a bounded dataset also a FileSource or QuerySource, and
+    for a local table the application that owns it. `key` names the columns that identify an entry;
+    `key=BY_OFFSET` is for records without a key, of a bounded dataset on a stream. `partitions` is
+    the number of buckets, None for one broadcast copy. `partition_by` are the key columns that
+    determine the bucket, () for a broadcast copy. `columns` are the stored columns, None for all of
+    the input's. `extractor` turns records into entries. `bootstrap` makes applications wait until
+    the dataset is first readable. `discard` says which versions are retained. `owners`, `group` and
     `column_descriptions` are shown in Dagster, where values of `sensitive` columns are masked, and
-    `automation_condition` is when Dagster materializes it by itself. `declared_at` is the line of user code that
-    declares it, and is not stored in the lake.
+    `automation_condition` is when Dagster materializes it by itself. `declared_at` is the line of
+    user code that declares it, and is not stored in the lake.
 
-    For bounded datasets: `duplicates` says whether the last of several records of a key wins or the version is
-    rejected. `validators` decide whether a version is published. Members of one `version_set` switch together.
-    `versions` makes versions partitions in Dagster. `on_damage="previous"` lets readers fall back to the previous
-    sealed version if a file is damaged. `valid_from` says what determines since when a version is valid (see
+    For bounded datasets: `duplicates` says whether the last of several records of a key wins or the
+    version is rejected. `validators` decide whether a version is published. Members of one
+    `version_set` switch together. `versions` makes versions partitions in Dagster.
+    `on_damage="previous"` lets readers fall back to the previous sealed version if a file is
+    damaged. `valid_from` says what determines since when a version is valid (see
     `bounded_dataset`), None if nothing does.
 
-    For unbounded datasets: `following` says how the change stream becomes a table. Raises ConfigurationError.
+    For unbounded datasets: `following` says how the change stream becomes a table. Raises
+    ConfigurationError.
     """
 
     name: str
@@ -249,31 +291,54 @@ class AdjunctDataset:
             yield from _name_problems("columns", self.columns)
             missing = [column for column in self.key if column not in self.columns]
             if missing and not self.by_offset:
-                yield "columns", f"does not store its key column {missing[0]!r}", "Add it to columns=."
+                yield (
+                    "columns",
+                    f"does not store its key column {missing[0]!r}",
+                    "Add it to columns=.",
+                )
         yield from self._spread_problems()
         if self.valid_from is not None:
             check_valid_from(self.name, self.valid_from)
         check_validators(f"dataset {self.name!r}", self.validators)
         yield from _name_problems("sensitive", self.sensitive)
-        yield from _name_problems("column_descriptions", tuple(name for name, _ in self.column_descriptions))
+        yield from _name_problems(
+            "column_descriptions", tuple(name for name, _ in self.column_descriptions)
+        )
         if self.follows_changes and self.stream is None and not self.is_local:
-            problem = f"is unbounded, but its input is {self.input}, which is not a stream of changes"
+            problem = (
+                f"is unbounded, but its input is {self.input}, which is not a stream of changes"
+            )
             yield "input", problem, "Declare it with bounded_dataset, or name a stream."
         dead = self.following.on_bad_change
         if isinstance(dead, DeadLetters) and dead.stream == self.input:
-            problem = f"sends dead letters to its own input {self.input}, where they would be read as changes"
-            yield "on_bad_change", problem, "Name another stream: on_bad_change=DeadLetters(STREAM)."
+            problem = (
+                f"sends dead letters to its own input {self.input}, where they would be read as"
+                " changes"
+            )
+            yield (
+                "on_bad_change",
+                problem,
+                "Name another stream: on_bad_change=DeadLetters(STREAM).",
+            )
         if self.following.initial is not None and not self.bootstrap:
             problem = "has an initial snapshot, which needs bootstrap=True"
             yield "initial", problem, "Remove initial= or bootstrap=False."
         if self.extractor is not None and self.following.completes:
             problem = (
-                f"has an extractor ({self.extractor.describe()}), and its changes "
-                f"({self.following.changes.describe()}) may leave out columns, so that it can't be applied"
+                f"has an extractor ({self.extractor.describe()}), and its changes"
+                f" ({self.following.changes.describe()}) may leave out columns, so that it can't be"
+                " applied"
             )
-            yield "extractor", problem, "Replace extractor= by columns=, or let the source send whole rows."
+            yield (
+                "extractor",
+                problem,
+                "Replace extractor= by columns=, or let the source send whole rows.",
+            )
         if self.by_offset and (self.follows_changes or self.stream is None):
-            problem = f"is keyed by offset, but its input is {self.input}: only versions on a stream have offsets"
+            problem = (
+                f"is keyed by offset, but its input is {self.input}: only versions on a stream have"
+                " offsets"
+            )
             yield "key", problem, "Name the columns that identify an entry: key=[…]."
 
     def _spread_problems(self) -> Iterator[tuple[str, str, str]]:
@@ -282,16 +347,28 @@ class AdjunctDataset:
                 yield "partition_by", "is broadcast and has partition_by", "Remove one of the two."
             return
         if not 1 <= self.partitions <= MAX_PARTITIONS:
-            yield "partitions", f"has partitions={self.partitions}: expected 1 to {MAX_PARTITIONS:,}", ""
+            yield (
+                "partitions",
+                f"has partitions={self.partitions}: expected 1 to {MAX_PARTITIONS:,}",
+                "",
+            )
         if not self.partition_by:
-            yield "partition_by", "is partitioned and has no partition_by", "Name one or more columns of its key."
+            yield (
+                "partition_by",
+                "is partitioned and has no partition_by",
+                "Name one or more columns of its key.",
+            )
         outside = [column for column in self.partition_by if column not in self.key]
         if outside:
             problem = (
-                f"is partitioned by {outside[0]!r}, which is not in its key ({', '.join(self.key)}): entries of "
-                "one key could be in two buckets"
+                f"is partitioned by {outside[0]!r}, which is not in its key"
+                f" ({', '.join(self.key)}): entries of one key could be in two buckets"
             )
-            yield "partition_by", problem, "Partition by columns of the key only, or add the column to the key."
+            yield (
+                "partition_by",
+                problem,
+                "Partition by columns of the key only, or add the column to the key.",
+            )
 
     @property
     def follows_changes(self) -> bool:
@@ -314,12 +391,16 @@ class AdjunctDataset:
 
     @property
     def stream(self) -> str | None:
-        """The input stream ("lake.planes"), None for a dataset of files or a query, and for a local table."""
+        """The input stream ("lake.planes"), None for a dataset of files or a query, and for a
+        local table.
+        """
         return self.input if isinstance(self.input, str) else None
 
     @property
     def system_stream(self) -> tuple[str, str]:
-        """The system and the name of the input stream ("lake", "planes"), for a dataset that has one."""
+        """The system and the name of the input stream ("lake", "planes"), for a dataset that has
+        one.
+        """
         return split_stream_name(str(self.input))
 
     @property
@@ -331,7 +412,9 @@ class AdjunctDataset:
 def _name_problems(what: str, columns: tuple[str, ...]) -> Iterator[tuple[str, str, str]]:
     for column in columns:
         if not column or column.startswith("__"):
-            problem = f"names {column!r} in {what}: expected a column name that does not begin with '__'"
+            problem = (
+                f"names {column!r} in {what}: expected a column name that does not begin with '__'"
+            )
             yield what, problem, "Rename the column."
     folded = repeated_names(column.lower() for column in columns)
     if folded:
@@ -359,16 +442,23 @@ def bounded_dataset(
     valid_from: str | None = None,
     **shown: Unpack[DescriptionOptions],
 ) -> AdjunctDataset:
-    """Return a dataset that arrives in versions: on a stream ("lake.planes"), as files, or from a query.
+    """Return a dataset that arrives in versions: on a stream ("lake.planes"), as files, or from a
+    query.
 
-    By default, `discard` retains the newest three versions, or all that are partitions in Dagster or valid over time.
-    `valid_from` says what determines since when a version is valid: "name" (its name is a date or time), "marker" (its
-    end-of-dataset markers), or a pattern of its name such as "%Y-%m-%d". Give exactly one of `partitions` and
-    `broadcast=True`. `partition_by` is the whole key by default. See AdjunctDataset for the other arguments.
+    By default, `discard` retains the newest three versions, or all that are partitions in Dagster
+    or valid over time. `valid_from` says what determines since when a version is valid: "name" (its
+    name is a date or time), "marker" (its end-of-dataset markers), or a pattern of its name such as
+    "%Y-%m-%d". Give exactly one of `partitions` and `broadcast=True`. `partition_by` is the whole
+    key by default. See AdjunctDataset for the other arguments.
     """
     spread = bucket_columns(name, key, partitions, partition_by, broadcast)
-    # Partitions in Dagster and versions over time stay by default: a month's backfill must not be discarded.
-    policy = DiscardPolicy(keep=3 if versions is None and valid_from is None else None) if discard is None else discard
+    # Partitions in Dagster and versions over time stay by default: a month's backfill must not be
+    # discarded.
+    policy = (
+        DiscardPolicy(keep=3 if versions is None and valid_from is None else None)
+        if discard is None
+        else discard
+    )
     return AdjunctDataset(
         name,
         "bounded",
@@ -419,10 +509,11 @@ def unbounded_dataset(
 ) -> AdjunctDataset:
     """Return a dataset that follows the change stream `input`: the last change of a key wins.
 
-    Give exactly one of `partitions` and `broadcast=True`. `partition_by` is the whole key by default. For the format of
-    changes and the recovery of the table see `ChangeStreamOptions`. `discard` says how long earlier commits can be read
-    (its grace period, and at least the newest `keep` commits). With `history` the table keeps the entries of each key
-    over time, each valid from the time in its column `valid_from`, or from its record's time.
+    Give exactly one of `partitions` and `broadcast=True`. `partition_by` is the whole key by
+    default. For the format of changes and the recovery of the table see `ChangeStreamOptions`.
+    `discard` says how long earlier commits can be read (its grace period, and at least the newest
+    `keep` commits). With `history` the table keeps the entries of each key over time, each valid
+    from the time in its column `valid_from`, or from its record's time.
     """
     spread = bucket_columns(name, key, partitions, partition_by, broadcast)
     try:
@@ -442,18 +533,29 @@ def unbounded_dataset(
             **({} if chunk is None else {"chunk": chunk}),
         )
     except ConfigurationError as error:
-        raise error.reworded(f"dataset {name!r}: {error.problem}", error.next_step, dataset=name) from error
+        raise error.reworded(
+            f"dataset {name!r}: {error.problem}", error.next_step, dataset=name
+        ) from error
     return AdjunctDataset(
-        name, "unbounded", input, to_name_tuple(key), spread, partitions, bootstrap,
+        name,
+        "unbounded",
+        input,
+        to_name_tuple(key),
+        spread,
+        partitions,
+        bootstrap,
         None if columns is None else to_name_tuple(columns),
-        extractor=extractor, discard=DiscardPolicy() if discard is None else discard, following=following,
+        extractor=extractor,
+        discard=DiscardPolicy() if discard is None else discard,
+        following=following,
         **_description_fields(shown),
-    )  # fmt: skip
+    )
 
 
 @validated
 def version_set(name: str, *members: AdjunctDataset) -> tuple[AdjunctDataset, ...]:
-    """Return these bounded datasets as members of one version set: they switch, pin and roll back in one commit.
+    """Return these bounded datasets as members of one version set: they switch, pin and roll back
+    in one commit.
 
     A version of the set is published when every member has delivered a version of the same name.
     """
@@ -461,15 +563,26 @@ def version_set(name: str, *members: AdjunctDataset) -> tuple[AdjunctDataset, ..
     called = [member.name for member in members]
     if len(set(called)) < 2 or len(set(called)) != len(called):
         problem = (
-            f"version set {name!r} has the members {', '.join(called) or 'none'}: expected two or more different ones."
+            f"version set {name!r} has the members {', '.join(called) or 'none'}: expected two or"
+            " more different ones."
         )
-        raise ConfigurationError(problem, "Name the datasets that switch together.", argument="members")
+        raise ConfigurationError(
+            problem, "Name the datasets that switch together.", argument="members"
+        )
     for member in members:
-        if member.follows_changes or isinstance(member.input, QuerySource) or member.versions is not None:
+        if (
+            member.follows_changes
+            or isinstance(member.input, QuerySource)
+            or member.versions is not None
+        ):
             problem = (
-                f"version set {name!r} has the member {member.name!r}, whose versions are not named by a producer."
+                f"version set {name!r} has the member {member.name!r}, whose versions are not named"
+                " by a producer."
             )
-            step = "Only bounded datasets from a stream or from files, without version partitions, can be members."
+            step = (
+                "Only bounded datasets from a stream or from files, without version partitions, can"
+                " be members."
+            )
             raise ConfigurationError(problem, step, argument="members", dataset=member.name)
     return tuple(replace(member, version_set=name) for member in members)
 
@@ -494,17 +607,19 @@ def local_table(
     zone_rules: str = "",
     **options: Unpack[LocalTableOptions],
 ) -> AdjunctDataset:
-    """Return the local table `name` of an application, with these columns; see `Application.local_table`.
+    """Return the local table `name` of an application, with these columns; see
+    `Application.local_table`.
 
-    With `expires`, a timestamp column, it holds the state of an operator, whose purpose `kept_for` describes. Its times
-    depend on the `zone_rules`.
-    Raises ConfigurationError.
+    With `expires`, a timestamp column, it holds the state of an operator, whose purpose `kept_for`
+    describes. Its times depend on the `zone_rules`. Raises ConfigurationError.
     """
     what = f"local table {name!r}"
     try:
         check_key_types(schema, key, what)
     except SchemaMismatchError as error:
-        raise ConfigurationError(error.problem, error.next_step, argument="key", dataset=name) from error
+        raise ConfigurationError(
+            error.problem, error.next_step, argument="key", dataset=name
+        ) from error
     return AdjunctDataset(
         name,
         "unbounded",

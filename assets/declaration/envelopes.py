@@ -1,5 +1,5 @@
-"""The declarations of Debezium's and Maxwell's envelopes (the row before and after a change, the operation, and its
-position in the source), and the conversion of their values.
+"""The declarations of Debezium's and Maxwell's envelopes (the row before and after a change, the
+operation, and its position in the source), and the conversion of their values.
 
 `envelope_parser.py` parses records by this declaration.
 """
@@ -33,16 +33,31 @@ if TYPE_CHECKING:
 
 
 Schemas = Mapping[int | None, str]
-_ANY_SCALE = "VariableScaleDecimal"  # Debezium's Avro record for decimals, each with a scale of its own
+_ANY_SCALE = (  # Debezium's Avro record for decimals, each with a scale of its own
+    "VariableScaleDecimal"
+)
 _HEADER = struct.Struct(">bI")  # Confluent's: a zero, then the schema's id
 # What fastavro raises for bytes that do not match the schema.
-_UNREADABLE = (ValueError, EOFError, LookupError, TypeError, ArithmeticError, MemoryError, AttributeError, OSError)
+_UNREADABLE = (
+    ValueError,
+    EOFError,
+    LookupError,
+    TypeError,
+    ArithmeticError,
+    MemoryError,
+    AttributeError,
+    OSError,
+)
 
 
-def with_avro_as_json(records: DataFrame, value: str, schemas: Schemas, names: tuple[str, str], what: str) -> DataFrame:
-    """Return the records with the columns `names` added: the Avro value as JSON, and why it can't be read, or null.
+def with_avro_as_json(
+    records: DataFrame, value: str, schemas: Schemas, names: tuple[str, str], what: str
+) -> DataFrame:
+    """Return the records with the columns `names` added: the Avro value as JSON, and why it can't
+    be read, or null.
 
-    Both are null for a null value. Raises ConfigurationError without fastavro, or for an invalid schema.
+    Both are null for a null value. Raises ConfigurationError without fastavro, or for an invalid
+    schema.
     """
     avro_readers(schemas, what)  # fail here instead of in every task
     given = records.columns
@@ -51,11 +66,16 @@ def with_avro_as_json(records: DataFrame, value: str, schemas: Schemas, names: t
     return convert_in_tasks(records, read, [*columns, *((name, "string") for name in names)])
 
 
-def _read(batches: Iterator[pa.RecordBatch], index: int, schemas: Schemas, what: str) -> Iterator[pa.RecordBatch]:
+def _read(
+    batches: Iterator[pa.RecordBatch], index: int, schemas: Schemas, what: str
+) -> Iterator[pa.RecordBatch]:
     by_id = avro_readers(schemas, what)
     for batch in batches:
         converted = [json_from_avro(data, by_id) for data in batch.column(index).to_pylist()]
-        columns = [*batch.columns, *(pa.array([pair[side] for pair in converted], pa.string()) for side in (0, 1))]
+        columns = [
+            *batch.columns,
+            *(pa.array([pair[side] for pair in converted], pa.string()) for side in (0, 1)),
+        ]
         yield pa.RecordBatch.from_arrays(columns, [f"c{place}" for place in range(len(columns))])
 
 
@@ -93,7 +113,9 @@ def avro_readers(schemas: Schemas, what: str) -> dict[int | None, Callable[[byte
 def json_from_avro(
     data: bytes | None, by_id: Mapping[int | None, Callable[[bytes], Any]]
 ) -> tuple[str | None, str | None]:
-    """Return (the Avro value as JSON, None), or (None, why it can't be read); two Nones for a null value."""
+    """Return (the Avro value as JSON, None), or (None, why it can't be read); two Nones for a
+    null value.
+    """
     if data is None:
         return None, None
     read = by_id.get(None)
@@ -112,7 +134,9 @@ def json_from_avro(
 
 
 def _with_variable_decimals(value: Any) -> Any:
-    """Return a value with Debezium's VariableScaleDecimal (a `numeric` without precision) converted to decimals."""
+    """Return a value with Debezium's VariableScaleDecimal (a `numeric` without precision)
+    converted to decimals.
+    """
     if isinstance(value, list):
         return [_with_variable_decimals(item) for item in value]
     if not isinstance(value, dict):
@@ -144,7 +168,9 @@ MissingRules = MissingRule | Mapping[str, MissingRule] | tuple[tuple[str, Missin
 
 
 class EnvelopeFormat:
-    """The common part of the envelope formats: a record has an envelope in column `value`, its rows have `columns`."""
+    """The common part of the envelope formats: a record has an envelope in column `value`, its
+    rows have `columns`.
+    """
 
     __slots__ = ()
 
@@ -156,8 +182,8 @@ class EnvelopeFormat:
         field = records.field(value, f"{what}: the record")
         if field.type != kind:
             raise SchemaMismatchError(
-                f"{what}: the record's column {value!r} is {field.type}: expected {kind} for envelopes in "
-                f"{envelope.format}.",
+                f"{what}: the record's column {value!r} is {field.type}: expected {kind} for"
+                f" envelopes in {envelope.format}.",
                 "Name the column with the envelope in value=, or change format=.",
                 column=value,
             )
@@ -165,18 +191,24 @@ class EnvelopeFormat:
         for field in declared.fields:
             if field.name in records.names and records.field(field.name).type != field.type:
                 raise SchemaMismatchError(
-                    f"{what}: column {field.name!r} of the rows in {value!r} is declared as {field.type}, but the "
-                    f"record's own column of this name is {records.field(field.name).type}.",
-                    "Declare both with one type: the key of a row is compared with that of its record.",
+                    f"{what}: column {field.name!r} of the rows in {value!r} is declared as"
+                    f" {field.type}, but the record's own column of this name is"
+                    f" {records.field(field.name).type}.",
+                    "Declare both with one type: the key of a row is compared with that of its"
+                    " record.",
                     column=field.name,
                 )
         return declared
 
     def keeps(self, columns: Sequence[str]) -> bool:
-        """Return False: an update of the key also deletes the row of the old key, which may be of another partition."""
+        """Return False: an update of the key also deletes the row of the old key, which may be
+        of another partition.
+        """
         return False
 
-    def decode(self, records: DataFrame, schema: Schema, what: str, **asked: Unpack[DecodeOptions]) -> DataFrame:
+    def decode(
+        self, records: DataFrame, schema: Schema, what: str, **asked: Unpack[DecodeOptions]
+    ) -> DataFrame:
         from dagster_adjunct.assets.declaration.envelope_parser import decode_envelopes
 
         return decode_envelopes(cast(Envelope, self), records, schema, what, **asked)
@@ -185,27 +217,32 @@ class EnvelopeFormat:
 @validated
 @dataclass(frozen=True, slots=True)
 class DebeziumEnvelope(EnvelopeFormat):
-    """Envelopes in the column `value`: the row before and after a change, the operation, the source's position.
+    """Envelopes in the column `value`: the row before and after a change, the operation, the
+    source's position.
 
-    `columns` are those of the rows ("id BIGINT, name STRING"); others are ignored. `format` is "json" (a STRING column;
-    with or without the schema that JsonConverter adds to the payload) or "avro" (a BINARY column). `avro_schema` is the
-    schema of all values, or schemas by id if values begin with Confluent's five bytes. `timestamps` is the unit of
-    numbers in TIMESTAMP columns ("millis", "micros"), None for ISO strings with a zone. `decimals` is the encoding of
-    DECIMAL columns in JSON: "precise" (base64 of the unscaled number, Debezium's default) or "string".
+    `columns` are those of the rows ("id BIGINT, name STRING"); others are ignored. `format` is
+    "json" (a STRING column; with or without the schema that JsonConverter adds to the payload) or
+    "avro" (a BINARY column). `avro_schema` is the schema of all values, or schemas by id if values
+    begin with Confluent's five bytes. `timestamps` is the unit of numbers in TIMESTAMP columns
+    ("millis", "micros"), None for ISO strings with a zone. `decimals` is the encoding of DECIMAL
+    columns in JSON: "precise" (base64 of the unscaled number, Debezium's default) or "string".
 
-    `unavailable` is what Debezium sends for a large value that it does not know (its `unavailable.value.placeholder`),
-    None if the source always knows (REPLICA IDENTITY FULL). With `on_unavailable="keep"` the dataset keeps its stored
-    value; with "refuse" such a change is a bad change.
+    `unavailable` is what Debezium sends for a large value that it does not know (its
+    `unavailable.value.placeholder`), None if the source always knows (REPLICA IDENTITY FULL). With
+    `on_unavailable="keep"` the dataset keeps its stored value; with "refuse" such a change is a bad
+    change.
 
-    A row in JSON without one of the columns is a bad change, unless `on_missing` says that these become null ("null"),
-    or that an update changes only the columns in its row ("keep"); {"note": "null"} says it of one column. In Avro, a
-    column that a row's own schema lacks is null, and one that all schemas lack is refused when declared.
+    A row in JSON without one of the columns is a bad change, unless `on_missing` says that these
+    become null ("null"), or that an update changes only the columns in its row ("keep"); {"note":
+    "null"} says it of one column. In Avro, a column that a row's own schema lacks is null, and one
+    that all schemas lack is refused when declared.
 
-    `documents` is for rows of MongoDB's connector: documents in extended JSON, with dates in milliseconds and decimals
-    as strings. A field that a document lacks is null, unless `on_missing="refuse"`.
+    `documents` is for rows of MongoDB's connector: documents in extended JSON, with dates in
+    milliseconds and decimals as strings. A field that a document lacks is null, unless
+    `on_missing="refuse"`.
 
-    `transactions` is the stream of Debezium's transaction metadata ("lake.tx") and `collection` the table's name in it
-    ("public.accounts"): changes of one transaction then become visible together.
+    `transactions` is the stream of Debezium's transaction metadata ("lake.tx") and `collection` the
+    table's name in it ("public.accounts"): changes of one transaction then become visible together.
     """
 
     columns: str
@@ -228,7 +265,10 @@ class DebeziumEnvelope(EnvelopeFormat):
             # As pairs, so that formats are comparable, hashable and picklable.
             object.__setattr__(self, "avro_schema", tuple(sorted(self.avro_schema.items())))
         if (self.format == "avro") != (self.avro_schema is not None):
-            problem = f"{_ENVELOPE} has format={self.format!r} and {'an' if self.avro_schema else 'no'} avro_schema."
+            problem = (
+                f"{_ENVELOPE} has format={self.format!r} and"
+                f" {'an' if self.avro_schema else 'no'} avro_schema."
+            )
             step = "Give avro_schema with format='avro', and only with it."
             raise ConfigurationError(problem, step, argument="format")
         for number, text in self.schemas.items():
@@ -237,27 +277,43 @@ class DebeziumEnvelope(EnvelopeFormat):
         if "keep" in missing_rules(self).values() and (self.documents or self.format == "avro"):
             what = "documents=True" if self.documents else "format='avro'"
             problem = (
-                f"{_ENVELOPE} has {what} and on_missing='keep': such rows are complete, so a column that is missing in "
-                "one keeps no stored value."
+                f"{_ENVELOPE} has {what} and on_missing='keep': such rows are complete, so a column"
+                " that is missing in one keeps no stored value."
             )
             step = "Leave on_missing out, or declare on_missing='null'."
             raise ConfigurationError(problem, step, argument="on_missing")
         if self.on_missing == "default":
-            # A document lacks a field that it has no value for; an Avro schema says which columns there are.
-            object.__setattr__(self, "on_missing", "refuse" if self.layout == "rows" and not self.schemas else "null")
+            # A document lacks a field that it has no value for; an Avro schema says which columns
+            # there are.
+            object.__setattr__(
+                self,
+                "on_missing",
+                "refuse" if self.layout == "rows" and not self.schemas else "null",
+            )
         _check_avro_columns(declared.names, tuple(self.schemas.values()))
         if self.documents and self.timestamps is None:
             object.__setattr__(self, "timestamps", "millis")
-        decimal = next((field.name for field in declared.fields if field.type.startswith("decimal")), None)
-        if decimal is not None and not self.documents and self.format == "json" and self.decimals is None:
+        decimal = next(
+            (field.name for field in declared.fields if field.type.startswith("decimal")), None
+        )
+        if (
+            decimal is not None
+            and not self.documents
+            and self.format == "json"
+            and self.decimals is None
+        ):
             raise ConfigurationError(
-                f"{_ENVELOPE} declares {decimal!r} as a DECIMAL, but not how decimals are encoded in JSON: '1234' may "
-                "be a number, or base64 of one.",
-                "Add decimals='precise' (Debezium's default) or decimals='string', as in decimal.handling.mode.",
+                f"{_ENVELOPE} declares {decimal!r} as a DECIMAL, but not how decimals are encoded"
+                " in JSON: '1234' may be a number, or base64 of one.",
+                "Add decimals='precise' (Debezium's default) or decimals='string', as in"
+                " decimal.handling.mode.",
                 argument="decimals",
             )
         if (self.transactions is None) != (self.collection is None):
-            problem = f"{_ENVELOPE} has transactions={self.transactions!r} and collection={self.collection!r}."
+            problem = (
+                f"{_ENVELOPE} has transactions={self.transactions!r} and"
+                f" collection={self.collection!r}."
+            )
             step = 'Give both (transactions="lake.tx", collection="public.accounts"), or neither.'
             raise ConfigurationError(problem, step, argument="transactions")
         if self.transactions is not None:
@@ -305,8 +361,12 @@ def _freeze_missing(form: EnvelopeFormat, declared: Schema) -> None:
     rules = dict(given)
     unknown = next((name for name in rules if name not in declared), None)
     if unknown is not None:
-        problem = f"on_missing names the column {unknown!r}; declared are {', '.join(declared.names)}."
-        raise ConfigurationError(problem, "Correct the name.", argument="on_missing", column=unknown)
+        problem = (
+            f"on_missing names the column {unknown!r}; declared are {', '.join(declared.names)}."
+        )
+        raise ConfigurationError(
+            problem, "Correct the name.", argument="on_missing", column=unknown
+        )
     object.__setattr__(form, "on_missing", tuple(sorted(rules.items())))
 
 
@@ -330,7 +390,8 @@ def _check_avro(text: str, which: str) -> None:
 
 
 def _check_avro_columns(columns: Sequence[str], schemas: Sequence[str]) -> None:
-    """Raise ConfigurationError for a column that no row of the Avro schemas has, so that it would always be null.
+    """Raise ConfigurationError for a column that no row of the Avro schemas has, so that it would
+    always be null.
 
     A schema without a record in `before` or `after` is not checked.
     """
@@ -343,7 +404,9 @@ def _check_avro_columns(columns: Sequence[str], schemas: Sequence[str]) -> None:
         return
     alike = next((name for name in sorted(sent) if name.lower() == lacking.lower()), None)
     found = f"but {alike!r} in another case" if alike else f"which have {', '.join(sorted(sent))}"
-    problem = f"{_ENVELOPE} declares column {lacking!r}, which is in no row of its Avro schemas, {found}."
+    problem = (
+        f"{_ENVELOPE} declares column {lacking!r}, which is in no row of its Avro schemas, {found}."
+    )
     step = "Correct the name, leave the column out, or let the connector send it."
     raise ConfigurationError(problem, step, argument="columns", column=lacking)
 
@@ -351,12 +414,20 @@ def _check_avro_columns(columns: Sequence[str], schemas: Sequence[str]) -> None:
 def _avro_row_columns(schema: Any) -> set[str] | None:
     """Return the columns of the rows in an envelope's Avro schema, None if it has no rows."""
     fields = schema.get("fields", ()) if isinstance(schema, Mapping) else ()
-    sides = [field for field in fields if isinstance(field, Mapping) and field.get("name") in ("before", "after")]
+    sides = [
+        field
+        for field in fields
+        if isinstance(field, Mapping) and field.get("name") in ("before", "after")
+    ]
     for side in sides:  # the first has the record itself, the second may only name it
         kinds = side.get("type")
         for kind in kinds if isinstance(kinds, list) else [kinds]:
             if isinstance(kind, Mapping) and isinstance(kind.get("fields"), list):
-                return {field["name"] for field in kind["fields"] if isinstance(field, Mapping) and "name" in field}
+                return {
+                    field["name"]
+                    for field in kind["fields"]
+                    if isinstance(field, Mapping) and "name" in field
+                }
     return None
 
 
@@ -372,24 +443,37 @@ _INTEGERS = ("tinyint", "smallint", "int", "bigint")
 
 
 def raw_row_type(schema: Schema) -> str:
-    """Return the type to parse a row with: numbers as such, types with several encodings as variant, else strings."""
-    types = dict.fromkeys(_INTEGERS, "bigint") | dict.fromkeys(_FLOATS, "double") | dict.fromkeys(_VARIANTS, "variant")
-    columns = [f"{quote_name(field.name)}:{types.get(field.type, 'string')}" for field in schema.fields]
+    """Return the type to parse a row with: numbers as such, types with several encodings as
+    variant, else strings.
+    """
+    types = (
+        dict.fromkeys(_INTEGERS, "bigint")
+        | dict.fromkeys(_FLOATS, "double")
+        | dict.fromkeys(_VARIANTS, "variant")
+    )
+    columns = [
+        f"{quote_name(field.name)}:{types.get(field.type, 'string')}" for field in schema.fields
+    ]
     return f"struct<{','.join(columns)}>"
 
 
 def convert_value(declared: Envelope, field: Field, raw: Column, text: Column) -> Column:
-    """Return a value with its declared type, null where it does not fit; `text` is the whole JSON."""
+    """Return a value with its declared type, null where it does not fit; `text` is the whole
+    JSON.
+    """
     if field.type in _INTEGERS:
         return raw.try_cast(field.type)
     if field.type in _FLOATS:
         value, infinity = raw.cast(field.type), F.lit(float("inf"))
-        # An infinite value of JSON, which has no infinity, is a number that is too large. Avro has infinity.
+        # An infinite value of JSON, which has no infinity, is a number that is too large. Avro has
+        # infinity.
         sent = F.lit(False) if declared.format == "json" else F.abs(raw) == infinity
         return F.when((F.abs(value) != infinity) | sent, value)
     if field.type in DATE_TYPES:
         value = convert_date(declared, field, raw)
-        count, ends = (F.unix_date(value), DAYS) if field.type == "date" else (F.unix_micros(value), MICROS)
+        count, ends = (
+            (F.unix_date(value), DAYS) if field.type == "date" else (F.unix_micros(value), MICROS)
+        )
         return F.when(count.between(*ends), value)
     if field.type == "boolean":
         # MySQL stores booleans as TINYINT(1), 0 or 1.
@@ -414,8 +498,13 @@ def is_whole_number(raw: Column) -> Column:
 
 
 def convert_date(declared: Envelope, field: Field, raw: Column) -> Column:
-    """Return the date or timestamp that the field declares, null if the value is none; its year may be out of range."""
-    text, number = raw_value_text(field, raw), F.when(is_whole_number(raw), F.try_variant_get(raw, "$", "bigint"))
+    """Return the date or timestamp that the field declares, null if the value is none; its year
+    may be out of range.
+    """
+    text, number = (
+        raw_value_text(field, raw),
+        F.when(is_whole_number(raw), F.try_variant_get(raw, "$", "bigint")),
+    )
     if field.type == "date":
         days = F.when(F.abs(number) <= _LAST_DAY, F.date_from_unix_date(number.try_cast("int")))
         return F.coalesce(days, F.when(text.rlike(_DATE), text.try_cast("date")))
@@ -427,7 +516,9 @@ def convert_date(declared: Envelope, field: Field, raw: Column) -> Column:
 
 
 def _decimal(declared: Envelope, field: Field, raw: Column, text: Column) -> Column:
-    """Return a decimal exactly as it was sent, else null: JSON numbers with many digits have been rounded by now."""
+    """Return a decimal exactly as it was sent, else null: JSON numbers with many digits have
+    been rounded by now.
+    """
     scale = int(field.type.rstrip(")").split(",")[1])
     fraction = rf"(\.\d{{0,{scale}}}0*)?" if scale else r"(\.0*)?"
     if declared.format == "json" and declared.decimals == "precise":
@@ -444,7 +535,11 @@ def _plain_decimals(scale: int):  # type: ignore[no-untyped-def]  # Spark's own 
     def plain(text: str | None) -> str | None:
         if text is None:
             return None
-        return decimal_from_variable_scale(text) if text.startswith("{") else decimal_from_unscaled(text, scale)
+        return (
+            decimal_from_variable_scale(text)
+            if text.startswith("{")
+            else decimal_from_unscaled(text, scale)
+        )
 
     return plain
 
@@ -459,7 +554,12 @@ def decimal_from_variable_scale(text: str) -> str | None:
         scale, value = parts["scale"], parts["value"]
     except (ValueError, LookupError, TypeError):
         return None
-    if len(parts) != 2 or type(scale) is not int or not isinstance(value, str) or not -_SCALES <= scale <= _SCALES:
+    if (
+        len(parts) != 2
+        or type(scale) is not int
+        or not isinstance(value, str)
+        or not -_SCALES <= scale <= _SCALES
+    ):
         return None
     plain = decimal_from_unscaled(value, max(scale, 0))
     return plain if plain is None or scale >= 0 or plain.strip("-") == "0" else plain + "0" * -scale
@@ -485,13 +585,15 @@ _MAXWELL_PATHS = ("source.position", "source.gtid", "source.ts")
 @validated
 @dataclass(frozen=True, slots=True)
 class MaxwellEnvelope(EnvelopeFormat):
-    """Maxwell's JSON in the STRING column `value`: the row in `data`, and earlier values of changed columns in `old`.
+    """Maxwell's JSON in the STRING column `value`: the row in `data`, and earlier values of changed
+    columns in `old`.
 
-    `columns` are those of the rows ("id BIGINT, name STRING"); others are ignored. `table` selects one ("shop.items")
-    if the stream has several. `timestamps` is the unit of numbers in TIMESTAMP columns, None for ISO strings with a
-    zone. A row without one of the columns is a bad change, unless `on_missing` says that these become null ("null"), or
-    that an update changes only the columns in `data` ("keep"); {"note": "null"} says it of one column.
-    Rows of a bootstrap never replace streamed changes, unless `order_by` is declared: `source.position` (Maxwell's
+    `columns` are those of the rows ("id BIGINT, name STRING"); others are ignored. `table` selects
+    one ("shop.items") if the stream has several. `timestamps` is the unit of numbers in TIMESTAMP
+    columns, None for ISO strings with a zone. A row without one of the columns is a bad change,
+    unless `on_missing` says that these become null ("null"), or that an update changes only the
+    columns in `data` ("keep"); {"note": "null"} says it of one column. Rows of a bootstrap never
+    replace streamed changes, unless `order_by` is declared: `source.position` (Maxwell's
     output_binlog_position), `source.gtid` or `source.ts`.
     """
 
@@ -513,7 +615,10 @@ class MaxwellEnvelope(EnvelopeFormat):
         _freeze_missing(self, Schema.from_ddl(self.columns, _MAXWELL))
         if self.table is not None and "." not in self.table:
             problem = f"{_MAXWELL} has table={self.table!r}: expected DATABASE.TABLE."
-            step = 'Write, for example, table="shop.items", or leave it out if the stream has one table.'
+            step = (
+                'Write, for example, table="shop.items", or leave it out if the stream has one'
+                " table."
+            )
             raise ConfigurationError(problem, step, argument="table")
 
     @property

@@ -1,14 +1,14 @@
 """Extractors turn records into a dataset's entries (SAMZA-1278, "Key and Value").
 
-Without an extractor, an entry is the record itself. `Projection` computes columns with Spark expressions,
-`PythonExtractor` calls a function on each record.
+Without an extractor, an entry is the record itself. `Projection` computes columns with Spark
+expressions, `PythonExtractor` calls a function on each record.
 
-Tombstones have a key but no value, so they bypass the extractor. If it passes the dataset's key columns on unchanged, a
-tombstone deletes the entry of its key. If the key is computed, it is unknown which entry a tombstone deletes, and a
-version with one is rejected.
+Tombstones have a key but no value, so they bypass the extractor. If it passes the dataset's key
+columns on unchanged, a tombstone deletes the entry of its key. If the key is computed, it is
+unknown which entry a tombstone deletes, and a version with one is rejected.
 
-In a change stream, a record without entries deletes the earlier entry: it becomes a tombstone if the key is passed on.
-If the key is computed, the earlier entry stays.
+In a change stream, a record without entries deletes the earlier entry: it becomes a tombstone if
+the key is passed on. If the key is computed, the earlier entry stays.
 """
 
 from __future__ import annotations
@@ -23,7 +23,12 @@ from importlib import import_module
 from operator import and_
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, cast, runtime_checkable
 
-from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError, DatasetError, SchemaMismatchError
+from dagster_adjunct.resources.errors import (
+    AdjunctError,
+    ConfigurationError,
+    DatasetError,
+    SchemaMismatchError,
+)
 from dagster_adjunct.resources.lazy_modules import F, pa
 from dagster_adjunct.resources.schemas.schema import (
     Field,
@@ -57,7 +62,9 @@ class KeyValueExtractor(Protocol):
     """
 
     def schema(self, records: Schema, what: str) -> Schema:
-        """Return the columns of the entries; `what` names the dataset in errors. Raises SchemaMismatchError."""
+        """Return the columns of the entries; `what` names the dataset in errors. Raises
+        SchemaMismatchError.
+        """
         ...
 
     def keeps(self, columns: Sequence[str]) -> bool:
@@ -68,29 +75,35 @@ class KeyValueExtractor(Protocol):
         ...
 
     def apply(self, records: DataFrame, schema: Schema, what: str) -> DataFrame:
-        """Return entries with the columns of `schema`; metadata columns, which begin with `__`, pass through.
+        """Return entries with the columns of `schema`; metadata columns, which begin with `__`,
+        pass through.
 
-        A tombstone stays one: the columns that are passed on have its values, the others are null. Raises DatasetError
-        for an error in the extractor itself, and SchemaMismatchError, which rejects the version, for an error in the
-        records. A change without entries is dropped: to delete the earlier entry, return a tombstone.
+        A tombstone stays one: the columns that are passed on have its values, the others are null.
+        Raises DatasetError for an error in the extractor itself, and SchemaMismatchError, which
+        rejects the version, for an error in the records. A change without entries is dropped: to
+        delete the earlier entry, return a tombstone.
         """
         ...
 
     def describe(self) -> str:
-        """Return a one-line description that is the same in every process: no addresses such as `<f at 0x…>`."""
+        """Return a one-line description that is the same in every process: no addresses such as
+        `<f at 0x…>`.
+        """
         ...
 
 
 @validated
 @dataclass(frozen=True, slots=True)
 class Projection:
-    """Makes entries with the columns `columns` ("tailnum STRING, seats INT") from the records that satisfy `where`.
+    """Makes entries with the columns `columns` ("tailnum STRING, seats INT") from the records that
+    satisfy `where`.
 
-    `select` has a Spark SQL expression for each computed column. The other columns are copied from the record. The type
-    of an expression must be the declared one, or fit into it without loss.
+    `select` has a Spark SQL expression for each computed column. The other columns are copied from
+    the record. The type of an expression must be the declared one, or fit into it without loss.
 
-    In an unbounded dataset, a change that does not satisfy `where` deletes the entry of its key, provided that the key
-    is copied from the record. If `select` computes the key, the entry to delete is unknown, so it stays.
+    In an unbounded dataset, a change that does not satisfy `where` deletes the entry of its key,
+    provided that the key is copied from the record. If `select` computes the key, the entry to
+    delete is unknown, so it stays.
     """
 
     columns: str
@@ -100,11 +113,16 @@ class Projection:
     def __post_init__(self) -> None:
         # As pairs, so that projections are comparable, hashable and picklable.
         pairs = self.select.items() if isinstance(self.select, Mapping) else self.select
-        object.__setattr__(self, "select", tuple((str(name), str(expression)) for name, expression in pairs))
+        object.__setattr__(
+            self, "select", tuple((str(name), str(expression)) for name, expression in pairs)
+        )
         declared = Schema.from_ddl(self.columns, "a projection").names
         unknown = [name for name in self._computed if name not in declared]
         if unknown:
-            problem = f"a projection computes {unknown[0]!r}, which is not among its columns {', '.join(declared)}."
+            problem = (
+                f"a projection computes {unknown[0]!r}, which is not among its columns"
+                f" {', '.join(declared)}."
+            )
             step = "Name it in columns, with its type, or leave it out of select."
             raise ConfigurationError(problem, step, argument="select", column=unknown[0])
 
@@ -119,7 +137,8 @@ class Projection:
                 given = records.field(field.name, f"{what}: the record")
                 if not is_assignable(given.type, field.type):
                     raise SchemaMismatchError(
-                        f"{what}: the projection declares {field.name} as {field.type}, the record has {given.type}.",
+                        f"{what}: the projection declares {field.name} as {field.type}, the record"
+                        f" has {given.type}.",
                         f"Declare it as {given.type}, or cast it in select.",
                         column=field.name,
                     )
@@ -134,11 +153,19 @@ class Projection:
             records = records.where(F.col(TOMBSTONE) | self._passes(records, self.where, what))
         return self._entries(records, schema, what)
 
-    def apply_to_changes(self, records: DataFrame, schema: Schema, what: str, key: Sequence[str]) -> DataFrame:
-        """Return what `apply` returns, and a tombstone for each record that has a key and does not satisfy `where`."""
+    def apply_to_changes(
+        self, records: DataFrame, schema: Schema, what: str, key: Sequence[str]
+    ) -> DataFrame:
+        """Return what `apply` returns, and a tombstone for each record that has a key and does
+        not satisfy `where`.
+        """
         if self.where is not None:
             keyed = reduce(and_, [F.expr(quote_name(name)).isNotNull() for name in key])
-            mark = F.when(F.col(TOMBSTONE), True).when(self._passes(records, self.where, what), False).when(keyed, True)
+            mark = (
+                F.when(F.col(TOMBSTONE), True)
+                .when(self._passes(records, self.where, what), False)
+                .when(keyed, True)
+            )
             records = records.withColumn(TOMBSTONE, mark).where(F.col(TOMBSTONE).isNotNull())
         return self._entries(records, schema, what)
 
@@ -147,11 +174,19 @@ class Projection:
         """Whether it has expressions, which only Spark evaluates."""
         return bool(self.select) or self.where is not None
 
-    def apply_arrow(self, records: pa.Table, schema: Schema, what: str, deleting: tuple[str, ...] = ()) -> pa.Table:
-        """Return what `apply` returns, for records in Arrow and a projection without expressions."""
+    def apply_arrow(
+        self, records: pa.Table, schema: Schema, what: str, deleting: tuple[str, ...] = ()
+    ) -> pa.Table:
+        """Return what `apply` returns, for records in Arrow and a projection without
+        expressions.
+        """
         wanted = schema.to_arrow()
-        columns = {name: records.column(name).cast(wanted.field(name).type) for name in schema.names}
-        marks = {name: records.column(name) for name in records.column_names if name.startswith("__")}
+        columns = {
+            name: records.column(name).cast(wanted.field(name).type) for name in schema.names
+        }
+        marks = {
+            name: records.column(name) for name in records.column_names if name.startswith("__")
+        }
         return pa.table({**columns, **marks})
 
     def _passes(self, records: DataFrame, where: str, what: str) -> Column:
@@ -175,7 +210,9 @@ class Projection:
                 try:
                     records.select(expression)
                 except PySparkException as error:
-                    raise _planning_error(what, f"the expression for {name!r}", computed[name], error) from error
+                    raise _planning_error(
+                        what, f"the expression for {name!r}", computed[name], error
+                    ) from error
             raise
         columns = []
         for field, given in zip(schema.fields, planned, strict=True):
@@ -185,14 +222,26 @@ class Projection:
                     f"{what}: the projection declares {field.name} as {field.type}, but "
                     f"{computed.get(field.name, field.name)!r} is {kind}."
                 )
-                raise DatasetError(problem, f"Declare it as {kind}, or cast it in the expression.", column=field.name)
+                raise DatasetError(
+                    problem,
+                    f"Declare it as {kind}, or cast it in the expression.",
+                    column=field.name,
+                )
             kept = computed.get(field.name, field.name) in (field.name, quote_name(field.name))
-            columns.append((expression if kept else F.when(~tombstone, expression)).cast(field.type).alias(field.name))
+            columns.append(
+                (expression if kept else F.when(~tombstone, expression))
+                .cast(field.type)
+                .alias(field.name)
+            )
         return records.select(*columns, *metadata_columns(records.columns))
 
     def describe(self) -> str:
-        computed = [f"{expression} AS {quote_name(name)}" for name, expression in self._computed.items()]
-        return "; ".join(filter(None, [f"projection ({self.columns})", ", ".join(computed), self.where or ""]))
+        computed = [
+            f"{expression} AS {quote_name(name)}" for name, expression in self._computed.items()
+        ]
+        return "; ".join(
+            filter(None, [f"projection ({self.columns})", ", ".join(computed), self.where or ""])
+        )
 
 
 @validated
@@ -200,16 +249,17 @@ class Projection:
 class PythonExtractor:
     """Entries that a Python function returns: none, one or several for each record.
 
-    `factory` is "package.module:name". It is called without arguments in each task and returns the function, which
-    takes a record as a dict and returns its entries, an iterable of dicts with exactly the columns of `columns`
-    ("tailnum STRING, seats INT"). Values must have their column's type: nothing is parsed, rounded or truncated. The
-    module is imported where the tasks run. `unchanged` are columns that the function passes on from the record
-    unchanged, which is checked. Errors show no values of `sensitive` columns, which include those of the dataset, nor
-    the message of the function's own error if there are any.
+    `factory` is "package.module:name". It is called without arguments in each task and returns the
+    function, which takes a record as a dict and returns its entries, an iterable of dicts with
+    exactly the columns of `columns` ("tailnum STRING, seats INT"). Values must have their column's
+    type: nothing is parsed, rounded or truncated. The module is imported where the tasks run.
+    `unchanged` are columns that the function passes on from the record unchanged, which is checked.
+    Errors show no values of `sensitive` columns, which include those of the dataset, nor the
+    message of the function's own error if there are any.
 
-    In an unbounded dataset a change without entries deletes the entry of its key, if `unchanged` has the whole key. If
-    the function computes the key, the entries of an earlier change are unknown, and stay until a change writes or
-    deletes them by their own key.
+    In an unbounded dataset a change without entries deletes the entry of its key, if `unchanged`
+    has the whole key. If the function computes the key, the entries of an earlier change are
+    unknown, and stay until a change writes or deletes them by their own key.
     """
 
     factory: str
@@ -221,7 +271,10 @@ class PythonExtractor:
 
     def __post_init__(self) -> None:
         if not _FACTORY.fullmatch(self.factory):
-            problem = f"a Python extractor has the factory {self.factory!r}: expected package.module:name."
+            problem = (
+                f"a Python extractor has the factory {self.factory!r}: expected"
+                " package.module:name."
+            )
             step = "Name a function that can be imported where the tasks run."
             raise ConfigurationError(problem, step, argument="factory")
         declared = Schema.from_ddl(self.columns, f"extractor {self.factory}")
@@ -234,8 +287,8 @@ class PythonExtractor:
             given, field = records.field(name, f"{what}: the record"), declared.field(name)
             if given.type != field.type:
                 problem = (
-                    f"{what}: extractor {self.factory} declares {name} as unchanged and as {field.type}, but in the "
-                    f"record it is {given.type}."
+                    f"{what}: extractor {self.factory} declares {name} as unchanged and as"
+                    f" {field.type}, but in the record it is {given.type}."
                 )
                 raise SchemaMismatchError(problem, f"Declare it as {given.type}.", column=name)
         return declared
@@ -246,18 +299,26 @@ class PythonExtractor:
     def apply(self, records: DataFrame, schema: Schema, what: str) -> DataFrame:
         return self.apply_to_changes(records, schema, what, ())
 
-    def apply_to_changes(self, records: DataFrame, schema: Schema, what: str, key: Sequence[str]) -> DataFrame:
-        """Return what `apply` returns, and a tombstone for each record that has a key and no entries."""
+    def apply_to_changes(
+        self, records: DataFrame, schema: Schema, what: str, key: Sequence[str]
+    ) -> DataFrame:
+        """Return what `apply` returns, and a tombstone for each record that has a key and no
+        entries.
+        """
         load_function(self, what)  # fail here instead of in every task
         declared, marks = Schema.from_ddl(self.columns, what), metadata_columns(records.columns)
         columns = [(field.name, field.type) for field in declared.fields]
         columns += [(name, records.schema[name].dataType.simpleString()) for name in marks]
         names = records.columns
-        extract = partial(_entries, extractor=self, names=names, schema=declared, what=what, deleting=tuple(key))
+        extract = partial(
+            _entries, extractor=self, names=names, schema=declared, what=what, deleting=tuple(key)
+        )
         entries = convert_in_tasks(records, extract, columns)
         return entries.select(*[quote_name(name) for name in schema.names], *marks)
 
-    def apply_arrow(self, records: pa.Table, schema: Schema, what: str, deleting: tuple[str, ...] = ()) -> pa.Table:
+    def apply_arrow(
+        self, records: pa.Table, schema: Schema, what: str, deleting: tuple[str, ...] = ()
+    ) -> pa.Table:
         """Return what `apply` returns, for records in Arrow.
 
         A record without entries becomes a tombstone if it has all columns of the key `deleting`.
@@ -266,7 +327,9 @@ class PythonExtractor:
         batches = records.combine_chunks().to_batches(max_chunksize=_BATCH) or [
             pa.RecordBatch.from_pylist([], schema=records.schema)
         ]
-        entries = pa.Table.from_batches(list(_entries(iter(batches), self, names, declared, what, deleting)))
+        entries = pa.Table.from_batches(
+            list(_entries(iter(batches), self, names, declared, what, deleting))
+        )
         marks = metadata_columns(names)
         return entries.rename_columns([*declared.names, *marks]).select([*schema.names, *marks])
 
@@ -275,7 +338,9 @@ class PythonExtractor:
 
 
 def mask_columns(extractor: KeyValueExtractor, sensitive: Sequence[str]) -> KeyValueExtractor:
-    """Return a PythonExtractor whose errors also mask values of these columns; other extractors unchanged."""
+    """Return a PythonExtractor whose errors also mask values of these columns; other extractors
+    unchanged.
+    """
     if not isinstance(extractor, PythonExtractor) or not sensitive:
         return extractor
     return replace(extractor, sensitive=tuple(dict.fromkeys((*extractor.sensitive, *sensitive))))
@@ -284,7 +349,8 @@ def mask_columns(extractor: KeyValueExtractor, sensitive: Sequence[str]) -> KeyV
 def is_assignable(given: str, declared: str) -> bool:
     """Whether every value of the given type can be stored as the declared type without loss.
 
-    That is so if Spark reads the one as the other, and for integers whose digits fit into the float or decimal.
+    That is so if Spark reads the one as the other, and for integers whose digits fit into the float
+    or decimal.
     """
     if given == "void" or is_widening(given, declared):
         return True
@@ -300,8 +366,14 @@ def metadata_columns(names: Sequence[str]) -> list[str]:
 
 
 def _planning_error(what: str, part: str, expression: str, error: Exception) -> DatasetError:
-    problem = f"{what}: {part} of the projection, {expression!r}, can't be planned: {first_message_line(error)}"
-    step = "Correct the expression: it must be Spark SQL over the record's columns, without aggregates."
+    problem = (
+        f"{what}: {part} of the projection, {expression!r}, can't be planned:"
+        f" {first_message_line(error)}"
+    )
+    step = (
+        "Correct the expression: it must be Spark SQL over the record's columns, without"
+        " aggregates."
+    )
     return DatasetError(problem, step, function=expression)
 
 
@@ -327,14 +399,23 @@ def load_function(extractor: PythonExtractor, what: str) -> Function:
     except AdjunctError:
         raise
     except Exception as error:  # the user's code
-        failed = "can't be imported" if isinstance(error, ImportError | AttributeError | SyntaxError) else "failed"
-        problem = f"{what}: the extractor's factory {extractor.factory} {failed} ({type(error).__name__}: {error})."
-        step = "Correct the name or the module, and install the module on all machines that run tasks."
+        failed = (
+            "can't be imported"
+            if isinstance(error, ImportError | AttributeError | SyntaxError)
+            else "failed"
+        )
+        problem = (
+            f"{what}: the extractor's factory {extractor.factory} {failed} ({type(error).__name__}:"
+            f" {error})."
+        )
+        step = (
+            "Correct the name or the module, and install the module on all machines that run tasks."
+        )
         raise ConfigurationError(problem, step, argument="factory") from error
     if not callable(function):
         raise ConfigurationError(
-            f"{what}: the extractor's factory {extractor.factory} returns {type(function).__name__}: expected a "
-            "function of a record.",
+            f"{what}: the extractor's factory {extractor.factory} returns"
+            f" {type(function).__name__}: expected a function of a record.",
             "Return the function that takes a record and returns its entries.",
             argument="factory",
         )
@@ -351,8 +432,8 @@ def _entries(
 ) -> Iterator[pa.RecordBatch]:
     """Yield the entries of these records: the columns of `schema`, then the metadata columns.
 
-    `names` are the records' columns in order. A record without entries becomes a tombstone if none of its columns in
-    `deleting`, which are the key, is null.
+    `names` are the records' columns in order. A record without entries becomes a tombstone if none
+    of its columns in `deleting`, which are the key, is null.
     """
     function = load_function(extractor, what)
     data = [name for name in names if not name.startswith("__")]
@@ -362,17 +443,26 @@ def _entries(
         entries: list[dict[str, Any]] = []
         marks = table.select([PARTITION, OFFSET, TOMBSTONE]).to_pylist()
         if (found := first_unreadable(table, data)) is not None:
-            raise found.error(what, _describe_record(marks[found.row]), hidden=_is_hidden(found.column, extractor))
+            raise found.error(
+                what, _describe_record(marks[found.row]), hidden=_is_hidden(found.column, extractor)
+            )
         for row, record in enumerate(table.select(data).to_pylist()):
             extracted: list[dict[str, Any]] = []
             if not marks[row][TOMBSTONE]:
                 where = f"{what}: {_describe_record(marks[row])}"
                 extracted = _call_function(function, record, extractor, schema, where)
                 marks[row][TOMBSTONE] = (
-                    not extracted and deleting and all(record[name] is not None for name in deleting)
+                    not extracted
+                    and deleting
+                    and all(record[name] is not None for name in deleting)
                 )
             if marks[row][TOMBSTONE]:
-                extracted = [{name: record[name] if name in extractor.unchanged else None for name in schema.names}]
+                extracted = [
+                    {
+                        name: record[name] if name in extractor.unchanged else None
+                        for name in schema.names
+                    }
+                ]
             entries += extracted
             taken += [row] * len(extracted)
         places = [f"{what}: {_describe_record(marks[row])}" for row in taken]
@@ -380,7 +470,8 @@ def _entries(
             tombstones = pa.array([bool(mark[TOMBSTONE]) for mark in marks], pa.bool_())
             table = table.set_column(table.column_names.index(TOMBSTONE), TOMBSTONE, tombstones)
         columns = [
-            _column([entry[field.name] for entry in entries], field, extractor, places) for field in schema.fields
+            _column([entry[field.name] for entry in entries], field, extractor, places)
+            for field in schema.fields
         ]
         rest = table.select(metadata_columns(names)).take(pa.array(taken, pa.int64()))
         columns += [column.combine_chunks() for column in rest.columns]
@@ -388,7 +479,11 @@ def _entries(
 
 
 def _call_function(
-    function: Function, record: dict[str, Any], extractor: PythonExtractor, schema: Schema, where: str
+    function: Function,
+    record: dict[str, Any],
+    extractor: PythonExtractor,
+    schema: Schema,
+    where: str,
 ) -> list[dict[str, Any]]:
     kept = {name: record[name] for name in extractor.unchanged}
     try:
@@ -397,7 +492,11 @@ def _call_function(
         entries = list(returned) if iterable else []
     except Exception as error:
         # The message may contain values of the record.
-        text = "the message is not shown, because columns are sensitive" if extractor.sensitive else str(error)
+        text = (
+            "the message is not shown, because columns are sensitive"
+            if extractor.sensitive
+            else str(error)
+        )
         line = failing_line(error)
         text += "" if line is None else f" ({line.describe()})"
         problem = f"{where}: extractor {extractor.factory} failed: {type(error).__name__}: {text}."
@@ -405,18 +504,24 @@ def _call_function(
         raise DatasetError(problem, step, function=extractor.factory) from error
     if not iterable:
         shown = _describe_value(returned, bool(extractor.sensitive))
-        raise _function_error(extractor, where, shown, f"an iterable of dicts with {_describe_columns(schema)}")
+        raise _function_error(
+            extractor, where, shown, f"an iterable of dicts with {_describe_columns(schema)}"
+        )
     for entry in entries:
         _check_entry(entry, kept, extractor, schema, where)
     return entries
 
 
-def _check_entry(entry: Any, kept: dict[str, Any], extractor: PythonExtractor, schema: Schema, where: str) -> None:
+def _check_entry(
+    entry: Any, kept: dict[str, Any], extractor: PythonExtractor, schema: Schema, where: str
+) -> None:
     returned, declared = "", f"a dict with {_describe_columns(schema)}"
     if not isinstance(entry, dict):
         returned = f"{_describe_value(entry, bool(extractor.sensitive))} for an entry"
     elif missing := [name for name in schema.names if name not in entry]:
-        returned = f"an entry without column {missing[0]!r}, with {', '.join(map(repr, entry)) or 'none'}"
+        returned = (
+            f"an entry without column {missing[0]!r}, with {', '.join(map(repr, entry)) or 'none'}"
+        )
     elif extra := [name for name in entry if name not in schema]:
         returned = f"an entry with column {extra[0]!r}, which is not declared"
     elif other := [name for name, value in kept.items() if not _is_equal(entry[name], value)]:
@@ -430,12 +535,16 @@ def _check_entry(entry: Any, kept: dict[str, Any], extractor: PythonExtractor, s
 def _is_equal(returned: Any, value: Any) -> bool:
     """Whether a returned value equals that of the record; NaN equals NaN."""
     try:
-        return returned is value or bool(returned == value) or (bool(returned != returned) and value != value)  # noqa: PLR0124
+        if returned is value or bool(returned == value):
+            return True
+        return bool(returned != returned) and value != value  # noqa: PLR0124
     except ValueError:  # of an array of NumPy
         return False
 
 
-def _column(values: list[Any], field: Field, extractor: PythonExtractor, places: list[str]) -> pa.Array:
+def _column(
+    values: list[Any], field: Field, extractor: PythonExtractor, places: list[str]
+) -> pa.Array:
     kind = arrow_type(field.type)
     for value, place in zip(values, places, strict=True):
         if value is not None and not _has_type(field.type, value) and not is_missing(value):
@@ -457,7 +566,9 @@ def value_classes(kind: str) -> tuple[type, ...]:
 
 
 def _has_type(kind: str, value: Any) -> bool:
-    if not isinstance(value, value_classes(kind)) or (isinstance(value, bool) and kind != "boolean"):
+    if not isinstance(value, value_classes(kind)) or (
+        isinstance(value, bool) and kind != "boolean"
+    ):
         return False
     if isinstance(value, dt.datetime):
         return kind == "timestamp" and value.tzinfo is not None and value.utcoffset() is not None
@@ -466,17 +577,25 @@ def _has_type(kind: str, value: Any) -> bool:
 
 def _misfit_error(place: str, field: Field, extractor: PythonExtractor, value: Any) -> DatasetError:
     shown = _describe_value(value, _is_hidden(field.name, extractor))
-    return _function_error(extractor, place, f"column {field.name!r} as {shown}", f"it as {field.type}")
+    return _function_error(
+        extractor, place, f"column {field.name!r} as {shown}", f"it as {field.type}"
+    )
 
 
 def _is_hidden(column: str, extractor: PythonExtractor) -> bool:
     return column.lower() in {name.lower() for name in extractor.sensitive}
 
 
-def _function_error(extractor: PythonExtractor, where: str, returned: str, declared: str) -> DatasetError:
-    """Return the error for a function that violates its declaration, which does not reject the version."""
+def _function_error(
+    extractor: PythonExtractor, where: str, returned: str, declared: str
+) -> DatasetError:
+    """Return the error for a function that violates its declaration, which does not reject the
+    version.
+    """
     problem = f"{where}: extractor {extractor.factory} returned {returned}: expected {declared}."
-    step = "Fix the function or its declaration, and run it again: nothing was published or rejected."
+    step = (
+        "Fix the function or its declaration, and run it again: nothing was published or rejected."
+    )
     return DatasetError(problem, step, function=extractor.factory)
 
 

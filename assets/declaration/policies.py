@@ -1,5 +1,5 @@
-"""The policies of a dataset: retention, partitions in Dagster, how it follows a change stream, validators, and since
-when versions are valid."""
+"""The policies of a dataset: retention, partitions in Dagster, how it follows a change stream,
+validators, and since when versions are valid."""
 
 from __future__ import annotations
 
@@ -28,12 +28,13 @@ from dagster_adjunct.resources.validation import validated
 @validated
 @dataclass(frozen=True, slots=True)
 class DiscardPolicy:
-    """Which versions are retained: the newest `keep` sealed ones (None: all), and those that are still needed.
+    """Which versions are retained: the newest `keep` sealed ones (None: all), and those that are
+    still needed.
 
-    Needed are versions that are served, pinned or leased, and unless `keep` is 1 the one that would be served if the
-    current one were revoked. Of several builds of one version partition only the newest is kept. Nothing younger than
-    `grace` is deleted, by the store's clock: neither versions, rejected and revoked ones included, nor leftovers of
-    failed attempts.
+    Needed are versions that are served, pinned or leased, and unless `keep` is 1 the one that would
+    be served if the current one were revoked. Of several builds of one version partition only the
+    newest is kept. Nothing younger than `grace` is deleted, by the store's clock: neither versions,
+    rejected and revoked ones included, nor leftovers of failed attempts.
     """
 
     keep: int | None = 3
@@ -41,7 +42,9 @@ class DiscardPolicy:
 
     def __post_init__(self) -> None:
         if self.keep is not None and self.keep < 1:
-            raise argument_error(f"a discard policy has keep={self.keep}", "1 or more versions", argument="keep")
+            raise argument_error(
+                f"a discard policy has keep={self.keep}", "1 or more versions", argument="keep"
+            )
         if self.grace < timedelta(0):
             raise argument_error(
                 f"a discard policy has grace={describe_span(self.grace)}",
@@ -53,12 +56,14 @@ class DiscardPolicy:
 @validated
 @dataclass(frozen=True, slots=True)
 class VersionPartitions:
-    """Versions as partitions in Dagster: one per day since `start` ("2026-01-01"), or one per name in `names`.
+    """Versions as partitions in Dagster: one per day since `start` ("2026-01-01"), or one per name
+    in `names`.
 
-    Days begin at midnight in `timezone`, an IANA name such as "Pacific/Auckland" (default: UTC), and have 23 or 25
-    hours there when the clock changes. With neither, partitions are dynamic: names are added as versions arrive. A
-    version has the name of its partition. Versions are ordered by name, with numbers in it by value, so building an
-    older one does not make it current. A version that is delivered under another name is reported and left out.
+    Days begin at midnight in `timezone`, an IANA name such as "Pacific/Auckland" (default: UTC),
+    and have 23 or 25 hours there when the clock changes. With neither, partitions are dynamic:
+    names are added as versions arrive. A version has the name of its partition. Versions are
+    ordered by name, with numbers in it by value, so building an older one does not make it current.
+    A version that is delivered under another name is reported and left out.
     """
 
     by: Literal["day", "name"] = "name"
@@ -69,14 +74,24 @@ class VersionPartitions:
     def __post_init__(self) -> None:
         if self.by == "day" and self.names:
             problem = f"version partitions by day have names={self.names!r}: their names are days."
-            raise ConfigurationError(problem, "Leave names out, or leave day and start out.", argument="names")
+            raise ConfigurationError(
+                problem, "Leave names out, or leave day and start out.", argument="names"
+            )
         unusable = [name for name in self.names if not _is_usable(name)]
         if unusable:
-            expected = f"no name that is empty or contains {_UNUSABLE_PARTS[0]!r} or a control character, as in Dagster"
-            raise argument_error(f"version partitions have the name {unusable[0]!r}", expected, argument="names")
+            expected = (
+                f"no name that is empty or contains {_UNUSABLE_PARTS[0]!r} or a control character,"
+                " as in Dagster"
+            )
+            raise argument_error(
+                f"version partitions have the name {unusable[0]!r}", expected, argument="names"
+            )
         if self.timezone is not None:
             if self.by != "day":
-                problem = f"version partitions by name have timezone={self.timezone!r}: only days begin in a zone."
+                problem = (
+                    f"version partitions by name have timezone={self.timezone!r}: only days begin"
+                    " in a zone."
+                )
                 raise ConfigurationError(problem, "Leave timezone out.", argument="timezone")
             check_zone("version partitions have timezone", self.timezone, argument="timezone")
         if (self.by == "day") != (self.start is not None):
@@ -84,11 +99,16 @@ class VersionPartitions:
             step = 'Write VersionPartitions("day", start="2026-01-01"), or leave start out.'
             raise ConfigurationError(problem, step, argument="start")
         if self.start is not None and not _is_day(self.start):
-            problem = f"version partitions by day have start={self.start!r}: expected a date such as 2026-01-01."
+            problem = (
+                f"version partitions by day have start={self.start!r}: expected a date such as"
+                " 2026-01-01."
+            )
             raise ConfigurationError(problem, argument="start")
 
     def has(self, name: str) -> bool:
-        """Whether this is the name of a partition; if partitions are dynamic, any is that Dagster accepts."""
+        """Whether this is the name of a partition; if partitions are dynamic, any is that
+        Dagster accepts.
+        """
         if self.start is not None:
             return _is_day(name) and name >= self.start
         return name in self.names if self.names else _is_usable(name)
@@ -127,9 +147,13 @@ def _is_day(text: str) -> bool:
 
 
 def natural_sort_key(name: str) -> tuple[tuple[int, int, str], ...]:
-    """Return a sort key that orders version names naturally: v2 before v10, 2026-01-31 before 2026-02-01."""
+    """Return a sort key that orders version names naturally: v2 before v10, 2026-01-31 before
+    2026-02-01.
+    """
     parts = re.findall(r"[0-9]+|[^0-9]+", name)
-    return tuple((0, int(part), part) if part[0] in "0123456789" else (1, 0, part) for part in parts)
+    return tuple(
+        (0, int(part), part) if part[0] in "0123456789" else (1, 0, part) for part in parts
+    )
 
 
 History = timedelta | Literal["all"]
@@ -142,11 +166,11 @@ _CHUNK_RECORDS = 20_000_000
 class DeltaCompaction:
     """When the deltas of an unbounded dataset are compacted.
 
-    Minor compaction merges the newest deltas into one as soon as there are `deltas` of them. Major compaction merges
-    all into a new base, because readers broadcast the keys in deltas, as soon as the deltas hold more than `rows` rows,
-    or more than `fraction` of the base's rows and either 50,000 rows or `deltas` deltas. `inside_commit=True` compacts
-    within the advance that made it due; otherwise a schedule does (`<app>_compact` in Dagster, adjunct dataset
-    compact).
+    Minor compaction merges the newest deltas into one as soon as there are `deltas` of them. Major
+    compaction merges all into a new base, because readers broadcast the keys in deltas, as soon as
+    the deltas hold more than `rows` rows, or more than `fraction` of the base's rows and either
+    50,000 rows or `deltas` deltas. `inside_commit=True` compacts within the advance that made it
+    due; otherwise a schedule does (`<app>_compact` in Dagster, adjunct dataset compact).
     """
 
     deltas: int = 8
@@ -161,13 +185,17 @@ class DeltaCompaction:
             ("rows", self.rows >= 1, "1 or more"),
         ):
             if not is_valid:
-                raise argument_error(f"a compaction policy has {name}={getattr(self, name)}", expected, argument=name)
+                raise argument_error(
+                    f"a compaction policy has {name}={getattr(self, name)}", expected, argument=name
+                )
 
 
 @validated
 @dataclass(frozen=True, slots=True)
 class DeadLetters:
-    """Sends changes that can't be applied to this stream ("lake.weather-dead"), with the reason, and counts them."""
+    """Sends changes that can't be applied to this stream ("lake.weather-dead"), with the reason,
+    and counts them.
+    """
 
     stream: str
 
@@ -180,20 +208,24 @@ class ChangeStreamOptions:
     """How a change stream becomes a table.
 
     - `changes`: the format of the records
-    - `order_by`: the column whose highest value wins, or several, of which the first that differs decides; None for the
-      offset
-    - `keep_tombstones`: how far below the newest value of `order_by` deletions are remembered, in its own unit
-      (microseconds for a timestamp, days for a date); None for ever. Without `order_by`, in offsets, and only for
-      formats whose snapshot rows never replace streamed changes
-    - `on_bad_change`: what happens to changes that can't be applied (they can't be read, have no key, come too late, …)
+    - `order_by`: the column whose highest value wins, or several, of which the first that differs
+      decides; None for the offset
+    - `keep_tombstones`: how far below the newest value of `order_by` deletions are remembered, in
+      its own unit (microseconds for a timestamp, days for a date); None for ever. Without
+      `order_by`, in offsets, and only for formats whose snapshot rows never replace streamed
+      changes
+    - `on_bad_change`: what happens to changes that can't be applied (they can't be read, have no
+      key, come too late, …)
     - `initial`: a bulk snapshot to start from
     - `max_age`: how long a table stays valid after it was last confirmed to be caught up
     - `on_lost_offset`: what happens if the stream no longer has the next offset
     - `persistent`: False keeps the table for one run only
     - `chunk`: the most records that one commit includes
     - `freshness`: the age at which Dagster warns
-    - `history`: how long the entries of each key are kept over time, or "all"; None keeps the newest only
-    - `valid_from`: the column (timestamp or date) that says since when an entry is valid; None for the record's time
+    - `history`: how long the entries of each key are kept over time, or "all"; None keeps the
+      newest only
+    - `valid_from`: the column (timestamp or date) that says since when an entry is valid; None for
+      the record's time
     """
 
     changes: ChangeFormat = field(default_factory=Upserts)
@@ -221,12 +253,19 @@ class ChangeStreamOptions:
         distance, history, column = self.keep_tombstones, self.history, self.valid_from
         found = f"keep_tombstones is {distance!r} in the order of {describe_order(self.order_by)}"
         if distance is not None and (self.order is None or distance < 0):
-            problem = f"{found}: expected a distance, 0 or more, in the unit of the ordering column."
-            step = "Leave it out: by offset, deletions are only needed until the next major compaction."
+            problem = (
+                f"{found}: expected a distance, 0 or more, in the unit of the ordering column."
+            )
+            step = (
+                "Leave it out: by offset, deletions are only needed until the next major"
+                " compaction."
+            )
             yield "keep_tombstones", problem, step
         if distance is not None and len(self.order_by or ()) > 1:
             problem = f"{found}: there is no distance between values of several columns."
-            step = "Leave it out, so that deletions are remembered for ever, or order by one number."
+            step = (
+                "Leave it out, so that deletions are remembered for ever, or order by one number."
+            )
             yield "keep_tombstones", problem, step
         for name in ("max_age", "freshness", "history"):
             span = getattr(self, name)
@@ -235,14 +274,28 @@ class ChangeStreamOptions:
                 yield name, problem, "Write, for example, timedelta(days=7)."
         if self.chunk < 1:
             yield "chunk", f"chunk is {self.chunk}: expected 1 or more records.", ""
-        for argument, is_wrong, why in () if self.persistent else (
-            ("initial", self.initial is not None, "have an initial snapshot."),
-            ("on_bad_change", self.on_bad_change != "fail",
-             "have dead letters: each run would send the same changes again."),
-            ("on_lost_offset", self.on_lost_offset == "serve_stale",
-             'have on_lost_offset="serve_stale": nothing is stored.'),
-            ("history", history is not None, "keep a history, which would start again in each run."),
-        ):  # fmt: skip
+        for argument, is_wrong, why in (
+            ()
+            if self.persistent
+            else (
+                ("initial", self.initial is not None, "have an initial snapshot."),
+                (
+                    "on_bad_change",
+                    self.on_bad_change != "fail",
+                    "have dead letters: each run would send the same changes again.",
+                ),
+                (
+                    "on_lost_offset",
+                    self.on_lost_offset == "serve_stale",
+                    'have on_lost_offset="serve_stale": nothing is stored.',
+                ),
+                (
+                    "history",
+                    history is not None,
+                    "keep a history, which would start again in each run.",
+                ),
+            )
+        ):
             if is_wrong:
                 problem = f"a table with persistent=False can't {why}"
                 yield argument, problem, "Declare persistent=True, or leave it out."
@@ -251,21 +304,28 @@ class ChangeStreamOptions:
             yield "valid_from", problem, "Leave it out to use the record's time."
         if column is not None and history is None:
             problem = f"valid_from is {column!r}, but it has no effect without a history."
-            yield "valid_from", problem, 'Declare history=timedelta(…) or "all", or remove valid_from.'
+            yield (
+                "valid_from",
+                problem,
+                'Declare history=timedelta(…) or "all", or remove valid_from.',
+            )
         if history is not None and distance is not None:
-            problem = f"keep_tombstones is {distance!r}, but history already says how long deletions are remembered."
+            problem = (
+                f"keep_tombstones is {distance!r}, but history already says how long deletions are"
+                " remembered."
+            )
             yield "keep_tombstones", problem, "Remove keep_tombstones."
         partial = f"but changes ({self.changes.describe()}) may leave out columns"
         if self.completes and self.order_by is not None:
             problem = (
-                f"order_by is {self.order_by!r}, {partial}, which keep their stored values, so changes must be applied "
-                "in the order of offsets."
+                f"order_by is {self.order_by!r}, {partial}, which keep their stored values, so"
+                " changes must be applied in the order of offsets."
             )
             yield "order_by", problem, "Leave order_by out, or let the source send whole rows."
         if self.completes and history is not None:
             problem = (
-                f"history is {history!r}, {partial}: a late change would have to be completed from the values at its "
-                "time, and so would all changes after it."
+                f"history is {history!r}, {partial}: a late change would have to be completed from"
+                " the values at its time, and so would all changes after it."
             )
             yield "history", problem, "Remove history, or let the source send whole rows."
 
@@ -276,7 +336,8 @@ class ChangeStreamOptions:
 
     @property
     def order(self) -> Order | None:
-        """The names of what positions are made of: `order_by`, or STREAMED_FIRST for formats that mark snapshot rows.
+        """The names of what positions are made of: `order_by`, or STREAMED_FIRST for formats that
+        mark snapshot rows.
 
         None if a position is just the offset, so that a later change of the stream is always newer.
         """
@@ -286,8 +347,12 @@ class ChangeStreamOptions:
     def _check_order(self, given: str | Sequence[str]) -> None:
         names = (given,) if isinstance(given, str) else tuple(given)
         if not names or not all(names) or len(set(names)) < len(names):
-            problem = f"order_by is {given!r}: expected the name of a column, or several different ones."
-            raise ConfigurationError(problem, "Leave it out to order by offset.", argument="order_by")
+            problem = (
+                f"order_by is {given!r}: expected the name of a column, or several different ones."
+            )
+            raise ConfigurationError(
+                problem, "Leave it out to order by offset.", argument="order_by"
+            )
         for name in names:
             check_name("ordering column", str(name).replace(".", "_"))
         object.__setattr__(self, "order_by", names)
@@ -300,7 +365,9 @@ VALIDATOR_NAME = re.compile(r"[A-Za-z0-9_]{1,200}")
 @validated
 @runtime_checkable
 class Validator(Protocol):
-    """Decides whether a candidate version may be published. A frozen value, whose `name` is unique in a dataset."""
+    """Decides whether a candidate version may be published. A frozen value, whose `name` is
+    unique in a dataset.
+    """
 
     @property
     def name(self) -> str: ...
@@ -314,17 +381,24 @@ class Validator(Protocol):
 
 
 def check_validators(what: str, validators: Sequence[Validator]) -> None:
-    """Raise ConfigurationError for names that are not unique, or not 1 to 200 letters, digits and underscores."""
+    """Raise ConfigurationError for names that are not unique, or not 1 to 200 letters, digits
+    and underscores.
+    """
     names: list[str] = []
     for validator in validators:
         names.append(validator.name)
         if not VALIDATOR_NAME.fullmatch(validator.name):
-            problem = f"{what} has a validator named {validator.name!r}: expected letters, digits and underscores."
+            problem = (
+                f"{what} has a validator named {validator.name!r}: expected letters, digits and"
+                " underscores."
+            )
             raise ConfigurationError(problem, "Rename the validator.", argument="validators")
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         step = "Remove one, or give one another name with custom(NAME, …)."
-        raise ConfigurationError(f"{what} has two validators named {twice[0]!r}.", step, argument="validators")
+        raise ConfigurationError(
+            f"{what} has two validators named {twice[0]!r}.", step, argument="validators"
+        )
 
 
 NAME, MARKER = "name", "marker"
@@ -332,32 +406,39 @@ _EXAMPLE = datetime(2026, 11, 30, 12, 30, 15, tzinfo=UTC)
 
 
 def check_valid_from(dataset: str, valid_from: str) -> None:
-    """Raise ConfigurationError unless `valid_from` is "name", "marker" or a strptime pattern that has the year."""
+    """Raise ConfigurationError unless `valid_from` is "name", "marker" or a strptime pattern
+    that has the year.
+    """
     if valid_from in (NAME, MARKER):
         return
     try:
         if "%" in valid_from:
             parsed = datetime.strptime(_EXAMPLE.strftime(valid_from), valid_from)
             # strptime ignores a week without its day.
-            if parsed.year == _EXAMPLE.year and parsed.strftime(valid_from) == _EXAMPLE.strftime(valid_from):
+            if parsed.year == _EXAMPLE.year and parsed.strftime(valid_from) == _EXAMPLE.strftime(
+                valid_from
+            ):
                 return
     except ValueError:
         pass
     problem = (
-        f'dataset {dataset!r} has valid_from={valid_from!r}: expected "name", "marker", or a pattern of dates '
-        "with their year."
+        f'dataset {dataset!r} has valid_from={valid_from!r}: expected "name", "marker", or a'
+        " pattern of dates with their year."
     )
-    step = 'Write a pattern as strptime reads it, such as "%Y-%m-%d", or "date=%Y-%m-%d" for folders.'
+    step = (
+        'Write a pattern as strptime reads it, such as "%Y-%m-%d", or "date=%Y-%m-%d" for folders.'
+    )
     raise ConfigurationError(problem, step, argument="valid_from", dataset=dataset)
 
 
 def parse_valid_from(
     dataset: str, valid_from: str, version: str, marked: Collection[datetime], zone: tzinfo = UTC
 ) -> datetime:
-    """Return since when a version is valid, according to its name or its markers; names without a zone are in `zone`.
+    """Return since when a version is valid, according to its name or its markers; names without a
+    zone are in `zone`.
 
-    Raises MarkerConflictError, which rejects the version, if the name has no time, the markers have none or several, or
-    the time is outside the years 1 to 9999 of UTC.
+    Raises MarkerConflictError, which rejects the version, if the name has no time, the markers have
+    none or several, or the time is outside the years 1 to 9999 of UTC.
     """
     what = f"dataset {dataset!r}, version {version!r}"
     if valid_from == MARKER:
@@ -365,21 +446,32 @@ def parse_valid_from(
         if len(times) == 1 and fits_utc(times[0]):
             return times[0]
         listed = ", ".join(f"{time:%Y-%m-%d %H:%M:%S %Z}" for time in times)
-        problem = f"its markers have different times ({listed})" if times else "no marker has a time"
+        problem = (
+            f"its markers have different times ({listed})" if times else "no marker has a time"
+        )
         if len(times) == 1:
             problem = f"its markers have a time outside the years 1 to 9999 of UTC ({listed})"
         raise MarkerConflictError(
-            f'{what}: {problem} since when it is valid: expected one, because valid_from is "marker".',
-            'Deliver it under a new name, with one time: append_markers(…, valid_from=…), or "valid_from" in the '
-            "completion object.",
+            f"{what}: {problem} since when it is valid: expected one, because valid_from is"
+            ' "marker".',
+            "Deliver it under a new name, with one time: append_markers(…, valid_from=…), or"
+            ' "valid_from" in the completion object.',
             dataset=dataset,
             version=version,
         )
     try:
-        named = datetime.fromisoformat(version) if valid_from == NAME else datetime.strptime(version, valid_from)
+        named = (
+            datetime.fromisoformat(version)
+            if valid_from == NAME
+            else datetime.strptime(version, valid_from)
+        )
         return (named if named.tzinfo is not None else named.replace(tzinfo=zone)).astimezone(UTC)
     except (ValueError, OverflowError) as error:
-        expected = "a date or time such as 2026-01-31" if valid_from == NAME else f"a name in the form {valid_from!r}"
+        expected = (
+            "a date or time such as 2026-01-31"
+            if valid_from == NAME
+            else f"a name in the form {valid_from!r}"
+        )
         problem = f"{what}: its name does not say since when it is valid: expected {expected}."
         step = "Deliver it under such a name, or change valid_from=…."
         raise MarkerConflictError(problem, step, dataset=dataset, version=version) from error

@@ -1,7 +1,8 @@
-"""Initial snapshots of unbounded datasets: the table as it was at a recorded position of its change stream.
+"""Initial snapshots of unbounded datasets: the table as it was at a recorded position of its change
+stream.
 
-A change in the snapshot may be repeated on the stream, which does not alter the result. No change may be missing from
-both, so the position is always determined before the rows are read.
+A change in the snapshot may be repeated on the stream, which does not alter the result. No change
+may be missing from both, so the position is always determined before the rows are read.
 """
 
 from __future__ import annotations
@@ -25,7 +26,13 @@ from dagster_adjunct.resources.errors import (
     TransientError,
 )
 from dagster_adjunct.resources.lazy_modules import pa
-from dagster_adjunct.resources.schemas.schema import ArrowFrame, Field, Schema, arrow_type, to_spark_frame
+from dagster_adjunct.resources.schemas.schema import (
+    ArrowFrame,
+    Field,
+    Schema,
+    arrow_type,
+    to_spark_frame,
+)
 from dagster_adjunct.resources.spark.tasks import first_message_line
 from dagster_adjunct.resources.streams.system import SystemStreamPartition
 from dagster_adjunct.resources.validation import validated
@@ -37,17 +44,20 @@ if TYPE_CHECKING:
     from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 
 Position = Mapping[Any, str | int] | tuple[tuple[str, str], ...]
-"""The next offset of each partition, which is named in full ("lake.accounts.0") or by its number."""
+"""The next offset of each partition, which is named in full ("lake.accounts.0") or by its
+number.
+"""
 _POSITION_FILE = "position.json"
 OR_FUNCTION = "a function that returns it"
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """Rows with the dataset's columns, and the next offset to read for each partition of its stream.
+    """Rows with the dataset's columns, and the next offset to read for each partition of its
+    stream.
 
-    `rows` may have further columns, which are ignored, and narrower types. Arrow tables are read once, in order.
-    `close` is called after they have been read, or after an error.
+    `rows` may have further columns, which are ignored, and narrower types. Arrow tables are read
+    once, in order. `close` is called after they have been read, or after an error.
     """
 
     rows: DataFrame | Iterable[pa.Table]
@@ -61,7 +71,11 @@ class InitialLoad(Protocol):
     """Loads the whole table at once. A frozen value without secrets."""
 
     def load(
-        self, spec: AdjunctDataset, schema: Schema, ssps: tuple[SystemStreamPartition, ...], spark: SparkSession
+        self,
+        spec: AdjunctDataset,
+        schema: Schema,
+        ssps: tuple[SystemStreamPartition, ...],
+        spark: SparkSession,
     ) -> Snapshot:
         """Return the table and the position at which its stream continues.
 
@@ -79,10 +93,11 @@ class InitialLoad(Protocol):
 @validated
 @dataclass(frozen=True, slots=True)
 class ParquetSnapshot:
-    """Parquet files: one, or all `*.parquet` in a folder, at a path, `file:///…` or `s3://BUCKET/PREFIX`.
+    """Parquet files: one, or all `*.parquet` in a folder, at a path, `file:///…` or
+    `s3://BUCKET/PREFIX`.
 
-    `position` is the next offset of each partition, {"lake.accounts.0": "123", …}, or the name of a JSON file with that
-    next to the files.
+    `position` is the next offset of each partition, {"lake.accounts.0": "123", …}, or the name of a
+    JSON file with that next to the files.
     """
 
     url: str
@@ -91,15 +106,30 @@ class ParquetSnapshot:
     def __post_init__(self) -> None:
         if not self.url:
             problem = f"a Parquet snapshot has url={self.url!r}: expected a path or URL."
-            raise ConfigurationError(problem, "Name the file, or the folder of the files.", argument="url")
+            raise ConfigurationError(
+                problem, "Name the file, or the folder of the files.", argument="url"
+            )
         if not isinstance(self.position, str) or not self.position:
-            freeze_position(self, "a Parquet snapshot", self.position, "the name of a JSON file next to the files")
+            freeze_position(
+                self,
+                "a Parquet snapshot",
+                self.position,
+                "the name of a JSON file next to the files",
+            )
 
     def load(
-        self, spec: AdjunctDataset, schema: Schema, ssps: tuple[SystemStreamPartition, ...], spark: SparkSession
+        self,
+        spec: AdjunctDataset,
+        schema: Schema,
+        ssps: tuple[SystemStreamPartition, ...],
+        spark: SparkSession,
     ) -> Snapshot:
         what = f"dataset {spec.name!r}: {self.describe()}"
-        position = self._recorded(spec, what, spark) if isinstance(self.position, str) else dict(self.position)
+        position = (
+            self._recorded(spec, what, spark)
+            if isinstance(self.position, str)
+            else dict(self.position)
+        )
         reader = spark.read if self._is_file else spark.read.option("pathGlobFilter", "*.parquet")
         rows = _translate_read_errors(spec, what, lambda: reader.parquet(_for_spark(self.url)))
         return Snapshot(rows, resolve_position(spec, what, position, ssps))
@@ -114,13 +144,17 @@ class ParquetSnapshot:
     def _recorded(self, spec: AdjunctDataset, what: str, spark: SparkSession) -> Position:
         folder = self.url.rpartition("/")[0] if self._is_file else self.url.rstrip("/")
         place = f"{folder}/{self.position}" if folder else str(self.position)
-        rows = _translate_read_errors(spec, what, lambda: spark.read.text(_for_spark(place), wholetext=True).collect())
+        rows = _translate_read_errors(
+            spec, what, lambda: spark.read.text(_for_spark(place), wholetext=True).collect()
+        )
         try:
             position = json.loads(rows[0].value) if rows else None
         except ValueError:
             position = None
         if not isinstance(position, dict):
-            step = 'Write it as {"system.stream.0": "OFFSET", …}, with one entry for each partition.'
+            step = (
+                'Write it as {"system.stream.0": "OFFSET", …}, with one entry for each partition.'
+            )
             raise DatasetError(f"{what}: {place} is not a JSON object.", step, dataset=spec.name)
         return position
 
@@ -128,10 +162,11 @@ class ParquetSnapshot:
 @validated
 @dataclass(frozen=True, slots=True)
 class QuerySnapshot:
-    """The result of Spark SQL or of a function of the session: for tables in other formats, or JDBC.
+    """The result of Spark SQL or of a function of the session: for tables in other formats, or
+    JDBC.
 
-    `position` is the next offset of each partition, {"lake.accounts.0": "123", …}, or a function that returns it, which
-    is called before the query runs.
+    `position` is the next offset of each partition, {"lake.accounts.0": "123", …}, or a function
+    that returns it, which is called before the query runs.
     """
 
     sql: str | None = None
@@ -145,38 +180,53 @@ class QuerySnapshot:
             raise ConfigurationError(problem, step, argument="sql")
         if self.sql is not None and not self.sql.strip():
             raise ConfigurationError(
-                f"a query snapshot has sql={self.sql!r}: expected SQL.", "Write SELECT ….", argument="sql"
+                f"a query snapshot has sql={self.sql!r}: expected SQL.",
+                "Write SELECT ….",
+                argument="sql",
             )
         if not callable(self.position):
             freeze_position(self, "a query snapshot", self.position, OR_FUNCTION)
 
     def load(
-        self, spec: AdjunctDataset, schema: Schema, ssps: tuple[SystemStreamPartition, ...], spark: SparkSession
+        self,
+        spec: AdjunctDataset,
+        schema: Schema,
+        ssps: tuple[SystemStreamPartition, ...],
+        spark: SparkSession,
     ) -> Snapshot:
         what = f"dataset {spec.name!r}: {self.describe()}"
         position = resolve_position(spec, what, _given_position(spec, what, self.position), ssps)
         query: str | Callable[[], object] = str(self.sql)
         if self.query is not None:
-            query = partial(call_user_function, spec, what, "query function", partial(self.query, spark))
+            query = partial(
+                call_user_function, spec, what, "query function", partial(self.query, spark)
+            )
         return Snapshot(run_query(spec, what, spark, query), position)
 
     def describe(self) -> str:
-        return f"query ({self.sql})" if self.query is None else f"query {getattr(self.query, '__name__', 'function')}"
+        return (
+            f"query ({self.sql})"
+            if self.query is None
+            else f"query {getattr(self.query, '__name__', 'function')}"
+        )
 
 
 def resolve_position(
     spec: AdjunctDataset, what: str, given: Any, ssps: Iterable[SystemStreamPartition]
 ) -> dict[SystemStreamPartition, str]:
-    """Return the next offset of every partition in `ssps`, from `given`, a mapping or pairs (partition, offset).
+    """Return the next offset of every partition in `ssps`, from `given`, a mapping or pairs
+    (partition, offset).
 
-    A partition is named in full ("lake.accounts.0") or by its number. Raises DatasetError for an invalid position, and
-    if a partition is missing, unknown or named twice.
+    A partition is named in full ("lake.accounts.0") or by its number. Raises DatasetError for an
+    invalid position, and if a partition is missing, unknown or named twice.
     """
     wanted = {name: ssp for ssp in ssps for name in (str(ssp), str(ssp.partition))}
     pairs = _pairs(given)
     if pairs is None:
         problem = f"{what}: its position is {given!r}: expected the next offset of each partition."
-        raise DatasetError(problem, 'Give a mapping, as {"lake.accounts.0": "123", …}.', dataset=spec.name)
+        raise DatasetError(
+            problem, 'Give a mapping, as {"lake.accounts.0": "123", …}.', dataset=spec.name
+        )
     for name, offset in pairs:
         if not _is_offset(offset):
             raise offset_error(DatasetError, what, name, offset)
@@ -187,8 +237,8 @@ def resolve_position(
         problems = [f"{', '.join(missing)} missing"] if missing else []
         problems += [f"{', '.join(unknown)} unknown"] if unknown else []
         raise DatasetError(
-            f"{what}: its position must give the next offset of every partition of the stream, each once: "
-            f"{'; '.join(problems) or 'a partition occurs twice'}.",
+            f"{what}: its position must give the next offset of every partition of the stream, each"
+            f" once: {'; '.join(problems) or 'a partition occurs twice'}.",
             "Record the next offset of each partition, also of those without records.",
             dataset=spec.name,
         )
@@ -197,26 +247,44 @@ def resolve_position(
 
 def _given_position(spec: AdjunctDataset, what: str, position: Any) -> Any:
     """Return the declared position, or what the declared function returns."""
-    return call_user_function(spec, what, "position function", position) if callable(position) else position
+    return (
+        call_user_function(spec, what, "position function", position)
+        if callable(position)
+        else position
+    )
 
 
-_CONNECTION_ERRORS = {"ConnectionError", "TimeoutError", "OperationalError"}  # the last one is that of PEP 249
+_CONNECTION_ERRORS = {
+    "ConnectionError",
+    "TimeoutError",
+    "OperationalError",
+}  # the last one is that of PEP 249
 
 
-def call_user_function(spec: AdjunctDataset, what: str, function: str, call: Callable[[], Any]) -> Any:
-    """Return the result of a user's function. Raises DatasetError for its errors; an AdjunctError propagates.
+def call_user_function(
+    spec: AdjunctDataset, what: str, function: str, call: Callable[[], Any]
+) -> Any:
+    """Return the result of a user's function. Raises DatasetError for its errors; an AdjunctError
+    propagates.
 
-    Raises TransientError if a connection fails or breaks, which the names of the error's classes tell.
+    Raises TransientError if a connection fails or breaks, which the names of the error's classes
+    tell.
     """
     try:
         return call()
     except AdjunctError:
         raise
     except Exception as error:
-        problem = f"{what}: its {function} failed: {type(error).__name__}: {first_message_line(error)}"
+        problem = (
+            f"{what}: its {function} failed: {type(error).__name__}: {first_message_line(error)}"
+        )
         if not _CONNECTION_ERRORS.isdisjoint(cls.__name__ for cls in type(error).__mro__):
-            raise TransientError(problem, "See that the server answers, and run it again.") from error
-        raise DatasetError(problem, "Fix the function.", dataset=spec.name, function=function) from error
+            raise TransientError(
+                problem, "See that the server answers, and run it again."
+            ) from error
+        raise DatasetError(
+            problem, "Fix the function.", dataset=spec.name, function=function
+        ) from error
 
 
 def _pairs(given: Any) -> list[tuple[Any, Any]] | None:
@@ -224,7 +292,9 @@ def _pairs(given: Any) -> list[tuple[Any, Any]] | None:
     if isinstance(given, str) or not isinstance(given, Iterable):
         return None
     pairs = list(given.items() if isinstance(given, Mapping) else given)
-    return pairs if all(isinstance(pair, list | tuple) and len(pair) == 2 for pair in pairs) else None
+    return (
+        pairs if all(isinstance(pair, list | tuple) and len(pair) == 2 for pair in pairs) else None
+    )
 
 
 def _is_offset(offset: object) -> bool:
@@ -234,28 +304,43 @@ def _is_offset(offset: object) -> bool:
 
 def offset_error(kind: type[AdjunctError], what: str, partition: Any, offset: Any) -> AdjunctError:
     return kind(
-        f"{what}: its position has the offset {offset!r} for partition {partition}: expected an offset of the stream, "
-        "such as '42'.",
+        f"{what}: its position has the offset {offset!r} for partition {partition}: expected an"
+        " offset of the stream, such as '42'.",
         "Record offsets as the stream's system returns them.",
     )
 
 
 def freeze_position(declared: Any, what: str, position: Any, other: str) -> None:
-    """Store the position as pairs, so that the declaration is hashable. Raises ConfigurationError."""
+    """Store the position as pairs, so that the declaration is hashable. Raises
+    ConfigurationError.
+    """
     pairs = _pairs(position)
     if not pairs or not all(_is_offset(offset) for _, offset in pairs):
-        problem = f"{what} has position={position!r}: expected the next offset of each partition, or {other}."
-        raise ConfigurationError(problem, 'Write position={"lake.accounts.0": "123", …}.', argument="position")
-    object.__setattr__(declared, "position", tuple(sorted((str(name), str(offset)) for name, offset in pairs)))
+        problem = (
+            f"{what} has position={position!r}: expected the next offset of each partition, or"
+            f" {other}."
+        )
+        raise ConfigurationError(
+            problem, 'Write position={"lake.accounts.0": "123", …}.', argument="position"
+        )
+    object.__setattr__(
+        declared, "position", tuple(sorted((str(name), str(offset)) for name, offset in pairs))
+    )
 
 
-def run_query(spec: AdjunctDataset, what: str, spark: SparkSession, query: str | Callable[[], object]) -> DataFrame:
+def run_query(
+    spec: AdjunctDataset, what: str, spark: SparkSession, query: str | Callable[[], object]
+) -> DataFrame:
     """Return the result of SQL, or of a function, as a Spark frame. Raises DatasetError."""
-    rows = query() if callable(query) else _translate_read_errors(spec, what, lambda: spark.sql(query))
+    rows = (
+        query() if callable(query) else _translate_read_errors(spec, what, lambda: spark.sql(query))
+    )
     frame = to_spark_frame(rows, spark, what)
     if frame is None:
         problem = f"{what} returned a {type(rows).__name__}."
-        raise DatasetError(problem, "Return a Spark, pandas or Polars frame, or an Arrow table.", dataset=spec.name)
+        raise DatasetError(
+            problem, "Return a Spark, pandas or Polars frame, or an Arrow table.", dataset=spec.name
+        )
     return frame
 
 
@@ -266,7 +351,9 @@ def _translate_read_errors(spec: AdjunctDataset, what: str, read: Callable[[], A
         return read()
     except PySparkException as error:
         problem = f"{what} can't be read: {first_message_line(error)}"
-        raise DatasetError(problem, "Correct the declaration, or its source.", dataset=spec.name) from error
+        raise DatasetError(
+            problem, "Correct the declaration, or its source.", dataset=spec.name
+        ) from error
 
 
 def _for_spark(url: str) -> str:
@@ -276,12 +363,13 @@ def _for_spark(url: str) -> str:
 @validated
 @dataclass(frozen=True, slots=True)
 class PostgresSnapshot:
-    """The result of `query`, read in one repeatable-read transaction of the server that `dsn_env` names.
+    """The result of `query`, read in one repeatable-read transaction of the server that `dsn_env`
+    names.
 
-    `dsn_env` is the environment variable with the DSN; only the process that advances the dataset needs it. The
-    position is read by `position_query`, which returns rows of (partition, offset), in the same transaction and before
-    the rows; or it is a mapping or function, called before the transaction begins. At most `batch` rows are in memory
-    at a time.
+    `dsn_env` is the environment variable with the DSN; only the process that advances the dataset
+    needs it. The position is read by `position_query`, which returns rows of (partition, offset),
+    in the same transaction and before the rows; or it is a mapping or function, called before the
+    transaction begins. At most `batch` rows are in memory at a time.
     """
 
     dsn_env: str
@@ -291,12 +379,24 @@ class PostgresSnapshot:
     batch: int = 10_000
 
     def __post_init__(self) -> None:
-        if not self.dsn_env or not self.query or (self.position_query is None) == (self.position is None):
-            problem = "a PostgreSQL snapshot needs dsn_env, query, and exactly one of position_query and position."
-            step = 'Write PostgresSnapshot(dsn_env="ACCOUNTS_DSN", query="SELECT …", position_query="SELECT …").'
+        if (
+            not self.dsn_env
+            or not self.query
+            or (self.position_query is None) == (self.position is None)
+        ):
+            problem = (
+                "a PostgreSQL snapshot needs dsn_env, query, and exactly one of position_query and"
+                " position."
+            )
+            step = (
+                'Write PostgresSnapshot(dsn_env="ACCOUNTS_DSN", query="SELECT …",'
+                ' position_query="SELECT …").'
+            )
             raise ConfigurationError(problem, step, argument="position_query")
         if "://" in self.dsn_env or "=" in self.dsn_env:
-            problem = "a PostgreSQL snapshot has a DSN as dsn_env, which would show its password in logs."
+            problem = (
+                "a PostgreSQL snapshot has a DSN as dsn_env, which would show its password in logs."
+            )
             step = "Put the DSN into an environment variable, and pass the variable's name."
             raise ConfigurationError(problem, step, argument="dsn_env")
         if self.batch < 1:
@@ -305,17 +405,25 @@ class PostgresSnapshot:
             freeze_position(self, "a PostgreSQL snapshot", self.position, OR_FUNCTION)
 
     def load(
-        self, spec: AdjunctDataset, schema: Schema, ssps: tuple[SystemStreamPartition, ...], spark: SparkSession
+        self,
+        spec: AdjunctDataset,
+        schema: Schema,
+        ssps: tuple[SystemStreamPartition, ...],
+        spark: SparkSession,
     ) -> Snapshot:
         what = f"dataset {spec.name!r}: {self.describe()}"
         postgres_connection.require_driver(what)
         settings = postgres_connection.connection_settings(what, self.dsn_env, {})
         given = _given_position(spec, what, self.position)
         connection = postgres_connection.connect_snapshot(what, settings)
-        tables = self._read(connection, spec, schema, what, postgres_connection.format_address(settings))
+        tables = self._read(
+            connection, spec, schema, what, postgres_connection.format_address(settings)
+        )
         try:
             if self.position_query is not None:
-                given = self._recorded(connection, spec, what, postgres_connection.format_address(settings))
+                given = self._recorded(
+                    connection, spec, what, postgres_connection.format_address(settings)
+                )
             return Snapshot(tables, resolve_position(spec, what, given, ssps), connection.close)
         except BaseException:
             connection.close()
@@ -335,12 +443,24 @@ class PostgresSnapshot:
         except psycopg.Error as error:
             raise postgres_connection.translate_error(error, what, place) from error
         if wrong := [row for row in rows if len(row) != 2 or None in row]:
-            problem = f"{what}: its position_query returns {wrong[0]!r}: expected rows of (partition, offset)."
-            raise DatasetError(problem, "Select the number of each partition and its next offset.", dataset=spec.name)
+            problem = (
+                f"{what}: its position_query returns {wrong[0]!r}: expected rows of (partition,"
+                " offset)."
+            )
+            raise DatasetError(
+                problem,
+                "Select the number of each partition and its next offset.",
+                dataset=spec.name,
+            )
         return [(row[0], row[1]) for row in rows]
 
     def _read(
-        self, connection: psycopg.Connection[Any], spec: AdjunctDataset, schema: Schema, what: str, place: str
+        self,
+        connection: psycopg.Connection[Any],
+        spec: AdjunctDataset,
+        schema: Schema,
+        what: str,
+        place: str,
     ) -> Iterator[pa.Table]:
         import psycopg
 
@@ -350,7 +470,10 @@ class PostgresSnapshot:
                 names = [column.name for column in cursor.description or ()]
                 missing = [name for name in schema.names if name not in names]
                 if missing:
-                    problem = f"{what} returns the columns {', '.join(names)}: {', '.join(missing)} missing."
+                    problem = (
+                        f"{what} returns the columns {', '.join(names)}:"
+                        f" {', '.join(missing)} missing."
+                    )
                     step = "Select the columns of the dataset, under their names."
                     raise DatasetError(problem, step, dataset=spec.name, column=missing[0])
                 at = [names.index(name) for name in schema.names]
@@ -362,7 +485,8 @@ class PostgresSnapshot:
 
 def _table(rows: list[tuple[Any, ...]], at: list[int], schema: Schema, what: str) -> pa.Table:
     columns = [
-        _array([row[index] for row in rows], field, what) for index, field in zip(at, schema.fields, strict=True)
+        _array([row[index] for row in rows], field, what)
+        for index, field in zip(at, schema.fields, strict=True)
     ]
     return pa.table(columns, schema=schema.to_arrow())
 
@@ -372,12 +496,16 @@ def _array(values: list[Any], field: Field, what: str) -> pa.Array:
     if other:
         names = ", ".join(sorted(kind.__name__ for kind in other))
         raise _misfit_error(what, field, f"holds values of {names}")
-    if field.type == "timestamp" and any(value is not None and value.tzinfo is None for value in values):
+    if field.type == "timestamp" and any(
+        value is not None and value.tzinfo is None for value in values
+    ):
         raise _misfit_error(what, field, "holds timestamps without a time zone")
     try:
         return pa.array(values, arrow_type(field.type))
     except (pa.ArrowException, OverflowError) as error:
-        raise _misfit_error(what, field, f"holds a value that does not fit ({str(error).splitlines()[0]})") from error
+        raise _misfit_error(
+            what, field, f"holds a value that does not fit ({str(error).splitlines()[0]})"
+        ) from error
 
 
 def _misfit_error(what: str, field: Field, what_it_holds: str) -> SchemaMismatchError:

@@ -1,9 +1,9 @@
 """Appends files to a stream of the lake by hand, each once, however often it is repeated.
 
-A file is its own producer, named by a digest of its bytes before compression; its parts of 500,000 records are the
-sequences. So a file that was appended before, under any name, adds nothing, and an interrupted append goes on with the
-next part. The stream remembers the files that were appended last (`FILE_PRODUCERS`), separately from its other
-producers.
+A file is its own producer, named by a digest of its bytes before compression; its parts of 500,000
+records are the sequences. So a file that was appended before, under any name, adds nothing, and an
+interrupted append goes on with the next part. The stream remembers the files that were appended
+last (`FILE_PRODUCERS`), separately from its other producers.
 
 All files are read and checked before anything is appended.
 """
@@ -17,7 +17,12 @@ from pathlib import Path
 from typing import Any, get_args
 
 from dagster_adjunct.resources.errors import ConfigurationError, translate_file_errors
-from dagster_adjunct.resources.files.formats import DeclaredFiles, FileFormat, open_decompressed, unreadable_file_error
+from dagster_adjunct.resources.files.formats import (
+    DeclaredFiles,
+    FileFormat,
+    open_decompressed,
+    unreadable_file_error,
+)
 from dagster_adjunct.resources.files.tree import ListedFile, LocalTree
 from dagster_adjunct.resources.lazy_modules import pa
 from dagster_adjunct.resources.objects.lake import Lake
@@ -38,7 +43,8 @@ _COMPRESSED = (".gz", ".bz2", ".zst")
 
 @dataclass(frozen=True, slots=True)
 class AppendedFile:
-    """What was done, or would be done, with a file: `records` are those in it, `appended` those added now.
+    """What was done, or would be done, with a file: `records` are those in it, `appended` those
+    added now.
 
     `same_as` is an earlier file of the same call with the same contents.
     """
@@ -60,7 +66,9 @@ class _Source:
     producer: str
 
     def parts(self) -> Iterator[pa.Table]:
-        """Yield the records in tables of PART records; the last one has the rest, and is empty without records."""
+        """Yield the records in tables of PART records; the last one has the rest, and is empty
+        without records.
+        """
         waiting = [self.declared.schema.to_arrow().empty_table()]
         for _, table in self.declared.tables(self.file):
             waiting.append(table)
@@ -72,17 +80,26 @@ class _Source:
 
 
 def append_files(
-    lake: Lake, stream: str, files: Sequence[Path], *, format: FileFormat | None = None, dry_run: bool = False
+    lake: Lake,
+    stream: str,
+    files: Sequence[Path],
+    *,
+    format: FileFormat | None = None,
+    dry_run: bool = False,
 ) -> list[AppendedFile]:
-    """Append each file's records to a stream of the lake, unless it was appended before; return what was done.
+    """Append each file's records to a stream of the lake, unless it was appended before; return
+    what was done.
 
-    The format is that of the file's name, unless `format` names it. Columns and types must be the stream's. With
-    `dry_run`, files are only read and checked. Raises SchemaMismatchError with the file and line,
-    ConfigurationError for a file that can't be read, StreamNotFoundError, and what `LakeStreams.append` raises.
+    The format is that of the file's name, unless `format` names it. Columns and types must be the
+    stream's. With `dry_run`, files are only read and checked. Raises SchemaMismatchError with the
+    file and line, ConfigurationError for a file that can't be read, StreamNotFoundError, and what
+    `LakeStreams.append` raises.
     """
     streams = LakeStreams(lake)
     _, state = streams.state(stream)
-    sources = [_open_source(path, f"stream lake.{stream}", state.declaration, format) for path in files]
+    sources = [
+        _open_source(path, f"stream lake.{stream}", state.declaration, format) for path in files
+    ]
     records = [_count_checked(source) for source in sources]
     firsts: dict[str, _Source] = {}
     done: list[AppendedFile] = []
@@ -104,7 +121,9 @@ def append_files(
     return done
 
 
-def _open_source(path: Path, what: str, stream: StreamDeclaration, format: FileFormat | None) -> _Source:
+def _open_source(
+    path: Path, what: str, stream: StreamDeclaration, format: FileFormat | None
+) -> _Source:
     tree = LocalTree(str(path.absolute().parent))
     with translate_file_errors(path, "a file to append"):
         if not path.is_file():
@@ -115,7 +134,9 @@ def _open_source(path: Path, what: str, stream: StreamDeclaration, format: FileF
         file = tree.listed(path.name)
     schema = stream.columns
     found = format or format_of(path)
-    declared = DeclaredFiles(tree, found, schema, what, values=not schema.sensitive, required=stream.key)
+    declared = DeclaredFiles(
+        tree, found, schema, what, values=not schema.sensitive, required=stream.key
+    )
     with translate_file_errors(path, "a file to append"):
         digest = _contents_digest(path, declared.place(file))
     return _Source(str(path), declared, file, f"{FILE_PRODUCER}{digest}")
@@ -134,7 +155,9 @@ def _contents_digest(path: Path, where: str) -> str:
 
 
 def format_of(path: Path) -> FileFormat:
-    """Return the format that a file's name ends in, before that of a compression. Raises ConfigurationError."""
+    """Return the format that a file's name ends in, before that of a compression. Raises
+    ConfigurationError.
+    """
     suffixes = [suffix.lower() for suffix in path.suffixes]
     if suffixes and suffixes[-1] in _COMPRESSED:
         suffixes.pop()

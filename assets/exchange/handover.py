@@ -1,7 +1,9 @@
-"""Views of a version or stream for other engines (pyarrow, DuckDB, Polars), over the lake's files without copies.
+"""Views of a version or stream for other engines (pyarrow, DuckDB, Polars), over the lake's files
+without copies.
 
-A view does not follow the dataset or stream. An open dataset leases the version of its views until it is closed; an
-Iceberg catalogue retains what is registered in it (`iceberg.py`). The files of a stream's view are not retained.
+A view does not follow the dataset or stream. An open dataset leases the version of its views until
+it is closed; an Iceberg catalogue retains what is registered in it (`iceberg.py`). The files of a
+stream's view are not retained.
 """
 
 from __future__ import annotations
@@ -16,7 +18,13 @@ from dagster_adjunct.assets.declaration.change_values import describe_order
 from dagster_adjunct.assets.reading import valid_time
 from dagster_adjunct.assets.reading.dataset import Dataset
 from dagster_adjunct.assets.reading.stored_file import StoredFile, list_stored_files
-from dagster_adjunct.assets.reading.valid_time import EntriesAt, EntriesOverTime, Reader, Span, VersionsOverTime
+from dagster_adjunct.assets.reading.valid_time import (
+    EntriesAt,
+    EntriesOverTime,
+    Reader,
+    Span,
+    VersionsOverTime,
+)
 from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.versions.version import TOMBSTONE, datetime_from_micros
 from dagster_adjunct.resources.bucketing.files import VALID_FROM, VALID_TO, attempt_id
@@ -28,7 +36,11 @@ from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.objects.store import ObjectStore
 from dagster_adjunct.resources.schemas.schema import Schema, arrow_type
 from dagster_adjunct.resources.streams.lake.lineage import WithoutPosition, find_replaced_results
-from dagster_adjunct.resources.streams.lake.manifest import HIDDEN_COLUMNS, SupersededRange, list_segments
+from dagster_adjunct.resources.streams.lake.manifest import (
+    HIDDEN_COLUMNS,
+    SupersededRange,
+    list_segments,
+)
 from dagster_adjunct.resources.streams.lake.streams import LakeStreams
 from dagster_adjunct.resources.streams.system import (
     EPOCH,
@@ -56,7 +68,8 @@ SHOWN_OVER_TIME = {VALID_FROM: "timestamp", VALID_TO: "timestamp", TOMBSTONE: "b
 def _valid_rows(view: VersionReader | EntriesOverTime | EntriesAt, reader: Reader) -> Any:
     """Return the pyarrow expression for the rows over time that a view shows.
 
-    These are the rows that are valid at its moment, now, or for a view over time at any time of the history.
+    These are the rows that are valid at its moment, now, or for a view over time at any time of the
+    history.
     """
     valid, end = ~pc.field(TOMBSTONE), pc.field(VALID_TO)
     if isinstance(view, VersionReader):
@@ -98,12 +111,15 @@ def _polars_over_time(pl: Any, reader: Reader, rows: Any) -> polars.LazyFrame:
 
 
 def _exactly(pl: Any, name: str) -> Any:
-    """Return the Polars expression for the column of this name, which Polars might take for a pattern ("*", "^…")."""
+    """Return the Polars expression for the column of this name, which Polars might take for a
+    pattern ("*", "^…").
+    """
     return pl.col(f"^{re.escape(name)}$" if name == "*" or name.startswith("^") else name)
 
 
 def _files_with_spans(reader: Reader) -> list[tuple[Span | None, StoredFile]]:
-    """Return the files of a reader, each with the interval of its version, or None if its rows store their intervals.
+    """Return the files of a reader, each with the interval of its version, or None if its rows
+    store their intervals.
 
     Raises DatasetError for a version with history whose generations must be merged.
     """
@@ -117,12 +133,21 @@ def _files_with_spans(reader: Reader) -> list[tuple[Span | None, StoredFile]]:
     generations = [generation for generation in reader.sealed.generations if generation.files]
     if len(generations) > 1 or reader.sealed.lacks_base:
         raise _not_merged_error(reader, len(generations), "superseded or have a changed end")
-    return [(None, StoredFile(reader.store, what, only.folder, file)) for only in generations for file in only.files]
+    return [
+        (None, StoredFile(reader.store, what, only.folder, file))
+        for only in generations
+        for file in only.files
+    ]
 
 
 def _partition_expression(span: Span) -> Any:
-    """Return the interval of a version as a pyarrow expression, which holds for all rows of its file."""
-    end, (first, last) = pc.field(VALID_TO), (pa.scalar(t, arrow_type("timestamp")) for t in (span.start, span.end))
+    """Return the interval of a version as a pyarrow expression, which holds for all rows of its
+    file.
+    """
+    end, (first, last) = (
+        pc.field(VALID_TO),
+        (pa.scalar(t, arrow_type("timestamp")) for t in (span.start, span.end)),
+    )
     ends = end.is_null() if span.end is None else end == last
     return (pc.field(VALID_FROM) == first) & ends & (pc.field(TOMBSTONE) == pc.scalar(False))
 
@@ -137,10 +162,12 @@ SHOWN = (STREAM_TOMBSTONE, EPOCH)
 
 @dataclass(frozen=True, slots=True)
 class StreamView:
-    """The records of a stream at one moment: those of `files`, without those that later epochs have `replaced`.
+    """The records of a stream at one moment: those of `files`, without those that later epochs have
+    `replaced`.
 
-    Other engines see the columns of `schema`, then `__tombstone` and `__epoch`; in files, epoch 0 is null. `version` is
-    the number of the stream's commit. `stream_id` distinguishes it from a later stream of the same name.
+    Other engines see the columns of `schema`, then `__tombstone` and `__epoch`; in files, epoch 0
+    is null. `version` is the number of the stream's commit. `stream_id` distinguishes it from a
+    later stream of the same name.
     """
 
     store: ObjectStore
@@ -164,7 +191,11 @@ class StreamView:
     @property
     def columns(self) -> dict[str, str]:
         """The columns that other engines see, with their types."""
-        return {**{field.name: field.type for field in self.schema.fields}, STREAM_TOMBSTONE: "boolean", EPOCH: "int"}
+        return {
+            **{field.name: field.type for field in self.schema.fields},
+            STREAM_TOMBSTONE: "boolean",
+            EPOCH: "int",
+        }
 
     @property
     def hidden(self) -> dict[str, str]:
@@ -176,11 +207,12 @@ class StreamView:
 def stream_view(
     lake: Lake, stream: str, *, epochs: Epochs = "all", without_position: WithoutPosition = "refuse"
 ) -> StreamView:
-    """Return a stream as it is now, for `pyarrow_dataset`, `duckdb_view`, `polars_frame` and the like.
+    """Return a stream as it is now, for `pyarrow_dataset`, `duckdb_view`, `polars_frame` and the
+    like.
 
-    `epochs` and `without_position` are as in `LakeStreams.read`. Retention and compaction delete replaced files after
-    an hour: take a new view before that. Raises StreamNotFoundError, ConfigurationError as a read does, and
-    DatasetError if too many ranges are replaced.
+    `epochs` and `without_position` are as in `LakeStreams.read`. Retention and compaction delete
+    replaced files after an hour: take a new view before that. Raises StreamNotFoundError,
+    ConfigurationError as a read does, and DatasetError if too many ranges are replaced.
     """
     latest = epochs == "latest"
     streams, name = LakeStreams(lake), unqualify_stream_name(LAKE, stream)
@@ -192,19 +224,32 @@ def stream_view(
         for number, segment in enumerate(segments)
         for file in segment.generation(number, prefix).files
     )
-    replaced = find_replaced_results(streams, name, state, segments, without_position) if latest else []
+    replaced = (
+        find_replaced_results(streams, name, state, segments, without_position) if latest else []
+    )
     if len(replaced) > _MOST_CONDITIONS:
         raise DatasetError(
-            f"stream {name!r}: replaced records are in {len(replaced):,} ranges, more than other engines take as "
-            f"conditions ({_MOST_CONDITIONS:,}).",
-            f"Write the latest results into files: adjunct stream export {name} --epochs latest --to FOLDER.",
+            f"stream {name!r}: replaced records are in {len(replaced):,} ranges, more than other"
+            f" engines take as conditions ({_MOST_CONDITIONS:,}).",
+            f"Write the latest results into files: adjunct stream export {name} --epochs latest"
+            " --to FOLDER.",
             stream=f"lake.{name}",
         )
-    return StreamView(lake.store, name, state.id, str(commit.number), state.declaration.columns, files, tuple(replaced))
+    return StreamView(
+        lake.store,
+        name,
+        state.id,
+        str(commit.number),
+        state.declaration.columns,
+        files,
+        tuple(replaced),
+    )
 
 
 def arrow_filter(view: StreamView) -> Any:
-    """Return the pyarrow expression for the records that are not replaced. A record without a position never is."""
+    """Return the pyarrow expression for the records that are not replaced. A record without a
+    position never is.
+    """
     gone: Any = pc.scalar(False)
     for span in view.replaced:
         gone = gone | (
@@ -225,11 +270,13 @@ View = Dataset | Held
 
 @dataclass(frozen=True, slots=True)
 class ViewFiles:
-    """What other engines read of a view: its files, each with the time span of its version unless its rows store it.
+    """What other engines read of a view: its files, each with the time span of its version unless
+    its rows store it.
 
-    Engines see `columns`; files may also have `hidden` ones. `condition` is the pyarrow expression for the rows of the
-    view (None: all rows), and may need the hidden columns in `tested`. With `over_time`, rows are intervals of this
-    reader's entries; adjacent intervals of a key with equal entries are merged.
+    Engines see `columns`; files may also have `hidden` ones. `condition` is the pyarrow expression
+    for the rows of the view (None: all rows), and may need the hidden columns in `tested`. With
+    `over_time`, rows are intervals of this reader's entries; adjacent intervals of a key with equal
+    entries are merged.
     """
 
     view: Held
@@ -253,8 +300,9 @@ class ViewFiles:
     def plain_paths(self) -> list[str]:
         """Return the paths of the files if engines can read them without pyarrow, else [].
 
-        They can if the files are in a folder, and have exactly the rows and columns of the view. pyarrow adapts columns
-        that were added or widened since a file was written; other engines do not.
+        They can if the files are in a folder, and have exactly the rows and columns of the view.
+        pyarrow adapts columns that were added or widened since a file was written; other engines do
+        not.
         """
         if self.condition is not None or not isinstance(self.view, VersionReader):
             return []
@@ -262,11 +310,15 @@ class ViewFiles:
         if any(path.startswith("s3://") for path in paths):
             return []
         positioned = self.view.sealed.positioned
-        as_wanted = (stored.open().schema_arrow.remove_metadata().equals(wanted) for _, stored in self.files)
+        as_wanted = (
+            stored.open().schema_arrow.remove_metadata().equals(wanted) for _, stored in self.files
+        )
         return [] if positioned and not all(as_wanted) else paths
 
     def dataset(self) -> pads.Dataset:
-        """Return a pyarrow dataset of the view's rows. Of a view over time it has intervals as stored, not merged."""
+        """Return a pyarrow dataset of the view's rows. Of a view over time it has intervals as
+        stored, not merged.
+        """
         rows = self.all_rows()
         return rows if self.condition is None else rows.filter(self.condition)
 
@@ -292,40 +344,60 @@ class ViewFiles:
 
     def _schema_with(self, more: Mapping[str, str]) -> pa.Schema:
         own = self.view.schema.to_arrow()
-        others = {name: kind for name, kind in {**self.columns, **more}.items() if name not in own.names}
-        return pa.schema([*own, *(pa.field(name, arrow_type(kind)) for name, kind in others.items())])
+        others = {
+            name: kind for name, kind in {**self.columns, **more}.items() if name not in own.names
+        }
+        return pa.schema(
+            [*own, *(pa.field(name, arrow_type(kind)) for name, kind in others.items())]
+        )
 
 
 def lend_files(view: View, hand_over: Callable[[ViewFiles], T]) -> T:
-    """Return `hand_over(files)` for the files of a view; an open dataset keeps its version leased until `close`."""
+    """Return `hand_over(files)` for the files of a view; an open dataset keeps its version
+    leased until `close`.
+    """
     if isinstance(view, Dataset):
         return view.lend(lambda reader: hand_over(read_files(reader)))
     return hand_over(read_files(view))
 
 
 def lend_whole_files(view: View, hand_over: Callable[[ViewFiles], T], *, masked: bool = False) -> T:
-    """Do what `lend_files` does, for a view that shows all rows in its files. Raises DatasetError for any other.
+    """Do what `lend_files` does, for a view that shows all rows in its files. Raises DatasetError
+    for any other.
 
-    With `masked`, the files of a version may have superseded and deleted rows, which `hand_over` leaves out itself.
+    With `masked`, the files of a version may have superseded and deleted rows, which `hand_over`
+    leaves out itself.
     """
     if isinstance(view, Dataset):
         return view.lend(lambda reader: lend_whole_files(reader, hand_over, masked=masked))
     if _is_over_time(view) and not isinstance(view, EntriesOverTime):
-        problem = f"dataset {view.dataset!r} keeps a history: its files also have rows of other times."
-        step = "Use pyarrow_dataset, duckdb_view or polars_frame, which filter them; or take all rows, "
+        problem = (
+            f"dataset {view.dataset!r} keeps a history: its files also have rows of other times."
+        )
+        step = (
+            "Use pyarrow_dataset, duckdb_view or polars_frame, which filter them; or take all"
+            " rows, "
+        )
         step += "dataset.over_time(), and filter by __valid_from, __valid_to and __tombstone."
         raise DatasetError(problem, step, dataset=view.dataset)
     if isinstance(view, StreamView) and view.replaced:
         raise DatasetError(
             f"stream {view.stream!r}: its files also have records that a replay has replaced.",
-            'Use pyarrow_dataset, duckdb_view or polars_frame, which filter them; or all records (epochs="all"); or '
-            f"write the latest ones into files: adjunct stream export {view.stream} --epochs latest --to FOLDER.",
+            "Use pyarrow_dataset, duckdb_view or polars_frame, which filter them; or all records"
+            ' (epochs="all"); or write the latest ones into files: adjunct stream export'
+            f" {view.stream} --epochs latest --to FOLDER.",
             stream=view.stream,
         )
     files = read_files(view, masked=masked)
     if any(span is not None for span, _ in files.files):
-        problem = f"dataset {view.dataset!r}: its files have no valid-from times, which are those of whole versions."
-        step = "Use one version, dataset.valid_at(…), or all of them with pyarrow_dataset, duckdb_view or polars_frame."
+        problem = (
+            f"dataset {view.dataset!r}: its files have no valid-from times, which are those of"
+            " whole versions."
+        )
+        step = (
+            "Use one version, dataset.valid_at(…), or all of them with pyarrow_dataset, duckdb_view"
+            " or polars_frame."
+        )
         raise DatasetError(problem, step, dataset=view.dataset)
     return hand_over(files)
 
@@ -334,7 +406,9 @@ def _is_over_time(view: Held) -> bool:
     """Whether the files of a view have rows that are valid at different times."""
     if isinstance(view, VersionReader):
         return view.sealed.history is not None
-    return isinstance(view, EntriesOverTime) or (isinstance(view, EntriesAt) and isinstance(view.reader, VersionReader))
+    return isinstance(view, EntriesOverTime) or (
+        isinstance(view, EntriesAt) and isinstance(view.reader, VersionReader)
+    )
 
 
 def read_files(view: Held, *, masked: bool = False) -> ViewFiles:
@@ -345,7 +419,14 @@ def read_files(view: Held, *, masked: bool = False) -> ViewFiles:
     if isinstance(view, StreamView):
         condition = arrow_filter(view) if view.replaced else None
         files = [(None, stored) for stored in view.files]
-        return ViewFiles(view, [*files], view.columns, view.hidden, condition, tuple(POSITION) if view.replaced else ())
+        return ViewFiles(
+            view,
+            [*files],
+            view.columns,
+            view.hidden,
+            condition,
+            tuple(POSITION) if view.replaced else (),
+        )
     if isinstance(view, EntriesAt) and not _is_over_time(view):
         view = view.read  # the version that was valid at the view's moment
     own = {field.name: field.type for field in view.schema.fields}
@@ -353,48 +434,61 @@ def read_files(view: Held, *, masked: bool = False) -> ViewFiles:
         if not masked:
             _check_whole(view)
         stored_files = list_stored_files(view.store, view.dataset, view.sealed)
-        return ViewFiles(view, [(None, stored) for stored in stored_files], own, dict(view.sealed.layout.hidden))
+        return ViewFiles(
+            view, [(None, stored) for stored in stored_files], own, dict(view.sealed.layout.hidden)
+        )
     reader = view if isinstance(view, VersionReader) else view.reader
-    hidden = {name: kind for name, kind in reader.sealed.layout.hidden if name not in SHOWN_OVER_TIME}
+    hidden = {
+        name: kind for name, kind in reader.sealed.layout.hidden if name not in SHOWN_OVER_TIME
+    }
     over_time = reader if isinstance(view, EntriesOverTime) else None
     files_over_time, condition = _files_with_spans(reader), _valid_rows(view, reader)
-    return ViewFiles(view, files_over_time, {**own, **SHOWN_OVER_TIME}, hidden, condition, over_time=over_time)
+    return ViewFiles(
+        view, files_over_time, {**own, **SHOWN_OVER_TIME}, hidden, condition, over_time=over_time
+    )
 
 
 @validated
 def parquet_files(view: View) -> list[str]:
     """Return the locations of the Parquet files: paths for a lake in a folder, s3:// URLs on S3.
 
-    Their rows are exactly the entries of a version, or the records of a stream. Files of a change stream's table also
-    have `__position` and `__tombstone` (always false); those of a stream have further columns that start with `__`.
-    Files of `Dataset.over_time()` have the rows of a table with history, including deletions, with `__valid_from`,
-    `__valid_to` and `__first`. Raises DatasetError for a version whose files must be merged, for a stream with replaced
-    records, and for files that also have rows of other times; raises ConfigurationError for a lake in memory.
+    Their rows are exactly the entries of a version, or the records of a stream. Files of a change
+    stream's table also have `__position` and `__tombstone` (always false); those of a stream have
+    further columns that start with `__`. Files of `Dataset.over_time()` have the rows of a table
+    with history, including deletions, with `__valid_from`, `__valid_to` and `__first`. Raises
+    DatasetError for a version whose files must be merged, for a stream with replaced records, and
+    for files that also have rows of other times; raises ConfigurationError for a lake in memory.
     """
     return lend_whole_files(view, lambda files: files.paths)
 
 
 @validated
 def pyarrow_dataset(view: View) -> pads.Dataset:
-    """Return a `pyarrow.dataset` over exactly the version's or stream's files, with the columns of `view.schema`.
+    """Return a `pyarrow.dataset` over exactly the version's or stream's files, with the columns of
+    `view.schema`.
 
-    A stream's columns are followed by `__tombstone` and `__epoch` (null for 0), and, if records are replaced, by the
-    columns of their positions; replaced records are left out. Rows over time have `__valid_from`, `__valid_to` and
-    `__tombstone`; of these only the valid rows are returned, each interval as stored. Files are opened when they are
-    read. Raises as `parquet_files` does, but not for replaced records and rows of other times, which are left out.
+    A stream's columns are followed by `__tombstone` and `__epoch` (null for 0), and, if records are
+    replaced, by the columns of their positions; replaced records are left out. Rows over time have
+    `__valid_from`, `__valid_to` and `__tombstone`; of these only the valid rows are returned, each
+    interval as stored. Files are opened when they are read. Raises as `parquet_files` does, but not
+    for replaced records and rows of other times, which are left out.
     """
     return lend_files(view, ViewFiles.dataset)
 
 
 @validated
 def duckdb_view(connection: duckdb.DuckDBPyConnection, view: View, name: str) -> None:
-    """Create or replace a view of this name over the version or stream; it lasts as long as the connection.
+    """Create or replace a view of this name over the version or stream; it lasts as long as the
+    connection.
 
-    DuckDB itself reads a version's files in a folder. On S3, and for a stream, they are read through pyarrow, so that
-    no extension is needed and the lake's own settings apply. Raises as `pyarrow_dataset` does.
+    DuckDB itself reads a version's files in a folder. On S3, and for a stream, they are read
+    through pyarrow, so that no extension is needed and the lake's own settings apply. Raises as
+    `pyarrow_dataset` does.
     """
     create = f"CREATE OR REPLACE TEMP VIEW {_sql_name(name)} AS "
-    lend_files(view, lambda files: connection.execute(create + _duckdb_query(connection, files, name)))
+    lend_files(
+        view, lambda files: connection.execute(create + _duckdb_query(connection, files, name))
+    )
 
 
 def _duckdb_query(connection: duckdb.DuckDBPyConnection, files: ViewFiles, name: str) -> str:
@@ -415,7 +509,9 @@ def _duckdb_query(connection: duckdb.DuckDBPyConnection, files: ViewFiles, name:
 
 
 def _shown_columns(files: ViewFiles) -> list[str]:
-    """Return the columns that a DuckDB view or Polars frame shows: of rows over time, only those of the entries."""
+    """Return the columns that a DuckDB view or Polars frame shows: of rows over time, only those
+    of the entries.
+    """
     return list(files.columns if isinstance(files.view, StreamView) else files.view.schema.names)
 
 
@@ -433,8 +529,8 @@ def _register(connection: duckdb.DuckDBPyConnection, view: str, rows: pads.Datas
 def polars_frame(view: View) -> polars.LazyFrame:
     """Return a Polars LazyFrame over the version or stream, with the columns of `view.schema`.
 
-    Polars itself reads a version's files in a folder; on S3, and for a stream, pyarrow does. Raises as
-    `pyarrow_dataset` does, and ConfigurationError if Polars is not installed.
+    Polars itself reads a version's files in a folder; on S3, and for a stream, pyarrow does. Raises
+    as `pyarrow_dataset` does, and ConfigurationError if Polars is not installed.
     """
     polars = import_package("polars_frame()", "polars", "polars")
     return lend_files(view, lambda files: _lazy_frame(polars, files))
@@ -442,7 +538,9 @@ def polars_frame(view: View) -> polars.LazyFrame:
 
 def _lazy_frame(polars: Any, files: ViewFiles) -> polars.LazyFrame:
     if files.over_time is not None:
-        return _polars_over_time(polars, files.over_time, polars.scan_pyarrow_dataset(files.all_rows()))
+        return _polars_over_time(
+            polars, files.over_time, polars.scan_pyarrow_dataset(files.all_rows())
+        )
     if paths := files.plain_paths():
         frame = polars.scan_parquet(paths, glob=False, hive_partitioning=False)
     else:
@@ -453,7 +551,9 @@ def _lazy_frame(polars: Any, files: ViewFiles) -> polars.LazyFrame:
 
 
 def must_be_masked(view: Held) -> bool:
-    """Whether the files of a version without history may have superseded or deleted rows, which a mask leaves out."""
+    """Whether the files of a version without history may have superseded or deleted rows, which
+    a mask leaves out.
+    """
     if not isinstance(view, VersionReader) or view.sealed.history is not None:
         return False
     return len(view.sealed.generations) > 1 or view.sealed.stored_rows != view.sealed.rows
@@ -466,11 +566,11 @@ def _check_whole(view: VersionReader) -> None:
         raise _not_merged_error(view, len(sealed.generations), "superseded or deleted")
     if sealed.stored_rows != sealed.rows:
         raise DatasetError(
-            f"dataset {view.dataset!r}, version {view.version}: of the {sealed.stored_rows} rows in its base some are "
-            "deletions that later changes are compared with (in the order of "
-            f"{describe_order(sealed.order_by)}), and other engines would take them for entries.",
-            "Declare keep_tombstones=…, so that a major compaction drops old deletions, and compact once the newest "
-            "is old enough. Or read it with frame() or get().",
+            f"dataset {view.dataset!r}, version {view.version}: of the {sealed.stored_rows} rows in"
+            " its base some are deletions that later changes are compared with (in the order of"
+            f" {describe_order(sealed.order_by)}), and other engines would take them for entries.",
+            "Declare keep_tombstones=…, so that a major compaction drops old deletions, and compact"
+            " once the newest is old enough. Or read it with frame() or get().",
             dataset=view.dataset,
             version=view.version,
         )
@@ -479,10 +579,11 @@ def _check_whole(view: VersionReader) -> None:
 def _not_merged_error(reader: VersionReader, generations: int, problem: str) -> DatasetError:
     count = "one generation" if generations == 1 else f"{generations} generations"
     return DatasetError(
-        f"dataset {reader.dataset!r}, version {reader.version}: of the {reader.sealed.stored_rows} rows in its {count} "
-        f"some are {problem}, and other engines can't merge them.",
-        f"Compact the dataset and use the new version: adjunct dataset compact {reader.dataset} --level major. "
-        "Or read it with frame() or get().",
+        f"dataset {reader.dataset!r}, version {reader.version}: of the"
+        f" {reader.sealed.stored_rows} rows in its {count} some are {problem}, and other engines"
+        " can't merge them.",
+        "Compact the dataset and use the new version: adjunct dataset compact"
+        f" {reader.dataset} --level major. Or read it with frame() or get().",
         dataset=reader.dataset,
         version=reader.version,
     )

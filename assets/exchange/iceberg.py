@@ -1,8 +1,10 @@
-"""Versions and streams registered as snapshots of an Iceberg table by PyIceberg, without copying rows.
+"""Versions and streams registered as snapshots of an Iceberg table by PyIceberg, without copying
+rows.
 
-Stored rows that are no entries (superseded ones, deletions) are left out by position delete files in the lake.
-The table's snapshots refer to the lake's own files, so holds in the lake keep these files (`versions/leases.py`,
-`streams/lake/maintenance.py`). Expire snapshots in the catalogue: the next registration releases their holds.
+Stored rows that are no entries (superseded ones, deletions) are left out by position delete files
+in the lake. The table's snapshots refer to the lake's own files, so holds in the lake keep these
+files (`versions/leases.py`, `streams/lake/maintenance.py`). Expire snapshots in the catalogue: the
+next registration releases their holds.
 """
 
 from __future__ import annotations
@@ -12,12 +14,24 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from dagster_adjunct.assets.exchange.handover import Held, StreamView, View, ViewFiles, lend_whole_files, must_be_masked
+from dagster_adjunct.assets.exchange.handover import (
+    Held,
+    StreamView,
+    View,
+    ViewFiles,
+    lend_whole_files,
+    must_be_masked,
+)
 from dagster_adjunct.assets.exchange.position_deletes import PositionDeletes, write_position_deletes
 from dagster_adjunct.assets.reading.stored_file import StoredFile
 from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.versions.dataset_log import DatasetLog
-from dagster_adjunct.assets.versions.leases import hold_folder, list_leases, release_versions, retain_version
+from dagster_adjunct.assets.versions.leases import (
+    hold_folder,
+    list_leases,
+    release_versions,
+    retain_version,
+)
 from dagster_adjunct.assets.versions.version import POSITION, TOMBSTONE
 from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.bucketing.files import IS_FIRST
@@ -40,7 +54,9 @@ GARBAGE = "gc.enabled"
 _COMPACTIONS = 3
 _HIDDEN = {
     name: 2_147_000_000 + place
-    for place, name in enumerate(dict.fromkeys((POSITION, TOMBSTONE, *(name for name, _ in HIDDEN_COLUMNS), IS_FIRST)))
+    for place, name in enumerate(
+        dict.fromkeys((POSITION, TOMBSTONE, *(name for name, _ in HIDDEN_COLUMNS), IS_FIRST))
+    )
 }
 """Field ids beyond those of any real table, and below those reserved by Iceberg."""
 _TYPES = {"tinyint": "int", "smallint": "int", "bigint": "long", "timestamp": "timestamptz"}
@@ -51,7 +67,8 @@ _TYPES = {"tinyint": "int", "smallint": "int", "bigint": "long", "timestamp": "t
 class IcebergTable:
     """A table in a catalogue that is configured in PyIceberg, so that this object has no secrets.
 
-    PyIceberg is configured in `.pyiceberg.yaml` or the environment: PYICEBERG_CATALOG__<NAME>__URI and the like.
+    PyIceberg is configured in `.pyiceberg.yaml` or the environment: PYICEBERG_CATALOG__<NAME>__URI
+    and the like.
     """
 
     identifier: str
@@ -63,10 +80,12 @@ class IcebergTable:
     def open(self) -> Catalog:
         """Open the catalogue.
 
-        Raises ConfigurationError if PyIceberg is not installed or has no catalogue of this name, TransientError if the
-        catalogue does not answer.
+        Raises ConfigurationError if PyIceberg is not installed or has no catalogue of this name,
+        TransientError if the catalogue does not answer.
         """
-        load: Callable[[str], Catalog] = import_package("Iceberg", "pyiceberg.catalog", "iceberg").load_catalog
+        load: Callable[[str], Catalog] = import_package(
+            "Iceberg", "pyiceberg.catalog", "iceberg"
+        ).load_catalog
         from pyiceberg.exceptions import NotInstalledError
 
         with _translate_client_errors(self.catalog):
@@ -76,8 +95,8 @@ class IcebergTable:
                 name = self.catalog.upper()
                 raise errors.ConfigurationError(
                     f"the Iceberg catalogue {self.catalog!r} can't be opened: {error}",
-                    f"Configure it for PyIceberg, in .pyiceberg.yaml or with PYICEBERG_CATALOG__{name}__TYPE, …__URI "
-                    "and its other settings.",
+                    "Configure it for PyIceberg, in .pyiceberg.yaml or with"
+                    f" PYICEBERG_CATALOG__{name}__TYPE, …__URI and its other settings.",
                     setting=f"PYICEBERG_CATALOG__{name}__URI",
                 ) from error
 
@@ -93,25 +112,36 @@ def _translate_client_errors(catalog: str) -> Iterator[None]:
     except Exception as error:
         if type(error).__module__.partition(".")[0] not in _CLIENTS:
             raise
-        reason = errors.redact_passwords((str(error).splitlines() or [type(error).__name__])[0].rstrip("."))
-        problem = f"the Iceberg catalogue {catalog!r} does not answer, or refuses a request: {reason}."
-        step = "See that its server runs, and that its URI and credentials are right; then run it again."
+        reason = errors.redact_passwords(
+            (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
+        )
+        problem = (
+            f"the Iceberg catalogue {catalog!r} does not answer, or refuses a request: {reason}."
+        )
+        step = (
+            "See that its server runs, and that its URI and credentials are right; then run it"
+            " again."
+        )
         raise errors.TransientError(problem, step) from error
 
 
 def _check_identifier(identifier: str) -> None:
     namespace, _, name = identifier.rpartition(".")
     if not name.strip() or not all(map(str.strip, namespace.split("."))):
-        problem = f"{identifier!r} is no identifier of an Iceberg table: expected a namespace and a name."
-        raise errors.ConfigurationError(problem, "Write NAMESPACE.NAME, such as reference.planes.", table=identifier)
+        problem = (
+            f"{identifier!r} is no identifier of an Iceberg table: expected a namespace and a name."
+        )
+        raise errors.ConfigurationError(
+            problem, "Write NAMESPACE.NAME, such as reference.planes.", table=identifier
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class IcebergSnapshot:
     """A dataset's version as a snapshot of an Iceberg table.
 
-    `version` is the version's id, or the commit of a stream. `files` are the lake's own data files; `new` tells whether
-    this call created the snapshot.
+    `version` is the version's id, or the commit of a stream. `files` are the lake's own data files;
+    `new` tells whether this call created the snapshot.
     """
 
     table: str
@@ -122,7 +152,9 @@ class IcebergSnapshot:
     new: bool
 
     def to_json(self) -> dict[str, Any]:
-        """Return the snapshot as JSON-able values, with its id as text, because it may exceed JSON numbers."""
+        """Return the snapshot as JSON-able values, with its id as text, because it may exceed
+        JSON numbers.
+        """
         return asdict(self) | {"snapshot_id": str(self.snapshot_id), "files": list(self.files)}
 
 
@@ -130,21 +162,24 @@ class IcebergSnapshot:
 def register_in_iceberg(
     view: View, catalog: Catalog, identifier: str, *, properties: Mapping[str, str] | None = None
 ) -> IcebergSnapshot:
-    """Make a version the current snapshot of an Iceberg table, in one commit, and return the snapshot.
+    """Make a version the current snapshot of an Iceberg table, in one commit, and return the
+    snapshot.
 
-    The table is created on first use; its namespace must exist. The files of the previous version are replaced by those
-    of this one in a single snapshot; earlier snapshots stay for time travel. Rows that deltas supersede or delete are
-    listed in position delete files, made from the keys of all files unless the version has a mask. New columns are
-    added to the table. The snapshot's summary has dataset, version and `properties`. If the version is already current,
-    nothing is done.
+    The table is created on first use; its namespace must exist. The files of the previous version
+    are replaced by those of this one in a single snapshot; earlier snapshots stay for time travel.
+    Rows that deltas supersede or delete are listed in position delete files, made from the keys of
+    all files unless the version has a mask. New columns are added to the table. The snapshot's
+    summary has dataset, version and `properties`. If the version is already current, nothing is
+    done.
 
-    Raises DatasetError for a version that is not sealed or has rows of other times (see `parquet_files`), for one with
-    deltas if the table is partitioned or not of format version 2, for a table that is not this dataset's, and for
-    columns that were removed, changed their type, were widened in a way that Iceberg does not know, or are identifier
-    fields of the table; ManifestMismatchError for a missing or damaged file; CommitConflictError if another writer
-    changed the table concurrently, CommitStateUnknownError if it is not known whether it was changed; TransientError if
-    the catalogue does not answer; ConfigurationError if PyIceberg is not installed, and for an identifier without a
-    namespace.
+    Raises DatasetError for a version that is not sealed or has rows of other times (see
+    `parquet_files`), for one with deltas if the table is partitioned or not of format version 2,
+    for a table that is not this dataset's, and for columns that were removed, changed their type,
+    were widened in a way that Iceberg does not know, or are identifier fields of the table;
+    ManifestMismatchError for a missing or damaged file; CommitConflictError if another writer
+    changed the table concurrently, CommitStateUnknownError if it is not known whether it was
+    changed; TransientError if the catalogue does not answer; ConfigurationError if PyIceberg is not
+    installed, and for an identifier without a namespace.
     """
     import_package("Iceberg", "pyiceberg.table", "iceberg")
     _check_identifier(identifier)
@@ -153,11 +188,15 @@ def register_in_iceberg(
         raise errors.ConfigurationError(problem, "Rename it.", argument="properties")
     with _translate_client_errors(catalog.name):
         return lend_whole_files(
-            view, lambda files: _register(files, catalog, identifier, dict(properties or {})), masked=True
+            view,
+            lambda files: _register(files, catalog, identifier, dict(properties or {})),
+            masked=True,
         )
 
 
-def _register(files: ViewFiles, catalog: Catalog, identifier: str, properties: dict[str, str]) -> IcebergSnapshot:
+def _register(
+    files: ViewFiles, catalog: Catalog, identifier: str, properties: dict[str, str]
+) -> IcebergSnapshot:
     view, paths = files.view, tuple(files.paths)
     lake = lake_in(view.store)
     if not isinstance(view, StreamView):
@@ -168,7 +207,9 @@ def _register(files: ViewFiles, catalog: Catalog, identifier: str, properties: d
         _check_takes_deletes(view, table, identifier)
     holder = f"{_describe_holder(identifier)} ({table.metadata.table_uuid})"
     if isinstance(view, StreamView):
-        stream_holds.retain_files(lake, view.stream, view.stream_id, view.version, view.attempts, holder=holder)
+        stream_holds.retain_files(
+            lake, view.stream, view.stream_id, view.version, view.attempts, holder=holder
+        )
     else:
         retain_version(lake, view.dataset, view.version, holder=holder)
     new = not _is_current(view, paths, table)
@@ -185,7 +226,9 @@ def _register(files: ViewFiles, catalog: Catalog, identifier: str, properties: d
 
 
 def _is_current(view: Held, paths: Sequence[str], table: Table) -> bool:
-    """Whether the current snapshot is this version, in these files: those of a lake that was moved are others."""
+    """Whether the current snapshot is this version, in these files: those of a lake that was
+    moved are others.
+    """
     from dagster_adjunct.assets.exchange.iceberg_snapshot import list_data_paths
 
     current = table.current_snapshot()
@@ -204,11 +247,13 @@ def publish_to_iceberg(
     spark: SparkSession | Callable[[], SparkSession] | None = None,
     by: str | None = None,
 ) -> IcebergSnapshot:
-    """Make the served version of a dataset the current snapshot of an Iceberg table, and return the snapshot.
+    """Make the served version of a dataset the current snapshot of an Iceberg table, and return the
+    snapshot.
 
-    A change stream's table with deltas is compacted first if it keeps a history or the Iceberg table takes no position
-    deletes; `spark` is called only then. A version that is already current is not registered again. Raises as
-    `register_in_iceberg` and `compact_dataset` do, and NoSealedVersionError if no version is served.
+    A change stream's table with deltas is compacted first if it keeps a history or the Iceberg
+    table takes no position deletes; `spark` is called only then. A version that is already current
+    is not registered again. Raises as `register_in_iceberg` and `compact_dataset` do, and
+    NoSealedVersionError if no version is served.
     """
     from dagster_adjunct.assets.reading.dataset import open_dataset
     from dagster_adjunct.assets.unbounded.compaction import compact_dataset
@@ -217,17 +262,22 @@ def publish_to_iceberg(
     with open_dataset(lake, dataset) as opened:
         keeps_history = opened.sealed.history is not None
         # If changes are committed faster than they are compacted, registering raises DatasetError.
-        for _ in range(_COMPACTIONS if keeps_history or not _takes_deletes(catalog, table.identifier) else 0):
+        for _ in range(
+            _COMPACTIONS if keeps_history or not _takes_deletes(catalog, table.identifier) else 0
+        ):
             if len(opened.sealed.generations) == 1 and not opened.sealed.lacks_base:
                 break
             compact_dataset(lake, dataset, spark=spark, by=by, level="major")
             opened.refresh()
-        return register_in_iceberg(opened.over_time() if keeps_history else opened, catalog, table.identifier)
+        return register_in_iceberg(
+            opened.over_time() if keeps_history else opened, catalog, table.identifier
+        )
 
 
 @validated
 def release_from_iceberg(lake: Lake, dataset: str, identifier: str) -> tuple[str, ...]:
-    """Release all versions held for dropped Iceberg tables of this name, in any catalogue; return their ids.
+    """Release all versions held for dropped Iceberg tables of this name, in any catalogue; return
+    their ids.
 
     They may then be discarded, and snapshots that still refer to them become unreadable.
     """
@@ -235,22 +285,29 @@ def release_from_iceberg(lake: Lake, dataset: str, identifier: str) -> tuple[str
         holders = set(stream_holds.list_retained_attempts(lake, split_stream_name(dataset)[1]))
     else:
         holders = {lease.holder for lease in list_leases(lake, dataset)}
-    ours = sorted(holder for holder in holders if holder.rpartition(" (")[0] == _describe_holder(identifier))
+    ours = sorted(
+        holder for holder in holders if holder.rpartition(" (")[0] == _describe_holder(identifier)
+    )
     return tuple(version for holder in ours for version in _release(lake, dataset, holder, ()))
 
 
 def _release(lake: Lake, name: str, holder: str, keep: Collection[str]) -> tuple[str, ...]:
-    """Release the versions of a dataset, or a stream ("lake.enriched"), that `holder` holds; return them.
+    """Release the versions of a dataset, or a stream ("lake.enriched"), that `holder` holds; return
+    them.
 
     Those in `keep` stay held.
     """
     if "." in name:
-        return stream_holds.release_files(lake, split_stream_name(name)[1], holder=holder, keep=keep)
+        return stream_holds.release_files(
+            lake, split_stream_name(name)[1], holder=holder, keep=keep
+        )
     return release_versions(lake, name, holder=holder, keep=keep)
 
 
 def _describe_holder(identifier: str) -> str:
-    """Return who holds versions for a table; its id follows, since other catalogues may have tables of its name."""
+    """Return who holds versions for a table; its id follows, since other catalogues may have
+    tables of its name.
+    """
     return f"Iceberg table {identifier}"
 
 
@@ -259,9 +316,12 @@ def _check_sealed(view: Held, lake: Lake) -> None:
     ref = manifest.ref(view.version) if manifest is not None else None
     if ref is not None and ref.state != "sealed":
         problem = (
-            f"dataset {view.dataset!r}, version {view.version} is {ref.state} ({ref.reason}) and can't be registered."
+            f"dataset {view.dataset!r}, version {view.version} is {ref.state} ({ref.reason}) and"
+            " can't be registered."
         )
-        raise errors.DatasetError(problem, "Register a sealed version.", dataset=view.dataset, version=view.version)
+        raise errors.DatasetError(
+            problem, "Register a sealed version.", dataset=view.dataset, version=view.version
+        )
 
 
 def _load_or_create_table(files: ViewFiles, catalog: Catalog, identifier: str) -> Table:
@@ -272,7 +332,9 @@ def _load_or_create_table(files: ViewFiles, catalog: Catalog, identifier: str) -
         try:
             table = catalog.load_table(identifier)
         except NoSuchTableError:
-            table = catalog.create_table(identifier, schema=files.schema, properties={DATASET: view.dataset})
+            table = catalog.create_table(
+                identifier, schema=files.schema, properties={DATASET: view.dataset}
+            )
     except TableAlreadyExistsError:  # created concurrently
         table = catalog.load_table(identifier)
     except NoSuchNamespaceError as error:
@@ -283,35 +345,53 @@ def _load_or_create_table(files: ViewFiles, catalog: Catalog, identifier: str) -
     owner = table.properties.get(DATASET)
     if owner != view.dataset and (owner is not None or table.current_snapshot() is not None):
         problem = (
-            f"the Iceberg table {identifier!r} holds {f'dataset {owner!r}' if owner else 'data of its own'}, which "
-            f"registering {_describe_owner(view)} would replace."
+            f"the Iceberg table {identifier!r} holds"
+            f" {f'dataset {owner!r}' if owner else 'data of its own'}, which registering"
+            f" {_describe_owner(view)} would replace."
         )
-        raise errors.DatasetError(problem, "Use another table.", dataset=view.dataset, version=view.version)
+        raise errors.DatasetError(
+            problem, "Use another table.", dataset=view.dataset, version=view.version
+        )
     return table
 
 
 def _check_columns(files: ViewFiles, table: Table, identifier: str) -> None:
-    """Raise DatasetError for missing columns (unless the version was in the table before), changed types and identifier
-    fields, which need required columns: those of files are optional.
+    """Raise DatasetError for missing columns (unless the version was in the table before), changed
+    types and identifier fields, which need required columns: those of files are optional.
     """
     view = files.view
     theirs = {field.name: str(field.field_type) for field in table.schema().fields}
     mine = {name: _iceberg_type(kind) for name, kind in files.columns.items()}
     returns = view.version in _registered_versions(table)
-    wrong = [f"{name} ({kind}) is missing" for name, kind in theirs.items() if name not in mine and not returns]
-    wrong += [
-        f"{name} is {mine[name]}, expected {kind}" for name, kind in theirs.items() if mine.get(name, kind) != kind
+    wrong = [
+        f"{name} ({kind}) is missing"
+        for name, kind in theirs.items()
+        if name not in mine and not returns
     ]
-    wrong += [f"{name} is an identifier field there" for name in sorted(table.schema().identifier_field_names())]
+    wrong += [
+        f"{name} is {mine[name]}, expected {kind}"
+        for name, kind in theirs.items()
+        if mine.get(name, kind) != kind
+    ]
+    wrong += [
+        f"{name} is an identifier field there"
+        for name in sorted(table.schema().identifier_field_names())
+    ]
     if wrong:
-        problem = f"{_describe_view(view)} does not fit the Iceberg table {identifier!r}: {'; '.join(wrong)}."
+        problem = (
+            f"{_describe_view(view)} does not fit the Iceberg table {identifier!r}:"
+            f" {'; '.join(wrong)}."
+        )
         step = "Columns can only be added. Register this version in a new table."
         raise errors.DatasetError(problem, step, dataset=view.dataset, version=view.version)
 
 
 def _takes_deletes(catalog: Catalog, identifier: str) -> bool:
     with _translate_client_errors(catalog.name):
-        return not catalog.table_exists(identifier) or _why_no_deletes(catalog.load_table(identifier)) is None
+        return (
+            not catalog.table_exists(identifier)
+            or _why_no_deletes(catalog.load_table(identifier)) is None
+        )
 
 
 def _why_no_deletes(table: Table) -> str | None:
@@ -323,17 +403,30 @@ def _why_no_deletes(table: Table) -> str | None:
 
 def _check_takes_deletes(view: Held, table: Table, identifier: str) -> None:
     if (reason := _why_no_deletes(table)) is not None:
-        problem = f"{_describe_view(view)} has superseded or deleted rows, which take position deletes to leave out, "
+        problem = (
+            f"{_describe_view(view)} has superseded or deleted rows, which take position deletes to"
+            " leave out, "
+        )
         problem += f"and the Iceberg table {identifier!r} {reason}."
-        step = f"Register a compacted version: adjunct dataset compact {view.dataset} --level major. "
+        step = (
+            f"Register a compacted version: adjunct dataset compact {view.dataset} --level major. "
+        )
         step += "Or use a table without partitions, of format version 2."
         raise errors.DatasetError(problem, step, dataset=view.dataset, version=view.version)
 
 
 def _commit(
-    files: ViewFiles, deletes: Sequence[PositionDeletes], table: Table, identifier: str, properties: dict[str, str]
+    files: ViewFiles,
+    deletes: Sequence[PositionDeletes],
+    table: Table,
+    identifier: str,
+    properties: dict[str, str],
 ) -> None:
-    from pyiceberg.exceptions import CommitFailedException, CommitStateUnknownException, ValidationException
+    from pyiceberg.exceptions import (
+        CommitFailedException,
+        CommitStateUnknownException,
+        ValidationException,
+    )
     from pyiceberg.table import TableProperties
 
     from dagster_adjunct.assets.exchange.iceberg_snapshot import SnapshotOfFiles
@@ -346,10 +439,16 @@ def _commit(
         with table.transaction() as transaction:
             with transaction.update_schema() as update:
                 update.union_by_name(files.schema)
-            # The files belong to the lake: engines that expire snapshots or drop the table must not delete them.
-            wanted = {DATASET: view.dataset, **({} if GARBAGE in table.properties else {GARBAGE: "false"})}
+            # The files belong to the lake: engines that expire snapshots or drop the table must not
+            # delete them.
+            wanted = {
+                DATASET: view.dataset,
+                **({} if GARBAGE in table.properties else {GARBAGE: "false"}),
+            }
             # The files have no field ids, so readers find columns by this mapping.
-            wanted[TableProperties.DEFAULT_NAME_MAPPING] = _name_mapping(files, transaction.table_metadata)
+            wanted[TableProperties.DEFAULT_NAME_MAPPING] = _name_mapping(
+                files, transaction.table_metadata
+            )
             transaction.set_properties(wanted)
             # One snapshot: deleting and then adding would leave a snapshot without rows in between.
             snapshot = SnapshotOfFiles(transaction, table.io, summary)
@@ -357,7 +456,10 @@ def _commit(
             snapshot.replace_files(frozenset(files.paths), arriving, deletes)
             snapshot.commit()
     except CommitStateUnknownException as error:
-        problem = f"it is unknown whether version {view.version} was committed to the Iceberg table {identifier!r}."
+        problem = (
+            f"it is unknown whether version {view.version} was committed to the Iceberg table"
+            f" {identifier!r}."
+        )
         step = "Register it again: a committed version is not registered twice."
         raise errors.CommitStateUnknownError(problem, step, dataset=view.dataset) from error
     except (CommitFailedException, ValidationException) as error:
@@ -369,10 +471,14 @@ def _commit(
         ) from error
 
 
-def _data_files(files: ViewFiles, paths: list[str], table: Table, transaction: Transaction) -> list[DataFile]:
-    """Return Iceberg's descriptions, made from the footers, of those of the files that have these paths.
+def _data_files(
+    files: ViewFiles, paths: list[str], table: Table, transaction: Transaction
+) -> list[DataFile]:
+    """Return Iceberg's descriptions, made from the footers, of those of the files that have these
+    paths.
 
-    Raises DatasetError for files from before a column was widened, ManifestMismatchError for missing or damaged ones.
+    Raises DatasetError for files from before a column was widened, ManifestMismatchError for
+    missing or damaged ones.
     """
     from pyiceberg.io.pyarrow import parquet_files_to_data_files
 
@@ -385,14 +491,18 @@ def _data_files(files: ViewFiles, paths: list[str], table: Table, transaction: T
             _check_stored_types(view, [listed[path][1] for path in paths])
         problem = f"{_describe_view(view)}: a file can't be read by PyIceberg: {error}."
         step = (
-            "Check the catalogue's settings for the lake (s3.endpoint, credentials), and the version itself: "
-            f"adjunct dataset verify {view.dataset}."
+            "Check the catalogue's settings for the lake (s3.endpoint, credentials), and the"
+            f" version itself: adjunct dataset verify {view.dataset}."
         )
-        raise errors.ManifestMismatchError(problem, step, dataset=view.dataset, version=view.version) from error
+        raise errors.ManifestMismatchError(
+            problem, step, dataset=view.dataset, version=view.version
+        ) from error
     for file in data_files:
         _, stored = listed[file.file_path]
         if (file.record_count, file.file_size_in_bytes) != (stored.file.rows, stored.file.size):
-            raise stored.damaged(f"it has {file.record_count} rows in {file.file_size_in_bytes} bytes")
+            raise stored.damaged(
+                f"it has {file.record_count} rows in {file.file_size_in_bytes} bytes"
+            )
     return data_files
 
 
@@ -400,31 +510,52 @@ def _check_stored_types(view: VersionReader, files: Collection[StoredFile]) -> N
     """Raise DatasetError where files have a column from before it was widened."""
     types = {field.name: field.type for field in view.schema.to_arrow()}
     stored = (field for file in files for field in file.open().schema_arrow)
-    if narrow := sorted({field.name for field in stored if field.type != types.get(field.name, field.type)}):
-        problem = f"{_describe_view(view)} has files from before the type of {', '.join(narrow)} was widened, and "
+    if narrow := sorted(
+        {field.name for field in stored if field.type != types.get(field.name, field.type)}
+    ):
+        problem = (
+            f"{_describe_view(view)} has files from before the type of {', '.join(narrow)} was"
+            " widened, and "
+        )
         problem += "Iceberg does not convert them."
-        step = f"Register a compacted version: adjunct dataset compact {view.dataset} --level major."
+        step = (
+            f"Register a compacted version: adjunct dataset compact {view.dataset} --level major."
+        )
         raise errors.DatasetError(problem, step, dataset=view.dataset, version=view.version)
 
 
 def _name_mapping(files: ViewFiles, metadata: TableMetadata) -> str:
-    """Return the table's mapping of column names to fields, which readers need for all columns in the files.
+    """Return the table's mapping of column names to fields, which readers need for all columns in
+    the files.
 
-    Hidden columns of a change stream's table are mapped to fields that the table does not have, like dropped columns,
-    so that no reader sees them.
+    Hidden columns of a change stream's table are mapped to fields that the table does not have,
+    like dropped columns, so that no reader sees them.
     """
     from pyiceberg.table.name_mapping import MappedField, NameMapping
 
     mapping = metadata.name_mapping() or metadata.schema().name_mapping
     there = {name for field in mapping.root for name in field.names}
-    hidden = [MappedField(field_id=_HIDDEN[name], names=[name]) for name in files.hidden if name not in there]
+    hidden = [
+        MappedField(field_id=_HIDDEN[name], names=[name])
+        for name in files.hidden
+        if name not in there
+    ]
     return NameMapping([*mapping.root, *hidden]).model_dump_json()
 
 
 def _with_hidden(hidden: dict[str, str], metadata: TableMetadata) -> TableMetadata:
-    """Return the table's metadata with the hidden columns added. It is only for reading files, and never committed."""
+    """Return the table's metadata with the hidden columns added. It is only for reading files,
+    and never committed.
+    """
     from pyiceberg.schema import Schema
-    from pyiceberg.types import BooleanType, IntegerType, LongType, NestedField, StringType, TimestamptzType
+    from pyiceberg.types import (
+        BooleanType,
+        IntegerType,
+        LongType,
+        NestedField,
+        StringType,
+        TimestamptzType,
+    )
 
     if not hidden:
         return metadata
@@ -436,10 +567,15 @@ def _with_hidden(hidden: dict[str, str], metadata: TableMetadata) -> TableMetada
         "timestamp": TimestamptzType(),
     }
     schema = metadata.schema()
-    fields = [NestedField(_HIDDEN[name], name, types[kind], required=False) for name, kind in hidden.items()]
+    fields = [
+        NestedField(_HIDDEN[name], name, types[kind], required=False)
+        for name, kind in hidden.items()
+    ]
     wide = Schema(*schema.fields, *fields, schema_id=schema.schema_id)
     unseen = {f"write.metadata.metrics.column.{name}": "none" for name in hidden}
-    return metadata.model_copy(update={"schemas": [wide], "properties": {**metadata.properties, **unseen}})
+    return metadata.model_copy(
+        update={"schemas": [wide], "properties": {**metadata.properties, **unseen}}
+    )
 
 
 def _describe_view(view: Held) -> str:
@@ -447,13 +583,19 @@ def _describe_view(view: Held) -> str:
 
 
 def _describe_owner(view: Held) -> str:
-    return f"stream {view.stream!r}" if isinstance(view, StreamView) else f"dataset {view.dataset!r}"
+    return (
+        f"stream {view.stream!r}" if isinstance(view, StreamView) else f"dataset {view.dataset!r}"
+    )
 
 
 def _registered_versions(table: Table) -> set[str]:
     """Return the ids of the versions that the table has snapshots of."""
     summaries = [snapshot.summary for snapshot in table.snapshots()]
-    return {s.additional_properties[VERSION] for s in summaries if s and VERSION in s.additional_properties}
+    return {
+        s.additional_properties[VERSION]
+        for s in summaries
+        if s and VERSION in s.additional_properties
+    }
 
 
 def _iceberg_type(kind: str) -> str:

@@ -1,7 +1,8 @@
 """A snapshot of an Iceberg table that has exactly the given files, position deletes included.
 
-PyIceberg reads position delete files, but its writers make manifests of data files only. The two classes below add
-what is missing, on PyIceberg's internal classes; so `pyproject.toml` names the minor version that they fit.
+PyIceberg reads position delete files, but its writers make manifests of data files only. The two
+classes below add what is missing, on PyIceberg's internal classes; so `pyproject.toml` names the
+minor version that they fit.
 """
 
 from __future__ import annotations
@@ -43,15 +44,20 @@ def _list_entries(snapshot: Snapshot | None, io: FileIO) -> list[ManifestEntry]:
 
 
 def _data_paths(entries: Sequence[ManifestEntry]) -> set[str]:
-    return {entry.data_file.file_path for entry in entries if entry.data_file.content == DataFileContent.DATA}
+    return {
+        entry.data_file.file_path
+        for entry in entries
+        if entry.data_file.content == DataFileContent.DATA
+    }
 
 
 class SnapshotOfFiles(_OverwriteFiles):
     """A new snapshot of exactly these files, in one commit.
 
-    Data files that the table has already stay, with their sequence numbers; all other files of the table are removed.
-    Delete files are always added as new ones: they apply only to data files that are not younger than themselves and
-    have their partition spec, so that data files of an earlier spec are removed and added again.
+    Data files that the table has already stay, with their sequence numbers; all other files of the
+    table are removed. Delete files are always added as new ones: they apply only to data files that
+    are not younger than themselves and have their partition spec, so that data files of an earlier
+    spec are removed and added again.
     """
 
     def __init__(self, transaction: Transaction, io: FileIO, properties: dict[str, str]) -> None:
@@ -63,12 +69,17 @@ class SnapshotOfFiles(_OverwriteFiles):
         return _list_entries(self._transaction.table_metadata.current_snapshot(), self._io)
 
     def missing_paths(self, paths: Sequence[str]) -> list[str]:
-        """Return those of the paths at which the current snapshot has no data file of the table's partition spec."""
+        """Return those of the paths at which the current snapshot has no data file of the
+        table's partition spec.
+        """
         there = _data_paths([entry for entry in self.live if self._has_spec(entry)])
         return [path for path in paths if path not in there]
 
     def replace_files(
-        self, paths: Collection[str], arriving: Sequence[DataFile], deletes: Sequence[PositionDeletes]
+        self,
+        paths: Collection[str],
+        arriving: Sequence[DataFile],
+        deletes: Sequence[PositionDeletes],
     ) -> None:
         """Set the files of the snapshot: the data files at `paths`, and these delete files.
 
@@ -81,21 +92,25 @@ class SnapshotOfFiles(_OverwriteFiles):
         }
         self._added_data_files = [*arriving, *map(_delete_file, deletes)]
         if not deletes and self._parent_snapshot_id is None:
-            # Readers of appended rows alone ignore delete files, so that no other snapshot may be an append.
+            # Readers of appended rows alone ignore delete files, so that no other snapshot may be
+            # an append.
             self._operation = Operation.APPEND
 
     def _has_spec(self, entry: ManifestEntry) -> bool:
         return entry.data_file.spec_id == self._transaction.table_metadata.default_spec_id
 
     def _validate_concurrency(self) -> None:
-        """Raise ValidationException if another writer has committed a snapshot, instead of retrying on top of it."""
+        """Raise ValidationException if another writer has committed a snapshot, instead of
+        retrying on top of it.
+        """
         if self._commit_window is not None and not self._commit_window.is_empty():
             raise ValidationException("another snapshot was committed")
 
     def _manifests(self) -> list[ManifestFile]:
         """Write the manifests of the snapshot and return them.
 
-        For each partition spec there is one of the data files and one of the delete files, if it has any.
+        For each partition spec there is one of the data files and one of the delete files, if it
+        has any.
         """
         entries: dict[tuple[ManifestContent, int], list[ManifestEntry]] = defaultdict(list)
         for entry in self.live:
@@ -115,15 +130,22 @@ class SnapshotOfFiles(_OverwriteFiles):
                 status=ManifestEntryStatus.ADDED, snapshot_id=self._snapshot_id, data_file=file
             )
             entries[_manifest_of(file), default].append(added)
-        return [self._write(content, self.spec(spec), listed) for (content, spec), listed in entries.items()]
+        return [
+            self._write(content, self.spec(spec), listed)
+            for (content, spec), listed in entries.items()
+        ]
 
-    def _write(self, content: ManifestContent, spec: PartitionSpec, entries: Sequence[ManifestEntry]) -> ManifestFile:
+    def _write(
+        self, content: ManifestContent, spec: PartitionSpec, entries: Sequence[ManifestEntry]
+    ) -> ManifestFile:
         writer: ManifestWriter
         if content == ManifestContent.DATA:
             writer = self.new_manifest_writer(spec)
         else:
             output = self.new_manifest_output()
-            writer = _DeleteManifestWriter(spec, self.schema(), output, self._snapshot_id, self._compression)
+            writer = _DeleteManifestWriter(
+                spec, self.schema(), output, self._snapshot_id, self._compression
+            )
         with writer:
             for entry in entries:
                 writer.add_entry(entry)

@@ -13,12 +13,16 @@ from dagster_adjunct.resources.objects.arrow_files import object_location
 from dagster_adjunct.resources.objects.store import ObjectStore
 
 PATH_ID, ROW_ID = 2_147_483_546, 2_147_483_545
-"""The field ids that Iceberg reserves for the columns of a position delete file, `file_path` and `pos`."""
+"""The field ids that Iceberg reserves for the columns of a position delete file, `file_path` and
+`pos`.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class PositionDeletes:
-    """A stored position delete file: its location, rows, size in bytes, and the path of its data file."""
+    """A stored position delete file: its location, rows, size in bytes, and the path of its data
+    file.
+    """
 
     path: str
     rows: int
@@ -29,10 +33,11 @@ class PositionDeletes:
 def write_position_deletes(view: VersionReader, folder: str) -> list[PositionDeletes]:
     """Store the position delete files of a version in a folder of the lake; return them.
 
-    There is one for each data file with rows that are no entries, because Polars rejects delete files over several data
-    files, and others read them once for each. The name of a file depends on its content, so that writing it again never
-    changes what a snapshot refers to. Memory holds the mask and one written file. Raises ManifestMismatchError for a
-    data file that is missing or damaged.
+    There is one for each data file with rows that are no entries, because Polars rejects delete
+    files over several data files, and others read them once for each. The name of a file depends on
+    its content, so that writing it again never changes what a snapshot refers to. Memory holds the
+    mask and one written file. Raises ManifestMismatchError for a data file that is missing or
+    damaged.
     """
     store = view.store
     sealed = view.sealed

@@ -1,12 +1,13 @@
-"""SQL over the lake by DuckDB: a query names datasets, their versions and streams, and reads nothing else.
+"""SQL over the lake by DuckDB: a query names datasets, their versions and streams, and reads
+nothing else.
 
     planes              the version of a dataset that is served
     "planes@v2"         one of its versions, by name, id or the beginning of an id
     "lake.flights"      a stream, also lake.flights; with the columns __tombstone and __epoch
 
-The names are taken from DuckDB's own syntax tree. Each becomes a view over the stored files, or over the entries in
-memory where deltas must be merged; values of sensitive columns are masked. DuckDB then has no access to files, the
-network, extensions and settings.
+The names are taken from DuckDB's own syntax tree. Each becomes a view over the stored files, or
+over the entries in memory where deltas must be merged; values of sensitive columns are masked.
+DuckDB then has no access to files, the network, extensions and settings.
 """
 
 from __future__ import annotations
@@ -23,7 +24,11 @@ from dagster_adjunct.assets.reading.stored_versions import list_datasets
 from dagster_adjunct.assets.reading.superseded import read_entries
 from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.resources.common import import_package
-from dagster_adjunct.resources.errors import ConfigurationError, DatasetNotFoundError, StreamNotFoundError
+from dagster_adjunct.resources.errors import (
+    ConfigurationError,
+    DatasetNotFoundError,
+    StreamNotFoundError,
+)
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.streams.lake.streams import LakeStreams
@@ -40,10 +45,12 @@ _OF_DUCKDB = ("information_schema", "pg_catalog")
 
 @contextmanager
 def query_lake(lake: Lake, sql: str) -> Iterator[pa.RecordBatchReader]:
-    """Yield the result of one SELECT over the lake's datasets and streams; the versions are leased until the end.
+    """Yield the result of one SELECT over the lake's datasets and streams; the versions are leased
+    until the end.
 
-    Raises ConfigurationError for anything but one SELECT and for what DuckDB rejects, DatasetNotFoundError and
-    StreamNotFoundError for a name that does not exist, and DatasetError as `open_dataset` does.
+    Raises ConfigurationError for anything but one SELECT and for what DuckDB rejects,
+    DatasetNotFoundError and StreamNotFoundError for a name that does not exist, and DatasetError as
+    `open_dataset` does.
     """
     duckdb = import_package("a query in SQL", "duckdb", "duckdb")
     with ExitStack() as opened, _translate_errors(duckdb):
@@ -52,11 +59,17 @@ def query_lake(lake: Lake, sql: str) -> Iterator[pa.RecordBatchReader]:
         )
         for name in _named_tables(connection, sql):
             _create_view(connection, opened, lake, name)
-        for setting in ("TimeZone = 'UTC'", "enable_external_access = false", "lock_configuration = true"):
+        for setting in (
+            "TimeZone = 'UTC'",
+            "enable_external_access = false",
+            "lock_configuration = true",
+        ):
             connection.execute(f"SET {setting}")
         result = connection.sql(sql)
         # The latter is its name in older releases.
-        read: Callable[[int], Any] = getattr(result, "to_arrow_reader", None) or result.fetch_arrow_reader
+        read: Callable[[int], Any] = (
+            getattr(result, "to_arrow_reader", None) or result.fetch_arrow_reader
+        )
         yield read(_BATCH)
 
 
@@ -66,7 +79,9 @@ def _translate_errors(duckdb: Any) -> Iterator[None]:
         yield
     except duckdb.Error as error:
         problem = f"DuckDB rejects the query: {str(error).strip()}"
-        raise ConfigurationError(problem, "Correct the SQL, which is DuckDB's.", argument="sql") from error
+        raise ConfigurationError(
+            problem, "Correct the SQL, which is DuckDB's.", argument="sql"
+        ) from error
 
 
 def _named_tables(connection: duckdb.DuckDBPyConnection, sql: str) -> list[str]:
@@ -76,8 +91,14 @@ def _named_tables(connection: duckdb.DuckDBPyConnection, sql: str) -> list[str]:
     if tree.get("error_type") == "parser":
         connection.execute(sql)  # raises DuckDB's own error, which shows the position
     if tree.get("error") or len(tree.get("statements", ())) != 1:
-        problem = "expected one query (SELECT, FROM, VALUES, DESCRIBE or SUMMARIZE), which reads the lake."
-        step = "Give one query; write into a stream with adjunct stream append NAME FILE, or into a file with --output."
+        problem = (
+            "expected one query (SELECT, FROM, VALUES, DESCRIBE or SUMMARIZE), which reads the"
+            " lake."
+        )
+        step = (
+            "Give one query; write into a stream with adjunct stream append NAME FILE, or into a"
+            " file with --output."
+        )
         raise ConfigurationError(problem, step, argument="sql")
     tables: dict[str, None] = {}
     local: set[str] = set()
@@ -97,7 +118,9 @@ def _nodes(tree: object) -> Iterator[Mapping[str, Any]]:
         yield from _nodes(child)
 
 
-def _create_view(connection: duckdb.DuckDBPyConnection, opened: ExitStack, lake: Lake, name: str) -> None:
+def _create_view(
+    connection: duckdb.DuckDBPyConnection, opened: ExitStack, lake: Lake, name: str
+) -> None:
     """Create the view of this name, also in a schema if the name has a dot."""
     dataset, _, version = name.partition("@")
     system, dot, stream = name.partition(".")
@@ -124,7 +147,9 @@ def _create_view(connection: duckdb.DuckDBPyConnection, opened: ExitStack, lake:
 
 
 def _entries(reader: VersionReader) -> Any:
-    """Return the entries of a version: a pyarrow dataset of its files, or a table if deltas must be merged."""
+    """Return the entries of a version: a pyarrow dataset of its files, or a table if deltas must
+    be merged.
+    """
     return read_entries(reader, None) if must_be_masked(reader) else read_files(reader).dataset()
 
 
@@ -143,17 +168,28 @@ def _quoted(name: str) -> str:
 
 def _dataset_not_found_error(lake: Lake, name: str, dataset: str) -> DatasetNotFoundError:
     datasets, streams = list_datasets(lake), LakeStreams(lake).list_streams()
-    problem = f"the query names {name!r}, and there is no dataset {dataset!r}: the lake has {_listed(datasets)}."
+    problem = (
+        f"the query names {name!r}, and there is no dataset {dataset!r}: the lake has"
+        f" {_listed(datasets)}."
+    )
     if dataset in streams:
-        return DatasetNotFoundError(problem, f'For the stream write "lake.{dataset}".', dataset=dataset)
+        return DatasetNotFoundError(
+            problem, f'For the stream write "lake.{dataset}".', dataset=dataset
+        )
     near = difflib.get_close_matches(dataset, datasets, n=1)
-    step = f"Did you mean {near[0]}?" if near else f"Streams are {_listed([f'lake.{each}' for each in streams])}."
+    step = (
+        f"Did you mean {near[0]}?"
+        if near
+        else f"Streams are {_listed([f'lake.{each}' for each in streams])}."
+    )
     return DatasetNotFoundError(problem, step, dataset=dataset)
 
 
 def _stream_not_found_error(lake: Lake, name: str) -> StreamNotFoundError:
     streams = [f"lake.{stream}" for stream in LakeStreams(lake).list_streams()]
-    problem = f"the query names {name!r}, which is no stream of the lake: it has {_listed(streams)}."
+    problem = (
+        f"the query names {name!r}, which is no stream of the lake: it has {_listed(streams)}."
+    )
     if not name.startswith(f"{LAKE}."):
         step = "Streams of other systems and files can't be queried: name one of the lake."
         return StreamNotFoundError(problem, step, stream=name)

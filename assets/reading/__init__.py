@@ -1,1 +1,3 @@
-"""Reading one version: whole by Spark, by key from plain Python, served while new ones are published."""
+"""Reading one version: whole by Spark, by key from plain Python, served while new ones are
+published.
+"""

@@ -1,4 +1,6 @@
-"""An open dataset: lookups by key, whole frames, earlier versions, and operations on its versions."""
+"""An open dataset: lookups by key, whole frames, earlier versions, and operations on its
+versions.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +19,18 @@ from dagster_adjunct.assets.reading.diff import VersionDiff
 from dagster_adjunct.assets.reading.key_lookup import FileCache, coerce_key, is_out_of_range
 from dagster_adjunct.assets.reading.served_version import OnDamage, ServedVersion, Watch
 from dagster_adjunct.assets.reading.stored_file import VerifyReport, verify_version
-from dagster_adjunct.assets.reading.stored_versions import StoredVersions, VersionOperations, current_readers
+from dagster_adjunct.assets.reading.stored_versions import (
+    StoredVersions,
+    VersionOperations,
+    current_readers,
+)
 from dagster_adjunct.assets.reading.valid_time import EntriesAt, EntriesOverTime
-from dagster_adjunct.assets.reading.version_reader import Entry, Validity, VersionReader, find_unreadable_version
+from dagster_adjunct.assets.reading.version_reader import (
+    Entry,
+    Validity,
+    VersionReader,
+    find_unreadable_version,
+)
 from dagster_adjunct.assets.versions.manifest import DatasetManifest
 from dagster_adjunct.assets.versions.version import SealedVersion
 from dagster_adjunct.resources import errors
@@ -27,7 +38,14 @@ from dagster_adjunct.resources.common import check_seconds
 from dagster_adjunct.resources.objects.lake import Lake, open_lake
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.tables.functions import TableReadFunction, TableUse, check_args
-from dagster_adjunct.resources.tables.operation import Capabilities, Operation, Outcomes, Problem, State, key_reorderer
+from dagster_adjunct.resources.tables.operation import (
+    Capabilities,
+    Operation,
+    Outcomes,
+    Problem,
+    State,
+    key_reorderer,
+)
 from dagster_adjunct.resources.validation import validated, validated_methods
 
 if TYPE_CHECKING:
@@ -40,24 +58,29 @@ T = TypeVar("T")
 
 @validated_methods
 class Dataset(VersionOperations):
-    """An open dataset, from `open_dataset`. Safe to share between threads; close it, or use it in a `with`.
+    """An open dataset, from `open_dataset`. Safe to share between threads; close it, or use it in a
+    `with`.
 
-    A version is one state of the dataset and has an id. A version of a bounded dataset also has a name; a name stands
-    for its newest version. The dataset reads the served version until `refresh` or a watch moves on to another, or a
-    chosen one permanently. Every call reads one whole version; a running iteration keeps its version to the end.
+    A version is one state of the dataset and has an id. A version of a bounded dataset also has a
+    name; a name stands for its newest version. The dataset reads the served version until `refresh`
+    or a watch moves on to another, or a chosen one permanently. Every call reads one whole version;
+    a running iteration keeps its version to the end.
 
-    **Leases.** A lease keeps the version from being discarded (three requests, then one for each renewal in the
-    background). It is taken before the second `get` or `get_all`, and before the first `items`, `frame`, `watch`,
-    `take_lease` or hand-over to another engine, so a first `get` costs three requests: CURRENT, the manifest, and one
-    row group. It is released when the dataset has moved on and the calls on the version have ended, or when the
-    dataset is garbage collected. A version that was given to `frame` or another engine stays leased until `close`,
-    because its files are read later. With `lease=False` a version may be discarded meanwhile: `get` and `get_all`
-    then answer from the version served by then, and running reads raise VersionDiscardedError. Spark's errors about
-    missing or damaged files of the version leave the `with` as VersionDiscardedError or ManifestMismatchError.
+    **Leases.** A lease keeps the version from being discarded (three requests, then one for each
+    renewal in the background). It is taken before the second `get` or `get_all`, and before the
+    first `items`, `frame`, `watch`, `take_lease` or hand-over to another engine, so a first `get`
+    costs three requests: CURRENT, the manifest, and one row group. It is released when the dataset
+    has moved on and the calls on the version have ended, or when the dataset is garbage collected.
+    A version that was given to `frame` or another engine stays leased until `close`, because its
+    files are read later. With `lease=False` a version may be discarded meanwhile: `get` and
+    `get_all` then answer from the version served by then, and running reads raise
+    VersionDiscardedError. Spark's errors about missing or damaged files of the version leave the
+    `with` as VersionDiscardedError or ManifestMismatchError.
 
-    **Damage.** A damaged or missing file raises ManifestMismatchError, unless another version is served by then. With
-    `on_damage="previous"` the sealed version before is read, with a warning in the log and the error in `damaged`,
-    until another version is served. A running iteration and a chosen version fail all the same.
+    **Damage.** A damaged or missing file raises ManifestMismatchError, unless another version is
+    served by then. With `on_damage="previous"` the sealed version before is read, with a warning in
+    the log and the error in `damaged`, until another version is served. A running iteration and a
+    chosen version fail all the same.
     """
 
     def __init__(self, stored: StoredVersions, served: ServedVersion) -> None:
@@ -83,7 +106,9 @@ class Dataset(VersionOperations):
 
     @property
     def sealed(self) -> SealedVersion:
-        """The stored facts of the version that the next call reads: name, number, offsets, counters and files."""
+        """The stored facts of the version that the next call reads: name, number, offsets,
+        counters and files.
+        """
         return self._served.require().reader.sealed
 
     @property
@@ -106,17 +131,20 @@ class Dataset(VersionOperations):
     def get(self, key: object) -> Entry | None:
         """Return the entry of `key`, or None.
 
-        A key of several columns is a tuple in the order of the key, or a dict. Raises SchemaMismatchError for a
-        value of another type than the key's, and ManifestMismatchError for a missing or damaged file.
+        A key of several columns is a tuple in the order of the key, or a dict. Raises
+        SchemaMismatchError for a value of another type than the key's, and ManifestMismatchError
+        for a missing or damaged file.
         """
         return self._served.answer(lambda reader: reader.get(key))
 
     def history_of(self, key: object) -> list[Validity]:
-        """Return the entries of a key over time, oldest first; a deletion has no entry and ends the one before.
+        """Return the entries of a key over time, oldest first; a deletion has no entry and ends the
+        one before.
 
-        Adjacent intervals with equal entries are merged. Intervals that ended before the history begins (at its newest
-        time minus `history`) are left out. Of a bounded dataset all versions that state their time are read, and stay
-        leased until `close`. Raises DatasetError without history, and what `get` raises.
+        Adjacent intervals with equal entries are merged. Intervals that ended before the history
+        begins (at its newest time minus `history`) are left out. Of a bounded dataset all versions
+        that state their time are read, and stay leased until `close`. Raises DatasetError without
+        history, and what `get` raises.
         """
         if not self.sealed.positioned:
             return self._served.lend_over_time().history_of(key)
@@ -130,55 +158,68 @@ class Dataset(VersionOperations):
         wanted = list(keys)
         return self._served.answer(lambda reader: reader.get_all(wanted))
 
-    def items(self, prefix: object = None, *, start: object = None, end: object = None) -> Iterator[tuple[Any, Entry]]:
+    def items(
+        self, prefix: object = None, *, start: object = None, end: object = None
+    ) -> Iterator[tuple[Any, Entry]]:
         """Yield (key, entry) in key order, all of the version that is current at the call.
 
-        `prefix` is a string (or bytes) with which the first key column begins, or a tuple of whole values of leading
-        key columns. `start` (included) and `end` (excluded) are keys, or tuples of leading values. Only matching row
-        groups are read, when they are reached. Raises SchemaMismatchError at once for bounds that do not fit the key.
+        `prefix` is a string (or bytes) with which the first key column begins, or a tuple of whole
+        values of leading key columns. `start` (included) and `end` (excluded) are keys, or tuples
+        of leading values. Only matching row groups are read, when they are reached. Raises
+        SchemaMismatchError at once for bounds that do not fit the key.
         """
         return self._served.iterate(lambda reader: reader.items(prefix, start=start, end=end))
 
     def frame(self, spark: SparkSession | Callable[[], SparkSession]) -> DataFrame:
-        """Return all entries as a DataFrame with the columns of `schema`; the version stays leased until `close`.
+        """Return all entries as a DataFrame with the columns of `schema`; the version stays leased
+        until `close`.
 
-        A partitioned dataset is a bucketed scan: a join on its partition columns or its key needs no exchange on this
-        side. Superseded rows are dropped during the scan. Read the frame before the dataset is closed. Raises
-        ManifestMismatchError if the stored files are not exactly those of the manifest.
+        A partitioned dataset is a bucketed scan: a join on its partition columns or its key needs
+        no exchange on this side. Superseded rows are dropped during the scan. Read the frame before
+        the dataset is closed. Raises ManifestMismatchError if the stored files are not exactly
+        those of the manifest.
         """
         return self._served.lend(lambda reader: reader.frame(spark))
 
     def valid_at(self, moment: datetime) -> EntriesAt:
-        """Return the entries that were valid at a moment (a time with its zone), according to the newest history.
+        """Return the entries that were valid at a moment (a time with its zone), according to the
+        newest history.
 
-        For Spark, call `frame(spark)` of the result; other engines accept it as they accept a dataset. Of a bounded
-        dataset they are the entries of the retained version that was valid then. The files stay leased until `close`.
-        Raises DatasetError without history, and for a moment before it begins.
+        For Spark, call `frame(spark)` of the result; other engines accept it as they accept a
+        dataset. Of a bounded dataset they are the entries of the retained version that was valid
+        then. The files stay leased until `close`. Raises DatasetError without history, and for a
+        moment before it begins.
         """
         return EntriesAt(self._served.lend_over_time(), moment)
 
     def over_time(self) -> EntriesOverTime:
-        """Return all entries over time, each with the start and end of its validity, for Spark or other engines.
+        """Return all entries over time, each with the start and end of its validity, for Spark or
+        other engines.
 
         Leases and errors are those of `valid_at`.
         """
         return EntriesOverTime(self._served.lend_over_time())
 
     def lend(self, read: Callable[[VersionReader], T]) -> T:
-        """Return `read(reader)`, for an engine that reads the version's files later; it stays leased until `close`."""
+        """Return `read(reader)`, for an engine that reads the version's files later; it stays
+        leased until `close`.
+        """
         return self._served.lend(read)
 
     # -- versions
 
     def diff(self, old: str, new: str, *, sample: int = 20) -> VersionDiff:
-        """Return the differences between two versions, by id or name: counts, and up to `sample` keys of each kind.
+        """Return the differences between two versions, by id or name: counts, and up to `sample`
+        keys of each kind.
 
-        Raises VersionDiscardedError where one is discarded meanwhile; open and `take_lease` both to prevent that.
+        Raises VersionDiscardedError where one is discarded meanwhile; open and `take_lease` both to
+        prevent that.
         """
         return self._stored.diff(old, new, sample=sample)
 
     def verify(self, *, deep: bool = False) -> VerifyReport:
-        """Return which stored objects of the version are missing, damaged or unlisted; raises nothing for these.
+        """Return which stored objects of the version are missing, damaged or unlisted; raises
+        nothing for these.
 
         Reads all bytes once, and with `deep` the key columns once more.
         """
@@ -194,16 +235,19 @@ class Dataset(VersionOperations):
     # -- moving on
 
     def refresh(self) -> bool:
-        """Move on to the version served now; return whether it is a different one. One request if nothing changed.
+        """Move on to the version served now; return whether it is a different one. One request if
+        nothing changed.
 
-        Running calls keep their version. Raises NoSealedVersionError when no version is served any more, as do all
-        calls until a refresh finds one. A chosen version stays: its refresh raises DatasetError once it was revoked
-        or discarded.
+        Running calls keep their version. Raises NoSealedVersionError when no version is served any
+        more, as do all calls until a refresh finds one. A chosen version stays: its refresh raises
+        DatasetError once it was revoked or discarded.
         """
         return self._served.refresh()
 
     def watch(self, interval: float = 5.0) -> Watch:
-        """Refresh every `interval` seconds in the background, until the watch is stopped or this dataset is closed."""
+        """Refresh every `interval` seconds in the background, until the watch is stopped or this
+        dataset is closed.
+        """
         self.take_lease()
         with self._served.moving:
             if self._watch is None or not self._watch.running:
@@ -211,11 +255,15 @@ class Dataset(VersionOperations):
             return self._watch
 
     def take_lease(self) -> None:
-        """Lease the version that the next call reads; does nothing if it is leased already, or with `lease=False`."""
+        """Lease the version that the next call reads; does nothing if it is leased already, or
+        with `lease=False`.
+        """
         self._served.leave(self._served.enter(leased=True))
 
     def close(self) -> None:
-        """Stop watching, and release the leases once running iterations have ended. Later calls raise an error."""
+        """Stop watching, and release the leases once running iterations have ended. Later calls
+        raise an error.
+        """
         if self._watch is not None:
             self._watch.stop()
         self._served.close()
@@ -224,7 +272,10 @@ class Dataset(VersionOperations):
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         lent = self._served.lent
         self.close()
@@ -249,29 +300,39 @@ def open_dataset(
     on_damage: OnDamage | None = None,
     holder: str | None = None,
 ) -> Dataset:
-    """Open a dataset at the served version, or permanently at `version` (an id or name) or `as_of` a time.
+    """Open a dataset at the served version, or permanently at `version` (an id or name) or `as_of`
+    a time.
 
-    `dataset` is the name, or a declaration, which must match the stored one. `as_of` is a time with its zone (the
-    newest commit at or before it), or a commit's number or id. `cache` may be shared by datasets. `Dataset` explains
-    `lease` and `on_damage` (by default that of the declaration). The lease stores `holder` for operators, by default
-    the machine and process.
+    `dataset` is the name, or a declaration, which must match the stored one. `as_of` is a time with
+    its zone (the newest commit at or before it), or a commit's number or id. `cache` may be shared
+    by datasets. `Dataset` explains `lease` and `on_damage` (by default that of the declaration).
+    The lease stores `holder` for operators, by default the machine and process.
 
-    Raises DatasetNotFoundError; for a version or moment, DatasetError where it does not exist or was revoked,
-    NoSealedVersionError where nothing was served, and VersionDiscardedError where it was discarded. A dataset that
-    serves no version can be opened; reading it raises NoSealedVersionError.
+    Raises DatasetNotFoundError; for a version or moment, DatasetError where it does not exist or
+    was revoked, NoSealedVersionError where nothing was served, and VersionDiscardedError where it
+    was discarded. A dataset that serves no version can be opened; reading it raises
+    NoSealedVersionError.
     """
     stored = StoredVersions(lake, dataset, cache)
     fixed = None if version is None and as_of is None else stored.version(version, as_of=as_of)
-    return Dataset(stored, ServedVersion(stored, fixed, leases=lease, on_damage=on_damage, holder=holder))
+    return Dataset(
+        stored, ServedVersion(stored, fixed, leases=lease, on_damage=on_damage, holder=holder)
+    )
 
 
 @validated
-def current_versions(lake: Lake, datasets: Iterable[AdjunctDataset | str]) -> dict[str, Dataset | None]:
-    """Open the version that each dataset serves now, permanently; None for a dataset that serves none.
+def current_versions(
+    lake: Lake, datasets: Iterable[AdjunctDataset | str]
+) -> dict[str, Dataset | None]:
+    """Open the version that each dataset serves now, permanently; None for a dataset that serves
+    none.
 
     Members of one version set come from one snapshot of it.
     """
-    stored = {versions.name: versions for versions in (StoredVersions(lake, dataset) for dataset in datasets)}
+    stored = {
+        versions.name: versions
+        for versions in (StoredVersions(lake, dataset) for dataset in datasets)
+    }
     return {
         name: None if reader is None else Dataset(stored[name], ServedVersion(stored[name], reader))
         for name, reader in current_readers(stored).items()
@@ -280,20 +341,32 @@ def current_versions(lake: Lake, datasets: Iterable[AdjunctDataset | str]) -> di
 
 @validated
 class DatasetTable(TableReadFunction[Any, dict[str, Any]]):
-    """Read function over a served dataset: `RemoteTable("planes", key="tailnum", read_function=DatasetTable(…))`.
+    """Read function over a served dataset: `RemoteTable("planes", key="tailnum",
+    read_function=DatasetTable(…))`.
 
-    All keys of one request are read from one version. From the second request on it is leased, until the table moves on
-    or is closed. A request that comes more than `refresh_every` seconds after the last check first moves on to the
-    served version (one more request); with None that happens only when the table is closed and opened again. With
-    `version`, an id or a name, the version never changes. Threads and event loops share the open dataset and its cache.
+    All keys of one request are read from one version. From the second request on it is leased,
+    until the table moves on or is closed. A request that comes more than `refresh_every` seconds
+    after the last check first moves on to the served version (one more request); with None that
+    happens only when the table is closed and opened again. With `version`, an id or a name, the
+    version never changes. Threads and event loops share the open dataset and its cache.
 
     The table is read-only: writes are rejected.
     """
 
     def __init__(
-        self, lake: Lake | str, dataset: str, *, version: str | None = None, refresh_every: float | None = 5.0
+        self,
+        lake: Lake | str,
+        dataset: str,
+        *,
+        version: str | None = None,
+        refresh_every: float | None = 5.0,
     ) -> None:
-        self.lake, self.dataset, self.version, self.refresh_every = lake, dataset, version, refresh_every
+        self.lake, self.dataset, self.version, self.refresh_every = (
+            lake,
+            dataset,
+            version,
+            refresh_every,
+        )
         what = f"the table of dataset {dataset!r} has refresh_every={refresh_every!r}"
         check_seconds(refresh_every, what, argument="refresh_every", none=True, zero=True)
         self._reset()
@@ -316,7 +389,11 @@ class DatasetTable(TableReadFunction[Any, dict[str, Any]]):
         return {"lake": self._url, "dataset": self.dataset, **settings}
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name not in ("_open", "_checked_at", "_moving")}
+        return {
+            name: value
+            for name, value in self.__dict__.items()
+            if name not in ("_open", "_checked_at", "_moving")
+        }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -328,7 +405,11 @@ class DatasetTable(TableReadFunction[Any, dict[str, Any]]):
 
     def column_types(self) -> dict[str, str] | None:
         served = self._open
-        return None if served is None else {field.name: field.type for field in served.require().reader.schema.fields}
+        return (
+            None
+            if served is None
+            else {field.name: field.type for field in served.require().reader.schema.fields}
+        )
 
     def problem_of(self, error: BaseException, *, sent: bool = True) -> Problem:
         return super().problem_of(error, sent=False)  # a failed read can be repeated
@@ -339,7 +420,9 @@ class DatasetTable(TableReadFunction[Any, dict[str, Any]]):
         served.require()
 
     async def close(self) -> None:
-        """Release the lease when the running requests have ended; the next request opens the dataset again."""
+        """Release the lease when the running requests have ended; the next request opens the
+        dataset again.
+        """
         await asyncio.to_thread(self._close)
 
     async def get(self, key: Any, *args: object) -> dict[str, Any] | None:
@@ -351,8 +434,13 @@ class DatasetTable(TableReadFunction[Any, dict[str, Any]]):
 
     async def send(self, operation: Operation[Any]) -> Outcomes:
         if operation.kind.writes:
-            problem = f"dataset {self.dataset!r} is a read-only table, and was asked to {operation.kind.value}."
-            raise errors.ConfigurationError(problem, "Publish to the dataset's input instead.", dataset=self.dataset)
+            problem = (
+                f"dataset {self.dataset!r} is a read-only table, and was asked to"
+                f" {operation.kind.value}."
+            )
+            raise errors.ConfigurationError(
+                problem, "Publish to the dataset's input instead.", dataset=self.dataset
+            )
         try:
             return await asyncio.to_thread(self._read, operation)
         except errors.ConfigurationError:
@@ -378,12 +466,16 @@ class DatasetTable(TableReadFunction[Any, dict[str, Any]]):
             entries = reader.get_all(keys)
         except (errors.SchemaMismatchError, errors.NullKeyError):
             misfits = self._invalid_keys(reader, keys)
-            entries = reader.get_all([key for place, key in enumerate(keys) if place not in misfits])
+            entries = reader.get_all(
+                [key for place, key in enumerate(keys) if place not in misfits]
+            )
         values = [None if place in misfits else entries.get(key) for place, key in enumerate(keys)]
         problems = {place: problem for place, problem in misfits.items() if problem is not None}
         return Outcomes(len(keys), values, problems)
 
-    def _invalid_keys(self, reader: VersionReader, keys: Sequence[Any]) -> dict[int, Problem | None]:
+    def _invalid_keys(
+        self, reader: VersionReader, keys: Sequence[Any]
+    ) -> dict[int, Problem | None]:
         """Return the problems of keys that do not fit the dataset's key, by index.
 
         None for a value that is out of its type's range: no entry can have it.
@@ -398,12 +490,18 @@ class DatasetTable(TableReadFunction[Any, dict[str, Any]]):
         return misfits
 
     def _current(self) -> ServedVersion:
-        """Return the open dataset, moved on to the served version if `refresh_every` seconds have passed."""
+        """Return the open dataset, moved on to the served version if `refresh_every` seconds
+        have passed.
+        """
         with self._moving:
             if self._open is None:
-                lake = open_lake(self.lake, create=False) if isinstance(self.lake, str) else self.lake
+                lake = (
+                    open_lake(self.lake, create=False) if isinstance(self.lake, str) else self.lake
+                )
                 stored = StoredVersions(lake, self.dataset)
-                self._open = ServedVersion(stored, None if self.version is None else stored.version(self.version))
+                self._open = ServedVersion(
+                    stored, None if self.version is None else stored.version(self.version)
+                )
                 self._checked_at = time.monotonic()
             elif (
                 self.version is None

@@ -1,7 +1,8 @@
 """Compares two versions without Spark: added, removed and changed keys.
 
-A key is in the same bucket in both versions, so files are compared bucket by bucket without a shuffle. Versions with
-different buckets (a dataset that was recreated with other partitions, say) are compared as a whole.
+A key is in the same bucket in both versions, so files are compared bucket by bucket without a
+shuffle. Versions with different buckets (a dataset that was recreated with other partitions, say)
+are compared as a whole.
 """
 
 from __future__ import annotations
@@ -25,25 +26,33 @@ _ANCHORS = 32
 
 
 Comparison = tuple[tuple[Any, Any, Any, Any], int]
-"""The differences between two tables: four arrays of row numbers (numpy), and the number of unchanged rows.
+"""The differences between two tables: four arrays of row numbers (numpy), and the number of
+unchanged rows.
 
-The arrays are the rows of the new table whose key the old one lacks; the rows of the old table whose key the new one
-lacks; and the rows whose key is in both and whose values differ, those of the old table, then those of the new one in
-the same order.
+The arrays are the rows of the new table whose key the old one lacks; the rows of the old table
+whose key the new one lacks; and the rows whose key is in both and whose values differ, those of the
+old table, then those of the new one in the same order.
 """
 
 
-def compare_tables(old: pa.Table, new: pa.Table, key: Sequence[str], values: Sequence[str]) -> Comparison | None:
-    """Compare the rows with equal keys in the columns `values`; None if a key is duplicated in a table.
+def compare_tables(
+    old: pa.Table, new: pa.Table, key: Sequence[str], values: Sequence[str]
+) -> Comparison | None:
+    """Compare the rows with equal keys in the columns `values`; None if a key is duplicated in a
+    table.
 
-    Nulls equal nulls, and NaN equals NaN. Other columns are ignored. Compared columns must have the same type in both
-    (see `common_type`).
+    Nulls equal nulls, and NaN equals NaN. Other columns are ignored. Compared columns must have the
+    same type in both (see `common_type`).
     """
-    if old.num_rows == new.num_rows and all(old.column(name).equals(new.column(name)) for name in key):
+    if old.num_rows == new.num_rows and all(
+        old.column(name).equals(new.column(name)) for name in key
+    ):
         at = np.arange(new.num_rows)
     else:
         pairs = [(old.column(name), new.column(name)) for name in key]
-        both = key_codes([pa.chunked_array([*one.chunks, *other.chunks], one.type) for one, other in pairs])
+        both = key_codes(
+            [pa.chunked_array([*one.chunks, *other.chunks], one.type) for one, other in pairs]
+        )
         at = _match_rows(both.slice(0, old.num_rows), both.slice(old.num_rows))
     stays = at >= 0
     known = np.zeros(old.num_rows, np.bool_)
@@ -51,7 +60,8 @@ def compare_tables(old: pa.Table, new: pa.Table, key: Sequence[str], values: Seq
     if np.count_nonzero(known) != np.count_nonzero(stays):
         return None
     rows = at[stays]
-    # Sorted files have their common keys in the same order, and a filter is cheaper than taking rows one by one.
+    # Sorted files have their common keys in the same order, and a filter is cheaper than taking
+    # rows one by one.
     ordered = bool(np.all(rows[1:] > rows[:-1]))
     there = pa.array(known) if ordered else pa.array(rows)
     every_old, every_new, common = ordered and bool(known.all()), bool(stays.all()), pa.array(stays)
@@ -68,9 +78,10 @@ def compare_tables(old: pa.Table, new: pa.Table, key: Sequence[str], values: Seq
 def _match_rows(old: pa.ChunkedArray, new: pa.ChunkedArray) -> Any:
     """Return for each value of `new` its row in `old`, or -1.
 
-    Sorted versions that differ little are the same sequence with a few rows added or removed, so most rows are found by
-    guessing: every 32nd value of `old` is looked up, and the rows after it are assumed to be at the same distance. Each
-    guess is checked. Only the rows that were missed are looked up in a hash table, which is the expensive part.
+    Sorted versions that differ little are the same sequence with a few rows added or removed, so
+    most rows are found by guessing: every 32nd value of `old` is looked up, and the rows after it
+    are assumed to be at the same distance. Each guess is checked. Only the rows that were missed
+    are looked up in a hash table, which is the expensive part.
     """
     at = np.full(len(new), -1, np.int64)
     if not len(old) or not len(new):
@@ -99,20 +110,26 @@ def _match_rows(old: pa.ChunkedArray, new: pa.ChunkedArray) -> Any:
 
 
 def smallest_rows(table: pa.Table, rows: Any, key: Sequence[str], count: int) -> pa.Table:
-    """Return those of the given rows (numpy indices) that have the `count` smallest keys, in order."""
+    """Return those of the given rows (numpy indices) that have the `count` smallest keys, in
+    order.
+    """
     if not count or not len(rows):
         return table.schema.empty_table()  # a slice would keep the whole table in memory
     names = [f"k{index}" for index in range(len(key))]  # Arrow reads a dot in a name as a path
     keys = pa.table([table.column(name).take(rows) for name in key], names=names)
     order = [(name, "ascending") for name in names]
-    return table.take(rows[pc.select_k_unstable(keys, k=min(count, len(rows)), sort_keys=order).to_numpy()])
+    return table.take(
+        rows[pc.select_k_unstable(keys, k=min(count, len(rows)), sort_keys=order).to_numpy()]
+    )
 
 
 def common_type(old: pa.DataType, new: pa.DataType) -> pa.DataType | None:
     """Return a type that holds every value of both types exactly, or None."""
     if old.equals(new):
         return old
-    if not any(kind(old) and kind(new) for kind in (pt.is_signed_integer, pt.is_floating, pt.is_decimal)):
+    if not any(
+        kind(old) and kind(new) for kind in (pt.is_signed_integer, pt.is_floating, pt.is_decimal)
+    ):
         return None
     schemas = [pa.schema([pa.field("value", kind)]) for kind in (old, new)]
     return pa.unify_schemas(schemas, promote_options="permissive").field(0).type
@@ -142,11 +159,12 @@ class ChangedEntry:
 
 @dataclass(frozen=True, slots=True)
 class VersionDiff(Report):
-    """The differences between the versions with the ids `old` and `new`: counted and sampled keys, and columns.
+    """The differences between the versions with the ids `old` and `new`: counted and sampled keys,
+    and columns.
 
-    Samples hold the smallest keys as dicts by column, which `Dataset.get` accepts. Entries are compared in the columns
-    of both versions. A column whose type changed, listed as (name, old, new), is compared only if both types are
-    integers, floating-point numbers or decimals.
+    Samples hold the smallest keys as dicts by column, which `Dataset.get` accepts. Entries are
+    compared in the columns of both versions. A column whose type changed, listed as (name, old,
+    new), is compared only if both types are integers, floating-point numbers or decimals.
     """
 
     old: str
@@ -163,15 +181,18 @@ class VersionDiff(Report):
     columns_retyped: tuple[tuple[str, str, str], ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        retyped = [dict(zip(("name", "old", "new"), types, strict=True)) for types in self.columns_retyped]
+        retyped = [
+            dict(zip(("name", "old", "new"), types, strict=True)) for types in self.columns_retyped
+        ]
         return Report.to_json(self) | {"columns_retyped": retyped}
 
 
 def diff_versions(old: VersionReader, new: VersionReader, *, sample: int = 20) -> VersionDiff:
     """Return how `new` differs from `old`, with up to `sample` keys of each kind.
 
-    Buckets that are equal by the manifests' checksums are not read. At most four others are in memory at a time. Raises
-    DatasetError if the two have different keys, and ManifestMismatchError for a missing or damaged file.
+    Buckets that are equal by the manifests' checksums are not read. At most four others are in
+    memory at a time. Raises DatasetError if the two have different keys, and ManifestMismatchError
+    for a missing or damaged file.
     """
     if sample < 0:
         raise ConfigurationError(
@@ -181,11 +202,22 @@ def diff_versions(old: VersionReader, new: VersionReader, *, sample: int = 20) -
     key = new.sealed.key
     buckets, unchanged = _buckets_to_read(old, new)
     few = len(buckets) < _WORKERS
-    parts = list(_pool(os.getpid()).map(partial(_diff_bucket, old, new, types, sample, few), buckets))
-    counts = [sum(kind) for kind in zip((0, 0, 0, unchanged), *(part[0] for part in parts), strict=True)]
-    nothing = tuple(_cast(view.schema.to_arrow().empty_table(), types) for view in (new, old, old, new))
-    rows = [pa.concat_tables(tables) for tables in zip(nothing, *(part[1] for part in parts), strict=True)]
-    added, removed, before, after = (smallest_rows(table, np.arange(table.num_rows), key, sample) for table in rows)
+    parts = list(
+        _pool(os.getpid()).map(partial(_diff_bucket, old, new, types, sample, few), buckets)
+    )
+    counts = [
+        sum(kind) for kind in zip((0, 0, 0, unchanged), *(part[0] for part in parts), strict=True)
+    ]
+    nothing = tuple(
+        _cast(view.schema.to_arrow().empty_table(), types) for view in (new, old, old, new)
+    )
+    rows = [
+        pa.concat_tables(tables)
+        for tables in zip(nothing, *(part[1] for part in parts), strict=True)
+    ]
+    added, removed, before, after = (
+        smallest_rows(table, np.arange(table.num_rows), key, sample) for table in rows
+    )
     changed = [
         ChangedEntry({name: now[name] for name in key}, was, now)
         for was, now in zip(before.to_pylist(), after.to_pylist(), strict=True)
@@ -204,7 +236,9 @@ def diff_versions(old: VersionReader, new: VersionReader, *, sample: int = 20) -
         changed_sample=tuple(changed),
         columns_added=tuple(name for name in theirs if name not in mine),
         columns_removed=tuple(name for name in mine if name not in theirs),
-        columns_retyped=tuple((n, kind, theirs[n]) for n, kind in mine.items() if theirs.get(n, kind) != kind),
+        columns_retyped=tuple(
+            (n, kind, theirs[n]) for n, kind in mine.items() if theirs.get(n, kind) != kind
+        ),
     )
 
 
@@ -213,7 +247,8 @@ _WORKERS = min(4, os.cpu_count() or 1)  # buckets in memory at a time
 
 @lru_cache(maxsize=1)
 def _pool(_: int) -> ThreadPoolExecutor:
-    """Return the thread pool for diffs in this process. Ending it after each diff would cost a quarter of its time.
+    """Return the thread pool for diffs in this process. Ending it after each diff would cost a
+    quarter of its time.
 
     It is cached by process id, since a forked process lacks its parent's threads.
     """
@@ -236,12 +271,16 @@ def _diff_bucket(
     bucket: int | None,
 ) -> _BucketDiff:
     key = new.sealed.key
-    before, after = (_cast(read_entries(view, bucket, threads=threads), types) for view in (old, new))
+    before, after = (
+        _cast(read_entries(view, bucket, threads=threads), types) for view in (old, new)
+    )
     comparison = compare_tables(before, after, key, [name for name in types if name not in key])
     if comparison is None:
         raise DatasetError(
-            f"the key ({', '.join(key)}) is not unique in version {old.version} or {new.version} of {new.dataset!r}.",
-            "Compare versions with unique keys only; the validator unique_keys() finds the duplicates.",
+            f"the key ({', '.join(key)}) is not unique in version {old.version} or {new.version} of"
+            f" {new.dataset!r}.",
+            "Compare versions with unique keys only; the validator unique_keys() finds the"
+            " duplicates.",
             version=old.version,
         )
     kinds, unchanged = comparison
@@ -259,7 +298,9 @@ def _cast(table: pa.Table, types: dict[str, pa.DataType]) -> pa.Table:
 
 
 def _compared_types(old: VersionReader, new: VersionReader) -> dict[str, pa.DataType]:
-    """Return the columns to compare, with the type to compare each in. Raises DatasetError if keys differ."""
+    """Return the columns to compare, with the type to compare each in. Raises DatasetError if
+    keys differ.
+    """
     mine = {field.name: field.type for field in old.schema.fields}
     types = {
         field.name: common_type(arrow_type(mine[field.name]), arrow_type(field.type))
@@ -267,19 +308,27 @@ def _compared_types(old: VersionReader, new: VersionReader) -> dict[str, pa.Data
         if field.name in mine
     }
     if old.sealed.key != new.sealed.key or any(types[name] is None for name in new.sealed.key):
-        keys = [", ".join(f"{name} {view.schema.field(name).type}" for name in view.sealed.key) for view in (old, new)]
+        keys = [
+            ", ".join(f"{name} {view.schema.field(name).type}" for name in view.sealed.key)
+            for view in (old, new)
+        ]
         problem = (
-            f"version {old.version} of {old.dataset!r} is keyed by ({keys[0]}) and version {new.version} of "
-            f"{new.dataset!r} by ({keys[1]})."
+            f"version {old.version} of {old.dataset!r} is keyed by ({keys[0]}) and version"
+            f" {new.version} of {new.dataset!r} by ({keys[1]})."
         )
         raise DatasetError(problem, "Compare versions with the same key.", version=old.version)
     return {name: kind for name, kind in types.items() if kind is not None}
 
 
 def _buckets_to_read(old: VersionReader, new: VersionReader) -> tuple[list[int | None], int]:
-    """Return the buckets whose contents may differ ([None]: all, read at once), and the row count of the others."""
+    """Return the buckets whose contents may differ ([None]: all, read at once), and the row
+    count of the others.
+    """
     layouts = [
-        (view.sealed.layout.partitions, [view.schema.field(name) for name in view.sealed.partition_by])
+        (
+            view.sealed.layout.partitions,
+            [view.schema.field(name) for name in view.sealed.partition_by],
+        )
         for view in (old, new)
     ]
     if layouts[0] != layouts[1]:
@@ -305,8 +354,12 @@ def _files_by_bucket(view: VersionReader) -> dict[int, list[BucketFile]]:
 
 
 def _has_same_content(old: list[BucketFile], new: list[BucketFile]) -> bool:
-    """Whether both lists have just one file, and the two have the same rows by SHA-256 or digest."""
+    """Whether both lists have just one file, and the two have the same rows by SHA-256 or
+    digest.
+    """
     if len(old) != 1 or len(new) != 1:
         return False
     (a,), (b,) = old, new
-    return a.sha256 == b.sha256 or (a.rows == b.rows and a.digest is not None and a.digest == b.digest)
+    return a.sha256 == b.sha256 or (
+        a.rows == b.rows and a.digest is not None and a.digest == b.digest
+    )

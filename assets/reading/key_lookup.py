@@ -1,10 +1,12 @@
-"""Finds entries by key in sealed Parquet files without Spark, reading only the row groups that may have them.
+"""Finds entries by key in sealed Parquet files without Spark, reading only the row groups that may
+have them.
 
-Files are sorted by key. The manifest's key range says whether a file may have a key, the footer which row group, and a
-binary search finds the row. Keys are compared in *plain form* (see `plain_converter`), as Arrow stores them, so that a
-key column is searched directly in Arrow's buffers, and only the returned values are converted. A row group is one
-ranged request, and so is a footer that the manifest lacks. Files never change, so footers and decoded row groups are
-kept in a bounded cache, which readers may share.
+Files are sorted by key. The manifest's key range says whether a file may have a key, the footer
+which row group, and a binary search finds the row. Keys are compared in *plain form* (see
+`plain_converter`), as Arrow stores them, so that a key column is searched directly in Arrow's
+buffers, and only the returned values are converted. A row group is one ranged request, and so is a
+footer that the manifest lacks. Files never change, so footers and decoded row groups are kept in a
+bounded cache, which readers may share.
 """
 
 from __future__ import annotations
@@ -23,7 +25,12 @@ from functools import partial
 from typing import Any, TypeVar
 
 from dagster_adjunct.assets.reading.stored_file import StoredFile
-from dagster_adjunct.resources.bucketing.files import BucketLayout, Generation, conform_to_layout, unpack_footer
+from dagster_adjunct.resources.bucketing.files import (
+    BucketLayout,
+    Generation,
+    conform_to_layout,
+    unpack_footer,
+)
 from dagster_adjunct.resources.bucketing.writer import GROUP_KEYS
 from dagster_adjunct.resources.errors import NullKeyError, SchemaMismatchError
 from dagster_adjunct.resources.lazy_modules import pa, pq, pt
@@ -40,14 +47,18 @@ _BITS = {"tinyint": 8, "smallint": 16, "int": 32, "bigint": 64}
 def coerce_key(what: str, fields: Sequence[Field], key: object) -> tuple[Any, ...]:
     """Return `key` as one value for each key column, in the declared types.
 
-    A key of one column may be a bare value; other keys are tuples in the order of the key, or mappings by column name.
-    Values hash differently by type (1 as int and as bigint), so a value of the wrong type is an error, not a miss.
-    `what` names the dataset in errors. Raises SchemaMismatchError and NullKeyError.
+    A key of one column may be a bare value; other keys are tuples in the order of the key, or
+    mappings by column name. Values hash differently by type (1 as int and as bigint), so a value of
+    the wrong type is an error, not a miss. `what` names the dataset in errors. Raises
+    SchemaMismatchError and NullKeyError.
     """
     names = [field.name for field in fields]
     if isinstance(key, Mapping):
         if set(key) != set(names):
-            problem = f"{what}: the key has the columns {', '.join(map(str, key))}, expected {', '.join(names)}."
+            problem = (
+                f"{what}: the key has the columns {', '.join(map(str, key))}, expected"
+                f" {', '.join(names)}."
+            )
             raise SchemaMismatchError(problem, "Give exactly the key columns.", argument="key")
         values: tuple[Any, ...] = tuple(key[name] for name in names)
     elif isinstance(key, tuple | list):
@@ -55,7 +66,10 @@ def coerce_key(what: str, fields: Sequence[Field], key: object) -> tuple[Any, ..
     else:
         values = (key,)
     if len(values) != len(fields):
-        problem = f"{what}: the key has {len(values)} value(s), expected {len(names)}: ({', '.join(names)})."
+        problem = (
+            f"{what}: the key has {len(values)} value(s), expected {len(names)}:"
+            f" ({', '.join(names)})."
+        )
         step = "Give one value for each key column, as a tuple in this order or as a dict."
         raise SchemaMismatchError(problem, step, argument="key")
     return tuple(_coerce(what, field, value) for field, value in zip(fields, values, strict=True))
@@ -71,7 +85,9 @@ def key_from_text(what: str, fields: Sequence[Field], texts: Sequence[str]) -> t
             f"{what}: {len(texts)} key value(s) are given, expected {len(fields)}: "
             f"({', '.join(f.name for f in fields)})."
         )
-        raise SchemaMismatchError(problem, "Give one value for each key column, in this order.", argument="key")
+        raise SchemaMismatchError(
+            problem, "Give one value for each key column, in this order.", argument="key"
+        )
     values = []
     for field, text in zip(fields, texts, strict=True):
         try:
@@ -93,9 +109,13 @@ def _check_form(kind: str, text: str) -> None:
 
 
 def decode_key(types: Sequence[str], encoded: Sequence[Any]) -> tuple[Any, ...]:
-    """Return a key that a manifest lists, in the encoding of `to_json_value`, as values of these types."""
+    """Return a key that a manifest lists, in the encoding of `to_json_value`, as values of these
+    types.
+    """
     typed = zip(types, encoded, strict=True)
-    return tuple(_text_parser(kind)(value) if isinstance(value, str) else value for kind, value in typed)
+    return tuple(
+        _text_parser(kind)(value) if isinstance(value, str) else value for kind, value in typed
+    )
 
 
 _PARSERS: dict[str, Callable[[str], Any]] = {
@@ -114,7 +134,9 @@ def _text_parser(kind: str) -> Callable[[str], Any]:
 def _coerce(what: str, field: Field, value: object) -> Any:
     if value is None:
         raise NullKeyError(
-            f"{what}: key column {field.name!r} is null.", "Give a value: keys have no nulls.", column=field.name
+            f"{what}: key column {field.name!r} is null.",
+            "Give a value: keys have no nulls.",
+            column=field.name,
         )
     try:
         return _convert(field.type, value)
@@ -123,7 +145,9 @@ def _coerce(what: str, field: Field, value: object) -> Any:
 
 
 def is_out_of_range(error: BaseException) -> bool:
-    """Whether `coerce_key` raised this error for a value that is out of its type's range, which no row can have."""
+    """Whether `coerce_key` raised this error for a value that is out of its type's range, which
+    no row can have.
+    """
     return isinstance(error.__cause__, OverflowError | InvalidOperation)
 
 
@@ -133,8 +157,8 @@ _EXACT = Context(prec=76)  # twice the digits that a column may have
 def _convert(kind: str, value: object) -> Any:
     """Return the value in this type.
 
-    Raises TypeError or ValueError for a value of another type; OverflowError or InvalidOperation for one of this type
-    that is too large or has too many digits.
+    Raises TypeError or ValueError for a value of another type; OverflowError or InvalidOperation
+    for one of this type that is too large or has too many digits.
     """
     if kind == "string" and isinstance(value, str):
         value.encode()  # raises for half of a surrogate pair, which can't be stored
@@ -148,7 +172,11 @@ def _convert(kind: str, value: object) -> Any:
         return value
     elif kind == "timestamp" and isinstance(value, dt.datetime) and value.tzinfo is not None:
         return value.astimezone(dt.UTC)
-    elif kind.startswith("decimal") and isinstance(value, Decimal | int) and not isinstance(value, bool):
+    elif (
+        kind.startswith("decimal")
+        and isinstance(value, Decimal | int)
+        and not isinstance(value, bool)
+    ):
         precision, scale = (int(part) for part in kind[8:-1].split(","))
         exact = Decimal(value).quantize(Decimal(1).scaleb(-scale), context=_EXACT)
         if exact == Decimal(value) and len(exact.as_tuple().digits) <= precision:
@@ -173,16 +201,23 @@ _EXPECTED = {
 def _wrong_type_error(what: str, field: Field, value: object) -> SchemaMismatchError:
     expected = _EXPECTED.get(field.type.partition("(")[0], field.type)
     problem = (
-        f"{what}: key column {field.name!r} is {field.type}, and {value!r} ({type(value).__name__}) is given, "
-        f"expected {expected}."
+        f"{what}: key column {field.name!r} is {field.type}, and {value!r} ({type(value).__name__})"
+        f" is given, expected {expected}."
     )
     return SchemaMismatchError(problem, "Convert the value first.", column=field.name)
 
 
 # The codes of memoryview.cast, by Arrow type.
 _CODES = {
-    "int8": "b", "int16": "h", "int32": "i", "int64": "q", "date32": "i", "timestamp": "q", "float": "f", "double": "d",
-}  # fmt: skip
+    "int8": "b",
+    "int16": "h",
+    "int32": "i",
+    "int64": "q",
+    "date32": "i",
+    "timestamp": "q",
+    "float": "f",
+    "double": "d",
+}
 
 
 class RowGroup:
@@ -199,7 +234,10 @@ class RowGroup:
         self.size: int = table.nbytes
         columns = {name: _single_chunk(table.column(name)) for name in layout.columns}
         self._values = {name: _reader(column) for name, column in columns.items()}
-        self._keys = [_searchable(columns[name], kind) for name, kind in zip(layout.key, layout.key_types, strict=True)]
+        self._keys = [
+            _searchable(columns[name], kind)
+            for name, kind in zip(layout.key, layout.key_types, strict=True)
+        ]
 
     def key(self, row: int) -> tuple[Plain, ...]:
         """Return the key of this row, in plain form."""
@@ -211,13 +249,18 @@ class RowGroup:
         return row if row < self.rows and self.key(row) == key else None
 
     def first_at_or_after(self, key: tuple[Plain, ...]) -> int:
-        """Return the first row whose key is not less than `key` (a key or leading part); if there is none, `rows`."""
+        """Return the first row whose key is not less than `key` (a key or leading part); if
+        there is none, `rows`.
+        """
         if not key:
             return 0
         *leading, last = key
         low, high = 0, self.rows
         for column, value in zip(self._keys, leading, strict=False):
-            low, high = bisect_left(column, value, low, high), bisect_right(column, value, low, high)
+            low, high = (
+                bisect_left(column, value, low, high),
+                bisect_right(column, value, low, high),
+            )
         return bisect_left(self._keys[len(leading)], last, low, high)
 
     def value(self, name: str, row: int) -> Any:
@@ -233,24 +276,35 @@ def row_group_range(metadata: pq.FileMetaData, group: int) -> tuple[int, int]:
     spans = []
     for index in range(metadata.num_columns):
         column = metadata.row_group(group).column(index)
-        start = min(column.data_page_offset, column.dictionary_page_offset or column.data_page_offset)
+        start = min(
+            column.data_page_offset, column.dictionary_page_offset or column.data_page_offset
+        )
         spans.append((start, start + column.total_compressed_size))
     start = min(span[0] for span in spans)
     return start, max(span[1] for span in spans) - start
 
 
-def decode_group(metadata: pq.FileMetaData, group: int, data: bytes, layout: BucketLayout) -> RowGroup:
+def decode_group(
+    metadata: pq.FileMetaData, group: int, data: bytes, layout: BucketLayout
+) -> RowGroup:
     """Decode a row group from its bytes. Raises pyarrow's errors or OSError for damaged bytes."""
     start, _ = row_group_range(metadata, group)
-    # pyarrow reads only the group's range through the window, which ends where it expects the end of the file.
-    source = pa.PythonFile(RangedFile(start + len(data), partial(_read_window, memoryview(data), start)), mode="r")
-    file = pq.ParquetFile(source, metadata=metadata, pre_buffer=False, page_checksum_verification=True)
+    # pyarrow reads only the group's range through the window, which ends where it expects the end
+    # of the file.
+    source = pa.PythonFile(
+        RangedFile(start + len(data), partial(_read_window, memoryview(data), start)), mode="r"
+    )
+    file = pq.ParquetFile(
+        source, metadata=metadata, pre_buffer=False, page_checksum_verification=True
+    )
     table = file.read_row_group(group, columns=list(layout.columns), use_threads=False)
     return RowGroup(conform_to_layout(table, layout).combine_chunks(), layout)
 
 
 def _read_window(data: memoryview, start: int, at: int, count: int) -> memoryview:
-    """Return `count` bytes from offset `at` of a file of which only `data`, from offset `start` on, was read."""
+    """Return `count` bytes from offset `at` of a file of which only `data`, from offset `start`
+    on, was read.
+    """
     if at < start:
         raise OSError(f"bytes at {at} are asked for, before the row group at {start}")
     return data[at - start : at - start + count]
@@ -275,7 +329,9 @@ class _Unscaled:
     __slots__ = ("_data",)
 
     def __init__(self, array: pa.Array) -> None:
-        self._data = memoryview(array.buffers()[1])[16 * array.offset : 16 * (array.offset + len(array))]
+        self._data = memoryview(array.buffers()[1])[
+            16 * array.offset : 16 * (array.offset + len(array))
+        ]
 
     def __getitem__(self, row: Any) -> Any:
         return int.from_bytes(self._data[16 * row : 16 * row + 16], "little", signed=True)
@@ -294,12 +350,16 @@ class _Converted:
 
 
 def _single_chunk(column: pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
-    """Return the only chunk, which reads faster; columns of more than 2 GiB of text stay chunked."""
+    """Return the only chunk, which reads faster; columns of more than 2 GiB of text stay
+    chunked.
+    """
     return column.chunk(0) if column.num_chunks == 1 else column
 
 
 def _searchable(column: pa.Array | pa.ChunkedArray, kind: str) -> Any:
-    """Return the values of a key column in plain form as a sequence that `bisect` can search; it has no nulls."""
+    """Return the values of a key column in plain form as a sequence that `bisect` can search; it
+    has no nulls.
+    """
     if isinstance(column, pa.ChunkedArray) or not len(column):
         return _Converted(column, plain_converter(kind))
     if kind in ("string", "binary"):
@@ -361,11 +421,13 @@ def _numbers(array: pa.Array) -> Any:
 
 @validated
 class FileCache:
-    """An LRU cache of footers and decoded row groups, which never change, with at most `max_bytes` in memory.
+    """An LRU cache of footers and decoded row groups, which never change, with at most `max_bytes`
+    in memory.
 
-    Safe to share between readers, datasets and threads. Random lookups are fast while the decoded version fits: a row
-    of eight short columns takes about 100 bytes, so the default of 512 MiB holds some 5M such rows. The newest value is
-    kept even if it alone is larger. (A lookup takes 13% longer with the LRUCache of cachetools.)
+    Safe to share between readers, datasets and threads. Random lookups are fast while the decoded
+    version fits: a row of eight short columns takes about 100 bytes, so the default of 512 MiB
+    holds some 5M such rows. The newest value is kept even if it alone is larger. (A lookup takes
+    13% longer with the LRUCache of cachetools.)
     """
 
     def __init__(self, max_bytes: int = 512 * 1024 * 1024) -> None:
@@ -375,13 +437,17 @@ class FileCache:
         self._lock = threading.Lock()
 
     def get(self, key: Hashable, load: Callable[[], tuple[T, int]]) -> T:
-        """Return the cached value of this key. If there is none, `load` returns it, with its size in bytes."""
+        """Return the cached value of this key. If there is none, `load` returns it, with its
+        size in bytes.
+        """
         with self._lock:
             known: tuple[T, int] | None = self._values.get(key)
             if known is not None:
                 self._values.move_to_end(key)
                 return known[0]
-        value, size = load()  # without the lock: two threads may load the same value, which only wastes work
+        value, size = (
+            load()
+        )  # without the lock: two threads may load the same value, which only wastes work
         with self._lock:
             if key not in self._values:
                 self._values[key] = (value, size)
@@ -396,7 +462,9 @@ _TAIL_BYTES = 64 * 1024
 
 
 def end_of_prefix(prefix: Key) -> Key:
-    """Return the least tuple, in plain form, that is greater than all keys that begin with `prefix`."""
+    """Return the least tuple, in plain form, that is greater than all keys that begin with
+    `prefix`.
+    """
     *before, last = prefix
     return (*before, last + b"\0" if isinstance(last, bytes) else last + 1)
 
@@ -409,15 +477,24 @@ class Footer:
     starts: tuple[Key, ...]
 
     def find_group(self, key: Key) -> int:
-        """Return the number of the row group where this key, or the first that begins with it, is or would be."""
+        """Return the number of the row group where this key, or the first that begins with it,
+        is or would be.
+        """
         return max(0, bisect_right(self.starts, key) - 1)
 
 
 class KeyFiles:
-    """The files of one generation, for lookups by key. `what` names the dataset and version in errors."""
+    """The files of one generation, for lookups by key. `what` names the dataset and version in
+    errors.
+    """
 
     def __init__(
-        self, store: ObjectStore, what: str, layout: BucketLayout, generation: Generation, cache: FileCache
+        self,
+        store: ObjectStore,
+        what: str,
+        layout: BucketLayout,
+        generation: Generation,
+        cache: FileCache,
     ) -> None:
         self.id = generation.id
         self._layout, self._cache = layout, cache
@@ -434,7 +511,8 @@ class KeyFiles:
         }
 
     def find(self, bucket: int, key: Key) -> tuple[RowGroup, int] | None:
-        """Return the row group with this key, given in plain form, and the number of its row there; None without one.
+        """Return the row group with this key, given in plain form, and the number of its row there;
+        None without one.
 
         Raises ManifestMismatchError when the file is missing or damaged.
         """
@@ -450,10 +528,11 @@ class KeyFiles:
         return None if row is None else (rows, row)
 
     def scan(self, bucket: int, start: Key, end: Key | None) -> Iterator[tuple[RowGroup, int, int]]:
-        """Yield (row group, first row, row after the last) for the keys from `start` (included) to `end` (excluded).
+        """Yield (row group, first row, row after the last) for the keys from `start` (included) to
+        `end` (excluded).
 
-        Both are keys in plain form, or leading parts of them. () is before all keys, None after all. Row groups are
-        read on demand.
+        Both are keys in plain form, or leading parts of them. () is before all keys, None after
+        all. Row groups are read on demand.
         """
         stored = self._files.get(bucket)
         if stored is None:
@@ -470,7 +549,11 @@ class KeyFiles:
             if after > first:
                 yield rows, first, after
             group, first = group + 1, 0
-            if after < rows.rows or group == len(footer.starts) or (end is not None and footer.starts[group] >= end):
+            if (
+                after < rows.rows
+                or group == len(footer.starts)
+                or (end is not None and footer.starts[group] >= end)
+            ):
                 return
             rows = self._group(file, footer, group)
 
@@ -480,7 +563,10 @@ class KeyFiles:
         """Return a key that a manifest lists, in plain form; () for None."""
         if encoded is None:
             return ()
-        return tuple(plain(value) for plain, value in zip(self._plain, decode_key(self._types, encoded), strict=True))
+        return tuple(
+            plain(value)
+            for plain, value in zip(self._plain, decode_key(self._types, encoded), strict=True)
+        )
 
     def _group(self, file: StoredFile, footer: Footer, group: int) -> RowGroup:
         def load() -> tuple[RowGroup, int]:
@@ -496,7 +582,11 @@ class KeyFiles:
     def _footer(self, file: StoredFile) -> Footer:
         def load() -> tuple[Footer, int]:
             stored = file.file.footer
-            tail = unpack_footer(stored) if stored is not None else file.reading(lambda: _read_tail(file))
+            tail = (
+                unpack_footer(stored)
+                if stored is not None
+                else file.reading(lambda: _read_tail(file))
+            )
             metadata = file.reading(lambda: pq.read_metadata(pa.BufferReader(tail)))
             if metadata.num_rows != file.file.rows:
                 raise file.damaged(f"it has {metadata.num_rows} rows")
@@ -504,7 +594,9 @@ class KeyFiles:
             if starts is None:
                 raise file.damaged("it does not list the first keys of its row groups")
             keys = tuple(map(self._plain_key, json.loads(starts)))
-            return Footer(metadata, keys), 4 * len(tail)  # parsed, it takes about four times its stored size
+            return Footer(metadata, keys), 4 * len(
+                tail
+            )  # parsed, it takes about four times its stored size
 
         return self._cache.get((self._place, file.file.bucket), load)
 

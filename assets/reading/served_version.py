@@ -28,7 +28,9 @@ from dagster_adjunct.resources.validation import validated_methods
 
 @dataclass(slots=True, eq=False)
 class VersionInUse:
-    """A version that an open dataset reads: the number of running calls, and the lease against a discard."""
+    """A version that an open dataset reads: the number of running calls, and the lease against a
+    discard.
+    """
 
     reader: VersionReader
     lease: Lease | None = None
@@ -47,10 +49,11 @@ class VersionInUse:
 
 
 def _release_idle(current: list[VersionInUse]) -> None:
-    """Release the version in `current` in the background, when nothing refers to the open dataset any more.
+    """Release the version in `current` in the background, when nothing refers to the open dataset
+    any more.
 
-    A call that still uses the version, such as an iteration collected with the dataset, releases it when it ends. Lent
-    versions stay leased.
+    A call that still uses the version, such as an iteration collected with the dataset, releases it
+    when it ends. Lent versions stay leased.
     """
     dropped, current[:] = [*current], []
     for held in dropped:
@@ -65,7 +68,9 @@ _log = logging.getLogger("adjunct.serving")
 
 
 def _retry_discarded(lease: Callable[[], T]) -> T:
-    """Return `lease()`, retried where a version was replaced and discarded before it could be leased."""
+    """Return `lease()`, retried where a version was replaced and discarded before it could be
+    leased.
+    """
     for _ in range(_TRIES - 1):
         with suppress(errors.VersionDiscardedError):
             return lease()
@@ -75,8 +80,9 @@ def _retry_discarded(lease: Callable[[], T]) -> T:
 class ServedVersion:
     """Decides which version each call of an open dataset reads, and leases it.
 
-    A call reads one whole version. If that is damaged or was discarded, later calls read another one. `fixed` is a
-    version to read permanently; None reads the served one. `Dataset` documents leases and damage.
+    A call reads one whole version. If that is damaged or was discarded, later calls read another
+    one. `fixed` is a version to read permanently; None reads the served one. `Dataset` documents
+    leases and damage.
     """
 
     def __init__(
@@ -90,9 +96,13 @@ class ServedVersion:
     ) -> None:
         self._stored, self._leases = stored, leases
         self._holder = holder or f"{socket.gethostname()}, process {os.getpid()}"
-        self._on_damage: OnDamage = on_damage or (stored.spec.on_damage if stored.spec is not None else "fail")
+        self._on_damage: OnDamage = on_damage or (
+            stored.spec.on_damage if stored.spec is not None else "fail"
+        )
         self.damaged: dict[str, errors.ManifestMismatchError] = {}
-        self._avoided: str | None = None  # the served version, if it is damaged and an earlier one is read
+        self._avoided: str | None = (
+            None  # the served version, if it is damaged and an earlier one is read
+        )
         self._answered = self._closed = False
         self._lent: list[VersionInUse] = []
         self._over_time: dict[tuple[str, ...], Lease] = {}
@@ -100,7 +110,9 @@ class ServedVersion:
         self._commit: Commit | None = None
         self._lock = threading.Lock()  # never held over a request
         self.moving = threading.RLock()
-        """The lock for switching to another version. Running calls don't need it: they keep their version."""
+        """The lock for switching to another version. Running calls don't need it: they keep
+        their version.
+        """
         self._current: list[VersionInUse] = []  # the version that the next call enters, or empty
         self._ended: errors.AdjunctError | None = None  # why `_current` is empty
         if fixed is None:
@@ -109,8 +121,8 @@ class ServedVersion:
             self._ended = None if fixed else stored.not_served_error(manifest)
         if fixed is not None:
             self._current.append(VersionInUse(fixed))
-        # A dataset that is never closed releases its lease when it is garbage collected. Not at the end of the process:
-        # nothing renews the lease then, so it expires.
+        # A dataset that is never closed releases its lease when it is garbage collected. Not at the
+        # end of the process: nothing renews the lease then, so it expires.
         weakref.finalize(self, _release_idle, self._current).atexit = False
 
     @property
@@ -119,7 +131,9 @@ class ServedVersion:
         return next(iter(self._current), None)
 
     def require(self) -> VersionInUse:
-        """Return the version that the next call enters. Without one, raise the error that says why."""
+        """Return the version that the next call enters. Without one, raise the error that says
+        why.
+        """
         if (held := self.held) is None:
             assert self._ended is not None
             raise self._ended.reworded(self._ended.problem, self._ended.next_step)
@@ -133,9 +147,11 @@ class ServedVersion:
     # -- calls
 
     def answer(self, read: Callable[[VersionReader], T]) -> T:
-        """Return `read(reader)`. If the version is damaged, switch to a replacement and call `read` again.
+        """Return `read(reader)`. If the version is damaged, switch to a replacement and call `read`
+        again.
 
-        The first call takes no lease. Once a call has succeeded, later calls lease the version before they read it.
+        The first call takes no lease. Once a call has succeeded, later calls lease the version
+        before they read it.
         """
         while True:
             held = self.enter(leased=self._answered)
@@ -149,7 +165,8 @@ class ServedVersion:
                 self.leave(held)
 
     def lend(self, read: Callable[[VersionReader], T]) -> T:
-        """Return `read(reader)` for a caller that reads the files later; the version stays leased until `close`.
+        """Return `read(reader)` for a caller that reads the files later; the version stays leased
+        until `close`.
 
         Without leases, only check that the version is still retained.
         """
@@ -176,8 +193,8 @@ class ServedVersion:
     def lend_over_time(self) -> VersionReader | VersionsOverTime:
         """Return a reader over time, whose versions stay leased until `close`.
 
-        Of a dataset whose versions state their time it reads all of them, leased before one is opened; else it is the
-        reader of the current version, which may have history.
+        Of a dataset whose versions state their time it reads all of them, leased before one is
+        opened; else it is the reader of the current version, which may have history.
         """
 
         def hold() -> VersionReader | VersionsOverTime | None:
@@ -191,10 +208,11 @@ class ServedVersion:
         return _retry_discarded(hold) or self.lend(lambda reader: reader)
 
     def iterate(self, read: Callable[[VersionReader], Iterator[T]]) -> Iterator[T]:
-        """Yield the items of `read(reader)`, for a reader of the version that is current at this call.
+        """Yield the items of `read(reader)`, for a reader of the version that is current at this
+        call.
 
-        If a file is found damaged or discarded before the first item, another version may replace it; later the
-        iteration fails.
+        If a file is found damaged or discarded before the first item, another version may replace
+        it; later the iteration fails.
         """
         items = self._iterate(read)
         next(items)  # enters the version; the generator leaves it when it ends or is closed
@@ -224,8 +242,8 @@ class ServedVersion:
     def enter(self, *, leased: bool) -> VersionInUse:
         """Return the version that a call reads; the call must pass it to `leave` at its end.
 
-        `leased` takes a lease first, unless there is one. Raises what `require` raises, and VersionDiscardedError if
-        the version was discarded and there is no other to read.
+        `leased` takes a lease first, unless there is one. Raises what `require` raises, and
+        VersionDiscardedError if the version was discarded and there is no other to read.
         """
         leased = leased and self._leases
         while True:
@@ -243,7 +261,9 @@ class ServedVersion:
                     raise
 
     def leave(self, held: VersionInUse) -> None:
-        """End a call. The lease is released if this was the version's last call and later calls enter another one."""
+        """End a call. The lease is released if this was the version's last call and later calls
+        enter another one.
+        """
         with self._lock:
             held.users -= 1
             idle = not held.users and held is not self.held
@@ -251,7 +271,9 @@ class ServedVersion:
             held.release()
 
     def raise_if_discarded(self, version: str) -> None:
-        """Raise VersionDiscardedError if this version was discarded: then that is why a file is missing."""
+        """Raise VersionDiscardedError if this version was discarded: then that is why a file is
+        missing.
+        """
         self._stored.require_manifest().check_kept(version)
 
     # -- moving on
@@ -294,7 +316,9 @@ class ServedVersion:
             lease.release()
 
     def _keep_until_close(self, held: VersionInUse) -> None:
-        """Keep this version until `close` instead of leaving it; once is enough for each version."""
+        """Keep this version until `close` instead of leaving it; once is enough for each
+        version.
+        """
         with self.moving:
             known = self._closed or any(other is held for other in self._lent)
             if not known:
@@ -325,7 +349,9 @@ class ServedVersion:
         return current is None or current.etag != commit.etag
 
     def _read_or_end(self, read: Callable[[], T]) -> T:
-        """Return `read()`. If it raises DatasetError, later calls raise that too, until a refresh finds a version."""
+        """Return `read()`. If it raises DatasetError, later calls raise that too, until a
+        refresh finds a version.
+        """
         try:
             return read()
         except errors.DatasetError as error:
@@ -354,15 +380,17 @@ class ServedVersion:
         except errors.ConfigurationError as error:
             raise errors.DatasetError(
                 f"dataset {name!r}: a reader could not write its lease: {error.problem}",
-                f"Grant write access to datasets/{name}/leases, or open with lease=False: versions may then be "
-                "discarded while they are read.",
+                f"Grant write access to datasets/{name}/leases, or open with lease=False: versions"
+                " may then be discarded while they are read.",
                 dataset=name,
             ) from error
 
     # -- damage
 
     def replace_damaged(self, held: VersionInUse, error: errors.ManifestMismatchError) -> None:
-        """Switch from this version, which has a missing or damaged file, to a replacement, or raise the error."""
+        """Switch from this version, which has a missing or damaged file, to a replacement, or
+        raise the error.
+        """
         with self.moving:
             if held is not self.held:
                 return  # another call has switched already
@@ -372,19 +400,34 @@ class ServedVersion:
                 raise error
             served = self._stored.reader_of(manifest)
             if manifest.ref(version) is None and served is not None and served.version != version:
-                _log.info("dataset %s: %s was discarded, %s is read now", self._stored.name, version, served.version)
+                _log.info(
+                    "dataset %s: %s was discarded, %s is read now",
+                    self._stored.name,
+                    version,
+                    served.version,
+                )
                 self._move_to(served)
                 return
             self.damaged[version] = error
             other = self._replacement(manifest, version)
             if other is None:
                 raise error
-            _log.warning("dataset %s: %s is read instead of %s: %s", self._stored.name, other.version, version, error)
+            _log.warning(
+                "dataset %s: %s is read instead of %s: %s",
+                self._stored.name,
+                other.version,
+                version,
+                error,
+            )
             self._move_to(other)
-            self._avoided = served.version if served is not None and served.version != other.version else None
+            self._avoided = (
+                served.version if served is not None and served.version != other.version else None
+            )
 
     def _keeps_replacement(self, held: VersionInUse, served: VersionReader) -> bool:
-        """Whether to go on with `held`: it replaces this served version, which is damaged, and is still sealed."""
+        """Whether to go on with `held`: it replaces this served version, which is damaged, and
+        is still sealed.
+        """
         if served.version != self._avoided:
             return False
         ref = self._stored.require_manifest().ref(held.reader.version)
@@ -393,7 +436,8 @@ class ServedVersion:
     def _replacement(self, manifest: DatasetManifest, damaged: str) -> VersionReader | None:
         """Return a reader of the version to read instead of a damaged one, or None.
 
-        That is the served version, if it is not damaged itself; else with on_damage="previous" the sealed one before.
+        That is the served version, if it is not damaged itself; else with on_damage="previous" the
+        sealed one before.
         """
         served = self._stored.reader_of(manifest)
         if served is not None and served.version not in self.damaged:
@@ -411,17 +455,23 @@ _LONGEST_STOP = 10.0
 class Watch:
     """Refreshes a dataset every `interval` seconds from `start` until `stop`; a `with` does both.
 
-    `Dataset.watch` returns one that is started. `refresh` returns the function to call, or None when the open dataset
-    is gone, which ends the watch. A failed refresh leaves the dataset at its version and is retried: until one
-    succeeds, `error` holds the exception and `failing_since` the time of the first failure, and the log reports it
-    once. Any exception but an AdjunctError ends the watch: `running` is then False.
+    `Dataset.watch` returns one that is started. `refresh` returns the function to call, or None
+    when the open dataset is gone, which ends the watch. A failed refresh leaves the dataset at its
+    version and is retried: until one succeeds, `error` holds the exception and `failing_since` the
+    time of the first failure, and the log reports it once. Any exception but an AdjunctError ends
+    the watch: `running` is then False.
     """
 
-    def __init__(self, name: str, refresh: Callable[[], Callable[[], object] | None], interval: float) -> None:
+    def __init__(
+        self, name: str, refresh: Callable[[], Callable[[], object] | None], interval: float
+    ) -> None:
         if not 0 < interval <= threading.TIMEOUT_MAX:
             problem = f"dataset {name!r} can't be watched with an interval of {interval} seconds."
             raise errors.ConfigurationError(
-                problem, "Pass an interval above 0 and below 200 years.", argument="interval", dataset=name
+                problem,
+                "Pass an interval above 0 and below 200 years.",
+                argument="interval",
+                dataset=name,
             )
         self.error: Exception | None = None
         self.failing_since: datetime | None = None
@@ -472,6 +522,10 @@ class Watch:
 
     def _record_failure(self, error: Exception) -> None:
         if self.error is None or str(self.error) != str(error):
-            _log.warning("dataset %s: can't check for a new version, and keeps the current one: %s", self._name, error)
+            _log.warning(
+                "dataset %s: can't check for a new version, and keeps the current one: %s",
+                self._name,
+                error,
+            )
         self.error = error
         self.failing_since = self.failing_since or utc_now()

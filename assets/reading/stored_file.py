@@ -1,8 +1,9 @@
-"""The stored files of a version: their bytes, rows and nulls, and whether they are those that its manifest lists.
+"""The stored files of a version: their bytes, rows and nulls, and whether they are those that its
+manifest lists.
 
-`verify_version` compares size and SHA-256, and finds objects that are not listed. With `deep` it also reads the
-contents: the row count, the columns, and keys that are sorted, unique, in the listed range and in their bucket. Nothing
-here needs Spark.
+`verify_version` compares size and SHA-256, and finds objects that are not listed. With `deep` it
+also reads the contents: the row count, the columns, and keys that are sorted, unique, in the listed
+range and in their bucket. Nothing here needs Spark.
 """
 
 from __future__ import annotations
@@ -15,7 +16,12 @@ from itertools import product
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from dagster_adjunct.assets.versions.version import SealedVersion
-from dagster_adjunct.resources.bucketing.files import BucketFile, BucketLayout, columns_problem, conform_to_layout
+from dagster_adjunct.resources.bucketing.files import (
+    BucketFile,
+    BucketLayout,
+    columns_problem,
+    conform_to_layout,
+)
 from dagster_adjunct.resources.common import map_in_threads, to_json_value
 from dagster_adjunct.resources.errors import ManifestMismatchError, ObjectNotFoundError
 from dagster_adjunct.resources.lazy_modules import np, pa, pc, pq
@@ -31,7 +37,9 @@ _CHUNK = 8 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class StoredFile:
-    """A Parquet file that the manifest of a version lists. `what` names the dataset and version in errors."""
+    """A Parquet file that the manifest of a version lists. `what` names the dataset and version
+    in errors.
+    """
 
     store: ObjectStore
     what: str
@@ -44,17 +52,25 @@ class StoredFile:
         return f"{self.folder}/{self.file.name}"
 
     def sha256(self) -> str:
-        """Return the SHA-256 of as many bytes as the manifest lists, read in ranges. Raises ObjectNotFoundError."""
+        """Return the SHA-256 of as many bytes as the manifest lists, read in ranges. Raises
+        ObjectNotFoundError.
+        """
         digest = hashlib.sha256()
         for start in range(0, self.file.size, _CHUNK):
-            digest.update(self.store.get_range(self.key, start, min(_CHUNK, self.file.size - start)))
+            digest.update(
+                self.store.get_range(self.key, start, min(_CHUNK, self.file.size - start))
+            )
         return digest.hexdigest()
 
     def open(self) -> pq.ParquetFile:
-        """Return the opened Parquet file. Raises ManifestMismatchError where it is missing or unreadable."""
+        """Return the opened Parquet file. Raises ManifestMismatchError where it is missing or
+        unreadable.
+        """
         return self.reading(
             lambda: pq.ParquetFile(
-                open_object(self.store, self.key, self.file.size), page_checksum_verification=True, pre_buffer=True
+                open_object(self.store, self.key, self.file.size),
+                page_checksum_verification=True,
+                pre_buffer=True,
             )
         )
 
@@ -65,7 +81,9 @@ class StoredFile:
             yield self.reading(partial(file.read_row_group, group, columns=columns))
 
     def reading(self, read: Callable[[], T]) -> T:
-        """Return `read()`, with errors about a missing or damaged file raised as ManifestMismatchError."""
+        """Return `read()`, with errors about a missing or damaged file raised as
+        ManifestMismatchError.
+        """
         try:
             return read()
         except ObjectNotFoundError as error:
@@ -75,10 +93,10 @@ class StoredFile:
 
     def damaged(self, problem: str) -> ManifestMismatchError:
         return ManifestMismatchError(
-            f"{self.what}: the manifest lists {self.key} with {self.file.rows} rows in {self.file.size} bytes, "
-            f"and {problem}.",
-            "Restore that object from a backup (its SHA-256 is in the manifest), or open an earlier version; other "
-            "versions are untouched.",
+            f"{self.what}: the manifest lists {self.key} with {self.file.rows} rows in"
+            f" {self.file.size} bytes, and {problem}.",
+            "Restore that object from a backup (its SHA-256 is in the manifest), or open an earlier"
+            " version; other versions are untouched.",
             key=self.key,
         )
 
@@ -102,7 +120,9 @@ def count_nulls(files: Sequence[StoredFile], columns: Sequence[str]) -> dict[str
     for stored in files:
         file = stored.open()
         metadata = file.metadata
-        places = {metadata.schema.column(index).path: index for index in range(metadata.num_columns)}
+        places = {
+            metadata.schema.column(index).path: index for index in range(metadata.num_columns)
+        }
         for group, name in product(range(metadata.num_row_groups), columns):
             statistics = metadata.row_group(group).column(places[name]).statistics
             if statistics is None or not statistics.has_null_count:
@@ -114,7 +134,9 @@ def count_nulls(files: Sequence[StoredFile], columns: Sequence[str]) -> dict[str
 
 
 def read_stored_file(stored: StoredFile, layout: BucketLayout, *, threads: bool = True) -> pa.Table:
-    """Return all rows of a file with the columns of the layout, in one request. Raises ManifestMismatchError."""
+    """Return all rows of a file with the columns of the layout, in one request. Raises
+    ManifestMismatchError.
+    """
 
     def read() -> pa.Table:
         file = pq.ParquetFile(open_bytes(stored.store.get(stored.key).data))
@@ -140,7 +162,9 @@ class Damage:
 
 @dataclass(frozen=True, slots=True)
 class VerifyReport:
-    """The result of verifying one version. `objects`, `rows` and `bytes` are those that the manifest lists."""
+    """The result of verifying one version. `objects`, `rows` and `bytes` are those that the
+    manifest lists.
+    """
 
     dataset: str
     version: str
@@ -164,13 +188,18 @@ class VerifyReport:
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as JSON-able values."""
-        return asdict(self) | {"damaged": [asdict(damage) for damage in self.damaged], "ok": self.ok}
+        return asdict(self) | {
+            "damaged": [asdict(damage) for damage in self.damaged],
+            "ok": self.ok,
+        }
 
 
 def verify_version(view: VersionReader, *, deep: bool = False) -> VerifyReport:
-    """Read all objects of a version; report which are missing, damaged or unlisted, without raising for these.
+    """Read all objects of a version; report which are missing, damaged or unlisted, without raising
+    for these.
 
-    Reads all bytes once, in ranges and several objects at a time; with `deep` the key columns once more.
+    Reads all bytes once, in ranges and several objects at a time; with `deep` the key columns once
+    more.
     """
     files = list_stored_files(view.store, view.dataset, view.sealed)
     check = partial(_verify_file, layout=view.sealed.layout, deep=deep)
@@ -188,14 +217,18 @@ def verify_version(view: VersionReader, *, deep: bool = False) -> VerifyReport:
 
 
 def _unlisted_objects(view: VersionReader, listed: set[str]) -> Iterator[Damage]:
-    """Yield objects in the version's folders that the manifest does not list: Spark can't read a folder with them.
+    """Yield objects in the version's folders that the manifest does not list: Spark can't read a
+    folder with them.
 
     Objects whose names begin with "_" are left out, as Spark skips them.
     """
     for folder in sorted({generation.folder for generation in view.sealed.generations}):
         for item in view.store.list(f"{folder}/"):
             if item.key not in listed and not item.key.rpartition("/")[2].startswith("_"):
-                yield Damage(item.key, "the manifest does not list it; Spark can't read the version while it exists")
+                yield Damage(
+                    item.key,
+                    "the manifest does not list it; Spark can't read the version while it exists",
+                )
 
 
 def _verify_file(stored: StoredFile, *, layout: BucketLayout, deep: bool) -> list[Damage]:
@@ -240,7 +273,10 @@ def _content_problems(stored: StoredFile, layout: BucketLayout) -> list[str]:
         last = keys.slice(keys.num_rows - 1)
     greatest = None if last is None else _encoded_key(last, layout.key, 0)
     if (first, greatest) != (file.min_key, file.max_key):
-        return [f"its keys go from {first} to {greatest}, the manifest lists {file.min_key} to {file.max_key}"]
+        return [
+            f"its keys go from {first} to {greatest}, the manifest lists {file.min_key} to"
+            f" {file.max_key}"
+        ]
     return []
 
 
@@ -259,7 +295,10 @@ def _bucket_problem(keys: pa.Table, layout: BucketLayout, bucket: int) -> str:
     if not wrong.size:
         return ""
     key = _encoded_key(keys, layout.key, int(wrong[0]))
-    return f"{wrong.size:,} keys belong to another bucket, such as {key}, of bucket {by_row[wrong[0]]} (file: {bucket})"
+    return (
+        f"{wrong.size:,} keys belong to another bucket, such as {key}, of bucket"
+        f" {by_row[wrong[0]]} (file: {bucket})"
+    )
 
 
 def _order_problem(keys: pa.Table, key: Sequence[str]) -> str:

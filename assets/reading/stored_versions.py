@@ -1,7 +1,8 @@
-"""Finds stored versions of a dataset by id, name or time, and opens readers of them; makes errors where there is none.
+"""Finds stored versions of a dataset by id, name or time, and opens readers of them; makes errors
+where there is none.
 
-These readers take no lease. Callers that may race with a discard lease the version, as an open `Dataset` and a batch
-do, or report it as discarded where a file is missing.
+These readers take no lease. Callers that may race with a discard lease the version, as an open
+`Dataset` and a batch do, or report it as discarded where a file is missing.
 """
 
 from __future__ import annotations
@@ -26,8 +27,18 @@ from dagster_adjunct.assets.sources.deliveries import Awaiting
 from dagster_adjunct.assets.versions import actions, dataset_log
 from dagster_adjunct.assets.versions.actions import HistoryEntry, VersionActions
 from dagster_adjunct.assets.versions.dataset_log import DatasetLog
-from dagster_adjunct.assets.versions.manifest import DatasetManifest, UnboundedManifest, as_bounded, parse_manifest
-from dagster_adjunct.assets.versions.version import SealedVersion, VersionRef, check_declaration, version_number
+from dagster_adjunct.assets.versions.manifest import (
+    DatasetManifest,
+    UnboundedManifest,
+    as_bounded,
+    parse_manifest,
+)
+from dagster_adjunct.assets.versions.version import (
+    SealedVersion,
+    VersionRef,
+    check_declaration,
+    version_number,
+)
 from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.common import argument_error, map_in_threads
 from dagster_adjunct.resources.objects.commit_log import Commit, commit_number, is_deletion_commit
@@ -41,14 +52,20 @@ AsOf: TypeAlias = datetime | int | str
 
 
 def resolve_version(
-    log: DatasetLog, current: Commit, manifest: DatasetManifest, version: str | None, as_of: AsOf | None = None
+    log: DatasetLog,
+    current: Commit,
+    manifest: DatasetManifest,
+    version: str | None,
+    as_of: AsOf | None = None,
 ) -> SealedVersion:
-    """Return a retained version by id, or the newest one of a name, or the one served `as_of` a time or commit.
+    """Return a retained version by id, or the newest one of a name, or the one served `as_of` a
+    time or commit.
 
-    Exactly one of `version` and `as_of` is given. `manifest` is that of the `current` commit. Commit times are by their
-    writers' clocks. Raises DatasetError for an unknown or revoked version or commit, NoSealedVersionError where nothing
-    was served yet, VersionDiscardedError for a discarded version of an unbounded dataset, and ConfigurationError for
-    both or neither argument and for a time without zone.
+    Exactly one of `version` and `as_of` is given. `manifest` is that of the `current` commit.
+    Commit times are by their writers' clocks. Raises DatasetError for an unknown or revoked version
+    or commit, NoSealedVersionError where nothing was served yet, VersionDiscardedError for a
+    discarded version of an unbounded dataset, and ConfigurationError for both or neither argument
+    and for a time without zone.
     """
     _validate_request(log.name, version, as_of)
     if version is not None and manifest.version is not None and manifest.version.id == version:
@@ -63,39 +80,62 @@ def resolve_version(
         return history.find_by_prefix(version) or read_committed_version(log, manifest, version)
     if version is not None:
         return log.read_version(actions.require_readable_version(manifest, version))
-    served = next((then.version for commit, then in log.history() if _matches_commit(commit, as_of)), None)
+    served = next(
+        (then.version for commit, then in log.history() if _matches_commit(commit, as_of)), None
+    )
     if served is None:
-        problem = f"dataset {log.name!r}: its history has no version served {_describe_as_of(as_of)}."
+        problem = (
+            f"dataset {log.name!r}: its history has no version served {_describe_as_of(as_of)}."
+        )
         step = f"See adjunct dataset history {log.name}, and adjunct dataset versions {log.name}."
         raise errors.NoSealedVersionError(problem, step, dataset=log.name)
-    actions.require_readable_version(manifest, served.id)  # raises if it was revoked or is not retained
+    actions.require_readable_version(
+        manifest, served.id
+    )  # raises if it was revoked or is not retained
     return served
 
 
 def _validate_request(dataset: str, version: str | None, as_of: AsOf | None) -> None:
     if (version is None) == (as_of is None):
-        asked = "neither version nor as_of" if version is None else f"both version {version!r} and as_of {as_of}"
+        asked = (
+            "neither version nor as_of"
+            if version is None
+            else f"both version {version!r} and as_of {as_of}"
+        )
         problem = f"dataset {dataset!r}: {asked} is given, expected one of the two."
-        raise errors.ConfigurationError(problem, "Give version= or as_of=.", argument="as_of", dataset=dataset)
+        raise errors.ConfigurationError(
+            problem, "Give version= or as_of=.", argument="as_of", dataset=dataset
+        )
     if isinstance(as_of, datetime) and as_of.tzinfo is None:
         problem = f"dataset {dataset!r}: as_of is {as_of}, expected a time with its zone."
-        raise errors.ConfigurationError(problem, "Give it one, such as tzinfo=UTC.", argument="as_of", dataset=dataset)
+        raise errors.ConfigurationError(
+            problem, "Give it one, such as tzinfo=UTC.", argument="as_of", dataset=dataset
+        )
 
 
 def _matches_commit(commit: Commit, as_of: AsOf | None) -> bool:
     """Whether the commit has this number or id, or was made at or before this time."""
-    return commit.created_at <= as_of if isinstance(as_of, datetime) else as_of in (commit.number, commit.id)
+    return (
+        commit.created_at <= as_of
+        if isinstance(as_of, datetime)
+        else as_of in (commit.number, commit.id)
+    )
 
 
 def _describe_as_of(as_of: AsOf | None) -> str:
-    return f"at {as_of:%Y-%m-%d %H:%M:%S %Z}" if isinstance(as_of, datetime) else f"after commit {as_of}"
+    return (
+        f"at {as_of:%Y-%m-%d %H:%M:%S %Z}"
+        if isinstance(as_of, datetime)
+        else f"after commit {as_of}"
+    )
 
 
 def read_batch_version(log: DatasetLog, manifest: DatasetManifest, version: str) -> SealedVersion:
     """Return the version with this id, with which a batch began.
 
-    It may have been revoked since, or rewritten by an erasure: the original is kept until the batch has ended, because
-    a part of the batch's output may be written already. Raises DatasetError where it is gone.
+    It may have been revoked since, or rewritten by an erasure: the original is kept until the batch
+    has ended, because a part of the batch's output may be written already. Raises DatasetError
+    where it is gone.
     """
     if manifest.version is not None and manifest.version.id == version:
         return manifest.version
@@ -112,7 +152,9 @@ def read_batch_version(log: DatasetLog, manifest: DatasetManifest, version: str)
     return log.read_version(actions.require_version(manifest, version))
 
 
-def read_committed_version(log: DatasetLog, manifest: UnboundedManifest, version: str) -> SealedVersion:
+def read_committed_version(
+    log: DatasetLog, manifest: UnboundedManifest, version: str
+) -> SealedVersion:
     """Return an unbounded dataset's version by its id, which contains number and id of its commit.
 
     Raises DatasetError where there is no such commit, or its manifest is gone.
@@ -122,12 +164,14 @@ def read_committed_version(log: DatasetLog, manifest: UnboundedManifest, version
     if dash and number.isdecimal() and commit_id:
         with suppress(errors.ObjectNotFoundError, errors.MalformedDocumentError):
             own = log.log
-            sealed = parse_manifest(log.name, own.read(own.manifest_key(int(number), commit_id))).version
+            sealed = parse_manifest(
+                log.name, own.read(own.manifest_key(int(number), commit_id))
+            ).version
     if sealed is None or sealed.id != version:
         newest = manifest.version.id if manifest.version else "none"
         problem = (
-            f"dataset {log.name!r} has no version {version!r}; the current one is {newest}, and those from "
-            f"number {manifest.retained_from} on can be read."
+            f"dataset {log.name!r} has no version {version!r}; the current one is {newest}, and"
+            f" those from number {manifest.retained_from} on can be read."
         )
         raise errors.DatasetError(
             problem, f"See adjunct dataset history {log.name}.", dataset=log.name, version=version
@@ -137,7 +181,8 @@ def read_committed_version(log: DatasetLog, manifest: UnboundedManifest, version
 
 @dataclass
 class _CommitHistory:
-    """The readable commits of an unbounded dataset. They are listed once; each is read when it is needed.
+    """The readable commits of an unbounded dataset. They are listed once; each is read when it is
+    needed.
 
     `manifest` is that of the `current` commit.
     """
@@ -154,17 +199,26 @@ class _CommitHistory:
     def keys(self) -> dict[int, list[str]]:
         """The object keys of the stored manifests, by commit number."""
         keys = [item.key for item in self.log.lake.store.list(f"{self.log.prefix}/manifests/")]
-        return {number: list(same) for number, same in groupby(sorted(keys, key=commit_number), commit_number)}
+        return {
+            number: list(same)
+            for number, same in groupby(sorted(keys, key=commit_number), commit_number)
+        }
 
     @cached_property
     def numbers(self) -> list[int]:
         """The numbers of the readable commits, in order."""
-        return [n for n in sorted(self.keys) if self.manifest.retained_from <= n <= self.current.number]
+        return [
+            n for n in sorted(self.keys) if self.manifest.retained_from <= n <= self.current.number
+        ]
 
     def served_as_of(self, as_of: AsOf) -> SealedVersion:
-        """Return the version served at that time or after that commit; raises what `resolve_version` raises."""
+        """Return the version served at that time or after that commit; raises what
+        `resolve_version` raises.
+        """
         if isinstance(as_of, datetime):  # the newest commit at or before it
-            place = bisect_right(self.numbers, as_of, key=lambda number: self.commit_at(number).created_at)
+            place = bisect_right(
+                self.numbers, as_of, key=lambda number: self.commit_at(number).created_at
+            )
             then = self.manifest_at(self.numbers[place - 1]) if place else None
         else:
             then = self.manifest_of(as_of)
@@ -174,7 +228,9 @@ class _CommitHistory:
         return then.version
 
     def find_by_prefix(self, version: str) -> SealedVersion | None:
-        """Return the version whose id starts with `version`, or None. It has to contain the whole number."""
+        """Return the version whose id starts with `version`, or None. It has to contain the
+        whole number.
+        """
         number = version_number(version) if actions.ID_PREFIX.fullmatch(version) else 0
         if not self.manifest.retained_from <= number <= self.current.number:
             return None
@@ -186,8 +242,8 @@ class _CommitHistory:
     def commit_at(self, number: int) -> Commit:
         """Return a commit by its number.
 
-        A writer that lost the race for a number may have left a manifest with it too; the next commit names the right
-        one.
+        A writer that lost the race for a number may have left a manifest with it too; the next
+        commit names the right one.
         """
         if number not in self.read:
             keys = self.keys[number]
@@ -196,7 +252,9 @@ class _CommitHistory:
             try:
                 self.read[number] = self.log.log.read(keys[0])
             except errors.ObjectNotFoundError as error:
-                problem = f"dataset {self.log.name!r}: commit {number} was discarded during this read."
+                problem = (
+                    f"dataset {self.log.name!r}: commit {number} was discarded during this read."
+                )
                 raise errors.VersionDiscardedError(
                     problem, "Retry to read what is left.", dataset=self.log.name
                 ) from error
@@ -209,30 +267,43 @@ class _CommitHistory:
     def manifest_of(self, asked: int | str) -> DatasetManifest | None:
         """Return the manifest of the commit with this number or id.
 
-        None for a number before the oldest readable commit. Raises DatasetError for an unknown commit.
+        None for a number before the oldest readable commit. Raises DatasetError for an unknown
+        commit.
         """
         if isinstance(asked, str):
-            likely = (n for n in self.numbers if any(key.endswith(f"-{asked}.json") for key in self.keys[n]))
-            number = next((candidate for candidate in likely if self.commit_at(candidate).id == asked), None)
+            likely = (
+                n
+                for n in self.numbers
+                if any(key.endswith(f"-{asked}.json") for key in self.keys[n])
+            )
+            number = next(
+                (candidate for candidate in likely if self.commit_at(candidate).id == asked), None
+            )
         else:
             number = asked if asked in self.numbers else None
             if number is None and 1 <= asked < self.manifest.retained_from:
                 return None
         if number is None:
             problem = (
-                f"dataset {self.log.name!r} has no commit {asked!r}; those that can be read are numbered "
-                f"{self.numbers[0]} to {self.numbers[-1]}."
+                f"dataset {self.log.name!r} has no commit {asked!r}; those that can be read are"
+                f" numbered {self.numbers[0]} to {self.numbers[-1]}."
             )
-            raise errors.DatasetError(problem, f"See adjunct dataset history {self.log.name}.", dataset=self.log.name)
+            raise errors.DatasetError(
+                problem, f"See adjunct dataset history {self.log.name}.", dataset=self.log.name
+            )
         return self.manifest_at(number)
 
     def raise_not_readable(self, asked: str) -> NoReturn:
-        """Raise the error that no version of this time or commit is readable, naming the oldest readable version.
+        """Raise the error that no version of this time or commit is readable, naming the oldest
+        readable version.
 
-        It is a VersionDiscardedError if earlier versions were discarded, else a NoSealedVersionError.
+        It is a VersionDiscardedError if earlier versions were discarded, else a
+        NoSealedVersionError.
         """
         name = self.log.name
-        place = bisect_left(self.numbers, True, key=lambda number: self.manifest_at(number).version is not None)
+        place = bisect_left(
+            self.numbers, True, key=lambda number: self.manifest_at(number).version is not None
+        )
         if place == len(self.numbers):
             problem = f"dataset {name!r} has no version to read yet: its bootstrap is not finished."
             raise errors.NoSealedVersionError(problem, "Advance the dataset.", dataset=name)
@@ -241,18 +312,25 @@ class _CommitHistory:
         oldest = f"the oldest readable version was committed at {when}, as number {commit.number}"
         if self.manifest.retained_from > 1:
             problem = f"dataset {name!r}: the version served {asked} has been discarded; {oldest}."
-            step = f"See adjunct dataset history {name}. A longer grace keeps more: discard=DiscardPolicy(grace=…)."
+            step = (
+                f"See adjunct dataset history {name}. A longer grace keeps more:"
+                " discard=DiscardPolicy(grace=…)."
+            )
             raise errors.VersionDiscardedError(problem, step, dataset=name)
         raise errors.NoSealedVersionError(
-            f"dataset {name!r} served nothing {asked}; {oldest}.", f"See adjunct dataset history {name}.", dataset=name
+            f"dataset {name!r} served nothing {asked}; {oldest}.",
+            f"See adjunct dataset history {name}.",
+            dataset=name,
         )
 
 
 @validated
 def list_datasets(lake: Lake) -> list[str]:
-    """Return the sorted names of all datasets that have a commit, so without set members that never advanced.
+    """Return the sorted names of all datasets that have a commit, so without set members that never
+    advanced.
 
-    Manifests are not read, so a dataset with an unreadable commit is listed and raises when it is opened.
+    Manifests are not read, so a dataset with an unreadable commit is listed and raises when it is
+    opened.
     """
     names = [item.key.rsplit("/", 1)[-1] for item in lake.store.list(f"{dataset_log.NAMES}/")]
     return sorted(name for name in names if _has_commit(lake, name))
@@ -286,10 +364,11 @@ _HIDDEN = {"format", "version", "delivered", "known", "next_generation", "next_n
 
 @validated_methods
 class VersionOperations(VersionActions, ABC):
-    """The operations of a dataset that read and write its log. Every call reads the current pointer.
+    """The operations of a dataset that read and write its log. Every call reads the current
+    pointer.
 
-    Each change is one commit; for a member of a version set, a commit of the whole set. The history keeps its `reason`
-    and who made it (`by`).
+    Each change is one commit; for a member of a version set, a commit of the whole set. The history
+    keeps its `reason` and who made it (`by`).
     """
 
     @abstractmethod
@@ -303,12 +382,15 @@ class VersionOperations(VersionActions, ABC):
         return self._newest().listed
 
     def history(self, limit: int | None = 100) -> list[HistoryEntry]:
-        """Return the newest commits, newest first: the action, its version, author, time and reason.
+        """Return the newest commits, newest first: the action, its version, author, time and
+        reason.
 
         Each entry names the version served after it, and whether that is still readable.
         """
         if limit is not None and not 0 <= limit <= sys.maxsize:
-            raise argument_error(f"limit is {limit}", "0 or more commits, or None for all", argument="limit")
+            raise argument_error(
+                f"limit is {limit}", "0 or more commits, or None for all", argument="limit"
+            )
         commits = list(islice(self._log.history(), limit))
         now = commits[0][1] if commits else None
         return [
@@ -320,7 +402,9 @@ class VersionOperations(VersionActions, ABC):
                 version=manifest.change.version if manifest.change else None,
                 reason=manifest.change.reason if manifest.change else "",
                 served=manifest.version.id if manifest.version else None,
-                readable=now is not None and manifest.version is not None and now.retains(manifest.version.id),
+                readable=now is not None
+                and manifest.version is not None
+                and now.retains(manifest.version.id),
             )
             for commit, manifest in commits
         ]
@@ -328,7 +412,11 @@ class VersionOperations(VersionActions, ABC):
     def describe(self) -> dict[str, Any]:
         """Return a description of the dataset as JSON-able values. Raises DatasetNotFoundError."""
         manifest = self._newest()
-        described = {name: value for name, value in manifest.model_dump(mode="json").items() if name not in _HIDDEN}
+        described = {
+            name: value
+            for name, value in manifest.model_dump(mode="json").items()
+            if name not in _HIDDEN
+        }
         if (version := manifest.version) is None:
             return {**described, "version": None}
         facts = version.model_dump(mode="json", exclude={"generations", "digest", "positioned"})
@@ -340,13 +428,16 @@ class VersionOperations(VersionActions, ABC):
 
 
 class StoredVersions(VersionOperations):
-    """The stored versions of one dataset. Every call reads the current pointer; readers stay at their version.
+    """The stored versions of one dataset. Every call reads the current pointer; readers stay at
+    their version.
 
-    `spec` is the declaration, or only the name of an existing dataset. A declaration must match the stored one: reading
-    a manifest raises DatasetError if it does not. All readers share `cache`.
+    `spec` is the declaration, or only the name of an existing dataset. A declaration must match the
+    stored one: reading a manifest raises DatasetError if it does not. All readers share `cache`.
     """
 
-    def __init__(self, lake: Lake, spec: AdjunctDataset | str, cache: FileCache | None = None) -> None:
+    def __init__(
+        self, lake: Lake, spec: AdjunctDataset | str, cache: FileCache | None = None
+    ) -> None:
         self.name = spec if isinstance(spec, str) else spec.name
         self.spec = None if isinstance(spec, str) else spec
         self.log, self._lake = DatasetLog(lake, self.name), lake
@@ -363,7 +454,10 @@ class StoredVersions(VersionOperations):
         if manifest is not None and (spec := self.spec) is not None:
             # The stream's types and partitions are not compared.
             compared = ("kind", "key", "partition_by", "partitions")
-            declared = {**{name: getattr(spec, name) for name in compared}, "input": str(spec.input)}
+            declared = {
+                **{name: getattr(spec, name) for name in compared},
+                "input": str(spec.input),
+            }
             stored = manifest.declaration
             check_declaration(self.name, stored, stored.model_copy(update=declared))
         return commit, manifest
@@ -374,10 +468,13 @@ class StoredVersions(VersionOperations):
 
     def reader_of(self, manifest: DatasetManifest | None) -> VersionReader | None:
         """Return a reader of the version that this manifest of the dataset serves, or None."""
-        return None if manifest is None or manifest.version is None else self._reader(manifest.version)
+        return (
+            None if manifest is None or manifest.version is None else self._reader(manifest.version)
+        )
 
     def require_current(self, systems: Mapping[str, StreamSystem] | None = None) -> VersionReader:
-        """Return a reader of the served version, or raise NoSealedVersionError saying what the next one waits for.
+        """Return a reader of the served version, or raise NoSealedVersionError saying what the next
+        one waits for.
 
         With `systems` and a declaration, the error names the partitions without a marker.
         """
@@ -394,36 +491,49 @@ class StoredVersions(VersionOperations):
         if self.spec is not None and systems is not None and is_delivered(self.spec, manifest):
             awaiting = self.awaiting(systems, manifest)
             members = [] if awaiting else self.log.read_all()[1].values()
-            waits = [member.awaited for member in members if member.name != self.name and member.awaited]
+            waits = [
+                member.awaited for member in members if member.name != self.name and member.awaited
+            ]
             others = [marker for awaited in waits for marker in awaited.missing]
             waiting = describe_waiting(awaiting, manifest, others)
         return no_version_error(self.name, self.spec, manifest, waiting)
 
-    def awaiting(self, systems: Mapping[str, StreamSystem], manifest: DatasetManifest | None) -> Awaiting | None:
-        """Return what a bounded dataset's next version waits for, None if one is completely delivered.
+    def awaiting(
+        self, systems: Mapping[str, StreamSystem], manifest: DatasetManifest | None
+    ) -> Awaiting | None:
+        """Return what a bounded dataset's next version waits for, None if one is completely
+        delivered.
 
-        `manifest` is the newest of the dataset. Builds and commits nothing. Needs the declaration, not only the name.
+        `manifest` is the newest of the dataset. Builds and commits nothing. Needs the declaration,
+        not only the name.
         """
         from dagster_adjunct.assets.sources.version_sources import open_source
 
         assert self.spec is not None
         source = open_source(systems, self.spec, self._lake)
-        known = source.first_manifest() if manifest is None else source.follow_repartition(manifest) or manifest
+        known = (
+            source.first_manifest()
+            if manifest is None
+            else source.follow_repartition(manifest) or manifest
+        )
         offered = source.next(as_bounded(known))
         return offered if isinstance(offered, Awaiting) else None
 
     def version(self, version: str | None = None, *, as_of: AsOf | None = None) -> VersionReader:
-        """Return a reader of a retained version: by id, the newest of a name, or the one served `as_of` then.
+        """Return a reader of a retained version: by id, the newest of a name, or the one served
+        `as_of` then.
 
-        `as_of` is a time with its zone (the newest commit at or before it, by its writer's clock), or a commit's number
-        or id. Raises DatasetError for a revoked version, NoSealedVersionError where nothing was served then, and
-        VersionDiscardedError (DatasetError for a bounded dataset), naming what is retained, for a discarded one.
+        `as_of` is a time with its zone (the newest commit at or before it, by its writer's clock),
+        or a commit's number or id. Raises DatasetError for a revoked version, NoSealedVersionError
+        where nothing was served then, and VersionDiscardedError (DatasetError for a bounded
+        dataset), naming what is retained, for a discarded one.
         """
         current, manifest = self.newest()
         return self._reader(resolve_version(self.log, current, manifest, version, as_of))
 
     def over_time(self, versions: Sequence[str]) -> VersionsOverTime:
-        """Return a reader of these versions of a bounded dataset over time, by the times that they state.
+        """Return a reader of these versions of a bounded dataset over time, by the times that they
+        state.
 
         Raises DatasetError where none states its time, and what `version_of_batch` raises.
         """
@@ -432,16 +542,19 @@ class StoredVersions(VersionOperations):
         return VersionsOverTime(self._lake.store, self.name, sealed)
 
     def version_of_batch(self, version: str) -> VersionReader:
-        """Return a reader of the version with which an open batch began, even if it was revoked since.
+        """Return a reader of the version with which an open batch began, even if it was revoked
+        since.
 
         Raises DatasetError where it is gone.
         """
         return self._reader(read_batch_version(self.log, self.require_manifest(), version))
 
     def diff(self, old: str, new: str, *, sample: int = 20) -> VersionDiff:
-        """Return the differences between two versions, by id or name: counts, and up to `sample` keys of each kind.
+        """Return the differences between two versions, by id or name: counts, and up to `sample`
+        keys of each kind.
 
-        Raises VersionDiscardedError where one is discarded meanwhile; a `Lease` on both prevents that.
+        Raises VersionDiscardedError where one is discarded meanwhile; a `Lease` on both prevents
+        that.
         """
         views = self.version(old), self.version(new)
         try:
@@ -449,7 +562,9 @@ class StoredVersions(VersionOperations):
         except errors.ManifestMismatchError:
             manifest = self.require_manifest()
             for view in views:
-                manifest.check_kept(view.version)  # raises if the file is missing because of a discard
+                manifest.check_kept(
+                    view.version
+                )  # raises if the file is missing because of a discard
             raise
 
     def require_manifest(self) -> DatasetManifest:
@@ -460,7 +575,9 @@ class StoredVersions(VersionOperations):
         return self.newest()[1]
 
     def newest(self) -> tuple[Commit, DatasetManifest]:
-        """Return the newest commit and its manifest. Raises DatasetNotFoundError before the first one."""
+        """Return the newest commit and its manifest. Raises DatasetNotFoundError before the
+        first one.
+        """
         commit, manifest = self.read()
         if commit is None or manifest is None:
             raise dataset_not_found_error(self._lake, self.name)
@@ -478,9 +595,13 @@ def open_stored_versions(lake: Lake, name: str) -> StoredVersions:
 
 
 def current_readers(datasets: Mapping[str, StoredVersions]) -> dict[str, VersionReader | None]:
-    """Return a reader of each dataset's served version; members of one version set come from one snapshot of it."""
+    """Return a reader of each dataset's served version; members of one version set come from one
+    snapshot of it.
+    """
     readers: dict[str, VersionReader | None] = {}
-    alone = [name for name, stored in datasets.items() if stored.spec and stored.spec.version_set is None]
+    alone = [
+        name for name, stored in datasets.items() if stored.spec and stored.spec.version_set is None
+    ]
     at_once = min((requests_at_once(stored._lake.store) for stored in datasets.values()), default=1)
     found = map_in_threads(lambda name: datasets[name].log.read_all()[1], alone, at_once)
     snapshots = dict(zip(alone, found, strict=True))
@@ -495,7 +616,8 @@ def current_readers(datasets: Mapping[str, StoredVersions]) -> dict[str, Version
 
 
 def is_delivered(spec: AdjunctDataset | None, manifest: DatasetManifest | None) -> bool:
-    """Whether versions of this dataset are delivered through its input and none of them was revoked.
+    """Whether versions of this dataset are delivered through its input and none of them was
+    revoked.
 
     Other versions are commits of changes, or computed by a query.
     """
@@ -504,38 +626,59 @@ def is_delivered(spec: AdjunctDataset | None, manifest: DatasetManifest | None) 
 
 
 def no_version_error(
-    name: str, spec: AdjunctDataset | None, manifest: DatasetManifest | None, waiting: str | None = None
+    name: str,
+    spec: AdjunctDataset | None,
+    manifest: DatasetManifest | None,
+    waiting: str | None = None,
 ) -> errors.NoSealedVersionError:
     """Return the error for a dataset that serves no version.
 
     `waiting` describes what a version waits for that is delivered through the input.
     """
     by_name = False
-    step = "Advance it when a version is completely delivered: materialise its asset, or use adjunct run MODULE:APP."
+    step = (
+        "Advance it when a version is completely delivered: materialise its asset, or use adjunct"
+        " run MODULE:APP."
+    )
     if _is_computed(spec, manifest):
         # With names, the dataset's asset has a partition for each version.
-        by_name = spec.versions is not None if spec else bool(manifest and manifest.declaration.order == "name")
-        command = f"adjunct dataset advance {name} MODULE:APP{' --partition NAME' if by_name else ''}"
+        by_name = (
+            spec.versions is not None
+            if spec
+            else bool(manifest and manifest.declaration.order == "name")
+        )
+        command = (
+            f"adjunct dataset advance {name} MODULE:APP{' --partition NAME' if by_name else ''}"
+        )
         step = f"Materialise {_describe_partitions(spec, by_name)} in Dagster, or run {command}."
     cause = _describe_cause(spec, manifest, waiting, by_name)
-    return errors.NoSealedVersionError(f"dataset {name!r} has no version to read yet: {cause}.", step, dataset=name)
+    return errors.NoSealedVersionError(
+        f"dataset {name!r} has no version to read yet: {cause}.", step, dataset=name
+    )
 
 
 def no_complete_version_error(
     spec: AdjunctDataset, manifest: DatasetManifest | None, awaiting: Awaiting
 ) -> errors.NoSealedVersionError:
-    """Return the error for a declared dataset of which no version is complete: the next one waits for `awaiting`."""
+    """Return the error for a declared dataset of which no version is complete: the next one
+    waits for `awaiting`.
+    """
     waiting = describe_waiting(awaiting, manifest) if is_delivered(spec, manifest) else None
     return no_version_error(spec.name, spec, manifest, waiting)
 
 
-def describe_waiting(awaiting: Awaiting | None, manifest: DatasetManifest | None, others: Sequence[str] = ()) -> str:
+def describe_waiting(
+    awaiting: Awaiting | None, manifest: DatasetManifest | None, others: Sequence[str] = ()
+) -> str:
     """Return in words what the next version waits for; None says that it is completely delivered.
 
     `others` are the markers that the other members of its version set wait for.
     """
     if awaiting is None:
-        lacks = f", and other members of its version set wait for the end-of-dataset markers of {', '.join(others)}"
+        lacks = (
+            ", and other members of its version set wait for the end-of-dataset markers of"
+            f" {', '.join(others)}"
+        )
         return f"one is completely delivered, but not published yet{lacks if others else ''}"
     version = f"version {awaiting.version!r}" if awaiting.version else "the first version"
     begun = manifest.awaited if manifest is not None else None
@@ -544,11 +687,16 @@ def describe_waiting(awaiting: Awaiting | None, manifest: DatasetManifest | None
 
 
 def _describe_cause(
-    spec: AdjunctDataset | None, manifest: DatasetManifest | None, waiting: str | None, by_name: bool
+    spec: AdjunctDataset | None,
+    manifest: DatasetManifest | None,
+    waiting: str | None,
+    by_name: bool,
 ) -> str:
     is_computed = _is_computed(spec, manifest)
     if not is_computed:
-        if (spec is not None and spec.is_local) or (manifest is not None and manifest.declaration.owner is not None):
+        if (spec is not None and spec.is_local) or (
+            manifest is not None and manifest.declaration.owner is not None
+        ):
             return "no batch of its application has written it"
         if _follows_changes(spec, manifest):
             return "its bootstrap is not finished"
@@ -559,7 +707,10 @@ def _describe_cause(
     refused = f"version {rejected.name!r} was rejected ({rejected.reason})" if rejected else ""
     if not is_computed:
         source = manifest.declaration.input if manifest else spec.input if spec else "its input"
-        waiting = waiting or f"no version has been marked as complete in every partition of {source} and sealed"
+        waiting = (
+            waiting
+            or f"no version has been marked as complete in every partition of {source} and sealed"
+        )
         return "; ".join(filter(None, (waiting, refused)))
     if by_name:
         return refused or "a query computes each of its partitions, and none has been materialised"
@@ -573,7 +724,11 @@ def _follows_changes(spec: AdjunctDataset | None, manifest: DatasetManifest | No
 
 def _is_computed(spec: AdjunctDataset | None, manifest: DatasetManifest | None) -> bool:
     """Whether a query computes the versions."""
-    return isinstance(spec.input, QuerySource) if spec else manifest is not None and manifest.declaration.computed
+    return (
+        isinstance(spec.input, QuerySource)
+        if spec
+        else manifest is not None and manifest.declaration.computed
+    )
 
 
 def _describe_partitions(spec: AdjunctDataset | None, by_name: bool) -> str:

@@ -1,13 +1,15 @@
-"""Finds which stored rows of a version are entries: reads these as Arrow tables, or filters Spark's scans by masks.
+"""Finds which stored rows of a version are entries: reads these as Arrow tables, or filters Spark's
+scans by masks.
 
-Of a key's rows the one with the highest (position, generation) counts, and a tombstone is no entry. A *mask* of a
-version with deltas has a bit for each stored row, set if the row is no entry. It is made after a commit from the keys
-of all files, and stored next to the files of the newest generation, so that it is deleted with them; its name is made
-of the folders of all generations, so that a mask of other files is never read. It is a cache: a version whose mask is
-missing, torn or not made yet is merged by its keys, with the same result.
+Of a key's rows the one with the highest (position, generation) counts, and a tombstone is no entry.
+A *mask* of a version with deltas has a bit for each stored row, set if the row is no entry. It is
+made after a commit from the keys of all files, and stored next to the files of the newest
+generation, so that it is deleted with them; its name is made of the folders of all generations, so
+that a mask of other files is never read. It is a cache: a version whose mask is missing, torn or
+not made yet is merged by its keys, with the same result.
 
-Spark gets the bits as one array of 64-bit words. A row finds its bit by generation, bucket and its number in the file,
-so that the scan of the files needs no join.
+Spark gets the bits as one array of 64-bit words. A row finds its bit by generation, bucket and its
+number in the file, so that the scan of the files needs no join.
 """
 
 from __future__ import annotations
@@ -21,7 +23,11 @@ from typing import TYPE_CHECKING, Any
 
 from cachetools import LRUCache
 
-from dagster_adjunct.assets.reading.stored_file import StoredFile, list_stored_files, read_stored_file
+from dagster_adjunct.assets.reading.stored_file import (
+    StoredFile,
+    list_stored_files,
+    read_stored_file,
+)
 from dagster_adjunct.assets.versions.version import POSITION, TOMBSTONE, SealedVersion
 from dagster_adjunct.resources.bucketing.files import GENERATION_COLUMN, VALID_FROM, Generation
 from dagster_adjunct.resources.common import map_in_threads
@@ -37,7 +43,9 @@ if TYPE_CHECKING:
     from dagster_adjunct.assets.reading.version_reader import VersionReader
 
 FEWEST_ROWS = 200_000
-"""Versions with fewer stored rows have no mask: merging them by key costs about as little as looking for one."""
+"""Versions with fewer stored rows have no mask: merging them by key costs about as little as
+looking for one.
+"""
 MOST_ROWS = 64_000_000
 """Versions with more stored rows have no mask: every task would get a copy of more than 8 MB."""
 _SECONDS_A_ROW = 0.2e-6
@@ -48,10 +56,12 @@ _DIGEST = hashlib.sha256().digest_size
 
 
 def read_entries(view: VersionReader, bucket: int | None, *, threads: bool = True) -> pa.Table:
-    """Return the entries of one bucket, or of all (None), with the columns that users see and deltas merged.
+    """Return the entries of one bucket, or of all (None), with the columns that users see and
+    deltas merged.
 
-    Each file is fetched whole, in one request. `threads` decodes columns in parallel; pass False where buckets are read
-    in parallel. Raises ManifestMismatchError for a file that is missing or damaged or differs from the manifest.
+    Each file is fetched whole, in one request. `threads` decodes columns in parallel; pass False
+    where buckets are read in parallel. Raises ManifestMismatchError for a file that is missing or
+    damaged or differs from the manifest.
     """
     sealed = view.sealed
     rows, generation = read_stored_rows(view.store, view.dataset, sealed, bucket, threads=threads)
@@ -62,23 +72,41 @@ def read_entries(view: VersionReader, bucket: int | None, *, threads: bool = Tru
 
 
 def read_stored_rows(
-    store: ObjectStore, dataset: str, sealed: SealedVersion, bucket: int | None = None, *, threads: bool = False
+    store: ObjectStore,
+    dataset: str,
+    sealed: SealedVersion,
+    bucket: int | None = None,
+    *,
+    threads: bool = False,
 ) -> tuple[pa.Table, Any]:
-    """Return the stored rows of a bucket, or of all (None), and the number of each row's generation (numpy)."""
+    """Return the stored rows of a bucket, or of all (None), and the number of each row's
+    generation (numpy).
+    """
     numbers = {generation.folder: generation.id for generation in sealed.generations}
-    stored = [one for one in list_stored_files(store, dataset, sealed) if bucket is None or one.file.bucket == bucket]
-    tables = map_in_threads(partial(read_stored_file, layout=sealed.layout, threads=threads), stored)
-    generations = [np.full(table.num_rows, numbers[one.folder]) for one, table in zip(stored, tables, strict=True)]
+    stored = [
+        one
+        for one in list_stored_files(store, dataset, sealed)
+        if bucket is None or one.file.bucket == bucket
+    ]
+    tables = map_in_threads(
+        partial(read_stored_file, layout=sealed.layout, threads=threads), stored
+    )
+    generations = [
+        np.full(table.num_rows, numbers[one.folder])
+        for one, table in zip(stored, tables, strict=True)
+    ]
     rows = pa.concat_tables(tables) if tables else sealed.layout.arrow_schema().empty_table()
     return rows, np.concatenate([np.zeros(0, np.int64), *generations])
 
 
 def kept_rows(rows: pa.Table, generation: Any, key: Sequence[str], *, by_time: bool = False) -> Any:
-    """Return a mask (numpy) of the rows that are entries: the newest row of their key, and no tombstone.
+    """Return a mask (numpy) of the rows that are entries: the newest row of their key, and no
+    tombstone.
 
-    `rows` have the key, `__position` and `__tombstone`, and `generation` has the numbers of their generations (numpy).
-    Only keys in deltas are sorted; the other rows of the base are kept. With history a key has a row for each
-    `__valid_from`, and the highest (valid_from, position, generation) counts.
+    `rows` have the key, `__position` and `__tombstone`, and `generation` has the numbers of their
+    generations (numpy). Only keys in deltas are sorted; the other rows of the base are kept. With
+    history a key has a row for each `__valid_from`, and the highest (valid_from, position,
+    generation) counts.
     """
     kept: Any = ~rows.column(TOMBSTONE).to_numpy()
     later = generation != generation.min()
@@ -115,23 +143,31 @@ def key_codes(columns: Sequence[pa.ChunkedArray]) -> pa.ChunkedArray:
 
 
 def number_values(column: pa.ChunkedArray) -> tuple[Any, int]:
-    """Return a number for each row, the same for equal values, and the count of distinct numbers (at least 1)."""
+    """Return a number for each row, the same for equal values, and the count of distinct numbers
+    (at least 1).
+    """
     encoded = column.dictionary_encode().unify_dictionaries()
     if not encoded.num_chunks:
         return np.zeros(0, np.int64), 1
-    numbers = np.concatenate([chunk.indices.to_numpy().astype(np.int64) for chunk in encoded.chunks])
+    numbers = np.concatenate(
+        [chunk.indices.to_numpy().astype(np.int64) for chunk in encoded.chunks]
+    )
     return numbers, max(1, len(encoded.chunk(0).dictionary))
 
 
 def sortable_positions(positions: pa.ChunkedArray) -> Any:
     """Return an array of numbers that sort as the positions do, which may be strings."""
-    return (pc.rank(positions, tiebreaker="dense") if pt.is_string(positions.type) else positions).to_numpy()
+    return (
+        pc.rank(positions, tiebreaker="dense") if pt.is_string(positions.type) else positions
+    ).to_numpy()
 
 
 def can_have_mask(sealed: SealedVersion) -> bool:
-    """Whether a version may have a mask: without history, with deltas, FEWEST_ROWS to MOST_ROWS stored rows.
+    """Whether a version may have a mask: without history, with deltas, FEWEST_ROWS to MOST_ROWS
+    stored rows.
 
-    A column `_metadata` would hide Spark's own, with the row numbers, so tables with such a column have no masks.
+    A column `_metadata` would hide Spark's own, with the row numbers, so tables with such a column
+    have no masks.
     """
     has_deltas = sealed.positioned and sealed.history is None and len(_with_files(sealed)) > 1
     hidden = any(name.lower() == "_metadata" for name in sealed.columns.names)
@@ -139,7 +175,9 @@ def can_have_mask(sealed: SealedVersion) -> bool:
 
 
 def is_mask_due(sealed: SealedVersion, seconds: float) -> bool:
-    """Whether to make the mask of a version whose commit took `seconds`: not if that is expected to take longer."""
+    """Whether to make the mask of a version whose commit took `seconds`: not if that is expected
+    to take longer.
+    """
     return can_have_mask(sealed) and sealed.stored_rows * _SECONDS_A_ROW <= seconds
 
 
@@ -147,9 +185,9 @@ def is_mask_due(sealed: SealedVersion, seconds: float) -> bool:
 class Mask:
     """Which stored rows of a version are no entries.
 
-    `bits` has, by (generation, bucket), a bit for each row of that file, set if the row is no entry; the first row has
-    the lowest bit of the first byte. A file without such rows has no bits. `frames` caches, by session of Spark, what
-    `_words_in` returns.
+    `bits` has, by (generation, bucket), a bit for each row of that file, set if the row is no
+    entry; the first row has the lowest bit of the first byte. A file without such rows has no bits.
+    `frames` caches, by session of Spark, what `_words_in` returns.
     """
 
     bits: Mapping[tuple[int, int], bytes]
@@ -158,10 +196,11 @@ class Mask:
     )
 
     def drop_superseded(self, rows: DataFrame, sealed: SealedVersion) -> DataFrame:
-        """Return the entries among `rows`, a scan of all stored rows with Spark's `_metadata.row_index`.
+        """Return the entries among `rows`, a scan of all stored rows with Spark's
+        `_metadata.row_index`.
 
-        The bucket of a row is computed from its partition columns. The number of its task would be wrong where Spark
-        reads several buckets in one task.
+        The bucket of a row is computed from its partition columns. The number of its task would be
+        wrong where Spark reads several buckets in one task.
         """
         if not self.bits:
             return rows
@@ -169,14 +208,22 @@ class Mask:
         bits = frame.scalar()
         bucket = F.lit(0)
         if sealed.partition_by:
-            bucket = F.pmod(F.hash(*map(named_column, sealed.partition_by)), F.lit(sealed.layout.partitions))
+            bucket = F.pmod(
+                F.hash(*map(named_column, sealed.partition_by)), F.lit(sealed.layout.partitions)
+            )
         start = F.get(bits, _place_of_generation(starts) + bucket)
         place = start + F.col("_metadata.row_index")
-        bit = F.getbit(F.get(bits, F.shiftright(place, 6).cast("int")), place.bitwiseAND(F.lit(63)).cast("int"))
+        bit = F.getbit(
+            F.get(bits, F.shiftright(place, 6).cast("int")), place.bitwiseAND(F.lit(63)).cast("int")
+        )
         return rows.where(F.coalesce((start < 0) | (bit == 0), F.lit(True)))
 
-    def _words_in(self, spark: SparkSession, sealed: SealedVersion) -> tuple[DataFrame, dict[int, int]]:
-        """Return the words as a frame of one row, kept for the session, and the index where each generation begins."""
+    def _words_in(
+        self, spark: SparkSession, sealed: SealedVersion
+    ) -> tuple[DataFrame, dict[int, int]]:
+        """Return the words as a frame of one row, kept for the session, and the index where each
+        generation begins.
+        """
         session = identify_session(spark)
         with _making:
             found = self.frames.get(session)
@@ -187,10 +234,12 @@ class Mask:
         return found
 
     def _words(self, sealed: SealedVersion) -> tuple[Any, dict[int, int]]:
-        """Return one array of 64-bit words, and by generation the index where its part of the array's head begins.
+        """Return one array of 64-bit words, and by generation the index where its part of the
+        array's head begins.
 
-        The head has, for each generation and each bucket in it, the number of the first bit of that file, counted from
-        the start of the array; -1 for a file without bits. The bits of all files follow.
+        The head has, for each generation and each bucket in it, the number of the first bit of that
+        file, counted from the start of the array; -1 for a file without bits. The bits of all files
+        follow.
         """
         partitions = sealed.layout.partitions
         numbers = sorted({generation for generation, _ in self.bits})
@@ -204,7 +253,9 @@ class Mask:
         return np.concatenate(parts), starts
 
     def to_bytes(self, files: str) -> bytes:
-        """Return the mask as it is stored: a digest, and an Arrow table with the digest `files` in its metadata."""
+        """Return the mask as it is stored: a digest, and an Arrow table with the digest `files`
+        in its metadata.
+        """
         places = list(self.bits)
         table = pa.table(
             {
@@ -214,14 +265,18 @@ class Mask:
             }
         ).replace_schema_metadata({"files": files})
         sink = pa.BufferOutputStream()
-        with pa.ipc.new_stream(sink, table.schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as writer:
+        with pa.ipc.new_stream(
+            sink, table.schema, options=pa.ipc.IpcWriteOptions(compression="zstd")
+        ) as writer:
             writer.write_table(table)
         content: bytes = sink.getvalue().to_pybytes()
         return hashlib.sha256(content).digest() + content
 
     @classmethod
     def from_bytes(cls, data: bytes, files: str) -> Mask | None:
-        """Return the stored mask, or None if it is torn or damaged, or was made for other files than `files`."""
+        """Return the stored mask, or None if it is torn or damaged, or was made for other files
+        than `files`.
+        """
         digest, content = data[:_DIGEST], data[_DIGEST:]
         if hashlib.sha256(content).digest() != digest:
             return None
@@ -229,11 +284,15 @@ class Mask:
         if table.schema.metadata != {b"files": files.encode()}:
             return None
         columns = (table.column(name).to_pylist() for name in ("generation", "bucket", "bits"))
-        return cls({(generation, bucket): bits for generation, bucket, bits in zip(*columns, strict=True)})
+        return cls(
+            {(generation, bucket): bits for generation, bucket, bits in zip(*columns, strict=True)}
+        )
 
 
 def _place_of_generation(starts: Mapping[int, int]) -> Column:
-    """Return the column with the index in `starts` of a row's generation; null for a generation without bits."""
+    """Return the column with the index in `starts` of a row's generation; null for a generation
+    without bits.
+    """
     places = iter(starts.items())
     first, start = next(places)
     known = F.when(F.col(GENERATION_COLUMN) == first, F.lit(start))
@@ -247,7 +306,9 @@ def _with_files(sealed: SealedVersion) -> list[Generation]:
 
 
 def digest_files(sealed: SealedVersion) -> str:
-    """Return a digest of the folders of a version's generations; it stands for their files, which never change."""
+    """Return a digest of the folders of a version's generations; it stands for their files,
+    which never change.
+    """
     folders = "\n".join(generation.folder for generation in _with_files(sealed))
     return hashlib.sha256(folders.encode()).hexdigest()
 
@@ -261,12 +322,16 @@ def mask_key(sealed: SealedVersion) -> str:
 
 
 def is_mask(key: str) -> bool:
-    """Whether the object with this key in a generation's folder is a mask, or a position delete file made from one."""
+    """Whether the object with this key in a generation's folder is a mask, or a position delete
+    file made from one.
+    """
     return key.rpartition("/")[2].startswith(_MASK_NAME)
 
 
 def read_mask(store: ObjectStore, sealed: SealedVersion) -> Mask | None:
-    """Return the stored mask of a version; None if it is missing, unreadable, torn or of other files. One request."""
+    """Return the stored mask of a version; None if it is missing, unreadable, torn or of other
+    files. One request.
+    """
     try:
         return Mask.from_bytes(store.get(mask_key(sealed)).data, digest_files(sealed))
     except AdjunctError:
@@ -279,9 +344,13 @@ def try_to_write_mask(store: ObjectStore, dataset: str, sealed: SealedVersion) -
     Raises nothing: readers do without the mask.
     """
     try:
-        store.put(mask_key(sealed), make_mask(store, dataset, sealed).to_bytes(digest_files(sealed)))
+        store.put(
+            mask_key(sealed), make_mask(store, dataset, sealed).to_bytes(digest_files(sealed))
+        )
     except Exception as error:  # noqa: BLE001 - whatever it is, the version is committed
-        reason = error.problem if isinstance(error, AdjunctError) else f"{type(error).__name__}: {error}"
+        reason = (
+            error.problem if isinstance(error, AdjunctError) else f"{type(error).__name__}: {error}"
+        )
         return f"none of version {sealed.id}: {reason}"
     return ""
 
@@ -303,9 +372,17 @@ def make_mask(store: ObjectStore, dataset: str, sealed: SealedVersion) -> Mask:
 def _kept_of_bucket(
     files: Sequence[StoredFile], numbers: Mapping[str, int], sealed: SealedVersion
 ) -> Iterator[tuple[int, Any]]:
-    """Yield for each file of a bucket its generation, and a mask (numpy) of its rows that are entries."""
-    tables = [_keys_of(stored, sealed, base=numbers[stored.folder] == sealed.generations[0].id) for stored in files]
-    generations = [np.full(table.num_rows, numbers[stored.folder]) for stored, table in zip(files, tables, strict=True)]
+    """Yield for each file of a bucket its generation, and a mask (numpy) of its rows that are
+    entries.
+    """
+    tables = [
+        _keys_of(stored, sealed, base=numbers[stored.folder] == sealed.generations[0].id)
+        for stored in files
+    ]
+    generations = [
+        np.full(table.num_rows, numbers[stored.folder])
+        for stored, table in zip(files, tables, strict=True)
+    ]
     kept = kept_rows(pa.concat_tables(tables), np.concatenate(generations), sealed.key)
     ends = np.cumsum([table.num_rows for table in tables])
     for stored, part in zip(files, np.split(kept, ends[:-1]), strict=True):
@@ -315,8 +392,8 @@ def _kept_of_bucket(
 def _keys_of(stored: StoredFile, sealed: SealedVersion, *, base: bool) -> pa.Table:
     """Return the key, `__position` and `__tombstone` of a file's rows.
 
-    By offset every change is newer than the rows of the base, so these get the lowest position instead of their own,
-    which would be most of the bytes to read.
+    By offset every change is newer than the rows of the base, so these get the lowest position
+    instead of their own, which would be most of the bytes to read.
     """
     by_offset = base and sealed.order_by is None
     columns = [*sealed.key, TOMBSTONE, *(() if by_offset else (POSITION,))]

@@ -1,11 +1,13 @@
-"""Reads a dataset over time: all entries with the interval in which each was valid, or those of one moment.
+"""Reads a dataset over time: all entries with the interval in which each was valid, or those of one
+moment.
 
-This is *valid time*, which entries or versions state. What was committed and served at a time is another question,
-which `open_dataset(…, as_of=…)` answers.
+This is *valid time*, which entries or versions state. What was committed and served at a time is
+another question, which `open_dataset(…, as_of=…)` answers.
 
-Each version of a bounded dataset is valid from the time that it states until the next one; of several with the same
-time, the one sealed last counts. Their files are read as one bucketed table with a generation for each version, which
-gives the interval. A key that a version lacks has no row while that version is valid.
+Each version of a bounded dataset is valid from the time that it states until the next one; of
+several with the same time, the one sealed last counts. Their files are read as one bucketed table
+with a generation for each version, which gives the interval. A key that a version lacks has no row
+while that version is valid.
 """
 
 from __future__ import annotations
@@ -19,15 +21,37 @@ from uuid import uuid4
 
 from dagster_adjunct.assets.reading import version_reader
 from dagster_adjunct.assets.reading.key_lookup import FileCache
-from dagster_adjunct.assets.reading.superseded import key_codes, number_values, read_stored_rows, sortable_positions
+from dagster_adjunct.assets.reading.superseded import (
+    key_codes,
+    number_values,
+    read_stored_rows,
+    sortable_positions,
+)
 from dagster_adjunct.assets.reading.version_reader import Validity, VersionReader
-from dagster_adjunct.assets.versions.version import POSITION, TOMBSTONE, SealedVersion, datetime_from_micros
-from dagster_adjunct.resources.bucketing.files import GENERATION_COLUMN, IS_FIRST, VALID_FROM, VALID_TO, bucketed_frame
+from dagster_adjunct.assets.versions.version import (
+    POSITION,
+    TOMBSTONE,
+    SealedVersion,
+    datetime_from_micros,
+)
+from dagster_adjunct.resources.bucketing.files import (
+    GENERATION_COLUMN,
+    IS_FIRST,
+    VALID_FROM,
+    VALID_TO,
+    bucketed_frame,
+)
 from dagster_adjunct.resources.common import fits_utc, to_microseconds
 from dagster_adjunct.resources.errors import ConfigurationError, DatasetError
 from dagster_adjunct.resources.lazy_modules import F, np, pa
 from dagster_adjunct.resources.objects.store import ObjectStore
-from dagster_adjunct.resources.schemas.schema import Schema, arrow_type, is_widening, named_column, quote_name
+from dagster_adjunct.resources.schemas.schema import (
+    Schema,
+    arrow_type,
+    is_widening,
+    named_column,
+    quote_name,
+)
 from dagster_adjunct.resources.spark.in_process import resolve_session
 from dagster_adjunct.resources.spark.tasks import translate_spark_errors
 from dagster_adjunct.resources.validation import validated
@@ -46,29 +70,44 @@ class Span:
 
 
 class VersionsOverTime:
-    """Reads versions of one bounded dataset over time. Raises DatasetError where they can't be read as one table.
+    """Reads versions of one bounded dataset over time. Raises DatasetError where they can't be read
+    as one table.
 
-    `sealed` are the versions, in any order. Entries have the columns of the version that was sealed last, with null
-    where an earlier version lacks one.
+    `sealed` are the versions, in any order. Entries have the columns of the version that was sealed
+    last, with null where an earlier version lacks one.
     """
 
     def __init__(self, store: ObjectStore, dataset: str, sealed: Sequence[SealedVersion]) -> None:
         self.store, self.dataset = store, dataset
         self.spans, self._cache = version_spans(sealed), FileCache()
         if not self.spans:
-            problem = f"dataset {dataset!r} has no sealed version that states since when it is valid."
-            step = 'Declare valid_from="name", "marker" or a pattern; it applies to versions sealed from then on.'
+            problem = (
+                f"dataset {dataset!r} has no sealed version that states since when it is valid."
+            )
+            step = (
+                'Declare valid_from="name", "marker" or a pattern; it applies to versions sealed'
+                " from then on."
+            )
             raise DatasetError(problem, step, dataset=dataset)
         newest = max((span.version for span in self.spans), key=lambda version: version.number)
         for span in self.spans:
             _require_readable_as(dataset, span.version, newest)
         # The version that was sealed last, whose columns, key and buckets are used.
-        self.sealed, self.version, self.schema, self.layout = newest, newest.id, newest.columns, newest.layout
+        self.sealed, self.version, self.schema, self.layout = (
+            newest,
+            newest.id,
+            newest.columns,
+            newest.layout,
+        )
         self.versions = tuple(span.version.id for span in self.spans)
         """The ids of the versions, ordered by the start of their validity."""
         self.edge = to_microseconds(self.spans[0].start)
-        """The start of the oldest version's validity, in microseconds since the epoch; before it nothing is known."""
-        self.generations = tuple(replace(span.version.generations[0], id=n) for n, span in enumerate(self.spans, 1))
+        """The start of the oldest version's validity, in microseconds since the epoch; before it
+        nothing is known.
+        """
+        self.generations = tuple(
+            replace(span.version.generations[0], id=n) for n, span in enumerate(self.spans, 1)
+        )
         """The generation of each version, numbered from 1 in time order."""
 
     def __repr__(self) -> str:
@@ -80,7 +119,8 @@ class VersionsOverTime:
         return None if valid is None else VersionReader(self.store, self.dataset, valid.version)
 
     def history_of(self, key: object) -> list[Validity]:
-        """Return the entries of a key over time, oldest first; `entry` is None where a version lacks the key.
+        """Return the entries of a key over time, oldest first; `entry` is None where a version
+        lacks the key.
 
         Adjacent intervals with equal entries are merged. Raises what `VersionReader.get` raises.
         """
@@ -96,13 +136,18 @@ class VersionsOverTime:
     def history_frame(self, spark: SparkSession | Callable[[], SparkSession]) -> DataFrame:
         """Return the rows of all versions, each with the interval in which its version is valid.
 
-        One bucketed scan, with the columns of `schema`, `__valid_from`, `__valid_to` (null: open), `__first` (of the
-        oldest version) and `__tombstone` (false). Raises ManifestMismatchError as `VersionReader.frame` does.
+        One bucketed scan, with the columns of `schema`, `__valid_from`, `__valid_to` (null: open),
+        `__first` (of the oldest version) and `__tombstone` (false). Raises ManifestMismatchError as
+        `VersionReader.frame` does.
         """
         what = f"dataset {self.dataset!r}, all versions"
-        rows = bucketed_frame(resolve_session(spark), self.store, what, self.layout, self.generations)
+        rows = bucketed_frame(
+            resolve_session(spark), self.store, what, self.layout, self.generations
+        )
         starts = F.array(*[F.lit(to_microseconds(span.start)) for span in self.spans])
-        ends_in_micros = (None if span.end is None else to_microseconds(span.end) for span in self.spans)
+        ends_in_micros = (
+            None if span.end is None else to_microseconds(span.end) for span in self.spans
+        )
         ends = F.array(*[F.lit(end).cast("bigint") for end in ends_in_micros])
         return rows.select(
             *[named_column(name) for name in self.schema.names],
@@ -114,30 +159,62 @@ class VersionsOverTime:
 
 
 def version_spans(sealed: Iterable[SealedVersion]) -> tuple[Span, ...]:
-    """Return the versions that state a time, sorted by it; of several with the same time, the one sealed last."""
+    """Return the versions that state a time, sorted by it; of several with the same time, the
+    one sealed last.
+    """
     by_time: dict[datetime, SealedVersion] = {}
     for version in sorted(sealed, key=lambda version: version.number):
         if version.valid_from is not None:
             by_time[version.valid_from] = version
-    return tuple(Span(by_time[start], start, end) for start, end in pairwise([*sorted(by_time), None]) if start)
+    return tuple(
+        Span(by_time[start], start, end)
+        for start, end in pairwise([*sorted(by_time), None])
+        if start
+    )
 
 
 def _require_readable_as(dataset: str, old: SealedVersion, newest: SealedVersion) -> None:
-    """Raise DatasetError if `old` has other partitions, another key or an incompatible column than `newest`."""
-    what = f"dataset {dataset!r}: version {old.id} can't be read over time with {newest.id}, which was sealed last: "
+    """Raise DatasetError if `old` has other partitions, another key or an incompatible column
+    than `newest`.
+    """
+    what = (
+        f"dataset {dataset!r}: version {old.id} can't be read over time with {newest.id}, which was"
+        " sealed last: "
+    )
     if old.partitions != newest.partitions:
         counts = " and ".join(str(version.partitions or "one copy") for version in (old, newest))
-        step = f"Repartition all to one number: adjunct dataset repartition {dataset} --partitions N --reason …."
-        raise DatasetError(f"{what}they have different partitions ({counts}).", step, dataset=dataset, version=old.id)
-    spread = [(version.key, version.partition_by, _types(version, version.key)) for version in (old, newest)]
+        step = (
+            f"Repartition all to one number: adjunct dataset repartition {dataset} --partitions N"
+            " --reason …."
+        )
+        raise DatasetError(
+            f"{what}they have different partitions ({counts}).",
+            step,
+            dataset=dataset,
+            version=old.id,
+        )
+    spread = [
+        (version.key, version.partition_by, _types(version, version.key))
+        for version in (old, newest)
+    ]
     if spread[0] != spread[1]:
-        step = "Discard the older versions (adjunct dataset expire), or declare the dataset under a new name."
-        raise DatasetError(f"{what}they have different keys.", step, dataset=dataset, version=old.id)
+        step = (
+            "Discard the older versions (adjunct dataset expire), or declare the dataset under a"
+            " new name."
+        )
+        raise DatasetError(
+            f"{what}they have different keys.", step, dataset=dataset, version=old.id
+        )
     now = {field.name: field.type for field in newest.columns.fields}
     for field in old.columns.fields:
         if field.name in now and not is_widening(field.type, now[field.name]):
-            problem = f"{what}its column {field.name!r} is {field.type}, and {now[field.name]} there."
-            step = "Discard the older versions (adjunct dataset expire), or give the column a new name."
+            problem = (
+                f"{what}its column {field.name!r} is {field.type}, and {now[field.name]} there."
+            )
+            step = (
+                "Discard the older versions (adjunct dataset expire), or give the column a new"
+                " name."
+            )
             raise DatasetError(problem, step, dataset=dataset, version=old.id)
 
 
@@ -149,16 +226,22 @@ Reader = VersionReader | VersionsOverTime
 
 
 def read_rows_over_time(reader: Reader) -> pa.Table:
-    """Return all rows over time, deletions included, without Spark; those of a key are adjacent and sorted by time.
+    """Return all rows over time, deletions included, without Spark; those of a key are adjacent and
+    sorted by time.
 
-    They have the columns of entries, `__valid_from`, `__valid_to` (null: open), `__first` (nothing is known of the key
-    before it) and `__tombstone`, as from `history_frame`. Raises DatasetError for a version without history, and
-    ManifestMismatchError for damaged files.
+    They have the columns of entries, `__valid_from`, `__valid_to` (null: open), `__first` (nothing
+    is known of the key before it) and `__tombstone`, as from `history_frame`. Raises DatasetError
+    for a version without history, and ManifestMismatchError for damaged files.
     """
     if not isinstance(reader, VersionReader):
-        parts = [_rows_of_span(reader.store, reader.dataset, reader.schema, n, s) for n, s in enumerate(reader.spans)]
+        parts = [
+            _rows_of_span(reader.store, reader.dataset, reader.schema, n, s)
+            for n, s in enumerate(reader.spans)
+        ]
         rows = pa.concat_tables(parts)
-        return rows.take(np.lexsort((_micros(rows, VALID_FROM), _key_numbers(rows, reader.sealed.key))))
+        return rows.take(
+            np.lexsort((_micros(rows, VALID_FROM), _key_numbers(rows, reader.sealed.key)))
+        )
     if reader.sealed.history is None:
         raise version_reader.no_history_error(reader.dataset)
     rows, generation = read_stored_rows(reader.store, reader.dataset, reader.sealed)
@@ -171,21 +254,36 @@ def read_rows_over_time(reader: Reader) -> pa.Table:
     ends = pa.array(np.roll(begins, -1), pa.int64(), mask=~followed)
     first = pa.array(~np.roll(followed, 1))
     entries = rows.select([*reader.schema.names, VALID_FROM, TOMBSTONE])
-    return entries.append_column(VALID_TO, ends.cast(arrow_type("timestamp"))).append_column(IS_FIRST, first)
+    return entries.append_column(VALID_TO, ends.cast(arrow_type("timestamp"))).append_column(
+        IS_FIRST, first
+    )
 
 
-def _rows_of_span(store: ObjectStore, dataset: str, schema: Schema, number: int, span: Span) -> pa.Table:
-    """Return the entries of a span's version with the columns of `schema` and the span. `number` 0 is the oldest."""
+def _rows_of_span(
+    store: ObjectStore, dataset: str, schema: Schema, number: int, span: Span
+) -> pa.Table:
+    """Return the entries of a span's version with the columns of `schema` and the span. `number`
+    0 is the oldest.
+    """
     rows, _ = read_stored_rows(store, dataset, span.version)
     columns: dict[str, Any] = {
-        field.name: rows.column(field.name).cast(field.type)
-        if field.name in rows.column_names
-        else pa.nulls(rows.num_rows, field.type)
+        field.name: (
+            rows.column(field.name).cast(field.type)
+            if field.name in rows.column_names
+            else pa.nulls(rows.num_rows, field.type)
+        )
         for field in schema.to_arrow()
     }
     start, end = (pa.scalar(moment, arrow_type("timestamp")) for moment in (span.start, span.end))
-    values = {VALID_FROM: start, TOMBSTONE: pa.scalar(False), VALID_TO: end, IS_FIRST: pa.scalar(number == 0)}
-    return pa.table(columns | {name: pa.repeat(value, rows.num_rows) for name, value in values.items()})
+    values = {
+        VALID_FROM: start,
+        TOMBSTONE: pa.scalar(False),
+        VALID_TO: end,
+        IS_FIRST: pa.scalar(number == 0),
+    }
+    return pa.table(
+        columns | {name: pa.repeat(value, rows.num_rows) for name, value in values.items()}
+    )
 
 
 def _key_numbers(rows: pa.Table, key: tuple[str, ...]) -> Any:
@@ -194,7 +292,9 @@ def _key_numbers(rows: pa.Table, key: tuple[str, ...]) -> Any:
 
 
 def _same_as_next(*columns: Any) -> Any:
-    """Return for each row whether the next one has the same values (numpy); the last row has no next one."""
+    """Return for each row whether the next one has the same values (numpy); the last row has no
+    next one.
+    """
     same = np.zeros(len(columns[0]), np.bool_)
     same[:-1] = np.logical_and.reduce([column[1:] == column[:-1] for column in columns])
     return same
@@ -206,7 +306,9 @@ def _micros(rows: pa.Table, name: str) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class _Entries:
-    """Entries of a dataset with history. `reader` reads the version that has it, or the versions that make it up."""
+    """Entries of a dataset with history. `reader` reads the version that has it, or the versions
+    that make it up.
+    """
 
     reader: Reader
 
@@ -236,18 +338,21 @@ class _Entries:
 
     @property
     def schema(self) -> Schema:
-        """The columns of the entries. The time columns that the frame may have after these are not among them."""
+        """The columns of the entries. The time columns that the frame may have after these are
+        not among them.
+        """
         return self.read.schema
 
 
 @validated
 @dataclass(frozen=True, slots=True)
 class EntriesOverTime(_Entries):
-    """All entries of a dataset over time (slowly changing dimension, type 2): one row for each interval of a key.
+    """All entries of a dataset over time (slowly changing dimension, type 2): one row for each
+    interval of a key.
 
-    Rows have the entry's columns, `valid_from`, `valid_to` (excluded; null: valid now) and `is_current`. Deletions are
-    gaps, and adjacent intervals of a key with equal entries are merged. Intervals that ended before the history begins
-    are left out.
+    Rows have the entry's columns, `valid_from`, `valid_to` (excluded; null: valid now) and
+    `is_current`. Deletions are gaps, and adjacent intervals of a key with equal entries are merged.
+    Intervals that ended before the history begins are left out.
     """
 
     @translate_spark_errors()
@@ -263,40 +368,51 @@ class EntriesOverTime(_Entries):
         view = f"__rows_{uuid4().hex}"
         rows.createTempView(view)
         try:
-            return rows.sparkSession.sql(intervals_sql(self.reader, view, quote_name, f"timestamp_micros({edge})"))
+            return rows.sparkSession.sql(
+                intervals_sql(self.reader, view, quote_name, f"timestamp_micros({edge})")
+            )
         finally:
             rows.sparkSession.catalog.dropTempView(view)
 
 
 def intervals_sql(reader: Reader, rows: str, quote: Callable[[str], str], edge: str) -> str:
-    """Return the query, for Spark and DuckDB, of all entries over time; adjacent equal ones of a key are merged.
+    """Return the query, for Spark and DuckDB, of all entries over time; adjacent equal ones of a
+    key are merged.
 
-    `rows` is the name of a table or view of all rows with their intervals; `quote` quotes a column. `edge` is the
-    result of `history_edge` as a literal: intervals that ended before it are left out, also if no compaction has
-    dropped them yet.
+    `rows` is the name of a table or view of all rows with their intervals; `quote` quotes a column.
+    `edge` is the result of `history_edge` as a literal: intervals that ended before it are left
+    out, also if no compaction has dropped them yet.
     """
     key = ", ".join(map(quote, reader.sealed.key))
     in_time = f"(PARTITION BY {key} ORDER BY {VALID_FROM})"
-    whole = f"(PARTITION BY {key}, __run ORDER BY {VALID_FROM} ROWS BETWEEN CURRENT ROW AND UNBOUNDED FOLLOWING)"
+    whole = (
+        f"(PARTITION BY {key}, __run ORDER BY {VALID_FROM} ROWS BETWEEN CURRENT ROW AND UNBOUNDED"
+        " FOLLOWING)"
+    )
     same = [f"coalesce(lag({VALID_TO}) OVER {in_time} = {VALID_FROM}, false)"]
     same += [f"NOT {TOMBSTONE}", f"NOT lag({TOMBSTONE}, 1, true) OVER {in_time}"]
-    same += [f"lag({name}) OVER {in_time} IS NOT DISTINCT FROM {name}" for name in map(quote, content_columns(reader))]
+    same += [
+        f"lag({name}) OVER {in_time} IS NOT DISTINCT FROM {name}"
+        for name in map(quote, content_columns(reader))
+    ]
     exact = "true" if history_edge(reader) is None else f"{VALID_TO} IS NULL OR {VALID_TO} > {edge}"
     start, end, current = time_column_names(reader)
     columns = [*map(quote, reader.schema.names), *([f"{VALID_FROM} AS {start}"] if start else [])]
     return (
-        f"WITH marked AS (SELECT *, NOT ({' AND '.join(same)}) AS __starts FROM {rows} WHERE {exact}), "
-        f"runs AS (SELECT *, sum(CAST(__starts AS INT)) OVER {in_time} AS __run FROM marked), "
-        f"ended AS (SELECT *, last_value({VALID_TO}) OVER {whole} AS __until FROM runs) "
-        f"SELECT {', '.join(columns)}, __until AS {end}, __until IS NULL AS {current} "
-        f"FROM ended WHERE __starts AND NOT {TOMBSTONE}"
+        f"WITH marked AS (SELECT *, NOT ({' AND '.join(same)}) AS __starts FROM {rows} WHERE"
+        f" {exact}), runs AS (SELECT *, sum(CAST(__starts AS INT)) OVER {in_time} AS __run FROM"
+        f" marked), ended AS (SELECT *, last_value({VALID_TO}) OVER {whole} AS __until FROM runs)"
+        f" SELECT {', '.join(columns)}, __until AS {end}, __until IS NULL AS {current} FROM ended"
+        f" WHERE __starts AND NOT {TOMBSTONE}"
     )
 
 
 @validated
 @dataclass(frozen=True, slots=True)
 class EntriesAt(_Entries):
-    """The entries of a dataset that were valid at a moment; raises DatasetError for one before its history begins."""
+    """The entries of a dataset that were valid at a moment; raises DatasetError for one before
+    its history begins.
+    """
 
     moment: datetime
 
@@ -315,7 +431,9 @@ class EntriesAt(_Entries):
 
     @translate_spark_errors()
     def frame(self, spark: SparkSession | Callable[[], SparkSession]) -> DataFrame:
-        """Return the entries as a DataFrame with the columns of `schema`: a bucketed scan, as `Dataset.frame` is."""
+        """Return the entries as a DataFrame with the columns of `schema`: a bucketed scan, as
+        `Dataset.frame` is.
+        """
         if isinstance(self.reader, VersionsOverTime):
             return self.read.frame(spark)
         return self.reader.frame_at(spark, F.timestamp_micros(F.lit(to_microseconds(self.moment))))
@@ -324,10 +442,14 @@ class EntriesAt(_Entries):
 def validate_moment(reader: Reader, moment: datetime) -> None:
     """Raise DatasetError for a time before the history begins.
 
-    Raises ConfigurationError for a value that is no time with a zone, or not of the years 1 to 9999 in UTC.
+    Raises ConfigurationError for a value that is no time with a zone, or not of the years 1 to 9999
+    in UTC.
     """
     if not isinstance(moment, datetime) or moment.tzinfo is None or not fits_utc(moment):
-        problem = f"dataset {reader.dataset!r}: argument 'moment' is {moment!r}, expected a time with its zone, of the "
+        problem = (
+            f"dataset {reader.dataset!r}: argument 'moment' is {moment!r}, expected a time with its"
+            " zone, of the "
+        )
         problem += "years 1 to 9999 in UTC."
         step = "Give a datetime with its zone, such as tzinfo=UTC."
         raise ConfigurationError(problem, step, argument="moment", dataset=reader.dataset)
@@ -336,38 +458,50 @@ def validate_moment(reader: Reader, moment: datetime) -> None:
     if edge is not None and asked < edge:
         since = datetime_from_micros(edge)
         raise DatasetError(
-            f"dataset {reader.dataset!r}: it is not known what was valid at {moment.astimezone(UTC)}, before its "
-            f"history begins at {since.astimezone(UTC)}.",
-            "Declare a longer history to keep more: history=…, or discard=DiscardPolicy(keep=…) for versions.",
+            f"dataset {reader.dataset!r}: it is not known what was valid at"
+            f" {moment.astimezone(UTC)}, before its history begins at {since.astimezone(UTC)}.",
+            "Declare a longer history to keep more: history=…, or discard=DiscardPolicy(keep=…) for"
+            " versions.",
             dataset=reader.dataset,
         )
 
 
 def history_edge(reader: Reader) -> int | None:
-    """Return the time from which the history is complete, its *edge*, in microseconds since the epoch; None: always."""
+    """Return the time from which the history is complete, its *edge*, in microseconds since the
+    epoch; None: always.
+    """
     return reader.edge if isinstance(reader, VersionsOverTime) else reader.sealed.edge
 
 
 def content_columns(reader: Reader) -> list[str]:
-    """Return the columns in which a key's entries may differ: all but the key and the start of validity."""
+    """Return the columns in which a key's entries may differ: all but the key and the start of
+    validity.
+    """
     stated = _valid_from_column(reader)
-    return [name for name in reader.schema.names if name not in reader.sealed.key and name != stated]
+    return [
+        name for name in reader.schema.names if name not in reader.sealed.key and name != stated
+    ]
 
 
 def time_column_names(reader: Reader) -> tuple[str | None, str, str]:
     """Return the names under which the start, the end and "is it current" are shown.
 
-    They are (valid_from, valid_to, is_current). The first is None where entries have the start of their validity in a
-    column `valid_from` already. Where entries have another column with one of these names, all three begin with `__`.
+    They are (valid_from, valid_to, is_current). The first is None where entries have the start of
+    their validity in a column `valid_from` already. Where entries have another column with one of
+    these names, all three begin with `__`.
     """
     own = {name.lower() for name in reader.schema.names}
     has_valid_from = _valid_from_column(reader) == "valid_from"
-    if own & ({"valid_to", "is_current"} if has_valid_from else {"valid_from", "valid_to", "is_current"}):
+    if own & (
+        {"valid_to", "is_current"} if has_valid_from else {"valid_from", "valid_to", "is_current"}
+    ):
         return ("__valid_from", "__valid_to", "__is_current")
     return (None if has_valid_from else "valid_from", "valid_to", "is_current")
 
 
 def _valid_from_column(reader: Reader) -> str | None:
-    """Return the entries' column with the start of their validity; None where their record or version states it."""
+    """Return the entries' column with the start of their validity; None where their record or
+    version states it.
+    """
     history = reader.sealed.history if isinstance(reader, VersionReader) else None
     return None if history is None else history.valid_from

@@ -1,15 +1,17 @@
 """Reads one sealed version of a dataset, whole with Spark or by key in plain Python.
 
-A reader holds the manifest's facts of the version, so what it reads never changes. It takes no lease: callers that may
-race with a discard lease the version, as an open `Dataset` and a batch do.
+A reader holds the manifest's facts of the version, so what it reads never changes. It takes no
+lease: callers that may race with a discard lease the version, as an open `Dataset` and a batch do.
 
-With history, Spark reads each row with the interval in which it was valid: the columns, and `__valid_from`,
-`__valid_to`, `__first` as stored. A base without deltas is read as stored. Deltas are merged in one of two ways, both
-without an exchange. With few rows, each bucket is sorted by key and time, and each row takes its end from its
-neighbour: one scan, one job. With many rows, the base is not sorted:
+With history, Spark reads each row with the interval in which it was valid: the columns, and
+`__valid_from`, `__valid_to`, `__first` as stored. A base without deltas is read as stored. Deltas
+are merged in one of two ways, both without an exchange. With few rows, each bucket is sorted by key
+and time, and each row takes its end from its neighbour: one scan, one job. With many rows, the base
+is not sorted:
 
     rows of the keys in deltas -> the newest of each (key, valid_from), with its new interval
-                               -> where that differs from the scan it is broadcast, and corrects the scanned rows
+                               -> where that differs from the scan it is broadcast, and corrects the
+                               scanned rows
 """
 
 from __future__ import annotations
@@ -25,9 +27,21 @@ from math import isnan
 from operator import and_, itemgetter
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from dagster_adjunct.assets.reading.key_lookup import FileCache, Key, KeyFiles, RowGroup, coerce_key, end_of_prefix
+from dagster_adjunct.assets.reading.key_lookup import (
+    FileCache,
+    Key,
+    KeyFiles,
+    RowGroup,
+    coerce_key,
+    end_of_prefix,
+)
 from dagster_adjunct.assets.reading.superseded import Mask, can_have_mask, read_mask
-from dagster_adjunct.assets.versions.version import POSITION, TOMBSTONE, SealedVersion, datetime_from_micros
+from dagster_adjunct.assets.versions.version import (
+    POSITION,
+    TOMBSTONE,
+    SealedVersion,
+    datetime_from_micros,
+)
 from dagster_adjunct.resources.bucketing.files import (
     GENERATION_COLUMN,
     HAS_ENDS,
@@ -45,7 +59,13 @@ from dagster_adjunct.resources.errors import (
 )
 from dagster_adjunct.resources.lazy_modules import F
 from dagster_adjunct.resources.objects.store import ObjectStore
-from dagster_adjunct.resources.schemas.schema import Field, Plain, named_column, plain_converter, quote_name
+from dagster_adjunct.resources.schemas.schema import (
+    Field,
+    Plain,
+    named_column,
+    plain_converter,
+    quote_name,
+)
 from dagster_adjunct.resources.spark.in_process import resolve_session
 from dagster_adjunct.resources.spark.tasks import find_adjunct_error, translate_spark_errors
 
@@ -78,15 +98,18 @@ class Validity:
 
 
 _Placed = tuple[tuple[datetime, int, int], RowGroup, int]
-"""A stored row: what decides its order (valid_from, position, generation), its row group, and its number there."""
+"""A stored row: what decides its order (valid_from, position, generation), its row group, and
+its number there.
+"""
 
 
 def no_history_error(dataset: str) -> DatasetError:
     """Return the error for a version without history."""
     return DatasetError(
         f"dataset {dataset!r}: this version keeps no history, only the newest entry of each key.",
-        'Declare history=timedelta(…) or "all" for a new table: under a new name, or after adjunct dataset delete '
-        f"{dataset} --reason …. To read what was served earlier, use open_dataset(…, as_of=…).",
+        'Declare history=timedelta(…) or "all" for a new table: under a new name, or after adjunct'
+        f" dataset delete {dataset} --reason …. To read what was served earlier, use"
+        " open_dataset(…, as_of=…).",
         dataset=dataset,
     )
 
@@ -107,13 +130,20 @@ def find_newest_entry(
     return None if newest is None else _entry_of(newest, names)
 
 
-def read_key_history(sealed: SealedVersion, generations: Iterable[KeyFiles], bucket: int, key: Key) -> list[Validity]:
-    """Return the entries of a key over time, oldest first, with deletions; [] for a key without rows.
+def read_key_history(
+    sealed: SealedVersion, generations: Iterable[KeyFiles], bucket: int, key: Key
+) -> list[Validity]:
+    """Return the entries of a key over time, oldest first, with deletions; [] for a key without
+    rows.
 
-    Intervals that ended before the history begins are left out, also if no compaction has dropped them yet.
+    Intervals that ended before the history begins are left out, also if no compaction has dropped
+    them yet.
     """
     assert sealed.history is not None
-    names, edge = sealed.columns.names, None if sealed.edge is None else datetime_from_micros(sealed.edge)
+    names, edge = (
+        sealed.columns.names,
+        None if sealed.edge is None else datetime_from_micros(sealed.edge),
+    )
     at: dict[datetime, _Placed] = {}
     for files in generations:
         for rows, first, after in files.scan(bucket, key, end_of_prefix(key)):
@@ -122,18 +152,30 @@ def read_key_history(sealed: SealedVersion, generations: Iterable[KeyFiles], buc
                 valid_from = placed[0][0]
                 at[valid_from] = max(at.get(valid_from, placed), placed, key=itemgetter(0))
     spans = pairwise([*sorted(at), None])
-    parts = (Validity(begin, end, _entry_of(at[begin], names)) for begin, end in spans if begin is not None)
-    exact = (part for part in parts if edge is None or part.valid_to is None or part.valid_to > edge)
+    parts = (
+        Validity(begin, end, _entry_of(at[begin], names))
+        for begin, end in spans
+        if begin is not None
+    )
+    exact = (
+        part for part in parts if edge is None or part.valid_to is None or part.valid_to > edge
+    )
     return list(merge_equal_neighbours(exact, sealed.history.valid_from))
 
 
-def merge_equal_neighbours(parts: Iterable[Validity], start_column: str | None = None) -> Iterator[Validity]:
-    """Yield the parts of a history, merging adjacent ones whose entries are equal but for `start_column`."""
+def merge_equal_neighbours(
+    parts: Iterable[Validity], start_column: str | None = None
+) -> Iterator[Validity]:
+    """Yield the parts of a history, merging adjacent ones whose entries are equal but for
+    `start_column`.
+    """
 
     def content(part: Validity) -> dict[str, Any] | None:
         if part.entry is None:
             return None
-        return {name: _comparable(value) for name, value in part.entry.items() if name != start_column}
+        return {
+            name: _comparable(value) for name, value in part.entry.items() if name != start_column
+        }
 
     for _, equal in groupby(parts, content):
         first, *more = equal
@@ -141,7 +183,9 @@ def merge_equal_neighbours(parts: Iterable[Validity], start_column: str | None =
 
 
 def _comparable(value: Any) -> Any:
-    """Return the value to compare: NaN becomes an object that equals itself, as NaN does in Spark and other engines."""
+    """Return the value to compare: NaN becomes an object that equals itself, as NaN does in
+    Spark and other engines.
+    """
     return _NAN if isinstance(value, float) and isnan(value) else value
 
 
@@ -165,15 +209,18 @@ def _aliased_key(key: Sequence[str]) -> list[Column]:
 
 
 def _same_key(key: Sequence[str]) -> Column:
-    return reduce(and_, (named_column(name) == F.col(f"__key_{index}") for index, name in enumerate(key)))
+    return reduce(
+        and_, (named_column(name) == F.col(f"__key_{index}") for index, name in enumerate(key))
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class RowsOverTime:
-    """Merges the stored rows of one version with history. `rows` has all of them, each with its generation.
+    """Merges the stored rows of one version with history. `rows` has all of them, each with its
+    generation.
 
-    Up to `_SORTED_ROWS` rows are merged by sorting their buckets, as is any number with more than `_BROADCAST_ROWS`
-    rows in deltas. Otherwise the changes by deltas are broadcast.
+    Up to `_SORTED_ROWS` rows are merged by sorting their buckets, as is any number with more than
+    `_BROADCAST_ROWS` rows in deltas. Otherwise the changes by deltas are broadcast.
     """
 
     sealed: SealedVersion
@@ -182,8 +229,9 @@ class RowsOverTime:
     def intervals(self) -> DataFrame:
         """Return the newest row of each (key, valid_from) with the interval in which it is valid.
 
-        The columns are those of the rows, and the intervals of a key are adjacent. A row that is valid now has no
-        `__valid_to`, the oldest of a key is `__first`, and deletions are rows too (`__tombstone`).
+        The columns are those of the rows, and the intervals of a key are adjacent. A row that is
+        valid now has no `__valid_to`, the oldest of a key is `__first`, and deletions are rows too
+        (`__tombstone`).
         """
         return self._merge(self.rows)
 
@@ -192,30 +240,45 @@ class RowsOverTime:
         rows = self.rows
         if self._changes:
             # Rows that ended in the base stay ended, so they need not be merged.
-            rows = self._merge(rows.where((F.col(GENERATION_COLUMN) != self._base) | F.col(VALID_TO).isNull()))
+            rows = self._merge(
+                rows.where((F.col(GENERATION_COLUMN) != self._base) | F.col(VALID_TO).isNull())
+            )
         return rows.where(F.col(VALID_TO).isNull() & ~F.col(TOMBSTONE))
 
     def valid_at(self, moment: Column) -> DataFrame:
         """Return the row of each key that was valid at a moment, without deletions."""
         rows = self.rows
         if self._changes:
-            # Rows that ended in the base by then stay ended, and rows that begin later don't matter.
-            lasted = (F.col(GENERATION_COLUMN) != self._base) | F.col(VALID_TO).isNull() | (F.col(VALID_TO) > moment)
+            # Rows that ended in the base by then stay ended, and rows that begin later don't
+            # matter.
+            lasted = (
+                (F.col(GENERATION_COLUMN) != self._base)
+                | F.col(VALID_TO).isNull()
+                | (F.col(VALID_TO) > moment)
+            )
             rows = self._merge(rows.where((F.col(VALID_FROM) <= moment) & lasted))
         ended = F.col(VALID_TO) <= moment
-        return rows.where((F.col(VALID_FROM) <= moment) & (F.col(VALID_TO).isNull() | ~ended) & ~F.col(TOMBSTONE))
+        return rows.where(
+            (F.col(VALID_FROM) <= moment) & (F.col(VALID_TO).isNull() | ~ended) & ~F.col(TOMBSTONE)
+        )
 
     @property
     def _base(self) -> int:
-        """The number of the base, whose rows store their end; -1 without one (an erasure may leave no row of it)."""
-        first = next((generation for generation in self.sealed.generations if generation.files), None)
+        """The number of the base, whose rows store their end; -1 without one (an erasure may
+        leave no row of it).
+        """
+        first = next(
+            (generation for generation in self.sealed.generations if generation.files), None
+        )
         untold = first is None or any(file.stats.get(HAS_ENDS) is False for file in first.files)
         return _NO_GENERATION if untold or first is None else first.id
 
     @property
     def _changes(self) -> int:
         """The number of rows in deltas."""
-        return sum(generation.rows for generation in self.sealed.generations if generation.id != self._base)
+        return sum(
+            generation.rows for generation in self.sealed.generations if generation.id != self._base
+        )
 
     def _merge(self, rows: DataFrame) -> DataFrame:
         """Return the newest row of each (key, valid_from), with its interval as it is now."""
@@ -223,10 +286,16 @@ class RowsOverTime:
         if not changes:
             return rows
         few = sum(generation.rows for generation in self.sealed.generations) <= _SORTED_ROWS
-        return self._merge_by_sorting(rows) if few or changes > _BROADCAST_ROWS else self._merge_by_broadcast(rows)
+        return (
+            self._merge_by_sorting(rows)
+            if few or changes > _BROADCAST_ROWS
+            else self._merge_by_broadcast(rows)
+        )
 
     def _merge_by_sorting(self, rows: DataFrame) -> DataFrame:
-        """Return the merged rows from one sorted scan: a row ends where the next one of its key begins."""
+        """Return the merged rows from one sorted scan: a row ends where the next one of its key
+        begins.
+        """
         if not self.sealed.partition_by:
             rows = rows.coalesce(1)  # one file a generation: one task needs no exchange
         keys = ", ".join(quote_name(name) for name in self.sealed.key)
@@ -236,29 +305,41 @@ class RowsOverTime:
             f"lead({VALID_FROM}) OVER ({in_time}) AS {_END}",
             f"first({VALID_FROM}) OVER ({in_time} ROWS UNBOUNDED PRECEDING) AS {_OLDEST}",
         )
-        now = {VALID_TO: f"{_END} AS {VALID_TO}", IS_FIRST: f"{_OLDEST} = {VALID_FROM} AS {IS_FIRST}"}
+        now = {
+            VALID_TO: f"{_END} AS {VALID_TO}",
+            IS_FIRST: f"{_OLDEST} = {VALID_FROM} AS {IS_FIRST}",
+        }
         newest = placed.where(f"{_END} IS NULL OR {_END} <> {VALID_FROM}")
         return newest.selectExpr(*[now.get(name) or quote_name(name) for name in rows.columns])
 
     def _merge_by_broadcast(self, rows: DataFrame) -> DataFrame:
         """Return the scanned rows, corrected by the broadcast changes of the deltas."""
         news = F.broadcast(self._corrections(rows))
-        joined = rows.join(news, _same_key(self.sealed.key) & (F.col(VALID_FROM) == F.col(_AT)), "left")
+        joined = rows.join(
+            news, _same_key(self.sealed.key) & (F.col(VALID_FROM) == F.col(_AT)), "left"
+        )
         known = F.col(_WINNER).isNotNull()
         # A base row without a correction is unchanged; a delta row is the newest, or superseded.
         kept = joined.where(
-            F.when(known, F.col(GENERATION_COLUMN) == F.col(_WINNER)).otherwise(F.col(GENERATION_COLUMN) == self._base)
+            F.when(known, F.col(GENERATION_COLUMN) == F.col(_WINNER)).otherwise(
+                F.col(GENERATION_COLUMN) == self._base
+            )
         )
         now = {VALID_TO: F.col(_END), IS_FIRST: F.col(_BEGINS)}
         return kept.select(
             *[
-                F.when(known, now[name]).otherwise(F.col(name)).alias(name) if name in now else named_column(name)
+                (
+                    F.when(known, now[name]).otherwise(F.col(name)).alias(name)
+                    if name in now
+                    else named_column(name)
+                )
                 for name in rows.columns
             ]
         )
 
     def _corrections(self, rows: DataFrame) -> DataFrame:
-        """Return corrections of the scan: (key, valid_from), and generation, end and `__first` of its newest row.
+        """Return corrections of the scan: (key, valid_from), and generation, end and `__first` of
+        its newest row.
 
         There is one for each row of a delta, and for each base row whose interval has changed.
         """
@@ -267,33 +348,44 @@ class RowsOverTime:
         touched = rows.join(changed, _same_key(self.sealed.key), "left_semi")
         stored = {_STORED_END: F.col(VALID_TO), _STORED_FIRST: F.col(IS_FIRST)}
         merged = self._merge_by_sorting(touched.withColumns(stored))
-        moved = ~F.col(VALID_TO).eqNullSafe(F.col(_STORED_END)) | ~F.col(IS_FIRST).eqNullSafe(F.col(_STORED_FIRST))
+        moved = ~F.col(VALID_TO).eqNullSafe(F.col(_STORED_END)) | ~F.col(IS_FIRST).eqNullSafe(
+            F.col(_STORED_FIRST)
+        )
         names = {VALID_FROM: _AT, GENERATION_COLUMN: _WINNER, VALID_TO: _END, IS_FIRST: _BEGINS}
-        return merged.where(of_delta | moved).select(*keys, *[F.col(now).alias(name) for now, name in names.items()])
+        return merged.where(of_delta | moved).select(
+            *keys, *[F.col(now).alias(name) for now, name in names.items()]
+        )
 
 
-# Bounds of keys, in plain form. A bound may be a leading part of keys: it sorts before all keys that begin with it.
+# Bounds of keys, in plain form. A bound may be a leading part of keys: it sorts before all keys
+# that begin with it.
 Bounds = tuple[tuple[Plain, ...], tuple[Plain, ...] | None]
 
 
-def key_range(what: str, fields: Sequence[Field], prefix: object, start: object, end: object) -> Bounds:
-    """Return the bounds of the keys with a prefix, or from `start` (included) to `end` (excluded), in plain form.
+def key_range(
+    what: str, fields: Sequence[Field], prefix: object, start: object, end: object
+) -> Bounds:
+    """Return the bounds of the keys with a prefix, or from `start` (included) to `end` (excluded),
+    in plain form.
 
-    They are the first key, and the first key after, None without a limit. `prefix` is a string or bytes with which the
-    first key column begins, or a tuple of whole values of leading key columns. `start` and `end` are keys or tuples of
-    leading values. `what` names the dataset in errors. Raises SchemaMismatchError for values that do not fit the key.
+    They are the first key, and the first key after, None without a limit. `prefix` is a string or
+    bytes with which the first key column begins, or a tuple of whole values of leading key columns.
+    `start` and `end` are keys or tuples of leading values. `what` names the dataset in errors.
+    Raises SchemaMismatchError for values that do not fit the key.
     """
     if prefix is None:
         first = () if start is None else _leading_values(what, fields, start)
         return first, None if end is None else _leading_values(what, fields, end)
     if start is not None or end is not None:
         problem = f"{what}: both a prefix and a range are given."
-        raise SchemaMismatchError(problem, "Give prefix=, or start= and end=, not both.", argument="prefix")
+        raise SchemaMismatchError(
+            problem, "Give prefix=, or start= and end=, not both.", argument="prefix"
+        )
     if not isinstance(prefix, tuple | list):
         if fields[0].type not in ("string", "binary"):
             problem = (
-                f"{what}: key column {fields[0].name!r} is {fields[0].type}, so {prefix!r} can't be a prefix of it: "
-                "only strings and binaries have prefixes."
+                f"{what}: key column {fields[0].name!r} is {fields[0].type}, so {prefix!r} can't be"
+                " a prefix of it: only strings and binaries have prefixes."
             )
             step = "Give a tuple of whole values of leading key columns, or start= and end=."
             raise SchemaMismatchError(problem, step, argument="prefix", column=fields[0].name)
@@ -311,25 +403,35 @@ def _leading_values(what: str, fields: Sequence[Field], values: object) -> tuple
     given = tuple(values) if isinstance(values, tuple | list) else (values,)
     known = fields[: len(given)] if len(given) <= len(fields) else fields
     coerced = coerce_key(what, known, given)
-    return tuple(plain_converter(field.type)(value) for field, value in zip(known, coerced, strict=True))
+    return tuple(
+        plain_converter(field.type)(value) for field, value in zip(known, coerced, strict=True)
+    )
 
 
 def find_unreadable_version(
     error: BaseException | None, readers: Iterable[VersionReader]
 ) -> tuple[ManifestMismatchError, VersionReader] | None:
-    """Return Spark's error as ManifestMismatchError, with the reader of the version whose file it could not read.
+    """Return Spark's error as ManifestMismatchError, with the reader of the version whose file it
+    could not read.
 
     None for any other error, and for a file of a version that none of `readers` reads.
     """
     translated = None if error is None else find_adjunct_error(error)
-    if translated is error or not isinstance(translated, ManifestMismatchError) or translated.url is None:
+    if (
+        translated is error
+        or not isinstance(translated, ManifestMismatchError)
+        or translated.url is None
+    ):
         return None
     for reader in readers:
         for generation in reader.sealed.generations:
             if f"/{generation.folder}/" in translated.url:
                 key = f"{generation.folder}/{translated.url.rpartition('/')[2]}"
                 about = {"dataset": reader.dataset, "version": reader.version, "key": key}
-                return translated.reworded(translated.problem, translated.next_step, **about), reader
+                return (
+                    translated.reworded(translated.problem, translated.next_step, **about),
+                    reader,
+                )
     return None
 
 
@@ -339,9 +441,17 @@ _ROWS_AT_ONCE = 1024
 
 
 class VersionReader:
-    """Reads one version, which never changes. Reading by key imports no Spark; threads may share a reader."""
+    """Reads one version, which never changes. Reading by key imports no Spark; threads may share
+    a reader.
+    """
 
-    def __init__(self, store: ObjectStore, dataset: str, sealed: SealedVersion, cache: FileCache | None = None) -> None:
+    def __init__(
+        self,
+        store: ObjectStore,
+        dataset: str,
+        sealed: SealedVersion,
+        cache: FileCache | None = None,
+    ) -> None:
         self.store, self.dataset, self.sealed = store, dataset, sealed
         self.version, self.schema = sealed.id, sealed.columns
         self.rows = sealed.rows
@@ -351,7 +461,8 @@ class VersionReader:
         self._key = tuple(sealed.columns.field(name) for name in sealed.key)
         cache = cache or FileCache()
         self._generations = [
-            KeyFiles(store, self._what, self._layout, generation, cache) for generation in reversed(sealed.generations)
+            KeyFiles(store, self._what, self._layout, generation, cache)
+            for generation in reversed(sealed.generations)
         ]
         self._mask: Mask | None = None
         self._names = sealed.columns.names
@@ -370,9 +481,10 @@ class VersionReader:
     def frame(self, spark: SparkSession | Callable[[], SparkSession]) -> DataFrame:
         """Return all entries, with the columns of `schema`.
 
-        A partitioned dataset is a bucketed scan: a join on its partition columns or its key needs no exchange on this
-        side. Superseded rows are dropped during the scan, by the version's mask where it has one. Raises
-        ManifestMismatchError if the stored files are not exactly those of the manifest.
+        A partitioned dataset is a bucketed scan: a join on its partition columns or its key needs
+        no exchange on this side. Superseded rows are dropped during the scan, by the version's mask
+        where it has one. Raises ManifestMismatchError if the stored files are not exactly those of
+        the manifest.
         """
         spark = resolve_session(spark)
         if self.sealed.history is not None:
@@ -389,19 +501,23 @@ class VersionReader:
     def history_frame(self, spark: SparkSession | Callable[[], SparkSession]) -> DataFrame:
         """Return all rows of a version with history, each with the interval in which it is valid.
 
-        A bucketed scan with the columns of `schema`, `__valid_from`, `__valid_to` (null: open), `__first` (the first
-        row of its key) and `__tombstone` (the key has no entry in the interval). The intervals of a key are adjacent.
-        Raises DatasetError for a version without history, and ManifestMismatchError as `frame` does.
+        A bucketed scan with the columns of `schema`, `__valid_from`, `__valid_to` (null: open),
+        `__first` (the first row of its key) and `__tombstone` (the key has no entry in the
+        interval). The intervals of a key are adjacent. Raises DatasetError for a version without
+        history, and ManifestMismatchError as `frame` does.
         """
         rows = self._over_time(resolve_session(spark)).intervals()
         hidden = (VALID_FROM, VALID_TO, IS_FIRST, TOMBSTONE)
         return rows.select(*[named_column(name) for name in self.schema.names], *hidden)
 
     @translate_spark_errors()
-    def frame_at(self, spark: SparkSession | Callable[[], SparkSession], moment: Column) -> DataFrame:
+    def frame_at(
+        self, spark: SparkSession | Callable[[], SparkSession], moment: Column
+    ) -> DataFrame:
         """Return the entries that were valid at a moment, with the columns of `schema`.
 
-        Raises DatasetError for a version without history, and ManifestMismatchError as `frame` does.
+        Raises DatasetError for a version without history, and ManifestMismatchError as `frame`
+        does.
         """
         rows = self._over_time(resolve_session(spark)).valid_at(moment)
         return rows.select(*[named_column(name) for name in self.schema.names])
@@ -424,9 +540,10 @@ class VersionReader:
     def _merge_deltas(self, rows: DataFrame) -> DataFrame:
         """Return the newest row of each key that is not deleted.
 
-        A key is unique within a generation, so the generation of its newest row identifies the row. The keys in deltas
-        are broadcast with that generation (none if the newest row is a deletion), and the scan drops their rows in
-        other generations. So positions are read from deltas only, and rows stay in their buckets.
+        A key is unique within a generation, so the generation of its newest row identifies the row.
+        The keys in deltas are broadcast with that generation (none if the newest row is a
+        deletion), and the scan drops their rows in other generations. So positions are read from
+        deltas only, and rows stay in their buckets.
         """
         base, *deltas = self.sealed.generations
         changes = sum(delta.rows for delta in deltas)
@@ -434,14 +551,19 @@ class VersionReader:
             shared = F.broadcast if changes <= _BROADCAST_ROWS else lambda frame: frame
             newest = shared(self._newest_generations(rows, base.id, shared))
             rows = rows.join(
-                newest, _same_key(self.sealed.key) & (F.col(GENERATION_COLUMN) != F.col(_NEWEST)), "left_anti"
+                newest,
+                _same_key(self.sealed.key) & (F.col(GENERATION_COLUMN) != F.col(_NEWEST)),
+                "left_anti",
             )
         if any(_DELETED_COUNTER not in file.stats for file in base.files):
             rows = rows.where(~F.col(TOMBSTONE))
         return rows
 
-    def _newest_generations(self, rows: DataFrame, base: int, shared: Callable[[DataFrame], DataFrame]) -> DataFrame:
-        """Return the keys in deltas, each with the generation of its newest row, -1 if that is a deletion.
+    def _newest_generations(
+        self, rows: DataFrame, base: int, shared: Callable[[DataFrame], DataFrame]
+    ) -> DataFrame:
+        """Return the keys in deltas, each with the generation of its newest row, -1 if that is a
+        deletion.
 
         The newest row has the highest (position, generation).
         """
@@ -450,8 +572,12 @@ class VersionReader:
             changed = changed.coalesce(1)  # one file a generation: one task needs no exchange
         keys = _aliased_key(self.sealed.key)
         if self.sealed.order_by is not None:  # a late change may be older than the base's row
-            changed = rows.join(shared(changed.select(*keys).distinct()), _same_key(self.sealed.key), "left_semi")
-        newest = changed.groupBy(*keys).agg(F.max(F.struct(POSITION, GENERATION_COLUMN, TOMBSTONE)).alias(_NEWEST))
+            changed = rows.join(
+                shared(changed.select(*keys).distinct()), _same_key(self.sealed.key), "left_semi"
+            )
+        newest = changed.groupBy(*keys).agg(
+            F.max(F.struct(POSITION, GENERATION_COLUMN, TOMBSTONE)).alias(_NEWEST)
+        )
         generation = F.when(F.col(f"{_NEWEST}.{TOMBSTONE}"), _NO_GENERATION).otherwise(
             F.col(f"{_NEWEST}.{GENERATION_COLUMN}")
         )
@@ -462,50 +588,72 @@ class VersionReader:
     def get(self, key: object) -> Entry | None:
         """Return the entry of `key`, or None.
 
-        A key of several columns is a tuple in the order of the key, or a dict. Raises SchemaMismatchError for a
-        value of another type than the key's, and ManifestMismatchError for a missing or damaged file.
+        A key of several columns is a tuple in the order of the key, or a dict. Raises
+        SchemaMismatchError for a value of another type than the key's, and ManifestMismatchError
+        for a missing or damaged file.
         """
         return self._find(self._plain_key(key))
 
     def get_all(self, keys: Iterable[K]) -> dict[K, Entry]:
-        """Return the entries of these keys, under the keys as given; keys without an entry are absent."""
+        """Return the entries of these keys, under the keys as given; keys without an entry are
+        absent.
+        """
         wanted = [(key, self._plain_key(key)) for key in keys]
         try:
             {key for key, _ in wanted}
         except TypeError as error:
             problem = (
-                f"{self._what}: get_all returns a dict by key, and one of these keys can't be used in a dict: {error}."
+                f"{self._what}: get_all returns a dict by key, and one of these keys can't be used"
+                f" in a dict: {error}."
             )
             step = "Give a key of several columns as a tuple, and that of one column as its value."
-            raise ConfigurationError(problem, step, argument="keys", dataset=self.dataset) from error
+            raise ConfigurationError(
+                problem, step, argument="keys", dataset=self.dataset
+            ) from error
         # In the order of the files, so that each row group is read once.
-        placed = sorted(((self._bucket(values), values, index) for index, (_, values) in enumerate(wanted)))
+        placed = sorted(
+            ((self._bucket(values), values, index) for index, (_, values) in enumerate(wanted))
+        )
         entries = {index: self._find(values) for _, values, index in placed}
-        return {key: entry for index, (key, _) in enumerate(wanted) if (entry := entries[index]) is not None}
+        return {
+            key: entry
+            for index, (key, _) in enumerate(wanted)
+            if (entry := entries[index]) is not None
+        }
 
     def history_of(self, key: object) -> list[Validity]:
-        """Return the entries of a key over time, oldest first; a deletion has no entry and ends the one before.
+        """Return the entries of a key over time, oldest first; a deletion has no entry and ends the
+        one before.
 
-        Adjacent intervals with equal entries are merged; those that ended before the history begins are left out.
-        Raises DatasetError for a version without history, and what `get` raises.
+        Adjacent intervals with equal entries are merged; those that ended before the history begins
+        are left out. Raises DatasetError for a version without history, and what `get` raises.
         """
         if self.sealed.history is None:
             raise no_history_error(self.dataset)
         values = self._plain_key(key)
         return read_key_history(self.sealed, self._generations, self._bucket(values), values)
 
-    def items(self, prefix: object = None, *, start: object = None, end: object = None) -> Iterator[tuple[Any, Entry]]:
+    def items(
+        self, prefix: object = None, *, start: object = None, end: object = None
+    ) -> Iterator[tuple[Any, Entry]]:
         """Yield (key, entry) in key order; a key of several columns is a tuple.
 
-        `prefix` is a string (or bytes) with which the first key column begins, or a tuple of whole values of leading
-        key columns. `start` (included) and `end` (excluded) are keys, or tuples of leading values. Only matching row
-        groups are read, when they are reached; memory holds one of each file. Raises SchemaMismatchError at once for
-        bounds that do not fit the key, ManifestMismatchError as `get`.
+        `prefix` is a string (or bytes) with which the first key column begins, or a tuple of whole
+        values of leading key columns. `start` (included) and `end` (excluded) are keys, or tuples
+        of leading values. Only matching row groups are read, when they are reached; memory holds
+        one of each file. Raises SchemaMismatchError at once for bounds that do not fit the key,
+        ManifestMismatchError as `get`.
         """
         first, after = key_range(self._what, self._key, prefix, start, end)
-        buckets = sorted({file.bucket for generation in self.sealed.generations for file in generation.files})
+        buckets = sorted(
+            {file.bucket for generation in self.sealed.generations for file in generation.files}
+        )
         rows = [self._bucket_items(bucket, first, after) for bucket in buckets]
-        merged = heapq.merge(*rows, key=itemgetter(0)) if len(rows) > 1 else (row for one in rows for row in one)
+        merged = (
+            heapq.merge(*rows, key=itemgetter(0))
+            if len(rows) > 1
+            else (row for one in rows for row in one)
+        )
         if len(self._key) == 1:
             return ((key[0], entry) for key, entry in merged)
         return merged
@@ -515,28 +663,40 @@ class VersionReader:
         return tuple([plain(value) for plain, value in zip(self._plain, values, strict=True)])
 
     def _bucket(self, key: Key) -> int:
-        return self._bucketer([key[index] for index in self._bucket_columns]) if self._bucket_columns else 0
+        return (
+            self._bucketer([key[index] for index in self._bucket_columns])
+            if self._bucket_columns
+            else 0
+        )
 
     def _find(self, key: Key) -> Entry | None:
         """Return the entry of a key in plain form.
 
-        It is the key's row with the highest (position, generation), or with history (valid_from, position, generation);
-        None if that row is a deletion.
+        It is the key's row with the highest (position, generation), or with history (valid_from,
+        position, generation); None if that row is a deletion.
         """
         bucket = self._bucket(key)
         names = self._names
         if self.sealed.history is not None:
             return find_newest_entry(self._generations, bucket, key, names)
-        matches = [(*match, files.id) for files in self._generations if (match := files.find(bucket, key))]
+        matches = [
+            (*match, files.id) for files in self._generations if (match := files.find(bucket, key))
+        ]
         if not matches:
             return None
         if not self.sealed.positioned:
             return matches[0][0].entry(names, matches[0][1])
-        rows, row, _ = max(matches, key=lambda match: (match[0].value(POSITION, match[1]), match[2]))
+        rows, row, _ = max(
+            matches, key=lambda match: (match[0].value(POSITION, match[1]), match[2])
+        )
         return None if rows.value(TOMBSTONE, row) else rows.entry(names, row)
 
-    def _bucket_items(self, bucket: int, first: Key, after: Key | None) -> Iterator[tuple[tuple[Any, ...], Entry]]:
-        """Yield (key, entry) of one bucket in key order, merged over its generations. Keys are tuples."""
+    def _bucket_items(
+        self, bucket: int, first: Key, after: Key | None
+    ) -> Iterator[tuple[tuple[Any, ...], Entry]]:
+        """Yield (key, entry) of one bucket in key order, merged over its generations. Keys are
+        tuples.
+        """
         scans = [self._scan(files, bucket, first, after) for files in self._generations]
         if len(scans) == 1 and not self.sealed.positioned:
             for key, _, row in scans[0]:
@@ -566,8 +726,12 @@ class VersionReader:
 
 _NEWEST = "__newest"
 _DELETED_COUNTER = "deleted"
-"""Files whose stats have this counter were written without tombstones; of other files `__tombstone` is read."""
+"""Files whose stats have this counter were written without tombstones; of other files
+`__tombstone` is read.
+"""
 _BROADCAST_ROWS = 2_000_000
 """With more rows in deltas their keys are not broadcast, and each bucket is merged by sorting."""
 _SORTED_ROWS = 2_000_000
-"""With history and up to this many rows, each bucket is merged by sorting, which needs no job before the scan."""
+"""With history and up to this many rows, each bucket is merged by sorting, which needs no job
+before the scan.
+"""

@@ -1,11 +1,13 @@
-"""Rebucketing: rewrites a dataset into another number of partitions, with the same entries, in one commit.
+"""Rebucketing: rewrites a dataset into another number of partitions, with the same entries, in one
+commit.
 
-Of an unbounded dataset the served table is rewritten, base and deltas. Each generation keeps its number and the
-positions and tombstones of its rows, so that readers, compactions and ordered changes work as before. The stream's
-offsets stay. Earlier versions keep their partitions and can be read until they are discarded.
+Of an unbounded dataset the served table is rewritten, base and deltas. Each generation keeps its
+number and the positions and tombstones of its rows, so that readers, compactions and ordered
+changes work as before. The stream's offsets stay. Earlier versions keep their partitions and can be
+read until they are discarded.
 
-Of a bounded dataset every retained version gets a copy under a new id, so that a rollback finds the same partitions.
-Readers keep the old copies until they release them, as after an erasure.
+Of a bounded dataset every retained version gets a copy under a new id, so that a rollback finds the
+same partitions. Readers keep the old copies until they release them, as after an erasure.
 """
 
 from __future__ import annotations
@@ -23,7 +25,12 @@ from dagster_adjunct.assets.retention.discard import Roots, delete_doomed
 from dagster_adjunct.assets.retention.erasure import RewrittenGeneration, VersionReplacement
 from dagster_adjunct.assets.unbounded.commit import strip_large_footers, switch_version
 from dagster_adjunct.assets.versions.dataset_log import Attempt, DatasetLog
-from dagster_adjunct.assets.versions.leases import delete_attempt, lease_served, read_lake_clock, record_build
+from dagster_adjunct.assets.versions.leases import (
+    delete_attempt,
+    lease_served,
+    read_lake_clock,
+    record_build,
+)
 from dagster_adjunct.assets.versions.manifest import (
     BoundedManifest,
     Change,
@@ -32,11 +39,26 @@ from dagster_adjunct.assets.versions.manifest import (
     as_bounded,
     as_unbounded,
 )
-from dagster_adjunct.assets.versions.version import SealedVersion, VersionRef, has_row_ends, version_id
+from dagster_adjunct.assets.versions.version import (
+    SealedVersion,
+    VersionRef,
+    has_row_ends,
+    version_id,
+)
 from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.bucketing import files
-from dagster_adjunct.resources.bucketing.files import BucketFile, BucketLayout, Generation, TimelineOptions
-from dagster_adjunct.resources.bucketing.writer import ROWS_PER_GROUP, BucketFileWriter, WriteOptions, write_bucket_file
+from dagster_adjunct.resources.bucketing.files import (
+    BucketFile,
+    BucketLayout,
+    Generation,
+    TimelineOptions,
+)
+from dagster_adjunct.resources.bucketing.writer import (
+    ROWS_PER_GROUP,
+    BucketFileWriter,
+    WriteOptions,
+    write_bucket_file,
+)
 from dagster_adjunct.resources.common import require_reason
 from dagster_adjunct.resources.lazy_modules import np, pa
 from dagster_adjunct.resources.objects.lake import Lake
@@ -46,9 +68,9 @@ from dagster_adjunct.resources.objects.lake import Lake
 class RebucketReport:
     """What one repartitioning did: `versions` maps the ids of rewritten versions to their new ids.
 
-    With `dry_run`, the versions that would be rewritten have the new id "". Of an unbounded dataset only the served
-    version is rewritten. `pending` are old copies that are still read, and `holding` describes open batches that need a
-    version as it is, which prevents the rewrite.
+    With `dry_run`, the versions that would be rewritten have the new id "". Of an unbounded dataset
+    only the served version is rewritten. `pending` are old copies that are still read, and
+    `holding` describes open batches that need a version as it is, which prevents the rewrite.
     """
 
     dataset: str
@@ -66,8 +88,9 @@ class RebucketReport:
         verb = "would be rewritten" if self.dry_run else "rewritten"
         what = "the served table" if self.follows_changes else f"{len(self.versions)} version(s)"
         return (
-            f"dataset {self.dataset}: {what} of {self.rows:,} stored rows {verb} from {self.before} into "
-            f"{self.partitions} partitions; declare partitions={self.partitions} where it is declared"
+            f"dataset {self.dataset}: {what} of {self.rows:,} stored rows {verb} from"
+            f" {self.before} into {self.partitions} partitions; declare"
+            f" partitions={self.partitions} where it is declared"
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -77,28 +100,40 @@ class RebucketReport:
         return {**facts, "kind": kind}
 
 
-def check_repartitioning(log: DatasetLog, manifest: DatasetManifest, partitions: int, reason: str) -> int:
+def check_repartitioning(
+    log: DatasetLog, manifest: DatasetManifest, partitions: int, reason: str
+) -> int:
     """Return the current number of partitions.
 
-    Raises ConfigurationError for a broadcast dataset, an unchanged number, one outside of 1 to 100,000, or no reason,
-    and DatasetError during a bootstrap.
+    Raises ConfigurationError for a broadcast dataset, an unchanged number, one outside of 1 to
+    100,000, or no reason, and DatasetError during a bootstrap.
     """
     declared, what = manifest.declaration, f"dataset {log.name!r}"
     require_reason(reason, what, "repartitioned", dataset=log.name)
     if declared.partitions is None:
         raise errors.ConfigurationError(
-            f"{what} is broadcast, so it has no partitions and can't be rewritten into {partitions} of them.",
-            "Declare it under a new name with the new count, which builds it from its input beside the old one; or "
-            f"delete and rebuild it: adjunct dataset delete {log.name} --reason ….",
+            f"{what} is broadcast, so it has no partitions and can't be rewritten into"
+            f" {partitions} of them.",
+            "Declare it under a new name with the new count, which builds it from its input beside"
+            " the old one; or delete and rebuild it: adjunct dataset delete"
+            f" {log.name} --reason ….",
             dataset=log.name,
         )
     if not 1 <= partitions <= 100_000 or partitions == declared.partitions:
-        problem = f"{what} has {declared.partitions} partitions and can't be rewritten into {partitions}."
+        problem = (
+            f"{what} has {declared.partitions} partitions and can't be rewritten into {partitions}."
+        )
         step = "Pass a different number from 1 to 100,000."
         raise errors.ConfigurationError(problem, step, argument="partitions", dataset=log.name)
     if manifest.unfinished:
-        problem = f"{what} can't be repartitioned now: its bootstrap is not finished ({manifest.unfinished})."
-        step = f"Advance it until the bootstrap is done (adjunct dataset advance {log.name} MODULE:APP), then repeat."
+        problem = (
+            f"{what} can't be repartitioned now: its bootstrap is not finished"
+            f" ({manifest.unfinished})."
+        )
+        step = (
+            "Advance it until the bootstrap is done (adjunct dataset advance"
+            f" {log.name} MODULE:APP), then repeat."
+        )
         raise errors.DatasetError(problem, step, dataset=log.name)
     return declared.partitions
 
@@ -113,8 +148,8 @@ def _check_unused(dataset: str, roots: Roots) -> None:
     if readers := _list_readers(roots):
         problem = f"dataset {dataset!r} can't be repartitioned now: {'; '.join(readers)}."
         step = (
-            "Run the application to finish its batch, or abandon the batch (adjunct checkpoint abandon APPLICATION "
-            "--reason …). Then repeat."
+            "Run the application to finish its batch, or abandon the batch (adjunct checkpoint"
+            " abandon APPLICATION --reason …). Then repeat."
         )
         raise errors.StillReadError(problem, step, dataset=dataset, readers=readers)
 
@@ -123,14 +158,23 @@ _ROWS_AT_ONCE = 4_000_000
 
 
 def _rebucket_generation(
-    log: DatasetLog, version: SealedVersion, old: Generation, partitions: int, attempt: Attempt, options: WriteOptions
+    log: DatasetLog,
+    version: SealedVersion,
+    old: Generation,
+    partitions: int,
+    attempt: Attempt,
+    options: WriteOptions,
 ) -> Generation:
     """Write the rows of a generation into their new buckets, sorted by key. A key has one row.
 
-    Rows keep their hidden columns and get the columns of the layout. Buckets are written in passes of about
-    `_ROWS_AT_ONCE` rows, so that memory does not grow with the version. Raises ManifestMismatchError for damaged files.
+    Rows keep their hidden columns and get the columns of the layout. Buckets are written in passes
+    of about `_ROWS_AT_ONCE` rows, so that memory does not grow with the version. Raises
+    ManifestMismatchError for damaged files.
     """
-    layout, folder = replace(version.layout, partitions=partitions), attempt.generation(old.id).folder
+    layout, folder = (
+        replace(version.layout, partitions=partitions),
+        attempt.generation(old.id).folder,
+    )
     stored = [StoredFile(log.lake.store, options.what, old.folder, file) for file in old.files]
     passes = -(-max(1, old.rows) // _ROWS_AT_ONCE)
     width = -(-partitions // passes)
@@ -145,21 +189,36 @@ def _rebucket_generation(
         found, numbers = pa.concat_tables(parts), np.concatenate(of_parts)
         for bucket in np.unique(numbers).tolist():
             # Sorted alone: Arrow copies what it sorts, and at most 2 GB of strings.
-            rows = found.filter(pa.array(numbers == bucket)).sort_by([(name, "ascending") for name in layout.key])
-            slices = (rows.slice(start, ROWS_PER_GROUP) for start in range(0, rows.num_rows, ROWS_PER_GROUP))
-            done = write_bucket_file(BucketFileWriter(log.lake.store, folder, bucket, layout, options), slices)
+            rows = found.filter(pa.array(numbers == bucket)).sort_by(
+                [(name, "ascending") for name in layout.key]
+            )
+            slices = (
+                rows.slice(start, ROWS_PER_GROUP)
+                for start in range(0, rows.num_rows, ROWS_PER_GROUP)
+            )
+            done = write_bucket_file(
+                BucketFileWriter(log.lake.store, folder, bucket, layout, options), slices
+            )
             if done is not None and done.rows:
                 written.append(done)
     new = attempt.generation(old.id, written)
     if new.rows != old.rows:
         log.drop(new)
-        problem = f"{options.what}: rewriting generation {old.id} wrote {new.rows} rows, the manifest lists {old.rows}."
-        step = f"Nothing was committed. Check the version: adjunct dataset verify {log.name} {version.id}."
+        problem = (
+            f"{options.what}: rewriting generation {old.id} wrote {new.rows} rows, the manifest"
+            f" lists {old.rows}."
+        )
+        step = (
+            "Nothing was committed. Check the version: adjunct dataset verify"
+            f" {log.name} {version.id}."
+        )
         raise errors.ManifestMismatchError(problem, step, dataset=log.name, version=version.id)
     return new
 
 
-def _iterate_bucketed_rows(stored: StoredFile, layout: BucketLayout) -> Iterator[tuple[pa.Table, Any]]:
+def _iterate_bucketed_rows(
+    stored: StoredFile, layout: BucketLayout
+) -> Iterator[tuple[pa.Table, Any]]:
     """Yield the file's rows, and the new bucket of each."""
     from dagster_adjunct.resources.bucketing.hashing import assign_buckets
 
@@ -167,23 +226,41 @@ def _iterate_bucketed_rows(stored: StoredFile, layout: BucketLayout) -> Iterator
         raise stored.damaged("its SHA-256 differs, so it can't be rewritten")
     for group in stored.row_groups():
         # A change stream's table may have files older than its last added or widened column.
-        rows = files.conform_to_layout(group, layout) if layout.hidden else group.select(list(layout.columns))
-        yield rows, assign_buckets([rows.column(name) for name in layout.bucket_by], layout.partitions)
+        rows = (
+            files.conform_to_layout(group, layout)
+            if layout.hidden
+            else group.select(list(layout.columns))
+        )
+        yield (
+            rows,
+            assign_buckets([rows.column(name) for name in layout.bucket_by], layout.partitions),
+        )
 
 
 def repartition_table(
-    lake: Lake, dataset: str, partitions: int, *, reason: str, by: str, roots: Roots = dict, dry_run: bool = False
+    lake: Lake,
+    dataset: str,
+    partitions: int,
+    *,
+    reason: str,
+    by: str,
+    roots: Roots = dict,
+    dry_run: bool = False,
 ) -> RebucketReport:
-    """Rewrite the served table of an unbounded dataset into this number of partitions; its stream's offsets stay.
+    """Rewrite the served table of an unbounded dataset into this number of partitions; its stream's
+    offsets stay.
 
-    A crash leaves the old table, and files that a discard deletes. Concurrent commits are rewritten, too; an advance
-    that read the old table fails to commit, and continues by the new declaration. `roots` returns, by version id, which
-    open batches need a version; if any does, StillReadError is raised. `dry_run` only reports. Raises
-    ConfigurationError for a broadcast dataset or an unchanged number, DatasetError for a bounded dataset and during a
-    bootstrap, and CommitConflictError if other writers keep committing.
+    A crash leaves the old table, and files that a discard deletes. Concurrent commits are
+    rewritten, too; an advance that read the old table fails to commit, and continues by the new
+    declaration. `roots` returns, by version id, which open batches need a version; if any does,
+    StillReadError is raised. `dry_run` only reports. Raises ConfigurationError for a broadcast
+    dataset or an unchanged number, DatasetError for a bounded dataset and during a bootstrap, and
+    CommitConflictError if other writers keep committing.
     """
     log = DatasetLog(lake, dataset)
-    made: dict[str, RewrittenGeneration] = {}  # by the old folder: written once, even if the commit is retried
+    made: dict[
+        str, RewrittenGeneration
+    ] = {}  # by the old folder: written once, even if the commit is retried
     is_requested = False  # whether a commit was requested and is not known to have failed
 
     def rewrite_once() -> RebucketReport:
@@ -192,14 +269,25 @@ def repartition_table(
         manifest = as_unbounded(stored)
         before, version = check_repartitioning(log, manifest, partitions, reason), manifest.version
         assert version is not None, "it has no unfinished bootstrap"
-        report = partial(RebucketReport, dataset, before, partitions, follows_changes=True, rows=version.stored_rows)
+        report = partial(
+            RebucketReport,
+            dataset,
+            before,
+            partitions,
+            follows_changes=True,
+            rows=version.stored_rows,
+        )
         if dry_run:
             return report({version.id: ""}, holding=_list_readers(roots), dry_run=True)
         _check_unused(dataset, roots)
-        old = {generation.folder: generation for generation in version.generations if generation.files}
+        old = {
+            generation.folder: generation for generation in version.generations if generation.files
+        }
         erasure.drop_unusable(log, manifest, made, old)
         with lease_served(lake, dataset, version, holder=f"repartition by {by}"):
-            for generation in [generation for folder, generation in old.items() if folder not in made]:
+            for generation in [
+                generation for folder, generation in old.items() if folder not in made
+            ]:
                 attempt = log.attempt()
                 # Recorded until the commit, so that no discard deletes the new files.
                 records.enter_context(record_build(lake, dataset, attempt.id, by))
@@ -209,7 +297,11 @@ def repartition_table(
                     # Readers learn from this statistic whether tombstones were left out.
                     drop_tombstones=all("deleted" in file.stats for file in generation.files),
                     range_of=manifest.declaration.expires,
-                    over_time=None if version.history is None else TimelineOptions(fills_ends=has_row_ends(generation)),
+                    over_time=(
+                        None
+                        if version.history is None
+                        else TimelineOptions(fills_ends=has_row_ends(generation))
+                    ),
                 )
                 new = _rebucket_generation(log, version, generation, partitions, attempt, options)
                 made[generation.folder] = RewrittenGeneration(generation, new, attempt)
@@ -220,7 +312,8 @@ def repartition_table(
             number=commit.number + 1,
             sealed_at=lake.now(),
             partitions=partitions,
-            generations=tuple(strip_large_footers(made[folder].new) for folder in old) or version.generations[:1],
+            generations=tuple(strip_large_footers(made[folder].new) for folder in old)
+            or version.generations[:1],
             counters={},
         )
         declared = _declare_partitions(manifest, partitions, new_version.id, reason)
@@ -237,7 +330,9 @@ def repartition_table(
         try:
             return log.rewrite(rewrite_once, slower="its table can be rewritten")
         except Exception:
-            if not is_requested:  # otherwise it may be committed; if not, a discard deletes the files
+            if (
+                not is_requested
+            ):  # otherwise it may be committed; if not, a discard deletes the files
                 for replacement in made.values():
                     log.drop(replacement.new)
             raise
@@ -247,8 +342,11 @@ M = TypeVar("M", UnboundedManifest, BoundedManifest)
 
 
 def _declare_partitions(manifest: M, partitions: int, version: str | None, reason: str) -> M:
-    """Return the manifest with the new number of partitions in its declaration, and the commit's description."""
-    # A running advance or build with the old partitions fails to commit, because the next number has changed.
+    """Return the manifest with the new number of partitions in its declaration, and the commit's
+    description.
+    """
+    # A running advance or build with the old partitions fails to commit, because the next number
+    # has changed.
     counter = "next_generation" if isinstance(manifest, UnboundedManifest) else "next_number"
     return manifest.after(
         declaration=manifest.declaration.model_copy(update={"partitions": partitions}),
@@ -258,18 +356,29 @@ def _declare_partitions(manifest: M, partitions: int, version: str | None, reaso
 
 
 def repartition_versions(
-    lake: Lake, dataset: str, partitions: int, *, reason: str, by: str, roots: Roots = dict, dry_run: bool = False
+    lake: Lake,
+    dataset: str,
+    partitions: int,
+    *,
+    reason: str,
+    by: str,
+    roots: Roots = dict,
+    dry_run: bool = False,
 ) -> RebucketReport:
-    """Rewrite every retained version of a bounded dataset into this number of partitions; names and offsets stay.
+    """Rewrite every retained version of a bounded dataset into this number of partitions; names and
+    offsets stay.
 
-    A crash leaves the dataset unchanged. `roots` returns, by version id, which open batches need a version; if any
-    does, StillReadError is raised, because an open batch can't switch partitions. The dataset can't be advanced or
-    opened until it is declared with the new number. For a member of a version set, this is one commit of the set.
-    `dry_run` only reports. Raises ConfigurationError for a broadcast dataset or an unchanged number, and DatasetError
-    for an unbounded dataset.
+    A crash leaves the dataset unchanged. `roots` returns, by version id, which open batches need a
+    version; if any does, StillReadError is raised, because an open batch can't switch partitions.
+    The dataset can't be advanced or opened until it is declared with the new number. For a member
+    of a version set, this is one commit of the set. `dry_run` only reports. Raises
+    ConfigurationError for a broadcast dataset or an unchanged number, and DatasetError for an
+    unbounded dataset.
     """
     log = DatasetLog(lake, dataset)
-    made: dict[str, VersionReplacement] = {}  # by the old document: each is written once, even if the commit is retried
+    made: dict[
+        str, VersionReplacement
+    ] = {}  # by the old document: each is written once, even if the commit is retried
 
     def rewrite_once() -> tuple[int, BoundedManifest]:
         commit, stored = log.require()
@@ -279,7 +388,9 @@ def repartition_versions(
         erasure.drop_unusable(log, manifest, made, [str(ref.document) for ref in manifest.built])
         for ref in manifest.built:
             if str(ref.document) not in made:
-                made[str(ref.document)] = erasure.write_on_record(log, by, partial(rewrite_version, ref))
+                made[str(ref.document)] = erasure.write_on_record(
+                    log, by, partial(rewrite_version, ref)
+                )
         _check_unused(dataset, roots)  # again, because writing takes a while
         old = {ref.id: made[str(ref.document)] for ref in manifest.built}
         served = old.get(manifest.version.id) if manifest.version else None
@@ -294,14 +405,21 @@ def repartition_versions(
         (generation,) = sealed.generations
         options = WriteOptions(f"dataset {dataset!r}, version {ref.id}")
         new = _rebucket_generation(log, sealed, generation, partitions, attempt, options)
-        made = sealed.after(id=version_id(sealed.number, attempt.id), partitions=partitions, generations=(new,))
+        made = sealed.after(
+            id=version_id(sealed.number, attempt.id), partitions=partitions, generations=(new,)
+        )
         return VersionReplacement.write(log, ref, made, attempt, rows=0)
 
     if dry_run:
         manifest = as_bounded(log.require()[1])
         before = check_repartitioning(log, manifest, partitions, reason)
-        ids, rows = {ref.id: "" for ref in manifest.built}, sum(ref.rows or 0 for ref in manifest.built)
-        return RebucketReport(dataset, before, partitions, ids, rows=rows, holding=_list_readers(roots), dry_run=True)
+        ids, rows = (
+            {ref.id: "" for ref in manifest.built},
+            sum(ref.rows or 0 for ref in manifest.built),
+        )
+        return RebucketReport(
+            dataset, before, partitions, ids, rows=rows, holding=_list_readers(roots), dry_run=True
+        )
     try:
         before, after = log.rewrite(rewrite_once, slower="its versions can be rewritten")
     finally:
@@ -309,6 +427,9 @@ def repartition_versions(
             if new.attempt is not None:
                 delete_attempt(lake, dataset, new.attempt.id)
     spared, _ = delete_doomed(log, after, roots, read_lake_clock(lake, dataset), by=by)
-    ids, rows = {new.old.id: new.new.id for new in made.values()}, sum(new.sealed.stored_rows for new in made.values())
+    ids, rows = (
+        {new.old.id: new.new.id for new in made.values()},
+        sum(new.sealed.stored_rows for new in made.values()),
+    )
     pending = tuple(f"{decision.what}: {decision.reason}" for decision in spared)
     return RebucketReport(dataset, before, partitions, ids, pending, rows=rows)

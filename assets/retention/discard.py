@@ -1,13 +1,16 @@
-"""Discards versions that the policy no longer retains, and objects that nothing references; deletes whole datasets.
+"""Discards versions that the policy no longer retains, and objects that nothing references; deletes
+whole datasets.
 
-    doom      one commit removes the versions and lists their folders as doomed, so that no reader starts to use them
+    doom      one commit removes the versions and lists their folders as doomed, so that no reader
+              starts to use them
     spare     then leases and open batches are read; what they hold is spared until a later run
-    delete    expired leases, so that their holders notice; then the objects of doomed folders, and documents
+    delete    expired leases, so that their holders notice; then the objects of doomed folders, and
+              documents
     clear     one commit removes what was deleted from the list
     sweep     records of builds that ended long ago, and old commit manifests
 
-It is safe to repeat and to run concurrently: an interrupted run leaves the list of doomed entries, from which the next
-one continues.
+It is safe to repeat and to run concurrently: an interrupted run leaves the list of doomed entries,
+from which the next one continues.
 """
 
 from __future__ import annotations
@@ -20,7 +23,12 @@ from datetime import datetime
 
 from dagster_adjunct.assets.declaration.policies import DiscardPolicy
 from dagster_adjunct.assets.versions.actions import expire_pin, expire_pins, version_order
-from dagster_adjunct.assets.versions.dataset_log import DatasetLog, no_commit_error, redirect_target, version_set_log
+from dagster_adjunct.assets.versions.dataset_log import (
+    DatasetLog,
+    no_commit_error,
+    redirect_target,
+    version_set_log,
+)
 from dagster_adjunct.assets.versions.leases import (
     RUNNING_WITHIN,
     LeaseInfo,
@@ -40,7 +48,11 @@ from dagster_adjunct.assets.versions.manifest import (
 )
 from dagster_adjunct.assets.versions.version import VersionRef, version_number
 from dagster_adjunct.resources.common import Report, subtract_span
-from dagster_adjunct.resources.errors import DatasetError, ObjectNotFoundError, VersionDiscardedError
+from dagster_adjunct.resources.errors import (
+    DatasetError,
+    ObjectNotFoundError,
+    VersionDiscardedError,
+)
 from dagster_adjunct.resources.objects import commit_log
 from dagster_adjunct.resources.objects.commit_log import Commit, DeletedObjects
 from dagster_adjunct.resources.objects.lake import Lake
@@ -52,33 +64,41 @@ def check_deletable(dataset: str, seen: Commit) -> None:
     version_set = redirect_target(seen)
     if version_set is not None:
         problem = (
-            f"dataset {dataset!r} can't be deleted alone: it is a member of the version set {version_set!r}, whose "
-            "versions are one commit."
+            f"dataset {dataset!r} can't be deleted alone: it is a member of the version set"
+            f" {version_set!r}, whose versions are one commit."
         )
-        raise DatasetError(problem, "Revoke its versions and discard them instead.", dataset=dataset)
+        raise DatasetError(
+            problem, "Revoke its versions and discard them instead.", dataset=dataset
+        )
 
 
-def delete_dataset_objects(lake: Lake, dataset: str, seen: Commit, *, reason: str, by: str) -> DeletedObjects:
-    """Delete the dataset as of the commit `seen`, or finish an interrupted deletion; return what was deleted.
+def delete_dataset_objects(
+    lake: Lake, dataset: str, seen: Commit, *, reason: str, by: str
+) -> DeletedObjects:
+    """Delete the dataset as of the commit `seen`, or finish an interrupted deletion; return what
+    was deleted.
 
-    The objects are listed in datasets/{name}/deleting-….json before the pointer marks the dataset as deleted, since
-    objects written afterwards may belong to a new dataset of that name. Raises CommitConflictError where the dataset
-    has changed since. Raises DatasetError while a version is leased: new readers are rejected then, and a repeated call
-    deletes the objects.
+    The objects are listed in datasets/{name}/deleting-….json before the pointer marks the dataset
+    as deleted, since objects written afterwards may belong to a new dataset of that name. Raises
+    CommitConflictError where the dataset has changed since. Raises DatasetError while a version is
+    leased: new readers are rejected then, and a repeated call deletes the objects.
     """
     check_deletable(dataset, seen)
     log = DatasetLog(lake, dataset).log
     last = seen
     if not commit_log.is_deletion_commit(seen):
         key = f"{log.prefix}/deleting-{uuid.uuid4().hex}.json"
-        lake.store.put_if_absent(key, json.dumps(commit_log.list_log_objects(log, {f"{log.prefix}/clock"})).encode())
+        lake.store.put_if_absent(
+            key, json.dumps(commit_log.list_log_objects(log, {f"{log.prefix}/clock"})).encode()
+        )
         last = commit_log.commit_deletion(log, seen, reason=reason, by=by, listed=key)
     held = list_live_leases(lake, dataset, read_lake_clock(lake, dataset))
     if held:
         raise DatasetError(
-            f"dataset {dataset!r} is deleted, but {held[0].holder} still reads {', '.join(held[0].versions)}, so its "
-            "objects are kept.",
-            f"Delete it again after {held[0].expires_at}: adjunct dataset delete {dataset} --reason ….",
+            f"dataset {dataset!r} is deleted, but {held[0].holder} still reads"
+            f" {', '.join(held[0].versions)}, so its objects are kept.",
+            f"Delete it again after {held[0].expires_at}: adjunct dataset delete"
+            f" {dataset} --reason ….",
             dataset=dataset,
         )
     listed = str(commit_log.deletion_record(last)["listed"])
@@ -102,21 +122,31 @@ def plan_retired(
 ) -> DiscardReport:
     """Decide which retired generations of an unbounded dataset to delete; a pure function.
 
-    A compaction or rebuild retires the generations that it replaces, which earlier versions still read. They are
-    deleted once they have been retired for longer than the policy's grace, and neither the newest versions nor held
-    ones need them. The versions that read them can't be read any more then.
+    A compaction or rebuild retires the generations that it replaces, which earlier versions still
+    read. They are deleted once they have been retired for longer than the policy's grace, and
+    neither the newest versions nor held ones need them. The versions that read them can't be read
+    any more then.
 
-    `held` gives the reasons why versions are needed, by id, `kept_from` the number of the oldest version that the
-    policy keeps, and `committed` the times of commits by number, by the store's clock.
+    `held` gives the reasons why versions are needed, by id, `kept_from` the number of the oldest
+    version that the policy keeps, and `committed` the times of commits by number, by the store's
+    clock.
     """
     needed = {version_number(version): why for version, why in held.items()}
-    kept = "all versions are kept" if policy.keep is None else f"version {kept_from} is among the newest {policy.keep}"
+    kept = (
+        "all versions are kept"
+        if policy.keep is None
+        else f"version {kept_from} is among the newest {policy.keep}"
+    )
     go: list[RetentionDecision] = []
     stay: list[RetentionDecision] = []
     retained_from, blocked = manifest.retained_from, ""
     for retired in sorted(manifest.retired, key=lambda generation: generation.until):
         why = (
-            (f"younger than {policy.grace}" if now - _retired_at(retired, committed, now) < policy.grace else "")
+            (
+                f"younger than {policy.grace}"
+                if now - _retired_at(retired, committed, now) < policy.grace
+                else ""
+            )
             or (kept if kept_from < retired.until else "")
             or next((why for number, why in needed.items() if number < retired.until), "")
             or blocked
@@ -134,8 +164,8 @@ def plan_retired(
 def find_oldest_kept(log: DatasetLog, manifest: UnboundedManifest, policy: DiscardPolicy) -> int:
     """Return the number of the oldest version that the policy keeps; 0 if it keeps all.
 
-    The manifest holds the numbers of versions. Where it leaves out some of a very long history, commits are read back
-    from the newest to the oldest retired generation.
+    The manifest holds the numbers of versions. Where it leaves out some of a very long history,
+    commits are read back from the newest to the oldest retired generation.
     """
     if policy.keep is None:
         return 0
@@ -158,8 +188,8 @@ def find_oldest_kept(log: DatasetLog, manifest: UnboundedManifest, policy: Disca
 def _retired_at(retired: Retired, committed: Mapping[int, datetime], now: datetime) -> datetime:
     """Return when a generation was retired: the time of that commit, by the store's clock.
 
-    It is `now` for a commit newer than the listing `committed`, and the time in the manifest if the commit is not
-    listed.
+    It is `now` for a commit newer than the listing `committed`, and the time in the manifest if the
+    commit is not listed.
     """
     if retired.until in committed:
         return committed[retired.until]
@@ -168,7 +198,9 @@ def _retired_at(retired: Retired, committed: Mapping[int, datetime], now: dateti
 
 @dataclass(frozen=True, slots=True)
 class RetentionDecision:
-    """A version (`what` is its id), folder or document (its key), and why it is kept or discarded."""
+    """A version (`what` is its id), folder or document (its key), and why it is kept or
+    discarded.
+    """
 
     what: str
     name: str | None
@@ -179,7 +211,8 @@ class RetentionDecision:
 class Listing:
     """What a dataset has in the store at the time `now`. All times are by the store's clock.
 
-    - `folders`: for each data folder, when its newest object was written or its build last renewed its record.
+    - `folders`: for each data folder, when its newest object was written or its build last renewed
+      its record.
     - `documents`: for each document of a version, when it was written.
     - `running`: the ids of builds (attempts) that renewed their record recently.
     - `commits`: for each commit of an unbounded dataset, by number, when it was made.
@@ -202,14 +235,16 @@ def plan_discard(
 ) -> DiscardReport:
     """Decide what to discard and what to keep; a pure function.
 
-    `roots` gives, by version id, why applications need a version. `kept_from` is the number of the oldest version of an
-    unbounded dataset that the policy keeps.
+    `roots` gives, by version id, why applications need a version. `kept_from` is the number of the
+    oldest version of an unbounded dataset that the policy keeps.
     """
     held = version_holders(leases, roots, listing.now)
     reached = manifest.reachable()
     limit = subtract_span(listing.now, policy.grace)
     garbage = tuple(
-        RetentionDecision(folder, None, f"no version references it, unchanged since {at:%Y-%m-%d %H:%M} UTC")
+        RetentionDecision(
+            folder, None, f"no version references it, unchanged since {at:%Y-%m-%d %H:%M} UTC"
+        )
         for folder, at in sorted({**listing.folders, **listing.documents}.items())
         if folder not in reached
         and folder not in manifest.doomed
@@ -230,7 +265,8 @@ def _plan_versions(
     """Decide which versions of a bounded dataset to discard, and which to keep."""
     newest = _newest_versions(manifest, policy)
     head = manifest.ref(manifest.head) if manifest.head else None
-    # The version to serve if the current one is revoked. After a rollback, others that are kept may be newer.
+    # The version to serve if the current one is revoked. After a rollback, others that are kept may
+    # be newer.
     next_best = head.replaced if head is not None and policy.keep != 1 else None
     go, stay = [], []
     for ref in manifest.versions:
@@ -254,8 +290,12 @@ def _plan_versions(
     return DiscardReport(manifest.name, True, tuple(go), tuple(stay))
 
 
-def version_holders(leases: Sequence[LeaseInfo], roots: Mapping[str, str], now: datetime) -> dict[str, str]:
-    """Return why versions may not be deleted yet, by version id ("*": all versions): leases and `roots`."""
+def version_holders(
+    leases: Sequence[LeaseInfo], roots: Mapping[str, str], now: datetime
+) -> dict[str, str]:
+    """Return why versions may not be deleted yet, by version id ("*": all versions): leases and
+    `roots`.
+    """
     held = {
         version: f"leased by {lease.holder} until {lease.expires_at:%Y-%m-%d %H:%M:%S} UTC"
         for lease in leases
@@ -271,23 +311,35 @@ def find_spared(
     """Return the doomed entries that are still held."""
     held = version_holders(leases, roots, now)
     reached = manifest.reachable()
-    # Folders and documents of a bounded dataset have the version in their names. Of an unbounded one, only the manifest
-    # of a version lists its folders: once that is not retained, each entry may belong to the version.
-    earlier = {version for version in held if manifest.versions_are_commits and not manifest.retains(version)}
+    # Folders and documents of a bounded dataset have the version in their names. Of an unbounded
+    # one, only the manifest of a version lists its folders: once that is not retained, each entry
+    # may belong to the version.
+    earlier = {
+        version
+        for version in held
+        if manifest.versions_are_commits and not manifest.retains(version)
+    }
     spared = []
     for entry in manifest.doomed:
         why = next(
-            (reason for version, reason in held.items() if version in earlier or belongs_to_version(version, entry)), ""
+            (
+                reason
+                for version, reason in held.items()
+                if version in earlier or belongs_to_version(version, entry)
+            ),
+            "",
         )
         if entry in reached:
-            why = "a version references it"  # should not happen; leaving garbage is safer than deleting data
+            # should not happen; leaving garbage is safer than deleting data
+            why = "a version references it"
         if why:
             spared.append(RetentionDecision(entry, None, why))
     return spared
 
 
 def belongs_to_version(version: str, entry: str) -> bool:
-    """Whether a folder, document or manifest may belong to a version: its key contains the id of its attempt.
+    """Whether a folder, document or manifest may belong to a version: its key contains the id of
+    its attempt.
 
     Each belongs to "*", all versions.
     """
@@ -300,7 +352,9 @@ def _newest_versions(manifest: BoundedManifest, policy: DiscardPolicy) -> dict[s
     In a dataset that is ordered by name, only the newest build of each name counts.
     """
     order = version_order(manifest)
-    sealed = sorted((ref for ref in manifest.versions if ref.state == "sealed"), key=order, reverse=True)
+    sealed = sorted(
+        (ref for ref in manifest.versions if ref.state == "sealed"), key=order, reverse=True
+    )
     if manifest.declaration.order == "name":
         newest_build = {ref.name: ref for ref in reversed(sealed)}
         sealed = [ref for ref in sealed if newest_build[ref.name] is ref]
@@ -312,7 +366,9 @@ def _newest_versions(manifest: BoundedManifest, policy: DiscardPolicy) -> dict[s
 def _discard_reason(manifest: BoundedManifest, ref: VersionRef, policy: DiscardPolicy) -> str:
     if ref.state != "sealed":
         return f"{ref.state}, older than {policy.grace}"
-    later = [other for other in manifest.versions if (other.name, other.state) == (ref.name, "sealed")]
+    later = [
+        other for other in manifest.versions if (other.name, other.state) == (ref.name, "sealed")
+    ]
     if manifest.declaration.order == "name" and later[-1].number > ref.number:
         return f"built again since, as {later[-1].id}"
     return f"not among the newest {policy.keep}"
@@ -325,10 +381,11 @@ Roots = Callable[[], Mapping[str, str]]
 class DiscardReport(Report):
     """What one discard did, or with `dry_run` would do.
 
-    The versions `discarded` and `kept`, and unreferenced `garbage`, are named with the reason. Of an unbounded dataset,
-    `discarded` and `kept` are folders of generations that its current version does not read, and `retained_from` is the
-    number of the first readable version. `spared` is what is doomed but still held. `objects` and `bytes` were deleted.
-    `unpinned` is the version whose pin had expired.
+    The versions `discarded` and `kept`, and unreferenced `garbage`, are named with the reason. Of
+    an unbounded dataset, `discarded` and `kept` are folders of generations that its current version
+    does not read, and `retained_from` is the number of the first readable version. `spared` is what
+    is doomed but still held. `objects` and `bytes` were deleted. `unpinned` is the version whose
+    pin had expired.
     """
 
     dataset: str
@@ -348,7 +405,9 @@ class DiscardReport(Report):
         what = "version(s)" if self.retained_from is None else "generation(s)"
         parts = (
             f"dataset {self.dataset}: {would} {len(self.discarded)} {what}",
-            self.discarded and self.retained_from and f"versions from {self.retained_from} on can be read",
+            self.discarded
+            and self.retained_from
+            and f"versions from {self.retained_from} on can be read",
             self.garbage and f"{len(self.garbage)} leftover(s)",
             self.objects and f"{self.objects:,} objects of {self.bytes:,} bytes deleted",
             self.spared and f"{len(self.spared)} spared",
@@ -367,9 +426,9 @@ def discard(
 ) -> DiscardReport:
     """Discard the versions that the policy does not keep, and delete unreferenced objects.
 
-    Safe to repeat and to run concurrently. `roots` gives, by version id, why applications still need a version (their
-    open batches). With `dry_run` nothing is written but the object from which the store's clock is read. Raises
-    DatasetNotFoundError.
+    Safe to repeat and to run concurrently. `roots` gives, by version id, why applications still
+    need a version (their open batches). With `dry_run` nothing is written but the object from which
+    the store's clock is read. Raises DatasetNotFoundError.
     """
     log = DatasetLog(lake, dataset)
     manifests = log.read_all()[1]
@@ -392,29 +451,45 @@ def discard(
 
     def doom(fresh: DatasetManifest) -> DatasetManifest | None:
         nonlocal plan, listing
-        if not {ref.document for ref in fresh.listed if ref.document is not None} <= listing.documents.keys():
-            listing = _list_objects(log)  # a version was published since, and only the store knows its age
+        if (
+            not {ref.document for ref in fresh.listed if ref.document is not None}
+            <= listing.documents.keys()
+        ):
+            listing = _list_objects(
+                log
+            )  # a version was published since, and only the store knows its age
         plan = plan_for(fresh)
-        discarded, garbage = ([entry.what for entry in entries] for entries in (plan.discarded, plan.garbage))
+        discarded, garbage = (
+            [entry.what for entry in entries] for entries in (plan.discarded, plan.garbage)
+        )
         return fresh.without(discarded, garbage) if discarded or garbage else None
 
     after = log.transact(doom, by=by)
     spared, objects = delete_doomed(log, after, roots, listing.now, by=by)
     objects += _delete_old_records(log, after, listing, policy, roots)
     size = sum(item.size for item in objects)
-    return replace(plan, dry_run=False, spared=tuple(spared), objects=len(objects), bytes=size, unpinned=unpinned)
+    return replace(
+        plan,
+        dry_run=False,
+        spared=tuple(spared),
+        objects=len(objects),
+        bytes=size,
+        unpinned=unpinned,
+    )
 
 
 def delete_doomed(
     log: DatasetLog, manifest: DatasetManifest, roots: Roots, now: datetime, *, by: str
 ) -> tuple[list[RetentionDecision], list[ObjectInfo]]:
-    """Delete the doomed entries of a committed manifest that are not held; return the spared ones and deleted objects.
+    """Delete the doomed entries of a committed manifest that are not held; return the spared ones
+    and deleted objects.
 
-    `now` is by the store's clock. Leases and open batches are read here, after the commit that doomed the entries.
-    Expired leases are deleted.
+    `now` is by the store's clock. Leases and open batches are read here, after the commit that
+    doomed the entries. Expired leases are deleted.
     """
     leases = list_leases(log.lake, log.name)
-    # Before what they held is deleted, so that a holder that is only late notices at its next renewal.
+    # Before what they held is deleted, so that a holder that is only late notices at its next
+    # renewal.
     log.lake.store.delete_many([lease.key for lease in leases if lease.expires_at <= now])
     if not manifest.doomed:
         return [], []
@@ -449,7 +524,9 @@ def _list_objects(log: DatasetLog, *, commits: bool = False) -> Listing:
         folder = f"{prefix}/data/{attempt}"
         if folder in folders:
             folders[folder] = max(renewed, folders[folder])
-    running = frozenset(attempt for attempt, renewed in attempts.items() if renewed > now - RUNNING_WITHIN)
+    running = frozenset(
+        attempt for attempt, renewed in attempts.items() if renewed > now - RUNNING_WITHIN
+    )
     documents = {item.key: item.modified for item in store.list(f"{prefix}/versions/")}
     committed: dict[int, datetime] = {}
     for item in store.list(f"{prefix}/manifests/") if commits else ():
@@ -459,9 +536,14 @@ def _list_objects(log: DatasetLog, *, commits: bool = False) -> Listing:
 
 
 def _delete_old_records(
-    log: DatasetLog, manifest: DatasetManifest, listing: Listing, policy: DiscardPolicy, roots: Roots
+    log: DatasetLog,
+    manifest: DatasetManifest,
+    listing: Listing,
+    policy: DiscardPolicy,
+    roots: Roots,
 ) -> list[ObjectInfo]:
-    """Delete records of builds that ended long ago, old commit manifests, and released files of discarded versions.
+    """Delete records of builds that ended long ago, old commit manifests, and released files of
+    discarded versions.
 
     Returns the deleted objects.
     """
@@ -472,11 +554,17 @@ def _delete_old_records(
     ended = min(limit, listing.now - RUNNING_WITHIN)
     objects = [item for item in store.list(f"{log.prefix}/attempts/") if item.modified <= ended]
     set_name = log.version_set()
-    for commits in [log.log, *([version_set_log(log.lake, set_name)] if set_name is not None else [])]:
+    for commits in [
+        log.log,
+        *([version_set_log(log.lake, set_name)] if set_name is not None else []),
+    ]:
         objects += [
             item
             for item in commits.list_old_manifests(limit)
-            if (manifest.retained_from is None or commit_log.commit_number(item.key) < manifest.retained_from)
+            if (
+                manifest.retained_from is None
+                or commit_log.commit_number(item.key) < manifest.retained_from
+            )
             and not any(belongs_to_version(version, item.key) for version in held)
         ]
     for version, files in list_released_files(log.lake, log.name).items():

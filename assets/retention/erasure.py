@@ -1,19 +1,21 @@
 """Erases keys from every retained version of a dataset (data protection requests).
 
     search    find the retained versions, and unreferenced leftovers, that hold one of the keys
-    rewrite   write each such version again in a new folder, with the same number and name and a new id
+    rewrite   write each such version again in a new folder, with the same number and name and a new
+              id
     switch    one commit replaces the old versions with the new ones, and dooms the old
-    delete    delete what is doomed and not held; clear the keys from past commits, verdicts and reasons
+    delete    delete what is doomed and not held; clear the keys from past commits, verdicts and
+              reasons
     verify    open and search every object of the dataset
 
-Of an unbounded dataset, the generations that are served or being built are rewritten without rows and tombstones of the
-keys, in one new version. Earlier versions consist of the old generations, so they can't be read any more. Spark reads a
-generation as a whole folder, so a rewritten one has a new folder: files with a key are written again, the others
-copied.
+Of an unbounded dataset, the generations that are served or being built are rewritten without rows
+and tombstones of the keys, in one new version. Earlier versions consist of the old generations, so
+they can't be read any more. Spark reads a generation as a whole folder, so a rewritten one has a
+new folder: files with a key are written again, the others copied.
 
-Repeat an erasure until its report is complete: an interrupted run is resumed, and leased versions are deleted later. It
-does not reach what is not the dataset's: its input, outputs of applications that joined it, and Dagster's history. A
-later delivery with a key brings it back.
+Repeat an erasure until its report is complete: an interrupted run is resumed, and leased versions
+are deleted later. It does not reach what is not the dataset's: its input, outputs of applications
+that joined it, and Dagster's history. A later delivery with a key brings it back.
 """
 
 from __future__ import annotations
@@ -65,7 +67,11 @@ from dagster_adjunct.resources.bucketing.files import (
     bucket_file_name,
     conform_to_layout,
 )
-from dagster_adjunct.resources.bucketing.writer import BucketFileWriter, WriteOptions, write_bucket_file
+from dagster_adjunct.resources.bucketing.writer import (
+    BucketFileWriter,
+    WriteOptions,
+    write_bucket_file,
+)
 from dagster_adjunct.resources.common import Report
 from dagster_adjunct.resources.lazy_modules import np, pa
 from dagster_adjunct.resources.objects.lake import Lake
@@ -76,10 +82,11 @@ from dagster_adjunct.resources.validation import validated
 
 @dataclass(frozen=True, slots=True)
 class RewrittenVersion:
-    """A version that held some of the keys, and its replacement: `old` and `new` are ids, `rows` counts erased entries.
+    """A version that held some of the keys, and its replacement: `old` and `new` are ids, `rows`
+    counts erased entries.
 
-    For an unbounded dataset, it describes a generation: `old` and `new` are folders, `rows` counts live rows and
-    tombstones, and `state` is "served" or "building".
+    For an unbounded dataset, it describes a generation: `old` and `new` are folders, `rows` counts
+    live rows and tombstones, and `state` is "served" or "building".
     """
 
     old: str
@@ -91,11 +98,13 @@ class RewrittenVersion:
 
 @dataclass(frozen=True, slots=True)
 class ErasureReport(Report):
-    """What one erasure did. `keys` is the number of requested keys; the report does not contain the keys.
+    """What one erasure did. `keys` is the number of requested keys; the report does not contain the
+    keys.
 
-    `redacted` counts documents from which keys were cleared, `deleted` the deleted objects. `pending` are the objects
-    with a key that are still in use, and by whom; `proof` is the search afterwards. `not_erased` names the places
-    outside of the dataset. For an unbounded dataset, `retained_from` is the number of the first readable version.
+    `redacted` counts documents from which keys were cleared, `deleted` the deleted objects.
+    `pending` are the objects with a key that are still in use, and by whom; `proof` is the search
+    afterwards. `not_erased` names the places outside of the dataset. For an unbounded dataset,
+    `retained_from` is the number of the first readable version.
     """
 
     dataset: str
@@ -112,15 +121,24 @@ class ErasureReport(Report):
 
     @property
     def complete(self) -> bool:
-        """Whether all objects of the dataset were searched afterwards and none of them holds a key."""
+        """Whether all objects of the dataset were searched afterwards and none of them holds a
+        key.
+        """
         return self.proof.clean
 
     def summary(self) -> str:
         """Return the outcome in one line, for logs."""
         rows = sum(version.rows for version in self.rewritten)
         of = "entries of {} versions" if self.retained_from is None else "rows of {} generations"
-        parts = [f"dataset {self.dataset}: {self.keys} key(s), {rows} {of.format(len(self.rewritten))} erased"]
-        parts += [f"versions from {self.retained_from} on can be read"] if self.retained_from is not None else []
+        parts = [
+            f"dataset {self.dataset}: {self.keys} key(s),"
+            f" {rows} {of.format(len(self.rewritten))} erased"
+        ]
+        parts += (
+            [f"versions from {self.retained_from} on can be read"]
+            if self.retained_from is not None
+            else []
+        )
         parts += [f"{self.proof.objects} objects with {self.proof.rows:,} rows searched"]
         if self.complete:
             return "; ".join([*parts, "none of the keys is left"])
@@ -138,19 +156,23 @@ class ErasureReport(Report):
 def erase_keys(
     lake: Lake, dataset: str, keys: Iterable[object], *, reason: str, by: str, roots: Roots = dict
 ) -> ErasureReport:
-    """Erase these keys, given as for `get`, from all objects of a dataset, and verify it by a search.
+    """Erase these keys, given as for `get`, from all objects of a dataset, and verify it by a
+    search.
 
-    `roots` gives, by version id, why applications still need a version (their open batches), as for `discard`. Readers
-    keep old versions until they release them; the report names them, and a later erasure or discard deletes the files.
-    Of an unbounded dataset, earlier versions that read a generation with a key are gone; its stream still holds the
-    keys. Raises DatasetNotFoundError, SchemaMismatchError (a key of the wrong type), ConfigurationError (no keys, or
-    one of them in the reason), and ManifestMismatchError where a damaged file can't be rewritten; then nothing is
+    `roots` gives, by version id, why applications still need a version (their open batches), as for
+    `discard`. Readers keep old versions until they release them; the report names them, and a later
+    erasure or discard deletes the files. Of an unbounded dataset, earlier versions that read a
+    generation with a key are gone; its stream still holds the keys. Raises DatasetNotFoundError,
+    SchemaMismatchError (a key of the wrong type), ConfigurationError (no keys, or one of them in
+    the reason), and ManifestMismatchError where a damaged file can't be rewritten; then nothing is
     erased.
     """
     log = DatasetLog(lake, dataset)
     manifest = log.require()[1]
     wanted = _validate_request(manifest, keys, reason, by)
-    work = (GenerationErasure if isinstance(manifest, UnboundedManifest) else VersionErasure)(log, wanted, by)
+    work = (GenerationErasure if isinstance(manifest, UnboundedManifest) else VersionErasure)(
+        log, wanted, by
+    )
     manifest = work.commit(reason)
     spared, objects = delete_doomed(log, manifest, roots, read_lake_clock(lake, dataset), by=by)
     superseded = key_search.delete_superseded_documents(log)
@@ -167,7 +189,9 @@ def erase_keys(
         rewritten=work.rewritten(manifest),
         redacted=past + sum(not made.rows for made in work.made.values()),
         deleted=len(objects) + superseded,
-        pending=tuple(decision for decision in (*spared, *work.builds) if _has_found_keys(decision, proof)),
+        pending=tuple(
+            decision for decision in (*spared, *work.builds) if _has_found_keys(decision, proof)
+        ),
         proof=proof,
         not_erased=tuple(elsewhere),
         retained_from=manifest.retained_from,
@@ -176,17 +200,26 @@ def erase_keys(
 
 @validated
 def find_keys(lake: Lake, dataset: str, keys: Iterable[object]) -> KeySearch:
-    """Return which objects of a dataset hold these keys, given as for `Dataset.get`; changes nothing."""
+    """Return which objects of a dataset hold these keys, given as for `Dataset.get`; changes
+    nothing.
+    """
     log = DatasetLog(lake, dataset)
-    return key_search.search_keys(log, KeySet.of(f"dataset {dataset!r}", _key_fields(log.require()[1]), keys))
+    return key_search.search_keys(
+        log, KeySet.of(f"dataset {dataset!r}", _key_fields(log.require()[1]), keys)
+    )
 
 
-def _validate_request(manifest: DatasetManifest, keys: Iterable[object], reason: str, by: str) -> KeySet:
+def _validate_request(
+    manifest: DatasetManifest, keys: Iterable[object], reason: str, by: str
+) -> KeySet:
     what = f"dataset {manifest.name!r}"
     wanted = KeySet.of(what, _key_fields(manifest), keys)
     if not len(wanted):
         raise errors.ConfigurationError(
-            f"{what}: argument 'keys' is empty.", "Give one or more keys.", argument="keys", dataset=manifest.name
+            f"{what}: argument 'keys' is empty.",
+            "Give one or more keys.",
+            argument="keys",
+            dataset=manifest.name,
         )
     require_audit_fields("erase keys of", manifest.name, reason, by, dataset=manifest.name)
     if wanted.with_text().is_named_in(reason):
@@ -198,7 +231,9 @@ def _validate_request(manifest: DatasetManifest, keys: Iterable[object], reason:
 
 def _key_fields(manifest: DatasetManifest) -> tuple[Field, ...]:
     declared = manifest.declaration
-    return tuple(Field(name, kind) for name, kind in zip(declared.key, declared.key_types, strict=True))
+    return tuple(
+        Field(name, kind) for name, kind in zip(declared.key, declared.key_types, strict=True)
+    )
 
 
 def _has_found_keys(held: RetentionDecision, proof: KeySearch) -> bool:
@@ -210,13 +245,18 @@ def _has_found_keys(held: RetentionDecision, proof: KeySearch) -> bool:
     return any(attempt in sighting.object for sighting in (*proof.found, *proof.unsearched))
 
 
-def count_rows_by_file(files: Sequence[StoredFile], layout: BucketLayout, keys: KeySet) -> dict[str, int]:
+def count_rows_by_file(
+    files: Sequence[StoredFile], layout: BucketLayout, keys: KeySet
+) -> dict[str, int]:
     """Return the number of rows with one of the keys, by file name, for the files that have any.
 
-    Only files whose bucket and key range match are opened. Raises ManifestMismatchError where one is damaged.
+    Only files whose bucket and key range match are opened. Raises ManifestMismatchError where one
+    is damaged.
     """
     buckets = keys.buckets(layout)
-    searched = [stored for stored in files if stored.file.bucket in buckets and keys.may_be_in(stored.file)]
+    searched = [
+        stored for stored in files if stored.file.bucket in buckets and keys.may_be_in(stored.file)
+    ]
     return {stored.file.name: count for stored in searched if (count := _count_rows(stored, keys))}
 
 
@@ -228,16 +268,19 @@ def rewrite_generation(
     affected: dict[str, int],
     attempt: Attempt,
 ) -> Generation:
-    """Write a generation again without the rows of these keys; `affected` names the files that have some.
+    """Write a generation again without the rows of these keys; `affected` names the files that have
+    some.
 
-    Rows keep their hidden columns. Other files are copied. Rewritten files have no digest, and files without rows are
-    left out.
+    Rows keep their hidden columns. Other files are copied. Rewritten files have no digest, and
+    files without rows are left out.
     """
     folder = attempt.generation(number).folder
     written = (
-        _write_file_without(stored, layout, keys, folder)
-        if stored.file.name in affected
-        else _copy_file(stored, folder)
+        (
+            _write_file_without(stored, layout, keys, folder)
+            if stored.file.name in affected
+            else _copy_file(stored, folder)
+        )
         for stored in files
     )
     new = attempt.generation(number, [file for file in written if file is not None and file.rows])
@@ -248,11 +291,20 @@ def rewrite_generation(
 def _count_rows(stored: StoredFile, keys: KeySet, *, deleted: bool = False) -> int:
     names = [*(field.name for field in keys.fields), *([TOMBSTONE] if deleted else [])]
     tables = stored.row_groups(names)
-    return sum(len(keys.rows_in(table.filter(table.column(TOMBSTONE)) if deleted else table)) for table in tables)
+    return sum(
+        len(keys.rows_in(table.filter(table.column(TOMBSTONE)) if deleted else table))
+        for table in tables
+    )
 
 
-def _write_file_without(stored: StoredFile, layout: BucketLayout, keys: KeySet, folder: str) -> BucketFile | None:
-    over_time = TimelineOptions(fills_ends=bool(stored.file.stats.get(HAS_ENDS))) if VALID_FROM in layout.key else None
+def _write_file_without(
+    stored: StoredFile, layout: BucketLayout, keys: KeySet, folder: str
+) -> BucketFile | None:
+    over_time = (
+        TimelineOptions(fills_ends=bool(stored.file.stats.get(HAS_ENDS)))
+        if VALID_FROM in layout.key
+        else None
+    )
     options = WriteOptions(stored.what, over_time=over_time)
 
     def left() -> Iterator[pa.Table]:
@@ -260,15 +312,21 @@ def _write_file_without(stored: StoredFile, layout: BucketLayout, keys: KeySet, 
             kept = np.ones(rows.num_rows, dtype=bool)
             kept[keys.rows_in(rows)] = False
             # An unbounded table may have files from before its columns were added or widened.
-            yield conform_to_layout(rows.filter(kept), layout) if layout.hidden else rows.filter(kept)
+            yield (
+                conform_to_layout(rows.filter(kept), layout) if layout.hidden else rows.filter(kept)
+            )
 
-    written = write_bucket_file(BucketFileWriter(stored.store, folder, stored.file.bucket, layout, options), left())
+    written = write_bucket_file(
+        BucketFileWriter(stored.store, folder, stored.file.bucket, layout, options), left()
+    )
     # The stats tell readers whether tombstones were left out.
     return written and replace(written, stats={**stored.file.stats, **written.stats})
 
 
 def _copy_file(stored: StoredFile, folder: str) -> BucketFile:
-    """Copy a file through this machine. Raises ManifestMismatchError if its SHA-256 shows that it is damaged."""
+    """Copy a file through this machine. Raises ManifestMismatchError if its SHA-256 shows that
+    it is damaged.
+    """
     path = stored.store.staging_dir() / f"{uuid4().hex}.parquet"
     name = bucket_file_name(stored.file.bucket, attempt_id(folder))
     try:
@@ -276,8 +334,12 @@ def _copy_file(stored: StoredFile, folder: str) -> BucketFile:
         with staged_file_errors(stored.store, path, stored.what), path.open("rb") as file:
             sha256 = hashlib.file_digest(file, "sha256").hexdigest()
         if sha256 != stored.file.sha256:
-            raise stored.damaged(f"its SHA-256 is {sha256}, the manifest lists {stored.file.sha256}")
-        with suppress(errors.ObjectExistsError):  # our own repeated request: only this attempt uses the name
+            raise stored.damaged(
+                f"its SHA-256 is {sha256}, the manifest lists {stored.file.sha256}"
+            )
+        with suppress(
+            errors.ObjectExistsError
+        ):  # our own repeated request: only this attempt uses the name
             stored.store.upload(path, f"{folder}/{name}")
     finally:
         path.unlink(missing_ok=True)
@@ -286,7 +348,9 @@ def _copy_file(stored: StoredFile, folder: str) -> BucketFile:
 
 @dataclass(frozen=True, slots=True)
 class RewrittenGeneration:
-    """A generation and its replacement. `rows` counts the erased rows, `live` those of them that were no tombstones."""
+    """A generation and its replacement. `rows` counts the erased rows, `live` those of them that
+    were no tombstones.
+    """
 
     old: Generation
     new: Generation
@@ -302,7 +366,8 @@ class RewrittenGeneration:
 
 @dataclass(frozen=True, slots=True)
 class VersionReplacement:
-    """The replacement of a retained version: rewritten under a new id, or with only its document redacted.
+    """The replacement of a retained version: rewritten under a new id, or with only its document
+    redacted.
 
     `rows` is the number of erased entries.
     """
@@ -315,11 +380,23 @@ class VersionReplacement:
 
     @classmethod
     def write(
-        cls, log: DatasetLog, old: VersionRef, sealed: SealedVersion, attempt: Attempt | None, rows: int
+        cls,
+        log: DatasetLog,
+        old: VersionRef,
+        sealed: SealedVersion,
+        attempt: Attempt | None,
+        rows: int,
     ) -> VersionReplacement:
-        """Store `sealed`, which replaces the version `old`, as a document; return the replacement."""
+        """Store `sealed`, which replaces the version `old`, as a document; return the
+        replacement.
+        """
         (generation,) = sealed.generations
-        facts = {"id": sealed.id, "rows": sealed.rows, "folders": (generation.folder,), "bytes": generation.size}
+        facts = {
+            "id": sealed.id,
+            "rows": sealed.rows,
+            "folders": (generation.folder,),
+            "bytes": generation.size,
+        }
         new = old.model_copy(update={**facts, "document": log.write_version(sealed)})
         return cls(old, new, sealed, attempt, rows)
 
@@ -342,8 +419,8 @@ R = TypeVar("R", RewrittenGeneration, VersionReplacement)
 def write_on_record(log: DatasetLog, by: str, write: Callable[[Attempt], T]) -> T:
     """Return `write(attempt)` for a new attempt.
 
-    The attempt stays on record after that, so that no discard takes its files for garbage; if `write` raises, its
-    record is deleted.
+    The attempt stays on record after that, so that no discard takes its files for garbage; if
+    `write` raises, its record is deleted.
     """
     attempt = log.attempt()
     try:
@@ -354,10 +431,14 @@ def write_on_record(log: DatasetLog, by: str, write: Callable[[Attempt], T]) -> 
         raise
 
 
-def drop_unusable(log: DatasetLog, manifest: DatasetManifest, made: dict[str, R], needed: Collection[str]) -> None:
-    """Drop replacements of what is no longer `needed`, and those whose files a discard has deleted or doomed.
+def drop_unusable(
+    log: DatasetLog, manifest: DatasetManifest, made: dict[str, R], needed: Collection[str]
+) -> None:
+    """Drop replacements of what is no longer `needed`, and those whose files a discard has deleted
+    or doomed.
 
-    A discard first commits what it is going to delete. Either we have read that commit, or it makes ours fail.
+    A discard first commits what it is going to delete. Either we have read that commit, or it makes
+    ours fail.
     """
     for old, replacement in [*made.items()]:
         generation, document = replacement.stored
@@ -381,10 +462,11 @@ def drop_replacement(log: DatasetLog, made: RewrittenGeneration | VersionReplace
 
 @dataclass
 class _Erasure(ABC, Generic[M, R]):
-    """An erasure of keys. Each part of the dataset is searched once, however often the commit is retried.
+    """An erasure of keys. Each part of the dataset is searched once, however often the commit is
+    retried.
 
-    Parts are named by folder or document: `clean` are those without the keys, `made` has the replacements of the
-    others. `garbage` and `builds` are what `find_leftovers` has found.
+    Parts are named by folder or document: `clean` are those without the keys, `made` has the
+    replacements of the others. `garbage` and `builds` are what `find_leftovers` has found.
     """
 
     log: DatasetLog
@@ -396,13 +478,16 @@ class _Erasure(ABC, Generic[M, R]):
     builds: list[RetentionDecision] = field(default_factory=list)
 
     def commit(self, reason: str) -> M:
-        """Commit the dataset without the keys, with the objects that hold them doomed; return the new manifest.
+        """Commit the dataset without the keys, with the objects that hold them doomed; return the
+        new manifest.
 
-        What other writers commit meanwhile is searched too. If a damaged file can't be searched, ManifestMismatchError
-        is raised and nothing is erased.
+        What other writers commit meanwhile is searched too. If a damaged file can't be searched,
+        ManifestMismatchError is raised and nothing is erased.
         """
         try:
-            current = self.log.rewrite(partial(self._commit_once, reason), slower="they can be searched for keys")
+            current = self.log.rewrite(
+                partial(self._commit_once, reason), slower="they can be searched for keys"
+            )
         except errors.CommitConflictError:
             for made in self.made.values():
                 drop_replacement(self.log, made)
@@ -448,7 +533,8 @@ class _Erasure(ABC, Generic[M, R]):
     def _parts(self, manifest: M) -> dict[str, Any]:
         """Return what may hold keys, by name.
 
-        These are the retained versions by document, or the generations that are served or being built by folder.
+        These are the retained versions by document, or the generations that are served or being
+        built by folder.
         """
 
     @abstractmethod
@@ -456,7 +542,9 @@ class _Erasure(ABC, Generic[M, R]):
         """Return the replacement of a part, None if it holds no key."""
 
     @abstractmethod
-    def _manifest_without_keys(self, manifest: M, number: int, commit_id: str, reason: str) -> M | None:
+    def _manifest_without_keys(
+        self, manifest: M, number: int, commit_id: str, reason: str
+    ) -> M | None:
         """Return the manifest to commit, without the keys; None when there is nothing to do."""
 
     def _with_doomed(
@@ -468,7 +556,8 @@ class _Erasure(ABC, Generic[M, R]):
         reason: str,
         deleted: Set[str] = set(),
     ) -> M | None:
-        """Return `after` redacted, and with leftovers and what was `replaced` doomed; None if nothing changes.
+        """Return `after` redacted, and with leftovers and what was `replaced` doomed; None if
+        nothing changes.
 
         `deleted` is not doomed: it is deleted once the erasure is committed.
         """
@@ -482,10 +571,15 @@ class _Erasure(ABC, Generic[M, R]):
         change = Change(action=ERASE_ACTION, version=version, reason=reason)
         return redacted.after(doomed=doomed_now, change=change)
 
-    def _unsearched_error(self, error: errors.ManifestMismatchError, part: Any) -> errors.ManifestMismatchError:
+    def _unsearched_error(
+        self, error: errors.ManifestMismatchError, part: Any
+    ) -> errors.ManifestMismatchError:
         action, about = f"rebuild the dataset ({self.log.name})", {}
         if isinstance(part, VersionRef):
-            action, about = f"give the version up (revoke, drop and discard {part.id})", {"version": part.id}
+            action, about = (
+                f"give the version up (revoke, drop and discard {part.id})",
+                {"version": part.id},
+            )
         problem = f"{error.problem} It is unknown whether it holds a key, so nothing was erased."
         next_step = f"Restore that object, or {action}, and run the erasure again."
         return error.reworded(problem, next_step, dataset=self.log.name, **about)
@@ -502,10 +596,18 @@ class GenerationErasure(_Erasure[UnboundedManifest, RewrittenGeneration]):
 
     def rewritten(self, manifest: DatasetManifest) -> tuple[RewrittenVersion, ...]:
         """Return the rewritten generations."""
-        served = {generation.folder for generation in manifest.version.generations} if manifest.version else set()
+        served = (
+            {generation.folder for generation in manifest.version.generations}
+            if manifest.version
+            else set()
+        )
         return tuple(
             RewrittenVersion(
-                made.old.folder, made.new.folder, None, "served" if made.new.folder in served else "building", made.rows
+                made.old.folder,
+                made.new.folder,
+                None,
+                "served" if made.new.folder in served else "building",
+                made.rows,
             )
             for made in self.made.values()
         )
@@ -513,15 +615,24 @@ class GenerationErasure(_Erasure[UnboundedManifest, RewrittenGeneration]):
     _of_kind = staticmethod(as_unbounded)
 
     def _parts(self, manifest: UnboundedManifest) -> dict[str, tuple[BucketLayout, Generation]]:
-        return {generation.folder: (layout, generation) for layout, generation in _generations_in_use(manifest)}
+        return {
+            generation.folder: (layout, generation)
+            for layout, generation in _generations_in_use(manifest)
+        }
 
     def _replace(
         self, manifest: UnboundedManifest, part: tuple[BucketLayout, Generation]
     ) -> RewrittenGeneration | None:
         (layout, generation), version = part, manifest.version
         served = version is not None and generation in version.generations
-        what = f"dataset {self.log.name!r}, {f'version {version.id}' if version and served else 'being built'}"
-        files = [StoredFile(self.log.lake.store, what, generation.folder, file) for file in generation.files]
+        what = (
+            f"dataset {self.log.name!r},"
+            f" {f'version {version.id}' if version and served else 'being built'}"
+        )
+        files = [
+            StoredFile(self.log.lake.store, what, generation.folder, file)
+            for file in generation.files
+        ]
         affected = count_rows_by_file(files, layout, self.keys)
         if not affected:
             return None
@@ -538,10 +649,14 @@ class GenerationErasure(_Erasure[UnboundedManifest, RewrittenGeneration]):
     def _search_earlier(self, manifest: UnboundedManifest) -> None:
         """Search the generations that only earlier versions read, for `holding` and `clean`."""
         earlier = {retired.folder for retired in manifest.retired} - self.clean - self.holding
-        files = [item for folder in sorted(earlier) for item in self.log.lake.store.list(f"{folder}/")]
+        files = [
+            item for folder in sorted(earlier) for item in self.log.lake.store.list(f"{folder}/")
+        ]
         seen = key_search.search_files(self.log.lake.store, files, self.keys)
         # Unreadable generations may contain the keys, so they are doomed too.
-        holding = {sighting.object.rsplit("/", 1)[0] for sighting in (*seen.found, *seen.unsearched)}
+        holding = {
+            sighting.object.rsplit("/", 1)[0] for sighting in (*seen.found, *seen.unsearched)
+        }
         self.holding |= holding
         self.clean |= earlier - holding
 
@@ -551,17 +666,30 @@ class GenerationErasure(_Erasure[UnboundedManifest, RewrittenGeneration]):
         self._search_earlier(manifest)
         version, retired, retained_from = manifest.version, manifest.retired, manifest.retained_from
         served = version.generations if version is not None else ()
-        hit = [self.made[generation.folder] for generation in served if generation.folder in self.made]
+        hit = [
+            self.made[generation.folder] for generation in served if generation.folder in self.made
+        ]
         if version is not None and hit:
             version = self._version_without_keys(version, hit, number, commit_id)
             retained_from = number
         else:
             retained_from = max(
-                [retained_from, *(generation.until for generation in retired if generation.folder in self.holding)]
+                [
+                    retained_from,
+                    *(
+                        generation.until
+                        for generation in retired
+                        if generation.folder in self.holding
+                    ),
+                ]
             )
-        discarded = [generation.folder for generation in retired if generation.until <= retained_from]
+        discarded = [
+            generation.folder for generation in retired if generation.until <= retained_from
+        ]
         bootstrap = manifest.bootstrap
-        building = [self.made[g.folder].new if g.folder in self.made else g for g in bootstrap.building]
+        building = [
+            self.made[g.folder].new if g.folder in self.made else g for g in bootstrap.building
+        ]
         discarded += [g.folder for g in bootstrap.building if g.folder in self.made]
         bootstrap = bootstrap.model_copy(update={"building": tuple(g for g in building if g.files)})
         after = manifest.after(
@@ -570,11 +698,18 @@ class GenerationErasure(_Erasure[UnboundedManifest, RewrittenGeneration]):
             retained_from=retained_from,
             bootstrap=bootstrap,
         )
-        replaced, served_now = [*discarded, *(made.old.folder for made in hit)], version.id if version and hit else None
+        replaced, served_now = (
+            [*discarded, *(made.old.folder for made in hit)],
+            version.id if version and hit else None,
+        )
         return self._with_doomed(manifest, after, replaced, served_now, reason)
 
     def _version_without_keys(
-        self, version: SealedVersion, hit: Sequence[RewrittenGeneration], number: int, commit_id: str
+        self,
+        version: SealedVersion,
+        hit: Sequence[RewrittenGeneration],
+        number: int,
+        commit_id: str,
     ) -> SealedVersion:
         """Return the served version with the new generations, without empty ones."""
         new = [self.made[g.folder].new if g.folder in self.made else g for g in version.generations]
@@ -584,7 +719,11 @@ class GenerationErasure(_Erasure[UnboundedManifest, RewrittenGeneration]):
             rows = count_current_rows(left[0]) if len(left) == 1 else None
         elif rows is not None:
             rows -= sum(made.live for made in hit)
-        elif len(version.generations) > 1 and version.order_by is None and not any(g.files for g in new[1:]):
+        elif (
+            len(version.generations) > 1
+            and version.order_by is None
+            and not any(g.files for g in new[1:])
+        ):
             # Usually a base. It is a delta if an earlier erasure removed the base.
             rows = None if count_deletions(new[0]) else new[0].rows
         return version.after(
@@ -598,9 +737,13 @@ class GenerationErasure(_Erasure[UnboundedManifest, RewrittenGeneration]):
 
 
 def _generations_in_use(manifest: UnboundedManifest) -> Iterator[tuple[BucketLayout, Generation]]:
-    """Yield the generations of the served version and of a table that is being built, with their layouts."""
+    """Yield the generations of the served version and of a table that is being built, with their
+    layouts.
+    """
     if manifest.version is not None:
-        yield from ((manifest.version.layout, generation) for generation in manifest.version.generations)
+        yield from (
+            (manifest.version.layout, generation) for generation in manifest.version.generations
+        )
     bootstrap, declared = manifest.bootstrap, manifest.declaration
     if bootstrap.columns is not None:
         layout = build_layout(
@@ -622,7 +765,10 @@ class VersionErasure(_Erasure[BoundedManifest, VersionReplacement]):
     def rewritten(self, manifest: DatasetManifest) -> tuple[RewrittenVersion, ...]:
         """Return the rewritten versions."""
         made = [replacement for replacement in self.made.values() if replacement.rows]
-        return tuple(RewrittenVersion(one.old.id, one.new.id, one.new.name, one.new.state, one.rows) for one in made)
+        return tuple(
+            RewrittenVersion(one.old.id, one.new.id, one.new.name, one.new.state, one.rows)
+            for one in made
+        )
 
     _of_kind = staticmethod(as_bounded)
 
@@ -634,18 +780,26 @@ class VersionErasure(_Erasure[BoundedManifest, VersionReplacement]):
         files = list_stored_files(self.log.lake.store, self.log.name, sealed)
         affected, new = count_rows_by_file(files, sealed.layout, self.keys), sealed
         if affected:
-            attempt, new = write_on_record(self.log, self.by, partial(self._rewrite, sealed, files, affected))
+            attempt, new = write_on_record(
+                self.log, self.by, partial(self._rewrite, sealed, files, affected)
+            )
         new = SealedVersion.model_validate(redact(new.model_dump(mode="json"), self.keys))
         if new == sealed:
             return None
         return VersionReplacement.write(self.log, part, new, attempt, sum(affected.values()))
 
     def _rewrite(
-        self, sealed: SealedVersion, files: Sequence[StoredFile], affected: dict[str, int], attempt: Attempt
+        self,
+        sealed: SealedVersion,
+        files: Sequence[StoredFile],
+        affected: dict[str, int],
+        attempt: Attempt,
     ) -> tuple[Attempt, SealedVersion]:
-        """Write a version again without the entries of the keys, under the same number and name and a new id.
+        """Write a version again without the entries of the keys, under the same number and name and
+        a new id.
 
-        If a file has no digest, neither has the version, so no later delivery is taken for equal to it.
+        If a file has no digest, neither has the version, so no later delivery is taken for equal to
+        it.
         """
         (generation,) = sealed.generations
         new = rewrite_generation(files, sealed.layout, generation.id, self.keys, affected, attempt)
@@ -661,33 +815,56 @@ class VersionErasure(_Erasure[BoundedManifest, VersionReplacement]):
     def _manifest_without_keys(
         self, manifest: BoundedManifest, number: int, commit_id: str, reason: str
     ) -> BoundedManifest | None:
-        old = {ref.id: self.made[str(ref.document)] for ref in manifest.built if ref.document in self.made}
+        old = {
+            ref.id: self.made[str(ref.document)]
+            for ref in manifest.built
+            if ref.document in self.made
+        }
         replaced = [entry for made in old.values() for entry in made.old_objects]
-        # The old document of a version that keeps its id is not doomed but deleted: leases are on the id.
+        # The old document of a version that keeps its id is not doomed but deleted: leases are on
+        # the id.
         deleted = {str(made.old.document) for made in old.values() if made.new.id == made.old.id}
         served = old.get(manifest.version.id) if manifest.version else None
         version = served.new.id if served else None
-        return self._with_doomed(manifest, replace_versions(manifest, old), replaced, version, reason, deleted)
+        return self._with_doomed(
+            manifest, replace_versions(manifest, old), replaced, version, reason, deleted
+        )
 
 
-def replace_versions(manifest: BoundedManifest, old: Mapping[str, VersionReplacement]) -> BoundedManifest:
+def replace_versions(
+    manifest: BoundedManifest, old: Mapping[str, VersionReplacement]
+) -> BoundedManifest:
     """Return the manifest with the old versions replaced by the new ones everywhere."""
 
     def renamed(version: str) -> str:
         return old[version].new.id if version in old else version
 
     version, pin = manifest.version, manifest.pin
-    versions = (_with_current_state(ref, old[ref.id].new) if ref.id in old else ref for ref in manifest.versions)
+    versions = (
+        _with_current_state(ref, old[ref.id].new) if ref.id in old else ref
+        for ref in manifest.versions
+    )
     return manifest.after(
         version=old[version.id].sealed if version is not None and version.id in old else version,
         head=None if manifest.head is None else renamed(manifest.head),
         pin=None if pin is None else Pin(**{**pin.model_dump(), "version": renamed(pin.version)}),
-        versions=tuple(ref.model_copy(update={"replaced": ref.replaced and renamed(ref.replaced)}) for ref in versions),
-        delivered=tuple(done.model_copy(update={"version": renamed(done.version)}) for done in manifest.delivered),
+        versions=tuple(
+            ref.model_copy(update={"replaced": ref.replaced and renamed(ref.replaced)})
+            for ref in versions
+        ),
+        delivered=tuple(
+            done.model_copy(update={"version": renamed(done.version)})
+            for done in manifest.delivered
+        ),
     )
 
 
 def _with_current_state(now: VersionRef, new: VersionRef) -> VersionRef:
     """Return the list entry `new` of a version with the state that its old one has now."""
-    kept = {"state": now.state, "reason": now.reason, "verdicts": now.verdicts, "replaced": now.replaced}
+    kept = {
+        "state": now.state,
+        "reason": now.reason,
+        "verdicts": now.verdicts,
+        "replaced": now.replaced,
+    }
     return new.model_copy(update=kept)

@@ -43,13 +43,15 @@ _FILE_FIELDS = {"bucket", "name", "rows", "sha256"}
 
 
 def redact(value: Any, keys: KeySet, *, all_ranges: bool = False) -> Any:
-    """Return a document's JSON value with these keys cleared; it stays a valid document of its kind.
+    """Return a document's JSON value with these keys cleared; it stays a valid document of its
+    kind.
 
-    Verdicts lose messages and facts that contain a key, and reasons that contain one are replaced. Files lose key
-    ranges and footers that contain one; with `all_ranges` all of them, which past manifests don't need.
+    Verdicts lose messages and facts that contain a key, and reasons that contain one are replaced.
+    Files lose key ranges and footers that contain one; with `all_ranges` all of them, which past
+    manifests don't need.
 
-    The reason of an erasure is searched only for keys with text, since a number or date in it may be that of the
-    request. The reason of a discard holds counts, and is not searched.
+    The reason of an erasure is searched only for keys with text, since a number or date in it may
+    be that of the request. The reason of a discard holds counts, and is not searched.
     """
     if isinstance(value, list):
         return [redact(item, keys, all_ranges=all_ranges) for item in value]
@@ -59,22 +61,32 @@ def redact(value: Any, keys: KeySet, *, all_ranges: bool = False) -> Any:
         ends = value.get("min_key"), value.get("max_key")
         if not (all_ranges or any(map(keys.is_listed_as, ends)) or _footer_has_key(value, keys)):
             return value
-        return {name: field for name, field in value.items() if name != "footer"} | {"min_key": None, "max_key": None}
+        return {name: field for name, field in value.items() if name != "footer"} | {
+            "min_key": None,
+            "max_key": None,
+        }
     if value.keys() >= _VERDICT_FIELDS:
         named = keys.is_named_in(value["message"], value["facts"])
         return {**value, "message": CLEARED, "facts": {}} if named else value
     action = value.get("action")
     wanted = keys.with_text() if action == ERASE_ACTION else keys
     return {
-        name: CLEARED
-        if name in _REASONS and isinstance(field, str) and action != _DISCARD_ACTION and wanted.is_named_in(field)
-        else redact(field, keys, all_ranges=all_ranges)
+        name: (
+            CLEARED
+            if name in _REASONS
+            and isinstance(field, str)
+            and action != _DISCARD_ACTION
+            and wanted.is_named_in(field)
+            else redact(field, keys, all_ranges=all_ranges)
+        )
         for name, field in value.items()
     }
 
 
 def _footer_has_key(file: dict[str, Any], keys: KeySet) -> bool:
-    """Whether a file's footer contains one of the keys, as the first key of a row group or in its statistics."""
+    """Whether a file's footer contains one of the keys, as the first key of a row group or in
+    its statistics.
+    """
     if not file.get("footer"):
         return False
     try:
@@ -87,7 +99,9 @@ def _footer_has_key(file: dict[str, Any], keys: KeySet) -> bool:
         return False  # statistics are of single columns, not of whole keys
     columns = [metadata.schema.column(index).path for index in range(metadata.num_columns)]
     at = columns.index(keys.fields[0].name)
-    statistics = (metadata.row_group(group).column(at).statistics for group in range(metadata.num_row_groups))
+    statistics = (
+        metadata.row_group(group).column(at).statistics for group in range(metadata.num_row_groups)
+    )
     return any(
         (of_group.min,) in keys.keys or (of_group.max,) in keys.keys
         for of_group in statistics
@@ -111,7 +125,8 @@ class KeyFinding:
 
 @dataclass(frozen=True, slots=True)
 class KeySearch(Report):
-    """The result of a key search: the numbers of searched Parquet files (`objects`), of their rows, and of documents.
+    """The result of a key search: the numbers of searched Parquet files (`objects`), of their rows,
+    and of documents.
 
     `found` are the objects that hold one of the keys, `unsearched` those that could not be read.
     """
@@ -139,7 +154,11 @@ def search_keys(log: DatasetLog, keys: KeySet) -> KeySearch:
     in_files = search_files(log.lake.store, files, keys)
     documents += list_set_manifests(log)
     with ThreadPoolExecutor(_WORKERS) as pool:
-        findings = [finding for finding in pool.map(partial(_search_document, log, keys), documents) if finding]
+        findings = [
+            finding
+            for finding in pool.map(partial(_search_document, log, keys), documents)
+            if finding
+        ]
     unreadable = [finding for finding in findings if finding.finding == _UNREADABLE]
     missing = _find_missing_files(log, {item.key for item in files})
     return replace(
@@ -151,9 +170,16 @@ def search_keys(log: DatasetLog, keys: KeySet) -> KeySearch:
 
 
 def search_files(store: ObjectStore, files: Iterable[ObjectInfo], keys: KeySet) -> KeySearch:
-    """Search Parquet objects for rows with one of these keys. Masks, which hold no keys, are left out."""
+    """Search Parquet objects for rows with one of these keys. Masks, which hold no keys, are
+    left out.
+    """
     with ThreadPoolExecutor(_WORKERS) as pool:
-        seen = list(pool.map(partial(_search_file, store, keys), (file for file in files if not is_mask(file.key))))
+        seen = list(
+            pool.map(
+                partial(_search_file, store, keys),
+                (file for file in files if not is_mask(file.key)),
+            )
+        )
     return KeySearch(
         objects=len(seen),
         rows=sum(rows for rows, _, _ in seen),
@@ -164,13 +190,21 @@ def search_files(store: ObjectStore, files: Iterable[ObjectInfo], keys: KeySet) 
 
 
 def list_set_manifests(log: DatasetLog) -> list[str]:
-    """Return the object keys of the manifests of the dataset's version set; [] if it is no member of one."""
+    """Return the object keys of the manifests of the dataset's version set; [] if it is no
+    member of one.
+    """
     name = log.version_set()
-    return [] if name is None else [item.key for item in log.lake.store.list(f"{SETS}/{name}/manifests/")]
+    return (
+        []
+        if name is None
+        else [item.key for item in log.lake.store.list(f"{SETS}/{name}/manifests/")]
+    )
 
 
 def dataset_part(log: DatasetLog, key: str, document: Any) -> Any:
-    """Return what a document says of this dataset: the whole, or the member's part of a version set's manifest."""
+    """Return what a document says of this dataset: the whole, or the member's part of a version
+    set's manifest.
+    """
     if key.startswith(f"{SETS}/"):
         return document["body"]["members"].get(log.name)
     return document
@@ -192,7 +226,9 @@ def _search_document(log: DatasetLog, keys: KeySet, key: str) -> KeyFinding | No
 def _search_file(
     store: ObjectStore, keys: KeySet, item: ObjectInfo
 ) -> tuple[int, KeyFinding | None, KeyFinding | None]:
-    """Return the number of searched rows, the finding if keys were found, and that if the file is unreadable."""
+    """Return the number of searched rows, the finding if keys were found, and that if the file
+    is unreadable.
+    """
     names = [field.name for field in keys.fields]
     hits = 0
     try:
@@ -207,11 +243,16 @@ def _search_file(
     except (pa.ArrowException, OSError) as error:
         return 0, None, KeyFinding(item.key, f"{_UNREADABLE}: {str(error).partition(chr(10))[0]}")
     rows = f"{hits} row has" if hits == 1 else f"{hits} rows have"
-    return file.metadata.num_rows, KeyFinding(item.key, f"{rows} one of the keys") if hits else None, None
+    return (
+        file.metadata.num_rows,
+        KeyFinding(item.key, f"{rows} one of the keys") if hits else None,
+        None,
+    )
 
 
 def _find_missing_files(log: DatasetLog, there: set[str]) -> list[KeyFinding]:
-    """Return findings for missing files of retained versions: it is not known whether they held a key.
+    """Return findings for missing files of retained versions: it is not known whether they held a
+    key.
 
     `there` are the object keys of the files that exist.
     """
@@ -219,10 +260,16 @@ def _find_missing_files(log: DatasetLog, there: set[str]) -> list[KeyFinding]:
     if manifest is None:
         return []
     if isinstance(manifest, UnboundedManifest):
-        served = [] if manifest.version is None else [(f"version {manifest.version.id}", manifest.version.generations)]
+        served = (
+            []
+            if manifest.version is None
+            else [(f"version {manifest.version.id}", manifest.version.generations)]
+        )
         listed = [*served, ("the table that is being built", manifest.bootstrap.building)]
     else:
-        listed = [(f"version {ref.id}", log.read_version(ref).generations) for ref in manifest.built]
+        listed = [
+            (f"version {ref.id}", log.read_version(ref).generations) for ref in manifest.built
+        ]
     return [
         KeyFinding(key, f"{what} lists it, and it is missing")
         for what, generations in listed
@@ -235,33 +282,48 @@ def _find_missing_files(log: DatasetLog, there: set[str]) -> list[KeyFinding]:
 def find_leftovers(
     log: DatasetLog, manifest: DatasetManifest, keys: KeySet
 ) -> tuple[list[str], list[RetentionDecision]]:
-    """Return the folders and documents that no version references, that are not doomed already, and that hold a key.
+    """Return the folders and documents that no version references, that are not doomed already, and
+    that hold a key.
 
-    First those that belong to no build, then those of builds on record, which an advance may publish or resume.
+    First those that belong to no build, then those of builds on record, which an advance may
+    publish or resume.
     """
     store = log.lake.store
     known = manifest.reachable() | set(manifest.doomed)
-    files = [item for item in store.list(f"{log.prefix}/data/") if _folder_from_key(item.key) not in known]
+    files = [
+        item
+        for item in store.list(f"{log.prefix}/data/")
+        if _folder_from_key(item.key) not in known
+    ]
     seen = search_files(store, files, keys)
     # Unreadable files may contain the keys, so they are deleted too.
     holding = {_folder_from_key(sighting.object) for sighting in (*seen.found, *seen.unsearched)}
-    documents = [item.key for item in store.list(f"{log.prefix}/versions/") if item.key not in known]
+    documents = [
+        item.key for item in store.list(f"{log.prefix}/versions/") if item.key not in known
+    ]
     findings = filter(None, (_search_document(log, keys, key) for key in documents))
     holding |= {finding.object for finding in findings if finding.finding != _UNREADABLE}
     on_record = list_attempts(log.lake, log.name)
     garbage, builds = [], []
     for entry in sorted(holding):
-        renewed = next((renewed for attempt, renewed in on_record.items() if attempt in entry), None)
+        renewed = next(
+            (renewed for attempt, renewed in on_record.items() if attempt in entry), None
+        )
         if renewed is None:
             garbage.append(entry)
         else:
             build = f"a build on record, renewed at {renewed:%Y-%m-%d %H:%M} UTC"
-            builds.append(RetentionDecision(entry, None, f"{build}: an advance publishes it, or a discard deletes it"))
+            builds.append(
+                RetentionDecision(
+                    entry, None, f"{build}: an advance publishes it, or a discard deletes it"
+                )
+            )
     return garbage, builds
 
 
 def delete_superseded_documents(log: DatasetLog) -> int:
-    """Delete documents of retained versions that have a newer document; return the number of deleted ones.
+    """Delete documents of retained versions that have a newer document; return the number of
+    deleted ones.
 
     Readers need a document only while they open its version, and retry if it is deleted meanwhile.
     """
@@ -280,21 +342,30 @@ def delete_superseded_documents(log: DatasetLog) -> int:
 def redact_past_manifests(log: DatasetLog, keys: KeySet) -> int:
     """Clear the keys, and all key ranges, from past manifests; return the number of rewritten ones.
 
-    They still say who did what, when and why. The current manifest has no keys, and neither have those that follow.
+    They still say who did what, when and why. The current manifest has no keys, and neither have
+    those that follow.
     """
     commit, _ = log.read()
     assert commit is not None
     own = [item.key for item in log.lake.store.list(f"{log.prefix}/manifests/")]
     # A member's own log ended when it joined its version set.
-    past = own if commit.manifest_key.startswith(f"{SETS}/") else _manifests_up_to(own, commit.manifest_key)
+    past = (
+        own
+        if commit.manifest_key.startswith(f"{SETS}/")
+        else _manifests_up_to(own, commit.manifest_key)
+    )
     past += _manifests_up_to(list_set_manifests(log), commit.manifest_key)
     with ThreadPoolExecutor(_WORKERS) as pool:
         return sum(pool.map(partial(_redact_manifest, log, keys), past))
 
 
 def _manifests_up_to(manifests: Iterable[str], current: str) -> list[str]:
-    """Return the other manifests up to the number of the `current` one, also those of commits that lost a race."""
-    return [key for key in manifests if key != current and commit_number(key) <= commit_number(current)]
+    """Return the other manifests up to the number of the `current` one, also those of commits
+    that lost a race.
+    """
+    return [
+        key for key in manifests if key != current and commit_number(key) <= commit_number(current)
+    ]
 
 
 def _redact_manifest(log: DatasetLog, keys: KeySet, key: str) -> bool:
@@ -311,7 +382,10 @@ def _redact_manifest(log: DatasetLog, keys: KeySet, key: str) -> bool:
         document["body"]["members"][log.name] = cleared
     else:
         document = cleared
-    store.put(key, json.dumps(document, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode())
+    store.put(
+        key,
+        json.dumps(document, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode(),
+    )
     return True
 
 
@@ -331,7 +405,9 @@ class KeySet:
 
     @classmethod
     def of(cls, what: str, fields: Sequence[Field], keys: Iterable[object]) -> KeySet:
-        """Return the set of these keys, given as for `get`. Raises SchemaMismatchError; `what` names the dataset."""
+        """Return the set of these keys, given as for `get`. Raises SchemaMismatchError; `what`
+        names the dataset.
+        """
         return cls(tuple(fields), frozenset(coerce_key(what, fields, key) for key in keys))
 
     def __len__(self) -> int:
@@ -343,7 +419,10 @@ class KeySet:
 
         Prose does not contain such a key by chance, unlike a number or date.
         """
-        return KeySet(self.fields, frozenset(key for key in self.keys if any(isinstance(part, str) for part in key)))
+        return KeySet(
+            self.fields,
+            frozenset(key for key in self.keys if any(isinstance(part, str) for part in key)),
+        )
 
     def buckets(self, layout: BucketLayout) -> set[int]:
         """Return the buckets in which these keys would be."""
@@ -354,14 +433,23 @@ class KeySet:
         names = [field.name for field in self.fields]
         places = [names.index(name) for name in layout.bucket_by]
         types = [self.fields[place].type for place in places]
-        return {bucket_of_key([key[place] for place in places], types, layout.partitions) for key in self.keys}
+        return {
+            bucket_of_key([key[place] for place in places], types, layout.partitions)
+            for key in self.keys
+        }
 
     def may_be_in(self, file: BucketFile) -> bool:
-        """Whether one of the keys is in the range that the manifest lists for this file, or no range is listed."""
+        """Whether one of the keys is in the range that the manifest lists for this file, or no
+        range is listed.
+        """
         if file.min_key is None or file.max_key is None:
             return True
-        types = [field.type for field in self.fields]  # with history the range includes `valid_from`
-        least, greatest = (decode_key(types, end[: len(types)]) for end in (file.min_key, file.max_key))
+        types = [
+            field.type for field in self.fields
+        ]  # with history the range includes `valid_from`
+        least, greatest = (
+            decode_key(types, end[: len(types)]) for end in (file.min_key, file.max_key)
+        )
         return any(least <= key <= greatest for key in self.keys)
 
     def rows_in(self, table: pa.Table) -> list[int]:
@@ -369,7 +457,9 @@ class KeySet:
         columns = [table.column(field.name) for field in self.fields]
         wanted = pa.array(sorted({key[0] for key in self.keys}), columns[0].type)
         likely: list[int] = pc.indices_nonzero(pc.is_in(columns[0], value_set=wanted)).to_pylist()
-        return [row for row in likely if tuple(column[row].as_py() for column in columns) in self.keys]
+        return [
+            row for row in likely if tuple(column[row].as_py() for column in columns) in self.keys
+        ]
 
     def is_listed_as(self, stored: object) -> bool:
         """Whether a value of a document is one of these keys in the encoding of manifests.
@@ -382,9 +472,13 @@ class KeySet:
         return tuple(own) in _encoded_keys(self)
 
     def is_named_in(self, *values: Any) -> bool:
-        """Whether text, or JSON-able values, contain all values of one of these keys, each as a whole word."""
+        """Whether text, or JSON-able values, contain all values of one of these keys, each as a
+        whole word.
+        """
         text = "\n".join(_texts(values))
-        return bool(text) and any(all(_is_named(forms, text) for forms in key) for key in _written_forms(self))
+        return bool(text) and any(
+            all(_is_named(forms, text) for forms in key) for key in _written_forms(self)
+        )
 
 
 def _is_moment(value: object) -> bool:
@@ -402,7 +496,10 @@ def _encoded_keys(keys: KeySet) -> frozenset[tuple[Any, ...]]:
 @lru_cache(maxsize=8)
 def _written_forms(keys: KeySet) -> list[tuple[tuple[str, ...], ...]]:
     """Return, for each value of each key, the forms in which text may contain it."""
-    return [tuple(tuple({form for form in _value_forms(part) if form}) for part in key) for key in keys.keys]
+    return [
+        tuple(tuple({form for form in _value_forms(part) if form}) for part in key)
+        for key in keys.keys
+    ]
 
 
 def _is_named(forms: tuple[str, ...], text: str) -> bool:
@@ -432,7 +529,11 @@ def _value_forms(value: Any) -> Iterator[str]:
     yield str(value)
     yield repr(value)
     if isinstance(value, str):
-        yield from (repr(value)[1:-1], json.dumps(value)[1:-1], json.dumps(value, ensure_ascii=False)[1:-1])
+        yield from (
+            repr(value)[1:-1],
+            json.dumps(value)[1:-1],
+            json.dumps(value, ensure_ascii=False)[1:-1],
+        )
     elif isinstance(value, bytes):
         yield from (base64.b64encode(value).decode(), value.hex(), repr(value)[2:-1])
     elif isinstance(value, dt.datetime):

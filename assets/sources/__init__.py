@@ -1,1 +1,3 @@
-"""Where entries come from: versions on streams, in folders of files and from queries, and changes on streams."""
+"""Where entries come from: versions on streams, in folders of files and from queries, and
+changes on streams.
+"""

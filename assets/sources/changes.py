@@ -1,10 +1,12 @@
-"""Changes of a dataset's entries, decoded from the records of a change stream: by Spark, or in this process from Arrow.
+"""Changes of a dataset's entries, decoded from the records of a change stream: by Spark, or in this
+process from Arrow.
 
-    records -> change format -> order -> extractor -> changes, each with its position, and its problem if it has one
+    records -> change format -> order -> extractor -> changes, each with its position, and its
+    problem if it has one
 
-A change that can't be applied keeps its problem in a column: `fail_on_problems` makes the job fail at it, or it is sent
-to the dead letters. Both engines make the same changes of the same records, and reject the same ones with the same
-messages.
+A change that can't be applied keeps its problem in a column: `fail_on_problems` makes the job fail
+at it, or it is sent to the dead letters. Both engines make the same changes of the same records,
+and reject the same ones with the same messages.
 """
 
 from __future__ import annotations
@@ -15,10 +17,21 @@ from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct.assets.declaration import change_formats, change_values
-from dagster_adjunct.assets.declaration.change_formats import KEPT, ORDER, PROBLEM, SNAPSHOT, ArrowChangeFormat
+from dagster_adjunct.assets.declaration.change_formats import (
+    KEPT,
+    ORDER,
+    PROBLEM,
+    SNAPSHOT,
+    ArrowChangeFormat,
+)
 from dagster_adjunct.assets.declaration.change_values import Samples
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
-from dagster_adjunct.assets.declaration.extractors import Projection, PythonExtractor, mask_columns, metadata_columns
+from dagster_adjunct.assets.declaration.extractors import (
+    Projection,
+    PythonExtractor,
+    mask_columns,
+    metadata_columns,
+)
 from dagster_adjunct.assets.sources.entries import (
     OpenedStream,
     derive_row_schema,
@@ -48,20 +61,31 @@ if TYPE_CHECKING:
 _POSITION = r"^[+-]?\d{1,30}$"
 
 
-def add_order(spec: AdjunctDataset, rows: DataFrame, schema: Schema, samples: Samples | None) -> DataFrame:
-    """Return the rows with their positions in the column ORDER; a row that can't be ordered gets a problem.
+def add_order(
+    spec: AdjunctDataset, rows: DataFrame, schema: Schema, samples: Samples | None
+) -> DataFrame:
+    """Return the rows with their positions in the column ORDER; a row that can't be ordered gets a
+    problem.
 
     `samples` are the first ordering values as far as they are known (see `find_order_samples`).
     """
-    order, string = spec.following.order or (), change_values.position_type(spec.following.order, schema) == "string"
+    order, string = (
+        spec.following.order or (),
+        change_values.position_type(spec.following.order, schema) == "string",
+    )
     if order == change_values.STREAMED_FIRST:
-        below = F.when(F.col(SNAPSHOT), F.lit(change_values.SNAPSHOT_ROWS)).otherwise(F.lit(0)).cast("bigint")
+        below = (
+            F.when(F.col(SNAPSHOT), F.lit(change_values.SNAPSHOT_ROWS))
+            .otherwise(F.lit(0))
+            .cast("bigint")
+        )
         return rows.withColumn(ORDER, F.col(OFFSET) + below).drop(SNAPSHOT)
     paths = [name for name in order if name not in schema.names]
     values = order_columns(order, schema)
     parts: list[Column] = []
     reasons: list[Column] = []
-    # A snapshot's row lacks the fields of a streamed change: it comes before every change with them.
+    # A snapshot's row lacks the fields of a streamed change: it comes before every change with
+    # them.
     snapshot = F.col(SNAPSHOT) if SNAPSHOT in rows.columns else F.lit(False)
     for place, (name, value) in enumerate(zip(order, values, strict=True)):
         sample = "0" if samples is None else samples[place]
@@ -76,19 +100,28 @@ def add_order(spec: AdjunctDataset, rows: DataFrame, schema: Schema, samples: Sa
         parts.append(part)
         reasons.append(F.when(value.isNull() & ~missing, F.lit(null_order_reason(name))))
         reason = F.lit(change_values.incomparable_reason(name, sample if string else None))
-        reasons.append(F.when(part.isNull() & ~missing, F.concat(change_values.quote_column(value), reason)))
+        reasons.append(
+            F.when(part.isNull() & ~missing, F.concat(change_values.quote_column(value), reason))
+        )
     placed = add_problem(rows.withColumn(ORDER, F.concat(*parts) if string else parts[0]), *reasons)
     return placed.drop(*[change_formats.path_column(path) for path in paths], SNAPSHOT)
 
 
 def order_columns(order: Sequence[str], schema: Schema) -> list[Column]:
-    """Return the values of the names in `order_by`: as strings, if positions are made of strings or paths."""
+    """Return the values of the names in `order_by`: as strings, if positions are made of strings
+    or paths.
+    """
     string = change_values.position_type(tuple(order), schema) == "string"
-    return [_order_text(name, schema) if string or name not in schema.names else named_column(name) for name in order]
+    return [
+        _order_text(name, schema) if string or name not in schema.names else named_column(name)
+        for name in order
+    ]
 
 
 def _order_text(name: str, schema: Schema) -> Column:
-    """Return the values of a name in `order_by` as strings: dates and timestamps as their positions."""
+    """Return the values of a name in `order_by` as strings: dates and timestamps as their
+    positions.
+    """
     if name not in schema.names:
         return F.col(change_formats.path_column(name))
     if schema.field(name).type in ("date", "timestamp"):
@@ -97,7 +130,9 @@ def _order_text(name: str, schema: Schema) -> Column:
 
 
 def position_column(name: str, schema: Schema) -> Column:
-    """Return the positions that the column gives: the number, or microseconds or days since the epoch."""
+    """Return the positions that the column gives: the number, or microseconds or days since the
+    epoch.
+    """
     value, kind = named_column(name), schema.field(name).type
     if kind == "timestamp":
         return F.unix_micros(value)
@@ -110,7 +145,9 @@ def null_order_reason(name: str) -> str:
 
 
 def add_problem(changes: DataFrame, *reasons: Column) -> DataFrame:
-    """Return the changes with the first of these reasons that is not null as their problem, unless they have one."""
+    """Return the changes with the first of these reasons that is not null as their problem,
+    unless they have one.
+    """
     return changes.withColumn(PROBLEM, F.coalesce(F.col(PROBLEM), *reasons))
 
 
@@ -119,7 +156,11 @@ def late_change_reason(horizon: int, over_time: bool = False) -> str:
 
     With `over_time`, that is a time, in microseconds since the epoch.
     """
-    place = f"{datetime_from_micros(horizon):%Y-%m-%d %H:%M:%S.%f} UTC" if over_time else f"position {horizon}"
+    place = (
+        f"{datetime_from_micros(horizon):%Y-%m-%d %H:%M:%S.%f} UTC"
+        if over_time
+        else f"position {horizon}"
+    )
     return f"it comes too late: deletions up to {place} are no longer stored"
 
 
@@ -132,7 +173,8 @@ _CORRECT = (
 
 
 def decode_rows(source: OpenedStream, records: DataFrame) -> DataFrame:
-    """Return the changes of rows made from records, before these are ordered: the columns of the rows, META, PROBLEM.
+    """Return the changes of rows made from records, before these are ordered: the columns of the
+    rows, META, PROBLEM.
 
     With dead letters, `__raw` is the record as JSON.
     """
@@ -161,13 +203,17 @@ def relevant_schema(source: OpenedStream) -> Schema:
 
 
 def decode_changes(
-    source: OpenedStream, records: DataFrame, positions_from: int = 0, samples: Samples | None = None
+    source: OpenedStream,
+    records: DataFrame,
+    positions_from: int = 0,
+    samples: Samples | None = None,
 ) -> DataFrame:
-    """Return the changes made from records: the columns of the entries, META, `__position` and PROBLEM.
+    """Return the changes made from records: the columns of the entries, META, `__position` and
+    PROBLEM.
 
-    A change may make none, one or several entries; its problem is why it can't be applied. With dead letters, `__raw`
-    is its record as JSON. `positions_from` is added to positions by offset. `samples` are the first ordering values
-    (see `find_order_samples`).
+    A change may make none, one or several entries; its problem is why it can't be applied. With
+    dead letters, `__raw` is its record as JSON. `positions_from` is added to positions by offset.
+    `samples` are the first ordering values (see `find_order_samples`).
     """
     spec, entry_schema = source.spec, source.schema
     what, following, order = describe_input(spec), spec.following, spec.following.order
@@ -178,10 +224,15 @@ def decode_changes(
         rows = _add_valid_from(rows, following.valid_from)
     if spec.extractor is not None:
         rows = _reject_unreadable(_extract_entries(spec, rows, entry_schema, what), entry_schema)
-    null_key = [F.when(named_column(name).isNull(), F.lit(f"null key column {name!r}")) for name in spec.key]
+    null_key = [
+        F.when(named_column(name).isNull(), F.lit(f"null key column {name!r}")) for name in spec.key
+    ]
     changes = add_problem(rows, *null_key)
     if KEPT in changes.columns:
-        reasons = [F.when(F.array_contains(KEPT, name), F.lit(unknown_key_reason(name))) for name in spec.key]
+        reasons = [
+            F.when(F.array_contains(KEPT, name), F.lit(unknown_key_reason(name)))
+            for name in spec.key
+        ]
         changes = add_problem(changes, *reasons)
     more = [F.col(name) for name in (KEPT, RAW) if name in changes.columns]
     # A text that can't be parsed may hold any column, so one sensitive column hides all values.
@@ -200,29 +251,44 @@ def decode_changes(
 
 
 def fail_on_problems(changes: DataFrame, dataset: str) -> DataFrame:
-    """Return the changes without PROBLEM; writing a change that has one fails with BadChangeError."""
+    """Return the changes without PROBLEM; writing a change that has one fails with
+    BadChangeError.
+    """
     place = F.concat(
-        F.lit(f"dataset {dataset!r}: the change at offset "), F.col(OFFSET).cast("string"), F.lit(" of partition "),
-        F.col(PARTITION).cast("string"), F.lit(" can't be applied: "), F.col(PROBLEM), F.lit("."),
-    )  # fmt: skip
+        F.lit(f"dataset {dataset!r}: the change at offset "),
+        F.col(OFFSET).cast("string"),
+        F.lit(" of partition "),
+        F.col(PARTITION).cast("string"),
+        F.lit(" can't be applied: "),
+        F.col(PROBLEM),
+        F.lit("."),
+    )
     # In a column that every writer reads, because Spark may optimise a filter away.
     mark = F.when(F.col(PROBLEM).isNull(), F.col(TOMBSTONE)).otherwise(
         raise_error_column(BadChangeError, place, _CORRECT, dataset=dataset)
     )
     kept = [name for name in changes.columns if name not in (PROBLEM, RAW)]
-    return changes.select(*[mark.alias(name) if name == TOMBSTONE else named_column(name) for name in kept])
+    return changes.select(
+        *[mark.alias(name) if name == TOMBSTONE else named_column(name) for name in kept]
+    )
 
 
 def bad_change_error(dataset: str, offset: int, partition: int, reason: str) -> BadChangeError:
     """Return the error for a change that can't be applied."""
     place = f"the change at offset {offset} of partition {partition}"
-    return BadChangeError(f"dataset {dataset!r}: {place} can't be applied: {reason}.", _CORRECT, dataset=dataset)
+    return BadChangeError(
+        f"dataset {dataset!r}: {place} can't be applied: {reason}.", _CORRECT, dataset=dataset
+    )
 
 
-def _extract_entries(spec: AdjunctDataset, rows: DataFrame, entry_schema: Schema, what: str) -> DataFrame:
-    """Return the entries that the extractor makes from rows; deletions, and rows with a problem, bypass it.
+def _extract_entries(
+    spec: AdjunctDataset, rows: DataFrame, entry_schema: Schema, what: str
+) -> DataFrame:
+    """Return the entries that the extractor makes from rows; deletions, and rows with a problem,
+    bypass it.
 
-    A change from which it makes no entry deletes the existing entry, if the extractor keeps the key.
+    A change from which it makes no entry deletes the existing entry, if the extractor keeps the
+    key.
     """
     assert spec.extractor is not None
     extractor = mask_columns(spec.extractor, spec.sensitive)
@@ -235,10 +301,13 @@ def _extract_entries(spec: AdjunctDataset, rows: DataFrame, entry_schema: Schema
         entries = extractor.apply(around, entry_schema, what)
     lost = [name for name in marks if name not in entries.columns]
     if lost:
-        problem = f"{what}: extractor {extractor.describe()} drops the metadata columns {', '.join(lost)}."
+        problem = (
+            f"{what}: extractor {extractor.describe()} drops the metadata columns"
+            f" {', '.join(lost)}."
+        )
         step = (
-            "Let its method apply() pass on every column that begins with '__', with the values of the record that the "
-            "entry was made from."
+            "Let its method apply() pass on every column that begins with '__', with the values of"
+            " the record that the entry was made from."
         )
         raise SchemaMismatchError(problem, step, dataset=spec.name, column=lost[0])
     if kept:
@@ -247,8 +316,12 @@ def _extract_entries(spec: AdjunctDataset, rows: DataFrame, entry_schema: Schema
 
 
 def _add_valid_from(rows: DataFrame, name: str | None) -> DataFrame:
-    """Return the rows with their valid-from time, from this column or the record's time; a null is a problem."""
-    rows = rows.withColumn(VALID_FROM, named_column(name).cast("timestamp") if name is not None else F.col(TIMESTAMP))
+    """Return the rows with their valid-from time, from this column or the record's time; a null
+    is a problem.
+    """
+    rows = rows.withColumn(
+        VALID_FROM, named_column(name).cast("timestamp") if name is not None else F.col(TIMESTAMP)
+    )
     return add_problem(rows, F.when(F.col(VALID_FROM).isNull(), F.lit(missing_time_reason(name))))
 
 
@@ -264,18 +337,26 @@ def unknown_key_reason(name: str) -> str:
 
 
 def _reject_unreadable(changes: DataFrame, schema: Schema) -> DataFrame:
-    """Return the changes with a null, and a problem, where a date or text can't be represented in Python."""
+    """Return the changes with a null, and a problem, where a date or text can't be represented
+    in Python.
+    """
     fields = [field for field in schema.fields if field.type in CHECKED_TYPES]
     if not fields:
         return changes
     # As SQL: separate Spark calls for each part of each column would take seconds for many columns.
     names, texts, rules, values = [], [], [], {}
     for field in fields:
-        name, lacking = quote_name(field.name), unreadable_condition(quote_name(field.name), field.type)
+        name, lacking = (
+            quote_name(field.name),
+            unreadable_condition(quote_name(field.name), field.type),
+        )
         text = f"make_valid_utf8({name})" if field.type == "string" else f"cast({name} as string)"
         names.append(f"WHEN {lacking} THEN {quote_text(f'column {field.name!r} is ')}")
         texts.append(f"WHEN {lacking} THEN {text}")
-        rules.append(f"WHEN {lacking} THEN {quote_text(f', declared {field.type}: {expected_values(field.type)}')}")
+        rules.append(
+            f"WHEN {lacking} THEN"
+            f" {quote_text(f', declared {field.type}: {expected_values(field.type)}')}"
+        )
         values[field.name] = F.expr(f"CASE WHEN {lacking} THEN NULL ELSE {name} END")
     which, found, rule = (F.expr(f"CASE {' '.join(cases)} END") for cases in (names, texts, rules))
     problem = F.when(which.isNotNull(), F.concat(which, change_values.quote_column(found), rule))
@@ -283,13 +364,25 @@ def _reject_unreadable(changes: DataFrame, schema: Schema) -> DataFrame:
     return changes.withColumns(values)
 
 
-_TYPES = ("string", "boolean", "tinyint", "smallint", "int", "bigint", "date", "timestamp", "binary")
+_TYPES = (
+    "string",
+    "boolean",
+    "tinyint",
+    "smallint",
+    "int",
+    "bigint",
+    "date",
+    "timestamp",
+    "binary",
+)
 _SHORT = {"\b": "\\b", "\t": "\\t", "\n": "\\n", "\f": "\\f", "\r": "\\r", '"': '\\"', "\\": "\\\\"}
 _ESCAPED = str.maketrans({**{chr(code): f"\\u{code:04X}" for code in range(32)}, **_SHORT})
 
 
 def supports_json(kind: str) -> bool:
-    """Whether `records_to_json` writes values of this type as Spark does; fractions and decimals need Java's format."""
+    """Whether `records_to_json` writes values of this type as Spark does; fractions and decimals
+    need Java's format.
+    """
     return kind in _TYPES
 
 
@@ -305,7 +398,10 @@ def records_to_json(records: pa.Table, schema: Schema) -> pa.Array:
 def _texts(column: pa.ChunkedArray, kind: str) -> list[str]:
     if kind in ("date", "timestamp"):
         column = column.cast("int32" if kind == "date" else "int64")
-    return ["null" if value is None else _text(value, kind) for value in readable_values(column, "replace")]
+    return [
+        "null" if value is None else _text(value, kind)
+        for value in readable_values(column, "replace")
+    ]
 
 
 def _text(value: Any, kind: str) -> str:
@@ -334,7 +430,9 @@ def decode_arrow_rows(source: OpenedStream, records: pa.Table) -> pa.Table:
     following, schema = source.spec.following, relevant_schema(source)
     assert isinstance(following.changes, ArrowChangeFormat), "other formats were rejected before"
     records = _set_column(
-        records, TIMESTAMP, null_out_rows(records.column(TIMESTAMP), unreadable_values(records.column(TIMESTAMP)))
+        records,
+        TIMESTAMP,
+        null_out_rows(records.column(TIMESTAMP), unreadable_values(records.column(TIMESTAMP))),
     )
     if following.on_bad_change != "fail":
         records = _set_column(records, RAW, records_to_json(records, source.records))
@@ -353,30 +451,47 @@ def decode_arrow_changes(
     if following.history is not None:
         rows = _add_valid_from_in_arrow(rows, following.valid_from)
     if spec.extractor is not None:
-        rows = _reject_unreadable_in_arrow(_extract_entries_in_arrow(spec, rows, schema, what), schema)
+        rows = _reject_unreadable_in_arrow(
+            _extract_entries_in_arrow(spec, rows, schema, what), schema
+        )
     for name in spec.key:
         nulls = rows.column(name).is_null().to_pylist()
         rows = add_problems(rows, [f"null key column {name!r}" if null else None for null in nulls])
     if KEPT in rows.column_names:
         marks = change_formats.kept_matrix(rows.column(KEPT), spec.key)
         for name, unknown in zip(spec.key, marks.T.tolist(), strict=True):
-            rows = add_problems(rows, [unknown_key_reason(name) if mark else None for mark in unknown])
-    placed = pc.add(rows.column(OFFSET), positions_from) if following.order is None else rows.column(ORDER)
+            rows = add_problems(
+                rows, [unknown_key_reason(name) if mark else None for mark in unknown]
+            )
+    placed = (
+        pc.add(rows.column(OFFSET), positions_from)
+        if following.order is None
+        else rows.column(ORDER)
+    )
     if following.order == change_values.STREAMED_FIRST:
         placed = pc.add(placed, positions_from)
     hidden = spec.sensitive or getattr(spec.extractor, "sensitive", ())
-    reasons = [change_values.render_reason(reason, values=not hidden) for reason in rows.column(PROBLEM).to_pylist()]
+    reasons = [
+        change_values.render_reason(reason, values=not hidden)
+        for reason in rows.column(PROBLEM).to_pylist()
+    ]
     made = {name: rows.column(name) for name in (*schema.names, *META)}
     made |= {POSITION: placed, PROBLEM: pa.array(reasons, pa.string())}
-    made |= {name: rows.column(name) for name in (VALID_FROM, KEPT, RAW) if name in rows.column_names}
+    made |= {
+        name: rows.column(name) for name in (VALID_FROM, KEPT, RAW) if name in rows.column_names
+    }
     return pa.table(made)
 
 
-def _add_order_in_arrow(spec: AdjunctDataset, rows: pa.Table, schema: Schema, samples: Samples | None) -> pa.Table:
+def _add_order_in_arrow(
+    spec: AdjunctDataset, rows: pa.Table, schema: Schema, samples: Samples | None
+) -> pa.Table:
     """Return what `add_order` returns, for rows in Arrow."""
     order = spec.following.order or ()
     if order == change_values.STREAMED_FIRST:
-        below = pc.if_else(rows.column(SNAPSHOT), pa.scalar(change_values.SNAPSHOT_ROWS), pa.scalar(0))
+        below = pc.if_else(
+            rows.column(SNAPSHOT), pa.scalar(change_values.SNAPSHOT_ROWS), pa.scalar(0)
+        )
         return _set_column(rows, ORDER, pc.add(rows.column(OFFSET), below)).drop_columns([SNAPSHOT])
     values = [position_array(rows, name, schema) for name in order]
     string = change_values.position_type(order, schema) == "string"
@@ -389,7 +504,9 @@ def _add_order_in_arrow(spec: AdjunctDataset, rows: pa.Table, schema: Schema, sa
         part = change_values.sortable_array(value.cast("string"), name, sample) if string else value
         parts.append(pc.if_else(missing, change_values.MISSING_PART, part) if string else part)
         bad = pc.indices_nonzero(pc.and_(part.is_null(), pc.invert(missing)))
-        for row, text in zip(bad.to_pylist(), value.take(bad).cast("string").to_pylist(), strict=True):
+        for row, text in zip(
+            bad.to_pylist(), value.take(bad).cast("string").to_pylist(), strict=True
+        ):
             if text is None:
                 reasons.setdefault(row, null_order_reason(name))
             else:
@@ -402,7 +519,8 @@ def _add_order_in_arrow(spec: AdjunctDataset, rows: pa.Table, schema: Schema, sa
 
 
 def position_array(rows: pa.Table, name: str, schema: Schema) -> pa.ChunkedArray:
-    """Return the positions that the column gives: the number, or microseconds or days since the epoch.
+    """Return the positions that the column gives: the number, or microseconds or days since the
+    epoch.
 
     Strings and decimals are returned unchanged.
     """
@@ -413,24 +531,36 @@ def position_array(rows: pa.Table, name: str, schema: Schema) -> pa.ChunkedArray
 
 
 def _add_valid_from_in_arrow(rows: pa.Table, name: str | None) -> pa.Table:
-    """Return the rows with their valid-from time, from this column or the record's time; a null is a problem."""
+    """Return the rows with their valid-from time, from this column or the record's time; a null
+    is a problem.
+    """
     times = rows.column(TIMESTAMP if name is None else name).cast(pa.timestamp("us", tz="UTC"))
     rows = _set_column(rows, VALID_FROM, times)
-    return add_problems(rows, [missing_time_reason(name) if none else None for none in times.is_null().to_pylist()])
+    return add_problems(
+        rows, [missing_time_reason(name) if none else None for none in times.is_null().to_pylist()]
+    )
 
 
 def add_problems(changes: pa.Table, reasons: Sequence[str | None]) -> pa.Table:
-    """Return the changes with these reasons, one for each row or None, as their problems, unless they have one."""
-    return _set_column(changes, PROBLEM, pc.coalesce(changes.column(PROBLEM), pa.array(reasons, pa.string())))
+    """Return the changes with these reasons, one for each row or None, as their problems, unless
+    they have one.
+    """
+    return _set_column(
+        changes, PROBLEM, pc.coalesce(changes.column(PROBLEM), pa.array(reasons, pa.string()))
+    )
 
 
-def _extract_entries_in_arrow(spec: AdjunctDataset, rows: pa.Table, schema: Schema, what: str) -> pa.Table:
+def _extract_entries_in_arrow(
+    spec: AdjunctDataset, rows: pa.Table, schema: Schema, what: str
+) -> pa.Table:
     """Return what `_extract_entries` returns, for rows in Arrow."""
     assert spec.extractor is not None
     extractor = mask_columns(spec.extractor, spec.sensitive)
     assert isinstance(extractor, Projection | PythonExtractor), "others were rejected before"
     kept = extractor.keeps(spec.key)
-    around = _set_column(rows, TOMBSTONE, pc.or_(rows.column(TOMBSTONE), pc.is_valid(rows.column(PROBLEM))))
+    around = _set_column(
+        rows, TOMBSTONE, pc.or_(rows.column(TOMBSTONE), pc.is_valid(rows.column(PROBLEM)))
+    )
     entries = extractor.apply_arrow(around, schema, what, spec.key if kept else ())
     if kept:
         return entries
@@ -439,13 +569,18 @@ def _extract_entries_in_arrow(spec: AdjunctDataset, rows: pa.Table, schema: Sche
 
 
 def _reject_unreadable_in_arrow(changes: pa.Table, schema: Schema) -> pa.Table:
-    """Return the changes with a null, and a problem, where a date or text can't be represented in Python."""
+    """Return the changes with a null, and a problem, where a date or text can't be represented
+    in Python.
+    """
     for field in (field for field in schema.fields if field.type in CHECKED_TYPES):
         values = changes.column(field.name)
         if lacking := unreadable_values(values, "replace"):
             expected = expected_values(field.type)
             reasons = {
-                row: f"column {field.name!r} is {change_values.quote_value(text)}, declared {field.type}: {expected}"
+                row: (
+                    f"column {field.name!r} is {change_values.quote_value(text)}, declared"
+                    f" {field.type}: {expected}"
+                )
                 for row, text in lacking.items()
             }
             changes = add_problems(changes, [reasons.get(row) for row in range(changes.num_rows)])
@@ -457,7 +592,11 @@ def null_out_rows(values: pa.ChunkedArray, rows: Collection[int]) -> pa.ChunkedA
     """Return the values with null in these rows."""
     if not rows:
         return values
-    return pc.if_else(pa.array([row not in rows for row in range(len(values))]), values, pa.scalar(None, values.type))
+    return pc.if_else(
+        pa.array([row not in rows for row in range(len(values))]),
+        values,
+        pa.scalar(None, values.type),
+    )
 
 
 def _set_column(table: pa.Table, name: str, values: pa.Array | pa.ChunkedArray) -> pa.Table:

@@ -1,8 +1,8 @@
 """Entries made from an input's records: extractor, columns, and keys made of offsets.
 
-Streams, files and queries share this, so that a declaration means the same for each of them. Entries can be made
-without Spark if the stream system reads Arrow (the lake's streams do) and the extractor is none, a Projection without
-expressions, or a PythonExtractor.
+Streams, files and queries share this, so that a declaration means the same for each of them.
+Entries can be made without Spark if the stream system reads Arrow (the lake's streams do) and the
+extractor is none, a Projection without expressions, or a PythonExtractor.
 """
 
 from __future__ import annotations
@@ -43,7 +43,9 @@ if TYPE_CHECKING:
 
 
 _NO_KEY = "is a tombstone that has no entry's key: the key is not the record's own."
-_NO_KEY_STEP = "Key the dataset by columns that the extractor keeps, or deliver versions without tombstones."
+_NO_KEY_STEP = (
+    "Key the dataset by columns that the extractor keeps, or deliver versions without tombstones."
+)
 _POSITION = (Field(BY_OFFSET[0], "int"), Field(BY_OFFSET[1], "bigint"))
 
 
@@ -53,11 +55,12 @@ def describe_input(spec: AdjunctDataset) -> str:
 
 
 def derive_entry_schema(spec: AdjunctDataset, records: Schema) -> Schema:
-    """Return the columns of entries made from records with these columns, after extractor and `columns`.
+    """Return the columns of entries made from records with these columns, after extractor and
+    `columns`.
 
-    For a change stream, `records` are the columns of the changed rows (see `derive_row_schema`). Raises
-    SchemaMismatchError, naming the dataset, if key or `columns` name an unknown column, or if the key's type can't be
-    compared exactly.
+    For a change stream, `records` are the columns of the changed rows (see `derive_row_schema`).
+    Raises SchemaMismatchError, naming the dataset, if key or `columns` name an unknown column, or
+    if the key's type can't be compared exactly.
     """
     what = describe_input(spec)
     schema = records if spec.extractor is None else spec.extractor.schema(records, what)
@@ -72,34 +75,51 @@ def derive_entry_schema(spec: AdjunctDataset, records: Schema) -> Schema:
 
 
 def _check_sensitive(spec: AdjunctDataset, known: Collection[str], what: str) -> None:
-    """Raise SchemaMismatchError for a sensitive column that does not exist: its values would be shown."""
+    """Raise SchemaMismatchError for a sensitive column that does not exist: its values would be
+    shown.
+    """
     for name in spec.sensitive:
         if name not in known:
-            problem = f"{what} has no column {name!r}, which sensitive= names; it has {', '.join(sorted(known))}."
+            problem = (
+                f"{what} has no column {name!r}, which sensitive= names; it has"
+                f" {', '.join(sorted(known))}."
+            )
             step = "Correct sensitive=: values of the column that is meant would be shown."
-            raise errors.SchemaMismatchError(problem, step, dataset=spec.name, argument="sensitive", column=name)
+            raise errors.SchemaMismatchError(
+                problem, step, dataset=spec.name, argument="sensitive", column=name
+            )
 
 
 def derive_stored_schema(spec: AdjunctDataset, records: Schema) -> Schema:
     """Return the columns that a dataset stores if the records of its input have these columns.
 
-    Raises SchemaMismatchError, naming the dataset, as `derive_row_schema` and `derive_entry_schema` do.
+    Raises SchemaMismatchError, naming the dataset, as `derive_row_schema` and `derive_entry_schema`
+    do.
     """
     follows = spec.follows_changes and isinstance(spec.input, str)
     return derive_entry_schema(spec, derive_row_schema(spec, records) if follows else records)
 
 
 def derive_row_schema(spec: AdjunctDataset, stream_schema: Schema) -> Schema:
-    """Return the columns of the rows that the change format makes from records, and the extractor receives.
+    """Return the columns of the rows that the change format makes from records, and the extractor
+    receives.
 
-    Raises SchemaMismatchError, naming the dataset, if the stream does not fit the declared change format or order.
+    Raises SchemaMismatchError, naming the dataset, if the stream does not fit the declared change
+    format or order.
     """
     what, following = describe_input(spec), spec.following
     rows = following.changes.schema(stream_schema, what)
     name = following.valid_from
-    kind = "timestamp" if name is None else rows.field(name, f"{what}: valid_from names {name!r}, and the record").type
+    kind = (
+        "timestamp"
+        if name is None
+        else rows.field(name, f"{what}: valid_from names {name!r}, and the record").type
+    )
     if kind not in ("date", "timestamp"):
-        problem = f"{what}: valid_from names the column {name!r}, which is {kind}: expected a timestamp or a date."
+        problem = (
+            f"{what}: valid_from names the column {name!r}, which is {kind}: expected a timestamp"
+            " or a date."
+        )
         step = "Name another column, or leave valid_from out to use the record's time."
         raise errors.SchemaMismatchError(problem, step, column=name)
     for name in following.order_by or ():
@@ -109,15 +129,22 @@ def derive_row_schema(spec: AdjunctDataset, stream_schema: Schema) -> Schema:
             f"{what}: keep_tombstones is {following.keep_tombstones}, and between values of "
             f"{order_as_code(following.order_by or ())} there is no distance."
         )
-        step = "Leave it out, so that deletions are kept for ever, or order by an integer, a date or a timestamp."
-        raise errors.SchemaMismatchError(problem, step, dataset=spec.name, argument="keep_tombstones")
+        step = (
+            "Leave it out, so that deletions are kept for ever, or order by an integer, a date or a"
+            " timestamp."
+        )
+        raise errors.SchemaMismatchError(
+            problem, step, dataset=spec.name, argument="keep_tombstones"
+        )
     if spec.extractor is None:  # else they may be columns of its entries
         _check_sensitive(spec, {*stream_schema.names, *rows.names}, what)
     return rows
 
 
 def select_relevant_columns(spec: AdjunctDataset, rows: Schema) -> Schema:
-    """Return those columns of the rows that the dataset stores or uses; bad values in other columns are ignored."""
+    """Return those columns of the rows that the dataset stores or uses; bad values in other
+    columns are ignored.
+    """
     if spec.columns is None or spec.extractor is not None:
         return rows
     used = {*spec.columns, *(spec.following.order_by or ()), spec.following.valid_from}
@@ -131,16 +158,19 @@ def _check_ordering(spec: AdjunctDataset, rows: Schema, name: str, what: str) ->
         if is_orderable(kind):
             return
         problem = (
-            f"order_by names the column {name!r}, which is {kind}: expected an integer, a decimal without fraction, a "
-            "date, a timestamp, or a text of numbers."
+            f"order_by names the column {name!r}, which is {kind}: expected an integer, a decimal"
+            " without fraction, a date, a timestamp, or a text of numbers."
         )
         step = "Order by another column, or by offset (leave order_by out)."
     elif not changes.orders(name):
         problem = (
-            f"order_by is {name!r}, and changes ({changes.describe()}) have no such column or position: their columns "
-            f"are {', '.join(rows.names)}."
+            f"order_by is {name!r}, and changes ({changes.describe()}) have no such column or"
+            f" position: their columns are {', '.join(rows.names)}."
         )
-        step = "Name one of them; of Debezium's envelopes also source.lsn, source.ts_ms, ts_ms and their like."
+        step = (
+            "Name one of them; of Debezium's envelopes also source.lsn, source.ts_ms, ts_ms and"
+            " their like."
+        )
     elif (found := find_path_problem(order, name)) is not None:
         problem, step = f"order_by names {name!r}: {found[0]}.", found[1]
     else:
@@ -151,11 +181,15 @@ def _check_ordering(spec: AdjunctDataset, rows: Schema, name: str, what: str) ->
 def entries_from_frame(spec: AdjunctDataset, records: DataFrame, schema: Schema) -> DataFrame:
     """Return the entries made from records, with the columns of `schema` and those of META.
 
-    If the records do not have the entries' key, a tombstone fails the job with SchemaMismatchError, because it is
-    unknown which entry it deletes.
+    If the records do not have the entries' key, a tombstone fails the job with SchemaMismatchError,
+    because it is unknown which entry it deletes.
     """
     what = describe_input(spec)
-    position = {BY_OFFSET[0]: named_column(PARTITION), BY_OFFSET[1]: named_column(OFFSET)} if spec.by_offset else {}
+    position = (
+        {BY_OFFSET[0]: named_column(PARTITION), BY_OFFSET[1]: named_column(OFFSET)}
+        if spec.by_offset
+        else {}
+    )
     if spec.extractor is not None:
         given = Schema(tuple(field for field in schema.fields if field.name not in position))
         records = mask_columns(spec.extractor, spec.sensitive).apply(records, given, what)
@@ -169,15 +203,15 @@ def _add_position_columns(spec: AdjunctDataset, schema: Schema, what: str) -> Sc
     taken = [name for name in BY_OFFSET if name in schema.names]
     if taken:
         problem = (
-            f"{what}: it is keyed by offset, which is stored as {' and '.join(BY_OFFSET)}, and records already have a "
-            f"column {taken[0]!r}."
+            f"{what}: it is keyed by offset, which is stored as {' and '.join(BY_OFFSET)}, and"
+            f" records already have a column {taken[0]!r}."
         )
         step = "Rename that column with a Projection, or leave it out with columns=."
         raise errors.SchemaMismatchError(problem, step, dataset=spec.name, column=taken[0])
     if isinstance(spec.extractor, PythonExtractor):
         raise errors.SchemaMismatchError(
-            f"{what}: it is keyed by offset, and extractor {spec.extractor.factory} may make several entries from one "
-            "record, of which only one would be kept.",
+            f"{what}: it is keyed by offset, and extractor {spec.extractor.factory} may make"
+            " several entries from one record, of which only one would be kept.",
             "Declare key columns of the entries, or use a Projection.",
             dataset=spec.name,
         )
@@ -189,20 +223,27 @@ def _reject_tombstones_column(what: str) -> Column:
     from dagster_adjunct.resources.spark.tasks import raise_error_column
 
     place = F.concat(
-        F.lit(f"{what}: the record at offset "), named_column(OFFSET).cast("string"), F.lit(" of partition "),
-        named_column(PARTITION).cast("string"), F.lit(f" {_NO_KEY}"),
-    )  # fmt: skip
+        F.lit(f"{what}: the record at offset "),
+        named_column(OFFSET).cast("string"),
+        F.lit(" of partition "),
+        named_column(PARTITION).cast("string"),
+        F.lit(f" {_NO_KEY}"),
+    )
     error = raise_error_column(errors.SchemaMismatchError, place, _NO_KEY_STEP)
     return F.when(named_column(TOMBSTONE), error).otherwise(F.lit(False))
 
 
 def list_spark_needs(source: OpenedStream) -> list[str]:
-    """Return, in words, why this dataset's entries can't be made without Spark; empty if they can."""
+    """Return, in words, why this dataset's entries can't be made without Spark; empty if they
+    can.
+    """
     return list_stream_spark_needs(source.spec, in_arrow=source.system.implements("read_arrow"))
 
 
 def list_stream_spark_needs(spec: AdjunctDataset, *, in_arrow: bool) -> list[str]:
-    """Return what `list_spark_needs` returns; `in_arrow` says whether its stream can be read without Spark."""
+    """Return what `list_spark_needs` returns; `in_arrow` says whether its stream can be read
+    without Spark.
+    """
     system = split_stream_name(str(spec.input))[0]
     needed = [] if in_arrow else [f"stream system {system!r}, whose records only Spark reads"]
     return [*needed, *list_extractor_spark_needs(spec)]
@@ -211,7 +252,9 @@ def list_stream_spark_needs(spec: AdjunctDataset, *, in_arrow: bool) -> list[str
 def list_extractor_spark_needs(spec: AdjunctDataset) -> list[str]:
     """Return this dataset's extractor, in words, if it needs Spark; empty otherwise."""
     extractor = spec.extractor
-    if extractor is None or (isinstance(extractor, Projection | PythonExtractor) and not extractor.needs_spark):
+    if extractor is None or (
+        isinstance(extractor, Projection | PythonExtractor) and not extractor.needs_spark
+    ):
         return []
     return [f"the extractor ({extractor.describe()})"]
 
@@ -219,13 +262,18 @@ def list_extractor_spark_needs(spec: AdjunctDataset) -> list[str]:
 def raise_if_spark_needed(spec: AdjunctDataset, needed: list[str]) -> None:
     """Raise ConfigurationError if anything needs Spark."""
     if needed:
-        problem = f"dataset {spec.name!r} (input {spec.input}) can't be made without Spark: {'; '.join(needed)}."
+        problem = (
+            f"dataset {spec.name!r} (input {spec.input}) can't be made without Spark:"
+            f" {'; '.join(needed)}."
+        )
         step = "Pass a Spark session, or session_scope(), instead of IN_PROCESS."
         raise errors.ConfigurationError(problem, step, dataset=spec.name)
 
 
 def entries_from_arrow(spec: AdjunctDataset, records: pa.Table, schema: Schema) -> pa.Table:
-    """Return what `entries_from_frame` returns, for records in Arrow; a tombstone that would fail the job raises."""
+    """Return what `entries_from_frame` returns, for records in Arrow; a tombstone that would
+    fail the job raises.
+    """
     what = describe_input(spec)
     position = {BY_OFFSET[0]: PARTITION, BY_OFFSET[1]: OFFSET} if spec.by_offset else {}
     if spec.extractor is not None:
@@ -239,7 +287,9 @@ def entries_from_arrow(spec: AdjunctDataset, records: pa.Table, schema: Schema) 
             offset, partition = (deleted.column(name)[0].as_py() for name in (OFFSET, PARTITION))
             problem = f"{what}: the record at offset {offset} of partition {partition} {_NO_KEY}"
             raise errors.SchemaMismatchError(problem, _NO_KEY_STEP, dataset=spec.name)
-    return pa.table({name: records.column(position.get(name, name)) for name in (*schema.names, *META)})
+    return pa.table(
+        {name: records.column(position.get(name, name)) for name in (*schema.names, *META)}
+    )
 
 
 Offsets = Mapping[SystemStreamPartition, str]
@@ -257,16 +307,21 @@ class OpenedStream:
     schema: Schema
 
     @classmethod
-    def of(cls, systems: Mapping[str, StreamSystem], spec: AdjunctDataset, *, at_once: bool = False) -> OpenedStream:
-        """Open the input of `spec`, and check that its columns and the order of its changes fit the dataset.
+    def of(
+        cls, systems: Mapping[str, StreamSystem], spec: AdjunctDataset, *, at_once: bool = False
+    ) -> OpenedStream:
+        """Open the input of `spec`, and check that its columns and the order of its changes fit the
+        dataset.
 
         With `at_once`, all later calls return the ends and markers that the stream has now.
         """
         if spec.is_local:
             raise errors.DatasetError(
-                f"dataset {spec.name!r} is a local table: its application writes it, and it has no input stream.",
-                f"To rebuild it, delete it (adjunct dataset delete {spec.name} --reason …), and let the application "
-                "read its input again: adjunct startpoint set MODULE:APP STREAM --oldest --reason ….",
+                f"dataset {spec.name!r} is a local table: its application writes it, and it has no"
+                " input stream.",
+                f"To rebuild it, delete it (adjunct dataset delete {spec.name} --reason …), and let"
+                " the application read its input again: adjunct startpoint set MODULE:APP STREAM"
+                " --oldest --reason ….",
                 dataset=spec.name,
             )
         what = f"dataset {spec.name!r} has the input {spec.input}"
@@ -274,8 +329,13 @@ class OpenedStream:
         system = system.snapshot(stream) if at_once else system
         info = system.info(stream)
         if info.schema is None:
-            problem = f"dataset {spec.name!r} (input {spec.input}): the stream's records are raw, without columns."
-            raise errors.DatasetError(problem, "Use an input stream that declares its schema.", dataset=spec.name)
+            problem = (
+                f"dataset {spec.name!r} (input {spec.input}): the stream's records are raw, without"
+                " columns."
+            )
+            raise errors.DatasetError(
+                problem, "Use an input stream that declares its schema.", dataset=spec.name
+            )
         entries = derive_entry_schema(spec, derive_row_schema(spec, info.schema))
         opened = cls(spec, system, info, tuple(system.partitions(stream)), entries)
         if spec.follows_changes:
@@ -294,20 +354,29 @@ class OpenedStream:
     def declaration(self) -> DatasetDeclaration:
         """The dataset's declaration, as its manifest stores it."""
         return declaration_from_spec(
-            self.spec, self.schema, input_partitions=len(self.ssps), position_type=self.position_type
+            self.spec,
+            self.schema,
+            input_partitions=len(self.ssps),
+            position_type=self.position_type,
         )
 
     @property
     def position_type(self) -> PositionType:
         """The type of the changes' positions."""
         order = self.spec.following.order
-        return "bigint" if order is None else position_type(order, derive_row_schema(self.spec, self.records))
+        return (
+            "bigint"
+            if order is None
+            else position_type(order, derive_row_schema(self.spec, self.records))
+        )
 
     @property
     def only_offsets_order_keys(self) -> bool:
-        """Whether only offsets order the changes of a key, so that all of these have to be in one partition.
+        """Whether only offsets order the changes of a key, so that all of these have to be in one
+        partition.
 
-        With `order_by`, and with a history of timestamps, the changes themselves say which one is newer.
+        With `order_by`, and with a history of timestamps, the changes themselves say which one is
+        newer.
         """
         following = self.spec.following
         if len(self.ssps) == 1 or following.order_by is not None:
@@ -315,70 +384,107 @@ class OpenedStream:
         if following.history is None:
             return True
         name = following.valid_from
-        return name is not None and derive_row_schema(self.spec, self.records).field(name).type == "date"
+        return (
+            name is not None
+            and derive_row_schema(self.spec, self.records).field(name).type == "date"
+        )
 
     @property
     def copartitioned(self) -> bool:
-        """Whether partition i of the stream holds exactly bucket i of the dataset: no exchange is needed.
+        """Whether partition i of the stream holds exactly bucket i of the dataset: no exchange is
+        needed.
 
-        Entries then hash like their records: the bucketing columns are unchanged columns of the records.
+        Entries then hash like their records: the bucketing columns are unchanged columns of the
+        records.
         """
         spec, info, names = self.spec, self.info, self.spec.partition_by
-        same = info.partitioner == "spark-murmur3" and spec.partitions == info.partitions and info.key == names
+        same = (
+            info.partitioner == "spark-murmur3"
+            and spec.partitions == info.partitions
+            and info.key == names
+        )
         if not same or not spec.following.changes.keeps(names):
             return False
         if spec.extractor is None:
             return True
         ours = isinstance(spec.extractor, Projection | PythonExtractor)  # others may shuffle
-        return ours and spec.extractor.keeps(names) and self.records.select(names) == self.schema.select(names)
+        return (
+            ours
+            and spec.extractor.keeps(names)
+            and self.records.select(names) == self.schema.select(names)
+        )
 
-    def start_offsets(self, known: Offsets, oldest: Offsets, upcoming: Offsets) -> dict[SystemStreamPartition, str]:
-        """Return where a table without bootstrap starts to read: where it had read to, else at the stream's default.
+    def start_offsets(
+        self, known: Offsets, oldest: Offsets, upcoming: Offsets
+    ) -> dict[SystemStreamPartition, str]:
+        """Return where a table without bootstrap starts to read: where it had read to, else at the
+        stream's default.
 
-        `known` are the next offsets of the partitions that it has read. Records that retention has removed are skipped.
+        `known` are the next offsets of the partitions that it has read. Records that retention has
+        removed are skipped.
         """
         default = oldest if self.info.default_offset == "oldest" else upcoming
 
         def later(left: str, right: str) -> str:
             return left if self.system.compare(left, right) >= 0 else right
 
-        return {ssp: later(known[ssp], oldest[ssp]) if ssp in known else default[ssp] for ssp in self.ssps}
+        return {
+            ssp: later(known[ssp], oldest[ssp]) if ssp in known else default[ssp]
+            for ssp in self.ssps
+        }
 
     def recreated_error(
         self, before: str | None, read_to: Offsets, ends: Offsets
     ) -> errors.OffsetOutOfRangeError | None:
-        """Return the error for a stream that is not the one that the dataset has read; None if it is the same.
+        """Return the error for a stream that is not the one that the dataset has read; None if it
+        is the same.
 
-        It is another one if its identity differs from `before`, or if it ends before the offsets read. The next step
-        depends on whether it was deleted, or repartitioned before all of it was read.
+        It is another one if its identity differs from `before`, or if it ends before the offsets
+        read. The next step depends on whether it was deleted, or repartitioned before all of it was
+        read.
         """
         ways_on = (
-            "Declare the dataset under a new name to build it separately from there, or delete this one (adjunct "
-            f"dataset delete {self.spec.name} --reason …) and advance it again."
+            "Declare the dataset under a new name to build it separately from there, or delete"
+            f" this one (adjunct dataset delete {self.spec.name} --reason …) and advance it again."
         )
         if not self.spec.following.persistent:
             ways_on = (
-                "Declare the dataset under a new name, which begins at the stream's default offset, or with "
-                "bootstrap=True, which reads all of the stream in each run."
+                "Declare the dataset under a new name, which begins at the stream's default offset,"
+                " or with bootstrap=True, which reads all of the stream in each run."
             )
         elif self.spec.follows_changes:
             rebuild = f"adjunct dataset rebuild {self.spec.name} MODULE:APP --reason …"
             ways_on = f"Rebuild the dataset from it ({rebuild}), or declare it under a new name."
         name, stream, compare = self.spec.name, str(self.spec.input), self.system.compare
-        beyond = next((ssp for ssp, offset in read_to.items() if ssp in ends and compare(offset, ends[ssp]) > 0), None)
+        beyond = next(
+            (
+                ssp
+                for ssp, offset in read_to.items()
+                if ssp in ends and compare(offset, ends[ssp]) > 0
+            ),
+            None,
+        )
         if beyond is None and not self.info.was_recreated(before):
             return None
         about: dict[str, Any] = {"dataset": name, "stream": stream}
-        next_step = f"The stream was deleted and recreated, so what it holds was not read before. {ways_on}"
+        next_step = (
+            f"The stream was deleted and recreated, so what it holds was not read before. {ways_on}"
+        )
         if self.info.was_repartitioned(before):
             rewritten = f"that was rewritten into {self.info.partitions} partition(s)"
             problem = f"dataset {name!r} had not read all of {stream} when {rewritten}."
-            next_step = f"Its new offsets can't be compared with the old ones. What is served stays. {ways_on}"
+            next_step = (
+                "Its new offsets can't be compared with the old ones. What is served stays."
+                f" {ways_on}"
+            )
         elif beyond is None:
             problem = f"dataset {name!r} was read from another stream under the name {stream}."
         else:
             read, end = read_to[beyond], ends[beyond]
-            problem = f"dataset {name!r} has read {beyond} up to offset {read}, and the stream ends at {end}."
+            problem = (
+                f"dataset {name!r} has read {beyond} up to offset {read}, and the stream ends at"
+                f" {end}."
+            )
             about |= {"partition": beyond.partition, "offset": read, "upcoming": end}
         return errors.OffsetOutOfRangeError(problem, next_step, **about)
 
@@ -387,7 +493,9 @@ class OpenedStream:
         return self.system.records_between(_offset_ranges(ranges))
 
     def counts(self, ranges: Ranges) -> dict[SystemStreamPartition, int]:
-        """Return the number of records in each range; if offsets have no gaps, this takes a single count."""
+        """Return the number of records in each range; if offsets have no gaps, this takes a
+        single count.
+        """
         widths = {ssp: int(end) - int(start) for ssp, (start, end) in ranges.items()}
         if self.count(ranges) == sum(widths.values()):
             return widths
@@ -399,7 +507,9 @@ class OpenedStream:
             return self.system.read(spark, _offset_ranges(ranges)).drop(EPOCH)
 
     def read_arrow(self, ranges: Ranges) -> pa.Table:
-        """Return what `read` returns, in Arrow, ordered by partition and offset. All of it is held in memory."""
+        """Return what `read` returns, in Arrow, ordered by partition and offset. All of it is
+        held in memory.
+        """
         with self._explain_lost_records():
             return self.system.read_arrow(_offset_ranges(ranges)).drop_columns([EPOCH])
 
@@ -409,30 +519,42 @@ class OpenedStream:
             yield
         except errors.OffsetOutOfRangeError as error:
             raise errors.OffsetOutOfRangeError(
-                f"dataset {self.spec.name!r} lost records that it was about to read: {error.problem}",
-                "What is served stays. Advance it again: a bounded dataset resumes with the first complete version "
-                "on the stream, an unbounded one as on_lost_offset declares. Keep the stream longer, or advance the "
-                "dataset more often.",
+                f"dataset {self.spec.name!r} lost records that it was about to read:"
+                f" {error.problem}",
+                "What is served stays. Advance it again: a bounded dataset resumes with the first"
+                " complete version on the stream, an unbounded one as on_lost_offset declares. Keep"
+                " the stream longer, or advance the dataset more often.",
                 dataset=self.spec.name,
             ) from error
 
 
-def check_changes_ordered(spec: AdjunctDataset, key: Sequence[str], partitions: int, partitioner: str) -> None:
-    """Raise DatasetError if two changes of one key may be in two partitions, where nothing orders them."""
-    if spec.following.order_by is not None or has_one_partition_per_key(spec, key, partitions, partitioner):
+def check_changes_ordered(
+    spec: AdjunctDataset, key: Sequence[str], partitions: int, partitioner: str
+) -> None:
+    """Raise DatasetError if two changes of one key may be in two partitions, where nothing
+    orders them.
+    """
+    if spec.following.order_by is not None or has_one_partition_per_key(
+        spec, key, partitions, partitioner
+    ):
         return
     keyed = f"keyed by ({', '.join(key)})" if key else "not keyed"
     raise errors.DatasetError(
-        f"dataset {spec.name!r}: changes of one key could arrive in different partitions, in no defined order. Its key "
-        f"is ({', '.join(spec.key)}), but its input {spec.input} is {keyed}, in {partitions} partitions (partitioner: "
-        f"{partitioner}).",
-        f"Key the stream by columns of ({', '.join(spec.key)}), give it one partition, or declare order_by=COLUMN.",
+        f"dataset {spec.name!r}: changes of one key could arrive in different partitions, in no"
+        f" defined order. Its key is ({', '.join(spec.key)}), but its input {spec.input} is"
+        f" {keyed}, in {partitions} partitions (partitioner: {partitioner}).",
+        f"Key the stream by columns of ({', '.join(spec.key)}), give it one partition, or declare"
+        " order_by=COLUMN.",
         dataset=spec.name,
     )
 
 
-def has_one_partition_per_key(spec: AdjunctDataset, key: Sequence[str], partitions: int, partitioner: str) -> bool:
-    """Whether all records of one dataset key are in one partition of a stream with this key and partitioner."""
+def has_one_partition_per_key(
+    spec: AdjunctDataset, key: Sequence[str], partitions: int, partitioner: str
+) -> bool:
+    """Whether all records of one dataset key are in one partition of a stream with this key and
+    partitioner.
+    """
     return partitions == 1 or (bool(key) and partitioner != "unknown" and set(key) <= set(spec.key))
 
 
@@ -442,7 +564,9 @@ def _offset_ranges(ranges: Ranges) -> dict[SystemStreamPartition, OffsetRange]:
 
 def offsets_by_partition(offsets: Mapping[str, str]) -> dict[SystemStreamPartition, str]:
     """Return a manifest's offsets by stream partition, in order of the partitions."""
-    return dict(sorted((SystemStreamPartition.parse(text), offset) for text, offset in offsets.items()))
+    return dict(
+        sorted((SystemStreamPartition.parse(text), offset) for text, offset in offsets.items())
+    )
 
 
 def offsets_to_json(offsets: Offsets) -> dict[str, str]:
@@ -453,12 +577,18 @@ def offsets_to_json(offsets: Offsets) -> dict[str, str]:
 def resolve_stream(
     systems: Mapping[str, StreamSystem], name: str, what: str, *, dataset: str | None = None
 ) -> tuple[StreamSystem, str]:
-    """Return the system and the stream for a name such as "lake.planes". Raises DatasetError for an unknown system.
+    """Return the system and the stream for a name such as "lake.planes". Raises DatasetError for an
+    unknown system.
 
     `what` describes in the error what the stream is for.
     """
     system, stream = split_stream_name(name)
     if system not in systems:
-        problem = f"{what}, but systems has no stream system {system!r}: it has {', '.join(sorted(systems)) or 'none'}."
-        raise errors.DatasetError(problem, "Pass the result of open_system(lake, name) in systems.", dataset=dataset)
+        problem = (
+            f"{what}, but systems has no stream system {system!r}: it has"
+            f" {', '.join(sorted(systems)) or 'none'}."
+        )
+        raise errors.DatasetError(
+            problem, "Pass the result of open_system(lake, name) in systems.", dataset=dataset
+        )
     return systems[system], stream

@@ -1,13 +1,16 @@
 """Versions that arrive as folders of files, each complete when its completion object is there.
 
-    URL/v1/part-0.csv  URL/v1/_SUCCESS      one folder for each version, in the natural order of their names
+    URL/v1/part-0.csv  URL/v1/_SUCCESS      one folder for each version, in the natural order of
+                                            their names
     URL/part-0.csv     URL/_SUCCESS         one folder, rewritten in place
 
-Files are listed once. A version is made from this list, with sizes and ETags: a file that has changed when it is read
-makes the build fail, and so does a file added or removed before the build starts.
+Files are listed once. A version is made from this list, with sizes and ETags: a file that has
+changed when it is read makes the build fail, and so does a file added or removed before the build
+starts.
 
-A delivery is identified by the contents of its files and of the completion object, not by time or place. A folder that
-is listed as before is unchanged; only one that was copied, restored or completed again is read to compare it.
+A delivery is identified by the contents of its files and of the completion object, not by time or
+place. A folder that is listed as before is unchanged; only one that was copied, restored or
+completed again is read to compare it.
 """
 
 from __future__ import annotations
@@ -23,13 +26,23 @@ from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, FileSource
 from dagster_adjunct.assets.declaration.policies import MARKER, natural_sort_key
-from dagster_adjunct.assets.sources.deliveries import Awaiting, Delivery, VersionSource, contradiction_error
+from dagster_adjunct.assets.sources.deliveries import (
+    Awaiting,
+    Delivery,
+    VersionSource,
+    contradiction_error,
+)
 from dagster_adjunct.assets.sources.entries import derive_entry_schema
 from dagster_adjunct.assets.versions.manifest import BoundedManifest, Delivered, MarkerFacts
 from dagster_adjunct.assets.versions.version import declaration_from_spec
 from dagster_adjunct.resources.bucketing import hashing
 from dagster_adjunct.resources.common import RepeatedMemberError, unique_members
-from dagster_adjunct.resources.errors import DatasetError, EmptyVersionError, MarkerConflictError, SourceChangedError
+from dagster_adjunct.resources.errors import (
+    DatasetError,
+    EmptyVersionError,
+    MarkerConflictError,
+    SourceChangedError,
+)
 from dagster_adjunct.resources.files import formats
 from dagster_adjunct.resources.files.formats import DeclaredFiles
 from dagster_adjunct.resources.files.tree import FileTree, ListedFile, open_tree
@@ -74,8 +87,8 @@ class Promise:
 def group_folders(files: list[ListedFile], complete: str) -> list[Folder]:
     """Return the folders that have files, with "" for files at the URL itself.
 
-    If the completion object is at the URL itself, the folder "" comes first, with all data files below the URL. Files
-    named `_…` or `.…`, and those in folders with such names, are no data.
+    If the completion object is at the URL itself, the folder "" comes first, with all data files
+    below the URL. Files named `_…` or `.…`, and those in folders with such names, are no data.
     """
     by_name: dict[str, list[ListedFile]] = {}
     for file in files:
@@ -85,7 +98,11 @@ def group_folders(files: list[ListedFile], complete: str) -> list[Folder]:
     folders = []
     for name, inside in by_name.items():
         marker = f"{name}/{complete}" if name else complete
-        data = [file for file in inside if file.path != marker and not any(map(_hidden, file.path.split("/")))]
+        data = [
+            file
+            for file in inside
+            if file.path != marker and not any(map(_hidden, file.path.split("/")))
+        ]
         ending = next((file for file in inside if file.path == marker), None)
         if name or data or ending:
             folders.append(Folder(name, _by_name(data), ending))
@@ -101,7 +118,9 @@ _MEMBERS = ("rows", "checksum", "valid_from")
 
 
 def parse_promise(data: bytes) -> Promise:
-    """Parse a completion object: empty, or a JSON object with no other members than these, each at most once."""
+    """Parse a completion object: empty, or a JSON object with no other members than these, each
+    at most once.
+    """
     try:
         promised = json.loads(data, object_pairs_hook=unique_members)
     except RepeatedMemberError as error:
@@ -109,7 +128,9 @@ def parse_promise(data: bytes) -> Promise:
     except (ValueError, RecursionError):
         return Promise(problem="is neither empty nor JSON") if data.strip() else Promise()
     if not isinstance(promised, dict):
-        return Promise(problem=f"holds a JSON {type(promised).__name__} where an object is expected")
+        return Promise(
+            problem=f"holds a JSON {type(promised).__name__} where an object is expected"
+        )
     if unknown := [name for name in promised if name not in _MEMBERS]:
         problem = f"has the unknown member {unknown[0]!r}: expected {', '.join(_MEMBERS)}"
         return Promise(problem=problem)
@@ -124,7 +145,11 @@ def parse_promise(data: bytes) -> Promise:
     try:
         at = None if valid_from is None else parse_moment(valid_from)
     except (ValueError, TypeError):
-        return Promise(problem=f"states valid_from {valid_from!r}: expected a time such as 2026-01-31T00:00:00Z")
+        return Promise(
+            problem=(
+                f"states valid_from {valid_from!r}: expected a time such as 2026-01-31T00:00:00Z"
+            )
+        )
     return Promise(rows, checksum, valid_from=at)
 
 
@@ -144,7 +169,12 @@ Copies = Mapping[str, Markers]
 def _contents_digest(tree: FileTree, folder: Folder) -> str:
     """Return a digest of the folder's data files by name and contents. Reads local files."""
     prefix = f"{folder.path}/" if folder.path else ""
-    return _digest([(file.path.removeprefix(prefix), file.size, tree.content_tag(file)) for file in folder.files])
+    return _digest(
+        [
+            (file.path.removeprefix(prefix), file.size, tree.content_tag(file))
+            for file in folder.files
+        ]
+    )
 
 
 def _listing_digest(folder: Folder) -> str:
@@ -170,11 +200,14 @@ def describe_absent_files(tree: FileTree) -> str:
 class FileVersions(VersionSource):
     """The versions in the folders of a FileSource, as listed by the first call of `next`.
 
-    With `partition`, it is only the version in the folder of that name. It is delivered unless a sealed version of that
-    name is retained, and completion object and files are those of its delivery.
+    With `partition`, it is only the version in the folder of that name. It is delivered unless a
+    sealed version of that name is retained, and completion object and files are those of its
+    delivery.
     """
 
-    def __init__(self, spec: AdjunctDataset, files: FileSource, partition: str | None = None) -> None:
+    def __init__(
+        self, spec: AdjunctDataset, files: FileSource, partition: str | None = None
+    ) -> None:
         schema = derive_entry_schema(spec, files.schema)
         # Of one key, the last record in the last file is kept.
         super().__init__(spec, schema, declaration_from_spec(spec, schema), (PARTITION, OFFSET))
@@ -186,17 +219,21 @@ class FileVersions(VersionSource):
         self._given: set[str] = set()
 
     def next(self, manifest: BoundedManifest) -> Delivery | Awaiting:
-        """Return the version in the first complete folder that is not settled, or the one to wait for.
+        """Return the version in the first complete folder that is not settled, or the one to wait
+        for.
 
-        Notes name delivered folders with changed contents; unchanged copies count as delivered. Once all others are
-        delivered, raises MarkerConflictError for a folder that sorts before a delivered one. Raises DatasetError if
-        both the URL itself and a folder have a completion object.
+        Notes name delivered folders with changed contents; unchanged copies count as delivered.
+        Once all others are delivered, raises MarkerConflictError for a folder that sorts before a
+        delivered one. Raises DatasetError if both the URL itself and a folder have a completion
+        object.
         """
         answer = self._next(manifest)
         if isinstance(answer, Delivery) or not answer.missing:
             return answer
         complete = f"the completion object {answer.missing[0]}"
-        return replace(answer, files=complete if self._absent is None else f"files, but {self._absent}")
+        return replace(
+            answer, files=complete if self._absent is None else f"files, but {self._absent}"
+        )
 
     def _next(self, manifest: BoundedManifest) -> Delivery | Awaiting:
         if self._seen is None:
@@ -212,10 +249,13 @@ class FileVersions(VersionSource):
             other = next((folder for folder in named if folder.complete is not None), None)
             if other is not None:
                 problem = (
-                    f"dataset {self.spec.name!r}: {self._source.url} holds {self._source.complete} itself and so does "
-                    f"its folder {other.path!r}: either everything below the URL is one version, or each folder is."
+                    f"dataset {self.spec.name!r}: {self._source.url} holds"
+                    f" {self._source.complete} itself and so does its folder {other.path!r}: either"
+                    " everything below the URL is one version, or each folder is."
                 )
-                raise DatasetError(problem, "Remove one of the two completion objects.", dataset=self.spec.name)
+                raise DatasetError(
+                    problem, "Remove one of the two completion objects.", dataset=self.spec.name
+                )
             return self._next_in_place(manifest, in_place)
         if self._partition is not None:
             return self._find_partition(manifest, named, self._partition)
@@ -225,16 +265,26 @@ class FileVersions(VersionSource):
         complete = [folder.path for folder in named if folder.complete is not None]
         outside = tuple(sorted(self.outside(complete) - manifest.names, key=natural_sort_key))
         # A published version stays one, also if partitions are declared otherwise since then.
-        named = [folder for folder in named if folder.path in manifest.names or not self.outside([folder.path])]
+        named = [
+            folder
+            for folder in named
+            if folder.path in manifest.names or not self.outside([folder.path])
+        ]
         answer = self._next_folder(manifest, named)
-        return replace(answer, outside=outside, notes=(*answer.notes, *self.describe_outside(outside)))
+        return replace(
+            answer, outside=outside, notes=(*answer.notes, *self.describe_outside(outside))
+        )
 
     def _next_folder(self, manifest: BoundedManifest, named: list[Folder]) -> Delivery | Awaiting:
-        """Return the version in the first complete one of these folders that is not settled, or the one to wait for."""
+        """Return the version in the first complete one of these folders that is not settled, or
+        the one to wait for.
+        """
         copies, others = self._compare_delivered_folders(manifest, named)
         notes = (*self._notes, *map(self._describe_changed_folder, others))
         settled = manifest.names - self._find_completed_again(manifest, named)
-        late, rest = self._split_late_folders(manifest, [folder for folder in named if folder.path not in settled])
+        late, rest = self._split_late_folders(
+            manifest, [folder for folder in named if folder.path not in settled]
+        )
         if rest and rest[0].complete is not None:
             return replace(self._delivery(rest[0].path, rest[0]), notes=notes, copies=copies)
         notes += self._report_late_folders(manifest, late)
@@ -246,10 +296,11 @@ class FileVersions(VersionSource):
     def check(self, delivery: Delivery, spark: Callable[[], SparkSession]) -> int | None:
         """Return the number of records in the files, None if that needs reading large text files.
 
-        Parquet is counted by its footers, which also give columns and types. Text files are read if they are small or
-        if the completion object states a number. Raises MarkerConflictError if the completion object can't be parsed or
-        states another number or checksum, SchemaMismatchError for files that are not as declared, and
-        SourceChangedError for files that have changed.
+        Parquet is counted by its footers, which also give columns and types. Text files are read if
+        they are small or if the completion object states a number. Raises MarkerConflictError if
+        the completion object can't be parsed or states another number or checksum,
+        SchemaMismatchError for files that are not as declared, and SourceChangedError for files
+        that have changed.
         """
         folder: Folder
         promise: Promise
@@ -259,9 +310,12 @@ class FileVersions(VersionSource):
         if promise.problem:
             problem = f"the completion object {self._marker(folder)} {promise.problem}."
             step = (
-                "Write it empty, or as JSON with rows, checksum and valid_from, and deliver under a new version name."
+                "Write it empty, or as JSON with rows, checksum and valid_from, and deliver under a"
+                " new version name."
             )
-            raise MarkerConflictError(f"{what}: {problem}", step, dataset=self.spec.name, version=delivery.version)
+            raise MarkerConflictError(
+                f"{what}: {problem}", step, dataset=self.spec.name, version=delivery.version
+            )
         if not folder.files and (empty := self.empty_error(delivery)) is not None:
             raise empty
         expected = hashing.parse_records_checksum(promise.checksum)
@@ -271,31 +325,47 @@ class FileVersions(VersionSource):
         if expected is not None:
             checksum = hashing.EMPTY_CHECKSUM
             if rows != 0 and spark is IN_PROCESS:
-                checksum = hashing.arrow_checksum(self.records_in_arrow(delivery), self._source.schema)
+                checksum = hashing.arrow_checksum(
+                    self.records_in_arrow(delivery), self._source.schema
+                )
             elif rows != 0:
-                checksum = hashing.records_checksum(self.records_in_spark(delivery, spark()), self._source.schema)
+                checksum = hashing.records_checksum(
+                    self.records_in_spark(delivery, spark()), self._source.schema
+                )
             if checksum != expected:
                 raise self._promise_error(delivery, f"checksum {expected}", f"checksum {checksum}")
         return rows
 
     def empty_error(self, delivery: Delivery) -> EmptyVersionError | None:
-        """Return the error for a folder without records, None if its completion object states rows 0."""
+        """Return the error for a folder without records, None if its completion object states
+        rows 0.
+        """
         folder: Folder
         promise: Promise
         folder, promise = delivery.content
         if promise.rows == 0:
             return None
         place = "/".join(filter(None, [self._source.url.rstrip("/"), folder.path]))
-        found = f"{len(folder.files)} data file(s) without a record" if folder.files else "no data file"
-        problem = (
-            f"{self._what(delivery)}: the folder {place} is complete and holds {found}: expected "
-            f"{self._source.format} files below it, not called _… or .…, or a completion object that states rows 0."
+        found = (
+            f"{len(folder.files)} data file(s) without a record" if folder.files else "no data file"
         )
-        step = 'Deliver the files and complete it again; for an empty version, write {"rows": 0} into that object.'
+        problem = (
+            f"{self._what(delivery)}: the folder {place} is complete and holds {found}: expected"
+            f" {self._source.format} files below it, not called _… or .…, or a completion object"
+            " that states rows 0."
+        )
+        step = (
+            'Deliver the files and complete it again; for an empty version, write {"rows": 0} into'
+            " that object."
+        )
         return EmptyVersionError(problem, step, dataset=self.spec.name, version=delivery.version)
 
-    def _count(self, delivery: Delivery, spark: Callable[[], SparkSession], *, must: bool) -> int | None:
-        """Return the number of records; None if that needs reading large text files and `must` is false."""
+    def _count(
+        self, delivery: Delivery, spark: Callable[[], SparkSession], *, must: bool
+    ) -> int | None:
+        """Return the number of records; None if that needs reading large text files and `must`
+        is false.
+        """
         declared, files = self._declared(self._what(delivery)), delivery.content[0].files
         if declared.format == "parquet" or sum(file.size for file in files) <= _MAX_LOCAL_BYTES:
             return formats.count_file_records(declared, files)
@@ -309,31 +379,53 @@ class FileVersions(VersionSource):
     def _promise_error(self, delivery: Delivery, expected: str, found: str) -> MarkerConflictError:
         promise = f"the completion object {self._marker(delivery.content[0])} expects {expected}"
         problem = f"{self._what(delivery)}: {promise}, the files hold {found}."
-        step = "The version is not published and what is served stays. Deliver the right content under a new name."
+        step = (
+            "The version is not published and what is served stays. Deliver the right content under"
+            " a new name."
+        )
         return contradiction_error(problem, self.spec.name, delivery.version, expected, found, step)
 
     def records_in_arrow(self, delivery: Delivery) -> pa.Table:
-        """Return the records of the files with the columns of META: `__partition` is the file's index, by name."""
+        """Return the records of the files with the columns of META: `__partition` is the file's
+        index, by name.
+        """
         return formats.read_files(self._declared(self._what(delivery)), delivery.content[0].files)
 
     def records_in_spark(self, delivery: Delivery, spark: SparkSession) -> DataFrame:
         """Return what `records_in_arrow` returns, as a Spark frame."""
-        return formats.read_files_with_spark(spark, self._declared(self._what(delivery)), delivery.content[0].files)
+        return formats.read_files_with_spark(
+            spark, self._declared(self._what(delivery)), delivery.content[0].files
+        )
 
     def place(self, delivery: Delivery, partition: int, offset: int) -> str:
         """Return the file and the line (for Parquet, the row) of the record."""
         file = delivery.content[0].files[partition]
-        return f"{self._source.url.rstrip('/')}/{file.path}, {formats.record_label(self._source.format, 0, offset)[0]}"
+        return (
+            f"{self._source.url.rstrip('/')}/{file.path},"
+            f" {formats.record_label(self._source.format, 0, offset)[0]}"
+        )
 
     # -- which version
 
-    def _find_partition(self, manifest: BoundedManifest, named: list[Folder], name: str) -> Delivery | Awaiting:
+    def _find_partition(
+        self, manifest: BoundedManifest, named: list[Folder], name: str
+    ) -> Delivery | Awaiting:
         folder = next((candidate for candidate in named if candidate.path == name), None)
         if folder is None or folder.complete is None:
-            return Awaiting(name, (f"{self._source.url}/{name}/{self._source.complete}",), notes=self._notes)
-        done = next((delivered for delivered in reversed(manifest.delivered) if delivered.name == name), None)
+            return Awaiting(
+                name, (f"{self._source.url}/{name}/{self._source.complete}",), notes=self._notes
+            )
+        done = next(
+            (delivered for delivered in reversed(manifest.delivered) if delivered.name == name),
+            None,
+        )
         ref = manifest.ref(done.version) if done else None
-        if done and ref and ref.state == "sealed" and not self._differs(done.markers, folder, asked=True):
+        if (
+            done
+            and ref
+            and ref.state == "sealed"
+            and not self._differs(done.markers, folder, asked=True)
+        ):
             return Awaiting(None, (self._marker(folder),), idle=True)
         return self._delivery(name, folder)
 
@@ -341,10 +433,14 @@ class FileVersions(VersionSource):
         complete = folder.marker
         if self._partition is not None:
             problem = (
-                f"dataset {self.spec.name!r}: version {self._partition!r} was requested, but {self._source.url} is "
-                "one folder that is written in place, whose versions are named by their completion time."
+                f"dataset {self.spec.name!r}: version {self._partition!r} was requested, but"
+                f" {self._source.url} is one folder that is written in place, whose versions are"
+                " named by their completion time."
             )
-            step = "Put each version into a folder of its own, or advance the dataset without a partition."
+            step = (
+                "Put each version into a folder of its own, or advance the dataset without a"
+                " partition."
+            )
             raise DatasetError(problem, step, dataset=self.spec.name, version=self._partition)
         done = manifest.delivered[-1] if manifest.delivered else None
         ref = manifest.ref(done.version) if done else None
@@ -358,39 +454,58 @@ class FileVersions(VersionSource):
         if any(file.modified > complete.modified for file in folder.files):
             # Files are being replaced while the old completion object is still there.
             newer = max(folder.files, key=lambda file: file.modified)
-            note = f"{newer.path} was written after {self._marker(folder)}: write that last, after all files"
+            note = (
+                f"{newer.path} was written after {self._marker(folder)}: write that last, after all"
+                " files"
+            )
             return Awaiting(None, (self._marker(folder),), notes=(note,))
         tag = re.sub(r"[^A-Za-z0-9]", "", self._tree.content_tag(complete))[:8]
         name = f"{complete.modified:%Y%m%dT%H%M%SZ}-{tag}"
         if outside := tuple(self.outside([name])):
             in_place = (
-                f"{self._marker(folder)} completes a folder that is written in place, whose versions are named by time",
+                (
+                    f"{self._marker(folder)} completes a folder that is written in place, whose"
+                    " versions are named by time"
+                ),
             )
-            return Awaiting(None, (), idle=True, outside=outside, notes=(*in_place, *self.describe_outside(outside)))
+            return Awaiting(
+                None,
+                (),
+                idle=True,
+                outside=outside,
+                notes=(*in_place, *self.describe_outside(outside)),
+            )
         if name in manifest.names:
             notes: tuple[str, ...] = ()
-            if done is not None and not done.freed and done.name == name:  # with other contents, as checked above
+            if (
+                done is not None and not done.freed and done.name == name
+            ):  # with other contents, as checked above
                 notes = (
-                    f"{self._source.url} was completed twice in the second that names version {name!r}, with other "
-                    f"contents: write {self._marker(folder)} again, and they are a version of their own",
+                    (
+                        f"{self._source.url} was completed twice in the second that names version"
+                        f" {name!r}, with other contents: write {self._marker(folder)} again, and"
+                        " they are a version of their own"
+                    ),
                 )
             return Awaiting(None, (self._marker(folder),), idle=True, notes=notes)
         delivery = self._delivery(name, folder)
         if manifest.delivered:
             return delivery
         note = (
-            f"{self._marker(folder)} is in the folder of the deliveries itself: all files below it are one version, "
-            f"named {name!r} by the time of completion; for versions of its own name, put each into a folder of its own"
+            f"{self._marker(folder)} is in the folder of the deliveries itself: all files below it"
+            f" are one version, named {name!r} by the time of completion; for versions of its own"
+            " name, put each into a folder of its own"
         )
         return replace(delivery, notes=(note,))
 
     def _split_late_folders(
         self, manifest: BoundedManifest, folders: list[Folder]
     ) -> tuple[list[Folder], list[Folder]]:
-        """Return the folders that are late, because they sort before a delivered version, and the others in order.
+        """Return the folders that are late, because they sort before a delivered version, and the
+        others in order.
 
-        No folder is late if versions are ordered by name. If they are ordered by time, one whose name is free again
-        is not late either.
+        No folder is late if versions are ordered by name. If they are ordered by time, one whose
+        name is free again is not late either.
         """
         folders = sorted(folders, key=lambda folder: natural_sort_key(folder.path))
         newest = max(manifest.taken, key=natural_sort_key, default=None)
@@ -405,33 +520,47 @@ class FileVersions(VersionSource):
         ]
         return late, [folder for folder in folders if folder not in late]
 
-    def _report_late_folders(self, manifest: BoundedManifest, late: list[Folder]) -> tuple[str, ...]:
-        """Raise MarkerConflictError for a complete late folder; return a note for each that is a copy of a version."""
+    def _report_late_folders(
+        self, manifest: BoundedManifest, late: list[Folder]
+    ) -> tuple[str, ...]:
+        """Raise MarkerConflictError for a complete late folder; return a note for each that is a
+        copy of a version.
+        """
         newest = max(manifest.taken, key=natural_sort_key, default=None)
         # Where the name states the valid-from time, a new name would state a wrong one.
-        rename = "Rename it so that it comes after, or abandon" if self.spec.valid_from in (None, MARKER) else "Abandon"
+        rename = (
+            "Rename it so that it comes after, or abandon"
+            if self.spec.valid_from in (None, MARKER)
+            else "Abandon"
+        )
         notes = []
         for folder in (folder for folder in late if folder.complete is not None):
             original = self._find_original(folder, manifest.delivered)
             if original is None:
                 raise MarkerConflictError(
-                    f"dataset {self.spec.name!r}: the folder {folder.path!r} in {self._source.url} is complete, and "
-                    f"comes before version {newest!r}, which was delivered already.",
-                    f"{rename} it: abandon_version(lake, {self.spec.name!r}, {folder.path!r}, reason=…, by=…). "
-                    "If older versions may arrive later, declare versions=VersionPartitions(…).",
+                    f"dataset {self.spec.name!r}: the folder {folder.path!r} in"
+                    f" {self._source.url} is complete, and comes before version {newest!r}, which"
+                    " was delivered already.",
+                    f"{rename} it: abandon_version(lake, {self.spec.name!r}, {folder.path!r},"
+                    " reason=…, by=…). If older versions may arrive later, declare"
+                    " versions=VersionPartitions(…).",
                     dataset=self.spec.name,
                     version=newest,
                 )
-            notes.append(f"the folder {folder.path!r} is left out: it is a copy of version {original!r}")
+            notes.append(
+                f"the folder {folder.path!r} is left out: it is a copy of version {original!r}"
+            )
         return tuple(notes)
 
     def _find_completed_again(self, manifest: BoundedManifest, named: list[Folder]) -> set[str]:
-        """Return the names of rejected and revoked versions whose folders were completed again since.
+        """Return the names of rejected and revoked versions whose folders were completed again
+        since.
 
-        They are tried again in their order. Later versions may have arrived if the name is free (revoked, or rejected
-        and then dropped) or if versions are ordered by name; otherwise only the last delivery is tried again. The time
-        of completion is compared with that of the earlier delivery, both by the clock of the store. Only for a delivery
-        of long ago, whose markers are no longer recorded, it is compared with the time when its name became free.
+        They are tried again in their order. Later versions may have arrived if the name is free
+        (revoked, or rejected and then dropped) or if versions are ordered by name; otherwise only
+        the last delivery is tried again. The time of completion is compared with that of the
+        earlier delivery, both by the clock of the store. Only for a delivery of long ago, whose
+        markers are no longer recorded, it is compared with the time when its name became free.
         """
         newest = {done.name: done for done in manifest.delivered}
         again = set()
@@ -441,18 +570,30 @@ class FileVersions(VersionSource):
                 continue
             ref = manifest.ref(done.version)
             refused = done.freed is not None or (ref is not None and ref.state == "rejected")
-            last = done is manifest.delivered[-1] or done.freed is not None or self.spec.versions is not None
+            last = (
+                done is manifest.delivered[-1]
+                or done.freed is not None
+                or self.spec.versions is not None
+            )
             before = done.markers.get(folder.marker.path)
             at = folder.complete.modified
-            anew = before.completed != at if before is not None else done.freed is not None and done.freed < at
+            anew = (
+                before.completed != at
+                if before is not None
+                else done.freed is not None and done.freed < at
+            )
             if refused and last and (anew or self._differs(done.markers, folder)):
                 again.add(folder.path)
         return again - self._given - {ended.name for ended in manifest.abandoned}
 
-    def _compare_delivered_folders(self, manifest: BoundedManifest, named: list[Folder]) -> tuple[Copies, list[Folder]]:
-        """Return the new marker facts of delivered folders that are unchanged copies, and the changed folders.
+    def _compare_delivered_folders(
+        self, manifest: BoundedManifest, named: list[Folder]
+    ) -> tuple[Copies, list[Folder]]:
+        """Return the new marker facts of delivered folders that are unchanged copies, and the
+        changed folders.
 
-        Folders are compared with their recorded contents. Only published versions are: not rejected or revoked ones.
+        Folders are compared with their recorded contents. Only published versions are: not rejected
+        or revoked ones.
         """
         ended = {abandoned.name for abandoned in manifest.abandoned}
         refused = {ref.id for ref in manifest.versions if ref.state == "rejected"}
@@ -467,23 +608,34 @@ class FileVersions(VersionSource):
             if folder.complete and folder.path in delivered and folder.path not in self._given
         ]
         others = [folder for folder in here if self._differs(delivered[folder.path], folder)]
-        same = [folder for folder in here if folder not in others and self._is_copy(delivered[folder.path], folder)]
-        return {folder.path: self._current_markers(folder, delivered[folder.path]) for folder in same}, others
+        same = [
+            folder
+            for folder in here
+            if folder not in others and self._is_copy(delivered[folder.path], folder)
+        ]
+        return {
+            folder.path: self._current_markers(folder, delivered[folder.path]) for folder in same
+        }, others
 
     def _describe_changed_folder(self, folder: Folder) -> str:
         """Return a note on a delivered folder with changed contents, and how to publish them."""
         name, at = folder.path, f"{folder.marker.modified:%F %T}"
-        rebuild = "rebuild it as a partition (partition=…), or " if self.spec.versions is not None else ""
+        rebuild = (
+            "rebuild it as a partition (partition=…), or " if self.spec.versions is not None else ""
+        )
         return (
-            f"version {name!r} was delivered, and {self._marker(folder)} was written again at {at} with other "
-            f"contents: what was published stays. To publish them, {rebuild}deliver them under a new version name; to "
-            f"stop this note, abandon this one (adjunct dataset abandon {self.spec.name} {name} --reason …)"
+            f"version {name!r} was delivered, and {self._marker(folder)} was written again at"
+            f" {at} with other contents: what was published stays. To publish them,"
+            f" {rebuild}deliver them under a new version name; to stop this note, abandon this one"
+            f" (adjunct dataset abandon {self.spec.name} {name} --reason …)"
         )
 
     def _delivery(self, name: str, folder: Folder) -> Delivery:
         self._given.add(name)
         promise = parse_promise(self._tree.read(folder.marker)) if folder.marker.size else Promise()
-        facts = MarkerFacts(offset=0, rows=promise.rows, contents=_contents_digest(self._tree, folder))
+        facts = MarkerFacts(
+            offset=0, rows=promise.rows, contents=_contents_digest(self._tree, folder)
+        )
         return Delivery(
             name,
             markers=self._current_markers(folder, {folder.marker.path: facts}),
@@ -495,7 +647,9 @@ class FileVersions(VersionSource):
     # -- compared with an earlier delivery
 
     def _current_markers(self, folder: Folder, before: Markers) -> dict[str, MarkerFacts]:
-        """Return the marker facts `before` with the checksum, listing and completion time that the folder has now."""
+        """Return the marker facts `before` with the checksum, listing and completion time that
+        the folder has now.
+        """
         complete = folder.marker
         now = {
             "checksum": self._tree.content_tag(complete),
@@ -507,13 +661,15 @@ class FileVersions(VersionSource):
     def _differs(self, markers: Markers, folder: Folder, *, asked: bool = False) -> bool:
         """Whether a folder is another delivery than the recorded one.
 
-        Replaced files may still be arriving, so they are none before the completion object is rewritten, unless the
-        version is `asked` for.
+        Replaced files may still be arriving, so they are none before the completion object is
+        rewritten, unless the version is `asked` for.
         """
         before = markers.get(folder.marker.path)
         if before is None or before.checksum != self._tree.content_tag(folder.marker):
             return before is not None
-        again = (asked or before.completed != folder.marker.modified) and before.listing != _listing_digest(folder)
+        again = (
+            asked or before.completed != folder.marker.modified
+        ) and before.listing != _listing_digest(folder)
         return again and before.contents != _contents_digest(self._tree, folder)
 
     def _is_copy(self, markers: Markers, folder: Folder) -> bool:
@@ -525,33 +681,54 @@ class FileVersions(VersionSource):
     def _find_original(self, folder: Folder, deliveries: Iterable[Delivered]) -> str | None:
         """Return the name of an earlier delivery with the same contents, None without one."""
         tag = self._tree.content_tag(folder.marker)
-        marked = ((done.name, facts) for done in deliveries for facts in done.markers.values() if facts.checksum == tag)
-        return next((name for name, facts in marked if facts.contents == _contents_digest(self._tree, folder)), None)
+        marked = (
+            (done.name, facts)
+            for done in deliveries
+            for facts in done.markers.values()
+            if facts.checksum == tag
+        )
+        return next(
+            (
+                name
+                for name, facts in marked
+                if facts.contents == _contents_digest(self._tree, folder)
+            ),
+            None,
+        )
 
     # -- what is in it
 
     def _check_same(self, what: str, folder: Folder) -> None:
-        again = group_folders(self._tree.list(f"{folder.path}/" if folder.path else ""), self._source.complete)
-        now = next((other for other in again if other.path == folder.path), Folder(folder.path, (), None))
+        again = group_folders(
+            self._tree.list(f"{folder.path}/" if folder.path else ""), self._source.complete
+        )
+        now = next(
+            (other for other in again if other.path == folder.path), Folder(folder.path, (), None)
+        )
         if now == folder:
             return
         before, after = {*folder.files, folder.complete}, {*now.files, now.complete}
         changes = sorted({file.path for file in before ^ after if file is not None})
         raise SourceChangedError(
-            f"{what}: {len(changes)} file(s) in {self._source.url} changed after the version was found complete: "
-            f"{', '.join(changes[:3])}{' …' if len(changes) > 3 else ''}.",
+            f"{what}: {len(changes)} file(s) in {self._source.url} changed after the version was"
+            f" found complete: {', '.join(changes[:3])}{' …' if len(changes) > 3 else ''}.",
             "Run again: it uses the files as they are then. Write the completion object last.",
             dataset=self.spec.name,
             file=f"{self._source.url.rstrip('/')}/{changes[0]}",
         )
 
     def _declared(self, what: str) -> DeclaredFiles:
-        # A line may contain values of a sensitive column, so if there is such a column, errors show no values.
+        # A line may contain values of a sensitive column, so if there is such a column, errors show
+        # no values.
         sensitive = self.spec.sensitive or getattr(self.spec.extractor, "sensitive", ())
-        return DeclaredFiles(self._tree, self._source.format, self._source.schema, what, values=not sensitive)
+        return DeclaredFiles(
+            self._tree, self._source.format, self._source.schema, what, values=not sensitive
+        )
 
     def _what(self, delivery: Delivery) -> str:
         return f"dataset {self.spec.name!r}, version {delivery.version!r}"
 
     def _marker(self, folder: Folder) -> str:
-        return "/".join(filter(None, [self._source.url.rstrip("/"), folder.path, self._source.complete]))
+        return "/".join(
+            filter(None, [self._source.url.rstrip("/"), folder.path, self._source.complete])
+        )

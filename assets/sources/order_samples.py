@@ -1,7 +1,8 @@
-"""The first values by which the changes of a stream are ordered: later ones must have their formats.
+"""The first values by which the changes of a stream are ordered: later ones must have their
+formats.
 
-The first value is that of the first change, by time, that has one of a known format. A change without one is a bad
-change, unless no change of the stream has one: then `order_by` is wrong.
+The first value is that of the first change, by time, that has one of a known format. A change
+without one is a bad change, unless no change of the stream has one: then `order_by` is wrong.
 """
 
 from __future__ import annotations
@@ -14,8 +15,18 @@ from dagster_adjunct.assets.declaration import change_values
 from dagster_adjunct.assets.declaration.change_formats import PROBLEM
 from dagster_adjunct.assets.declaration.change_values import Order, Samples
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
-from dagster_adjunct.assets.sources.changes import decode_arrow_rows, decode_rows, order_columns, position_array
-from dagster_adjunct.assets.sources.entries import OpenedStream, Ranges, derive_row_schema, describe_input
+from dagster_adjunct.assets.sources.changes import (
+    decode_arrow_rows,
+    decode_rows,
+    order_columns,
+    position_array,
+)
+from dagster_adjunct.assets.sources.entries import (
+    OpenedStream,
+    Ranges,
+    derive_row_schema,
+    describe_input,
+)
 from dagster_adjunct.resources.errors import SchemaMismatchError
 from dagster_adjunct.resources.lazy_modules import F, pa, pc
 from dagster_adjunct.resources.schemas.schema import Schema
@@ -34,7 +45,8 @@ _OFFSETS_AT_ONCE = 100_000
 class OrderSamples:
     """What is known of each name in `order_by`, None where no change has shown it.
 
-    `values` are the first values that can order changes, `problems` say why the first other changes can't be ordered.
+    `values` are the first values that can order changes, `problems` say why the first other changes
+    can't be ordered.
     """
 
     values: Samples
@@ -47,7 +59,9 @@ class OrderSamples:
 
     @property
     def lacking(self) -> tuple[int, str] | None:
-        """The first name, by its place, that no change has a value of, and the reason; None if there is none."""
+        """The first name, by its place, that no change has a value of, and the reason; None if
+        there is none.
+        """
         for place, (value, problem) in enumerate(zip(self.values, self.problems, strict=True)):
             if value is None and problem is not None:
                 return place, problem
@@ -70,11 +84,12 @@ def find_order_samples(
     known: Samples | None = None,
     ahead: Ranges | None = None,
 ) -> Samples | None:
-    """Return the first value of each name in `order_by`; None if there is none, or if positions need none.
+    """Return the first value of each name in `order_by`; None if there is none, or if positions
+    need none.
 
-    `known` are those of earlier changes. If no change in `ranges` has one, those in `ahead` are read, too, so that the
-    result does not depend on how the stream is cut. Raises SchemaMismatchError if there are changes that can't be
-    ordered, and none that can.
+    `known` are those of earlier changes. If no change in `ranges` has one, those in `ahead` are
+    read, too, so that the result does not depend on how the stream is cut. Raises
+    SchemaMismatchError if there are changes that can't be ordered, and none that can.
     """
     spec = source.spec
     order, rows = spec.following.order_by or (), derive_row_schema(spec, source.records)
@@ -85,7 +100,9 @@ def find_order_samples(
 
     def look(wanted: Ranges) -> OrderSamples:
         if spark is IN_PROCESS:
-            return samples_in_arrow(spec, decode_arrow_rows(source, source.read_arrow(wanted)), rows)
+            return samples_in_arrow(
+                spec, decode_arrow_rows(source, source.read_arrow(wanted)), rows
+            )
         return samples_in_frame(spec, decode_rows(source, source.read(spark(), wanted)), rows)
 
     for wanted in (next(_cut(source, ranges, _FIRST_OFFSETS), {}), ranges):
@@ -115,7 +132,11 @@ def _cut(source: OpenedStream, ranges: Ranges, count: int) -> Iterator[Ranges]:
             middle = system.advance(ssp, start, count)
             piece[ssp] = (start, middle if system.compare(middle, end) < 0 else end)
         yield piece
-        left = {ssp: (middle, left[ssp][1]) for ssp, (_, middle) in piece.items() if middle != left[ssp][1]}
+        left = {
+            ssp: (middle, left[ssp][1])
+            for ssp, (_, middle) in piece.items()
+            if middle != left[ssp][1]
+        }
 
 
 def samples_in_frame(spec: AdjunctDataset, rows: DataFrame, schema: Schema) -> OrderSamples:
@@ -129,7 +150,9 @@ def samples_in_frame(spec: AdjunctDataset, rows: DataFrame, schema: Schema) -> O
         text = value.cast("string")
         orders = text.rlike(change_values.orderable_pattern(name, order))
         fits, misfits = known & orders, (known & ~orders) | (lacks & text.isNull())
-        firsts.append(F.min(F.when(fits, F.struct(*place, text.alias("text")))).alias(f"fit{number}"))
+        firsts.append(
+            F.min(F.when(fits, F.struct(*place, text.alias("text")))).alias(f"fit{number}")
+        )
         misfit = F.struct(*place, text.alias("text"), F.col(PROBLEM).alias("reason"))
         firsts.append(F.min(F.when(misfits, misfit)).alias(f"misfit{number}"))
     found = rows.agg(*firsts).head()
@@ -140,7 +163,9 @@ def samples_in_frame(spec: AdjunctDataset, rows: DataFrame, schema: Schema) -> O
         None if row is None else _problem(name, row["text"], row["reason"])
         for name, row in zip(order, first_misfits, strict=True)
     ]
-    return OrderSamples(tuple(None if row is None else row["text"] for row in first_fits), tuple(problems))
+    return OrderSamples(
+        tuple(None if row is None else row["text"] for row in first_fits), tuple(problems)
+    )
 
 
 def samples_in_arrow(spec: AdjunctDataset, rows: pa.Table, schema: Schema) -> OrderSamples:
@@ -148,7 +173,9 @@ def samples_in_arrow(spec: AdjunctDataset, rows: pa.Table, schema: Schema) -> Or
     order = spec.following.order_by or ()
     rows = rows.filter(pc.is_null(rows.column(PROBLEM)))
     places = rows.select([OFFSET, PARTITION])
-    times = pc.fill_null(rows.column(TIMESTAMP).cast("int64"), change_values.LOWEST)  # Spark sorts nulls first
+    times = pc.fill_null(
+        rows.column(TIMESTAMP).cast("int64"), change_values.LOWEST
+    )  # Spark sorts nulls first
     by = [(name, "ascending") for name in (TIMESTAMP, OFFSET, PARTITION)]
     rows = rows.take(pc.sort_indices(places.append_column(TIMESTAMP, times), sort_keys=by))
     values: list[str | None] = []
@@ -167,15 +194,19 @@ def _problem(name: str, text: str | None, reason: str | None) -> str:
 
 
 def unorderable_error(spec: AdjunctDataset, place: int, reason: str) -> SchemaMismatchError:
-    """Return the error for changes none of which can be ordered by the name at this place of `order_by`."""
+    """Return the error for changes none of which can be ordered by the name at this place of
+    `order_by`.
+    """
     name = (spec.following.order_by or ())[place]
     hidden = spec.sensitive or getattr(spec.extractor, "sensitive", ())
     shown = change_values.render_reason(reason, values=not hidden)
     meant = change_values.suggest_path(name)
     step = f"Did you mean {meant!r}? " if meant is not None else ""
     return SchemaMismatchError(
-        f"{describe_input(spec)}: none of its changes can be ordered by {name!r}, the first because of: {shown}.",
-        f"{step}Nothing was committed. Name in order_by what the changes have, or leave it out to order by offset.",
+        f"{describe_input(spec)}: none of its changes can be ordered by {name!r}, the first because"
+        f" of: {shown}.",
+        f"{step}Nothing was committed. Name in order_by what the changes have, or leave it out to"
+        " order by offset.",
         dataset=spec.name,
         column=name,
         argument="order_by",

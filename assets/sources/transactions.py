@@ -1,8 +1,9 @@
 """Complete transactions: ranges of a change stream limited to transactions that have fully arrived.
 
-Debezium reports on a separate stream when a transaction has ended and how many changes of each table it had. Changes of
-a transaction that has not ended, or of which some have not arrived, are held back, together with everything after them
-in their partitions; that may make further transactions incomplete, and so on.
+Debezium reports on a separate stream when a transaction has ended and how many changes of each
+table it had. Changes of a transaction that has not ended, or of which some have not arrived, are
+held back, together with everything after them in their partitions; that may make further
+transactions incomplete, and so on.
 """
 
 from __future__ import annotations
@@ -16,10 +17,21 @@ from typing import TYPE_CHECKING
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.declaration.envelope_parser import read_transactions
 from dagster_adjunct.assets.declaration.envelopes import DebeziumEnvelope
-from dagster_adjunct.assets.sources.entries import OpenedStream, Ranges, describe_input, resolve_stream
+from dagster_adjunct.assets.sources.entries import (
+    OpenedStream,
+    Ranges,
+    describe_input,
+    resolve_stream,
+)
 from dagster_adjunct.resources.errors import DatasetError, SchemaMismatchError
 from dagster_adjunct.resources.lazy_modules import F
-from dagster_adjunct.resources.streams.system import OFFSET, PARTITION, TIMESTAMP, OffsetRange, StreamSystem
+from dagster_adjunct.resources.streams.system import (
+    OFFSET,
+    PARTITION,
+    TIMESTAMP,
+    OffsetRange,
+    StreamSystem,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import Row, SparkSession
@@ -30,7 +42,9 @@ _LOOK_BACK_MS = 600_000
 
 @dataclass(frozen=True, slots=True)
 class TransactionPart:
-    """The part of a transaction in one partition: its first and last offset, and its number of changes."""
+    """The part of a transaction in one partition: its first and last offset, and its number of
+    changes.
+    """
 
     first: int
     last: int
@@ -46,10 +60,11 @@ def cut_at_incomplete(
 ) -> dict[int, int]:
     """Return, by partition, the end offset up to which no change is of an incomplete transaction.
 
-    `seen` are the changes below `ends`, by (transaction, partition). `complete` is the number of changes of each ended
-    transaction. Holding changes back makes their transactions incomplete, so this repeats until nothing changes: the
-    ends are then the furthest at which every transaction is included completely or not at all. `unreadable` is the
-    number of changes that could not be read: as many may be missing from a transaction, because they may belong to it.
+    `seen` are the changes below `ends`, by (transaction, partition). `complete` is the number of
+    changes of each ended transaction. Holding changes back makes their transactions incomplete, so
+    this repeats until nothing changes: the ends are then the furthest at which every transaction is
+    included completely or not at all. `unreadable` is the number of changes that could not be read:
+    as many may be missing from a transaction, because they may belong to it.
     """
     incomplete = {
         transaction
@@ -72,14 +87,19 @@ def cut_at_incomplete(
 
 
 def limit_to_complete_transactions(
-    spec: AdjunctDataset, systems: Mapping[str, StreamSystem], spark: SparkSession, source: OpenedStream, ranges: Ranges
+    spec: AdjunctDataset,
+    systems: Mapping[str, StreamSystem],
+    spark: SparkSession,
+    source: OpenedStream,
+    ranges: Ranges,
 ) -> Ranges:
     """Return the ranges without the changes of incomplete transactions; empty ranges are left out.
 
-    This costs one aggregation over the ranges, and reading the transaction stream from some minutes before their first
-    record. If changes of an ended transaction are missing, they are looked for before the ranges: these may start
-    inside the transaction or repeat it. Raises DatasetError if the transaction stream does not reach back to a
-    transaction or does not count changes of this table.
+    This costs one aggregation over the ranges, and reading the transaction stream from some minutes
+    before their first record. If changes of an ended transaction are missing, they are looked for
+    before the ranges: these may start inside the transaction or repeat it. Raises DatasetError if
+    the transaction stream does not reach back to a transaction or does not count changes of this
+    table.
     """
     declared = spec.following.changes
     assert isinstance(declared, DebeziumEnvelope)
@@ -108,7 +128,9 @@ def limit_to_complete_transactions(
     ends = {ssp.partition: int(end) for ssp, (_, end) in ranges.items()}
     cuts = cut_at_incomplete(seen, expected, ends, unreadable=unreadable)
     return {
-        ssp: (start, str(cuts[ssp.partition])) for ssp, (start, _) in ranges.items() if cuts[ssp.partition] > int(start)
+        ssp: (start, str(cuts[ssp.partition]))
+        for ssp, (start, _) in ranges.items()
+        if cuts[ssp.partition] > int(start)
     }
 
 
@@ -122,7 +144,9 @@ def count_by_transaction(seen: Mapping[tuple[str, int], TransactionPart]) -> Cou
 
 def _parts(rows: Iterable[Row]) -> dict[tuple[str, int], TransactionPart]:
     return {
-        (row["transaction"], row[PARTITION]): TransactionPart(row["first"], row["last"], row["count"])
+        (row["transaction"], row[PARTITION]): TransactionPart(
+            row["first"], row["last"], row["count"]
+        )
         for row in rows
         if row["transaction"] is not None and row["readable"]
     }
@@ -136,9 +160,11 @@ def _first_seen(rows: Iterable[Row]) -> dict[str, int]:
 
 
 def _find_truncated(rows: Sequence[Row], trimmed: Collection[int]) -> set[str]:
-    """Return the transactions that may have begun in records that retention has removed from the partitions `trimmed`.
+    """Return the transactions that may have begun in records that retention has removed from the
+    partitions `trimmed`.
 
-    These are the first transaction that is left in each of them, and older ones in other partitions.
+    These are the first transaction that is left in each of them, and older ones in other
+    partitions.
     """
     firsts = [
         min((row for row in rows if row[PARTITION] == partition), key=lambda row: int(row["first"]))
@@ -151,7 +177,9 @@ def _find_truncated(rows: Sequence[Row], trimmed: Collection[int]) -> set[str]:
 
 @dataclass(frozen=True, slots=True)
 class _TransactionReader:
-    """Reads the transactions of a dataset's changes, and their ends from the stream that reports these."""
+    """Reads the transactions of a dataset's changes, and their ends from the stream that reports
+    these.
+    """
 
     declared: DebeziumEnvelope
     systems: Mapping[str, StreamSystem]
@@ -162,8 +190,8 @@ class _TransactionReader:
     def aggregate(self, ranges: Ranges) -> list[Row]:
         """Return a row for each transaction, partition and value of `readable`.
 
-        It has the `first` and `last` offset, the `count` of distinct changes, and the time of the first one (`since`,
-        in milliseconds since the epoch).
+        It has the `first` and `last` offset, the `count` of distinct changes, and the time of the
+        first one (`since`, in milliseconds since the epoch).
         """
         rows = read_transactions(self.declared, self.source.read(self.spark, ranges), self.what)
         change = F.coalesce(F.col("number"), F.concat(F.lit("@"), F.col(OFFSET).cast("string")))
@@ -179,40 +207,60 @@ class _TransactionReader:
         )
 
     def read_ends(self, since: Mapping[str, int]) -> dict[str, int]:
-        """Return, by transaction, the number of its changes of this table, for those that have ended.
+        """Return, by transaction, the number of its changes of this table, for those that have
+        ended.
 
-        `since` is the time of each transaction's first change, in milliseconds since the epoch. The events that report
-        transactions are usually near it; if some are not, the rest of their stream is read too.
+        `since` is the time of each transaction's first change, in milliseconds since the epoch. The
+        events that report transactions are usually near it; if some are not, the rest of their
+        stream is read too.
         """
         name, what = str(self.declared.transactions), self.what
-        system, stream = resolve_stream(self.systems, name, f"{what}: its transactions are on {name}")
+        system, stream = resolve_stream(
+            self.systems, name, f"{what}: its transactions are on {name}"
+        )
         system = system.snapshot(stream)
         schema = system.info(stream).schema
         if schema is None or "value" not in schema.names or schema.field("value").type != "string":
-            columns = "raw" if schema is None else ", ".join(f"{field.name} {field.type}" for field in schema.fields)
+            columns = (
+                "raw"
+                if schema is None
+                else ", ".join(f"{field.name} {field.type}" for field in schema.fields)
+            )
             raise SchemaMismatchError(
-                f"{what}: its transactions are on {name}, whose records are {columns}: expected a column value STRING.",
+                f"{what}: its transactions are on {name}, whose records are {columns}: expected a"
+                " column value STRING.",
                 "Write Debezium's transaction metadata to that stream, as JSON.",
                 stream=name,
             )
         ssps = system.partitions(stream)
         oldest, ends = system.oldest(ssps), system.upcoming(ssps)
-        near = {ssp: system.offset_for_timestamp(ssp, min(since.values()) - _LOOK_BACK_MS) for ssp in ssps}
-        begun, expected = self._read_events(system, {ssp: (near[ssp], ends[ssp]) for ssp in ssps}, since)
+        near = {
+            ssp: system.offset_for_timestamp(ssp, min(since.values()) - _LOOK_BACK_MS)
+            for ssp in ssps
+        }
+        begun, expected = self._read_events(
+            system, {ssp: (near[ssp], ends[ssp]) for ssp in ssps}, since
+        )
         missing = since.keys() - begun - expected.keys()
         if missing and any(system.compare(oldest[ssp], near[ssp]) < 0 for ssp in ssps):
-            before = self._read_events(system, {ssp: (oldest[ssp], near[ssp]) for ssp in ssps}, since)
+            before = self._read_events(
+                system, {ssp: (oldest[ssp], near[ssp]) for ssp in ssps}, since
+            )
             begun, expected = begun | before[0], before[1] | expected
             missing = since.keys() - begun - expected.keys()
         for transaction in sorted(missing):
             at = since[transaction]
-            # Offset 0 was removed, and all that is left is newer: the end of this one will never be found.
-            if all(oldest[ssp] != "0" and system.offset_for_timestamp(ssp, at) == oldest[ssp] for ssp in ssps):
+            # Offset 0 was removed, and all that is left is newer: the end of this one will never be
+            # found.
+            if all(
+                oldest[ssp] != "0" and system.offset_for_timestamp(ssp, at) == oldest[ssp]
+                for ssp in ssps
+            ):
                 raise DatasetError(
-                    f"{what}: {name} no longer reaches back to transaction {transaction!r}, so its number of changes "
-                    "is unknown.",
-                    "Give that stream a retention as long as the input's. To continue, advance the dataset once "
-                    "without transactions= in its declaration.",
+                    f"{what}: {name} no longer reaches back to transaction {transaction!r}, so its"
+                    " number of changes is unknown.",
+                    "Give that stream a retention as long as the input's. To continue, advance the"
+                    " dataset once without transactions= in its declaration.",
                     stream=name,
                 )
         return expected
@@ -220,16 +268,22 @@ class _TransactionReader:
     def _read_events(
         self, system: StreamSystem, spans: Ranges, wanted: Iterable[str]
     ) -> tuple[set[str], dict[str, int]]:
-        """Return which transactions have begun, and the number of this table's changes of those that have ended.
+        """Return which transactions have begun, and the number of this table's changes of those
+        that have ended.
 
         Only events in `spans` are read, and only `wanted` transactions returned.
         """
-        ranges = {ssp: OffsetRange(*span) for ssp, span in spans.items() if system.compare(*span) < 0}
+        ranges = {
+            ssp: OffsetRange(*span) for ssp, span in spans.items() if system.compare(*span) < 0
+        }
         if not ranges:
             return set(), {}
         collection = "struct<data_collection:string,event_count:bigint>"
         block = f"status string, id string, data_collections array<{collection}>"
-        form = f"{block}, payload struct<{block.replace(' string', ':string').replace(' array', ':array')}>"
+        form = (
+            f"{block}, payload"
+            f" struct<{block.replace(' string', ':string').replace(' array', ':array')}>"
+        )
         ids = self.spark.createDataFrame([(transaction,) for transaction in wanted], "id string")
         events = system.read(self.spark, ranges).select(F.from_json("value", form).alias("e"))
         payload = F.coalesce(F.col("e.payload"), F.struct("e.status", "e.id", "e.data_collections"))
@@ -240,13 +294,16 @@ class _TransactionReader:
             if event["status"] == "BEGIN":
                 begun.add(event["id"])
             elif event["status"] == "END":
-                counts = {table["data_collection"]: table["event_count"] for table in event["data_collections"] or ()}
+                counts = {
+                    table["data_collection"]: table["event_count"]
+                    for table in event["data_collections"] or ()
+                }
                 if self.declared.collection not in counts:
                     name = self.declared.transactions
                     raise DatasetError(
-                        f"{self.what}: the end of transaction {event['id']!r} on {name} counts changes of "
-                        f"{', '.join(sorted(counts)) or 'no table'}, but not of {self.declared.collection!r}, which "
-                        "the stream has.",
+                        f"{self.what}: the end of transaction {event['id']!r} on {name} counts"
+                        f" changes of {', '.join(sorted(counts)) or 'no table'}, but not of"
+                        f" {self.declared.collection!r}, which the stream has.",
                         "Name the table in collection= as Debezium does (SCHEMA.TABLE).",
                         stream=name,
                     )

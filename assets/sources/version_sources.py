@@ -1,4 +1,5 @@
-"""Where versions come from: a stream, on which markers in every partition end a version, or a query that computes one.
+"""Where versions come from: a stream, on which markers in every partition end a version, or a query
+that computes one.
 
 Versions that arrive as files are in `file_source.py`.
 """
@@ -13,7 +14,12 @@ from functools import partial
 from itertools import chain, count
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, Computation, FileSource, QuerySource
+from dagster_adjunct.assets.declaration.dataset import (
+    AdjunctDataset,
+    Computation,
+    FileSource,
+    QuerySource,
+)
 from dagster_adjunct.assets.declaration.snapshots import call_user_function, run_query
 from dagster_adjunct.assets.sources import deliveries, entries
 from dagster_adjunct.assets.sources.deliveries import Awaiting, Delivery, VersionSource
@@ -58,12 +64,17 @@ _NONE: Offsets = {}
 
 
 def open_source(
-    systems: Mapping[str, StreamSystem], spec: AdjunctDataset, lake: Lake, *, partition: str | None = None
+    systems: Mapping[str, StreamSystem],
+    spec: AdjunctDataset,
+    lake: Lake,
+    *,
+    partition: str | None = None,
 ) -> VersionSource:
     """Return the version source of a bounded dataset: a stream, files or a query.
 
-    `partition` is the name of the one requested version, if the dataset declares version partitions; a stream delivers
-    versions in its own order. Raises DatasetError for an input that does not fit the dataset.
+    `partition` is the name of the one requested version, if the dataset declares version
+    partitions; a stream delivers versions in its own order. Raises DatasetError for an input that
+    does not fit the dataset.
     """
     if isinstance(spec.input, FileSource):
         from dagster_adjunct.assets.sources.file_source import FileVersions
@@ -78,12 +89,19 @@ class StreamSource(VersionSource):
     """The versions on a dataset's input stream, as of when this was opened."""
 
     def __init__(
-        self, systems: Mapping[str, StreamSystem], spec: AdjunctDataset, *, now: Callable[[], datetime]
+        self,
+        systems: Mapping[str, StreamSystem],
+        spec: AdjunctDataset,
+        *,
+        now: Callable[[], datetime],
     ) -> None:
         self._stream = stream = OpenedStream.of(systems, spec, at_once=True)
-        # Offsets order the records of one key; the partition breaks ties if a key can be in several partitions.
+        # Offsets order the records of one key; the partition breaks ties if a key can be in several
+        # partitions.
         info = stream.info
-        ordered = entries.has_one_partition_per_key(spec, info.key, info.partitions, info.partitioner)
+        ordered = entries.has_one_partition_per_key(
+            spec, info.key, info.partitions, info.partitioner
+        )
         ordered_by = (OFFSET,) if ordered else (OFFSET, PARTITION)
         super().__init__(spec, stream.schema, stream.declaration, ordered_by)
         self.copartitioned, self.info, self._now = stream.copartitioned, info, now
@@ -92,22 +110,30 @@ class StreamSource(VersionSource):
         self._seen: tuple[dict[SystemStreamPartition, int], list[Marker]] | None = None
 
     def first_manifest(self) -> BoundedManifest:
-        """Return a manifest that starts at the first offset of each partition, even if retention has removed it."""
+        """Return a manifest that starts at the first offset of each partition, even if retention
+        has removed it.
+        """
         offsets = entries.offsets_to_json(dict.fromkeys(self._stream.ssps, FIRST_OFFSET))
         return BoundedManifest(
-            name=self.spec.name, declaration=self.declaration, stream=self._stream.info.identity, offsets=offsets
+            name=self.spec.name,
+            declaration=self.declaration,
+            stream=self._stream.info.identity,
+            offsets=offsets,
         )
 
     def follow_repartition(self, stored: DatasetManifest) -> DatasetManifest | None:
-        """Return a stored manifest at its position in a stream that was repartitioned, or got more partitions.
+        """Return a stored manifest at its position in a stream that was repartitioned, or got more
+        partitions.
 
-        None if neither happened, or if the dataset had unread records when the stream was repartitioned.
+        None if neither happened, or if the dataset had unread records when the stream was
+        repartitioned.
         """
         return follow_repartition(stored, self.info) or follow_added_partitions(stored, self.info)
 
     def resume_manifest(self, stored: DatasetManifest) -> BoundedManifest:
         """Return a stored manifest to continue from; see `VersionSource`."""
-        # Before the declaration, which would also differ for a stream recreated with other partitions.
+        # Before the declaration, which would also differ for a stream recreated with other
+        # partitions.
         if stored.declaration.input == self.declaration.input:
             self._raise_if_recreated(stored.stream)
         return super().resume_manifest(stored)
@@ -119,33 +145,54 @@ class StreamSource(VersionSource):
         """
         self._raise_if_recreated(manifest.stream)
         offsets, settled, reusable = deliveries.settled_from_manifest(manifest)
-        oldest = {ssp: int(offset) for ssp, offset in self._stream.system.oldest(self._stream.ssps).items()}
-        markers, truncated = self._markers(offsets), deliveries.find_truncated_partitions(offsets, oldest)
+        oldest = {
+            ssp: int(offset)
+            for ssp, offset in self._stream.system.oldest(self._stream.ssps).items()
+        }
+        markers, truncated = (
+            self._markers(offsets),
+            deliveries.find_truncated_partitions(offsets, oldest),
+        )
         name, identity = self.spec.name, self._stream.info.identity
         left_out = self.outside(marker.version for marker in markers) - set(settled)
         settled = {**settled, **{version: {} for version in left_out}}
 
         ranges = {str(ssp): (str(start), str(end)) for ssp, (start, end) in truncated.items()}
         unread = Lost(versions=(), ranges=ranges, at=self._now())
-        ahead = deliveries.resume_after_truncation(name, offsets, oldest, markers, settled, self._count)
+        ahead = deliveries.resume_after_truncation(
+            name, offsets, oldest, markers, settled, self._count
+        )
         if isinstance(ahead, deliveries.IncompleteVersion):
             # The offsets stay: only the next markers tell which versions are lost.
             notes = (unread.summary(),) if manifest.change else ()
             missing = tuple(map(str, ahead.missing))
             idle = self._ends_at({ssp: max(offset, oldest[ssp]) for ssp, offset in offsets.items()})
-            return Awaiting(ahead.version, missing, offsets=manifest.offsets, idle=idle, notes=notes, stream=identity)
+            return Awaiting(
+                ahead.version,
+                missing,
+                offsets=manifest.offsets,
+                idle=idle,
+                notes=notes,
+                stream=identity,
+            )
         start, versions = ahead
         # A dataset without a commit only reports losses of versions that it can name.
         names_loss = bool(truncated) and bool(versions or manifest.change)
         lost = unread.model_copy(update={"versions": versions}) if names_loss else None
-        upcoming = deliveries.find_next_delivery(name, start, markers, settled, reusable | set(versions))
+        upcoming = deliveries.find_next_delivery(
+            name, start, markers, settled, reusable | set(versions)
+        )
 
         counts = {cut: self._count(cut) for cut in upcoming.dropped}
-        dropped = {cut: count for cut, count in counts.items() if cut.marker.version not in left_out}
+        dropped = {
+            cut: count for cut, count in counts.items() if cut.marker.version not in left_out
+        }
         outside = tuple(dict.fromkeys(cut.marker.version for cut in counts if cut not in dropped))
         answer: Delivery | Awaiting
         if isinstance(upcoming, deliveries.CompleteVersion):
-            records = self._stream.counts({cut.ssp: (str(cut.start), str(cut.end)) for cut in upcoming.segments})
+            records = self._stream.counts(
+                {cut.ssp: (str(cut.start), str(cut.end)) for cut in upcoming.segments}
+            )
             deliveries.check_repeats(name, upcoming, markers, records)
             answer = upcoming.delivery(records)
         else:
@@ -158,36 +205,49 @@ class StreamSource(VersionSource):
             left_out=sum(counts.values()) - sum(dropped.values()),
             outside=outside,
             lost=lost,
-            notes=(*deliveries.describe_redeliveries(manifest, dropped), *self.describe_outside(outside)),
+            notes=(
+                *deliveries.describe_redeliveries(manifest, dropped),
+                *self.describe_outside(outside),
+            ),
             stream=identity,
         )
 
     def check(self, delivery: Delivery, spark: Callable[[], SparkSession]) -> int:
-        """Return the version's number of records, after comparing counts and checksums with its markers.
+        """Return the version's number of records, after comparing counts and checksums with its
+        markers.
 
-        Counting reads no records. A checksum costs one pass over the records, and is only computed if a marker has one
-        in the format of `records_checksum`.
+        Counting reads no records. A checksum costs one pass over the records, and is only computed
+        if a marker has one in the format of `records_checksum`.
         """
         complete: deliveries.CompleteVersion = delivery.content
         records = self._stream.counts(_parse_ranges(delivery))
         deliveries.check_counts(self.spec.name, complete, records)
-        promised = {cut: hashing.parse_records_checksum(cut.marker.checksum) for cut in complete.segments}
+        promised = {
+            cut: hashing.parse_records_checksum(cut.marker.checksum) for cut in complete.segments
+        }
         if any(promised.values()):
-            checksums = self._checksums(delivery, spark, self._stream.records) if any(records.values()) else {}
+            checksums = (
+                self._checksums(delivery, spark, self._stream.records)
+                if any(records.values())
+                else {}
+            )
             for cut, checksum in promised.items():
                 found = checksums.get(cut.ssp.partition, hashing.EMPTY_CHECKSUM)
                 if checksum is not None and checksum != found:
                     problem = (
-                        f"dataset {self.spec.name!r}, version {delivery.version!r}: the marker at offset "
-                        f"{cut.marker.offset} of {cut.marker.ssp} expects records with the checksum {checksum}, those "
-                        f"before it have {found}."
+                        f"dataset {self.spec.name!r}, version {delivery.version!r}: the marker at"
+                        f" offset {cut.marker.offset} of {cut.marker.ssp} expects records with the"
+                        f" checksum {checksum}, those before it have {found}."
                     )
                     step = (
-                        "The version is not published and what is served stays. Deliver the right content under a new "
-                        "version name; producers compute checksums with records_checksum(df, schema)."
+                        "The version is not published and what is served stays. Deliver the right"
+                        " content under a new version name; producers compute checksums with"
+                        " records_checksum(df, schema)."
                     )
                     name = self.spec.name
-                    raise deliveries.contradiction_error(problem, name, delivery.version, checksum, found, step)
+                    raise deliveries.contradiction_error(
+                        problem, name, delivery.version, checksum, found, step
+                    )
         return sum(records.values())
 
     def list_spark_needs(self) -> list[str]:
@@ -195,7 +255,9 @@ class StreamSource(VersionSource):
         return entries.list_spark_needs(self._stream)
 
     def records_in_arrow(self, delivery: Delivery) -> pa.Table:
-        """Return the version's records with the columns of META, ordered by partition and offset."""
+        """Return the version's records with the columns of META, ordered by partition and
+        offset.
+        """
         return self._stream.read_arrow(_parse_ranges(delivery))
 
     def place(self, delivery: Delivery, partition: int, offset: int) -> str:
@@ -205,15 +267,23 @@ class StreamSource(VersionSource):
     # -- inside
 
     def _ends_at(self, offsets: Mapping[SystemStreamPartition, int]) -> bool:
-        """Whether the stream ends at these offsets. Raises OffsetOutOfRangeError if it ends before them."""
+        """Whether the stream ends at these offsets. Raises OffsetOutOfRangeError if it ends
+        before them.
+        """
         ends = self._stream.system.upcoming(self._stream.ssps)
         if any(int(ends[ssp]) < offset for ssp, offset in offsets.items()):
-            ends = self._system.upcoming(self._stream.ssps)  # another writer may have advanced since it was opened
+            ends = self._system.upcoming(
+                self._stream.ssps
+            )  # another writer may have advanced since it was opened
         self._raise_if_recreated(None, {ssp: str(offset) for ssp, offset in offsets.items()}, ends)
         return all(int(ends[ssp]) == offset for ssp, offset in offsets.items())
 
-    def _raise_if_recreated(self, before: str | None, read_to: Offsets = _NONE, ends: Offsets = _NONE) -> None:
-        """Raise OffsetOutOfRangeError if the stream is not the one with the identity `before`, or ends too early."""
+    def _raise_if_recreated(
+        self, before: str | None, read_to: Offsets = _NONE, ends: Offsets = _NONE
+    ) -> None:
+        """Raise OffsetOutOfRangeError if the stream is not the one with the identity `before`,
+        or ends too early.
+        """
         refusal = self._stream.recreated_error(before, read_to, ends)
         if refusal is not None:
             raise refusal
@@ -222,8 +292,12 @@ class StreamSource(VersionSource):
         return self._stream.count({cut.ssp: (str(cut.start), str(cut.end))})
 
     def _markers(self, offsets: Mapping[SystemStreamPartition, int]) -> list[Marker]:
-        """Return the markers at or after these offsets, and perhaps earlier ones, known from a call before."""
-        if self._seen is None or any(offset < self._seen[0][ssp] for ssp, offset in offsets.items()):
+        """Return the markers at or after these offsets, and perhaps earlier ones, known from a
+        call before.
+        """
+        if self._seen is None or any(
+            offset < self._seen[0][ssp] for ssp, offset in offsets.items()
+        ):
             since = {ssp: str(offset) for ssp, offset in offsets.items()}
             self._seen = (dict(offsets), self._stream.system.markers(self.info.name, since))
         return self._seen[1]
@@ -237,14 +311,16 @@ class StreamSource(VersionSource):
         given = Schema.from_spark(records.drop(*META).schema)
         if given != declared:
             raise SchemaMismatchError(
-                f"dataset {self.spec.name!r}, version {delivery.version!r}: {self.spec.input} has other columns in "
-                f"this version than it declares: {declared.difference(given)}.",
+                f"dataset {self.spec.name!r}, version {delivery.version!r}: {self.spec.input} has"
+                f" other columns in this version than it declares: {declared.difference(given)}.",
                 "Deliver the version again with one schema, into a stream that declares it.",
                 dataset=self.spec.name,
             )
         return records
 
-    def _checksums(self, delivery: Delivery, spark: Callable[[], SparkSession], schema: Schema) -> dict[int, str]:
+    def _checksums(
+        self, delivery: Delivery, spark: Callable[[], SparkSession], schema: Schema
+    ) -> dict[int, str]:
         if spark is IN_PROCESS:
             entries.raise_if_spark_needed(self.spec, self.list_spark_needs())
             return hashing.arrow_checksums_by(PARTITION, self.records_in_arrow(delivery), schema)
@@ -256,19 +332,27 @@ def _parse_ranges(delivery: Delivery) -> dict[SystemStreamPartition, tuple[str, 
 
 
 def list_query_spark_needs(spec: AdjunctDataset, query: QuerySource) -> list[str]:
-    """Return, in words, why the query can't be run, or entries made, without Spark; empty if they can."""
+    """Return, in words, why the query can't be run, or entries made, without Spark; empty if
+    they can.
+    """
     needed = ["its query, which is SQL"] if isinstance(query.query, str) else []
     return [*needed, *entries.list_extractor_spark_needs(spec)]
 
 
 class QueryVersions(VersionSource):
-    """The one version that a query computes now, named after its partition or else after the time in UTC.
+    """The one version that a query computes now, named after its partition or else after the time
+    in UTC.
 
     A query's rows have no order: of several with one key, the one with the greatest values is kept.
     """
 
     def __init__(
-        self, spec: AdjunctDataset, query: QuerySource, partition: str | None, *, now: Callable[[], datetime]
+        self,
+        spec: AdjunctDataset,
+        query: QuerySource,
+        partition: str | None,
+        *,
+        now: Callable[[], datetime],
     ) -> None:
         schema = entries.derive_entry_schema(spec, query.schema)
         ordered_by = tuple(name for name in schema.names if name not in spec.key)
@@ -292,8 +376,15 @@ class QueryVersions(VersionSource):
         """Return the error for an answer without entries, None if the query may be empty."""
         if self._query.allow_empty:
             return None
-        left = "returned no rows" if self.spec.extractor is None else "returned no rows from which an entry is made"
-        step = "Correct the query or what it reads; if it may be empty, declare QuerySource(…, allow_empty=True)."
+        left = (
+            "returned no rows"
+            if self.spec.extractor is None
+            else "returned no rows from which an entry is made"
+        )
+        step = (
+            "Correct the query or what it reads; if it may be empty, declare QuerySource(…,"
+            " allow_empty=True)."
+        )
         problem = f"{self._what(delivery)} {left}."
         return EmptyVersionError(problem, step, dataset=self.spec.name, version=delivery.version)
 
@@ -308,15 +399,23 @@ class QueryVersions(VersionSource):
         """
         query, what = self._query.query, self._what(delivery)
         assert not isinstance(query, str), "SQL needs Spark"
-        answer = call_user_function(self.spec, what, "function", partial(query, IN_PROCESS, delivery.content))
+        answer = call_user_function(
+            self.spec, what, "function", partial(query, IN_PROCESS, delivery.content)
+        )
         if not isinstance(answer, ArrowFrame):
             step = "Without Spark, return an Arrow table, or a pandas or Polars frame."
-            raise DatasetError(f"{what} returned a {type(answer).__name__}.", step, dataset=self.spec.name)
+            raise DatasetError(
+                f"{what} returned a {type(answer).__name__}.", step, dataset=self.spec.name
+            )
         answer = to_arrow_table(answer, what)
         columns = [(field.name, field.type) for field in Schema.from_arrow(answer.schema).fields]
         _check_columns(columns, self._query.schema, what)
         rows, zeros = answer.num_rows, [0] * answer.num_rows
-        marks = (pa.array(zeros, pa.int32()), pa.array(zeros, pa.int64()), pa.nulls(rows, pa.timestamp("us", "UTC")))
+        marks = (
+            pa.array(zeros, pa.int32()),
+            pa.array(zeros, pa.int64()),
+            pa.nulls(rows, pa.timestamp("us", "UTC")),
+        )
         answer = fit_to_schema(answer, self._query.schema, what)
         records = {name: answer.column(name) for name in self._query.schema.names}
         records |= dict(zip(META, (*marks, pa.array([False] * rows, pa.bool_())), strict=True))
@@ -332,11 +431,17 @@ class QueryVersions(VersionSource):
         if isinstance(query, str):
             ready = _fill_placeholders(query, computation)
         else:
-            ready = partial(call_user_function, self.spec, what, "function", partial(query, spark, computation))
+            ready = partial(
+                call_user_function, self.spec, what, "function", partial(query, spark, computation)
+            )
         frame = run_query(self.spec, what, spark, ready)
         columns = [(field.name, field.dataType.simpleString()) for field in frame.schema.fields]
         _check_columns(columns, self._query.schema, what)
-        marks = {META[0]: F.lit(0), META[1]: F.lit(0).cast("bigint"), META[2]: F.lit(None).cast("timestamp")}
+        marks = {
+            META[0]: F.lit(0),
+            META[1]: F.lit(0).cast("bigint"),
+            META[2]: F.lit(None).cast("timestamp"),
+        }
         return frame.select(
             *[named_column(name) for name in self._query.schema.names],
             *[value.alias(name) for name, value in marks.items()],
@@ -348,10 +453,14 @@ class QueryVersions(VersionSource):
 
 
 def _check_columns(columns: Sequence[tuple[str, str]], declared: Schema, what: str) -> None:
-    """Raise DatasetError unless these columns (name and type) are exactly the declared ones, in any order."""
+    """Raise DatasetError unless these columns (name and type) are exactly the declared ones, in
+    any order.
+    """
     types = dict(columns)
     parts = [(name, "is missing") for name in declared.names if name not in types]
-    parts += [(name, f"({kind}) is not declared") for name, kind in types.items() if name not in declared]
+    parts += [
+        (name, f"({kind}) is not declared") for name, kind in types.items() if name not in declared
+    ]
     parts += [
         (field.name, f"is {types[field.name]}, declared {field.type}")
         for field in declared.fields
@@ -359,7 +468,10 @@ def _check_columns(columns: Sequence[tuple[str, str]], declared: Schema, what: s
     ]
     parts += [(name, "appears twice") for name in repeated_names(name for name, _ in columns)]
     if parts:
-        problem = f"{what} returns other columns than declared: {'; '.join(' '.join(part) for part in parts)}."
+        problem = (
+            f"{what} returns other columns than declared:"
+            f" {'; '.join(' '.join(part) for part in parts)}."
+        )
         step = "Select, name and cast them in the query, or declare the columns that it returns."
         raise DatasetError(problem, step, column=parts[0][0])
 
@@ -373,7 +485,9 @@ def _generate_version_name(manifest: BoundedManifest, now: datetime) -> str:
 
 
 def _fill_placeholders(sql: str, computation: Computation) -> str:
-    """Return the SQL with {version} and {partition} replaced by quoted names; other braces are unchanged."""
+    """Return the SQL with {version} and {partition} replaced by quoted names; other braces are
+    unchanged.
+    """
     partition = "NULL" if computation.partition is None else quote_text(computation.partition)
     values = {"{version}": quote_text(computation.version), "{partition}": partition}
     return re.sub(r"\{version\}|\{partition\}", lambda placeholder: values[placeholder[0]], sql)

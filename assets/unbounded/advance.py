@@ -4,10 +4,11 @@
     plan_recovery   -> RecoveryPlan     recovery.py: what to do with the table
     execute_plan    -> AdvanceReport    create the table or evolve it, apply the changes, compact
 
-A new table begins with a commit of its start and target offsets, before any change is read. With a bulk snapshot, that
-commit also has the base that was loaded from it, and the start is the snapshot's position. A bootstrap then applies the
-changes up to the target in chunks; a table that is created without a bootstrap is empty and served at once. A rebuilt
-table is built next to the one that is served.
+A new table begins with a commit of its start and target offsets, before any change is read. With a
+bulk snapshot, that commit also has the base that was loaded from it, and the start is the
+snapshot's position. A bootstrap then applies the changes up to the target in chunks; a table that
+is created without a bootstrap is empty and served at once. A rebuilt table is built next to the one
+that is served.
 """
 
 from __future__ import annotations
@@ -25,8 +26,17 @@ from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.declaration.snapshots import Snapshot, offset_error, resolve_position
 from dagster_adjunct.assets.reading.superseded import is_mask_due, try_to_write_mask
 from dagster_adjunct.assets.sources.changes import add_order
-from dagster_adjunct.assets.sources.entries import Offsets, OpenedStream, offsets_by_partition, offsets_to_json
-from dagster_adjunct.assets.sources.order_samples import needs_samples, samples_in_frame, unorderable_error
+from dagster_adjunct.assets.sources.entries import (
+    Offsets,
+    OpenedStream,
+    offsets_by_partition,
+    offsets_to_json,
+)
+from dagster_adjunct.assets.sources.order_samples import (
+    needs_samples,
+    samples_in_frame,
+    unorderable_error,
+)
 from dagster_adjunct.assets.unbounded import commit
 from dagster_adjunct.assets.unbounded.changes import apply_changes, check_spark_needs
 from dagster_adjunct.assets.unbounded.commit import Advance
@@ -46,7 +56,12 @@ from dagster_adjunct.resources.errors import AdjunctError, DatasetError, OffsetO
 from dagster_adjunct.resources.lazy_modules import F, pa, pq
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.objects.store import staged_file_errors
-from dagster_adjunct.resources.schemas.schema import Schema, is_widening, named_column, repeated_names
+from dagster_adjunct.resources.schemas.schema import (
+    Schema,
+    is_widening,
+    named_column,
+    repeated_names,
+)
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 from dagster_adjunct.resources.spark.tasks import translate_spark_errors
 from dagster_adjunct.resources.streams.system import (
@@ -71,9 +86,10 @@ def load_snapshot(
 ) -> tuple[Generation, dict[SystemStreamPartition, str], Samples | None]:
     """Write the rows of the bulk snapshot as the base of a new table.
 
-    Returns the generation with the number `number`, the snapshot's position (the next offset to read, by partition),
-    and the first values of the ordering columns. Raises DatasetError for columns that do not fit the dataset and for
-    duplicate keys, and what `validate_snapshot_position` raises.
+    Returns the generation with the number `number`, the snapshot's position (the next offset to
+    read, by partition), and the first values of the ordering columns. Raises DatasetError for
+    columns that do not fit the dataset and for duplicate keys, and what
+    `validate_snapshot_position` raises.
     """
     spec, spark = source.spec, context.spark()
     initial = spec.following.initial
@@ -82,7 +98,9 @@ def load_snapshot(
     with closing(initial.load(spec, source.schema, source.ssps, spark)) as snapshot:
         start = validate_snapshot_position(snapshot, source, what)
         with (
-            snapshot_frame(snapshot, source.schema, what, context.log(spec.name), spark, context.by) as rows,
+            snapshot_frame(
+                snapshot, source.schema, what, context.log(spec.name), spark, context.by
+            ) as rows,
             renew_attempt(context.lake, spec.name, attempt.id, context.by),
         ):
             placed, samples = _with_positions(source, rows)
@@ -100,15 +118,17 @@ def load_snapshot(
                 WriteOptions(
                     f"dataset {spec.name!r}, bulk snapshot",
                     drop_tombstones=True,
-                    over_time=None if spec.following.history is None else TimelineOptions(fills_ends=True),
+                    over_time=(
+                        None if spec.following.history is None else TimelineOptions(fills_ends=True)
+                    ),
                 ),
                 order_by=(POSITION,),
                 partitioned=False,
             )
     if counters["superseded"]:
         raise DatasetError(
-            f"dataset {spec.name!r}: the key ({', '.join(spec.key)}) is not unique in the bulk snapshot: "
-            f"{counters['superseded']:,} rows repeat a key. Nothing was published.",
+            f"dataset {spec.name!r}: the key ({', '.join(spec.key)}) is not unique in the bulk"
+            f" snapshot: {counters['superseded']:,} rows repeat a key. Nothing was published.",
             "Remove the duplicates from the snapshot, or declare a key that is unique.",
             dataset=spec.name,
         )
@@ -118,8 +138,8 @@ def load_snapshot(
 def _with_positions(source: OpenedStream, rows: DataFrame) -> tuple[DataFrame, Samples | None]:
     """Return the snapshot's rows with `__position`, and the first values of the ordering columns.
 
-    A row's position is made from its ordering columns. Without these in the rows it is below those of all changes, and
-    there are no first values (None).
+    A row's position is made from its ordering columns. Without these in the rows it is below those
+    of all changes, and there are no first values (None).
     """
     order = source.spec.following.order_by or ()
     lowest = F.lit(LOWEST).cast("bigint") if source.position_type == "bigint" else F.lit("")
@@ -140,40 +160,57 @@ def _with_positions(source: OpenedStream, rows: DataFrame) -> tuple[DataFrame, S
             raise unorderable_error(source.spec, *seen.lacking)
         samples = seen.values
     placed = add_order(source.spec, rows, source.schema, samples).drop(TIMESTAMP, OFFSET, PARTITION)
-    return placed.withColumn(POSITION, F.coalesce(F.col(ORDER), lowest)).drop(ORDER, PROBLEM), samples
+    return (
+        placed.withColumn(POSITION, F.coalesce(F.col(ORDER), lowest)).drop(ORDER, PROBLEM),
+        samples,
+    )
 
 
 def _snapshot_valid_from(
     source: OpenedStream, start: Mapping[SystemStreamPartition, str], spark: SparkSession
 ) -> Column:
-    """Return the column in which rows of the snapshot begin to be valid: `valid_from`, or one time for all rows.
+    """Return the column in which rows of the snapshot begin to be valid: `valid_from`, or one time
+    for all rows.
 
-    That time is the timestamp of the oldest record after the snapshot's position, so that no change precedes the row it
-    changes; the current time where there is no such record.
+    That time is the timestamp of the oldest record after the snapshot's position, so that no change
+    precedes the row it changes; the current time where there is no such record.
     """
     name = source.spec.following.valid_from
     if name is not None and name in source.schema.names:
         return named_column(name).cast("timestamp")
     if name is not None:
         problem = (
-            f"dataset {source.spec.name!r}: valid_from is column {name!r}, which is not stored, so rows of the "
-            "bulk snapshot have no start of validity."
+            f"dataset {source.spec.name!r}: valid_from is column {name!r}, which is not stored, so"
+            " rows of the bulk snapshot have no start of validity."
         )
-        raise DatasetError(problem, "Store that column too, or leave valid_from out.", dataset=source.spec.name)
+        raise DatasetError(
+            problem, "Store that column too, or leave valid_from out.", dataset=source.spec.name
+        )
     ends = source.system.upcoming(source.ssps)
-    ranges = {ssp: (offset, ends[ssp]) for ssp, offset in start.items() if source.system.compare(offset, ends[ssp]) < 0}
+    ranges = {
+        ssp: (offset, ends[ssp])
+        for ssp, offset in start.items()
+        if source.system.compare(offset, ends[ssp]) < 0
+    }
     oldest = source.read(spark, ranges).agg(F.min(TIMESTAMP)).first() if ranges else None
-    return F.lit(oldest[0]) if oldest is not None and oldest[0] is not None else F.current_timestamp()
+    return (
+        F.lit(oldest[0]) if oldest is not None and oldest[0] is not None else F.current_timestamp()
+    )
 
 
-def validate_snapshot_position(snapshot: Snapshot, source: OpenedStream, what: str) -> dict[SystemStreamPartition, str]:
+def validate_snapshot_position(
+    snapshot: Snapshot, source: OpenedStream, what: str
+) -> dict[SystemStreamPartition, str]:
     """Return the snapshot's position: the next offset to read, by partition.
 
-    Raises DatasetError where it does not name each partition of the stream, and OffsetOutOfRangeError for an offset
-    that the stream no longer holds or has not reached.
+    Raises DatasetError where it does not name each partition of the stream, and
+    OffsetOutOfRangeError for an offset that the stream no longer holds or has not reached.
     """
     position = resolve_position(
-        source.spec, what, {str(ssp): offset for ssp, offset in snapshot.position.items()}, source.ssps
+        source.spec,
+        what,
+        {str(ssp): offset for ssp, offset in snapshot.position.items()},
+        source.ssps,
     )
     oldest, upcoming = source.system.oldest(source.ssps), source.system.upcoming(source.ssps)
     for ssp, offset in position.items():
@@ -204,7 +241,8 @@ def validate_snapshot_position(snapshot: Snapshot, source: OpenedStream, what: s
 def cast_to_schema(rows: DataFrame, schema: Schema, what: str) -> DataFrame:
     """Return the rows with just the columns of the schema, cast to its types.
 
-    Raises DatasetError for columns that are missing, repeated, or of a type that can't be widened to the schema's.
+    Raises DatasetError for columns that are missing, repeated, or of a type that can't be widened
+    to the schema's.
     """
     types = {field.name: field.dataType.simpleString() for field in rows.schema.fields}
     repeated = repeated_names(rows.columns)
@@ -216,20 +254,26 @@ def cast_to_schema(rows: DataFrame, schema: Schema, what: str) -> DataFrame:
     ]
     wrong += [(name, "is duplicated") for name in repeated if name in schema]
     if wrong:
-        problem = f"{what} has different columns than the dataset: {'; '.join(' '.join(part) for part in wrong)}."
+        problem = (
+            f"{what} has different columns than the dataset:"
+            f" {'; '.join(' '.join(part) for part in wrong)}."
+        )
         step = "Select, rename and cast the columns of the snapshot to match the dataset."
         raise DatasetError(problem, step, column=wrong[0][0])
-    return rows.select(*[named_column(field.name).cast(field.type).alias(field.name) for field in schema.fields])
+    return rows.select(
+        *[named_column(field.name).cast(field.type).alias(field.name) for field in schema.fields]
+    )
 
 
 @contextmanager
 def snapshot_frame(
     snapshot: Snapshot, schema: Schema, what: str, log: DatasetLog, spark: SparkSession, by: str
 ) -> Iterator[DataFrame]:
-    """Provide, while the context lasts, the rows of a snapshot as a frame with the columns of `schema`.
+    """Provide, while the context lasts, the rows of a snapshot as a frame with the columns of
+    `schema`.
 
-    Arrow tables are staged in the lake, where all of Spark's executors can read them. Raises DatasetError for columns
-    that do not fit.
+    Arrow tables are staged in the lake, where all of Spark's executors can read them. Raises
+    DatasetError for columns that do not fit.
     """
     from pyspark.sql import DataFrame
 
@@ -241,13 +285,17 @@ def snapshot_frame(
     with record_build(log.lake, log.name, attempt.id, by):
         try:
             rows = _stage_tables(log.lake, folder, snapshot.rows, spark)
-            yield cast_to_schema(spark.createDataFrame([], schema.ddl()) if rows is None else rows, schema, what)
+            yield cast_to_schema(
+                spark.createDataFrame([], schema.ddl()) if rows is None else rows, schema, what
+            )
         finally:
             with suppress(AdjunctError):  # a later discard deletes what is left
                 log.lake.store.delete_many([item.key for item in log.lake.store.list(f"{folder}/")])
 
 
-def _stage_tables(lake: Lake, folder: str, tables: Iterable[pa.Table], spark: SparkSession) -> DataFrame | None:
+def _stage_tables(
+    lake: Lake, folder: str, tables: Iterable[pa.Table], spark: SparkSession
+) -> DataFrame | None:
     """Write tables to a folder of the lake and return them as a frame; None if there are none."""
     path = lake.store.staging_dir() / f"{uuid4().hex}.parquet"
     number, writer = 0, None
@@ -279,15 +327,26 @@ def _upload_part(lake: Lake, folder: str, path: Any, number: int, writer: Any) -
 
 
 def begin_table(advance: Advance, applied: Mapping[str, str]) -> Advance:
-    """Commit the first manifest of a new table, which has the bulk snapshot's rows if one is declared.
+    """Commit the first manifest of a new table, which has the bulk snapshot's rows if one is
+    declared.
 
-    It records the startpoints in `applied` (ids by partition) as applied. Raises CommitConflictError where another
-    writer committed first, and what `load_snapshot` raises.
+    It records the startpoints in `applied` (ids by partition) as applied. Raises
+    CommitConflictError where another writer committed first, and what `load_snapshot` raises.
     """
     advance = _commit_repartitioned(advance)
-    snapshot, source, decision, first = advance.snapshot, advance.source, advance.decision, advance.manifest
+    snapshot, source, decision, first = (
+        advance.snapshot,
+        advance.source,
+        advance.decision,
+        advance.manifest,
+    )
     attempt, number = advance.log.attempt(), first.next_generation
-    running, used, building, samples = decision.action == "bootstrap", 0, tuple[Generation, ...](), None
+    running, used, building, samples = (
+        decision.action == "bootstrap",
+        0,
+        tuple[Generation, ...](),
+        None,
+    )
     start: Offsets = source.system.oldest(source.ssps)
     if not running:  # without a bootstrap: empty, from the previous table's offsets on
         known = {} if snapshot.manifest is None else offsets_by_partition(snapshot.manifest.offsets)
@@ -297,7 +356,9 @@ def begin_table(advance: Advance, applied: Mapping[str, str]) -> Advance:
             loaded, start, samples = load_snapshot(advance.context, source, attempt, number)
             building, used = (loaded,) if loaded.files else (), 1
         # The bootstrap's target is the end of the stream after the snapshot was loaded.
-        advance = replace(advance, ends=source.system.upcoming(source.ssps), counters={"loaded": loaded.rows})
+        advance = replace(
+            advance, ends=source.system.upcoming(source.ssps), counters={"loaded": loaded.rows}
+        )
     bootstrap = Bootstrap(
         state="running" if running else "done",
         start=offsets_to_json(start),
@@ -325,7 +386,9 @@ def begin_table(advance: Advance, applied: Mapping[str, str]) -> Advance:
         change=commit.change_from_decision(decision),
     )
     if not running:
-        after = commit.manifest_with_version(advance, after, attempt, (attempt.generation(number),), {})
+        after = commit.manifest_with_version(
+            advance, after, attempt, (attempt.generation(number),), {}
+        )
     advance = commit.commit_manifest(advance, after, commit_id=attempt.id)
     delete_attempt(advance.context.lake, snapshot.spec.name, attempt.id)
     return advance
@@ -335,19 +398,26 @@ _NONE: Mapping[str, str] = MappingProxyType({})
 
 
 def advance_unbounded(
-    context: Runtime, spec: AdjunctDataset, *, rebuild: str | None = None, on_stage: OnStage = ignore_stage
+    context: Runtime,
+    spec: AdjunctDataset,
+    *,
+    rebuild: str | None = None,
+    on_stage: OnStage = ignore_stage,
 ) -> AdvanceReport:
     """Bootstrap the dataset, or apply the changes since its last commit.
 
-    Without changes it makes no version, unless the columns or the length of history have changed. `rebuild` is the
-    reason to rebuild it from the stream's oldest offset (or its bulk snapshot), next to the table that is served.
-    Raises BadChangeError and NullKeyError for changes that can't be applied, OffsetOutOfRangeError and DatasetError
-    where the table can't be continued, and CommitConflictError when another writer committed first.
+    Without changes it makes no version, unless the columns or the length of history have changed.
+    `rebuild` is the reason to rebuild it from the stream's oldest offset (or its bulk snapshot),
+    next to the table that is served. Raises BadChangeError and NullKeyError for changes that can't
+    be applied, OffsetOutOfRangeError and DatasetError where the table can't be continued, and
+    CommitConflictError when another writer committed first.
     """
     if not spec.following.persistent:
         raise DatasetError(
-            f"dataset {spec.name!r} is declared persistent=False: each run builds its own table and none is stored.",
-            "Run the application (adjunct run MODULE:APP), or declare persistent=True to store the table.",
+            f"dataset {spec.name!r} is declared persistent=False: each run builds its own table and"
+            " none is stored.",
+            "Run the application (adjunct run MODULE:APP), or declare persistent=True to store the"
+            " table.",
             dataset=spec.name,
         )
     stages = Stages(spec.name, on_stage)
@@ -357,14 +427,18 @@ def advance_unbounded(
     return execute_plan(Advance.of(context, snapshot, plan.decision, stages), plan)
 
 
-def execute_plan(advance: Advance, plan: RecoveryPlan, *, applied: Mapping[str, str] = _NONE) -> AdvanceReport:
+def execute_plan(
+    advance: Advance, plan: RecoveryPlan, *, applied: Mapping[str, str] = _NONE
+) -> AdvanceReport:
     """Execute the plan, then apply the changes since the last commit.
 
     A new table records the startpoints in `applied` (ids by partition) as applied.
     """
     if advance.context.spark is IN_PROCESS:
         check_spark_needs(advance.source)
-    advance = begin_table(advance, applied) if plan.first == "begin" else resume_table(advance, plan)
+    advance = (
+        begin_table(advance, applied) if plan.first == "begin" else resume_table(advance, plan)
+    )
     if plan.first == "leave":
         return build_report(commit.commit_decision(advance), "stale")
     advance, action = apply_changes(advance)
@@ -377,7 +451,9 @@ def execute_plan(advance: Advance, plan: RecoveryPlan, *, applied: Mapping[str, 
 
 
 def resume_table(advance: Advance, plan: RecoveryPlan) -> Advance:
-    """Return the advance of the existing table, evolved to the declared columns if the plan says so."""
+    """Return the advance of the existing table, evolved to the declared columns if the plan says
+    so.
+    """
     assert advance.snapshot.manifest is not None, "the plan begins a table that does not exist"
     advance = _commit_repartitioned(advance)
     return commit.evolve_table(advance) if plan.first == "evolve" else advance
@@ -394,22 +470,32 @@ def compact_if_due(advance: Advance) -> Advance:
 
 
 def mask_version(advance: Advance) -> None:
-    """Store the mask of the committed version: a cache for readers of which stored rows are no entries.
+    """Store the mask of the committed version: a cache for readers of which stored rows are no
+    entries.
 
-    Does nothing if this advance has made no version, or if no mask is due by the time that the advance took. If it
-    can't be made, the stage's detail says why; readers then merge the version without it.
+    Does nothing if this advance has made no version, or if no mask is due by the time that the
+    advance took. If it can't be made, the stage's detail says why; readers then merge the version
+    without it.
     """
     sealed = advance.manifest.version
-    if advance.sealed and sealed is not None and is_mask_due(sealed, sum(advance.stages.seconds.values())):
+    if (
+        advance.sealed
+        and sealed is not None
+        and is_mask_due(sealed, sum(advance.stages.seconds.values()))
+    ):
         with advance.stages("mask") as stage:
             stage.detail = try_to_write_mask(advance.context.lake.store, advance.spec.name, sealed)
 
 
 def _commit_repartitioned(advance: Advance) -> Advance:
-    """Commit that the table continues in its repartitioned stream, where that is not committed yet."""
+    """Commit that the table continues in its repartitioned stream, where that is not committed
+    yet.
+    """
     if not advance.snapshot.carried:
         return advance
-    return replace(advance, commit=advance.log.commit(advance.commit, advance.manifest, by=advance.context.by))
+    return replace(
+        advance, commit=advance.log.commit(advance.commit, advance.manifest, by=advance.context.by)
+    )
 
 
 @validated
@@ -426,13 +512,19 @@ def rebuild_dataset(
 ) -> AdvanceReport:
     """Rebuild an unbounded dataset from its stream's oldest offset, or from its bulk snapshot.
 
-    The new table, which may have different columns, is built next to the one that is served and replaces it once it
-    has reached its target. The next advance resumes an interrupted rebuild. Raises DatasetError for a bounded dataset
-    and for a stream that no longer holds every key, and ConfigurationError without a reason.
+    The new table, which may have different columns, is built next to the one that is served and
+    replaces it once it has reached its target. The next advance resumes an interrupted rebuild.
+    Raises DatasetError for a bounded dataset and for a stream that no longer holds every key, and
+    ConfigurationError without a reason.
     """
     if not spec.follows_changes:
-        problem = f"dataset {spec.name!r} is bounded: only unbounded datasets are rebuilt from a stream."
-        step = f"Deliver a new version, or serve an earlier one: adjunct dataset rollback {spec.name} --reason …."
+        problem = (
+            f"dataset {spec.name!r} is bounded: only unbounded datasets are rebuilt from a stream."
+        )
+        step = (
+            "Deliver a new version, or serve an earlier one: adjunct dataset rollback"
+            f" {spec.name} --reason …."
+        )
         raise DatasetError(problem, step, dataset=spec.name)
     require_audit_fields("rebuild", spec.name, reason, by)
     with open_runtime([spec], lake=lake, systems=systems, spark=spark, by=by) as runtime:

@@ -1,14 +1,17 @@
 """Applies changes in [offset, upcoming): each chunk becomes one delta and one commit.
 
-    read -> decode -> reject late changes (a rewind places them instead) -> reject bad changes, or set them aside
+    read -> decode -> reject late changes (a rewind places them instead) -> reject bad changes, or
+    set them aside
          -> complete and write -> send what was set aside to the dead letters -> commit
 
-The cost of a commit depends on its changes, not on the size of the table, because readers merge base and deltas. The
-chunks of a bootstrap become generations of the new table, which is built next to the one that is served.
+The cost of a commit depends on its changes, not on the size of the table, because readers merge
+base and deltas. The chunks of a bootstrap become generations of the new table, which is built next
+to the one that is served.
 
-Changes are rows of a Spark frame, or with IN_PROCESS of an Arrow table, with all of them in memory. Both have the
-columns of the entries, those of META, `__position`, and PROBLEM: why a change can't be applied. They build the same
-tables from the same streams; tests run random histories through both.
+Changes are rows of a Spark frame, or with IN_PROCESS of an Arrow table, with all of them in memory.
+Both have the columns of the entries, those of META, `__position`, and PROBLEM: why a change can't
+be applied. They build the same tables from the same streams; tests run random histories through
+both.
 """
 
 from __future__ import annotations
@@ -35,7 +38,11 @@ from dagster_adjunct.assets.sources.order_samples import find_order_samples
 from dagster_adjunct.assets.unbounded import commit
 from dagster_adjunct.assets.unbounded.commit import Advance
 from dagster_adjunct.assets.unbounded.complete_rows import RowCompletion
-from dagster_adjunct.assets.unbounded.dead_letters import build_dead_letters, dead_letter_producer, send_dead_letters
+from dagster_adjunct.assets.unbounded.dead_letters import (
+    build_dead_letters,
+    dead_letter_producer,
+    send_dead_letters,
+)
 from dagster_adjunct.assets.unbounded.ignored_changes import count_ignored, find_older_changes
 from dagster_adjunct.assets.unbounded.progress import bootstrap_progress
 from dagster_adjunct.assets.unbounded.suspicious_values import find_suspicious_values
@@ -44,8 +51,18 @@ from dagster_adjunct.assets.versions.leases import lease_served, record_build
 from dagster_adjunct.assets.versions.manifest import Change, UnboundedManifest
 from dagster_adjunct.assets.versions.reports import Action
 from dagster_adjunct.assets.versions.version import POSITION, find_newest_valid_from
-from dagster_adjunct.assets.writing.generation import ARROW, SPARK, count_deletions, write_generation
-from dagster_adjunct.resources.bucketing.files import VALID_FROM, BucketFile, Generation, TimelineOptions
+from dagster_adjunct.assets.writing.generation import (
+    ARROW,
+    SPARK,
+    count_deletions,
+    write_generation,
+)
+from dagster_adjunct.resources.bucketing.files import (
+    VALID_FROM,
+    BucketFile,
+    Generation,
+    TimelineOptions,
+)
 from dagster_adjunct.resources.bucketing.writer import WriteOptions
 from dagster_adjunct.resources.common import sum_counters
 from dagster_adjunct.resources.errors import CommitConflictError, DatasetError
@@ -64,14 +81,16 @@ if TYPE_CHECKING:
 def list_change_spark_needs(source: OpenedStream) -> list[str]:
     """Return, in words, why this table's changes can't be applied without Spark; empty if they can.
 
-    Their format has to be an ArrowChangeFormat. Dead letters store records as JSON, which needs Spark for records with
-    fractions or decimals.
+    Their format has to be an ArrowChangeFormat. Dead letters store records as JSON, which needs
+    Spark for records with fractions or decimals.
     """
     return [*list_spark_needs(source), *list_format_spark_needs(source.spec, source.records)]
 
 
 def list_format_spark_needs(spec: AdjunctDataset, records: Schema) -> list[str]:
-    """Return, in words, why changes in records with these columns can't be decoded without Spark; empty if they can."""
+    """Return, in words, why changes in records with these columns can't be decoded without
+    Spark; empty if they can.
+    """
     needed = []
     if not isinstance(spec.following.changes, ArrowChangeFormat):
         needed.append(f"the form of its changes ({spec.following.changes.describe()})")
@@ -97,26 +116,36 @@ def read_changes(
     samples: Samples | None = None,
     ahead: Ranges | None = None,
 ) -> tuple[DataFrame | pa.Table, Samples | None]:
-    """Return the changes made from the records of these ranges, and the first values of the ordering columns.
+    """Return the changes made from the records of these ranges, and the first values of the
+    ordering columns.
 
-    By offset, a change's position is its offset plus `positions_from`. `samples` are the first values of the ordering
-    columns, None before the first change; `ahead` is what follows the ranges. Raises SchemaMismatchError if there are
-    changes, and none of them can be ordered.
+    By offset, a change's position is its offset plus `positions_from`. `samples` are the first
+    values of the ordering columns, None before the first change; `ahead` is what follows the
+    ranges. Raises SchemaMismatchError if there are changes, and none of them can be ordered.
     """
     samples = find_order_samples(source, ranges, spark, samples, ahead)
     if spark is IN_PROCESS:
-        return decoding.decode_arrow_changes(source, source.read_arrow(ranges), positions_from, samples), samples
-    return decoding.decode_changes(source, source.read(spark(), ranges), positions_from, samples), samples
+        return (
+            decoding.decode_arrow_changes(
+                source, source.read_arrow(ranges), positions_from, samples
+            ),
+            samples,
+        )
+    return (
+        decoding.decode_changes(source, source.read(spark(), ranges), positions_from, samples),
+        samples,
+    )
 
 
 def drop_late(
     changes: DataFrame | pa.Table, horizon: int | None, on_bad_change: object
 ) -> tuple[DataFrame | pa.Table, Callable[[], int] | None]:
-    """Return the changes without late ones, and a function that counts these once the changes are written.
+    """Return the changes without late ones, and a function that counts these once the changes are
+    written.
 
-    A change is late at or below the horizon, a position, or with history a time in microseconds: it may be older than a
-    deletion that is no longer stored, so it can't be applied. With dead letters, late changes stay and get a problem
-    instead, and there is no function (None).
+    A change is late at or below the horizon, a position, or with history a time in microseconds: it
+    may be older than a deletion that is no longer stored, so it can't be applied. With dead
+    letters, late changes stay and get a problem instead, and there is no function (None).
     """
     if horizon is None:
         return changes, None
@@ -127,11 +156,15 @@ def drop_late(
         late = pc.fill_null(pc.less_equal(places, horizon), False)
         if set_aside:
             reasons = [
-                decoding.late_change_reason(horizon, over_time) if is_late else None for is_late in late.to_pylist()
+                decoding.late_change_reason(horizon, over_time) if is_late else None
+                for is_late in late.to_pylist()
             ]
             return decoding.add_problems(changes, reasons), None
         count = int(pc.sum(late).as_py() or 0)
-        return changes.filter(pc.or_(pc.invert(late), pc.is_valid(changes.column(PROBLEM)))), lambda: count
+        return (
+            changes.filter(pc.or_(pc.invert(late), pc.is_valid(changes.column(PROBLEM)))),
+            lambda: count,
+        )
     from pyspark.sql import Observation
 
     over_time = VALID_FROM in changes.columns
@@ -142,23 +175,31 @@ def drop_late(
         reason = F.lit(decoding.late_change_reason(horizon, over_time))
         return changes.withColumn(PROBLEM, F.coalesce(F.col(PROBLEM), F.when(late, reason))), None
     observed = Observation()
-    counted = changes.observe(observed, F.coalesce(F.sum(late.cast("long")), F.lit(0)).alias("late"))
+    counted = changes.observe(
+        observed, F.coalesce(F.sum(late.cast("long")), F.lit(0)).alias("late")
+    )
     return counted.where(~late | F.col(PROBLEM).isNotNull()), lambda: int(observed.get["late"])
 
 
-def select_applicable(changes: DataFrame | pa.Table, dataset: str, *, set_aside: bool) -> DataFrame | pa.Table:
+def select_applicable(
+    changes: DataFrame | pa.Table, dataset: str, *, set_aside: bool
+) -> DataFrame | pa.Table:
     """Return the changes without problems.
 
-    A change with a problem raises BadChangeError, at once or when the frame is written, unless such changes are set
-    aside.
+    A change with a problem raises BadChangeError, at once or when the frame is written, unless such
+    changes are set aside.
     """
     if isinstance(changes, pa.Table):
         bad = changes.filter(pc.is_valid(changes.column(PROBLEM)))
         if bad.num_rows and not set_aside:
-            offset, partition, reason = (bad.column(name)[0].as_py() for name in (OFFSET, PARTITION, PROBLEM))
+            offset, partition, reason = (
+                bad.column(name)[0].as_py() for name in (OFFSET, PARTITION, PROBLEM)
+            )
             raise decoding.bad_change_error(dataset, offset, partition, reason)
         good = changes.filter(pc.is_null(changes.column(PROBLEM)))
-        return good.drop_columns([name for name in (PROBLEM, decoding.RAW) if name in changes.column_names])
+        return good.drop_columns(
+            [name for name in (PROBLEM, decoding.RAW) if name in changes.column_names]
+        )
     if not set_aside:
         return decoding.fail_on_problems(changes, dataset)
     return changes.where(F.col(PROBLEM).isNull()).drop(PROBLEM, decoding.RAW)
@@ -171,29 +212,41 @@ def write_changes(
     rewinding: ActiveRewind | None,
     spark: Callable[[], SparkSession],
 ) -> tuple[Advance, Generation, dict[str, int], Samples | None]:
-    """Write the changes of these ranges as one generation; return the advance, the generation, counters and samples.
+    """Write the changes of these ranges as one generation; return the advance, the generation,
+    counters and samples.
 
-    The samples are the first values of the ordering columns. If the ranges had to be committed before their dead
-    letters were sent, the returned advance is the one after that commit. Raises BadChangeError and NullKeyError for
-    changes that can't be applied.
+    The samples are the first values of the ordering columns. If the ranges had to be committed
+    before their dead letters were sent, the returned advance is the one after that commit. Raises
+    BadChangeError and NullKeyError for changes that can't be applied.
     """
-    source, spec, manifest, lake = advance.source, advance.spec, advance.manifest, advance.context.lake
+    source, spec, manifest, lake = (
+        advance.source,
+        advance.spec,
+        advance.manifest,
+        advance.context.lake,
+    )
     following, late = spec.following, None
     reached = commit.offsets_after(advance, ranges)
     ahead = {ssp: (offset, advance.ends[ssp]) for ssp, offset in reached.items()}
-    changes, samples = read_changes(source, ranges, spark, manifest.positions_from, manifest.first_ordered, ahead)
+    changes, samples = read_changes(
+        source, ranges, spark, manifest.positions_from, manifest.first_ordered, ahead
+    )
     if rewinding is None or following.history is not None:
         # A table that is being built has dropped no tombstones yet.
         horizon = None if advance.running else manifest.horizon
         changes, late = drop_late(changes, horizon, following.on_bad_change)
-    layout, set_aside, over_time = commit.table_layout(source), isinstance(following.on_bad_change, DeadLetters), None
+    layout, set_aside, over_time = (
+        commit.table_layout(source),
+        isinstance(following.on_bad_change, DeadLetters),
+        None,
+    )
     stored = target_generations(advance)
     begins = not any(generation.files for generation in stored)
     if following.history is not None:  # a base stores where the validity of a row ends
         newest = find_newest_valid_from(() if advance.running else stored)
         over_time = TimelineOptions(fills_ends=begins, newest=newest)
-    # Ordered by a column, a deletion also wins against later changes with a lower value, so a base keeps it too. With
-    # history a deletion ends the validity of a row.
+    # Ordered by a column, a deletion also wins against later changes with a lower value, so a base
+    # keeps it too. With history a deletion ends the validity of a row.
     drop_tombstones = begins and following.order is None and over_time is None
     by_offset, again = following.order is None, rewinding is not None
     horizon = manifest.horizon if again and not by_offset and following.history is None else None
@@ -202,7 +255,8 @@ def write_changes(
         completion = RowCompletion(spec.name, layout, stored, by_offset, set_aside, again, horizon)
 
     def write_files(*rows_and_place: Any, **how: Any) -> list[BucketFile]:
-        """Write files, and move incomplete and late changes from the files' stats into this call's variables.
+        """Write files, and move incomplete and late changes from the files' stats into this call's
+        variables.
 
         Stats and footers are stored in manifests, where these changes don't belong.
         """
@@ -211,7 +265,11 @@ def write_changes(
         for file in write(*rows_and_place, **how):
             incomplete.extend(map(tuple, file.stats.get("incomplete", ())))
             late_again += file.stats.get("late", 0)
-            stats = {name: value for name, value in file.stats.items() if name not in ("incomplete", "late")}
+            stats = {
+                name: value
+                for name, value in file.stats.items()
+                if name not in ("incomplete", "late")
+            }
             # The footer has the same list.
             footer = None if "incomplete" in file.stats else file.footer
             files.append(replace(file, stats=stats, footer=footer))
@@ -225,29 +283,39 @@ def write_changes(
         select_applicable(changes, spec.name, set_aside=set_aside),
         write_files,
         WriteOptions(
-            f"dataset {spec.name!r}", drop_tombstones=drop_tombstones, over_time=over_time, completion=completion
+            f"dataset {spec.name!r}",
+            drop_tombstones=drop_tombstones,
+            over_time=over_time,
+            completion=completion,
         ),
-        order_by=(POSITION,) if rewinding is None and following.order_by is None else (POSITION, OFFSET, PARTITION),
+        order_by=(
+            (POSITION,)
+            if rewinding is None and following.order_by is None
+            else (POSITION, OFFSET, PARTITION)
+        ),
         partitioned=source.copartitioned and rewinding is None,
     )
     if rewinding is not None and late_again and not rewinding.forced:
         advance.log.drop(generation)
         raise DatasetError(
-            f"dataset {spec.name!r}: {late_again:,} of the changes can't be applied again, because the dataset has no "
-            f"entries with their keys. The keys may have been deleted: deletions up to position {horizon} are no "
-            "longer stored, and these changes are not newer.",
-            f"Rebuild it: adjunct dataset rebuild {spec.name} MODULE:APP --reason …. With force, these changes are "
-            "set aside as late.",
+            f"dataset {spec.name!r}: {late_again:,} of the changes can't be applied again, because"
+            " the dataset has no entries with their keys. The keys may have been deleted:"
+            f" deletions up to position {horizon} are no longer stored, and these changes are not"
+            " newer.",
+            f"Rebuild it: adjunct dataset rebuild {spec.name} MODULE:APP --reason …. With force,"
+            " these changes are set aside as late.",
             dataset=spec.name,
         )
     letters = build_dead_letters(changes, spec, incomplete) if set_aside else None
     if letters is not None:
         try:
             if manifest.quarantining is None and rewinding is None:
-                # First, so that a run that takes over sends the same letters again, which adds nothing. A rewind that
-                # is repeated reads the same ranges.
+                # First, so that a run that takes over sends the same letters again, which adds
+                # nothing. A rewind that is repeated reads the same ranges.
                 spans = {str(ssp): span for ssp, span in ranges.items()}
-                advance = commit.commit_fields(advance, quarantining=spans, change=Change(action="quarantine"))
+                advance = commit.commit_fields(
+                    advance, quarantining=spans, change=Change(action="quarantine")
+                )
             identity = (*(rewinding.identity if rewinding is not None else ()), *sorted(incomplete))
             read_to, distance = commit.offsets_after(advance, ranges), source.system.distance
             counters["quarantined"] = send_dead_letters(
@@ -266,7 +334,9 @@ def write_changes(
 
 
 def target_generations(advance: Advance) -> tuple[Generation, ...]:
-    """Return the generations that the next changes are applied to: of the table being built, else the served one."""
+    """Return the generations that the next changes are applied to: of the table being built,
+    else the served one.
+    """
     version = advance.manifest.version
     if advance.running:
         return advance.bootstrap.building
@@ -274,7 +344,9 @@ def target_generations(advance: Advance) -> tuple[Generation, ...]:
 
 
 def apply_changes(advance: Advance) -> tuple[Advance, Action]:
-    """Apply the changes since the last commit, one commit a chunk; return the advance and the action taken."""
+    """Apply the changes since the last commit, one commit a chunk; return the advance and the
+    action taken.
+    """
     action: Action = "up-to-date"
     began, done = time.monotonic(), 0
     while True:
@@ -292,18 +364,29 @@ def apply_changes(advance: Advance) -> tuple[Advance, Action]:
         action = "bootstrapped" if running else "applied" if action == "up-to-date" else action
         if running:
             took = time.monotonic() - began
-            at = bootstrap_progress(advance.context.systems, advance.manifest, advance.context.now())
-            advance.stages.report_progress("bootstrap", took, at.describe(took, 0 if reached else done))
-        if last:  # the next advance applies what came after a bootstrap began, so that readers need not wait
+            at = bootstrap_progress(
+                advance.context.systems, advance.manifest, advance.context.now()
+            )
+            advance.stages.report_progress(
+                "bootstrap", took, at.describe(took, 0 if reached else done)
+            )
+        # the next advance applies what came after a bootstrap began, so that readers need not wait
+        if last:
             return advance, action if reached or not running else "waiting"
 
 
 def apply_ranges(
-    advance: Advance, ranges: Ranges, *, reached: bool = False, rewinding: ActiveRewind | None = None
+    advance: Advance,
+    ranges: Ranges,
+    *,
+    reached: bool = False,
+    rewinding: ActiveRewind | None = None,
 ) -> tuple[Advance, int]:
-    """Read the changes in these ranges and commit them; return the advance and the number of records.
+    """Read the changes in these ranges and commit them; return the advance and the number of
+    records.
 
-    `reached` says that with them a bootstrap has reached its target; `rewinding` is the rewind that applies them again.
+    `reached` says that with them a bootstrap has reached its target; `rewinding` is the rewind that
+    applies them again.
     """
     context, name = advance.context, advance.spec.name
     attempt, bootstrapping = advance.log.attempt(), advance.running
@@ -318,23 +401,40 @@ def apply_ranges(
             record_build(context.lake, name, attempt.id, context.by),
             lease_served(context.lake, name, read, holder=f"advance by {context.by}"),
         ):
-            # With history, or in a rewind, stored rows are read too, so the number of rows is unknown.
+            # With history, or in a rewind, stored rows are read too, so the number of rows is
+            # unknown.
             alone = advance.spec.following.history is None and rewinding is None
-            spark = context.spark_for(records if alone else None, list_change_spark_needs(advance.source))
-            with advance.stages("build"), interpret_small_plans(spark, records if records and alone else None):
+            spark = context.spark_for(
+                records if alone else None, list_change_spark_needs(advance.source)
+            )
+            with (
+                advance.stages("build"),
+                interpret_small_plans(spark, records if records and alone else None),
+            ):
                 if records:
                     advance.stages.begin_build()
-                    advance, generation, counted, samples = write_changes(advance, attempt, ranges, rewinding, spark)
+                    advance, generation, counted, samples = write_changes(
+                        advance, attempt, ranges, rewinding, spark
+                    )
                     counted["deleted"] += count_deletions(generation)
                     if not bootstrapping:
-                        ignored, deletions = (0, 0) if rewinding is not None else _count_ignored(advance, generation)
+                        ignored, deletions = (
+                            (0, 0) if rewinding is not None else _count_ignored(advance, generation)
+                        )
                         counted["superseded"] += ignored
                         counted["deleted"] -= deletions
                         counted = {"changes": generation.rows - ignored, **counted}
                     counters |= counted
             with advance.stages("commit"):
                 decide = partial(
-                    _manifest_with_changes, attempt, generation, ranges, counters, samples, reached, rewinding
+                    _manifest_with_changes,
+                    attempt,
+                    generation,
+                    ranges,
+                    counters,
+                    samples,
+                    reached,
+                    rewinding,
                 )
                 advance = commit.commit_with_retries(advance, decide, commit_id=attempt.id)
     except CommitConflictError:
@@ -344,9 +444,11 @@ def apply_ranges(
 
 
 def _count_ignored(advance: Advance, generation: Generation) -> tuple[int, int]:
-    """Return how many of the generation's changes are older than the stored ones of their keys; of these, deletions.
+    """Return how many of the generation's changes are older than the stored ones of their keys; of
+    these, deletions.
 
-    By offset, streamed changes are never older, so none are looked for. With history, older changes correct the past.
+    By offset, streamed changes are never older, so none are looked for. With history, older changes
+    correct the past.
     """
     following, lake, name = advance.spec.following, advance.context.lake, advance.spec.name
     if following.order_by is None or following.history is not None:
@@ -355,7 +457,9 @@ def _count_ignored(advance: Advance, generation: Generation) -> tuple[int, int]:
     older = find_older_changes(lake.store, f"dataset {name!r}", stored, generation)
     if not older:
         return 0, 0
-    with lease_served(lake, name, advance.manifest.version, holder=f"advance by {advance.context.by}"):
+    with lease_served(
+        lake, name, advance.manifest.version, holder=f"advance by {advance.context.by}"
+    ):
         return count_ignored(older, advance.spec.key)
 
 
@@ -369,8 +473,15 @@ def _manifest_with_changes(
     rewinding: ActiveRewind | None,
     advance: Advance,
 ) -> UnboundedManifest:
-    """Return the manifest with these changes; a chunk without records leaves the version unchanged."""
-    source, manifest, bootstrap, running = advance.source, advance.manifest, advance.bootstrap, advance.running
+    """Return the manifest with these changes; a chunk without records leaves the version
+    unchanged.
+    """
+    source, manifest, bootstrap, running = (
+        advance.source,
+        advance.manifest,
+        advance.bootstrap,
+        advance.running,
+    )
     offsets = manifest.offsets | offsets_to_json({ssp: end for ssp, (_, end) in ranges.items()})
     after = manifest.after(
         declaration=source.declaration,
@@ -379,7 +490,11 @@ def _manifest_with_changes(
         counters=sum_counters(manifest.counters, counters),
         first_ordered=samples,
         quarantining=None,
-        confirmed_at=advance.snapshot.at if offsets == offsets_to_json(advance.ends) else manifest.confirmed_at,
+        confirmed_at=(
+            advance.snapshot.at
+            if offsets == offsets_to_json(advance.ends)
+            else manifest.confirmed_at
+        ),
         decision=advance.decision,
         next_generation=manifest.next_generation + (1 if generation.files or running else 0),
         change=Change(action="bootstrap" if running else "apply"),
@@ -399,5 +514,8 @@ def _manifest_with_changes(
         return after
     else:
         assert manifest.version is not None
-        generations = (*(before for before in manifest.version.generations if before.files), generation)
+        generations = (
+            *(before for before in manifest.version.generations if before.files),
+            generation,
+        )
     return commit.manifest_with_version(advance, after, attempt, generations, counters)

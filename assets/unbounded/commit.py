@@ -1,7 +1,7 @@
 """Commits the table of an unbounded dataset during an advance.
 
-Each commit holds data and offsets together, so one commit is one consistent cut across all partitions; it is retried
-where another writer only compacted or discarded.
+Each commit holds data and offsets together, so one commit is one consistent cut across all
+partitions; it is retried where another writer only compacted or discarded.
 """
 
 from __future__ import annotations
@@ -14,7 +14,13 @@ from typing import Any
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.declaration.envelopes import DebeziumEnvelope
-from dagster_adjunct.assets.sources.entries import Offsets, OpenedStream, Ranges, offsets_by_partition, offsets_to_json
+from dagster_adjunct.assets.sources.entries import (
+    Offsets,
+    OpenedStream,
+    Ranges,
+    offsets_by_partition,
+    offsets_to_json,
+)
 from dagster_adjunct.assets.sources.transactions import limit_to_complete_transactions
 from dagster_adjunct.assets.unbounded.recovery import TableSnapshot, effective_max_age
 from dagster_adjunct.assets.versions.dataset_log import Attempt, DatasetLog
@@ -42,15 +48,19 @@ from dagster_adjunct.resources.errors import CommitConflictError
 from dagster_adjunct.resources.objects.commit_log import Commit, commit_with_rebase
 from dagster_adjunct.resources.streams.system import SystemStreamPartition
 
-_NO_BOOTSTRAP = Bootstrap(state="running", start={}, target={}, started_at=datetime.fromtimestamp(0, UTC))
+_NO_BOOTSTRAP = Bootstrap(
+    state="running", start={}, target={}, started_at=datetime.fromtimestamp(0, UTC)
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Advance:
-    """The state of a running advance: the table that it found, the decision made on that, and its progress.
+    """The state of a running advance: the table that it found, the decision made on that, and its
+    progress.
 
-    `commit` and `manifest` are the newest ones known; changes are read up to the offsets `ends`. `sealed` are the ids
-    of the versions that it has committed, oldest first. `warnings` are about the values of the first changes.
+    `commit` and `manifest` are the newest ones known; changes are read up to the offsets `ends`.
+    `sealed` are the ids of the versions that it has committed, oldest first. `warnings` are about
+    the values of the first changes.
     """
 
     context: Runtime
@@ -65,7 +75,9 @@ class Advance:
     warnings: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, context: Runtime, snapshot: TableSnapshot, decision: Decision, stages: Stages) -> Advance:
+    def of(
+        cls, context: Runtime, snapshot: TableSnapshot, decision: Decision, stages: Stages
+    ) -> Advance:
         """Return an advance that has done nothing yet.
 
         Without a stored table its manifest is a new one, which is not committed.
@@ -104,25 +116,37 @@ class Advance:
         return self.bootstrap.state == "running"
 
     def after(self, commit: Commit, manifest: UnboundedManifest) -> Advance:
-        """Return the advance after this commit. A new version in `manifest` is added to `sealed`."""
+        """Return the advance after this commit. A new version in `manifest` is added to
+        `sealed`.
+        """
         version = manifest.version
         made = (version.id,) if version is not None and version is not self.manifest.version else ()
         return replace(self, commit=commit, manifest=manifest, sealed=(*self.sealed, *made))
 
 
-def commit_manifest(advance: Advance, manifest: UnboundedManifest, *, commit_id: str | None = None) -> Advance:
-    """Commit `manifest`. Raises CommitConflictError where another writer committed first; then nothing is committed."""
-    commit = advance.log.commit(advance.commit, manifest, by=advance.context.by, commit_id=commit_id)
+def commit_manifest(
+    advance: Advance, manifest: UnboundedManifest, *, commit_id: str | None = None
+) -> Advance:
+    """Commit `manifest`. Raises CommitConflictError where another writer committed first; then
+    nothing is committed.
+    """
+    commit = advance.log.commit(
+        advance.commit, manifest, by=advance.context.by, commit_id=commit_id
+    )
     return advance.after(commit, manifest)
 
 
 def commit_with_retries(
-    advance: Advance, decide: Callable[[Advance], UnboundedManifest], *, commit_id: str | None = None
+    advance: Advance,
+    decide: Callable[[Advance], UnboundedManifest],
+    *,
+    commit_id: str | None = None,
 ) -> Advance:
-    """Commit the manifest that `decide` makes of the current state; retry where others only compacted or discarded.
+    """Commit the manifest that `decide` makes of the current state; retry where others only
+    compacted or discarded.
 
-    Raises CommitConflictError where another writer has read further, has started the table again, or has erased keys
-    from whose rows our changes may have been completed.
+    Raises CommitConflictError where another writer has read further, has started the table again,
+    or has erased keys from whose rows our changes may have been completed.
     """
 
     def catch_up(seen: Advance) -> Advance | None:
@@ -133,15 +157,21 @@ def commit_with_retries(
         if advance.spec.following.completes:
             since = 0 if advance.commit is None else advance.commit.number
             newer = takewhile(lambda made: made[0].number > since, advance.log.history())
-            if any(after.change is not None and after.change.action == "erase" for _, after in newer):
+            if any(
+                after.change is not None and after.change.action == "erase" for _, after in newer
+            ):
                 return None
         return replace(seen, commit=commit, manifest=fresh)
 
-    return commit_with_rebase(advance, lambda seen: commit_manifest(seen, decide(seen), commit_id=commit_id), catch_up)
+    return commit_with_rebase(
+        advance, lambda seen: commit_manifest(seen, decide(seen), commit_id=commit_id), catch_up
+    )
 
 
 def commit_fields(advance: Advance, **changes: Any) -> Advance:
-    """Commit new values of these manifest fields; the others stay, with the data and the offsets."""
+    """Commit new values of these manifest fields; the others stay, with the data and the
+    offsets.
+    """
     return commit_with_retries(advance, lambda current: current.manifest.after(**changes))
 
 
@@ -156,16 +186,22 @@ def commit_decision(advance: Advance) -> Advance:
 def confirm_caught_up(advance: Advance) -> Advance:
     """Commit that the table is caught up now. Does nothing while changes are unread.
 
-    That is needed only where `effective_max_age` limits how old this knowledge may be, and at most once in a tenth of
-    that time.
+    That is needed only where `effective_max_age` limits how old this knowledge may be, and at most
+    once in a tenth of that time.
     """
-    limit, confirmed, now = effective_max_age(advance.source), advance.manifest.confirmed_at, advance.snapshot.at
+    limit, confirmed, now = (
+        effective_max_age(advance.source),
+        advance.manifest.confirmed_at,
+        advance.snapshot.at,
+    )
     if advance.manifest.offsets != offsets_to_json(advance.ends):
         return advance  # changes of an unfinished transaction are waiting
     if limit is None or (confirmed is not None and now - confirmed < limit / 10):
         return advance
     try:
-        return commit_fields(advance, confirmed_at=now, decision=advance.decision, change=Change(action="confirm"))
+        return commit_fields(
+            advance, confirmed_at=now, decision=advance.decision, change=Change(action="confirm")
+        )
     except CommitConflictError:  # another writer has confirmed it, or read further
         commit, fresh = advance.log.read()
         return replace(advance, commit=commit, manifest=as_unbounded(fresh or advance.manifest))
@@ -177,7 +213,9 @@ def change_from_decision(decision: Decision) -> Change:
 
 
 def _has_same_progress(before: UnboundedManifest, fresh: UnboundedManifest) -> bool:
-    """Whether no other writer has read further or started the table again, so that our changes still apply."""
+    """Whether no other writer has read further or started the table again, so that our changes
+    still apply.
+    """
     names = ("offsets", "bootstrap", "next_generation", "quarantining", "applied")
     if before.declaration.partitions != fresh.declaration.partitions:
         return False
@@ -197,12 +235,20 @@ def manifest_with_version(
     generations: tuple[Generation, ...],
     counters: Mapping[str, int],
 ) -> UnboundedManifest:
-    """Return the manifest with a new version of these generations served; retires the generations that it replaces."""
-    number, spec, now = (advance.commit.number if advance.commit else 0) + 1, advance.spec, advance.context.now()
+    """Return the manifest with a new version of these generations served; retires the
+    generations that it replaces.
+    """
+    number, spec, now = (
+        (advance.commit.number if advance.commit else 0) + 1,
+        advance.spec,
+        advance.context.now(),
+    )
     history, before, rows = history_from_spec(spec), manifest.version, None
     if history is not None and before is not None and before.history is not None:
         folders = {generation.folder for generation in before.generations}
-        if any(generation.folder in folders for generation in generations):  # kept ones lack what was pruned
+        if any(
+            generation.folder in folders for generation in generations
+        ):  # kept ones lack what was pruned
             history = history.after(pruned=before.history.pruned)
     if len(generations) == 1:  # else only a merge would tell the number of entries
         rows = generations[0].rows if not count_deletions(generations[0]) else None
@@ -215,7 +261,9 @@ def manifest_with_version(
         number=number,
         sealed_at=now,
         rows=rows,
-        offsets={ssp: (manifest.bootstrap.start[ssp], end) for ssp, end in manifest.offsets.items()},
+        offsets={
+            ssp: (manifest.bootstrap.start[ssp], end) for ssp, end in manifest.offsets.items()
+        },
         counters=dict(counters),
         history=history,
         position_type=advance.source.position_type,
@@ -223,11 +271,17 @@ def manifest_with_version(
     return switch_version(manifest, version, now)
 
 
-def switch_version(manifest: UnboundedManifest, version: SealedVersion, now: datetime) -> UnboundedManifest:
-    """Return the manifest with `version` served; generations that only earlier versions read are retired."""
+def switch_version(
+    manifest: UnboundedManifest, version: SealedVersion, now: datetime
+) -> UnboundedManifest:
+    """Return the manifest with `version` served; generations that only earlier versions read are
+    retired.
+    """
     before = manifest.version.generations if manifest.version else ()
     needed = {generation.folder for generation in version.generations}
-    replaced = [generation for generation in before if generation.folder not in needed and generation.files]
+    replaced = [
+        generation for generation in before if generation.folder not in needed and generation.files
+    ]
     retired = [
         Retired(generation=generation.id, folder=generation.folder, until=version.number, at=now)
         for generation in replaced
@@ -243,25 +297,38 @@ def strip_large_footers(generation: Generation) -> Generation:
 def table_layout(source: OpenedStream) -> BucketLayout:
     """Return the layout of a table's files by its current declaration."""
     spec = source.spec
-    schema = source.schema.with_sensitive(*(name for name in spec.sensitive if name in source.schema))
-    over_time, keyed = spec.following.history is not None, (spec.key, spec.partition_by, spec.partitions)
-    return build_layout(schema, *keyed, positioned=True, over_time=over_time, position_type=source.position_type)
+    schema = source.schema.with_sensitive(
+        *(name for name in spec.sensitive if name in source.schema)
+    )
+    over_time, keyed = (
+        spec.following.history is not None,
+        (spec.key, spec.partition_by, spec.partitions),
+    )
+    return build_layout(
+        schema, *keyed, positioned=True, over_time=over_time, position_type=source.position_type
+    )
 
 
 def evolve_table(advance: Advance) -> Advance:
-    """Commit a version with the declared columns and length of history; stored rows are not rewritten.
+    """Commit a version with the declared columns and length of history; stored rows are not
+    rewritten.
 
-    On read, added columns are null in stored rows and widened ones are cast. The next major compaction rewrites the
-    rows, and drops those that ended before the new history: that is why this is committed even without changes.
+    On read, added columns are null in stored rows and widened ones are cast. The next major
+    compaction rewrites the rows, and drops those that ended before the new history: that is why
+    this is committed even without changes.
     """
     manifest, version, source = advance.manifest, advance.manifest.version, advance.source
     assert version is not None, "only a served version evolves"
-    history, declared = map(describe_history_length, (version.history, history_from_spec(advance.spec)))
+    history, declared = map(
+        describe_history_length, (version.history, history_from_spec(advance.spec))
+    )
     lengths = f"history is {declared}, was {history}" if history != declared else ""
     reason = "; ".join(filter(None, (version.columns.difference(source.schema), lengths)))
     attempt = advance.log.attempt()
     after = manifest.after(
-        declaration=source.declaration, decision=advance.decision, change=Change(action="evolve", reason=reason)
+        declaration=source.declaration,
+        decision=advance.decision,
+        change=Change(action="evolve", reason=reason),
     )
     after = manifest_with_version(advance, after, attempt, version.generations, version.counters)
     return commit_manifest(advance, after, commit_id=attempt.id)
@@ -270,9 +337,10 @@ def evolve_table(advance: Advance) -> Advance:
 def next_ranges(advance: Advance) -> tuple[Ranges, bool]:
     """Return the next ranges to read, about one chunk, and whether they are the last ones for now.
 
-    If an earlier run was sending the dead letters of some ranges, exactly these are returned. Where transactions are
-    kept whole, the ranges end before the first incomplete one, and a chunk without a complete one is enlarged. A
-    bootstrap then reads beyond its target to the end of the transaction.
+    If an earlier run was sending the dead letters of some ranges, exactly these are returned. Where
+    transactions are kept whole, the ranges end before the first incomplete one, and a chunk without
+    a complete one is enlarged. A bootstrap then reads beyond its target to the end of the
+    transaction.
     """
     system, form = advance.source.system, advance.spec.following.changes
     starts = offsets_by_partition(advance.manifest.offsets)
@@ -280,15 +348,24 @@ def next_ranges(advance: Advance) -> tuple[Ranges, bool]:
     target = offsets_by_partition(advance.bootstrap.target) if advance.running else advance.ends
     quarantining = advance.manifest.quarantining
     if quarantining is not None:
-        begun: Ranges = {SystemStreamPartition.parse(ssp): span for ssp, span in quarantining.items()}
+        begun: Ranges = {
+            SystemStreamPartition.parse(ssp): span for ssp, span in quarantining.items()
+        }
         at = offsets_after(advance, begun)
         return begun, all(system.compare(at[ssp], target[ssp]) >= 0 for ssp in starts)
     ends = advance.ends if transactions else target
     lags = {ssp: max(system.distance(ssp, start, ends[ssp]), 0) for ssp, start in starts.items()}
     lag, chunk = sum(lags.values()), advance.spec.following.chunk
     while True:
-        shares = {ssp: most if lag <= chunk else -(-most * chunk // lag) for ssp, most in lags.items() if most}
-        ranges: Ranges = {ssp: (starts[ssp], system.advance(ssp, starts[ssp], count)) for ssp, count in shares.items()}
+        shares = {
+            ssp: most if lag <= chunk else -(-most * chunk // lag)
+            for ssp, most in lags.items()
+            if most
+        }
+        ranges: Ranges = {
+            ssp: (starts[ssp], system.advance(ssp, starts[ssp], count))
+            for ssp, count in shares.items()
+        }
         if transactions and ranges:
             context = advance.context
             ranges = limit_to_complete_transactions(
@@ -307,4 +384,7 @@ def reaches_target(advance: Advance, ranges: Ranges) -> bool:
 
 def offsets_after(advance: Advance, ranges: Ranges) -> Offsets:
     """Return the next offsets to read once these ranges are applied."""
-    return {**offsets_by_partition(advance.manifest.offsets), **{ssp: end for ssp, (_, end) in ranges.items()}}
+    return {
+        **offsets_by_partition(advance.manifest.offsets),
+        **{ssp: end for ssp, (_, end) in ranges.items()},
+    }

@@ -1,14 +1,15 @@
 """Compacts a table: merges deltas into one (minor), or all generations into a new base (major).
 
     minor   adjacent deltas -> one delta; keeps every tombstone
-    major   base and deltas -> a new base; of a table ordered by offset it has no tombstones, of one ordered by a
-            column those above the horizon
+    major   base and deltas -> a new base; of a table ordered by offset it has no tombstones, of one
+            ordered by a column those above the horizon
 
-Readers and commits go on meanwhile. The plan is decided on the manifest alone. One compare-and-swap replaces exactly
-the inputs with the output; deltas that were committed meanwhile stay on top of it.
+Readers and commits go on meanwhile. The plan is decided on the manifest alone. One compare-and-swap
+replaces exactly the inputs with the output; deltas that were committed meanwhile stay on top of it.
 
-Stored rows are those of a Spark frame, or with IN_PROCESS of an Arrow table. They have `__position`, `__tombstone` and
-`__gen` next to their columns; of each key the row with the highest (position, generation) wins.
+Stored rows are those of a Spark frame, or with IN_PROCESS of an Arrow table. They have
+`__position`, `__tombstone` and `__gen` next to their columns; of each key the row with the highest
+(position, generation) wins.
 """
 
 from __future__ import annotations
@@ -70,7 +71,9 @@ _log = logging.getLogger("adjunct.dataset")
 
 Level = Literal["minor", "major"]
 MIN_ROWS_FOR_MAJOR = 50_000
-"""Readers merge deltas with fewer rows than this quickly, so only the number of deltas makes a compaction due."""
+"""Readers merge deltas with fewer rows than this quickly, so only the number of deltas makes a
+compaction due.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,15 +101,19 @@ class CompactionPlan:
 
 
 def plan_compaction(
-    version: SealedVersion, policy: DeltaCompaction, level: Level | None = None, *, of_state: bool = False
+    version: SealedVersion,
+    policy: DeltaCompaction,
+    level: Level | None = None,
+    *,
+    of_state: bool = False,
 ) -> CompactionPlan | None:
     """Return the generations to merge and why, or None if there is nothing to do.
 
-    With `level`, these are all deltas ("minor") or all generations ("major"). Without it, they are what the policy
-    makes due. A minor compaction takes the newest deltas, and older ones as long as they are not larger than those
-    taken together, so that each row is rewritten a few times, however many commits there are. A state table has no
-    base, since a generation is dropped whole when its last row has expired: there the small generations are due once
-    there are too many.
+    With `level`, these are all deltas ("minor") or all generations ("major"). Without it, they are
+    what the policy makes due. A minor compaction takes the newest deltas, and older ones as long as
+    they are not larger than those taken together, so that each row is rewritten a few times,
+    however many commits there are. A state table has no base, since a generation is dropped whole
+    when its last row has expired: there the small generations are due once there are too many.
     """
     generations = [generation for generation in version.generations if generation.files]
     if of_state:
@@ -116,7 +123,11 @@ def plan_compaction(
         return CompactionPlan("minor", tuple(newest), f"there are {len(generations)} generations")
     base, deltas = generations[:1], generations[1:]
     if level == "major":
-        return CompactionPlan("major", (*base, *deltas), "asked for") if deltas or version.lacks_base else None
+        return (
+            CompactionPlan("major", (*base, *deltas), "asked for")
+            if deltas or version.lacks_base
+            else None
+        )
     if level == "minor":
         return CompactionPlan("minor", tuple(deltas), "asked for") if len(deltas) > 1 else None
     if not deltas:
@@ -125,17 +136,28 @@ def plan_compaction(
     many = len(deltas) >= policy.deltas
     large = changed > policy.fraction * stored
     if changed > policy.rows:
-        return CompactionPlan("major", (*base, *deltas), f"the deltas hold {changed:,} rows, more than {policy.rows:,}")
+        return CompactionPlan(
+            "major",
+            (*base, *deltas),
+            f"the deltas hold {changed:,} rows, more than {policy.rows:,}",
+        )
     if large and (many or changed >= MIN_ROWS_FOR_MAJOR):
-        why = f"the deltas hold {changed:,} rows, more than {policy.fraction:.0%} of the base's {stored:,}"
+        why = (
+            f"the deltas hold {changed:,} rows, more than {policy.fraction:.0%} of the base's"
+            f" {stored:,}"
+        )
         return CompactionPlan("major", (*base, *deltas), why)
     if not many:
         return None
-    return CompactionPlan("minor", tuple(_select_newest(deltas, policy.deltas)), f"there are {len(deltas)} deltas")
+    return CompactionPlan(
+        "minor", tuple(_select_newest(deltas, policy.deltas)), f"there are {len(deltas)} deltas"
+    )
 
 
 def _select_newest(deltas: Sequence[Generation], limit: int) -> Sequence[Generation]:
-    """Return the newest deltas to merge so that fewer than `limit` are left, without large ones where possible."""
+    """Return the newest deltas to merge so that fewer than `limit` are left, without large ones
+    where possible.
+    """
     taken = min(len(deltas), len(deltas) - limit + 2)
     rows = sum(delta.rows for delta in deltas[-taken:])
     while taken < len(deltas) and deltas[-taken - 1].rows <= rows:
@@ -148,11 +170,12 @@ def _select_newest(deltas: Sequence[Generation], limit: int) -> Sequence[Generat
 class CompactionReport(Report):
     """What one compaction did.
 
-    `action` is "compacted" (it made `version`, an id), "nothing" (nothing was due), or "superseded" (another
-    compaction, a rebuild or an erasure replaced the inputs first, and nothing was changed); `note` says why.
-    `generations` is the number that a reader merges, before and after; `rows` and `bytes` are those of the inputs and
-    of the output. `counters` counts superseded rows and dropped tombstones. Tombstones up to `horizon`, a position or
-    with history a time in microseconds, are no longer stored.
+    `action` is "compacted" (it made `version`, an id), "nothing" (nothing was due), or "superseded"
+    (another compaction, a rebuild or an erasure replaced the inputs first, and nothing was
+    changed); `note` says why. `generations` is the number that a reader merges, before and after;
+    `rows` and `bytes` are those of the inputs and of the output. `counters` counts superseded rows
+    and dropped tombstones. Tombstones up to `horizon`, a position or with history a time in
+    microseconds, are no longer stored.
     """
 
     dataset: str
@@ -177,9 +200,10 @@ class CompactionReport(Report):
         if not self.changed:
             return f"dataset {self.dataset}: {self.note}"
         return (
-            f"dataset {self.dataset}: {self.level} compaction, version {self.version}; "
-            f"{self.generations[0]} -> {self.generations[1]} generations; {self.rows[0]:,} -> {self.rows[1]:,} rows; "
-            f"{self.bytes[0]:,} -> {self.bytes[1]:,} bytes; {self.seconds:.2f} s ({self.note})"
+            f"dataset {self.dataset}: {self.level} compaction, version {self.version};"
+            f" {self.generations[0]} -> {self.generations[1]} generations; {self.rows[0]:,} ->"
+            f" {self.rows[1]:,} rows; {self.bytes[0]:,} -> {self.bytes[1]:,} bytes;"
+            f" {self.seconds:.2f} s ({self.note})"
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -191,8 +215,9 @@ class CompactionReport(Report):
 class MergeResult:
     """The output of one merge.
 
-    Tombstones up to `horizon`, a position or with history a time in microseconds, were dropped; None if the horizon did
-    not move. Rows that ended before the time `pruned`, in microseconds, were dropped too; None without such a limit.
+    Tombstones up to `horizon`, a position or with history a time in microseconds, were dropped;
+    None if the horizon did not move. Rows that ended before the time `pruned`, in microseconds,
+    were dropped too; None without such a limit.
     """
 
     attempt: Attempt
@@ -209,14 +234,19 @@ def read_generations(
     layout: BucketLayout,
     generations: Sequence[Generation],
 ) -> DataFrame | pa.Table:
-    """Return all rows of these generations, as a frame with bucket i in partition i, or as an Arrow table.
+    """Return all rows of these generations, as a frame with bucket i in partition i, or as an Arrow
+    table.
 
     Raises ManifestMismatchError for missing or damaged files.
     """
     if spark is not IN_PROCESS:
         rows = bucketed_frame(spark(), store, what, layout, generations)
         return rows if layout.bucket_by else rows.coalesce(1)
-    tables = [layout.arrow_schema().empty_table().append_column(GENERATION_COLUMN, pa.array([], pa.int32()))]
+    tables = [
+        layout.arrow_schema()
+        .empty_table()
+        .append_column(GENERATION_COLUMN, pa.array([], pa.int32()))
+    ]
     for generation in generations:
         for file in generation.files:
             table = read_stored_file(StoredFile(store, what, generation.folder, file), layout)
@@ -234,21 +264,32 @@ def _find_position_bounds(rows: DataFrame | pa.Table) -> tuple[int | None, int |
     return lowest, highest
 
 
-def _drop_expired(rows: DataFrame | pa.Table, expires: str, watermark: datetime) -> DataFrame | pa.Table:
+def _drop_expired(
+    rows: DataFrame | pa.Table, expires: str, watermark: datetime
+) -> DataFrame | pa.Table:
     """Return the rows whose time in the column `expires` is after the watermark."""
     if isinstance(rows, pa.Table):
-        return rows.filter(pc.greater(rows.column(expires).cast("int64"), to_microseconds(watermark)))
+        return rows.filter(
+            pc.greater(rows.column(expires).cast("int64"), to_microseconds(watermark))
+        )
     return rows.where(named_column(expires) > F.lit(watermark))
 
 
 def merge_generations(
-    context: Runtime, manifest: UnboundedManifest, plan: CompactionPlan, attempt: Attempt, *, forget: bool
+    context: Runtime,
+    manifest: UnboundedManifest,
+    plan: CompactionPlan,
+    attempt: Attempt,
+    *,
+    forget: bool,
 ) -> MergeResult:
-    """Merge the plan's generations into one with the number of the newest, so that the order of the others stays.
+    """Merge the plan's generations into one with the number of the newest, so that the order of the
+    others stays.
 
-    `forget` moves the horizon of a table that is ordered by a column or has history, dropping more tombstones. With
-    history, a new base stores when the validity of each row ends, and drops rows that ended before the history begins;
-    tombstones older than twice its length are dropped if no other row of their key is left.
+    `forget` moves the horizon of a table that is ordered by a column or has history, dropping more
+    tombstones. With history, a new base stores when the validity of each row ends, and drops rows
+    that ended before the history begins; tombstones older than twice its length are dropped if no
+    other row of their key is left.
     """
     spark = context.spark_for(sum(generation.rows for generation in plan.generations))
     version, major = manifest.version, plan.level == "major"
@@ -263,7 +304,9 @@ def merge_generations(
             horizon = newest - 2 * history.kept
         limit = _highest(manifest.horizon, horizon) if major else None
         edge = history.edge(newest) if major else None
-        options = WriteOptions(what, over_time=TimelineOptions(fills_ends=major, edge=edge, forget=limit))
+        options = WriteOptions(
+            what, over_time=TimelineOptions(fills_ends=major, edge=edge, forget=limit)
+        )
     else:
         kept = manifest.declaration.keep_tombstones
         if ordered and forget and kept is not None:
@@ -273,7 +316,9 @@ def merge_generations(
         if expires is not None and written is not None and written.watermark is not None:
             rows = _drop_expired(rows, expires, written.watermark)
         limit = _highest(manifest.horizon, horizon) if ordered else None
-        options = WriteOptions(what, drop_tombstones=major and not ordered, forget_to=limit, range_of=expires)
+        options = WriteOptions(
+            what, drop_tombstones=major and not ordered, forget_to=limit, range_of=expires
+        )
     generation, counters = write_generation(
         context.lake,
         attempt,
@@ -289,7 +334,8 @@ def merge_generations(
         horizon = counters.pop("forgotten_to", None)
     elif ordered:
         counters["deleted"] = counters.pop("forgotten", 0)
-        # A snapshot row is below any horizon, but not late: without a stored row of its key it is the first one.
+        # A snapshot row is below any horizon, but not late: without a stored row of its key it is
+        # the first one.
         if version.order_by == STREAMED_FIRST:
             horizon = None
     return MergeResult(attempt, strip_large_footers(generation), counters, horizon, edge)
@@ -315,10 +361,10 @@ def compact_dataset(
 ) -> CompactionReport:
     """Compact an unbounded dataset while readers and commits go on.
 
-    Without `level`, do what is due by `policy`, or else by the policy declared at the last advance. "minor" merges all
-    deltas into one, "major" everything into a new base. `spark` is called only if there is something to do; the commit
-    stores `by`. During a rebuild the served table is compacted. Raises DatasetNotFoundError, and DatasetError for a
-    bounded dataset.
+    Without `level`, do what is due by `policy`, or else by the policy declared at the last advance.
+    "minor" merges all deltas into one, "major" everything into a new base. `spark` is called only
+    if there is something to do; the commit stores `by`. During a rebuild the served table is
+    compacted. Raises DatasetNotFoundError, and DatasetError for a bounded dataset.
     """
     manifest = as_unbounded(DatasetLog(lake, dataset_name).require()[1])
     with open_runtime([], lake=lake, systems={}, spark=spark, by=resolve_user(by)) as runtime:
@@ -332,13 +378,19 @@ def compact_dataset(
     return report
 
 
-def compact_due(context: Runtime, manifest: UnboundedManifest, policy: DeltaCompaction) -> _Current | None:
-    """Compact what is due by the policy; return the commit and its manifest, None where nothing was compacted."""
+def compact_due(
+    context: Runtime, manifest: UnboundedManifest, policy: DeltaCompaction
+) -> _Current | None:
+    """Compact what is due by the policy; return the commit and its manifest, None where nothing
+    was compacted.
+    """
     return _compact(context, manifest, policy, None)[1]
 
 
 class _LateChanges(Exception):
-    """Raised where deltas that were committed meanwhile have changes at or below the new horizon."""
+    """Raised where deltas that were committed meanwhile have changes at or below the new
+    horizon.
+    """
 
 
 def _compact(
@@ -353,11 +405,16 @@ def _compact(
     plan = plan_compaction(version, policy, level, of_state=of_state)
     if plan is None:
         deltas = len(version.generations) - 1
-        why = f"nothing to compact in version {version.id}, a base {f'and {deltas} delta(s)' if deltas else 'alone'}"
+        why = (
+            f"nothing to compact in version {version.id}, a base"
+            f" {f'and {deltas} delta(s)' if deltas else 'alone'}"
+        )
         return CompactionReport(manifest.name, "nothing", why), None
     # The inputs may be replaced, and then discarded, while they are read.
     try:
-        with Lease.acquire(context.lake, manifest.name, [version.id], holder=f"compaction by {context.by}"):
+        with Lease.acquire(
+            context.lake, manifest.name, [version.id], holder=f"compaction by {context.by}"
+        ):
             try:
                 done = _merge_and_commit(context, manifest, plan, forget=True)
             except _LateChanges:
@@ -366,8 +423,8 @@ def _compact(
         done = None
     if done is None:
         why = (
-            "another writer replaced these generations first (a compaction, rebuild or erasure); this "
-            f"{plan.level} compaction changed nothing"
+            "another writer replaced these generations first (a compaction, rebuild or erasure);"
+            f" this {plan.level} compaction changed nothing"
         )
         return CompactionReport(manifest.name, "superseded", why), None
     merged, (commit, after) = done
@@ -396,7 +453,10 @@ def _merge_and_commit(
     Returns None where another writer has replaced the inputs. Raises _LateChanges.
     """
     assert manifest.version is not None
-    log, known = context.log(manifest.name), {generation.folder for generation in manifest.version.generations}
+    log, known = (
+        context.log(manifest.name),
+        {generation.folder for generation in manifest.version.generations},
+    )
     attempt = log.attempt()
 
     def once() -> _Current | None:
@@ -424,8 +484,12 @@ def _merge_and_commit(
     return None if current is None else (merged, current)
 
 
-def _has_late_deltas(context: Runtime, fresh: UnboundedManifest, known: set[str], horizon: int) -> bool:
-    """Whether deltas that were committed meanwhile have positions, or validity times, at or below the horizon."""
+def _has_late_deltas(
+    context: Runtime, fresh: UnboundedManifest, known: set[str], horizon: int
+) -> bool:
+    """Whether deltas that were committed meanwhile have positions, or validity times, at or
+    below the horizon.
+    """
     version = fresh.version
     assert version is not None
     appended = [delta for delta in version.generations if delta.folder not in known and delta.files]
@@ -446,7 +510,11 @@ def _manifest_with_merged(
 ) -> UnboundedManifest:
     """Return the manifest that serves the output in place of its inputs."""
     assert fresh.version is not None
-    others = [other for other in fresh.version.generations if other.folder not in plan.folders and other.files]
+    others = [
+        other
+        for other in fresh.version.generations
+        if other.folder not in plan.folders and other.files
+    ]
     output = [merged.generation] if merged.generation.files or not others else []
     generations = tuple(sorted((*others, *output), key=lambda generation: generation.id))
     history, rows = fresh.version.history, None

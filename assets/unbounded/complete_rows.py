@@ -9,8 +9,8 @@ The rows of one bucket are ordered by key and position:
     k    gone          deletes
     k    5      -      leaves out b: incomplete, because there is no row to take b from
 
-The row before the first change of a key is its newest row in the generations of the table. Rows are read only for keys
-that need one, and of these only the missing columns.
+The row before the first change of a key is its newest row in the generations of the table. Rows are
+read only for keys that need one, and of these only the missing columns.
 """
 
 from __future__ import annotations
@@ -26,7 +26,12 @@ from dagster_adjunct.assets.reading.stored_file import StoredFile
 from dagster_adjunct.assets.reading.superseded import key_codes
 from dagster_adjunct.assets.sources.changes import bad_change_error, late_change_reason
 from dagster_adjunct.assets.versions.version import POSITION
-from dagster_adjunct.resources.bucketing.files import BucketLayout, Generation, key_changes, unpack_footer
+from dagster_adjunct.resources.bucketing.files import (
+    BucketLayout,
+    Generation,
+    key_changes,
+    unpack_footer,
+)
 from dagster_adjunct.resources.bucketing.writer import ROWS_PER_GROUP
 from dagster_adjunct.resources.lazy_modules import np, pa, pc, pq
 from dagster_adjunct.resources.objects.arrow_files import open_object
@@ -41,16 +46,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RowCompletion:
-    """How the changes of a dataset are completed from the newest rows of its `generations`, given oldest first.
+    """How the changes of a dataset are completed from the newest rows of its `generations`, given
+    oldest first.
 
-    With `by_offset` positions are offsets; else rows of snapshots have positions below streamed changes. Incomplete
-    changes are listed in the stats of their file if `set_aside`, else they raise BadChangeError.
+    With `by_offset` positions are offsets; else rows of snapshots have positions below streamed
+    changes. Incomplete changes are listed in the stats of their file if `set_aside`, else they
+    raise BadChangeError.
 
-    With `again`, for a rewind, the generations hold the changes already, and only changes that are not superseded must
-    be complete. By offset, positions are raised to at least those of the stored rows of their keys. Else changes of a
-    key are late where no row of it is stored and the newest of them is not above the `horizon`: a tombstone that was
-    dropped might win against them. Late changes are left out. They are counted in the stats, and if `set_aside` listed
-    there like incomplete ones, unless the newest change of the key is a deletion.
+    With `again`, for a rewind, the generations hold the changes already, and only changes that are
+    not superseded must be complete. By offset, positions are raised to at least those of the stored
+    rows of their keys. Else changes of a key are late where no row of it is stored and the newest
+    of them is not above the `horizon`: a tombstone that was dropped might win against them. Late
+    changes are left out. They are counted in the stats, and if `set_aside` listed there like
+    incomplete ones, unless the newest change of the key is a deletion.
     """
 
     input_columns: ClassVar[tuple[str, ...]] = (KEPT, OFFSET, PARTITION)
@@ -70,7 +78,9 @@ class RowCompletion:
 
 
 class BucketCompletion:
-    """Completes the ordered changes of one bucket batch by batch, and leaves out incomplete ones."""
+    """Completes the ordered changes of one bucket batch by batch, and leaves out incomplete
+    ones.
+    """
 
     def __init__(self, declared: RowCompletion, store: ObjectStore | None, bucket: int) -> None:
         self._declared, self._store, self._bucket = declared, store, bucket
@@ -80,7 +90,9 @@ class BucketCompletion:
         self._late = 0
 
     def stats(self) -> dict[str, Any]:
-        """Return the incomplete changes as (partition, offset, reason), and the number of late ones, if any."""
+        """Return the incomplete changes as (partition, offset, reason), and the number of late
+        ones, if any.
+        """
         stats = {"incomplete": self._set_aside, "late": self._late}
         return {name: value for name, value in stats.items() if value}
 
@@ -90,7 +102,9 @@ class BucketCompletion:
         These are the rows of all keys but the last one, which the next batch may continue.
         """
         self._waiting.append(batch)
-        if sum(rows.num_rows for rows in self._waiting) < ROWS_PER_GROUP:  # one read of stored rows for so many
+        if (
+            sum(rows.num_rows for rows in self._waiting) < ROWS_PER_GROUP
+        ):  # one read of stored rows for so many
             return batch.slice(0, 0).drop_columns([KEPT] if KEPT in batch.column_names else [])
         rows = pa.concat_tables(self._waiting)
         new = np.append(True, key_changes(rows, self._key))
@@ -117,7 +131,8 @@ class BucketCompletion:
         if not kept.any():
             return rows
         key = np.cumsum(new) - 1
-        # By offset: rows of snapshots, wherever in the stream, have positions below all streamed changes.
+        # By offset: rows of snapshots, wherever in the stream, have positions below all streamed
+        # changes.
         places = np.lexsort((rows.column(OFFSET).to_numpy(), key))
         back = np.argsort(places)
         done, stays = self._complete_in_order(
@@ -126,14 +141,18 @@ class BucketCompletion:
         return done.take(back[stays[back]])
 
     def _place(self, rows: pa.Table, new: Any) -> tuple[pa.Table, Any]:
-        """Return the changes of a rewind, by offset with raised positions, else without late ones; and their `new`."""
+        """Return the changes of a rewind, by offset with raised positions, else without late
+        ones; and their `new`.
+        """
         by_offset, horizon = self._declared.by_offset, self._declared.horizon
         if not len(new) or not (by_offset or horizon is not None):
             return rows, new
         key, first, lowest = np.cumsum(new) - 1, np.flatnonzero(new), np.iinfo(np.int64).min
         highest, position = np.full(len(first), lowest), rows.column(POSITION).to_numpy()
         keys = rows.select(self._key).take(first)
-        for of, found in self._iterate_stored(keys, np.arange(len(first)), pa.schema([]), positions=True):
+        for of, found in self._iterate_stored(
+            keys, np.arange(len(first)), pa.schema([]), positions=True
+        ):
             highest[of] = np.maximum(highest[of], found.column(POSITION).to_numpy())
         if by_offset:
             raised = pa.array(np.maximum(position, highest[key]))
@@ -145,19 +164,35 @@ class BucketCompletion:
         self._late += int(counted.sum())
         if self._declared.set_aside:
             places = (rows.column(name).filter(counted).to_pylist() for name in (PARTITION, OFFSET))
-            self._set_aside += [(*place, late_change_reason(horizon)) for place in zip(*places, strict=True)]
+            self._set_aside += [
+                (*place, late_change_reason(horizon)) for place in zip(*places, strict=True)
+            ]
         return rows.filter(~late), new[~late]
 
-    def _complete_in_order(self, rows: pa.Table, key: Any, first: Any, deleted: Any, kept: Any) -> tuple[pa.Table, Any]:
-        """Complete the rows, which are in stream order by key; also return the mask of those that can be applied."""
-        row, some, position = np.arange(len(key)), kept.any(axis=1), rows.column(POSITION).to_numpy()
+    def _complete_in_order(
+        self, rows: pa.Table, key: Any, first: Any, deleted: Any, kept: Any
+    ) -> tuple[pa.Table, Any]:
+        """Complete the rows, which are in stream order by key; also return the mask of those
+        that can be applied.
+        """
+        row, some, position = (
+            np.arange(len(key)),
+            kept.any(axis=1),
+            rows.column(POSITION).to_numpy(),
+        )
         names, begins = self._layout.schema.names, first[key]
         columns = np.flatnonzero(kept.any(axis=0)).tolist()
-        stored, lowest, values = self._read_stored(rows, key, first, some, [names[index] for index in columns])
-        below, follows = position < lowest[key], _stream_order(position) >= _stream_order(lowest)[key]
+        stored, lowest, values = self._read_stored(
+            rows, key, first, some, [names[index] for index in columns]
+        )
+        below, follows = (
+            position < lowest[key],
+            _stream_order(position) >= _stream_order(lowest)[key],
+        )
         late = below
         while True:  # one pass, unless snapshot rows are among streamed changes
-            # Whether there is a row before this one: by the last whole row or deletion, or by the stored rows.
+            # Whether there is a row before this one: by the last whole row or deletion, or by the
+            # stored rows.
             before = _last_marked_before(~some & ~late)
             there = np.where(before >= begins, ~deleted[before], (stored[key] >= 0) & follows)
             incomplete = some & ~late & ~there
@@ -171,7 +206,9 @@ class BucketCompletion:
             column = completed[name := names[index]]
             known = _last_marked(~kept[:, index] & ~late)
             source = np.where(known >= begins, known, len(row) + stored[key])
-            both = pa.chunked_array([*column.chunks, *values.column(name).cast(column.type).chunks], column.type)
+            both = pa.chunked_array(
+                [*column.chunks, *values.column(name).cast(column.type).chunks], column.type
+            )
             completed[name] = both.take(pa.array(np.where(incomplete | late, row, source)))
         if incomplete.any():
             if self._declared.again:  # only those after the last whole row or deletion of their key
@@ -188,7 +225,10 @@ class BucketCompletion:
         for row in np.flatnonzero(rows).tolist():
             offset, partition = (places.column(name)[row].as_py() for name in (OFFSET, PARTITION))
             missing = ", ".join(map(repr, names[kept[row]].tolist()))
-            reason = f"it leaves out {missing}, and the dataset has no row of its key to take the value from"
+            reason = (
+                f"it leaves out {missing}, and the dataset has no row of its key to take the value"
+                " from"
+            )
             if not self._declared.set_aside:
                 raise bad_change_error(self._declared.dataset, offset, partition, reason)
             self._set_aside.append((partition, offset, reason))
@@ -200,10 +240,14 @@ class BucketCompletion:
     ) -> tuple[Any, Any, pa.Table]:
         """Return the stored rows of the keys whose changes leave out columns.
 
-        Returns two arrays with a value for each key, the index of its row in the table (-1: no row) and its highest
-        position, deletions included; then the table, with these columns.
+        Returns two arrays with a value for each key, the index of its row in the table (-1: no row)
+        and its highest position, deletions included; then the table, with these columns.
         """
-        types = {field.name: arrow_type(field.type) for field in self._layout.schema.fields if field.name in columns}
+        types = {
+            field.name: arrow_type(field.type)
+            for field in self._layout.schema.fields
+            if field.name in columns
+        }
         schema = pa.schema(list(types.items()))
         stored, highest = np.full(len(first), -1), np.full(len(first), np.iinfo(np.int64).min)
         tables, count = [schema.empty_table()], 0
@@ -212,7 +256,9 @@ class BucketCompletion:
         keys, by_offset = rows.select(self._key).take(first), self._declared.by_offset
         for of, found in self._iterate_stored(keys, asked, schema, positions=not by_offset):
             position = found.column(POSITION).to_numpy()
-            newer = position > highest[of]  # at equal positions, the newer generation wins, which was read before
+            newer = (
+                position > highest[of]
+            )  # at equal positions, the newer generation wins, which was read before
             at = np.where(found.column(TOMBSTONE).to_numpy(), -1, np.arange(count, count + len(of)))
             stored[of[newer]], highest[of[newer]] = at[newer], position[newer]
             tables.append(found.select(schema.names))
@@ -222,7 +268,8 @@ class BucketCompletion:
     def _iterate_stored(
         self, keys: pa.Table, asked: Any, schema: pa.Schema, *, positions: bool
     ) -> Iterator[tuple[Any, pa.Table]]:
-        """Yield for each file, newest generation first, which of the `asked` keys (indices) it has, and their rows.
+        """Yield for each file, newest generation first, which of the `asked` keys (indices) it has,
+        and their rows.
 
         Without `positions`, a key's row is yielded only from the newest generation that has it.
         """
@@ -231,8 +278,12 @@ class BucketCompletion:
                 if file.bucket != self._bucket or not len(asked):
                     continue
                 assert self._store is not None, "there are generations in a store only"
-                opened = StoredFile(self._store, f"dataset {self._declared.dataset!r}", generation.folder, file)
-                find = partial(self._find_in_file, opened, keys.take(asked), schema, positions=positions)
+                opened = StoredFile(
+                    self._store, f"dataset {self._declared.dataset!r}", generation.folder, file
+                )
+                find = partial(
+                    self._find_in_file, opened, keys.take(asked), schema, positions=positions
+                )
                 places, found = opened.reading(find)
                 yield asked[places], found
                 if not positions:
@@ -241,7 +292,9 @@ class BucketCompletion:
     def _find_in_file(
         self, stored: StoredFile, keys: pa.Table, schema: pa.Schema, *, positions: bool
     ) -> tuple[Any, pa.Table]:
-        """Return the indices of the keys that a file has, and their rows: these columns, position and tombstone."""
+        """Return the indices of the keys that a file has, and their rows: these columns,
+        position and tombstone.
+        """
         file = _open_file(stored)
         whole = pa.schema([(POSITION, pa.int64()), (TOMBSTONE, pa.bool_()), *schema])
         constants: dict[str, Any] = {} if positions else {POSITION: 0}
@@ -262,22 +315,28 @@ class BucketCompletion:
             numbers.append(maybe[number])
             values = file.read_row_group(group, columns=read, use_threads=False).take(row)
             columns = [
-                pa.repeat(pa.scalar(constants[field.name], field.type), len(row))
-                if field.name in constants
-                else values.column(field.name).cast(field.type)
+                (
+                    pa.repeat(pa.scalar(constants[field.name], field.type), len(row))
+                    if field.name in constants
+                    else values.column(field.name).cast(field.type)
+                )
                 for field in whole
             ]
             tables.append(pa.table(columns, schema=whole))
         return np.concatenate(numbers), pa.concat_tables(tables)
 
     def _keys_in_range(self, metadata: pq.FileMetaData, group: int, keys: pa.Table) -> Any:
-        """Return the indices of keys that may be in a row group, by the range of its first key column."""
+        """Return the indices of keys that may be in a row group, by the range of its first key
+        column.
+        """
         names = [metadata.schema.column(index).path for index in range(metadata.num_columns)]
         statistics = metadata.row_group(group).column(names.index(self._key[0])).statistics
         if statistics is None or not statistics.has_min_max:
             return np.arange(keys.num_rows)
         column = keys.column(self._key[0])
-        least, greatest = (pa.scalar(value, column.type) for value in (statistics.min, statistics.max))
+        least, greatest = (
+            pa.scalar(value, column.type) for value in (statistics.min, statistics.max)
+        )
         within = pc.and_(pc.greater_equal(column, least), pc.less_equal(column, greatest))
         return np.flatnonzero(within.to_numpy())
 
@@ -286,13 +345,19 @@ def _open_file(stored: StoredFile) -> pq.ParquetFile:
     footer = stored.file.footer
     metadata = None if footer is None else pq.read_metadata(pa.BufferReader(unpack_footer(footer)))
     source = open_object(stored.store, stored.key, stored.file.size)
-    return pq.ParquetFile(source, metadata=metadata, page_checksum_verification=True, pre_buffer=True)
+    return pq.ParquetFile(
+        source, metadata=metadata, page_checksum_verification=True, pre_buffer=True
+    )
 
 
 def _match_keys(head: pa.Table, keys: pa.Table, names: Sequence[str]) -> tuple[Any, Any]:
-    """Return two arrays of the same length: which keys are in the rows `head`, and the row of each."""
+    """Return two arrays of the same length: which keys are in the rows `head`, and the row of
+    each.
+    """
     pairs = [(head.column(name).cast(keys.column(name).type), keys.column(name)) for name in names]
-    codes = key_codes([pa.chunked_array([*stored.chunks, *wanted.chunks]) for stored, wanted in pairs])
+    codes = key_codes(
+        [pa.chunked_array([*stored.chunks, *wanted.chunks]) for stored, wanted in pairs]
+    )
     places = pc.index_in(codes.slice(0, head.num_rows), value_set=codes.slice(head.num_rows))
     rows = pc.indices_nonzero(pc.is_valid(places))
     return places.take(rows).to_numpy(), rows.to_numpy()
@@ -301,7 +366,8 @@ def _match_keys(head: pa.Table, keys: pa.Table, names: Sequence[str]) -> tuple[A
 def _stream_order(position: Any) -> Any:
     """Return numbers that sort rows by their offset; rows of a bulk snapshot come first.
 
-    Rows of a snapshot in the stream have SNAPSHOT_ROWS added to their positions, which is undone here.
+    Rows of a snapshot in the stream have SNAPSHOT_ROWS added to their positions, which is undone
+    here.
     """
     return np.where(position < SNAPSHOT_ROWS // 2, position - SNAPSHOT_ROWS, position)
 
@@ -324,7 +390,9 @@ def complete_frame(rows: DataFrame, declared: RowCompletion) -> DataFrame:
     names = rows.columns
     left = [name for name in names if name != KEPT]
     columns = [(name, rows.schema[name].dataType.simpleString()) for name in left]
-    return convert_in_tasks(rows, partial(_complete_batches, names=names, declared=declared), columns)
+    return convert_in_tasks(
+        rows, partial(_complete_batches, names=names, declared=declared), columns
+    )
 
 
 def _complete_batches(
@@ -333,7 +401,9 @@ def _complete_batches(
     completing = BucketCompletion(declared, None, 0)
     for batch in batches:
         if batch.num_rows:
-            yield from _number_columns(completing.take(pa.Table.from_batches([batch]).rename_columns(names)))
+            yield from _number_columns(
+                completing.take(pa.Table.from_batches([batch]).rename_columns(names))
+            )
     if (rest := completing.rest()) is not None:
         yield from _number_columns(rest)
 

@@ -15,25 +15,40 @@ from dagster_adjunct.assets.unbounded.commit import Advance
 from dagster_adjunct.resources.errors import DatasetError, StreamNotFoundError
 from dagster_adjunct.resources.lazy_modules import F, pa, pc
 from dagster_adjunct.resources.schemas.schema import Schema
-from dagster_adjunct.resources.streams.system import OFFSET, PARTITION, TIMESTAMP, StreamSystem, require_writer
+from dagster_adjunct.resources.streams.system import (
+    OFFSET,
+    PARTITION,
+    TIMESTAMP,
+    StreamSystem,
+    require_writer,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 
 DEAD_LETTERS = Schema.of(
-    dataset="string", stream="string", partition="int", offset="bigint", reason="string", value="string", at="timestamp"
+    dataset="string",
+    stream="string",
+    partition="int",
+    offset="bigint",
+    reason="string",
+    value="string",
+    at="timestamp",
 )
-"""The columns of a stream of dead letters. `value` is the record's columns as JSON, `at` its own time."""
+"""The columns of a stream of dead letters. `value` is the record's columns as JSON, `at` its own
+time.
+"""
 
 
 def build_dead_letters(
     changes: DataFrame | pa.Table, spec: AdjunctDataset, incomplete: Sequence[tuple[int, int, str]]
 ) -> DataFrame | pa.Table | None:
-    """Return the dead letters for the changes that can't be applied, one for each record; None without any.
+    """Return the dead letters for the changes that can't be applied, one for each record; None
+    without any.
 
-    `incomplete` lists changes that turned out to be incomplete or late while they were written: partition, offset,
-    reason.
+    `incomplete` lists changes that turned out to be incomplete or late while they were written:
+    partition, offset, reason.
     """
     if isinstance(changes, pa.Table):
         return _build_arrow_dead_letters(changes, spec, incomplete)
@@ -46,7 +61,9 @@ def build_dead_letters(
         changes = changes.withColumn(PROBLEM, F.coalesce(PROBLEM, reason)).drop(*place, reason)
     bad = changes.where(F.col(PROBLEM).isNotNull()).groupBy(PARTITION, OFFSET)
     letters = bad.agg(
-        F.min(PROBLEM).alias("reason"), F.first(decoding.RAW).alias("value"), F.first(TIMESTAMP).alias("at")
+        F.min(PROBLEM).alias("reason"),
+        F.first(decoding.RAW).alias("value"),
+        F.first(TIMESTAMP).alias("at"),
     ).select(
         F.lit(spec.name).alias("dataset"),
         F.lit(str(spec.input)).alias("stream"),
@@ -64,16 +81,28 @@ def _build_arrow_dead_letters(
 ) -> pa.Table | None:
     if incomplete:
         reasons = {(partition, offset): reason for partition, offset, reason in incomplete}
-        places = zip(*(changes.column(name).to_pylist() for name in (PARTITION, OFFSET)), strict=True)
+        places = zip(
+            *(changes.column(name).to_pylist() for name in (PARTITION, OFFSET)), strict=True
+        )
         changes = decoding.add_problems(changes, [reasons.get(place) for place in places])
     bad = changes.filter(pc.is_valid(changes.column(PROBLEM)))
     if not bad.num_rows:
         return None
-    names = {PARTITION: "partition", OFFSET: "offset", PROBLEM: "reason", decoding.RAW: "value", TIMESTAMP: "at"}
+    names = {
+        PARTITION: "partition",
+        OFFSET: "offset",
+        PROBLEM: "reason",
+        decoding.RAW: "value",
+        TIMESTAMP: "at",
+    }
     rows = bad.select(list(names)).rename_columns(list(names.values()))
-    rows = rows.sort_by([("partition", "ascending"), ("offset", "ascending"), ("reason", "ascending")])
+    rows = rows.sort_by(
+        [("partition", "ascending"), ("offset", "ascending"), ("reason", "ascending")]
+    )
     first: dict[tuple[int, int], int] = {}
-    for row, place in enumerate(zip(rows["partition"].to_pylist(), rows["offset"].to_pylist(), strict=True)):
+    for row, place in enumerate(
+        zip(rows["partition"].to_pylist(), rows["offset"].to_pylist(), strict=True)
+    ):
         first.setdefault(place, row)
     rows = rows.take(list(first.values()))
     origin = {"dataset": spec.name, "stream": str(spec.input)}
@@ -92,9 +121,9 @@ def send_dead_letters(
 ) -> int:
     """Append letters to the dataset's stream of dead letters, once; return their number.
 
-    An Arrow table must be in the order of partition and offset. The stream is created if it does not exist. Repeating
-    the same letters with the same producer and sequence adds nothing. Raises DatasetError for a stream with other
-    columns, and ProducerConflictError for other letters.
+    An Arrow table must be in the order of partition and offset. The stream is created if it does
+    not exist. Repeating the same letters with the same producer and sequence adds nothing. Raises
+    DatasetError for a stream with other columns, and ProducerConflictError for other letters.
     """
     policy = spec.following.on_bad_change
     assert isinstance(policy, DeadLetters)
@@ -110,14 +139,17 @@ def send_dead_letters(
         problem = f"{what}, which is not a stream of dead letters: {wrong}."
         raise DatasetError(problem, "Name a new stream, which is then created.", dataset=spec.name)
     order_by = () if hasattr(letters, "column_names") else ("partition", "offset")
-    return system.append(stream, letters, producer=producer, sequence=sequence, order_by=order_by).rows
+    return system.append(
+        stream, letters, producer=producer, sequence=sequence, order_by=order_by
+    ).rows
 
 
 def dead_letter_producer(advance: Advance, identity: tuple[object, ...]) -> str:
-    """Return the producer id of dead letters. It differs where the same ranges may give different letters.
+    """Return the producer id of dead letters. It differs where the same ranges may give different
+    letters.
 
-    That is the case after a rebuild, a changed declaration, a compaction that moved the horizon, or an erasure of rows
-    from which changes are completed, and in a rewind.
+    That is the case after a rebuild, a changed declaration, a compaction that moved the horizon, or
+    an erasure of rows from which changes are completed, and in a rewind.
     """
     spec, extractor, manifest = advance.spec, advance.spec.extractor, advance.manifest
     facts = (

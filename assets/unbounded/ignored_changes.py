@@ -1,7 +1,9 @@
-"""Counts the changes of a commit that change nothing, because a stored change of their key has a higher position.
+"""Counts the changes of a commit that change nothing, because a stored change of their key has a
+higher position.
 
-The stats of each file have its lowest and highest position. Where no new change of a bucket is below a stored one,
-which is usual, nothing is read. Else the keys of the older changes are looked up in the row groups that may have them.
+The stats of each file have its lowest and highest position. Where no new change of a bucket is
+below a stored one, which is usual, nothing is read. Else the keys of the older changes are looked
+up in the row groups that may have them.
 """
 
 from __future__ import annotations
@@ -23,7 +25,9 @@ POSITIONS = "positions"
 
 @dataclass(frozen=True, slots=True)
 class OlderChanges:
-    """A file of new changes, some of which are below the highest position of these stored files of its bucket."""
+    """A file of new changes, some of which are below the highest position of these stored files
+    of its bucket.
+    """
 
     made: StoredFile
     stored: tuple[StoredFile, ...]
@@ -72,8 +76,12 @@ def count_ignored(older: Sequence[OlderChanges], key: Sequence[str]) -> tuple[in
     return ignored, deletions
 
 
-def _newest_positions(one: OlderChanges, rows: pa.Table, key: Sequence[str]) -> dict[tuple[Any, ...], Any]:
-    """Return the highest stored position of keys of these rows; of other keys, too, if the key has several columns."""
+def _newest_positions(
+    one: OlderChanges, rows: pa.Table, key: Sequence[str]
+) -> dict[tuple[Any, ...], Any]:
+    """Return the highest stored position of keys of these rows; of other keys, too, if the key
+    has several columns.
+    """
     newest: dict[tuple[Any, ...], Any] = {}
     lowest = pc.min(rows.column(POSITION)).as_py()
     wanted = rows.column(key[0]).combine_chunks().unique()
@@ -82,7 +90,9 @@ def _newest_positions(one: OlderChanges, rows: pa.Table, key: Sequence[str]) -> 
         for group in _row_groups(stored, key, lowest, bounds):
             first = group.column(key[0]).cast(wanted.type)
             matching = group.filter(
-                pc.and_(pc.is_in(first, value_set=wanted), pc.greater(group.column(POSITION), lowest))
+                pc.and_(
+                    pc.is_in(first, value_set=wanted), pc.greater(group.column(POSITION), lowest)
+                )
             )
             columns = (matching.column(name).to_pylist() for name in (*key, POSITION))
             for *values, position in zip(*columns, strict=True):
@@ -91,13 +101,18 @@ def _newest_positions(one: OlderChanges, rows: pa.Table, key: Sequence[str]) -> 
     return newest
 
 
-def _row_groups(stored: StoredFile, key: Sequence[str], lowest: Any, bounds: dict[str, Any]) -> Iterator[pa.Table]:
-    """Yield the row groups that may have a key in `bounds` with a position above `lowest`: the key and the position."""
+def _row_groups(
+    stored: StoredFile, key: Sequence[str], lowest: Any, bounds: dict[str, Any]
+) -> Iterator[pa.Table]:
+    """Yield the row groups that may have a key in `bounds` with a position above `lowest`: the
+    key and the position.
+    """
     file = stored.open()
     names = [file.metadata.schema.column(index).path for index in range(file.metadata.num_columns)]
     for group in range(file.num_row_groups):
         of_key, of_position = (
-            file.metadata.row_group(group).column(names.index(name)).statistics for name in (key[0], POSITION)
+            file.metadata.row_group(group).column(names.index(name)).statistics
+            for name in (key[0], POSITION)
         )
         if of_position is not None and of_position.has_min_max and of_position.max <= lowest:
             continue

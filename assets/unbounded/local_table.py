@@ -1,13 +1,14 @@
 """Local tables, which the batches of one application write, and the state tables of its operators.
 
-What one operator of a batch sends to a table (a *send*) becomes a generation, and one commit publishes all generations
-of the batch. It names the application and the batch, so a retried batch finds its commit and adds nothing. Joins of a
-batch read the version that its intent pinned, plus what the batch has sent so far. Later generations win: those of a
-later batch, and within a batch those of a later operator.
+What one operator of a batch sends to a table (a *send*) becomes a generation, and one commit
+publishes all generations of the batch. It names the application and the batch, so a retried batch
+finds its commit and adds nothing. Joins of a batch read the version that its intent pinned, plus
+what the batch has sent so far. Later generations win: those of a later batch, and within a batch
+those of a later operator.
 
-A state table is a local table that an operator writes and nobody declares; each row has a time at which it expires. The
-commit whose watermark has passed the last row of a generation drops that generation whole. Small generations are merged
-between batches, without the expired rows.
+A state table is a local table that an operator writes and nobody declares; each row has a time at
+which it expires. The commit whose watermark has passed the last row of a generation drops that
+generation whole. Small generations are merged between batches, without the expired rows.
 """
 
 from __future__ import annotations
@@ -80,7 +81,9 @@ def has_expired(generation: Generation, watermark: datetime | None) -> bool:
     if watermark is None or not generation.files:
         return False
     reached = to_microseconds(watermark)
-    return all("range" in file.stats and file.stats["range"][1] <= reached for file in generation.files)
+    return all(
+        "range" in file.stats and file.stats["range"][1] <= reached for file in generation.files
+    )
 
 
 def new_manifest(spec: AdjunctDataset, now: datetime) -> UnboundedManifest:
@@ -93,33 +96,45 @@ def new_manifest(spec: AdjunctDataset, now: datetime) -> UnboundedManifest:
     )
 
 
-def empty_manifest(spec: AdjunctDataset, attempt: Attempt, number: int, now: datetime) -> UnboundedManifest:
-    """Return the first manifest of a table, which serves an empty version. `number` is that of its commit."""
+def empty_manifest(
+    spec: AdjunctDataset, attempt: Attempt, number: int, now: datetime
+) -> UnboundedManifest:
+    """Return the first manifest of a table, which serves an empty version. `number` is that of
+    its commit.
+    """
     manifest = new_manifest(spec, now)
     rows = [attempt.generation(manifest.next_generation)]
-    version = version_from_generations(spec, rows, number=number, id=version_id(number, attempt.id), sealed_at=now)
+    version = version_from_generations(
+        spec, rows, number=number, id=version_id(number, attempt.id), sealed_at=now
+    )
     return manifest.after(next_generation=manifest.next_generation + 1, version=version)
 
 
-def version_from_generations(spec: AdjunctDataset, generations: Sequence[Generation], **facts: Any) -> SealedVersion:
-    """Return a version of these generations, oldest first, with the declared columns; `facts` are its other fields."""
+def version_from_generations(
+    spec: AdjunctDataset, generations: Sequence[Generation], **facts: Any
+) -> SealedVersion:
+    """Return a version of these generations, oldest first, with the declared columns; `facts`
+    are its other fields.
+    """
     exact = len(generations) == 1 and not count_deletions(generations[0])
     rows = generations[0].rows if exact else None
-    return build_version(spec, columns_of_local_table(spec), generations, rows=rows, offsets={}, **facts)
+    return build_version(
+        spec, columns_of_local_table(spec), generations, rows=rows, offsets={}, **facts
+    )
 
 
 def require_local_manifest(stored: DatasetManifest, spec: AdjunctDataset) -> UnboundedManifest:
     """Return the stored manifest if it fits the declared local table.
 
-    Raises DatasetError for incompatible columns (they can only be added or widened), listing the differences, and where
-    the dataset of this name belongs to another application or to none.
+    Raises DatasetError for incompatible columns (they can only be added or widened), listing the
+    differences, and where the dataset of this name belongs to another application or to none.
     """
     columns = columns_of_local_table(spec)
     declared = declaration_from_spec(spec, columns)
     if stored.declaration.owner != declared.owner:
         problem = (
-            f"application {declared.owner} can't have a local table {spec.name!r}: the lake has a dataset of that "
-            f"name, made from {stored.declaration.input}."
+            f"application {declared.owner} can't have a local table {spec.name!r}: the lake has a"
+            f" dataset of that name, made from {stored.declaration.input}."
         )
         raise errors.DatasetError(problem, "Give this local table another name.", dataset=spec.name)
     check_declaration(spec.name, stored.declaration, declared)
@@ -127,16 +142,18 @@ def require_local_manifest(stored: DatasetManifest, spec: AdjunctDataset) -> Unb
     refused = [] if served is None else incompatible_changes(served.columns, columns, spec.key)
     if refused:
         raise errors.DatasetError(
-            f"local table {spec.name!r} has other columns than declared: {'; '.join(refused)}. Columns can only be "
-            "added or widened.",
-            "Restore the columns, or give the table another name; to start this one over: adjunct dataset delete "
-            f"{spec.name} --reason ….",
+            f"local table {spec.name!r} has other columns than declared: {'; '.join(refused)}."
+            " Columns can only be added or widened.",
+            "Restore the columns, or give the table another name; to start this one over: adjunct"
+            f" dataset delete {spec.name} --reason ….",
             dataset=spec.name,
         )
     return as_unbounded(stored)
 
 
-def advance_local(context: Runtime, spec: AdjunctDataset, *, on_stage: OnStage = ignore_stage) -> AdvanceReport:
+def advance_local(
+    context: Runtime, spec: AdjunctDataset, *, on_stage: OnStage = ignore_stage
+) -> AdvanceReport:
     """Compact a local table where that is due; only its application's batches change its contents.
 
     Raises DatasetError for a declaration that does not fit the stored table.
@@ -168,20 +185,30 @@ def advance_local(context: Runtime, spec: AdjunctDataset, *, on_stage: OnStage =
 
 
 def undo_batch(
-    context: Runtime, name: str, application: str, batch: int, *, declared: AdjunctDataset | None = None
+    context: Runtime,
+    name: str,
+    application: str,
+    batch: int,
+    *,
+    declared: AdjunctDataset | None = None,
 ) -> str | None:
-    """Undo what an abandoned batch wrote to its application's table; return the id of the version served afterwards.
+    """Undo what an abandoned batch wrote to its application's table; return the id of the version
+    served afterwards.
 
-    Later commits of the batch are rejected, also where it has written nothing yet: a `declared` table that does not
-    exist is created for that. A dataset that the application does not own is left alone (None). Safe to repeat. Raises
-    VersionDiscardedError where the version before the batch is gone, and DatasetError where the table was repartitioned
-    since.
+    Later commits of the batch are rejected, also where it has written nothing yet: a `declared`
+    table that does not exist is created for that. A dataset that the application does not own is
+    left alone (None). Safe to repeat. Raises VersionDiscardedError where the version before the
+    batch is gone, and DatasetError where the table was repartitioned since.
     """
     log = context.log(name)
 
     def undo() -> str | None:
         commit, stored = log.read()
-        attempt, number, now = log.attempt(), 1 if commit is None else commit.number + 1, context.now()
+        attempt, number, now = (
+            log.attempt(),
+            1 if commit is None else commit.number + 1,
+            context.now(),
+        )
         if stored is None and declared is not None:
             manifest = empty_manifest(declared, attempt, number, now)
         elif stored is not None and stored.declaration.owner == application:
@@ -193,17 +220,23 @@ def undo_batch(
             return _served_id(manifest)
         if last is not None and last.batch == batch and last.before != _served_id(manifest):
             before = _find_version_before(log, manifest, last, declared, attempt)
-            version = before.after(id=version_id(number, attempt.id), number=number, sealed_at=now, counters={})
+            version = before.after(
+                id=version_id(number, attempt.id), number=number, sealed_at=now, counters={}
+            )
             # The generations of the version before are served again, so they are no longer retired.
             folders = {generation.folder for generation in version.generations}
             manifest = manifest.after(
-                retired=tuple(retired for retired in manifest.retired if retired.folder not in folders),
+                retired=tuple(
+                    retired for retired in manifest.retired if retired.folder not in folders
+                ),
                 next_generation=max(manifest.next_generation, version.generations[-1].id + 1),
             )
             manifest = switch_version(manifest, version, now)
         undone = manifest.after(
             written=Written(application=application, batch=batch, undone=True),
-            change=Change(action="undo", reason=f"batch {batch} of application {application} was abandoned"),
+            change=Change(
+                action="undo", reason=f"batch {batch} of application {application} was abandoned"
+            ),
         )
         log.commit(commit, undone, by=context.by, commit_id=attempt.id)
         return _served_id(undone)
@@ -211,11 +244,13 @@ def undo_batch(
     return retry_conflicts(lambda: undo)
 
 
-def change_owner(lake: Lake, name: str, application: str, *, owner: str, reason: str, by: str) -> bool:
+def change_owner(
+    lake: Lake, name: str, application: str, *, owner: str, reason: str, by: str
+) -> bool:
     """Transfer the local table `name` from the application `owner` to `application`.
 
-    Returns whether that was done: not for a dataset that `owner` does not own, nor for a state table, whose name has
-    that of its owner.
+    Returns whether that was done: not for a dataset that `owner` does not own, nor for a state
+    table, whose name has that of its owner.
     """
     log = DatasetLog(lake, name)
 
@@ -225,7 +260,9 @@ def change_owner(lake: Lake, name: str, application: str, *, owner: str, reason:
             return False
         update = {"owner": application, "input": f"application {application}"}
         declaration = stored.declaration.model_copy(update=update)
-        after = as_unbounded(stored).after(declaration=declaration, change=Change(action="rename", reason=reason))
+        after = as_unbounded(stored).after(
+            declaration=declaration, change=Change(action="rename", reason=reason)
+        )
         log.commit(commit, after, by=by, commit_id=log.attempt().id)
         return True
 
@@ -235,7 +272,9 @@ def change_owner(lake: Lake, name: str, application: str, *, owner: str, reason:
 def list_transferable(lake: Lake, owner: str) -> list[str]:
     """Return the local tables that `change_owner` would transfer from this application."""
     stored = ((name, DatasetLog(lake, name).read()[1]) for name in list_datasets(lake))
-    return [name for name, manifest in stored if manifest is not None and _goes_with(manifest, owner)]
+    return [
+        name for name, manifest in stored if manifest is not None and _goes_with(manifest, owner)
+    ]
 
 
 def _goes_with(manifest: DatasetManifest, owner: str) -> bool:
@@ -248,33 +287,43 @@ def _served_id(manifest: UnboundedManifest) -> str | None:
 
 
 def _find_version_before(
-    log: DatasetLog, manifest: UnboundedManifest, written: Written, declared: AdjunctDataset | None, attempt: Attempt
+    log: DatasetLog,
+    manifest: UnboundedManifest,
+    written: Written,
+    declared: AdjunctDataset | None,
+    attempt: Attempt,
 ) -> SealedVersion:
-    """Return the version that was served before the batch in `written`; an empty one if there was none."""
+    """Return the version that was served before the batch in `written`; an empty one if there
+    was none.
+    """
     served = manifest.version
     assert served is not None, "a written table serves a version"
     if written.before is None:
         columns = served.columns if declared is None else columns_of_local_table(declared)
-        return served.after(columns=columns, generations=(attempt.generation(manifest.next_generation),), rows=0)
+        return served.after(
+            columns=columns, generations=(attempt.generation(manifest.next_generation),), rows=0
+        )
     by = f"batch {written.batch} of application {written.application}"
     if not manifest.retains(written.before):
         raise errors.VersionDiscardedError(
-            f"local table {manifest.name!r}: {by} was abandoned and can't be undone: version {written.before}, the one "
-            "before the batch, is gone, as after an erasure.",
-            f"Delete the table (adjunct dataset delete {manifest.name} --reason …), then refill it from what the "
-            "inputs still have: adjunct startpoint set MODULE:APP STREAM --oldest --reason ….",
+            f"local table {manifest.name!r}: {by} was abandoned and can't be undone: version"
+            f" {written.before}, the one before the batch, is gone, as after an erasure.",
+            f"Delete the table (adjunct dataset delete {manifest.name} --reason …), then refill it"
+            " from what the inputs still have: adjunct startpoint set MODULE:APP STREAM --oldest"
+            " --reason ….",
             dataset=manifest.name,
             version=written.before,
         )
     before = read_committed_version(log, manifest, written.before)
     if before.partitions != served.partitions:
         raise errors.DatasetError(
-            f"local table {manifest.name!r} can't be set back to the version before {by}, which was abandoned: "
-            f"that version has {before.partitions} partitions, and the table was repartitioned to "
-            f"{served.partitions} since.",
-            f"Repartition it to {before.partitions}: adjunct dataset repartition {manifest.name} --partitions "
-            f"{before.partitions} --reason …; run the application once, with the table declared with "
-            f"partitions={before.partitions}; then repartition it to {served.partitions} again, and declare that.",
+            f"local table {manifest.name!r} can't be set back to the version before {by}, which was"
+            f" abandoned: that version has {before.partitions} partitions, and the table was"
+            f" repartitioned to {served.partitions} since.",
+            f"Repartition it to {before.partitions}: adjunct dataset repartition"
+            f" {manifest.name} --partitions {before.partitions} --reason …; run the application"
+            f" once, with the table declared with partitions={before.partitions}; then repartition"
+            f" it to {served.partitions} again, and declare that.",
             dataset=manifest.name,
         )
     return before
@@ -284,8 +333,8 @@ def _find_version_before(
 class WritingBatch:
     """A batch of an application, and who runs it (`by`).
 
-    With `cut` the batch was shortened since it began. If it is committed already, the rows committed then stay, also
-    where they differ from those sent now.
+    With `cut` the batch was shortened since it began. If it is committed already, the rows
+    committed then stay, also where they differ from those sent now.
     """
 
     application: str
@@ -308,8 +357,8 @@ def _next_generation(table: _CurrentTable) -> int:
 class LocalTableWriter:
     """Writes the sends of one batch to one local table, and commits them all at once.
 
-    A context manager that drops the files if they were not committed. `pinned` is the version that the batch began
-    with, None if the table had none.
+    A context manager that drops the files if they were not committed. `pinned` is the version that
+    the batch began with, None if the table had none.
     """
 
     def __init__(
@@ -320,7 +369,13 @@ class LocalTableWriter:
         batch: WritingBatch,
         writer: GenerationWriter = SPARK,
     ) -> None:
-        self._lake, self._spec, self._pinned, self._batch, self._writer = lake, spec, pinned, batch, writer
+        self._lake, self._spec, self._pinned, self._batch, self._writer = (
+            lake,
+            spec,
+            pinned,
+            batch,
+            writer,
+        )
         self._log = DatasetLog(lake, spec.name)
         self._schema = columns_of_local_table(spec)
         self._layout: BucketLayout = build_layout(
@@ -336,7 +391,10 @@ class LocalTableWriter:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self._stack.close()
         if not self._committed:
@@ -345,16 +403,21 @@ class LocalTableWriter:
 
     # -- sends
 
-    def send(self, rows: DataFrame | pa.Table, *, order_by: Sequence[str], partitioned: bool) -> dict[str, int]:
+    def send(
+        self, rows: DataFrame | pa.Table, *, order_by: Sequence[str], partitioned: bool
+    ) -> dict[str, int]:
         """Write the last record of each key as a generation; return the counters.
 
-        `rows` have the table's columns, `__tombstone`, and those of `order_by`, which decide the last record of a key.
-        `partitioned` says that partition i already holds bucket i. Raises NullKeyError.
+        `rows` have the table's columns, `__tombstone`, and those of `order_by`, which decide the
+        last record of a key. `partitioned` says that partition i already holds bucket i. Raises
+        NullKeyError.
         """
         self._start = self._start or self._read()
         number = _next_generation(self._start) + len(self._sends)
         attempt = self._log.attempt()
-        self._stack.enter_context(record_build(self._lake, self._spec.name, attempt.id, self._batch.by))
+        self._stack.enter_context(
+            record_build(self._lake, self._spec.name, attempt.id, self._batch.by)
+        )
         generation, counters = write_generation(
             self._lake,
             attempt,
@@ -365,7 +428,9 @@ class LocalTableWriter:
             WriteOptions(
                 f"local table {self._spec.name!r}",
                 drop_tombstones=not self._stacked_generations(),
-                range_of=self._spec.input.expires if isinstance(self._spec.input, OwnedBy) else None,
+                range_of=(
+                    self._spec.input.expires if isinstance(self._spec.input, OwnedBy) else None
+                ),
             ),
             order_by=order_by,
             partitioned=partitioned,
@@ -374,19 +439,26 @@ class LocalTableWriter:
         counters["deleted"] += tombstones
         digest = generation.digest
         assert digest is not None, "retries compare digests"
-        sent = SentToTable(rows=generation.rows - tombstones, deleted=counters["deleted"], digest=digest)
+        sent = SentToTable(
+            rows=generation.rows - tombstones, deleted=counters["deleted"], digest=digest
+        )
         self._sends.append(sent)
         self._generations.append(strip_large_footers(generation))
         return {"rows": sent.rows, **counters}
 
     def reader(self, *, sends: bool = True) -> VersionReader:
-        """Return a reader of the pinned version plus what the batch has sent so far; both may be empty.
+        """Return a reader of the pinned version plus what the batch has sent so far; both may be
+        empty.
 
         Without `sends` it reads the version alone. The columns are the declared ones.
         """
         generations = self._stacked_generations(sends=sends) or [self._log.attempt().generation(1)]
-        id, number = ("v000000-begun", 1) if self._pinned is None else (self._pinned.id, self._pinned.number)
-        version = version_from_generations(self._spec, generations, number=number, id=id, sealed_at=self._lake.now())
+        id, number = (
+            ("v000000-begun", 1) if self._pinned is None else (self._pinned.id, self._pinned.number)
+        )
+        version = version_from_generations(
+            self._spec, generations, number=number, id=id, sealed_at=self._lake.now()
+        )
         return VersionReader(self._lake.store, self._spec.name, version)
 
     def _stacked_generations(self, *, sends: bool = True) -> list[Generation]:
@@ -410,11 +482,12 @@ class LocalTableWriter:
     def commit(self, watermark: datetime | None = None) -> tuple[str | None, bool]:
         """Commit the sends of the batch, once.
 
-        Returns the id of the served version, and whether an earlier run had committed the batch before. Generations of
-        a state table whose rows have all expired at `watermark` are dropped. Raises ProducerConflictError where the
-        batch has committed different rows, CommitConflictError where it was abandoned, where a later batch has
-        committed, or something other than a compaction has changed the table, and DatasetError for entries in a table
-        that did not exist when the batch began.
+        Returns the id of the served version, and whether an earlier run had committed the batch
+        before. Generations of a state table whose rows have all expired at `watermark` are dropped.
+        Raises ProducerConflictError where the batch has committed different rows,
+        CommitConflictError where it was abandoned, where a later batch has committed, or something
+        other than a compaction has changed the table, and DatasetError for entries in a table that
+        did not exist when the batch began.
         """
         start = self._start = self._start or self._read()
         commit_id = self._log.attempt().id
@@ -436,48 +509,67 @@ class LocalTableWriter:
 
             return commit
 
-        return commit_with_rebase(prepare(start), lambda commit: commit(), lambda _: prepare(self._read()))
+        return commit_with_rebase(
+            prepare(start), lambda commit: commit(), lambda _: prepare(self._read())
+        )
 
     def _read(self) -> _CurrentTable:
         commit, stored = self._log.read()
         return commit, None if stored is None else require_local_manifest(stored, self._spec)
 
     def _is_committed(self, manifest: UnboundedManifest) -> bool:
-        """Whether this batch is committed; raise where it was abandoned or committed with different rows."""
+        """Whether this batch is committed; raise where it was abandoned or committed with
+        different rows.
+        """
         written = manifest.written
         if written is None or written.batch < self._batch.number:
             return False
         name, mine = self._spec.name, str(self._batch)
         if written.batch > self._batch.number or written.undone:
-            what = "it was abandoned" if written.batch == self._batch.number else f"batch {written.batch} is committed"
+            what = (
+                "it was abandoned"
+                if written.batch == self._batch.number
+                else f"batch {written.batch} is committed"
+            )
             problem = f"local table {name!r} rejects {mine}: {what}."
             step = (
-                "Let the newer run of the application continue. If its batch log was started over, start the table "
-                f"over too: adjunct dataset delete {name} --reason …."
+                "Let the newer run of the application continue. If its batch log was started over,"
+                f" start the table over too: adjunct dataset delete {name} --reason …."
             )
-            raise errors.CommitConflictError(problem, step, dataset=name, application=self._batch.application)
+            raise errors.CommitConflictError(
+                problem, step, dataset=name, application=self._batch.application
+            )
         if written.sends != tuple(self._sends) and not self._batch.cut:
             raise errors.ProducerConflictError(
-                f"local table {name!r} has {mine} already, with different rows: {_describe_sends(written.sends)} then, "
-                f"{_describe_sends(self._sends)} now.",
-                "Expressions and functions must be deterministic. Undo what changed in the application, or abandon the "
-                f"batch: adjunct checkpoint abandon {self._batch.application} --reason ….",
+                f"local table {name!r} has {mine} already, with different rows:"
+                f" {_describe_sends(written.sends)} then, {_describe_sends(self._sends)} now.",
+                "Expressions and functions must be deterministic. Undo what changed in the"
+                " application, or abandon the batch: adjunct checkpoint abandon"
+                f" {self._batch.application} --reason ….",
                 producer=self._batch.application,
                 sequence=self._batch.number,
             )
         return True
 
     def _manifest_with_batch(
-        self, start: _CurrentTable, current: _CurrentTable, commit_id: str, watermark: datetime | None
+        self,
+        start: _CurrentTable,
+        current: _CurrentTable,
+        commit_id: str,
+        watermark: datetime | None,
     ) -> UnboundedManifest:
-        """Return the manifest with this batch; a batch without rows leaves the version unchanged."""
+        """Return the manifest with this batch; a batch without rows leaves the version
+        unchanged.
+        """
         now, spec, (parent, stored) = self._lake.now(), self._spec, current
         if _next_generation(current) != _next_generation(start):
             problem = (
-                f"local table {spec.name!r} was written by another writer during {self._batch}. The batch "
-                "committed nothing."
+                f"local table {spec.name!r} was written by another writer during {self._batch}. The"
+                " batch committed nothing."
             )
-            raise errors.CommitConflictError(problem, "Run the application again.", dataset=spec.name)
+            raise errors.CommitConflictError(
+                problem, "Run the application again.", dataset=spec.name
+            )
         manifest = stored or new_manifest(spec, now)
         before = None if self._pinned is None else self._pinned.id
         written = Written(
@@ -490,14 +582,18 @@ class LocalTableWriter:
         old = manifest.version.generations if manifest.version is not None else ()
         if self._pinned is None and any(generation.files for generation in old):
             raise errors.DatasetError(
-                f"local table {spec.name!r} has entries, and {self._batch} began before the table existed.",
-                f"Abandon the batch, so that the next one begins with the table: adjunct checkpoint abandon "
-                f"{self._batch.application} --reason ….",
+                f"local table {spec.name!r} has entries, and {self._batch} began before the table"
+                " existed.",
+                "Abandon the batch, so that the next one begins with the table: adjunct checkpoint"
+                f" abandon {self._batch.application} --reason ….",
                 dataset=spec.name,
             )
         mine = [generation for generation in self._generations if generation.files]
         sent = self._sends
-        counters = {"changes": sum(each.rows for each in sent), "deleted": sum(each.deleted for each in sent)}
+        counters = {
+            "changes": sum(each.rows for each in sent),
+            "deleted": sum(each.deleted for each in sent),
+        }
         after = manifest.after(
             declaration=declaration_from_spec(spec, self._schema),
             next_generation=_next_generation(start) + len(self._sends),
@@ -515,31 +611,44 @@ class LocalTableWriter:
             after = after.after(next_generation=after.next_generation + 1)
         number = 1 if parent is None else parent.number + 1
         version = version_from_generations(
-            spec, generations, number=number, id=version_id(number, commit_id), sealed_at=now, counters=counters
+            spec,
+            generations,
+            number=number,
+            id=version_id(number, commit_id),
+            sealed_at=now,
+            counters=counters,
         )
         return switch_version(after, version, now)
 
 
 def _with_position(rows: DataFrame | pa.Table, position: int) -> DataFrame | pa.Table:
-    """Return the rows with the same `__position` for all; that of a later send is higher, so that its rows win."""
+    """Return the rows with the same `__position` for all; that of a later send is higher, so
+    that its rows win.
+    """
     if isinstance(rows, pa.Table):
         return rows.append_column(POSITION, pa.array([position] * rows.num_rows, pa.int64()))
     return rows.withColumn(POSITION, F.lit(position).cast("bigint"))
 
 
 def _describe_sends(sends: Sequence[SentToTable]) -> str:
-    return "; ".join(f"{sent.rows} records, {sent.deleted} deleted ({sent.digest:016x})" for sent in sends) or "nothing"
+    return (
+        "; ".join(
+            f"{sent.rows} records, {sent.deleted} deleted ({sent.digest:016x})" for sent in sends
+        )
+        or "nothing"
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class StateSpec:
     """The columns and key of a state table.
 
-    `expires` is a timestamp among the columns of `schema`: a row expires once the operator's watermark has reached it.
-    When a key is written again or deleted, its time must not move back, or an older row would reappear after the newest
-    one expired. `append_only` says that each key is written once, so that reads merge nothing. `kept_for` describes the
-    operator's settings: an operator rejects state that was kept for other settings. `zone_rules` are the rules of the
-    time zone by which the rows' times are computed, with their version; "" if they depend on no zone.
+    `expires` is a timestamp among the columns of `schema`: a row expires once the operator's
+    watermark has reached it. When a key is written again or deleted, its time must not move back,
+    or an older row would reappear after the newest one expired. `append_only` says that each key is
+    written once, so that reads merge nothing. `kept_for` describes the operator's settings: an
+    operator rejects state that was kept for other settings. `zone_rules` are the rules of the time
+    zone by which the rows' times are computed, with their version; "" if they depend on no zone.
     """
 
     schema: Schema
@@ -556,7 +665,9 @@ class StateSpec:
 _STATE_DISCARD = DiscardPolicy(keep=1, grace=timedelta(0))
 _STATE_COMPACTION = DeltaCompaction()
 _RETIRED_PER_DISCARD = 8
-"""A discard of a state table is due once it has this many generations that were dropped or merged."""
+"""A discard of a state table is due once it has this many generations that were dropped or
+merged.
+"""
 
 
 def state_dataset_name(application: str, name: str) -> str:
@@ -565,7 +676,9 @@ def state_dataset_name(application: str, name: str) -> str:
 
 
 def declare_state_dataset(application: str, name: str, spec: StateSpec) -> AdjunctDataset:
-    """Return the declaration of the state table. Raises ConfigurationError for a key that can't be compared."""
+    """Return the declaration of the state table. Raises ConfigurationError for a key that can't
+    be compared.
+    """
     return local_table(
         state_dataset_name(application, name),
         application=application,
@@ -583,9 +696,11 @@ def declare_state_dataset(application: str, name: str, spec: StateSpec) -> Adjun
 
 
 def validate_state(lake: Lake, dataset: AdjunctDataset) -> None:
-    """Raise DatasetError, saying what differs, where the stored state does not fit the declared one.
+    """Raise DatasetError, saying what differs, where the stored state does not fit the declared
+    one.
 
-    State that was kept for other settings does not fit: another bound or window would give its rows other expiry times.
+    State that was kept for other settings does not fit: another bound or window would give its rows
+    other expiry times.
     """
     stored = DatasetLog(lake, dataset.name).read()[1]
     if stored is None:
@@ -594,16 +709,19 @@ def validate_state(lake: Lake, dataset: AdjunctDataset) -> None:
     was, declared = stored.declaration.kept_for, dataset.input.kept_for
     if stored.declaration.expires is None or stored.declaration.owner != dataset.input.application:
         raise errors.DatasetError(
-            f"the state of operator {declared} would be stored as {dataset.name!r}, and the lake has a dataset of that "
-            f"name, which is not state of application {dataset.input.application!r}.",
+            f"the state of operator {declared} would be stored as {dataset.name!r}, and the lake"
+            " has a dataset of that name, which is not state of application"
+            f" {dataset.input.application!r}.",
             "Give the operator another name=, or rename the application or the dataset.",
             dataset=dataset.name,
         )
     if was != declared:
         raise errors.DatasetError(
-            f"state {dataset.name!r} was kept for operator {was!r}, and the declared one is {declared!r}.",
-            "Undo the change, or give the operator another name, under which it starts with empty state. To start over "
-            f"under this one: adjunct dataset delete {dataset.name} --reason ….",
+            f"state {dataset.name!r} was kept for operator {was!r}, and the declared one is"
+            f" {declared!r}.",
+            "Undo the change, or give the operator another name, under which it starts with empty"
+            " state. To start over under this one: adjunct dataset delete"
+            f" {dataset.name} --reason ….",
             dataset=dataset.name,
         )
     require_local_manifest(stored, dataset)
@@ -612,7 +730,8 @@ def validate_state(lake: Lake, dataset: AdjunctDataset) -> None:
 def create_state(context: Runtime, dataset: AdjunctDataset) -> None:
     """Create an empty state table if there is none.
 
-    `undo_batch` needs a table in which to record an abandoned batch, so that a late commit of a dead run is rejected.
+    `undo_batch` needs a table in which to record an abandoned batch, so that a late commit of a
+    dead run is rejected.
     """
     log = context.log(dataset.name)
 
@@ -628,9 +747,15 @@ def create_state(context: Runtime, dataset: AdjunctDataset) -> None:
 
 
 def maintain_state(context: Runtime, name: str) -> bool:
-    """Merge small generations of a state table where that is due; return whether a discard of it is due."""
+    """Merge small generations of a state table where that is due; return whether a discard of it
+    is due.
+    """
     manifest = context.log(name).read()[1]
-    if manifest is None or manifest.declaration.expires is None:  # another dataset of this name is left alone
+    if (
+        manifest is None or manifest.declaration.expires is None
+    ):  # another dataset of this name is left alone
         return False
     compacted = compact_due(context, as_unbounded(manifest), _STATE_COMPACTION)
-    return len((compacted[1] if compacted is not None else manifest).retired) >= _RETIRED_PER_DISCARD
+    return (
+        len((compacted[1] if compacted is not None else manifest).retired) >= _RETIRED_PER_DISCARD
+    )

@@ -1,4 +1,6 @@
-"""Measures how far a table is behind its stream, in offsets, records and time, and how far its bootstrap is."""
+"""Measures how far a table is behind its stream, in offsets, records and time, and how far its
+bootstrap is.
+"""
 
 from __future__ import annotations
 
@@ -13,15 +15,19 @@ from dagster_adjunct.assets.versions.manifest import UnboundedManifest
 from dagster_adjunct.assets.versions.reports import Action, AdvanceReport
 from dagster_adjunct.resources.common import split_stream_name, subtract_span
 from dagster_adjunct.resources.errors import StaleDatasetError
-from dagster_adjunct.resources.streams.system import OffsetRange, StreamSystem, SystemStreamPartition
+from dagster_adjunct.resources.streams.system import (
+    OffsetRange,
+    StreamSystem,
+    SystemStreamPartition,
+)
 
 
 @dataclass(frozen=True, slots=True)
 class BootstrapProgress:
     """How far a bootstrap is: `read` of its `total` offsets.
 
-    `missing` counts the unread offsets of each partition that has any. `seconds` is how long the bootstrap took, or has
-    taken so far; `why` is the reason for it.
+    `missing` counts the unread offsets of each partition that has any. `seconds` is how long the
+    bootstrap took, or has taken so far; `why` is the reason for it.
     """
 
     state: Literal["running", "done"]
@@ -33,8 +39,16 @@ class BootstrapProgress:
 
     @property
     def per_cent(self) -> int:
-        """The share of the offsets that is read, in whole per cent, rounded down. It is 100 only at the target."""
-        return 100 if self.state == "done" else min(99, 100 * self.read // self.total) if self.total else 99
+        """The share of the offsets that is read, in whole per cent, rounded down. It is 100 only
+        at the target.
+        """
+        return (
+            100
+            if self.state == "done"
+            else min(99, 100 * self.read // self.total)
+            if self.total
+            else 99
+        )
 
     def summary(self) -> str:
         """Return the progress in one line."""
@@ -47,7 +61,8 @@ class BootstrapProgress:
     def describe(self, took: float, read: int) -> str:
         """Return the progress, and unless `read` is 0 the estimated time left.
 
-        `read` is the number of records read in the `took` seconds since the bootstrap began, or was resumed.
+        `read` is the number of records read in the `took` seconds since the bootstrap began, or was
+        resumed.
         """
         detail = f"{self.per_cent}% ({self.read:,} of {self.total:,} offsets)"
         left = took * (self.total - self.read) / read if read else 0
@@ -55,7 +70,12 @@ class BootstrapProgress:
 
     def to_json(self) -> dict[str, Any]:
         """Return the progress as JSON-able values."""
-        counts = {"state": self.state, "per_cent": self.per_cent, "offsets": self.read, "of": self.total}
+        counts = {
+            "state": self.state,
+            "per_cent": self.per_cent,
+            "offsets": self.read,
+            "of": self.total,
+        }
         missing = {str(ssp): count for ssp, count in self.missing.items()}
         return {**counts, "missing": missing, "seconds": round(self.seconds, 3), "why": self.why}
 
@@ -63,7 +83,9 @@ class BootstrapProgress:
 def bootstrap_progress(
     systems: Mapping[str, StreamSystem], manifest: UnboundedManifest, now: datetime
 ) -> BootstrapProgress:
-    """Return how far an unbounded dataset's last bootstrap is. Reads nothing: the manifest has its offsets."""
+    """Return how far an unbounded dataset's last bootstrap is. Reads nothing: the manifest has
+    its offsets.
+    """
     bootstrap = manifest.bootstrap
     system = systems[split_stream_name(manifest.declaration.input)[0]]
     start, target = offsets_by_partition(bootstrap.start), offsets_by_partition(bootstrap.target)
@@ -80,8 +102,8 @@ def bootstrap_progress(
     )
 
 
-# Ages above this are found by timestamps of the stream, to within a tenth (`_STEP`). Below, they are not looked up: the
-# time since the table was caught up, or this limit, is exact enough.
+# Ages above this are found by timestamps of the stream, to within a tenth (`_STEP`). Below, they
+# are not looked up: the time since the table was caught up, or this limit, is exact enough.
 _MEASURED_FROM = timedelta(minutes=1)
 _STEP = 1.1
 
@@ -90,11 +112,12 @@ _STEP = 1.1
 class PartitionLag:
     """How far a table is behind one partition of its stream.
 
-    `offset` is the next one to read and `end` that of the next record to come. `offsets` counts those in between,
-    `records` the records that the stream still holds there (the offsets, where counting records means reading them),
-    and `lost` the offsets that retention has deleted. `seconds` is at least the age of the oldest unread record, and
-    exceeds it by at most a tenth or a minute; it never exceeds the time since the table was last caught up. It is 0
-    when nothing is unread, None if the table was never caught up.
+    `offset` is the next one to read and `end` that of the next record to come. `offsets` counts
+    those in between, `records` the records that the stream still holds there (the offsets, where
+    counting records means reading them), and `lost` the offsets that retention has deleted.
+    `seconds` is at least the age of the oldest unread record, and exceeds it by at most a tenth or
+    a minute; it never exceeds the time since the table was last caught up. It is 0 when nothing is
+    unread, None if the table was never caught up.
     """
 
     offset: str
@@ -107,12 +130,18 @@ class PartitionLag:
     def to_json(self) -> dict[str, Any]:
         """Return the lag as JSON-able values."""
         seconds = None if self.seconds is None else round(self.seconds, 1)
-        return {"offsets": self.offsets, "records": self.records, "lost": self.lost, "seconds": seconds}
+        return {
+            "offsets": self.offsets,
+            "records": self.records,
+            "lost": self.lost,
+            "seconds": seconds,
+        }
 
 
 @dataclass(frozen=True, slots=True)
 class StreamPosition:
-    """A table's next offset in each partition of its stream, and the stream's oldest and next offsets.
+    """A table's next offset in each partition of its stream, and the stream's oldest and next
+    offsets.
 
     `confirmed_at` is when the table was last known to be caught up, None if never.
     """
@@ -125,7 +154,8 @@ class StreamPosition:
 
     @classmethod
     def of(cls, systems: Mapping[str, StreamSystem], manifest: UnboundedManifest) -> StreamPosition:
-        """Return the position of the served table; during a rebuild the new table is not served yet.
+        """Return the position of the served table; during a rebuild the new table is not served
+        yet.
 
         Raises StreamNotFoundError for a stream that no longer exists.
         """
@@ -137,7 +167,9 @@ class StreamPosition:
         oldest = system.oldest(ssps)
         known = offsets_by_partition(manifest.offsets)
         if manifest.bootstrap.state == "running" and manifest.version is not None:
-            known = offsets_by_partition({ssp: end for ssp, (_, end) in manifest.version.offsets.items()})
+            known = offsets_by_partition(
+                {ssp: end for ssp, (_, end) in manifest.version.offsets.items()}
+            )
         offsets = {ssp: known.get(ssp, oldest[ssp]) for ssp in ssps}  # a new partition is unread
         return cls(system, offsets, oldest, system.upcoming(ssps), manifest.confirmed_at)
 
@@ -146,25 +178,39 @@ class StreamPosition:
         lags = {}
         for ssp, offset in self.offsets.items():
             oldest, end = self.oldest[ssp], self.ends[ssp]
-            behind, lost = self.system.distance(ssp, offset, end), self.system.distance(ssp, offset, oldest)
+            behind, lost = (
+                self.system.distance(ssp, offset, end),
+                self.system.distance(ssp, offset, oldest),
+            )
             records = max(behind - lost, 0)
             if records and self.system.counts_unread:
-                records = self.system.records_between({ssp: OffsetRange(oldest if lost else offset, end)})
+                records = self.system.records_between(
+                    {ssp: OffsetRange(oldest if lost else offset, end)}
+                )
             seconds = self._seconds_behind(ssp, now) if behind else 0.0
             lags[ssp] = PartitionLag(offset, end, behind, records, min(lost, behind), seconds)
         return lags
 
-    def stale_partitions(self, max_staleness: timedelta, now: datetime) -> list[SystemStreamPartition]:
+    def stale_partitions(
+        self, max_staleness: timedelta, now: datetime
+    ) -> list[SystemStreamPartition]:
         """Return the partitions with unread records older than `max_staleness`."""
         limit = subtract_span(now, max_staleness)
-        behind = [ssp for ssp, offset in self.offsets.items() if self.system.compare(offset, self.ends[ssp]) < 0]
+        behind = [
+            ssp
+            for ssp, offset in self.offsets.items()
+            if self.system.compare(offset, self.ends[ssp]) < 0
+        ]
         return [ssp for ssp in behind if self._has_unread_before(ssp, limit)]
 
-    def raise_if_stale(self, dataset: str, max_staleness: timedelta, now: datetime, next_step: str = "") -> None:
-        """Raise StaleDatasetError where the table lacks records older than `max_staleness`, saying how many.
+    def raise_if_stale(
+        self, dataset: str, max_staleness: timedelta, now: datetime, next_step: str = ""
+    ) -> None:
+        """Raise StaleDatasetError where the table lacks records older than `max_staleness`, saying
+        how many.
 
-        A table that only lacks younger records, or whose stream is idle, is fresh. Without a `next_step` the table can
-        be advanced.
+        A table that only lacks younger records, or whose stream is idle, is fresh. Without a
+        `next_step` the table can be advanced.
         """
         stale = self.stale_partitions(max_staleness, now)
         if not stale:
@@ -172,25 +218,40 @@ class StreamPosition:
         lags = self.lags(now)
         ssp = max(stale, key=lambda ssp: (lags[ssp].seconds or float("inf"), lags[ssp].offsets))
         lag = lags[ssp]
-        age = "" if lag.seconds is None else f", the oldest about {timedelta(seconds=round(lag.seconds))} old"
-        others = f" ({len(stale) - 1} more of its partitions are too old as well)" if len(stale) > 1 else ""
+        age = (
+            ""
+            if lag.seconds is None
+            else f", the oldest about {timedelta(seconds=round(lag.seconds))} old"
+        )
+        others = (
+            f" ({len(stale) - 1} more of its partitions are too old as well)"
+            if len(stale) > 1
+            else ""
+        )
         deleted = f", of which retention has deleted {lag.lost:,}" if lag.lost else ""
         problem = (
-            f"dataset {dataset!r} is stale: {lag.offsets:,} offsets of {ssp} are not in it{deleted}{age}, and at most "
-            f"{max_staleness} is allowed{others}."
+            f"dataset {dataset!r} is stale: {lag.offsets:,} offsets of {ssp} are not in"
+            f" it{deleted}{age}, and at most {max_staleness} is allowed{others}."
         )
         advance = f"materialise its asset, or adjunct dataset advance {dataset} MODULE:APP"
-        step = next_step or f"Advance it ({advance}) and run this again, or raise the limit: max_staleness=…."
+        step = (
+            next_step
+            or f"Advance it ({advance}) and run this again, or raise the limit: max_staleness=…."
+        )
         raise StaleDatasetError(problem, step, dataset=dataset)
 
     def _seconds_behind(self, ssp: SystemStreamPartition, now: datetime) -> float | None:
-        """Return an upper bound of the age of a partition's unread records, found by bisection over timestamps.
+        """Return an upper bound of the age of a partition's unread records, found by bisection over
+        timestamps.
 
         In seconds; None if the table was never caught up.
         """
         if self.confirmed_at is None:
             return None
-        oldest, youngest = max((now - self.confirmed_at).total_seconds(), 0.0), _MEASURED_FROM.total_seconds()
+        oldest, youngest = (
+            max((now - self.confirmed_at).total_seconds(), 0.0),
+            _MEASURED_FROM.total_seconds(),
+        )
         if oldest <= youngest or not self._has_unread_before(ssp, now - _MEASURED_FROM):
             return min(oldest, youngest)
         while oldest / youngest > _STEP:
@@ -212,7 +273,9 @@ def build_report(advance: Advance, action: Action) -> AdvanceReport:
     manifest, version, decision = advance.manifest, advance.manifest.version, advance.decision
     system = advance.source.system
     offsets = offsets_by_partition(manifest.offsets)
-    lag = {str(ssp): system.distance(ssp, offset, advance.ends[ssp]) for ssp, offset in offsets.items()}
+    lag = {
+        str(ssp): system.distance(ssp, offset, advance.ends[ssp]) for ssp, offset in offsets.items()
+    }
     notes = []
     if decision.action != "continue":
         notes.append(f"{decision.action}: {decision.reason}")

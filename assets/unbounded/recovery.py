@@ -1,19 +1,21 @@
 """Decides what an advance does with the table that it finds (SAMZA-1278, Recovery).
 
-    inspect_table       -> TableSnapshot      the manifest, the stream's ends and the declaration as they are now
+    inspect_table       -> TableSnapshot      the manifest, the stream's ends and the declaration as
+                                              they are now
     assess_continuity   -> TableContinuity    whether the table is valid, and if not, why
     plan_recovery       -> RecoveryPlan       what to do first
 
-Only the first one reads anything. A table is valid if its manifest and objects are complete, its stream has the same
-partitions and still holds its offsets, and it was confirmed caught up within `max_age`. A bootstrap continues unless
-its stream or its columns have changed. What an advance does:
+Only the first one reads anything. A table is valid if its manifest and objects are complete, its
+stream has the same partitions and still holds its offsets, and it was confirmed caught up within
+`max_age`. A bootstrap continues unless its stream or its columns have changed. What an advance
+does:
 
                                 no table      found, not valid                     valid
     marked for bootstrap        bootstrap     bootstrap next to the served one     continue
     not marked                  create        recreate empty, from the last offset continue
 
-A bootstrap that can't be continued starts again, whether the dataset is marked or not; the served version stays until
-it is done.
+A bootstrap that can't be continued starts again, whether the dataset is marked or not; the served
+version stays until it is done.
 """
 
 from __future__ import annotations
@@ -57,12 +59,13 @@ from dagster_adjunct.resources.streams.system import order_keys_step
 class TableSnapshot:
     """A table and its stream at the moment `at`.
 
-    `commit` is the current one, None before the first. `manifest` is None without a table; where `damage` says why the
-    current manifest can't be read, it is the newest readable one. With `carried`, the stream was repartitioned, and
-    `manifest` is one that continues in the new stream and is not committed yet. `oldest` and `ends` are, by partition,
-    the first offset that the stream holds and the next one to come. `missing` are objects of the table that are missing
-    or truncated. `refusal` is the error where nothing can be decided: the pointer is lost, or another writer committed
-    meanwhile.
+    `commit` is the current one, None before the first. `manifest` is None without a table; where
+    `damage` says why the current manifest can't be read, it is the newest readable one. With
+    `carried`, the stream was repartitioned, and `manifest` is one that continues in the new stream
+    and is not committed yet. `oldest` and `ends` are, by partition, the first offset that the
+    stream holds and the next one to come. `missing` are objects of the table that are missing or
+    truncated. `refusal` is the error where nothing can be decided: the pointer is lost, or another
+    writer committed meanwhile.
     """
 
     source: OpenedStream
@@ -83,7 +86,9 @@ class TableSnapshot:
 
     @property
     def has_all_keys(self) -> bool:
-        """Whether the stream, read from its oldest offset, holds a record of every key that was ever in it."""
+        """Whether the stream, read from its oldest offset, holds a record of every key that was
+        ever in it.
+        """
         return self.source.info.has_all_keys(self.oldest)
 
 
@@ -91,8 +96,9 @@ class TableSnapshot:
 class TableContinuity:
     """Whether a table can be continued: `store` is the state of the table.
 
-    `problem` says why it is invalid. `lost` says that retention has deleted the changes that come next, `building` that
-    its bootstrap is not finished. `refusal` is the error to raise if the stream was recreated.
+    `problem` says why it is invalid. `lost` says that retention has deleted the changes that come
+    next, `building` that its bootstrap is not finished. `refusal` is the error to raise if the
+    stream was recreated.
     """
 
     store: Literal["none", "building", "invalid", "valid"]
@@ -105,14 +111,17 @@ class TableContinuity:
 def inspect_table(context: Runtime, spec: AdjunctDataset) -> TableSnapshot:
     """Return the table and its stream as they are now. Reads no data files and changes nothing.
 
-    Raises DatasetError for an input that does not fit this dataset, and for another key, partitioning or input than the
-    table was declared with. Columns are compared later, by `plan_recovery`.
+    Raises DatasetError for an input that does not fit this dataset, and for another key,
+    partitioning or input than the table was declared with. Columns are compared later, by
+    `plan_recovery`.
     """
     source = OpenedStream.of(context.systems, spec)
     log = context.log(spec.name)
     commit, stored, damage = log.read_or_newest()
     manifest = None if stored is None else require_matching_manifest(stored, source.declaration)
-    carried = follow_repartition(manifest, source.info) if manifest is not None and not damage else None
+    carried = (
+        follow_repartition(manifest, source.info) if manifest is not None and not damage else None
+    )
     manifest = manifest if carried is None else as_unbounded(carried)
     at = context.now()
     ends = source.system.upcoming(source.ssps)
@@ -132,12 +141,18 @@ def inspect_table(context: Runtime, spec: AdjunctDataset) -> TableSnapshot:
     if commit is not None and assess_continuity(snapshot).store == "invalid":
         head = log.log.head()
         if head is not None and head.id != commit.id:  # that commit's writer may have removed files
-            return replace(snapshot, refusal=_overtaken_error(log, f" (number {head.number}, after {commit.number})"))
+            return replace(
+                snapshot,
+                refusal=_overtaken_error(log, f" (number {head.number}, after {commit.number})"),
+            )
     return snapshot
 
 
-def require_matching_manifest(stored: DatasetManifest, declared: DatasetDeclaration) -> UnboundedManifest:
-    """Return the stored manifest; raise DatasetError where its declaration does not match the declared one.
+def require_matching_manifest(
+    stored: DatasetManifest, declared: DatasetDeclaration
+) -> UnboundedManifest:
+    """Return the stored manifest; raise DatasetError where its declaration does not match the
+    declared one.
 
     The number of input partitions is not compared: `assess_continuity` does that.
     """
@@ -162,37 +177,59 @@ def assess_continuity(snapshot: TableSnapshot) -> TableContinuity:
     if changed:
         problem = f"the partitions of its stream have changed ({changed})"
         return TableContinuity("invalid", problem, building=building)
-    lost = [ssp for ssp, offset in offsets.items() if source.system.compare(offset, snapshot.oldest[ssp]) < 0]
+    lost = [
+        ssp
+        for ssp, offset in offsets.items()
+        if source.system.compare(offset, snapshot.oldest[ssp]) < 0
+    ]
     if lost:
         ssp, oldest = lost[0], snapshot.oldest[lost[0]]
-        problem = f"it continues at offset {offsets[ssp]} of {ssp}, and the oldest in the stream is {oldest}"
+        problem = (
+            f"it continues at offset {offsets[ssp]} of {ssp}, and the oldest in the stream is"
+            f" {oldest}"
+        )
         return TableContinuity("invalid", problem, lost=True, building=building)
     if snapshot.missing:
-        problem = f"{len(snapshot.missing)} of its objects are missing or cut, first {snapshot.missing[0]}"
+        problem = (
+            f"{len(snapshot.missing)} of its objects are missing or cut, first"
+            f" {snapshot.missing[0]}"
+        )
         return TableContinuity("invalid", problem, building=building)
     if building:
         problem = _bootstrap_problem(manifest, source, snapshot.at)
-        return TableContinuity("invalid", problem, building=True) if problem else TableContinuity("building")
-    behind = any(source.system.compare(offset, snapshot.ends[ssp]) < 0 for ssp, offset in offsets.items())
+        return (
+            TableContinuity("invalid", problem, building=True)
+            if problem
+            else TableContinuity("building")
+        )
+    behind = any(
+        source.system.compare(offset, snapshot.ends[ssp]) < 0 for ssp, offset in offsets.items()
+    )
     limit, confirmed = effective_max_age(source), manifest.confirmed_at
     if behind and limit is not None and confirmed is not None and snapshot.at - confirmed > limit:
         return TableContinuity(
             "invalid",
-            f"it was last confirmed caught up {confirmed:%Y-%m-%d %H:%M} UTC, longer than {limit} ago, and has not "
-            "read all that came since",
+            f"it was last confirmed caught up {confirmed:%Y-%m-%d %H:%M} UTC, longer than"
+            f" {limit} ago, and has not read all that came since",
         )
     return TableContinuity("valid")
 
 
 def describe_changed_partitions(source: OpenedStream, offsets: Offsets) -> str:
-    """Return which partitions of the stream were added or removed since the table read these offsets, "" for none."""
-    added, removed = sorted(set(source.ssps) - set(offsets)), sorted(set(offsets) - set(source.ssps))
+    """Return which partitions of the stream were added or removed since the table read these
+    offsets, "" for none.
+    """
+    added, removed = (
+        sorted(set(source.ssps) - set(offsets)),
+        sorted(set(offsets) - set(source.ssps)),
+    )
     changed = ((added, "added"), (removed, "removed"))
     return "; ".join(f"{', '.join(map(str, ssps))} {what}" for ssps, what in changed if ssps)
 
 
 def effective_max_age(source: OpenedStream) -> timedelta | None:
-    """Return how long a table that is behind stays valid: `max_age`, else how long its stream keeps deletions.
+    """Return how long a table that is behind stays valid: `max_age`, else how long its stream keeps
+    deletions.
 
     None is without limit.
     """
@@ -207,7 +244,8 @@ def _missing_objects(log: DatasetLog, manifest: UnboundedManifest) -> list[str]:
 
 
 def _lost_pointer_error(log: DatasetLog) -> CommitConflictError | MalformedDocumentError | None:
-    """Return the error for a log that has commits but no pointer to the current one; None for any other log.
+    """Return the error for a log that has commits but no pointer to the current one; None for any
+    other log.
 
     A new table would begin again at commit 1 and hide these commits.
     """
@@ -219,18 +257,23 @@ def _lost_pointer_error(log: DatasetLog) -> CommitConflictError | MalformedDocum
     if log.log.head() is not None:
         return _overtaken_error(log)
     return MalformedDocumentError(
-        f"dataset {log.name!r} has {newest.number} commits, and its pointer {log.log.pointer_key} is missing in "
-        f"{log.lake.url}.",
-        "Restore that object from a backup or an older object version; the manifests are intact. To start over, "
-        "declare the dataset under a new name.",
+        f"dataset {log.name!r} has {newest.number} commits, and its pointer"
+        f" {log.log.pointer_key} is missing in {log.lake.url}.",
+        "Restore that object from a backup or an older object version; the manifests are intact. To"
+        " start over, declare the dataset under a new name.",
         dataset=log.name,
         document=log.log.pointer_key,
     )
 
 
 def _overtaken_error(log: DatasetLog, numbers: str = "") -> CommitConflictError:
-    problem = f"dataset {log.name!r}: another writer committed first, while this one read the table{numbers}."
-    step = "Nothing of this attempt is visible. Advance again, which continues from the other commit."
+    problem = (
+        f"dataset {log.name!r}: another writer committed first, while this one read the"
+        f" table{numbers}."
+    )
+    step = (
+        "Nothing of this attempt is visible. Advance again, which continues from the other commit."
+    )
     return CommitConflictError(problem, step, dataset=log.name)
 
 
@@ -238,15 +281,18 @@ def _bootstrap_problem(manifest: UnboundedManifest, source: OpenedStream, now: d
     """Return why a running bootstrap can't be continued, "" if it can."""
     bootstrap, kept = manifest.bootstrap, source.info.tombstones_kept
     if bootstrap.columns is not None and bootstrap.columns != source.schema:
-        return f"the declared columns have changed since it began ({bootstrap.columns.difference(source.schema)})"
+        return (
+            "the declared columns have changed since it began"
+            f" ({bootstrap.columns.difference(source.schema)})"
+        )
     before, after = manifest.declaration, source.declaration
     if (before.order_by, before.position_type) != (after.order_by, after.position_type):
         was, wanted = describe_order(before.order_by), describe_order(after.order_by)
         return f"the declared order has changed since it began, from {was} to {wanted}"
     if kept is not None and now - bootstrap.started_at > kept:
         return (
-            f"it began {bootstrap.started_at:%Y-%m-%d %H:%M} UTC, and its stream keeps deletions for {kept} only: it "
-            "may have missed some"
+            f"it began {bootstrap.started_at:%Y-%m-%d %H:%M} UTC, and its stream keeps deletions"
+            f" for {kept} only: it may have missed some"
         )
     return ""
 
@@ -255,22 +301,24 @@ def _bootstrap_problem(manifest: UnboundedManifest, source: OpenedStream, now: d
 class RecoveryPlan:
     """What an advance does first, and the decision that its commits store.
 
-    "leave" serves the table as it is; "begin" creates a new one, empty or bootstrapped; "evolve" adopts the declared
-    columns and length of history; "apply" does nothing first. All but "leave" then apply the changes since the last
-    commit.
+    "leave" serves the table as it is; "begin" creates a new one, empty or bootstrapped; "evolve"
+    adopts the declared columns and length of history; "apply" does nothing first. All but "leave"
+    then apply the changes since the last commit.
     """
 
     first: Literal["leave", "begin", "evolve", "apply"]
     decision: Decision
 
 
-def plan_recovery(snapshot: TableSnapshot, *, rebuild: str | None = None, forced: bool = False) -> RecoveryPlan:
+def plan_recovery(
+    snapshot: TableSnapshot, *, rebuild: str | None = None, forced: bool = False
+) -> RecoveryPlan:
     """Return what to do with the table; `rebuild` is the reason to rebuild it.
 
-    `forced` bootstraps even from a stream that no longer holds every key. Raises DatasetError for incompatible columns
-    and for a bootstrap that would lack keys, KeyOrderError for a stream whose partitions were changed,
-    OffsetOutOfRangeError and MalformedDocumentError where nothing can be decided, and CommitConflictError where another
-    writer committed meanwhile.
+    `forced` bootstraps even from a stream that no longer holds every key. Raises DatasetError for
+    incompatible columns and for a bootstrap that would lack keys, KeyOrderError for a stream whose
+    partitions were changed, OffsetOutOfRangeError and MalformedDocumentError where nothing can be
+    decided, and CommitConflictError where another writer committed meanwhile.
     """
     manifest, source, spec = snapshot.manifest, snapshot.source, snapshot.spec
     # A table that is being rebuilt may have any columns and order.
@@ -279,12 +327,17 @@ def plan_recovery(snapshot: TableSnapshot, *, rebuild: str | None = None, forced
         if served is not None:
             declared = source.declaration
             check_evolution(spec.name, served.columns, source.schema, spec.key)
-            if (served.order_by, served.position_type) != (declared.order_by, declared.position_type):
+            if (served.order_by, served.position_type) != (
+                declared.order_by,
+                declared.position_type,
+            ):
                 raise order_change_error(spec.name, served.order_by, declared.order_by)
         decision = decide_recovery(snapshot)
     else:  # bootstraps also without a table and with bootstrap=False
         store = decide_recovery(snapshot).store if manifest is None else "invalid"
-        decision = Decision(action="bootstrap", store=store, reason=f"rebuild: {rebuild}", at=snapshot.at)
+        decision = Decision(
+            action="bootstrap", store=store, reason=f"rebuild: {rebuild}", at=snapshot.at
+        )
     if decision.action == "bootstrap" and not forced:
         require_complete_stream(snapshot, decision.reason)
     if decision.action == "serve-stale":
@@ -301,8 +354,8 @@ def plan_recovery(snapshot: TableSnapshot, *, rebuild: str | None = None, forced
 def decide_recovery(snapshot: TableSnapshot) -> Decision:
     """Return what an advance does with the table, by the rules in the module's docstring.
 
-    Raises OffsetOutOfRangeError for a recreated stream, and for lost changes with on_lost_offset="fail". Raises the
-    snapshot's `refusal`.
+    Raises OffsetOutOfRangeError for a recreated stream, and for lost changes with
+    on_lost_offset="fail". Raises the snapshot's `refusal`.
     """
     state = assess_continuity(snapshot)
     for refusal in (state.refusal, snapshot.refusal):
@@ -311,7 +364,10 @@ def decide_recovery(snapshot: TableSnapshot) -> Decision:
     spec = snapshot.spec
     lost = state.lost and not state.building
     if lost and spec.following.on_lost_offset == "fail":
-        rebuild = f"rebuild it from a complete source: adjunct dataset rebuild {spec.name} MODULE:APP --reason …"
+        rebuild = (
+            f"rebuild it from a complete source: adjunct dataset rebuild {spec.name} MODULE:APP"
+            " --reason …"
+        )
         raise lost_changes_error(spec.name, state.problem, rebuild)
     action: Literal["create", "bootstrap", "recreate", "continue", "serve-stale"]
     if state.store in ("valid", "building"):
@@ -332,9 +388,10 @@ def decide_recovery(snapshot: TableSnapshot) -> Decision:
 def require_ordered_keys(snapshot: TableSnapshot) -> None:
     """Raise KeyOrderError if a stream whose offsets order the changes has had other partitions.
 
-    A key that has moved then has changes in two partitions, and neither a table that continues nor one that is built
-    again can tell which one is newer. A bulk snapshot names a position in each of the present partitions, so only later
-    changes are read. Streams of the lake are rewritten when they are repartitioned.
+    A key that has moved then has changes in two partitions, and neither a table that continues nor
+    one that is built again can tell which one is newer. A bulk snapshot names a position in each of
+    the present partitions, so only later changes are read. Streams of the lake are rewritten when
+    they are repartitioned.
     """
     manifest, source, spec = snapshot.manifest, snapshot.source, snapshot.spec
     by_offset = source.only_offsets_order_keys and source.info.partitioner != "spark-murmur3"
@@ -343,9 +400,9 @@ def require_ordered_keys(snapshot: TableSnapshot) -> None:
     changed = describe_changed_partitions(source, offsets_by_partition(manifest.offsets))
     if changed and not source.info.was_recreated(manifest.stream):
         raise KeyOrderError(
-            f"dataset {spec.name!r} has to be built again, because the partitions of {spec.input} have changed "
-            f"({changed}): a key may have changes in two partitions now, and their offsets do not say which one is "
-            "newer.",
+            f"dataset {spec.name!r} has to be built again, because the partitions of"
+            f" {spec.input} have changed ({changed}): a key may have changes in two partitions now,"
+            " and their offsets do not say which one is newer.",
             order_keys_step(spec.name),
             dataset=spec.name,
             stream=str(spec.input),
@@ -353,52 +410,71 @@ def require_ordered_keys(snapshot: TableSnapshot) -> None:
 
 
 def require_complete_stream(snapshot: TableSnapshot, why: str) -> None:
-    """Raise DatasetError where a bootstrap has no bulk snapshot and its stream no longer holds every key."""
+    """Raise DatasetError where a bootstrap has no bulk snapshot and its stream no longer holds
+    every key.
+    """
     spec = snapshot.spec
     if spec.following.initial is not None or snapshot.has_all_keys:
         return
-    raise incomplete_stream_error(spec, why, "Declare a bulk snapshot (initial=…)", " The served version stays served.")
+    raise incomplete_stream_error(
+        spec, why, "Declare a bulk snapshot (initial=…)", " The served version stays served."
+    )
 
 
-def incomplete_stream_error(spec: AdjunctDataset, why: str, instead: str, then: str = "") -> DatasetError:
+def incomplete_stream_error(
+    spec: AdjunctDataset, why: str, instead: str, then: str = ""
+) -> DatasetError:
     """Return the error for a bootstrap from a stream that no longer holds every key."""
     problem = (
-        f"dataset {spec.name!r} has to be bootstrapped ({why}), and its input {spec.input} does not hold all changes: "
-        "retention has deleted the oldest, and the stream is not compacted by key."
+        f"dataset {spec.name!r} has to be bootstrapped ({why}), and its input {spec.input} does not"
+        " hold all changes: retention has deleted the oldest, and the stream is not compacted by"
+        " key."
     )
-    step = f"{instead}, deliver the whole table into the stream again, or declare bootstrap=False to continue without "
+    step = (
+        f"{instead}, deliver the whole table into the stream again, or declare bootstrap=False to"
+        " continue without "
+    )
     return DatasetError(problem, f"{step}the lost changes.{then}", dataset=spec.name)
 
 
 def lost_changes_error(dataset: str, problem: str, instead: str) -> OffsetOutOfRangeError:
     """Return the error for a table whose next changes retention has deleted."""
     return OffsetOutOfRangeError(
-        f"dataset {dataset!r} can't be continued: {problem}: retention has deleted the changes in between.",
-        f"Deliver the lost changes again, or {instead}. Longer retention of the stream prevents this.",
+        f"dataset {dataset!r} can't be continued: {problem}: retention has deleted the changes in"
+        " between.",
+        f"Deliver the lost changes again, or {instead}. Longer retention of the stream prevents"
+        " this.",
         dataset=dataset,
     )
 
 
-def order_change_error(dataset: str, stored: tuple[str, ...] | None, declared: tuple[str, ...] | None) -> DatasetError:
+def order_change_error(
+    dataset: str, stored: tuple[str, ...] | None, declared: tuple[str, ...] | None
+) -> DatasetError:
     """Return the error for a stored table that is ordered differently than declared."""
     problem = (
-        f"dataset {dataset!r} is ordered by {describe_order(stored)}, and declared to be ordered by "
-        f"{describe_order(declared)}: positions of different orders can't be compared."
+        f"dataset {dataset!r} is ordered by {describe_order(stored)}, and declared to be ordered by"
+        f" {describe_order(declared)}: positions of different orders can't be compared."
     )
     return DatasetError(problem, _restore_or_rebuild("the order", dataset), dataset=dataset)
 
 
 def _restore_or_rebuild(what: str, dataset: str) -> str:
     command = f"adjunct dataset rebuild {dataset} MODULE:APP --reason …"
-    return f"Restore {what}, or rebuild the dataset: {command}. The old table is served until the rebuild is done."
+    return (
+        f"Restore {what}, or rebuild the dataset: {command}. The old table is served until the"
+        " rebuild is done."
+    )
 
 
 def check_evolution(dataset: str, stored: Schema, declared: Schema, key: tuple[str, ...]) -> None:
-    """Raise DatasetError, listing the differences, for any change but added and widened columns outside the key."""
+    """Raise DatasetError, listing the differences, for any change but added and widened columns
+    outside the key.
+    """
     refused = incompatible_changes(stored, declared, key)
     if refused:
         problem = (
-            f"dataset {dataset!r} is stored with other columns than declared: {'; '.join(refused)}. Columns can only "
-            "be added or widened."
+            f"dataset {dataset!r} is stored with other columns than declared: {'; '.join(refused)}."
+            " Columns can only be added or widened."
         )
         raise DatasetError(problem, _restore_or_rebuild("these columns", dataset), dataset=dataset)

@@ -1,4 +1,6 @@
-"""Warnings about the first changes of a table: values that fit the declared encodings, and look like other ones."""
+"""Warnings about the first changes of a table: values that fit the declared encodings, and look
+like other ones.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct.assets.declaration.envelope_parser import TEXT, with_envelope_json
 from dagster_adjunct.assets.declaration.envelopes import DebeziumEnvelope, MaxwellEnvelope
-from dagster_adjunct.assets.sources.entries import OpenedStream, Ranges, derive_row_schema, describe_input
+from dagster_adjunct.assets.sources.entries import (
+    OpenedStream,
+    Ranges,
+    derive_row_schema,
+    describe_input,
+)
 from dagster_adjunct.resources.schemas.schema import Schema
 
 if TYPE_CHECKING:
@@ -20,8 +27,12 @@ _PLAIN_NUMBER = re.compile(r"[+-]?\d+(\.\d+)?")
 _MONTH = {"millis": 31 * 86_400_000, "micros": 31 * 86_400_000_000}
 
 
-def find_suspicious_values(source: OpenedStream, ranges: Ranges, spark: Callable[[], SparkSession]) -> tuple[str, ...]:
-    """Return warnings about the first changes in these ranges; () for formats whose values have one encoding."""
+def find_suspicious_values(
+    source: OpenedStream, ranges: Ranges, spark: Callable[[], SparkSession]
+) -> tuple[str, ...]:
+    """Return warnings about the first changes in these ranges; () for formats whose values have
+    one encoding.
+    """
     form = source.spec.following.changes
     if not isinstance(form, DebeziumEnvelope | MaxwellEnvelope):
         return ()
@@ -56,17 +67,25 @@ def _describe_suspicions(
         values = [row[field.name] for row in rows if row.get(field.name) is not None]
         if not values:
             continue
-        numbers_as_text = all(isinstance(value, str) and _PLAIN_NUMBER.fullmatch(value) for value in values)
+        numbers_as_text = all(
+            isinstance(value, str) and _PLAIN_NUMBER.fullmatch(value) for value in values
+        )
         if precise and field.type.startswith("decimal") and numbers_as_text:
             yield (
-                f"each value of {field.name!r} is a plain number, read as base64, because of decimals='precise': "
-                "if they are numbers, declare decimals='string' and rebuild"
+                f"each value of {field.name!r} is a plain number, read as base64, because of"
+                " decimals='precise': if they are numbers, declare decimals='string' and rebuild"
             )
         if field.type == "timestamp" and form.timestamps is not None:
-            numbers = [value for value in values if isinstance(value, int) and not isinstance(value, bool)]
+            numbers = [
+                value for value in values if isinstance(value, int) and not isinstance(value, bool)
+            ]
             limit = _MONTH[form.timestamps]
-            if numbers and len(numbers) == len(values) and all(abs(number) <= limit for number in numbers):
+            if (
+                numbers
+                and len(numbers) == len(values)
+                and all(abs(number) <= limit for number in numbers)
+            ):
                 yield (
-                    f"all times in {field.name!r} are within a month of 1970, because timestamps is "
-                    f"{form.timestamps!r}: if they count another unit, correct it and rebuild"
+                    f"all times in {field.name!r} are within a month of 1970, because timestamps is"
+                    f" {form.timestamps!r}: if they count another unit, correct it and rebuild"
                 )

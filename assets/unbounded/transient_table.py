@@ -1,8 +1,10 @@
-"""Transient tables (`persistent=False`): built for one run in Spark's memory, and never stored (SAMZA-1278).
+"""Transient tables (`persistent=False`): built for one run in Spark's memory, and never stored
+(SAMZA-1278).
 
-A table that is marked for bootstrap is built from the stream's oldest offset up to its end; any other continues from
-the last offset that its application has read. A version is the text "offsets-1:" followed by the stream ranges as JSON.
-Reading the same ranges again gives the same table, so a batch that a crash interrupted can be retried.
+A table that is marked for bootstrap is built from the stream's oldest offset up to its end; any
+other continues from the last offset that its application has read. A version is the text
+"offsets-1:" followed by the stream ranges as JSON. Reading the same ranges again gives the same
+table, so a batch that a crash interrupted can be retried.
 """
 
 from __future__ import annotations
@@ -29,11 +31,22 @@ from dagster_adjunct.assets.versions.manifest import Decision
 from dagster_adjunct.assets.versions.reports import Action, AdvanceReport, Stages
 from dagster_adjunct.assets.versions.version import POSITION, build_layout
 from dagster_adjunct.resources.common import first_validation_problem, utc_now
-from dagster_adjunct.resources.errors import AdjunctError, DatasetError, MalformedDocumentError, OffsetOutOfRangeError
+from dagster_adjunct.resources.errors import (
+    AdjunctError,
+    DatasetError,
+    MalformedDocumentError,
+    OffsetOutOfRangeError,
+)
 from dagster_adjunct.resources.lazy_modules import F
 from dagster_adjunct.resources.schemas.schema import Schema, named_column
 from dagster_adjunct.resources.spark.in_process import is_remote, resolve_session
-from dagster_adjunct.resources.streams.system import OFFSET, PARTITION, TOMBSTONE, StreamSystem, SystemStreamPartition
+from dagster_adjunct.resources.streams.system import (
+    OFFSET,
+    PARTITION,
+    TOMBSTONE,
+    StreamSystem,
+    SystemStreamPartition,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -62,7 +75,9 @@ def ranges_from_version(dataset: str, version: str) -> Ranges:
         ranges = _STORED.validate_json(version.removeprefix(_FORM))
         return {SystemStreamPartition.parse(ssp): span for ssp, span in ranges.items()}
     except (ValueError, AdjunctError) as error:
-        problem = first_validation_problem(error) if isinstance(error, ValidationError) else str(error)
+        problem = (
+            first_validation_problem(error) if isinstance(error, ValidationError) else str(error)
+        )
         raise MalformedDocumentError(
             f"dataset {dataset!r} is transient, and {version!r} is not a version of it: {problem}.",
             "Run the application with the release that wrote its batch log, or a newer one.",
@@ -71,9 +86,13 @@ def ranges_from_version(dataset: str, version: str) -> Ranges:
 
 
 class TransientVersion:
-    """One version of a transient table with `rows` entries, in Spark's memory until it is released."""
+    """One version of a transient table with `rows` entries, in Spark's memory until it is
+    released.
+    """
 
-    def __init__(self, dataset: str, schema: Schema, ranges: Ranges, kept: DataFrame, rows: int) -> None:
+    def __init__(
+        self, dataset: str, schema: Schema, ranges: Ranges, kept: DataFrame, rows: int
+    ) -> None:
         self.dataset, self.schema, self.ranges, self.rows = dataset, schema, ranges, rows
         self.version = version_from_ranges(ranges)
         self.kept = kept
@@ -84,11 +103,14 @@ class TransientVersion:
     def frame(self, spark: SparkSession | Callable[[], SparkSession]) -> DataFrame:
         """Return all entries, with the columns of `schema`.
 
-        Bucket i of a partitioned dataset is partition i, so that a join on its partition columns or its key needs no
-        exchange on this side; a broadcast dataset is one partition, which every task gets a copy of.
+        Bucket i of a partitioned dataset is partition i, so that a join on its partition columns or
+        its key needs no exchange on this side; a broadcast dataset is one partition, which every
+        task gets a copy of.
         """
         spark = resolve_session(spark)
-        return self.kept.where(f"NOT {TOMBSTONE}").select(*[named_column(name) for name in self.schema.names])
+        return self.kept.where(f"NOT {TOMBSTONE}").select(
+            *[named_column(name) for name in self.schema.names]
+        )
 
     def release(self) -> None:
         """Free the memory; the version can't be read afterwards."""
@@ -100,7 +122,8 @@ class TransientVersion:
 
 
 _ABANDON_BATCH = (
-    "Abandon the batch (adjunct checkpoint abandon APPLICATION --reason …): the next one reads the table as it is then."
+    "Abandon the batch (adjunct checkpoint abandon APPLICATION --reason …): the next one reads the"
+    " table as it is then."
 )
 _PREVENT_LOSS = "Longer retention of the stream, or persistent=True, prevents this."
 _HIDDEN = (POSITION, TOMBSTONE, OFFSET, PARTITION)
@@ -109,11 +132,13 @@ _HIDDEN = (POSITION, TOMBSTONE, OFFSET, PARTITION)
 class TransientTable:
     """The table of a dataset with `persistent=False` during one run of an application.
 
-    `last` is the version that the application's last batch read. Without bootstrap the table begins at the end offsets
-    of that version, or at the stream's default offset if there is none.
+    `last` is the version that the application's last batch read. Without bootstrap the table begins
+    at the end offsets of that version, or at the stream's default offset if there is none.
     """
 
-    def __init__(self, systems: Mapping[str, StreamSystem], spec: AdjunctDataset, *, last: str | None = None) -> None:
+    def __init__(
+        self, systems: Mapping[str, StreamSystem], spec: AdjunctDataset, *, last: str | None = None
+    ) -> None:
         self.spec = spec
         self.view: TransientVersion | None = None
         self._systems, self._last = systems, last
@@ -121,16 +146,20 @@ class TransientTable:
 
     @cached_property
     def _source(self) -> OpenedStream:
-        """The input stream, opened once: a run keeps the columns and partitions that it began with."""
+        """The input stream, opened once: a run keeps the columns and partitions that it began
+        with.
+        """
         return OpenedStream.of(self._systems, self.spec)
 
     def advance(self, spark: Callable[[], SparkSession]) -> AdvanceReport:
-        """Build the table, or apply the changes since the last call, up to the stream's current end.
+        """Build the table, or apply the changes since the last call, up to the stream's current
+        end.
 
-        The previous version is released once the new one exists. Raises BadChangeError and NullKeyError for changes
-        that can't be applied, DatasetError where the stream no longer holds every key for a bootstrap, and
-        OffsetOutOfRangeError where retention has deleted the next changes and on_lost_offset="fail", or where the
-        stream now ends before offsets that were read.
+        The previous version is released once the new one exists. Raises BadChangeError and
+        NullKeyError for changes that can't be applied, DatasetError where the stream no longer
+        holds every key for a bootstrap, and OffsetOutOfRangeError where retention has deleted the
+        next changes and on_lost_offset="fail", or where the stream now ends before offsets that
+        were read.
         """
         source, before, stages = self._source, self.view, Stages(self.spec.name)
         with stages("collect"):
@@ -139,8 +168,12 @@ class TransientTable:
                 starts, decision = self._start_offsets(upcoming)
             else:
                 starts = _end_offsets(before.ranges)
-                decision = Decision(action="continue", store="valid", reason="this run has built it", at=utc_now())
-            refusal = source.recreated_error(None, starts, upcoming)  # a version has no stream identity, only offsets
+                decision = Decision(
+                    action="continue", store="valid", reason="this run has built it", at=utc_now()
+                )
+            refusal = source.recreated_error(
+                None, starts, upcoming
+            )  # a version has no stream identity, only offsets
             if refusal is not None:
                 raise refusal
             fresh = self._next_ranges(starts, upcoming, spark)
@@ -148,10 +181,19 @@ class TransientTable:
         action: Action = "up-to-date"
         if before is None or fresh:
             action = "applied" if before is not None else "bootstrapped"
-            since = {ssp: start for ssp, (start, _) in before.ranges.items()} if before is not None else starts
-            ranges = {ssp: (since[ssp], fresh[ssp][1] if ssp in fresh else starts[ssp]) for ssp in source.ssps}
+            since = (
+                {ssp: start for ssp, (start, _) in before.ranges.items()}
+                if before is not None
+                else starts
+            )
+            ranges = {
+                ssp: (since[ssp], fresh[ssp][1] if ssp in fresh else starts[ssp])
+                for ssp in source.ssps
+            }
             if before is not None and not records:  # only markers, which take offsets
-                self.view = TransientVersion(self.spec.name, source.schema, ranges, before.kept, before.rows)
+                self.view = TransientVersion(
+                    self.spec.name, source.schema, ranges, before.kept, before.rows
+                )
             else:
                 with stages("build"):
                     self.view = self._build(spark(), fresh if records else {}, ranges, before)
@@ -167,7 +209,10 @@ class TransientTable:
             rows=self.view.rows,
             counters={"read": records},
             offsets=offsets_to_json(ends),
-            lag={str(ssp): source.system.distance(ssp, end, upcoming[ssp]) for ssp, end in ends.items()},
+            lag={
+                str(ssp): source.system.distance(ssp, end, upcoming[ssp])
+                for ssp, end in ends.items()
+            },
             decision=decision,
             seconds=stages.seconds,
             schema=source.schema,
@@ -177,18 +222,18 @@ class TransientTable:
     def restore(self, version: str, spark: Callable[[], SparkSession]) -> TransientVersion:
         """Rebuild the table from the ranges of this version, return it, and continue from there.
 
-        Where retention has deleted a part of them, the version of the remaining changes is returned if the table is
-        declared to continue without lost changes; else OffsetOutOfRangeError is raised. Raises DatasetError where the
-        partitions of the input have changed.
+        Where retention has deleted a part of them, the version of the remaining changes is returned
+        if the table is declared to continue without lost changes; else OffsetOutOfRangeError is
+        raised. Raises DatasetError where the partitions of the input have changed.
         """
         if self.view is not None and self.view.version == version:
             return self.view
         source, ranges = self._source, dict(ranges_from_version(self.spec.name, version))
         if set(ranges) != set(source.ssps):
             raise DatasetError(
-                f"dataset {self.spec.name!r}: the open batch began with offsets of "
-                f"{', '.join(map(str, sorted(ranges)))}, and the declared input is {self.spec.input} with "
-                f"{len(source.ssps)} partitions.",
+                f"dataset {self.spec.name!r}: the open batch began with offsets of"
+                f" {', '.join(map(str, sorted(ranges)))}, and the declared input is"
+                f" {self.spec.input} with {len(source.ssps)} partitions.",
                 "Declare the previous input until the batch has ended.",
                 dataset=self.spec.name,
             )
@@ -196,13 +241,17 @@ class TransientTable:
         for ssp, (start, end) in [*ranges.items()]:
             beyond = source.system.compare(end, upcoming[ssp]) > 0
             lost = start != end and source.system.compare(start, oldest[ssp]) < 0
-            if beyond or (lost and (self.spec.bootstrap or self.spec.following.on_lost_offset == "fail")):
+            if beyond or (
+                lost and (self.spec.bootstrap or self.spec.following.on_lost_offset == "fail")
+            ):
                 problem = f"the oldest that the stream still holds is {oldest[ssp]}"
                 if beyond:
-                    problem = f"the stream ends at {upcoming[ssp]}: it was recreated, or has lost changes"
+                    problem = (
+                        f"the stream ends at {upcoming[ssp]}: it was recreated, or has lost changes"
+                    )
                 raise OffsetOutOfRangeError(
-                    f"dataset {self.spec.name!r}: the open batch began with offsets {start} to {end} of {ssp}, and "
-                    f"{problem}. The batch can't be retried.",
+                    f"dataset {self.spec.name!r}: the open batch began with offsets {start} to"
+                    f" {end} of {ssp}, and {problem}. The batch can't be retried.",
                     _ABANDON_BATCH if beyond else f"{_ABANDON_BATCH} {_PREVENT_LOSS}",
                     dataset=self.spec.name,
                     stream=ssp.qualified_stream,
@@ -213,7 +262,9 @@ class TransientTable:
                 ranges[ssp] = (first, first if source.system.compare(end, first) < 0 else end)
         filled = {ssp: span for ssp, span in ranges.items() if span[0] != span[1]}
         before = self.view
-        self.view = self._build(spark(), filled if filled and source.count(filled) else {}, ranges, None)
+        self.view = self._build(
+            spark(), filled if filled and source.count(filled) else {}, ranges, None
+        )
         if before is not None:
             before.release()
         return self.view
@@ -225,8 +276,13 @@ class TransientTable:
         """
         assert self.view is not None
         system, ssps = self._source.system, self._source.ssps
-        at = StreamPosition(system, _end_offsets(self.view.ranges), system.oldest(ssps), system.upcoming(ssps), None)
-        step = "Deliver the rest of the transaction that it waits for, or raise the limit: max_staleness=…."
+        at = StreamPosition(
+            system, _end_offsets(self.view.ranges), system.oldest(ssps), system.upcoming(ssps), None
+        )
+        step = (
+            "Deliver the rest of the transaction that it waits for, or raise the limit:"
+            " max_staleness=…."
+        )
         at.raise_if_stale(self.spec.name, max_staleness, utc_now(), step)
 
     def release(self) -> None:
@@ -244,15 +300,22 @@ class TransientTable:
             if not source.system.has_all_keys(source.info.name):
                 raise incomplete_stream_error(self.spec, reason, "Declare persistent=True")
             return oldest, Decision(action="bootstrap", store="none", reason=reason, at=utc_now())
-        last: dict[SystemStreamPartition, str] = {}  # end offsets of the last version, of partitions that still exist
+        last: dict[
+            SystemStreamPartition, str
+        ] = {}  # end offsets of the last version, of partitions that still exist
         if self._last is not None and is_transient(self._last):
             ends = _end_offsets(ranges_from_version(self.spec.name, self._last))
             last = {ssp: ends[ssp] for ssp in source.ssps if ssp in ends}
         lost = [ssp for ssp, end in last.items() if source.system.compare(end, oldest[ssp]) < 0]
-        reason = "it is transient, and continues from " + ("the last offset" if last else "the default offset")
+        reason = "it is transient, and continues from " + (
+            "the last offset" if last else "the default offset"
+        )
         if lost:
             ssp = lost[0]
-            problem = f"the oldest offset of {ssp} is {oldest[ssp]}, and the table continues at {last[ssp]}"
+            problem = (
+                f"the oldest offset of {ssp} is {oldest[ssp]}, and the table continues at"
+                f" {last[ssp]}"
+            )
             if self.spec.following.on_lost_offset == "fail":
                 instead = 'declare on_lost_offset="rebuild" to continue without them'
                 raise lost_changes_error(self.spec.name, problem, instead)
@@ -260,38 +323,59 @@ class TransientTable:
         decision = Decision(action="create", store="none", reason=reason, at=utc_now())
         return source.start_offsets(last, oldest, upcoming), decision
 
-    def _next_ranges(self, starts: Offsets, upcoming: Offsets, spark: Callable[[], SparkSession]) -> Ranges:
-        """Return the unread ranges, without incomplete transactions if the change format keeps these whole."""
+    def _next_ranges(
+        self, starts: Offsets, upcoming: Offsets, spark: Callable[[], SparkSession]
+    ) -> Ranges:
+        """Return the unread ranges, without incomplete transactions if the change format keeps
+        these whole.
+        """
         system = self._source.system
-        ranges = {ssp: (start, upcoming[ssp]) for ssp, start in starts.items() if system.compare(start, upcoming[ssp])}
+        ranges = {
+            ssp: (start, upcoming[ssp])
+            for ssp, start in starts.items()
+            if system.compare(start, upcoming[ssp])
+        }
         if not ranges or not getattr(self.spec.following.changes, "transactions", None):
             return ranges
-        return limit_to_complete_transactions(self.spec, self._systems, spark(), self._source, ranges)
+        return limit_to_complete_transactions(
+            self.spec, self._systems, spark(), self._source, ranges
+        )
 
     def _build(
         self, spark: SparkSession, fresh: Ranges, ranges: Ranges, before: TransientVersion | None
     ) -> TransientVersion:
-        """Return the version of `ranges`: the rows of the version `before`, if any, and the `fresh` changes."""
+        """Return the version of `ranges`: the rows of the version `before`, if any, and the
+        `fresh` changes.
+        """
         schema = self._source.schema
         rows = self._read_changes(spark, fresh)
         if before is not None:
-            rows = before.kept.unionByName(rows, allowMissingColumns=True)  # kept rows have all columns
+            rows = before.kept.unionByName(
+                rows, allowMissingColumns=True
+            )  # kept rows have all columns
         if self.spec.following.completes:
             rows = self._complete(rows)
-        # A plan that reads a stream works only while its table is in the session's catalogue, which keeps the newest
-        # ones. A checkpoint holds rows alone, so it outlives them.
+        # A plan that reads a stream works only while its table is in the session's catalogue, which
+        # keeps the newest ones. A checkpoint holds rows alone, so it outlives them.
         kept = self._keep_newest(rows).localCheckpoint()
-        return TransientVersion(self.spec.name, schema, ranges, kept, kept.where(f"NOT {TOMBSTONE}").count())
+        return TransientVersion(
+            self.spec.name, schema, ranges, kept, kept.where(f"NOT {TOMBSTONE}").count()
+        )
 
     def _read_changes(self, spark: SparkSession, ranges: Ranges) -> DataFrame:
         source = self._source
         names = (*source.schema.names, *_HIDDEN)
         if not ranges:
-            # Spark must not know that there are no rows, or it would optimise their partitioning away. Spark Connect
-            # has no RDDs, so that a join with an empty table may shuffle.
-            hidden = f"{POSITION} {source.position_type}, {TOMBSTONE} BOOLEAN, {OFFSET} BIGINT, {PARTITION} INT"
+            # Spark must not know that there are no rows, or it would optimise their partitioning
+            # away. Spark Connect has no RDDs, so that a join with an empty table may shuffle.
+            hidden = (
+                f"{POSITION} {source.position_type}, {TOMBSTONE} BOOLEAN, {OFFSET} BIGINT,"
+                f" {PARTITION} INT"
+            )
             ddl = f"{source.schema.ddl()}, {hidden}"
-            return spark.createDataFrame([] if is_remote(spark) else spark.sparkContext.emptyRDD(), ddl)
+            return spark.createDataFrame(
+                [] if is_remote(spark) else spark.sparkContext.emptyRDD(), ddl
+            )
         self._samples = find_order_samples(source, ranges, lambda: spark, self._samples)
         changes = decode_changes(source, source.read(spark, ranges), samples=self._samples)
         changes = fail_on_problems(changes, self.spec.name)
@@ -303,8 +387,12 @@ class TransientTable:
         spec = self.spec
         if KEPT not in rows.columns:
             return rows
-        layout = build_layout(self._source.schema, spec.key, spec.partition_by, spec.partitions, positioned=True)
-        completion = RowCompletion(spec.name, layout, (), spec.following.order is None, set_aside=False)
+        layout = build_layout(
+            self._source.schema, spec.key, spec.partition_by, spec.partitions, positioned=True
+        )
+        completion = RowCompletion(
+            spec.name, layout, (), spec.following.order is None, set_aside=False
+        )
         order = [named_column(name) for name in (*spec.key, POSITION, OFFSET, PARTITION)]
         return complete_frame(self._repartition(rows).sortWithinPartitions(*order), completion)
 
@@ -313,17 +401,28 @@ class TransientTable:
         spec = self.spec
         if spec.partitions is None:
             return rows.repartition(1)
-        return rows.repartition(spec.partitions, *[named_column(name) for name in spec.partition_by])
+        return rows.repartition(
+            spec.partitions, *[named_column(name) for name in spec.partition_by]
+        )
 
     def _keep_newest(self, rows: DataFrame) -> DataFrame:
-        """Return the newest change of each key, in the dataset's buckets; ordered by offset, without deletions."""
+        """Return the newest change of each key, in the dataset's buckets; ordered by offset,
+        without deletions.
+        """
         from pyspark.sql import Window
 
         spec, rows = self.spec, self._repartition(rows)
         newest_first = [F.col(name).desc() for name in (POSITION, OFFSET, PARTITION)]
-        same_key = Window.partitionBy(*[named_column(name) for name in spec.key]).orderBy(*newest_first)
-        newest = rows.withColumn("__rank", F.row_number().over(same_key)).where("__rank = 1").drop("__rank")
-        # Ordered by a column, a deletion also wins against later changes with a lower value, so it is kept.
+        same_key = Window.partitionBy(*[named_column(name) for name in spec.key]).orderBy(
+            *newest_first
+        )
+        newest = (
+            rows.withColumn("__rank", F.row_number().over(same_key))
+            .where("__rank = 1")
+            .drop("__rank")
+        )
+        # Ordered by a column, a deletion also wins against later changes with a lower value, so it
+        # is kept.
         return newest if spec.following.order is not None else newest.where(f"NOT {TOMBSTONE}")
 
 

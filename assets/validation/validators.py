@@ -1,11 +1,11 @@
 """Validators: rules that a version must satisfy before anybody can read it.
 
-A validator is a named function of a Candidate. The ones here are frozen values, comparable and picklable, and can be
-called directly: `min_rows(1000)(candidate)` returns a Verdict. Validators with severity "warn" report and never reject
-a version.
+A validator is a named function of a Candidate. The ones here are frozen values, comparable and
+picklable, and can be called directly: `min_rows(1000)(candidate)` returns a Verdict. Validators
+with severity "warn" report and never reject a version.
 
-An error that a validator raises about the data rejects the version. A mistake in the validator fails the run instead,
-and the version waits, because a rejected version is not validated again.
+An error that a validator raises about the data rejects the version. A mistake in the validator
+fails the run instead, and the version waits, because a rejected version is not validated again.
 """
 
 from __future__ import annotations
@@ -31,8 +31,16 @@ from dagster_adjunct.resources.common import argument_error, to_json_value
 from dagster_adjunct.resources.lazy_modules import F
 from dagster_adjunct.resources.schemas.schema import Schema, quote_name
 from dagster_adjunct.resources.spark.tasks import first_message_line
-from dagster_adjunct.resources.sql.checking import check_expression, check_select, needs_spark_analysis
-from dagster_adjunct.resources.sql.expression import did_you_mean, multi_record_functions, parse_expression
+from dagster_adjunct.resources.sql.checking import (
+    check_expression,
+    check_select,
+    needs_spark_analysis,
+)
+from dagster_adjunct.resources.sql.expression import (
+    did_you_mean,
+    multi_record_functions,
+    parse_expression,
+)
 from dagster_adjunct.resources.user_code import check_plain_function
 from dagster_adjunct.resources.validation import validated
 
@@ -62,10 +70,12 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A version that is built and not published, and the served one to compare it with (None before the first).
+    """A version that is built and not published, and the served one to compare it with (None before
+    the first).
 
-    `view` reads it whole or by key; `view.sealed.counters` has `read`, `superseded` (records replaced by a
-    later one of the same key) and `deleted`. `spark` starts the session if a validator needs one.
+    `view` reads it whole or by key; `view.sealed.counters` has `read`, `superseded` (records
+    replaced by a later one of the same key) and `deleted`. `spark` starts the session if a
+    validator needs one.
     """
 
     view: VersionReader
@@ -80,7 +90,8 @@ _NO_DIGITS = ("nan", "inf", "infinity")
 
 
 def find_impossible_values(values: Iterable[object], kind: str) -> list[object]:
-    """Return the values that a column of this type can't hold, such as 'a' and True in an int column.
+    """Return the values that a column of this type can't hold, such as 'a' and True in an int
+    column.
 
     What a text column can be compared with depends on its rows, so no value is impossible there.
     """
@@ -95,7 +106,9 @@ def _can_hold(value: object, kind: str) -> bool:
             return text in _TRUTHS
         if number and kind not in _WHOLE and text.lstrip("+-") in _NO_DIGITS:
             return True
-        return any(letter.isdigit() for letter in text) or not (number or kind in ("date", "timestamp"))
+        return any(letter.isdigit() for letter in text) or not (
+            number or kind in ("date", "timestamp")
+        )
     if isinstance(value, bool):
         return not number and kind not in ("date", "timestamp", "binary")
     if isinstance(value, Number | Decimal):
@@ -106,7 +119,8 @@ def _can_hold(value: object, kind: str) -> bool:
 
 
 _MESSAGE_LENGTH = 2_000
-# Raised by an unknown column or a mistake in SQL or Python. Spark's AnalysisException counts as one, too.
+# Raised by an unknown column or a mistake in SQL or Python. Spark's AnalysisException counts as
+# one, too.
 _MISTAKES = (
     errors.ConfigurationError,
     errors.SchemaMismatchError,
@@ -122,7 +136,8 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """A validator: `function(candidate, *arguments)`, which returns a Finding, or only True or False.
+    """A validator: `function(candidate, *arguments)`, which returns a Finding, or only True or
+    False.
 
     `name` is the asset check's name in Dagster: letters, digits and underscores.
     """
@@ -135,7 +150,9 @@ class Check:
     def __post_init__(self) -> None:
         if not VALIDATOR_NAME.fullmatch(self.name):
             expected = "letters, digits and underscores, as Dagster's asset checks have them"
-            raise argument_error(f"a validator has the name {self.name!r}", expected, argument="name")
+            raise argument_error(
+                f"a validator has the name {self.name!r}", expected, argument="name"
+            )
         given = ("candidate", *map(repr, self.arguments))
         check_plain_function(f"validator {self.name!r}", self.function, "function", *given)
 
@@ -178,7 +195,9 @@ def describe_rule(validator: Validator) -> str:
     name = getattr(validator.function, "__name__", type(validator.function).__name__)
     if getattr(validator.function, "__module__", "") == __name__:
         name = name.removeprefix("check_")
-    given = ", ".join(f"{argument}={value!r}" for argument, value in validator_arguments(validator).items())
+    given = ", ".join(
+        f"{argument}={value!r}" for argument, value in validator_arguments(validator).items()
+    )
     return f"{name}({given})"
 
 
@@ -189,7 +208,9 @@ def check_unique_keys(candidate: Candidate) -> Finding:
     if superseded:
         key = ", ".join(candidate.view.sealed.key)
         return Finding(
-            False, f"{superseded:,} of {read:,} records have a key ({key}) that a later record has too", facts
+            False,
+            f"{superseded:,} of {read:,} records have a key ({key}) that a later record has too",
+            facts,
         )
     return Finding(True, f"{read:,} records, each with a key of its own", facts)
 
@@ -203,9 +224,17 @@ def check_no_nulls(candidate: Candidate, *columns: str) -> Finding:
     for column in columns:
         view.schema.field(column, f"dataset {view.dataset!r}")
     nulls = count_nulls(list_stored_files(view.store, view.dataset, view.sealed), columns)
-    broken = [f"{count:,} of {view.rows:,} rows have no {column!r}" for column, count in nulls.items() if count]
+    broken = [
+        f"{count:,} of {view.rows:,} rows have no {column!r}"
+        for column, count in nulls.items()
+        if count
+    ]
     facts = {"nulls": nulls, "rows": view.rows}
-    return Finding(not broken, "; ".join(broken) or f"{view.rows:,} rows have {', '.join(map(repr, columns))}", facts)
+    return Finding(
+        not broken,
+        "; ".join(broken) or f"{view.rows:,} rows have {', '.join(map(repr, columns))}",
+        facts,
+    )
 
 
 def check_schema_compatible(candidate: Candidate, rule: Rule) -> Finding:
@@ -214,16 +243,31 @@ def check_schema_compatible(candidate: Candidate, rule: Rule) -> Finding:
     old, new = candidate.current.schema, candidate.view.schema
     before, after = ({field.name: field.type for field in schema.fields} for schema in (old, new))
     removed = [name for name in before if name not in after]
-    retyped = [f"{n} ({before[n]} to {after[n]})" for n in before if n in after and before[n] != after[n]]
+    retyped = [
+        f"{n} ({before[n]} to {after[n]})" for n in before if n in after and before[n] != after[n]
+    ]
     added = [f"{name} ({after[name]})" for name in after if name not in before]
-    facts = {"removed": removed, "retyped": retyped, "added": added, "served": candidate.current.version}
-    parts = [f"{what} {', '.join(names)}" for what, names in facts.items() if isinstance(names, list) and names]
+    facts = {
+        "removed": removed,
+        "retyped": retyped,
+        "added": added,
+        "served": candidate.current.version,
+    }
+    parts = [
+        f"{what} {', '.join(names)}"
+        for what, names in facts.items()
+        if isinstance(names, list) and names
+    ]
     if not parts and old.names != new.names:
         parts = [f"the order is {', '.join(new.names)}, was {', '.join(old.names)}"]
     passed = {"exact": not parts, "additive": not removed and not retyped, "any": True}[rule]
     if not parts:
-        return Finding(True, f"the same {len(new.names)} columns as version {candidate.current.version}", facts)
-    return Finding(passed, f"against version {candidate.current.version}: {'; '.join(parts)}", facts)
+        return Finding(
+            True, f"the same {len(new.names)} columns as version {candidate.current.version}", facts
+        )
+    return Finding(
+        passed, f"against version {candidate.current.version}: {'; '.join(parts)}", facts
+    )
 
 
 def check_row_count_within(candidate: Candidate, fraction: float, minimum_rows: int) -> Finding:
@@ -231,19 +275,38 @@ def check_row_count_within(candidate: Candidate, fraction: float, minimum_rows: 
     if candidate.current is None:
         return Finding(True, f"the first version, with {_count_rows(rows)}", {"rows": rows})
     served = candidate.current.rows or 0
-    facts: dict[str, Any] = {"rows": rows, "served_rows": served, "served": candidate.current.version}
+    facts: dict[str, Any] = {
+        "rows": rows,
+        "served_rows": served,
+        "served": candidate.current.version,
+    }
     if not served or served < minimum_rows:
-        return Finding(True, f"{_count_rows(rows)}; version {candidate.current.version} has only {served:,}", facts)
+        return Finding(
+            True,
+            f"{_count_rows(rows)}; version {candidate.current.version} has only {served:,}",
+            facts,
+        )
     change = (rows - served) / served
     facts["change"] = round(change, 6)
-    change_in_rows = f"{_count_rows(rows)}, {change:+.1%} of the {served:,} of version {candidate.current.version}"
+    change_in_rows = (
+        f"{_count_rows(rows)}, {change:+.1%} of the {served:,} of version"
+        f" {candidate.current.version}"
+    )
     passed = abs(change) <= fraction  # exact at the limit, unlike fraction * served
-    return Finding(passed, change_in_rows if passed else f"{change_in_rows}: at most {fraction:.1%} is allowed", facts)
+    return Finding(
+        passed,
+        change_in_rows if passed else f"{change_in_rows}: at most {fraction:.1%} is allowed",
+        facts,
+    )
 
 
 def check_min_rows(candidate: Candidate, n: int) -> Finding:
     rows = candidate.view.rows or 0
-    return Finding(rows >= n, _count_rows(rows) + ("" if rows >= n else f", expected {n:,} or more"), {"rows": rows})
+    return Finding(
+        rows >= n,
+        _count_rows(rows) + ("" if rows >= n else f", expected {n:,} or more"),
+        {"rows": rows},
+    )
 
 
 def check_values_in(candidate: Candidate, column: str, values: tuple[Any, ...]) -> Finding:
@@ -255,18 +318,29 @@ def check_values_in(candidate: Candidate, column: str, values: tuple[Any, ...]) 
     allowed = F.col(name).isin(*[value for value in values if value is not None])
     others = candidate.view.frame(candidate.spark()).where(F.col(name).isNotNull() & ~allowed)
     try:
-        counted = others.groupBy(F.col(name).alias("value")).count().orderBy(F.desc("count"), "value").collect()
+        counted = (
+            others.groupBy(F.col(name).alias("value"))
+            .count()
+            .orderBy(F.desc("count"), "value")
+            .collect()
+        )
     except (NumberFormatException, DateTimeException) as error:
         # Spark only casts to compare with values of another type, so the data is not the cause.
         # Its message may have a value of the column, which may be sensitive.
         problem = (
-            f"values_in({column!r}) has values that can't be compared with the column's type, {field.type}: "
-            f"{_condition(error)}."
+            f"values_in({column!r}) has values that can't be compared with the column's type,"
+            f" {field.type}: {_condition(error)}."
         )
-        raise errors.ConfigurationError(problem, "List values of that type.", argument="values") from None
+        raise errors.ConfigurationError(
+            problem, "List values of that type.", argument="values"
+        ) from None
     violations = sum(row["count"] for row in counted)
     if not violations:
-        return Finding(True, f"{column!r} holds nothing but the {len(values):,} allowed values", {"violations": 0})
+        return Finding(
+            True,
+            f"{column!r} holds nothing but the {len(values):,} allowed values",
+            {"violations": 0},
+        )
     listed = ", ".join(f"{row['value']!r} ({row['count']:,})" for row in counted[:SAMPLE_SIZE])
     facts = {
         "violations": violations,
@@ -284,12 +358,18 @@ def check_sql(candidate: Candidate, sql: str) -> Finding:
     violations = broken.count()
     if not violations:
         return Finding(True, "no row breaks it", {"violations": 0})
-    # A SELECT may not return the key columns, or those of both sides of a join: then the sample is of its own rows.
+    # A SELECT may not return the key columns, or those of both sides of a join: then the sample is
+    # of its own rows.
     key = [name for name in candidate.view.sealed.key if broken.columns.count(name) == 1]
     wanted = [quote_name(name) for name in key] or ["*"]
-    sample = [[to_json_value(value) for value in row] for row in broken.select(*wanted).limit(SAMPLE_SIZE).collect()]
+    sample = [
+        [to_json_value(value) for value in row]
+        for row in broken.select(*wanted).limit(SAMPLE_SIZE).collect()
+    ]
     what = ", ".join(key) or "rows"
-    listed = ", ".join(str(tuple(values)) if len(values) > 1 else repr(values[0]) for values in sample)
+    listed = ", ".join(
+        str(tuple(values)) if len(values) > 1 else repr(values[0]) for values in sample
+    )
     more = " …" if violations > len(sample) else ""
     facts = {"violations": violations, "sample_of": what, "sample": sample}
     counted_only = f"broken by {_count_rows(violations)}"
@@ -311,7 +391,8 @@ def _broken_rows(candidate: Candidate, sql: str) -> DataFrame:
     try:
         for name, frame in names.items():
             frame.createOrReplaceTempView(f"{name}_{mark}")
-        # As common table expressions, so that views of the user's session neither conflict nor are overwritten.
+        # As common table expressions, so that views of the user's session neither conflict nor are
+        # overwritten.
         tables = ", ".join(f"{name} AS (SELECT * FROM {name}_{mark})" for name in names)
         return spark.sql(f"WITH {tables} SELECT * FROM (\n{sql}\n)")
     finally:
@@ -324,7 +405,9 @@ def _broken_rows(candidate: Candidate, sql: str) -> DataFrame:
 
 @validated
 def unique_keys(*, severity: Severity = "error") -> Check:
-    """Require that every key was delivered once: no record was replaced by a later one of the same key."""
+    """Require that every key was delivered once: no record was replaced by a later one of the
+    same key.
+    """
     return Check("unique_keys", check_unique_keys, severity=severity)
 
 
@@ -341,7 +424,9 @@ def no_null_keys(*, severity: Severity = "error") -> Check:
 def no_nulls(*columns: str, severity: Severity = "error") -> Check:
     """Require that no entry has a null in these columns, by the counts in the files' footers."""
     if not columns:
-        raise argument_error("no_nulls() names no columns", "those that must have values", argument="columns")
+        raise argument_error(
+            "no_nulls() names no columns", "those that must have values", argument="columns"
+        )
     return Check(f"no_nulls_{_name_part(columns)}", check_no_nulls, tuple(columns), severity)
 
 
@@ -349,25 +434,34 @@ def no_nulls(*columns: str, severity: Severity = "error") -> Check:
 def schema_compatible(rule: Rule = "additive", *, severity: Severity = "error") -> Check:
     """Require that the columns fit those of the served version; the first version always passes.
 
-    "exact": the same columns with the same types in the same order. "additive": columns may be added, but not removed
-    or changed in type. "any": every difference passes and is reported.
+    "exact": the same columns with the same types in the same order. "additive": columns may be
+    added, but not removed or changed in type. "any": every difference passes and is reported.
     """
     return Check("schema_compatible", check_schema_compatible, (rule,), severity)
 
 
 @validated
-def row_count_within(fraction: float, minimum_rows: int = 0, *, severity: Severity = "error") -> Check:
-    """Require that the number of rows differs from the served version's by at most this fraction (0.2 is 20 %).
+def row_count_within(
+    fraction: float, minimum_rows: int = 0, *, severity: Severity = "error"
+) -> Check:
+    """Require that the number of rows differs from the served version's by at most this fraction
+    (0.2 is 20 %).
 
-    The first version passes, and so does one after a version with fewer than `minimum_rows` rows (or none).
+    The first version passes, and so does one after a version with fewer than `minimum_rows` rows
+    (or none).
     """
     if not 0 <= fraction <= 1:
         step = (
-            "Pass a fraction, not a percentage: 0.2 is 20 %. For a wider limit, write your own rule: custom(NAME, …)."
+            "Pass a fraction, not a percentage: 0.2 is 20 %. For a wider limit, write your own"
+            " rule: custom(NAME, …)."
         )
-        raise argument_error(f"row_count_within has the fraction {fraction!r}", "0 to 1", step, argument="fraction")
+        raise argument_error(
+            f"row_count_within has the fraction {fraction!r}", "0 to 1", step, argument="fraction"
+        )
     _check_row_limit("row_count_within", "minimum_rows", minimum_rows)
-    return Check("row_count_within", check_row_count_within, (float(fraction), minimum_rows), severity)
+    return Check(
+        "row_count_within", check_row_count_within, (float(fraction), minimum_rows), severity
+    )
 
 
 @validated
@@ -379,20 +473,25 @@ def min_rows(n: int, *, severity: Severity = "error") -> Check:
 
 @validated
 def values_in(column: str, values: Iterable[Any], *, severity: Severity = "error") -> Check:
-    """Require that every value of the column is one of `values`; nulls pass (see `no_nulls`). Runs on Spark."""
+    """Require that every value of the column is one of `values`; nulls pass (see `no_nulls`).
+    Runs on Spark.
+    """
     allowed = tuple(values)
     if not allowed:
-        raise argument_error(f"values_in({column!r}) has no values", "at least one", argument="values")
+        raise argument_error(
+            f"values_in({column!r}) has no values", "at least one", argument="values"
+        )
     return Check(f"values_in_{_name_part((column,))}", check_values_in, (column, allowed), severity)
 
 
 @validated
 def sql_check(name: str, sql: str, *, severity: Severity = "error") -> Check:
-    """Define a rule in Spark SQL: a condition that each row must meet, or a SELECT of the rows that break the rule.
+    """Define a rule in Spark SQL: a condition that each row must meet, or a SELECT of the rows that
+    break the rule.
 
-    A row for which the condition is null breaks it. In a SELECT, the candidate is the table `version`, and the served
-    version is `current` (empty before the first):
-    `sql_check("known", "SELECT v.* FROM version v ANTI JOIN current c USING (tailnum)")`. The verdict has the number of
+    A row for which the condition is null breaks it. In a SELECT, the candidate is the table
+    `version`, and the served version is `current` (empty before the first): `sql_check("known",
+    "SELECT v.* FROM version v ANTI JOIN current c USING (tailnum)")`. The verdict has the number of
     broken rows and the keys of some.
     """
     if not sql.strip():
@@ -403,12 +502,15 @@ def sql_check(name: str, sql: str, *, severity: Severity = "error") -> Check:
 
 
 @validated
-def custom(name: str, function: Callable[[Candidate], Finding | bool], *, severity: Severity = "error") -> Check:
+def custom(
+    name: str, function: Callable[[Candidate], Finding | bool], *, severity: Severity = "error"
+) -> Check:
     """Define a rule in Python: the function returns True or False, or a Finding with more detail.
 
-    An error about the data (an AssertionError, a ValueError) rejects the version, with the error's text. A mistake in
-    the code (a NameError, an AttributeError, a TypeError) and a TransientError end the run instead, and the next run
-    tries again. With a module-level function (not a lambda) the validator is picklable.
+    An error about the data (an AssertionError, a ValueError) rejects the version, with the error's
+    text. A mistake in the code (a NameError, an AttributeError, a TypeError) and a TransientError
+    end the run instead, and the next run tries again. With a module-level function (not a lambda)
+    the validator is picklable.
     """
     return Check(name, function, severity=severity)
 
@@ -420,12 +522,14 @@ def custom(name: str, function: Callable[[Candidate], Finding | bool], *, severi
 def evaluate(
     validators: Sequence[Validator], candidate: Candidate, sensitive: Collection[str] = ()
 ) -> tuple[Verdict, ...]:
-    """Run all validators on the candidate and return their verdicts, without samples of `sensitive` columns.
+    """Run all validators on the candidate and return their verdicts, without samples of `sensitive`
+    columns.
 
-    A validator that raises gets a failed verdict with the error's text. Raises ValidatorError for a mistake in a
-    validator, and ConfigurationError if one needs Spark and there is none; TransientError, MemoryError and py4j errors
-    propagate unchanged. With severity "warn" only that ConfigurationError, MemoryError and a broken JVM propagate, and
-    everything else is a failed verdict.
+    A validator that raises gets a failed verdict with the error's text. Raises ValidatorError for a
+    mistake in a validator, and ConfigurationError if one needs Spark and there is none;
+    TransientError, MemoryError and py4j errors propagate unchanged. With severity "warn" only that
+    ConfigurationError, MemoryError and a broken JVM propagate, and everything else is a failed
+    verdict.
     """
     hides = bool(sensitive)
     verdicts = (_evaluate_one(validator, candidate, hides_values=hides) for validator in validators)
@@ -433,16 +537,22 @@ def evaluate(
 
 
 def _hide_sensitive_values(verdict: Verdict, sensitive: Collection[str]) -> Verdict:
-    """Return the verdict without values of sensitive columns; messages of rules in Python are unchanged."""
+    """Return the verdict without values of sensitive columns; messages of rules in Python are
+    unchanged.
+    """
     result = verdict.model_copy(update={"without_values": ""})
     of = verdict.facts.get("sample_of")
     if of is None or "sample" not in verdict.facts:
         return result
     hidden = {name.lower() for name in sensitive}
-    if not hidden or (of != "rows" and not hidden & {name.strip().lower() for name in str(of).split(",")}):
+    if not hidden or (
+        of != "rows" and not hidden & {name.strip().lower() for name in str(of).split(",")}
+    ):
         return result
     facts = {name: value for name, value in verdict.facts.items() if name != "sample"}
-    message = ": ".join(filter(None, (verdict.without_values, "values of sensitive columns are hidden")))
+    message = ": ".join(
+        filter(None, (verdict.without_values, "values of sensitive columns are hidden"))
+    )
     return result.model_copy(update={"facts": facts, "message": message})
 
 
@@ -466,22 +576,35 @@ def _evaluate_one(validator: Validator, candidate: Candidate, *, hides_values: b
         if not warns and (isinstance(error, _MISTAKES) or analysis):
             raise _mistake_error(validator, candidate, error) from error
         sparks = _package(error) in ("pyspark", "py4j")
-        hides_values = hides_values and sparks and not analysis  # Spark names the value that it can't convert
+        hides_values = (
+            hides_values and sparks and not analysis
+        )  # Spark names the value that it can't convert
         logged = None if hides_values else error
-        _logger.error("validator %s raised on version %s", validator.name, candidate.view.version, exc_info=logged)
+        _logger.error(
+            "validator %s raised on version %s",
+            validator.name,
+            candidate.view.version,
+            exc_info=logged,
+        )
         text = first_message_line(error) if sparks else str(error)  # Spark appends its whole plan
         if hides_values:
             text = f"{_condition(error)}: values of sensitive columns are hidden"
         message = f"{type(error).__name__}: {text}"[:_MESSAGE_LENGTH]
-        return Verdict(name=validator.name, passed=False, severity=validator.severity, message=message)
+        return Verdict(
+            name=validator.name, passed=False, severity=validator.severity, message=message
+        )
     return verdict.model_copy(update={"name": validator.name, "severity": validator.severity})
 
 
 def _propagates(error: Exception, warns: bool) -> bool:
-    """Whether an error has its cause neither in the version nor in the validator, and so propagates."""
+    """Whether an error has its cause neither in the version nor in the validator, and so
+    propagates.
+    """
     if _package(error) == "py4j":
         return not (warns and _is_a(error, "Py4JJavaError"))
-    return isinstance(error, MemoryError) or (isinstance(error, errors.TransientError) and not warns)
+    return isinstance(error, MemoryError) or (
+        isinstance(error, errors.TransientError) and not warns
+    )
 
 
 def _is_a(error: Exception, name: str) -> bool:
@@ -493,20 +616,25 @@ def _package(error: Exception) -> str:
 
 
 def _condition(error: Exception) -> str:
-    """Return the name of Spark's error condition, such as [CAST_INVALID_INPUT], whose message may show values."""
+    """Return the name of Spark's error condition, such as [CAST_INVALID_INPUT], whose message
+    may show values.
+    """
     named = re.match(r"\[[\w.]+\]", first_message_line(error))
     return named[0] if named else "an error of a row"
 
 
-def _mistake_error(validator: Validator, candidate: Candidate, error: Exception) -> errors.ValidatorError:
+def _mistake_error(
+    validator: Validator, candidate: Candidate, error: Exception
+) -> errors.ValidatorError:
     view = candidate.view
     version = view.sealed.name or view.version
     text = error.problem if isinstance(error, errors.AdjunctError) else first_message_line(error)
     return errors.ValidatorError(
-        f"dataset {view.dataset!r}, version {version!r}: validator {validator.name!r} can't be evaluated: "
-        f"{type(error).__name__}: {text[:_MESSAGE_LENGTH]}",
-        "Nothing was published or rejected, and the version waits. Correct the validator and advance again; or give "
-        f"this version up: adjunct dataset abandon {view.dataset} {version} --reason ….",
+        f"dataset {view.dataset!r}, version {version!r}: validator {validator.name!r} can't be"
+        f" evaluated: {type(error).__name__}: {text[:_MESSAGE_LENGTH]}",
+        "Nothing was published or rejected, and the version waits. Correct the validator and"
+        " advance again; or give this version up: adjunct dataset abandon"
+        f" {view.dataset} {version} --reason ….",
         dataset=view.dataset,
         version=view.version,
         validator=validator.name,
@@ -515,29 +643,42 @@ def _mistake_error(validator: Validator, candidate: Candidate, error: Exception)
 
 def _check_row_limit(what: str, argument: str, value: int) -> None:
     if value < 0:
-        raise argument_error(f"{what} has {argument}={value!r}", "a whole number, 0 or more", argument=argument)
+        raise argument_error(
+            f"{what} has {argument}={value!r}", "a whole number, 0 or more", argument=argument
+        )
 
 
 def _name_part(columns: Sequence[str]) -> str:
     """Return column names as part of a check's name; unsafe characters become their code points."""
-    return "_".join(re.sub(r"[^A-Za-z0-9_]", lambda letter: f"x{ord(letter[0]):x}", column) for column in columns)
+    return "_".join(
+        re.sub(r"[^A-Za-z0-9_]", lambda letter: f"x{ord(letter[0]):x}", column)
+        for column in columns
+    )
 
 
 def check_validator_columns(dataset: AdjunctDataset, stored: Schema) -> None:
-    """Raise PlanningError for a validator that names a column which the dataset won't have, or an impossible value.
+    """Raise PlanningError for a validator that names a column which the dataset won't have, or an
+    impossible value.
 
-    A condition of `sql_check` must be boolean, if its type is known. In a SELECT from the new version alone all names
-    are checked, in a join only those qualified as the version's; functions are not checked.
+    A condition of `sql_check` must be boolean, if its type is known. In a SELECT from the new
+    version alone all names are checked, in a join only those qualified as the version's; functions
+    are not checked.
     """
     types: dict[str, str | None] = {field.name: field.type for field in stored.fields}
     for validator in dataset.validators:
-        if not isinstance(validator, Check) or validator.function not in (check_no_nulls, check_values_in):
+        if not isinstance(validator, Check) or validator.function not in (
+            check_no_nulls,
+            check_values_in,
+        ):
             continue
         what = f"validator {validator.name!r} of dataset {dataset.name!r}"
         allows = validator.function is check_values_in
         for name in validator.arguments[:1] if allows else validator.arguments:
             if name not in types:
-                problem = f"{what}: the dataset has no column {name!r}; its columns are {', '.join(types)}."
+                problem = (
+                    f"{what}: the dataset has no column {name!r}; its columns are"
+                    f" {', '.join(types)}."
+                )
                 step = f"{did_you_mean(name, types)}Correct the validator."
                 raise errors.PlanningError(problem, step, dataset=dataset.name, column=name)
         if allows:
@@ -546,17 +687,23 @@ def check_validator_columns(dataset: AdjunctDataset, stored: Schema) -> None:
             wrong = [] if kind is None else find_impossible_values(values, kind)
             if wrong:
                 problem = f"{what}: it allows {wrong[0]!r} in column {column!r}, which is {kind}."
-                raise errors.PlanningError(problem, f"List values of type {kind}.", dataset=dataset.name, column=column)
+                raise errors.PlanningError(
+                    problem, f"List values of type {kind}.", dataset=dataset.name, column=column
+                )
     for name, text, is_select in iterate_sql_rules(dataset):
         what = f"validator {name!r} of dataset {dataset.name!r}"
         if is_select:
-            check_select(what, text, VERSION, types, side="the dataset", next_step="Correct the validator.")
+            check_select(
+                what, text, VERSION, types, side="the dataset", next_step="Correct the validator."
+            )
         elif not any(column.name.startswith("__") for column in parse_expression(text).columns):
             _check_condition(what, dataset, text, types)
 
 
 def iterate_sql_rules(dataset: AdjunctDataset) -> Iterator[tuple[str, str, bool]]:
-    """Yield the name and SQL of each SQL validator, and whether it is a SELECT rather than a condition."""
+    """Yield the name and SQL of each SQL validator, and whether it is a SELECT rather than a
+    condition.
+    """
     for validator in dataset.validators:
         if isinstance(validator, Check) and validator.function is check_sql:
             (text,) = validator.arguments
@@ -564,27 +711,37 @@ def iterate_sql_rules(dataset: AdjunctDataset) -> Iterator[tuple[str, str, bool]
 
 
 def list_spark_validators(dataset: AdjunctDataset) -> list[str]:
-    """Return the names of the validators that Spark evaluates; what functions of the user need is unknown."""
+    """Return the names of the validators that Spark evaluates; what functions of the user need
+    is unknown.
+    """
     by_spark = (check_sql, check_values_in)
     checks = (validator for validator in dataset.validators if isinstance(validator, Check))
     return [check.name for check in checks if check.function in by_spark]
 
 
 def is_left_to_spark(select: str) -> bool:
-    """Whether some names of a validator's SELECT are only checked by Spark, even if all columns are known."""
+    """Whether some names of a validator's SELECT are only checked by Spark, even if all columns
+    are known.
+    """
     return needs_spark_analysis(select, VERSION)
 
 
-def _check_condition(what: str, dataset: AdjunctDataset, condition: str, types: dict[str, str | None]) -> None:
+def _check_condition(
+    what: str, dataset: AdjunctDataset, condition: str, types: dict[str, str | None]
+) -> None:
     over = [name for name, _ in multi_record_functions(condition)]
     if over:
         problem = (
-            f"{what}: the condition {condition!r} takes {over[0]}() over several rows: expected one that is true or "
-            "false for each row."
+            f"{what}: the condition {condition!r} takes {over[0]}() over several rows: expected one"
+            " that is true or false for each row."
         )
-        raise errors.PlanningError(problem, "Write a SELECT of the rows that break the rule.", dataset=dataset.name)
+        raise errors.PlanningError(
+            problem, "Write a SELECT of the rows that break the rule.", dataset=dataset.name
+        )
     step = "Correct the validator."
-    kind = check_expression(what, condition, tuple(types), types, side="the dataset", next_step=step)
+    kind = check_expression(
+        what, condition, tuple(types), types, side="the dataset", next_step=step
+    )
     if kind not in (None, "boolean"):
         problem = f"{what}: {condition!r} has the type {kind}: expected a condition, or a SELECT."
         raise errors.PlanningError(

@@ -1,7 +1,8 @@
 """The commit log of a dataset: where its manifests are stored, and how they are read and changed.
 
-A dataset has a log of its own. The log of a member of a version set ends with a redirect, and its manifest is in the
-set's log together with those of the other members, so that one swap of one pointer changes all of them.
+A dataset has a log of its own. The log of a member of a version set ends with a redirect, and its
+manifest is in the set's log together with those of the other members, so that one swap of one
+pointer changes all of them.
 """
 
 from __future__ import annotations
@@ -27,7 +28,12 @@ from dagster_adjunct.assets.versions.manifest import (
 from dagster_adjunct.assets.versions.version import SealedVersion, VersionRef
 from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.bucketing.files import BucketFile, Generation
-from dagster_adjunct.resources.objects.commit_log import Commit, CommitLog, is_deletion_commit, retry_conflicts
+from dagster_adjunct.resources.objects.commit_log import (
+    Commit,
+    CommitLog,
+    is_deletion_commit,
+    retry_conflicts,
+)
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.streams.system import StreamInfo
 
@@ -43,7 +49,9 @@ Members = Mapping[str, BoundedManifest]
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One attempt to build a version. Only it writes to `folder`, whose last segment is the attempt's `id`."""
+    """One attempt to build a version. Only it writes to `folder`, whose last segment is the
+    attempt's `id`.
+    """
 
     folder: str
 
@@ -69,7 +77,9 @@ class DatasetLog:
 
     @property
     def log(self) -> CommitLog:
-        """The dataset's own log; that of a member of a version set ends with the redirect to the set's log."""
+        """The dataset's own log; that of a member of a version set ends with the redirect to the
+        set's log.
+        """
         return self.lake.commit_log(self.prefix, KIND)
 
     # -- reading
@@ -83,22 +93,28 @@ class DatasetLog:
         return commit, manifests.get(self.name)
 
     def require(self) -> tuple[Commit, DatasetManifest]:
-        """Return the current commit and its manifest. Raises DatasetNotFoundError before the first."""
+        """Return the current commit and its manifest. Raises DatasetNotFoundError before the
+        first.
+        """
         commit, manifest = self.read()
         if commit is None or manifest is None:
             raise no_commit_error(self.lake, self.name)
         return commit, manifest
 
     def read_or_newest(self) -> tuple[Commit | None, DatasetManifest | None, str]:
-        """Return the current commit, its manifest and ""; if that is unreadable, an earlier manifest and the problem.
+        """Return the current commit, its manifest and ""; if that is unreadable, an earlier
+        manifest and the problem.
 
-        That is the newest one that can be read, None without any; the commit then has no body, but can be a parent.
-        Raises MalformedDocumentError if the pointer itself can't be read or belongs to another dataset.
+        That is the newest one that can be read, None without any; the commit then has no body, but
+        can be a parent. Raises MalformedDocumentError if the pointer itself can't be read or
+        belongs to another dataset.
         """
         try:
             return *self.read(), ""
         except errors.MalformedDocumentError as error:
-            head = self.log.head()  # raises again if the pointer is damaged: then the parent commit is unknown
+            head = (
+                self.log.head()
+            )  # raises again if the pointer is damaged: then the parent commit is unknown
             if head is None:
                 raise
             problem = error.problem.rstrip(".")
@@ -111,7 +127,8 @@ class DatasetLog:
         return head, None, problem
 
     def read_all(self) -> tuple[Commit | None, dict[str, DatasetManifest]]:
-        """Return the current commit with the manifests of all members of the version set, or of this dataset alone.
+        """Return the current commit with the manifests of all members of the version set, or of
+        this dataset alone.
 
         Without a commit there are none: (None, {}), or after a deletion its commit and {}.
         """
@@ -125,9 +142,14 @@ class DatasetLog:
             return own, {self.name: parse_manifest(self.name, own)}
         shared = version_set_log(self.lake, set_name).current()
         if shared is None or self.name not in member_bodies(shared):
-            # The join was interrupted: until it is completed, the redirect has the dataset's manifest.
+            # The join was interrupted: until it is completed, the redirect has the dataset's
+            # manifest.
             kept = own.body.get("manifest")
-            return own, {} if kept is None else {self.name: parse_manifest(self.name, replace(own, body=kept))}
+            return own, (
+                {}
+                if kept is None
+                else {self.name: parse_manifest(self.name, replace(own, body=kept))}
+            )
         return shared, member_manifests(shared)
 
     def version_set(self) -> str | None:
@@ -136,33 +158,47 @@ class DatasetLog:
         return None if own is None else redirect_target(own)
 
     def read_version(self, ref: VersionRef) -> SealedVersion:
-        """Return a retained version from its document. Raises DatasetError if it has none, or the object is missing."""
+        """Return a retained version from its document. Raises DatasetError if it has none, or
+        the object is missing.
+        """
         if ref.document is None:
-            problem = f"dataset {self.name!r}: version {ref.id} was rejected before it was built ({ref.reason})."
+            problem = (
+                f"dataset {self.name!r}: version {ref.id} was rejected before it was built"
+                f" ({ref.reason})."
+            )
             step = "It has no entries to read. Deliver the content again under a new name."
             raise errors.DatasetError(problem, step, dataset=self.name, version=ref.id)
         try:
             return SealedVersion.model_validate_json(self.lake.store.get(ref.document).data)
         except errors.ObjectNotFoundError as error:
-            problem = f"dataset {self.name!r}: the document of version {ref.id}, {ref.document}, is missing."
-            step = "The version was discarded concurrently, or the object is lost: open another version."
+            problem = (
+                f"dataset {self.name!r}: the document of version {ref.id}, {ref.document}, is"
+                " missing."
+            )
+            step = (
+                "The version was discarded concurrently, or the object is lost: open another"
+                " version."
+            )
             raise errors.DatasetError(problem, step, dataset=self.name, version=ref.id) from error
         except (ValidationError, errors.AdjunctError) as error:
             raise errors.MalformedDocumentError(
-                f"dataset {self.name!r}: the document of version {ref.id}, {ref.document}, can't be read: "
-                f"{describe_document_problem(error)}.",
+                f"dataset {self.name!r}: the document of version {ref.id}, {ref.document}, can't be"
+                f" read: {describe_document_problem(error)}.",
                 "Restore that object from a backup; other versions are untouched.",
                 document=ref.document,
             ) from error
 
     def history(self) -> Iterator[tuple[Commit, DatasetManifest]]:
-        """Yield the commits that changed this dataset, newest first, as far back as their manifests are kept."""
+        """Yield the commits that changed this dataset, newest first, as far back as their
+        manifests are kept.
+        """
         set_name = self.version_set()
         if set_name is not None:
             commits = version_set_log(self.lake, set_name).history()
             for commit, before in pairwise(chain(commits, [None])):
                 assert commit is not None, "only the last one is"
-                # A commit that only changed other members has the same manifest of this dataset as the one before it.
+                # A commit that only changed other members has the same manifest of this dataset as
+                # the one before it.
                 old = None if before is None else member_bodies(before).get(self.name)
                 if member_bodies(commit).get(self.name) != old:
                     yield commit, member_manifests(commit)[self.name]
@@ -184,31 +220,46 @@ class DatasetLog:
         return Attempt(f"{self.prefix}/data/{uuid.uuid4().hex[:16]}")
 
     def write_version(self, version: SealedVersion) -> str:
-        """Write a version's document and return its key; nothing refers to it until a commit does."""
+        """Write a version's document and return its key; nothing refers to it until a commit
+        does.
+        """
         key = f"{self.prefix}/versions/{version.id}-{uuid.uuid4().hex[:8]}.json"
         self.lake.store.put_if_absent(key, version.model_dump_json().encode())
         return key
 
     def commit(
-        self, parent: Commit | None, manifest: DatasetManifest, *, by: str, commit_id: str | None = None
+        self,
+        parent: Commit | None,
+        manifest: DatasetManifest,
+        *,
+        by: str,
+        commit_id: str | None = None,
     ) -> Commit:
         """Make `manifest` current by one swap of the pointer.
 
-        Raises CommitConflictError if `parent` is not current any more: then nothing of this commit is visible.
+        Raises CommitConflictError if `parent` is not current any more: then nothing of this commit
+        is visible.
         """
         return self.commit_all(parent, {self.name: manifest}, by=by, commit_id=commit_id)
 
     def commit_all(
         self, parent: Commit | None, manifests: Manifests, *, by: str, commit_id: str | None = None
     ) -> Commit:
-        """Do what `commit` does for several members of a version set, in one swap; the others stay as they are."""
+        """Do what `commit` does for several members of a version set, in one swap; the others
+        stay as they are.
+        """
         if parent is not None and parent.manifest_key.startswith(f"{SETS}/"):
-            log, body = version_set_log(self.lake, parent.manifest_key.split("/")[1]), dict(parent.body)
+            log, body = (
+                version_set_log(self.lake, parent.manifest_key.split("/")[1]),
+                dict(parent.body),
+            )
             body["members"] = member_bodies(parent) | {
                 name: new.model_dump(mode="json") for name, new in manifests.items()
             }
         elif parent is not None and redirect_target(parent) is not None:
-            problem = f"dataset {self.name!r} is joining the version set {redirect_target(parent)!r}."
+            problem = (
+                f"dataset {self.name!r} is joining the version set {redirect_target(parent)!r}."
+            )
             step = "Advance the version set, which completes the join, and try again."
             raise errors.CommitConflictError(problem, step, dataset=self.name)
         else:
@@ -218,14 +269,18 @@ class DatasetLog:
             return log.commit(parent, body, by=by, commit_id=commit_id)
         except errors.CommitConflictError as conflict:
             problem = f"dataset {self.name!r}: another writer committed first ({conflict.problem})"
-            step = "Nothing of this attempt is visible. Advance again: it continues from the other writer's commit."
+            step = (
+                "Nothing of this attempt is visible. Advance again: it continues from the other"
+                " writer's commit."
+            )
             raise errors.CommitConflictError(problem, step, dataset=self.name) from conflict
 
     def rewrite(self, commit_once: Callable[[], T], *, slower: str) -> T:
-        """Call `commit_once`, which rewrites files and commits, again while another writer commits first.
+        """Call `commit_once`, which rewrites files and commits, again while another writer commits
+        first.
 
-        It keeps the files that it has rewritten for the next call. Raises CommitConflictError, with `slower` as the
-        description of the slow part, if other writers keep committing faster.
+        It keeps the files that it has rewritten for the next call. Raises CommitConflictError, with
+        `slower` as the description of the slow part, if other writers keep committing faster.
         """
         try:
             return retry_conflicts(lambda: commit_once)
@@ -235,16 +290,25 @@ class DatasetLog:
                 problem, "Repeat it when the dataset is quiet.", dataset=self.name
             ) from conflict
 
-    def transact(self, change: Callable[[DatasetManifest], DatasetManifest | None], *, by: str) -> DatasetManifest:
-        """Commit the manifest that `change` returns, retrying after conflicts; return the current manifest.
+    def transact(
+        self, change: Callable[[DatasetManifest], DatasetManifest | None], *, by: str
+    ) -> DatasetManifest:
+        """Commit the manifest that `change` returns, retrying after conflicts; return the current
+        manifest.
 
         `change` must have no side effects; it returns None if there is nothing to do.
         """
         name = self.name
-        return self.transact_all(lambda stored: {name: new} if (new := change(stored[name])) else None, by=by)[name]
+        return self.transact_all(
+            lambda stored: {name: new} if (new := change(stored[name])) else None, by=by
+        )[name]
 
-    def transact_all(self, change: Callable[[Manifests], Manifests | None], *, by: str) -> dict[str, DatasetManifest]:
-        """Do what `transact` does, for all members of the version set; without a set, for this dataset alone."""
+    def transact_all(
+        self, change: Callable[[Manifests], Manifests | None], *, by: str
+    ) -> dict[str, DatasetManifest]:
+        """Do what `transact` does, for all members of the version set; without a set, for this
+        dataset alone.
+        """
 
         def once() -> dict[str, DatasetManifest]:
             commit, manifests = self.read_all()
@@ -258,32 +322,49 @@ class DatasetLog:
 
         return retry_conflicts(lambda: once)
 
-    def transact_versions(self, change: Callable[[Members], Members | None], *, by: str) -> BoundedManifest:
-        """Do what `transact_all` does, for bounded datasets, and return the current manifest of this one.
+    def transact_versions(
+        self, change: Callable[[Members], Members | None], *, by: str
+    ) -> BoundedManifest:
+        """Do what `transact_all` does, for bounded datasets, and return the current manifest of
+        this one.
 
         Raises DatasetError for a dataset that follows a change stream.
         """
 
-        after = self.transact_all(lambda manifests: change({n: as_bounded(m) for n, m in manifests.items()}), by=by)
+        after = self.transact_all(
+            lambda manifests: change({n: as_bounded(m) for n, m in manifests.items()}), by=by
+        )
         return as_bounded(after[self.name])
 
     def list_name(self, parent: Commit | None) -> None:
-        """Store the name of the dataset before its first commit, so that every existing dataset is listed."""
+        """Store the name of the dataset before its first commit, so that every existing dataset
+        is listed.
+        """
         if parent is None:  # names without a commit are ignored
             with contextlib.suppress(errors.ObjectExistsError):
                 self.lake.store.put_if_absent(f"{NAMES}/{self.name}", b"")
 
     def find_missing_files(self, folder: str, generations: Sequence[Generation]) -> list[str]:
-        """Return the keys of files of these generations, all below `folder`, that are missing or have another size."""
-        sizes = {f"{each.folder}/{file.name}": file.size for each in generations for file in each.files}
-        stored = {item.key: item.size for item in self.lake.store.list(f"{folder}/")} if sizes else {}
+        """Return the keys of files of these generations, all below `folder`, that are missing or
+        have another size.
+        """
+        sizes = {
+            f"{each.folder}/{file.name}": file.size for each in generations for file in each.files
+        }
+        stored = (
+            {item.key: item.size for item in self.lake.store.list(f"{folder}/")} if sizes else {}
+        )
         return [key for key, size in sizes.items() if stored.get(key) != size]
 
     def drop(self, written: Generation | None) -> None:
-        """Delete the files of a generation that no commit refers to; what can't be deleted now is left to a discard."""
+        """Delete the files of a generation that no commit refers to; what can't be deleted now
+        is left to a discard.
+        """
         files = written.files if written is not None else ()
         with contextlib.suppress(errors.AdjunctError):
-            self.lake.store.delete_many([f"{written.folder}/{file.name}" for file in files if written])
+            self.lake.store.delete_many(
+                [f"{written.folder}/{file.name}" for file in files if written]
+            )
 
 
 def no_commit_error(lake: Lake, dataset: str) -> errors.DatasetNotFoundError:
@@ -298,18 +379,24 @@ def version_set_log(lake: Lake, name: str) -> CommitLog:
 
 
 def redirect_target(commit: Commit) -> str | None:
-    """Return the version set that a commit of a dataset's own log redirects to, None for any other commit."""
+    """Return the version set that a commit of a dataset's own log redirects to, None for any
+    other commit.
+    """
     name = commit.body.get("version_set")
     return name if isinstance(name, str) else None
 
 
 def member_bodies(commit: Commit) -> dict[str, Any]:
-    """Return the manifest bodies in a version set's commit, by dataset; None for a member never advanced."""
+    """Return the manifest bodies in a version set's commit, by dataset; None for a member never
+    advanced.
+    """
     return dict(commit.body["members"])
 
 
 def member_manifests(commit: Commit) -> dict[str, DatasetManifest]:
-    """Return the manifests in a version set's commit, by dataset; members that were never advanced are left out."""
+    """Return the manifests in a version set's commit, by dataset; members that were never
+    advanced are left out.
+    """
     return {
         name: parse_manifest(name, replace(commit, body=body))
         for name, body in member_bodies(commit).items()
@@ -322,13 +409,15 @@ def member_manifests(commit: Commit) -> dict[str, DatasetManifest]:
 #     version-sets/{set}/CURRENT      the one pointer: the manifests of all members
 #     datasets/{member}/CURRENT       a redirect to it, and the manifest that the member joined with
 #
-# Joining fences a member's own pointer first, so that a writer that read it before can no longer commit there.
+# Joining fences a member's own pointer first, so that a writer that read it before can no longer
+# commit there.
 
 _FORMAT = 1
 
 
 def join_version_set(lake: Lake, name: str, datasets: Sequence[str], *, by: str) -> None:
-    """Make these datasets the members of the set. Safe to repeat; writes nothing if all are members already.
+    """Make these datasets the members of the set. Safe to repeat; writes nothing if all are members
+    already.
 
     Raises DatasetError if a dataset is in another set, or the set has members that are not named.
     """
@@ -337,12 +426,14 @@ def join_version_set(lake: Lake, name: str, datasets: Sequence[str], *, by: str)
     missing = sorted(known - set(datasets))
     if missing:
         raise errors.DatasetError(
-            f"version set {name!r} has the members {', '.join(sorted(known))}, and {', '.join(missing)} is not "
-            "declared in it any more.",
+            f"version set {name!r} has the members {', '.join(sorted(known))}, and"
+            f" {', '.join(missing)} is not declared in it any more.",
             "Declare it in the set again; to take a dataset out, declare it under a new name.",
             dataset=missing[0],
         )
-    joined = {dataset: _fence(lake, name, dataset, by) for dataset in datasets if dataset not in known}
+    joined = {
+        dataset: _fence(lake, name, dataset, by) for dataset in datasets if dataset not in known
+    }
     if not joined:
         return
 
@@ -355,14 +446,19 @@ def join_version_set(lake: Lake, name: str, datasets: Sequence[str], *, by: str)
 
 
 def _fence(lake: Lake, name: str, dataset: str, by: str) -> dict[str, object] | None:
-    """Turn a dataset's own pointer into a redirect to the set; return its last manifest there, None without one."""
+    """Turn a dataset's own pointer into a redirect to the set; return its last manifest there,
+    None without one.
+    """
     log = DatasetLog(lake, dataset)
 
     def fence() -> dict[str, object] | None:
         own = log.log.current()
         there = redirect_target(own) if own else None
         if there not in (None, name):
-            problem = f"dataset {dataset!r} is a member of the version set {there!r} and can't join {name!r} as well."
+            problem = (
+                f"dataset {dataset!r} is a member of the version set {there!r} and can't join"
+                f" {name!r} as well."
+            )
             step = "A dataset is in one version set; declare it under a new name for the other."
             raise errors.DatasetError(problem, step, dataset=dataset)
         if own is not None and there == name:
@@ -377,7 +473,9 @@ def _fence(lake: Lake, name: str, dataset: str, by: str) -> dict[str, object] | 
 
 
 def commit_repartition(log: DatasetLog, stream: str, info: StreamInfo, *, by: str) -> bool:
-    """Commit a dataset's position in its repartitioned stream, if it can follow; return whether that was so."""
+    """Commit a dataset's position in its repartitioned stream, if it can follow; return whether
+    that was so.
+    """
     done = False
 
     def carry(manifest: DatasetManifest) -> DatasetManifest | None:

@@ -1,17 +1,22 @@
 """Leases, build records and holds, which keep files of versions from being deleted.
 
-    datasets/{name}/leases/{id}.json                                    a reader's lease: versions, holder, time to live
-    datasets/{name}/leases/hold-{hash of the holder}-{version}.json     a hold: a lease that does not expire
-    datasets/{name}/leases/hold-{hash of the holder}-{version}/…        files of a hold, such as Iceberg's delete files
+    datasets/{name}/leases/{id}.json                                    a reader's lease: versions,
+                                                                        holder, time to live
+    datasets/{name}/leases/hold-{hash of the holder}-{version}.json     a hold: a lease that does
+                                                                        not expire
+    datasets/{name}/leases/hold-{hash of the holder}-{version}/…        files of a hold, such as
+                                                                        Iceberg's delete files
     datasets/{name}/attempts/{attempt}.json                             a running or finished build
 
-The holder writes the lease first and then checks whether its versions are doomed; a discard dooms versions first and
-then reads the leases. So one of the two always sees the other. A lease expires once its modification time, by the
-store's clock, is older than its time to live; its holder renews it by rewriting it. A hold is for a user that can't
-renew a lease, such as a table in another catalogue; it is released by name.
+The holder writes the lease first and then checks whether its versions are doomed; a discard dooms
+versions first and then reads the leases. So one of the two always sees the other. A lease expires
+once its modification time, by the store's clock, is older than its time to live; its holder renews
+it by rewriting it. A hold is for a user that can't renew a lease, such as a table in another
+catalogue; it is released by name.
 
-A build record is renewed in the same way: its modification time keeps a running build's files from being discarded. A
-finished build is stored in it, so that the next run can reuse the build after a crash.
+A build record is renewed in the same way: its modification time keeps a running build's files from
+being discarded. A finished build is stored in it, so that the next run can reuse the build after a
+crash.
 """
 
 from __future__ import annotations
@@ -32,7 +37,12 @@ from dagster_adjunct.assets.versions.version import SealedVersion
 from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.objects.heartbeat import Heartbeat
 from dagster_adjunct.resources.objects.lake import Lake
-from dagster_adjunct.resources.objects.store import ObjectInfo, delete_holds, holder_prefix, read_store_clock
+from dagster_adjunct.resources.objects.store import (
+    ObjectInfo,
+    delete_holds,
+    holder_prefix,
+    read_store_clock,
+)
 from dagster_adjunct.resources.validation import validated
 
 RENEWAL_INTERVAL = timedelta(minutes=5)
@@ -42,7 +52,9 @@ _log = logging.getLogger("adjunct.dataset")
 
 
 @contextmanager
-def renew_attempt(lake: Lake, dataset: str, attempt: str, by: str) -> Iterator[Callable[[dict[str, Any]], None]]:
+def renew_attempt(
+    lake: Lake, dataset: str, attempt: str, by: str
+) -> Iterator[Callable[[dict[str, Any]], None]]:
     """Write the record of a build, and renew it while the context lasts.
 
     Yields a function that stores the build's result in the record.
@@ -75,7 +87,9 @@ def renew_attempt(lake: Lake, dataset: str, attempt: str, by: str) -> Iterator[C
 
 @contextmanager
 def record_build(lake: Lake, dataset: str, attempt: str, by: str) -> Iterator[None]:
-    """Keep the record of a build that is not resumed after a crash, and delete it when the context ends."""
+    """Keep the record of a build that is not resumed after a crash, and delete it when the
+    context ends.
+    """
     try:
         with renew_attempt(lake, dataset, attempt, by):
             yield
@@ -84,13 +98,20 @@ def record_build(lake: Lake, dataset: str, attempt: str, by: str) -> Iterator[No
 
 
 def list_attempts(lake: Lake, dataset: str) -> dict[str, datetime]:
-    """Return, by attempt id, when each build record of a dataset was last renewed, in the store's time."""
+    """Return, by attempt id, when each build record of a dataset was last renewed, in the
+    store's time.
+    """
     prefix = f"{lake.dataset_prefix(dataset)}/attempts/"
-    return {item.key.removeprefix(prefix).removesuffix(".json"): item.modified for item in lake.store.list(prefix)}
+    return {
+        item.key.removeprefix(prefix).removesuffix(".json"): item.modified
+        for item in lake.store.list(prefix)
+    }
 
 
 def read_finished_build(lake: Lake, dataset: str, attempt: str) -> dict[str, Any] | None:
-    """Return the result of a finished build from its record; None if it is running or has no record."""
+    """Return the result of a finished build from its record; None if it is running or has no
+    record.
+    """
     try:
         body = json.loads(lake.store.get(attempt_key(lake, dataset, attempt)).data)
     except (errors.ObjectNotFoundError, ValueError):
@@ -125,18 +146,25 @@ class LeaseInfo:
 
 @validated
 class Lease:
-    """A lease of versions of one dataset, renewed by its own thread until `release`; a context manager."""
+    """A lease of versions of one dataset, renewed by its own thread until `release`; a context
+    manager.
+    """
 
     def __init__(self, lake: Lake, dataset: str, versions: Sequence[str], holder: str) -> None:
         self.dataset, self.versions, self.holder = dataset, tuple(versions), holder
         self._lake, self._key = lake, f"{lease_folder(lake, dataset)}/{uuid.uuid4().hex}.json"
         body = partial(lease_body, self.versions, holder, TTL)
-        # No other process writes it, so an unexpected object is our own renewal whose reply was lost.
-        self._heartbeat = Heartbeat(lake.store, self._key, body, TTL, not_ours=lambda data: "", log=_log)
+        # No other process writes it, so an unexpected object is our own renewal whose reply was
+        # lost.
+        self._heartbeat = Heartbeat(
+            lake.store, self._key, body, TTL, not_ours=lambda data: "", log=_log
+        )
 
     @classmethod
     def acquire(cls, lake: Lake, dataset: str, versions: Sequence[str], *, holder: str) -> Lease:
-        """Lease these versions, by id. Raises VersionDiscardedError if one is no longer retained."""
+        """Lease these versions, by id. Raises VersionDiscardedError if one is no longer
+        retained.
+        """
         lease = cls(lake, dataset, versions, holder)
         lease._heartbeat.write(partial(lake.store.put_if_absent, lease._key))
         try:
@@ -156,9 +184,10 @@ class Lease:
         """Raise LeaseLostError if the lease was lost."""
         if self.lost:
             raise errors.LeaseLostError(
-                f"dataset {self.dataset!r}: the lease of {', '.join(self.versions)} by {self.holder} was lost: "
-                f"{self._heartbeat.problem}.",
-                "Do not use what was read under this lease. Run again, with the version that is served by then.",
+                f"dataset {self.dataset!r}: the lease of {', '.join(self.versions)} by"
+                f" {self.holder} was lost: {self._heartbeat.problem}.",
+                "Do not use what was read under this lease. Run again, with the version that is"
+                " served by then.",
                 dataset=self.dataset,
             )
 
@@ -185,7 +214,9 @@ class Lease:
 
 
 @contextmanager
-def lease_served(lake: Lake, dataset: str, version: SealedVersion | None, *, holder: str) -> Iterator[Lease | None]:
+def lease_served(
+    lake: Lake, dataset: str, version: SealedVersion | None, *, holder: str
+) -> Iterator[Lease | None]:
     """Lease the served version while the context lasts; None leases nothing.
 
     Raises CommitConflictError if it was discarded concurrently.
@@ -196,8 +227,14 @@ def lease_served(lake: Lake, dataset: str, version: SealedVersion | None, *, hol
     try:
         lease = Lease.acquire(lake, dataset, [version.id], holder=holder)
     except errors.VersionDiscardedError as error:
-        problem = f"dataset {dataset!r}: version {version.id} was discarded before the {holder} could read it."
-        step = "Nothing of this attempt is visible. Advance again, which continues from the other commit."
+        problem = (
+            f"dataset {dataset!r}: version {version.id} was discarded before the {holder} could"
+            " read it."
+        )
+        step = (
+            "Nothing of this attempt is visible. Advance again, which continues from the other"
+            " commit."
+        )
         raise errors.CommitConflictError(problem, step, dataset=dataset) from error
     with lease:
         yield lease
@@ -206,7 +243,12 @@ def lease_served(lake: Lake, dataset: str, version: SealedVersion | None, *, hol
 def lease_body(versions: Sequence[str], holder: str, ttl: timedelta) -> bytes:
     """Return the content of a lease's object; a nonce gives each renewal a new ETag."""
     return json.dumps(
-        {"versions": list(versions), "holder": holder, "ttl": ttl.total_seconds(), "nonce": uuid.uuid4().hex}
+        {
+            "versions": list(versions),
+            "holder": holder,
+            "ttl": ttl.total_seconds(),
+            "nonce": uuid.uuid4().hex,
+        }
     ).encode()
 
 
@@ -221,7 +263,9 @@ def list_live_leases(lake: Lake, dataset: str, now: datetime) -> list[LeaseInfo]
 
 
 def list_leases(lake: Lake, dataset: str) -> list[LeaseInfo]:
-    """Return all leases of a dataset, expired or not. An unreadable one counts as a lease of all versions: ("*",)."""
+    """Return all leases of a dataset, expired or not. An unreadable one counts as a lease of all
+    versions: ("*",).
+    """
     leases = []
     for item in lake.store.list(f"{lease_folder(lake, dataset)}/"):
         if not item.key.endswith(".json"):
@@ -235,7 +279,9 @@ def _parse(item: ObjectInfo, data: bytes) -> LeaseInfo:
     try:
         body = json.loads(data)
         versions, holder = body["versions"], str(body["holder"])
-        if not isinstance(versions, list) or not all(isinstance(version, str) and version for version in versions):
+        if not isinstance(versions, list) or not all(
+            isinstance(version, str) and version for version in versions
+        ):
             raise ValueError
         expires_at = item.modified + timedelta(seconds=float(body["ttl"]))
     except (ValueError, KeyError, TypeError, OverflowError):
@@ -244,7 +290,9 @@ def _parse(item: ObjectInfo, data: bytes) -> LeaseInfo:
 
 
 def read_lake_clock(lake: Lake, dataset: str) -> datetime:
-    """Return the time by the store's clock: this writes an object and reads its modification time."""
+    """Return the time by the store's clock: this writes an object and reads its modification
+    time.
+    """
     return read_store_clock(lake.store, f"{lake.dataset_prefix(dataset)}/clock")
 
 
@@ -273,7 +321,9 @@ def retain_version(lake: Lake, dataset: str, version: str, *, holder: str) -> No
 
 
 def hold_folder(lake: Lake, dataset: str, version: str, *, holder: str) -> str:
-    """Return the folder of a hold's files. They stay until the version is discarded, also after its release."""
+    """Return the folder of a hold's files. They stay until the version is discarded, also after
+    its release.
+    """
     return f"{_hold_prefix(lake, dataset, holder)}{version}"
 
 
@@ -296,7 +346,9 @@ def list_released_files(lake: Lake, dataset: str) -> dict[str, list[ObjectInfo]]
     return released
 
 
-def release_versions(lake: Lake, dataset: str, *, holder: str, keep: Collection[str] = ()) -> tuple[str, ...]:
+def release_versions(
+    lake: Lake, dataset: str, *, holder: str, keep: Collection[str] = ()
+) -> tuple[str, ...]:
     """Release this holder's holds of all versions but `keep`, and return the released versions.
 
     With `keep`, the newest holds stay as well (`delete_holds`).

@@ -1,9 +1,9 @@
 """Manifests: a dataset's declaration, its current version, and how far its input was read.
 
-The body of each commit below `datasets/<name>` is one manifest. Offsets are stored in the same document as the version
-made from them, so the two can't disagree. A manifest is a `BoundedManifest` or an `UnboundedManifest`, depending on the
-kind of the dataset. Attributes that callers use for either kind are defined on both. What a version is made of, files
-included, is in version.py.
+The body of each commit below `datasets/<name>` is one manifest. Offsets are stored in the same
+document as the version made from them, so the two can't disagree. A manifest is a `BoundedManifest`
+or an `UnboundedManifest`, depending on the kind of the dataset. Attributes that callers use for
+either kind are defined on both. What a version is made of, files included, is in version.py.
 """
 
 from __future__ import annotations
@@ -26,7 +26,12 @@ from dagster_adjunct.assets.versions.version import (
     version_number,
 )
 from dagster_adjunct.resources.common import first_validation_problem
-from dagster_adjunct.resources.errors import AdjunctError, DatasetError, MalformedDocumentError, VersionDiscardedError
+from dagster_adjunct.resources.errors import (
+    AdjunctError,
+    DatasetError,
+    MalformedDocumentError,
+    VersionDiscardedError,
+)
 from dagster_adjunct.resources.objects.commit_log import Commit
 from dagster_adjunct.resources.streams.system import FIRST_OFFSET, StreamInfo
 
@@ -35,12 +40,14 @@ MAX_NAMES = 10_000
 
 
 class MarkerFacts(ManifestPart):
-    """The facts of one marker: the number of rows before it, a checksum and a valid-from time, where it states them.
+    """The facts of one marker: the number of rows before it, a checksum and a valid-from time,
+    where it states them.
 
-    A marker is a partition's end-of-dataset marker, or the completion object of a folder of files (offset 0). If a
-    stream's marker states no rows, `rows` is the counted number. For a folder, `checksum` is that of the completion
-    object, `completed` the time it was written, and `contents` a digest of the data files' names and contents.
-    `listing` is a digest of names, sizes and ETags, which needs no reading; a copy of the files has a different one.
+    A marker is a partition's end-of-dataset marker, or the completion object of a folder of files
+    (offset 0). If a stream's marker states no rows, `rows` is the counted number. For a folder,
+    `checksum` is that of the completion object, `completed` the time it was written, and `contents`
+    a digest of the data files' names and contents. `listing` is a digest of names, sizes and ETags,
+    which needs no reading; a copy of the files has a different one.
     """
 
     offset: int
@@ -64,11 +71,12 @@ class Awaited(ManifestPart):
 
 
 class Delivered(ManifestPart):
-    """A completely delivered version: its name, its markers, and the id of the version that holds its content.
+    """A completely delivered version: its name, its markers, and the id of the version that holds
+    its content.
 
-    That is the previous version for a delivery with the same content. `freed` is the time since when the name
-    can be delivered again as a new version: the time of the rejection for a version rejected and then dropped, or the
-    time of the revocation.
+    That is the previous version for a delivery with the same content. `freed` is the time since
+    when the name can be delivered again as a new version: the time of the rejection for a version
+    rejected and then dropped, or the time of the revocation.
     """
 
     name: str
@@ -87,9 +95,11 @@ class Abandoned(ManifestPart):
 
 
 class Lost(ManifestPart):
-    """The ranges of offsets that retention removed before they were read, by stream partition, and the lost versions.
+    """The ranges of offsets that retention removed before they were read, by stream partition, and
+    the lost versions.
 
-    `versions` are those whose markers are left in some partition; others that ended in these ranges are unknown.
+    `versions` are those whose markers are left in some partition; others that ended in these ranges
+    are unknown.
     """
 
     versions: tuple[str, ...]
@@ -98,15 +108,24 @@ class Lost(ManifestPart):
 
     def summary(self) -> str:
         """Return the loss as a sentence without a period."""
-        ranges = [f"offsets {start} to {int(end) - 1} of {ssp}" for ssp, (start, end) in self.ranges.items()]
+        ranges = [
+            f"offsets {start} to {int(end) - 1} of {ssp}"
+            for ssp, (start, end) in self.ranges.items()
+        ]
         listed = f"{', '.join(ranges[:3])}{f' and of {len(ranges) - 3} more partitions' if len(ranges) > 3 else ''}"
         named = ", ".join(map(repr, self.versions))
-        lost = f"not whole any more, and left out: {named}" if named else "versions that ended there are lost"
+        lost = (
+            f"not whole any more, and left out: {named}"
+            if named
+            else "versions that ended there are lost"
+        )
         return f"retention took {listed} before they were read; {lost}"
 
 
 class Change(ManifestPart):
-    """The action of one commit, its version and the reason; the commit itself stores author and time."""
+    """The action of one commit, its version and the reason; the commit itself stores author and
+    time.
+    """
 
     action: str
     version: str | None = None
@@ -116,15 +135,18 @@ class Change(ManifestPart):
 class CommonManifest(ManifestPart):
     """The part of a manifest that both kinds of dataset have.
 
-    `version` is the version served. `offsets` is the next offset to read of each input partition ({} for files and
-    queries), `stream` the identity of their stream, and `positions_from` is added to offsets to make positions: the
-    offsets of a repartitioned stream restart, and its records must still come after all earlier ones. `doomed` are the
-    folders and documents being deleted: no reader may start to use them.
+    `version` is the version served. `offsets` is the next offset to read of each input partition
+    ({} for files and queries), `stream` the identity of their stream, and `positions_from` is added
+    to offsets to make positions: the offsets of a repartitioned stream restart, and its records
+    must still come after all earlier ones. `doomed` are the folders and documents being deleted: no
+    reader may start to use them.
     """
 
     kind: ClassVar[DatasetKind]
     versions_are_commits: ClassVar[bool]
-    """Whether each commit is a version, found by the commit's number; else the manifest lists the versions."""
+    """Whether each commit is a version, found by the commit's number; else the manifest lists
+    the versions.
+    """
 
     format: Literal[1] = 1
     name: str
@@ -144,38 +166,56 @@ class CommonManifest(ManifestPart):
             raise ValueError(f"a {type(self).__name__} is declared {self.declaration.kind}")
         if len(self.offsets) != self.declaration.input_partitions:
             raise ValueError(
-                f"it has offsets of {len(self.offsets)} partitions of {self.declaration.input}: expected "
-                f"{self.declaration.input_partitions}"
+                f"it has offsets of {len(self.offsets)} partitions of {self.declaration.input}:"
+                f" expected {self.declaration.input_partitions}"
             )
         version = self.version
-        if version and any(generation.id >= self.next_generation for generation in version.generations):
-            raise ValueError(f"next_generation is {self.next_generation}, which the current version uses")
+        if version and any(
+            generation.id >= self.next_generation for generation in version.generations
+        ):
+            raise ValueError(
+                f"next_generation is {self.next_generation}, which the current version uses"
+            )
         return self
 
     def kept_elsewhere(self) -> list[str]:
-        """Return, in words, the places that an erasure can't reach and that may hold the dataset's entries."""
-        return [f"the input: {self.declaration.input}", "outputs of applications that joined this dataset"]
+        """Return, in words, the places that an erasure can't reach and that may hold the
+        dataset's entries.
+        """
+        return [
+            f"the input: {self.declaration.input}",
+            "outputs of applications that joined this dataset",
+        ]
 
     def marks(self, version_id: str) -> list[str]:
-        """Return, in words, why readers get a version now: "served", "pinned", "next when unpinned"."""
+        """Return, in words, why readers get a version now: "served", "pinned", "next when
+        unpinned".
+        """
         return ["served"] if self.version is not None and self.version.id == version_id else []
 
-    def _without(self, entries: Sequence[str], garbage: Sequence[str], what: str, **fields: Any) -> Self:
+    def _without(
+        self, entries: Sequence[str], garbage: Sequence[str], what: str, **fields: Any
+    ) -> Self:
         doomed = tuple(dict.fromkeys([*self.doomed, *entries, *garbage]))
         change = Change(action="expire", reason=f"{what}, {len(garbage)} leftovers")
         return self.after(**fields, doomed=doomed, change=change)
 
     def _served_folders(self) -> set[str]:
-        return {generation.folder for generation in self.version.generations} if self.version is not None else set()
+        return (
+            {generation.folder for generation in self.version.generations}
+            if self.version is not None
+            else set()
+        )
 
 
 class Bootstrap(ManifestPart):
     """The initial read of a change stream: its start and target offsets, and whether it is done.
 
-    The target is each partition's upcoming offset, recorded before anything is read; records that arrive later do not
-    extend it. `building` are the generations written so far, with these `columns`: readers get them when the target is
-    reached, and the previous version stays served until then. `loaded` is whether an initial snapshot was loaded first.
-    `why` is the reason for the bootstrap.
+    The target is each partition's upcoming offset, recorded before anything is read; records that
+    arrive later do not extend it. `building` are the generations written so far, with these
+    `columns`: readers get them when the target is reached, and the previous version stays served
+    until then. `loaded` is whether an initial snapshot was loaded first. `why` is the reason for
+    the bootstrap.
     """
 
     state: Literal["running", "done"]
@@ -190,7 +230,9 @@ class Bootstrap(ManifestPart):
 
 
 class Retired(ManifestPart):
-    """A generation replaced by a compaction or rebuild; versions before number `until` still need it."""
+    """A generation replaced by a compaction or rebuild; versions before number `until` still
+    need it.
+    """
 
     generation: int
     folder: str
@@ -199,7 +241,8 @@ class Retired(ManifestPart):
 
 
 class SentToTable(ManifestPart):
-    """What one operator of a batch sent to a local table: numbers of rows and deletions, and their digest.
+    """What one operator of a batch sent to a local table: numbers of rows and deletions, and their
+    digest.
 
     Only the last record of each key counts.
     """
@@ -210,11 +253,12 @@ class SentToTable(ManifestPart):
 
 
 class Written(ManifestPart):
-    """The last batch that wrote a local table; `sends` has what each operator sent, in the application's order.
+    """The last batch that wrote a local table; `sends` has what each operator sent, in the
+    application's order.
 
-    `before` is the version that it started from, None if there was none. `undone` means that the batch was abandoned
-    and the table restored: a late commit of that batch changes nothing. `watermark` is the time up to which rows of a
-    state table have expired.
+    `before` is the version that it started from, None if there was none. `undone` means that the
+    batch was abandoned and the table restored: a late commit of that batch changes nothing.
+    `watermark` is the time up to which rows of a state table have expired.
     """
 
     application: str
@@ -226,7 +270,9 @@ class Written(ManifestPart):
 
 
 class Decision(ManifestPart):
-    """The recovery decision for a change stream's table at the start of a run, its state in store, and the reason."""
+    """The recovery decision for a change stream's table at the start of a run, its state in
+    store, and the reason.
+    """
 
     action: Literal["create", "bootstrap", "recreate", "continue", "serve-stale"]
     store: Literal["none", "building", "invalid", "valid"]
@@ -235,7 +281,9 @@ class Decision(ManifestPart):
 
 
 class Pin(ManifestPart):
-    """Keeps a version served, even when newer ones are sealed, until it is removed or `expires_at` has passed."""
+    """Keeps a version served, even when newer ones are sealed, until it is removed or
+    `expires_at` has passed.
+    """
 
     version: str
     reason: str
@@ -251,10 +299,11 @@ class Pin(ManifestPart):
 class BoundedManifest(CommonManifest):
     """The manifest of a dataset that arrives in versions.
 
-    `version` is the pinned one, else `head`, the one chosen by the last switch. `versions` lists all retained ones by
-    number. `delivered` records the newest deliveries and `known` the names of older ones, so that repeated markers are
-    recognised; records before markers of `abandoned` versions are dropped. `lost` is what retention removed from the
-    stream before it was read, newest last.
+    `version` is the pinned one, else `head`, the one chosen by the last switch. `versions` lists
+    all retained ones by number. `delivered` records the newest deliveries and `known` the names of
+    older ones, so that repeated markers are recognised; records before markers of `abandoned`
+    versions are dropped. `lost` is what retention removed from the stream before it was read,
+    newest last.
     """
 
     head: str | None = None
@@ -282,7 +331,9 @@ class BoundedManifest(CommonManifest):
         wanted = self.pin.version if self.pin else self.head
         served = self.version.id if self.version else None
         if served != wanted:
-            raise ValueError(f"the version served is {served}: expected {wanted}, which is pinned or the head")
+            raise ValueError(
+                f"the version served is {served}: expected {wanted}, which is pinned or the head"
+            )
         for named in {served, self.head} - {None}:
             if named not in sealed:
                 raise ValueError(f"the version {named} is not among the retained, sealed versions")
@@ -312,29 +363,48 @@ class BoundedManifest(CommonManifest):
         ref = self.ref(version_id)
         if ref is None or set(ref.folders) & set(self.doomed):
             served = self.version.id if self.version else "none"
-            problem = f"dataset {self.name!r}: version {version_id} has been discarded; the one served is {served}."
-            step = f"Open the dataset again. To keep a version: adjunct dataset pin {self.name} VERSION --reason …."
+            problem = (
+                f"dataset {self.name!r}: version {version_id} has been discarded; the one served is"
+                f" {served}."
+            )
+            step = (
+                "Open the dataset again. To keep a version: adjunct dataset pin"
+                f" {self.name} VERSION --reason …."
+            )
             raise VersionDiscardedError(problem, step, dataset=self.name, version=version_id)
 
     def without(self, removed: Sequence[str], garbage: Sequence[str]) -> Self:
-        """Return the manifest without these versions: they and the unreferenced `garbage` become doomed."""
+        """Return the manifest without these versions: they and the unreferenced `garbage` become
+        doomed.
+        """
         refs = [ref for ref in self.versions if ref.id in removed]
-        entries = [entry for ref in refs for entry in (*ref.folders, ref.document) if entry is not None]
+        entries = [
+            entry for ref in refs for entry in (*ref.folders, ref.document) if entry is not None
+        ]
         remaining = tuple(ref for ref in self.versions if ref.id not in removed)
         return self._without(entries, garbage, f"{len(removed)} versions", versions=remaining)
 
     @property
     def versions_over_time(self) -> tuple[str, ...]:
-        """The ids of the versions that together cover all times: sealed, with a valid-from time, and not doomed."""
-        dated = (ref for ref in self.versions if ref.state == "sealed" and ref.valid_from is not None)
+        """The ids of the versions that together cover all times: sealed, with a valid-from time,
+        and not doomed.
+        """
+        dated = (
+            ref for ref in self.versions if ref.state == "sealed" and ref.valid_from is not None
+        )
         return tuple(ref.id for ref in dated if not set(self.doomed).intersection(ref.folders))
 
     def fields_after_repartition(self, offsets: Mapping[str, Offset]) -> dict[str, Any]:
-        """Return the fields, besides offsets, that change when the repartitioned input starts at these offsets."""
+        """Return the fields, besides offsets, that change when the repartitioned input starts at
+        these offsets.
+        """
         awaited = self.awaited
-        if awaited is not None:  # the other members of the version set have it, and this one has read nothing of it
+        if (
+            awaited is not None
+        ):  # the other members of the version set have it, and this one has read nothing of it
             awaited = awaited.model_copy(update={"missing": tuple(offsets)})
-        # The markers count records of the old partitions, so later markers can't be compared with them.
+        # The markers count records of the old partitions, so later markers can't be compared with
+        # them.
         delivered = tuple(done.model_copy(update={"markers": {}}) for done in self.delivered)
         return {"awaited": awaited, "delivered": delivered}
 
@@ -351,7 +421,9 @@ class BoundedManifest(CommonManifest):
 
     @property
     def built(self) -> tuple[VersionRef, ...]:
-        """The retained versions that have a document; the others were rejected before they were built."""
+        """The retained versions that have a document; the others were rejected before they were
+        built.
+        """
         return tuple(ref for ref in self.versions if ref.document is not None)
 
     def with_declared_policies(self, declared: DatasetDeclaration) -> BoundedManifest:
@@ -363,11 +435,17 @@ class BoundedManifest(CommonManifest):
     @property
     def names(self) -> set[str]:
         """The names of all versions that were delivered or abandoned."""
-        return {*self.known, *(done.name for done in self.delivered), *(ended.name for ended in self.abandoned)}
+        return {
+            *self.known,
+            *(done.name for done in self.delivered),
+            *(ended.name for ended in self.abandoned),
+        }
 
     @property
     def taken(self) -> set[str]:
-        """The names of the delivered versions: a later delivery under one of them is a re-delivery."""
+        """The names of the delivered versions: a later delivery under one of them is a
+        re-delivery.
+        """
         return {*self.known, *(done.name for done in self.delivered if done.freed is None)}
 
 
@@ -377,16 +455,18 @@ _REMEMBERED = 20
 
 
 class UnboundedManifest(CommonManifest):
-    """The manifest of a dataset that follows a change stream: each commit is a version, found by its number.
+    """The manifest of a dataset that follows a change stream: each commit is a version, found by
+    its number.
 
-    `retired` are generations that earlier versions need and the current one does not; versions before number
-    `retained_from` are gone. `confirmed_at` is the last time at which all changes up to the stream's end were known to
-    be applied. Deletions up to `horizon`, a position (with history, a time in microseconds), are forgotten, so changes
-    at or below it are too late. `first_ordered` are the ordering values of the first change, whose formats later ones
-    must have; None before it. `quarantining` are the ranges whose bad changes are being sent to the dead letters: after
-    a crash the same ranges are read again. `applied` are the ids of the last applied startpoints, by stream partition,
-    newest last. `decision` is the last recovery decision. `numbers` are the numbers of its versions so far, as ranges
-    (first, last), newest last.
+    `retired` are generations that earlier versions need and the current one does not; versions
+    before number `retained_from` are gone. `confirmed_at` is the last time at which all changes up
+    to the stream's end were known to be applied. Deletions up to `horizon`, a position (with
+    history, a time in microseconds), are forgotten, so changes at or below it are too late.
+    `first_ordered` are the ordering values of the first change, whose formats later ones must have;
+    None before it. `quarantining` are the ranges whose bad changes are being sent to the dead
+    letters: after a crash the same ranges are read again. `applied` are the ids of the last applied
+    startpoints, by stream partition, newest last. `decision` is the last recovery decision.
+    `numbers` are the numbers of its versions so far, as ranges (first, last), newest last.
     """
 
     bootstrap: Bootstrap
@@ -419,7 +499,9 @@ class UnboundedManifest(CommonManifest):
 
     @property
     def unfinished(self) -> str:
-        """Why a first or new table is being built, for readers to get once it is finished; "" if none is."""
+        """Why a first or new table is being built, for readers to get once it is finished; "" if
+        none is.
+        """
         if self.bootstrap.state == "done" and self.version is not None:
             return ""
         return self.bootstrap.why or "the first one"
@@ -441,16 +523,18 @@ class UnboundedManifest(CommonManifest):
         """Raise VersionDiscardedError for a version that is not retained."""
         if not self.retains(version_id):
             raise VersionDiscardedError(
-                f"dataset {self.name!r}: version {version_id} has been discarded; those from number "
-                f"{self.retained_from} on can be read.",
-                f"See adjunct dataset history {self.name}. A policy that keeps more keeps earlier versions longer: "
-                "discard=DiscardPolicy(keep=…, grace=…).",
+                f"dataset {self.name!r}: version {version_id} has been discarded; those from number"
+                f" {self.retained_from} on can be read.",
+                f"See adjunct dataset history {self.name}. A policy that keeps more keeps earlier"
+                " versions longer: discard=DiscardPolicy(keep=…, grace=…).",
                 dataset=self.name,
                 version=version_id,
             )
 
     def without(self, removed: Sequence[str], garbage: Sequence[str]) -> Self:
-        """Return the manifest without these generations, by folder: they and `garbage` become doomed."""
+        """Return the manifest without these generations, by folder: they and `garbage` become
+        doomed.
+        """
         untils = [retired.until for retired in self.retired if retired.folder in removed]
         remaining = tuple(retired for retired in self.retired if retired.folder not in removed)
         return self._without(
@@ -462,17 +546,27 @@ class UnboundedManifest(CommonManifest):
         )
 
     def fields_after_repartition(self, offsets: Mapping[str, Offset]) -> dict[str, Any]:
-        """Return the fields, besides offsets, that change when the repartitioned input starts at these offsets."""
-        return {"bootstrap": self.bootstrap.model_copy(update={"start": offsets, "target": offsets})}
+        """Return the fields, besides offsets, that change when the repartitioned input starts at
+        these offsets.
+        """
+        return {
+            "bootstrap": self.bootstrap.model_copy(update={"start": offsets, "target": offsets})
+        }
 
     def kept_elsewhere(self) -> list[str]:
         declared, (_, outputs) = self.declaration, super().kept_elsewhere()
         if declared.owner is not None:
             streams = f"the input streams of application {declared.owner}"
-            return [f"{streams}: records of these keys that are read later bring them back", outputs]
+            return [
+                f"{streams}: records of these keys that are read later bring them back",
+                outputs,
+            ]
         places = [
-            f"the input: {declared.input}, whose records hold the keys until its retention drops them; a rebuild "
-            "brings the keys back, unless tombstones for them were sent or their records are gone",
+            (
+                f"the input: {declared.input}, whose records hold the keys until its retention"
+                " drops them; a rebuild brings the keys back, unless tombstones for them were sent"
+                " or their records are gone"
+            ),
             outputs,
         ]
         if self.bootstrap.loaded:
@@ -486,12 +580,19 @@ class UnboundedManifest(CommonManifest):
         return startpoint_id in self.applied.get(ssp, ())
 
     def with_applied(self, ids: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
-        """Return `applied` with these startpoints (id by partition) added; only the newest of a partition are kept."""
-        newest = {ssp: (*self.applied.get(ssp, ()), applied)[-_REMEMBERED:] for ssp, applied in ids.items()}
+        """Return `applied` with these startpoints (id by partition) added; only the newest of a
+        partition are kept.
+        """
+        newest = {
+            ssp: (*self.applied.get(ssp, ()), applied)[-_REMEMBERED:]
+            for ssp, applied in ids.items()
+        }
         return {**self.applied, **newest}
 
     def after(self, **changes: Any) -> Self:
-        """Return this manifest with some fields replaced, validated again; a new version's number is recorded."""
+        """Return this manifest with some fields replaced, validated again; a new version's
+        number is recorded.
+        """
         version: SealedVersion | None = changes.get("version")
         if version is not None and (self.version is None or self.version.number != version.number):
             changes.setdefault("numbers", _add_number(self.numbers, version.number))
@@ -510,10 +611,13 @@ DatasetManifest = BoundedManifest | UnboundedManifest
 
 
 def as_bounded(manifest: DatasetManifest) -> BoundedManifest:
-    """Return a bounded dataset's manifest. Raises DatasetError for one that follows a change stream."""
+    """Return a bounded dataset's manifest. Raises DatasetError for one that follows a change
+    stream.
+    """
     if not isinstance(manifest, BoundedManifest):
         raise DatasetError(
-            f"dataset {manifest.name!r} follows a change stream: it has one table, and no versions that are delivered.",
+            f"dataset {manifest.name!r} follows a change stream: it has one table, and no versions"
+            " that are delivered.",
             f"Its commits are versions of the table: adjunct dataset history {manifest.name}.",
             dataset=manifest.name,
         )
@@ -521,16 +625,23 @@ def as_bounded(manifest: DatasetManifest) -> BoundedManifest:
 
 
 def as_unbounded(manifest: DatasetManifest) -> UnboundedManifest:
-    """Return an unbounded dataset's manifest. Raises DatasetError for one that arrives in versions."""
+    """Return an unbounded dataset's manifest. Raises DatasetError for one that arrives in
+    versions.
+    """
     if not isinstance(manifest, UnboundedManifest):
-        problem = f"dataset {manifest.name!r} is bounded: it arrives in versions, and this needs an unbounded dataset."
+        problem = (
+            f"dataset {manifest.name!r} is bounded: it arrives in versions, and this needs an"
+            " unbounded dataset."
+        )
         step = f"List its versions: adjunct dataset versions {manifest.name}."
         raise DatasetError(problem, step, dataset=manifest.name)
     return manifest
 
 
 def as_follower(manifest: DatasetManifest) -> UnboundedManifest | None:
-    """Return the manifest if it is that of an unbounded dataset and not of a local table, else None."""
+    """Return the manifest if it is that of an unbounded dataset and not of a local table, else
+    None.
+    """
     if isinstance(manifest, UnboundedManifest) and manifest.declaration.owner is None:
         return manifest
     return None
@@ -539,21 +650,28 @@ def as_follower(manifest: DatasetManifest) -> UnboundedManifest | None:
 def manifest_from_body(body: Mapping[str, Any]) -> DatasetManifest:
     """Return the manifest in a commit's body. Raises pydantic's ValidationError."""
     declared = body.get("declaration")
-    follows_changes = isinstance(declared, Mapping) and declared.get("kind") == UnboundedManifest.kind
+    follows_changes = (
+        isinstance(declared, Mapping) and declared.get("kind") == UnboundedManifest.kind
+    )
     return (UnboundedManifest if follows_changes else BoundedManifest).model_validate(body)
 
 
 def parse_manifest(name: str, commit: Commit) -> DatasetManifest:
-    """Return the manifest in a dataset's commit. Raises MalformedDocumentError, naming document and problem."""
+    """Return the manifest in a dataset's commit. Raises MalformedDocumentError, naming document
+    and problem.
+    """
     try:
         manifest = manifest_from_body(commit.body)
         if manifest.name != name:
-            raise MalformedDocumentError(f"it describes the dataset {manifest.name!r}", dataset=manifest.name)
+            raise MalformedDocumentError(
+                f"it describes the dataset {manifest.name!r}", dataset=manifest.name
+            )
     except (ValidationError, AdjunctError) as error:
         raise MalformedDocumentError(
-            f"dataset {name!r}: the manifest {commit.manifest_key} can't be read: {describe_document_problem(error)}.",
-            "Restore that object from a backup; versions committed before it are untouched and can still be "
-            "opened by their id.",
+            f"dataset {name!r}: the manifest {commit.manifest_key} can't be read:"
+            f" {describe_document_problem(error)}.",
+            "Restore that object from a backup; versions committed before it are untouched and can"
+            " still be opened by their id.",
             document=commit.manifest_key,
         ) from error
     return manifest
@@ -561,11 +679,16 @@ def parse_manifest(name: str, commit: Commit) -> DatasetManifest:
 
 def describe_document_problem(error: ValidationError | AdjunctError) -> str:
     """Return why a stored document can't be read."""
-    return error.problem.rstrip(".") if isinstance(error, AdjunctError) else first_validation_problem(error)
+    return (
+        error.problem.rstrip(".")
+        if isinstance(error, AdjunctError)
+        else first_validation_problem(error)
+    )
 
 
-# A dataset follows a repartitioned stream only if it had read all old partitions: then its remaining input is the same.
-# Positions made of offsets continue above all stored ones, because the offsets of the new partitions restart.
+# A dataset follows a repartitioned stream only if it had read all old partitions: then its
+# remaining input is the same. Positions made of offsets continue above all stored ones, because the
+# offsets of the new partitions restart.
 
 CARRY_ACTION = "carry"
 
@@ -573,8 +696,8 @@ CARRY_ACTION = "carry"
 def follow_repartition(manifest: DatasetManifest, info: StreamInfo) -> DatasetManifest | None:
     """Return the manifest at the corresponding position of the repartitioned stream.
 
-    None if the stream was not repartitioned since the dataset read it, or if the dataset had then not read all of the
-    old partitions or had unfinished work.
+    None if the stream was not repartitioned since the dataset read it, or if the dataset had then
+    not read all of the old partitions or had unfinished work.
     """
     rewritten, stream = info.repartitioned, manifest.declaration.input
     if rewritten is None or info.identity is None or manifest.stream != rewritten.identity:
@@ -594,22 +717,30 @@ def follow_repartition(manifest: DatasetManifest, info: StreamInfo) -> DatasetMa
 
 
 def follow_added_partitions(manifest: DatasetManifest, info: StreamInfo) -> DatasetManifest | None:
-    """Return a bounded dataset's manifest with the partitions that were added to its stream; None if none were.
+    """Return a bounded dataset's manifest with the partitions that were added to its stream; None
+    if none were.
 
-    Added partitions are read from their beginning: a version spans the partitions that the stream had when it was
-    marked. Returns None if the stream may have been recreated.
+    Added partitions are read from their beginning: a version spans the partitions that the stream
+    had when it was marked. Returns None if the stream may have been recreated.
     """
     had, stream = manifest.declaration.input_partitions, manifest.declaration.input
     same = info.identity is not None and manifest.stream == info.identity
     if manifest.versions_are_commits or not same or not 0 < had < info.partitions:
         return None
     added = {f"{stream}.{p}": FIRST_OFFSET for p in range(had, info.partitions)}
-    reason = f"{stream} had {had} partitions and has {info.partitions}: those that were added are read, too"
+    reason = (
+        f"{stream} had {had} partitions and has {info.partitions}: those that were added are"
+        " read, too"
+    )
     return _with_input_partitions(manifest, info.partitions, {**manifest.offsets, **added}, reason)
 
 
 def _with_input_partitions(
-    manifest: DatasetManifest, partitions: int, offsets: Mapping[str, Offset], reason: str, **fields: Any
+    manifest: DatasetManifest,
+    partitions: int,
+    offsets: Mapping[str, Offset],
+    reason: str,
+    **fields: Any,
 ) -> DatasetManifest:
     """Return the manifest with this number of input partitions, whose next offsets are these."""
     declaration = manifest.declaration.model_copy(update={"input_partitions": partitions})
@@ -619,7 +750,9 @@ def _with_input_partitions(
 
 
 def has_read_all(manifest: DatasetManifest, identity: str, ends: tuple[str, ...]) -> bool:
-    """Whether a dataset has read the stream of this identity up to these ends, and has no unfinished work."""
+    """Whether a dataset has read the stream of this identity up to these ends, and has no
+    unfinished work.
+    """
     stream = manifest.declaration.input
     there = manifest.offsets == {f"{stream}.{p}": end for p, end in enumerate(ends)}
     return manifest.is_settled and manifest.stream == identity and there

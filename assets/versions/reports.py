@@ -1,4 +1,6 @@
-"""The report of one advance of a dataset and its stages, as plain values for run metadata, the CLI and tests."""
+"""The report of one advance of a dataset and its stages, as plain values for run metadata, the
+CLI and tests.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,15 @@ BUILDING = "building"
 """The event that reports the start of a build; the stage "build" reports its end."""
 
 Action = Literal[
-    "sealed", "rejected", "unchanged", "waiting", "bootstrapped", "applied", "rewound", "up-to-date", "stale"
+    "sealed",
+    "rejected",
+    "unchanged",
+    "waiting",
+    "bootstrapped",
+    "applied",
+    "rewound",
+    "up-to-date",
+    "stale",
 ]
 
 
@@ -29,8 +39,8 @@ Action = Literal[
 class StageEvent:
     """The end of one stage of a dataset's advance, or the start of a build (BUILDING).
 
-    `version` is the delivered name, None before it is known. `detail` is the progress of a bootstrap, the findings of
-    validators, or the reason for a rejection.
+    `version` is the delivered name, None before it is known. `detail` is the progress of a
+    bootstrap, the findings of validators, or the reason for a rejection.
     """
 
     dataset: str
@@ -41,7 +51,9 @@ class StageEvent:
 
     @property
     def is_notable(self) -> bool:
-        """Whether to show the event to a waiting user: it took at least 0.1 s, has a detail, or starts a build."""
+        """Whether to show the event to a waiting user: it took at least 0.1 s, has a detail, or
+        starts a build.
+        """
         return self.seconds >= 0.1 or bool(self.detail) or self.stage == BUILDING
 
     def summary(self) -> str:
@@ -65,15 +77,17 @@ def ignore_stage(event: StageEvent) -> None:
 class AdvanceReport(Report):
     """The outcome of advancing one dataset.
 
-    `version` is the id now served (None before the first), `sealed` the ids sealed by this call, oldest first, and
-    `rejected` the ids that it rejected; `lost` names versions that retention truncated before they were read.
-    `verdicts` are the validators' results for `evaluated`, the version validated last. `warnings` are findings of
-    validators of severity "warn" in any version of this call, dropped or lost records, and changed folders. `rows` is
-    the number of entries served, None if only merging deltas would tell. `counters` count within this call: records
-    read, superseded or redelivered, keys deleted, changes applied. `offsets` are the next ones to read, by stream
-    partition. For an unbounded dataset, `lag` is the number of unread offsets by partition at the time of this call,
-    and `decision` the recovery decision. `waiting` names the missing markers of the next version, `waiting_since` the
-    time when an advance first waited for it. `seconds` is wall time by stage.
+    `version` is the id now served (None before the first), `sealed` the ids sealed by this call,
+    oldest first, and `rejected` the ids that it rejected; `lost` names versions that retention
+    truncated before they were read. `verdicts` are the validators' results for `evaluated`, the
+    version validated last. `warnings` are findings of validators of severity "warn" in any version
+    of this call, dropped or lost records, and changed folders. `rows` is the number of entries
+    served, None if only merging deltas would tell. `counters` count within this call: records read,
+    superseded or redelivered, keys deleted, changes applied. `offsets` are the next ones to read,
+    by stream partition. For an unbounded dataset, `lag` is the number of unread offsets by
+    partition at the time of this call, and `decision` the recovery decision. `waiting` names the
+    missing markers of the next version, `waiting_since` the time when an advance first waited for
+    it. `seconds` is wall time by stage.
     """
 
     dataset: str
@@ -114,7 +128,9 @@ class AdvanceReport(Report):
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as JSON values."""
-        return Report.to_json(self) | {"seconds": {stage: round(seconds, 3) for stage, seconds in self.seconds.items()}}
+        return Report.to_json(self) | {
+            "seconds": {stage: round(seconds, 3) for stage, seconds in self.seconds.items()}
+        }
 
 
 @dataclass(slots=True)
@@ -126,7 +142,9 @@ class Stage:
 
 
 class Stages:
-    """Measures stages: wall time by stage, summed if one is repeated. `on_stage` gets an event at each end."""
+    """Measures stages: wall time by stage, summed if one is repeated. `on_stage` gets an event
+    at each end.
+    """
 
     def __init__(self, dataset: str = "", on_stage: OnStage = ignore_stage) -> None:
         self.seconds: dict[str, float] = {}

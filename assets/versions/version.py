@@ -6,12 +6,31 @@ from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AwareDatetime, BeforeValidator, ConfigDict, Field, PlainSerializer, model_validator
+from pydantic import (
+    AwareDatetime,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    model_validator,
+)
 
 from dagster_adjunct.assets.declaration.change_values import PositionType
-from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, DatasetKind, OwnedBy, QuerySource
+from dagster_adjunct.assets.declaration.dataset import (
+    AdjunctDataset,
+    DatasetKind,
+    OwnedBy,
+    QuerySource,
+)
 from dagster_adjunct.assets.declaration.policies import DeltaCompaction, DiscardPolicy
-from dagster_adjunct.resources.bucketing.files import HAS_ENDS, IS_FIRST, VALID_FROM, VALID_TO, BucketLayout, Generation
+from dagster_adjunct.resources.bucketing.files import (
+    HAS_ENDS,
+    IS_FIRST,
+    VALID_FROM,
+    VALID_TO,
+    BucketLayout,
+    Generation,
+)
 from dagster_adjunct.resources.common import StoredDocument
 from dagster_adjunct.resources.errors import DatasetError
 from dagster_adjunct.resources.schemas.schema import Schema
@@ -25,7 +44,9 @@ StoredSchema = Annotated[
 ]
 StoredGeneration = Annotated[
     Generation,
-    BeforeValidator(lambda value: value if isinstance(value, Generation) else Generation.from_json(value)),
+    BeforeValidator(
+        lambda value: value if isinstance(value, Generation) else Generation.from_json(value)
+    ),
     PlainSerializer(Generation.to_json),
 ]
 Offset = Annotated[str, Field(min_length=1)]
@@ -34,7 +55,8 @@ Offset = Annotated[str, Field(min_length=1)]
 class ManifestPart(StoredDocument):
     """A frozen part of a manifest; unknown fields make it malformed."""
 
-    # For Schema and Generation. Fields with a schema are called `columns`, because pydantic has a method `schema`.
+    # For Schema and Generation. Fields with a schema are called `columns`, because pydantic has a
+    # method `schema`.
     model_config = ConfigDict(arbitrary_types_allowed=True)
 
     def after(self, **changes: Any) -> Self:
@@ -46,9 +68,9 @@ class ManifestPart(StoredDocument):
 HISTORY = ((VALID_FROM, "timestamp"), (VALID_TO, "timestamp"), (IS_FIRST, "boolean"))
 """The columns that rows with history have in files next to `__position` and `__tombstone`.
 
-A row is valid from `__valid_from` (included) to `__valid_to` (excluded). A base stores the end of each row, null if it
-is still valid, and in `__first` whether it is the first row of its key. Rows of deltas have null in both: the values
-follow from reading base and deltas together.
+A row is valid from `__valid_from` (included) to `__valid_to` (excluded). A base stores the end of
+each row, null if it is still valid, and in `__first` whether it is the first row of its key. Rows
+of deltas have null in both: the values follow from reading base and deltas together.
 """
 
 _EPOCH = datetime.fromtimestamp(0, UTC)
@@ -62,9 +84,10 @@ def datetime_from_micros(micros: int) -> datetime:
 class KeptHistory(ManifestPart):
     """The history of a version: which times it uses, and how far back it reaches.
 
-    `valid_from` is the column with the time since when an entry is valid; None is the record's time. `kept` is how far
-    below the newest `__valid_from` answers are exact, in microseconds; None is without limit. `pruned` is the time up
-    to which a major compaction has dropped rows, in microseconds since the epoch; None if it dropped none.
+    `valid_from` is the column with the time since when an entry is valid; None is the record's
+    time. `kept` is how far below the newest `__valid_from` answers are exact, in microseconds; None
+    is without limit. `pruned` is the time up to which a major compaction has dropped rows, in
+    microseconds since the epoch; None if it dropped none.
     """
 
     valid_from: str | None = None
@@ -72,13 +95,16 @@ class KeptHistory(ManifestPart):
     pruned: int | None = None
 
     def edge(self, newest: int | None) -> int | None:
-        """Return the history's edge: the earliest time with exact answers, None if all times have them.
+        """Return the history's edge: the earliest time with exact answers, None if all times have
+        them.
 
-        Times are in microseconds since the epoch. `newest` is the highest `__valid_from` of the version. An edge before
-        the year 1 is none, because nothing is valid from before it.
+        Times are in microseconds since the epoch. `newest` is the highest `__valid_from` of the
+        version. An edge before the year 1 is none, because nothing is valid from before it.
         """
         moving = None if self.kept is None or newest is None else newest - self.kept
-        return max((at for at in (moving, self.pruned) if at is not None and at >= MICROS[0]), default=None)
+        return max(
+            (at for at in (moving, self.pruned) if at is not None and at >= MICROS[0]), default=None
+        )
 
 
 def describe_history_length(history: KeptHistory | None) -> str:
@@ -89,19 +115,25 @@ def describe_history_length(history: KeptHistory | None) -> str:
 
 
 def has_row_ends(generation: Generation) -> bool:
-    """Whether a generation's rows over time store when they end: those of a base do, those of deltas don't."""
+    """Whether a generation's rows over time store when they end: those of a base do, those of
+    deltas don't.
+    """
     return bool(generation.files) and all(file.stats.get(HAS_ENDS) for file in generation.files)
 
 
 def count_current_rows(generation: Generation) -> int | None:
-    """Return the number of a generation's rows that are valid now; None if its rows do not store when they end."""
+    """Return the number of a generation's rows that are valid now; None if its rows do not store
+    when they end.
+    """
     if generation.files and not has_row_ends(generation):
         return None
     return sum(int(file.stats["current"]) for file in generation.files)
 
 
 def find_newest_valid_from(generations: Iterable[Generation]) -> int | None:
-    """Return the highest `__valid_from` in the files of these generations, in microseconds; None without rows."""
+    """Return the highest `__valid_from` in the files of these generations, in microseconds; None
+    without rows.
+    """
     ranges = (file.stats.get("range") for generation in generations for file in generation.files)
     return max((int(span[1]) for span in ranges if span), default=None)
 
@@ -119,17 +151,20 @@ class Verdict(ManifestPart):
     severity: Literal["error", "warn"] = "error"
     message: str = ""
     facts: dict[str, Any] = Field(default_factory=dict)
-    without_values: str = Field(default="", exclude=True)  # the message without values of sensitive columns
+    without_values: str = Field(
+        default="", exclude=True
+    )  # the message without values of sensitive columns
 
 
 class SealedVersion(ManifestPart):
     """One version: everything needed to read it, and its origin.
 
-    A bounded version has one generation and the name given by its markers. An unbounded one has a base and the deltas
-    after it, oldest first. `rows` is exact, and None if only merging deltas would tell. `digest` is the sum of the
-    rows' hashes modulo 2**64. `offsets` are the ranges [start, end) of the input that this version read, by stream
-    partition. `positioned` means that rows store their position: their input offset or the values of `order_by`, of
-    type `position_type`. With `history`, each key has one row per `__valid_from`.
+    A bounded version has one generation and the name given by its markers. An unbounded one has a
+    base and the deltas after it, oldest first. `rows` is exact, and None if only merging deltas
+    would tell. `digest` is the sum of the rows' hashes modulo 2**64. `offsets` are the ranges
+    [start, end) of the input that this version read, by stream partition. `positioned` means that
+    rows store their position: their input offset or the values of `order_by`, of type
+    `position_type`. With `history`, each key has one row per `__valid_from`.
     """
 
     id: str = Field(pattern=r"^v\d{6,}-[A-Za-z0-9][A-Za-z0-9_-]*$")
@@ -154,15 +189,22 @@ class SealedVersion(ManifestPart):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
-        missing = [name for name in (*self.key, *self.partition_by) if name not in self.columns.names]
+        missing = [
+            name for name in (*self.key, *self.partition_by) if name not in self.columns.names
+        ]
         if missing:
-            raise ValueError(f"key column {missing[0]!r} is not among the columns {', '.join(self.columns.names)}")
+            raise ValueError(
+                f"key column {missing[0]!r} is not among the columns"
+                f" {', '.join(self.columns.names)}"
+            )
         ids = [generation.id for generation in self.generations]
         if ids != sorted(set(ids)):
             raise ValueError(f"generations are numbered {ids}: expected rising numbers")
         for generation in self.generations:
             buckets = [file.bucket for file in generation.files]
-            if len(set(buckets)) != len(buckets) or any(not 0 <= b < self.layout.partitions for b in buckets):
+            if len(set(buckets)) != len(buckets) or any(
+                not 0 <= b < self.layout.partitions for b in buckets
+            ):
                 raise ValueError(
                     f"generation {generation.id} has files for buckets {buckets}: expected each of "
                     f"0 to {self.layout.partitions - 1} at most once"
@@ -173,16 +215,26 @@ class SealedVersion(ManifestPart):
     def layout(self) -> BucketLayout:
         """The layout of rows in files; a broadcast copy is one file."""
         keyed = self.columns, self.key, self.partition_by, self.partitions
-        return build_layout(*keyed, self.positioned, self.history is not None, position_type=self.position_type)
+        return build_layout(
+            *keyed, self.positioned, self.history is not None, position_type=self.position_type
+        )
 
     @property
     def edge(self) -> int | None:
-        """The history's edge: the earliest time with exact answers, None if all have them (see `KeptHistory.edge`)."""
-        return None if self.history is None else self.history.edge(find_newest_valid_from(self.generations))
+        """The history's edge: the earliest time with exact answers, None if all have them (see
+        `KeptHistory.edge`).
+        """
+        return (
+            None
+            if self.history is None
+            else self.history.edge(find_newest_valid_from(self.generations))
+        )
 
     @property
     def lacks_base(self) -> bool:
-        """Whether an erasure has removed the base, and all rows are in one delta, which can't be read as entries."""
+        """Whether an erasure has removed the base, and all rows are in one delta, which can't be
+        read as entries.
+        """
         stored = [generation for generation in self.generations if generation.files]
         if len(stored) != 1:
             return False
@@ -212,16 +264,24 @@ def build_layout(
     """
     hidden = ((POSITION, position_type), (TOMBSTONE, "boolean")) if positioned else ()
     if over_time:
-        return BucketLayout(columns, partition_by, partitions or 1, (*key, VALID_FROM), (*hidden, *HISTORY))
+        return BucketLayout(
+            columns, partition_by, partitions or 1, (*key, VALID_FROM), (*hidden, *HISTORY)
+        )
     return BucketLayout(columns, partition_by, partitions or 1, key, hidden)
 
 
 def build_version(
-    spec: AdjunctDataset, columns: Schema, generations: Sequence[Generation], *, name: str | None = None, **facts: Any
+    spec: AdjunctDataset,
+    columns: Schema,
+    generations: Sequence[Generation],
+    *,
+    name: str | None = None,
+    **facts: Any,
 ) -> SealedVersion:
     """Return a version of a declared dataset with these generations, oldest first.
 
-    Rows of a dataset that follows changes store their position. `facts` are the other fields of the version.
+    Rows of a dataset that follows changes store their position. `facts` are the other fields of the
+    version.
     """
     return SealedVersion(
         name=name,
@@ -241,10 +301,10 @@ def build_version(
 class VersionRef(ManifestPart):
     """A retained version as the manifest lists it: its document and the folders that it needs.
 
-    `document` is the object with its SealedVersion, None for a version rejected before it was built. `folders` are
-    those of its generations. `reason` is why it was rejected, revoked or accepted. `replaced` is the id of the
-    version that was current before the switch to this one. `valid_from` is the time since when its entries are valid,
-    if the dataset declares it.
+    `document` is the object with its SealedVersion, None for a version rejected before it was
+    built. `folders` are those of its generations. `reason` is why it was rejected, revoked or
+    accepted. `replaced` is the id of the version that was current before the switch to this one.
+    `valid_from` is the time since when its entries are valid, if the dataset declares it.
     """
 
     id: str
@@ -268,22 +328,27 @@ def version_id(number: int, attempt: str) -> str:
 
 
 def version_number(version: str) -> int:
-    """Return the number in a version's id, which is an unbounded dataset's commit; 0 for any other text."""
+    """Return the number in a version's id, which is an unbounded dataset's commit; 0 for any
+    other text.
+    """
     digits = version.removeprefix("v").partition("-")[0]
     return int(digits) if version.startswith("v") and digits.isascii() and digits.isdecimal() else 0
 
 
 class DatasetDeclaration(ManifestPart):
-    """The stored declaration of a dataset, compared with the current one to reject incompatible changes.
+    """The stored declaration of a dataset, compared with the current one to reject incompatible
+    changes.
 
-    `computed` means that the input is a query, and `owner` is the application that owns a local table; `expires` is the
-    column of a state table with the expiry of a row, `kept_for` the purpose of that table, and
-    `zone_rules` the rules of the time zone that its times depend on. `partitions` None is a
-    broadcast copy. `columns` are those that new versions store, None for all of the input's. `input_partitions` is the
-    number of partitions of the input (0: files, a query or a local table). `order` is the order of versions: by arrival
-    or by name (version partitions); with `by_time` it is by the time since when they are valid. For an unbounded
-    dataset, `order_by` makes the positions, and `keep_tombstones` is how far below the newest position deletions are
-    kept. `history` is the kept history of rows. Order and policies may change: they are those of the last advance.
+    `computed` means that the input is a query, and `owner` is the application that owns a local
+    table; `expires` is the column of a state table with the expiry of a row, `kept_for` the purpose
+    of that table, and `zone_rules` the rules of the time zone that its times depend on.
+    `partitions` None is a broadcast copy. `columns` are those that new versions store, None for all
+    of the input's. `input_partitions` is the number of partitions of the input (0: files, a query
+    or a local table). `order` is the order of versions: by arrival or by name (version partitions);
+    with `by_time` it is by the time since when they are valid. For an unbounded dataset, `order_by`
+    makes the positions, and `keep_tombstones` is how far below the newest position deletions are
+    kept. `history` is the kept history of rows. Order and policies may change: they are those of
+    the last advance.
     """
 
     kind: DatasetKind
@@ -311,12 +376,22 @@ class DatasetDeclaration(ManifestPart):
 
     @property
     def history_time(self) -> str:
-        """Which times the history uses, in words: these must not change, but how far back it reaches may."""
-        return "none" if self.history is None else f"by {self.history.valid_from or 'the time of the record'}"
+        """Which times the history uses, in words: these must not change, but how far back it
+        reaches may.
+        """
+        return (
+            "none"
+            if self.history is None
+            else f"by {self.history.valid_from or 'the time of the record'}"
+        )
 
 
 def declaration_from_spec(
-    spec: AdjunctDataset, schema: Schema, *, input_partitions: int = 0, position_type: PositionType = "bigint"
+    spec: AdjunctDataset,
+    schema: Schema,
+    *,
+    input_partitions: int = 0,
+    position_type: PositionType = "bigint",
 ) -> DatasetDeclaration:
     """Return the stored declaration of a dataset whose entries have these columns."""
     owned = spec.input if isinstance(spec.input, OwnedBy) else None
@@ -347,7 +422,9 @@ def declaration_from_spec(
 
 
 def history_from_spec(spec: AdjunctDataset) -> KeptHistory | None:
-    """Return the history that a dataset declares, as versions store it; None if it declares none."""
+    """Return the history that a dataset declares, as versions store it; None if it declares
+    none.
+    """
     following = spec.following
     if following.history is None:
         return None
@@ -356,7 +433,9 @@ def history_from_spec(spec: AdjunctDataset) -> KeptHistory | None:
 
 
 def check_declaration(name: str, stored: DatasetDeclaration, declared: DatasetDeclaration) -> None:
-    """Raise DatasetError, naming each difference, for a declaration under which stored entries can't be kept."""
+    """Raise DatasetError, naming each difference, for a declaration under which stored entries
+    can't be kept.
+    """
     changes = [
         f"{what} is {_format_value(new)}, was {_format_value(old)}"
         for what, old, new in (
@@ -372,14 +451,19 @@ def check_declaration(name: str, stored: DatasetDeclaration, declared: DatasetDe
         if old != new
     ]
     if changes:
-        in_place = None not in (stored.partitions, declared.partitions) and stored.partitions != declared.partitions
+        in_place = (
+            None not in (stored.partitions, declared.partitions)
+            and stored.partitions != declared.partitions
+        )
         raise DatasetError(
-            f"dataset {name!r} was built under another declaration: {'; '.join(changes)}. That needs a rebuild.",
-            "Declare it under a new name, which builds it next to the old one, or restore the old declaration. To "
-            f"rebuild it, delete it (adjunct dataset delete {name} --reason …) and advance it again."
+            f"dataset {name!r} was built under another declaration: {'; '.join(changes)}. That"
+            " needs a rebuild.",
+            "Declare it under a new name, which builds it next to the old one, or restore the old"
+            f" declaration. To rebuild it, delete it (adjunct dataset delete {name} --reason …) and"
+            " advance it again."
             + (
-                f" Partitions can be changed in place: adjunct dataset repartition {name} --partitions N --reason …."
-                * in_place
+                " Partitions can be changed in place: adjunct dataset repartition"
+                f" {name} --partitions N --reason …." * in_place
             ),
             dataset=name,
         )

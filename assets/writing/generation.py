@@ -1,8 +1,8 @@
 """Writing one generation of bucket files, for bounded and unbounded datasets.
 
-A GenerationWriter writes the rows into one file for each bucket: by Spark tasks, or in this process from an Arrow
-table. Both write the same files for the same rows: names, content, order, digests and facts. The Arrow writer holds all
-rows in memory, so it suits small datasets; it needs no session.
+A GenerationWriter writes the rows into one file for each bucket: by Spark tasks, or in this process
+from an Arrow table. Both write the same files for the same rows: names, content, order, digests and
+facts. The Arrow writer holds all rows in memory, so it suits small datasets; it needs no session.
 """
 
 from __future__ import annotations
@@ -18,7 +18,12 @@ from typing import TYPE_CHECKING, NoReturn
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.versions.dataset_log import Attempt, DatasetLog
 from dagster_adjunct.resources.bucketing.files import BucketFile, BucketLayout, Generation
-from dagster_adjunct.resources.bucketing.writer import DIGEST, WriteOptions, write_arrow_buckets, write_buckets
+from dagster_adjunct.resources.bucketing.writer import (
+    DIGEST,
+    WriteOptions,
+    write_arrow_buckets,
+    write_buckets,
+)
 from dagster_adjunct.resources.errors import KeyOrderError, SchemaMismatchError
 from dagster_adjunct.resources.lazy_modules import pa, pc
 from dagster_adjunct.resources.objects.lake import Lake, open_lake
@@ -35,8 +40,8 @@ if TYPE_CHECKING:
 
 
 GenerationWriter = Callable[..., list[BucketFile]]
-"""Called as writer(rows, store, folder, layout, options, order_by=…, partitioned=…): writes the rows of each bucket,
-sorted by `order_by`, into one file, and returns the files.
+"""Called as writer(rows, store, folder, layout, options, order_by=…, partitioned=…): writes the
+rows of each bucket, sorted by `order_by`, into one file, and returns the files.
 
 `partitioned` says that partition i of a frame is exactly bucket i.
 """
@@ -69,7 +74,9 @@ def _sort_as_spark(rows: pa.Table, order_by: Sequence[str]) -> pa.Table:
         if (column := rows.column(name)).null_count:
             columns[f"known{place}"] = column.is_valid()
         columns[f"value{place}"] = column
-    return rows.take(pc.sort_indices(pa.table(columns), sort_keys=[(name, "ascending") for name in columns]))
+    return rows.take(
+        pc.sort_indices(pa.table(columns), sort_keys=[(name, "ascending") for name in columns])
+    )
 
 
 SPARK: GenerationWriter = write_buckets
@@ -78,14 +85,24 @@ SPARK_ONE_TASK: GenerationWriter = partial(write_buckets, one_task=True)
 ARROW: GenerationWriter = write_arrow_table
 
 
-def find_null_keys(rows: DataFrame | pa.Table, key: tuple[str, ...], limit: int) -> list[tuple[int, int]]:
+def find_null_keys(
+    rows: DataFrame | pa.Table, key: tuple[str, ...], limit: int
+) -> list[tuple[int, int]]:
     """Return (partition, offset) of the first rows with a null key column, at most `limit`."""
     if isinstance(rows, pa.Table):
         lacking = rows.filter(reduce(pc.or_, (rows.column(name).is_null() for name in key)))
         lacking = lacking.sort_by([(PARTITION, "ascending"), (OFFSET, "ascending")]).slice(0, limit)
-        return list(zip(*(lacking.column(name).to_pylist() for name in (PARTITION, OFFSET)), strict=True))
+        return list(
+            zip(*(lacking.column(name).to_pylist() for name in (PARTITION, OFFSET)), strict=True)
+        )
     nulls = reduce(or_, (named_column(name).isNull() for name in key))
-    places = rows.where(nulls).select(PARTITION, OFFSET).orderBy(PARTITION, OFFSET).limit(limit).collect()
+    places = (
+        rows.where(nulls)
+        .select(PARTITION, OFFSET)
+        .orderBy(PARTITION, OFFSET)
+        .limit(limit)
+        .collect()
+    )
     return [(row[0], row[1]) for row in places]
 
 
@@ -93,8 +110,9 @@ def find_null_keys(rows: DataFrame | pa.Table, key: tuple[str, ...], limit: int)
 class Runtime:
     """What an advance works with: the lake, the stream systems by name, and Spark.
 
-    `spark` is called only when there are rows to process. With IN_PROCESS all rows are processed in memory, without a
-    session; with `few_in_process`, at most FEW_ROWS are. `by` is the run or person named in commits.
+    `spark` is called only when there are rows to process. With IN_PROCESS all rows are processed in
+    memory, without a session; with `few_in_process`, at most FEW_ROWS are. `by` is the run or
+    person named in commits.
     """
 
     lake: Lake
@@ -103,10 +121,13 @@ class Runtime:
     by: str
     few_in_process: bool = False
 
-    def spark_for(self, rows: int | None, needs_spark: Sequence[str] = ()) -> Callable[[], SparkSession]:
+    def spark_for(
+        self, rows: int | None, needs_spark: Sequence[str] = ()
+    ) -> Callable[[], SparkSession]:
         """Return IN_PROCESS if this process computes this many rows, else `spark`.
 
-        `needs_spark` names what needs Spark however few the rows are; `rows` is None if their number is unknown.
+        `needs_spark` names what needs Spark however few the rows are; `rows` is None if their
+        number is unknown.
         """
         few = self.few_in_process and rows is not None and rows <= FEW_ROWS and not needs_spark
         return IN_PROCESS if few else self.spark
@@ -131,8 +152,8 @@ def open_runtime(
 ) -> Iterator[Runtime]:
     """Yield a runtime made of these arguments.
 
-    Those that are None have a default: the lake of `open_lake()`, the systems of these datasets' streams, a session
-    that ends with the context.
+    Those that are None have a default: the lake of `open_lake()`, the systems of these datasets'
+    streams, a session that ends with the context.
     """
     lake = open_lake() if lake is None else lake
     if systems is None:
@@ -164,12 +185,14 @@ def write_generation(
     order_by: Sequence[str],
     partitioned: bool,
 ) -> tuple[Generation, dict[str, int]]:
-    """Write the last row of each key into one file a bucket; return the generation that they make, and counters.
+    """Write the last row of each key into one file a bucket; return the generation that they make,
+    and counters.
 
-    `order_by` sorts the rows within each key, the one to keep last. Counters are the numbers of superseded rows, which
-    have a later one of their key, and of deleted keys, whose last row is a dropped tombstone; for rows over time also
-    of corrections of the past, pruned and forgotten rows, and `forgotten_to`, a position. With `name_conflicting` in
-    the options, raises SchemaMismatchError if superseded rows have other values than the row that is kept; with
+    `order_by` sorts the rows within each key, the one to keep last. Counters are the numbers of
+    superseded rows, which have a later one of their key, and of deleted keys, whose last row is a
+    dropped tombstone; for rows over time also of corrections of the past, pruned and forgotten
+    rows, and `forgotten_to`, a position. With `name_conflicting` in the options, raises
+    SchemaMismatchError if superseded rows have other values than the row that is kept; with
     `one_per_key`, KeyOrderError if rows of a key differ and come from several partitions.
     """
     files = writer(
@@ -181,29 +204,48 @@ def write_generation(
         order_by=(*layout.key, *order_by),
         partitioned=partitioned,
     )
-    names = ("superseded", "deleted", "conflicting", "scattered", "corrections", "pruned", "forgotten")
+    names = (
+        "superseded",
+        "deleted",
+        "conflicting",
+        "scattered",
+        "corrections",
+        "pruned",
+        "forgotten",
+    )
     counters = {name: sum(int(file.stats.get(name, 0)) for file in files) for name in names}
     conflicting = counters.pop("conflicting")  # normal, unless each key is to be delivered once
     if scattered := counters.pop("scattered"):
         keys = [key for file in files for key in file.stats.get("scattered_keys", ())]
         raise KeyOrderError(
-            f"{options.what}: {scattered} key(s) have records with different values in several partitions, and their "
-            f"offsets do not say which one is newer. Such keys: {format_first(keys)}.",
-            "Deliver the version again under a new name, with all records of a key in one partition: do not add "
-            "partitions within a version, and let all producers choose partitions in the same way.",
+            f"{options.what}: {scattered} key(s) have records with different values in several"
+            " partitions, and their offsets do not say which one is newer. Such keys:"
+            f" {format_first(keys)}.",
+            "Deliver the version again under a new name, with all records of a key in one"
+            " partition: do not add partitions within a version, and let all producers choose"
+            " partitions in the same way.",
             column=layout.key[0],
         )
     if conflicting and options.name_conflicting:
         keys = [key for file in files for key in file.stats.get("conflicting_keys", ())]
         problem = (
-            f"{options.what}: {conflicting} record(s) have the same key ({', '.join(layout.key)}) as another record "
-            f"but other values, which duplicates='error' forbids. Such keys: {format_first(keys)}."
+            f"{options.what}: {conflicting} record(s) have the same key ({', '.join(layout.key)})"
+            " as another record but other values, which duplicates='error' forbids. Such keys:"
+            f" {format_first(keys)}."
         )
-        raise SchemaMismatchError(problem, "Deliver each key once, or declare duplicates='last'.", column=layout.key[0])
-    counters = {name: count for name, count in counters.items() if count or name in ("superseded", "deleted")}
+        raise SchemaMismatchError(
+            problem, "Deliver each key once, or declare duplicates='last'.", column=layout.key[0]
+        )
+    counters = {
+        name: count
+        for name, count in counters.items()
+        if count or name in ("superseded", "deleted")
+    }
     highest = [int(file.stats["forgotten_to"]) for file in files if "forgotten_to" in file.stats]
     if highest:
-        counters["forgotten_to"] = max(highest)  # a position and not a count; kept even if the file has no rows left
+        counters["forgotten_to"] = max(
+            highest
+        )  # a position and not a count; kept even if the file has no rows left
     return attempt.generation(number, [file for file in files if file.rows]), counters
 
 

@@ -1,6 +1,7 @@
 """Creates the bucket of ADJUNCT_LAKE on an S3 server of your own: `python -m orders.bucket`.
 
-On AWS, create it with your other infrastructure: the policies in iam/ do not allow anybody to do it.
+On AWS, create it with your other infrastructure: the policies in iam/ do not allow anybody to do
+it.
 """
 
 import os

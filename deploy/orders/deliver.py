@@ -5,7 +5,10 @@ from dagster_adjunct import LakeStreams, Schema, open_lake
 STREAMS = {
     "products": (Schema.of(product="string", price="double"), "product"),
     "customers": (Schema.of(customer="string", town="string"), "customer"),
-    "orders": (Schema.of(order_id="bigint", product="string", customer="string", quantity="int"), "customer"),
+    "orders": (
+        Schema.of(order_id="bigint", product="string", customer="string", quantity="int"),
+        "customer",
+    ),
 }
 PRODUCTS = [{"product": "apple", "price": 0.5}, {"product": "bread", "price": 2.0}]
 CUSTOMERS = [{"customer": "ann", "town": "Leeds"}, {"customer": "bob", "town": "York"}]

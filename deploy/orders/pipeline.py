@@ -1,6 +1,7 @@
 """The datasets and the application: each order gets its product's price and its customer's town.
 
-Priced orders go to a stream, and what each customer has spent is added up in a table, which is in the lake, too.
+Priced orders go to a stream, and what each customer has spent is added up in a table, which is in
+the lake, too.
 """
 
 import os
@@ -20,10 +21,16 @@ store = KeyValueRows(
     columns={"customer": "string", "town": "string", "spent": "double"},
     create=True,
 )
-spending = RemoteTable("spending", key="customer", read_function=store, write_function=store, idempotent=True)
+spending = RemoteTable(
+    "spending", key="customer", read_function=store, write_function=store, idempotent=True
+)
 
 # "auto" computes small batches in the run's process, and others by Spark.
-app = Application("orders", description="Orders with prices and towns, and what each customer spends", engine="auto")
+app = Application(
+    "orders",
+    description="Orders with prices and towns, and what each customer spends",
+    engine="auto",
+)
 (
     app.input_stream("lake.orders")
     .join(app.table(products), on="product", how="left", select=["price"])

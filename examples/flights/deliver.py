@@ -1,8 +1,9 @@
 """Delivers the data to the lake's streams in two parts, as its producers would have in 2013.
 
-Part 1: planes built up to 2005, all airlines and airports, the weather, the landings of the aircraft and the flights of
-the first half year; and the desks of the carriers, into their remote table.
-Part 2: all planes as a second version, then the weather, the landings and the flights of the second half.
+Part 1: planes built up to 2005, all airlines and airports, the weather, the landings of the
+aircraft and the flights of the first half year; and the desks of the carriers, into their remote
+table. Part 2: all planes as a second version, then the weather, the landings and the flights of the
+second half.
 """
 
 from __future__ import annotations
@@ -28,15 +29,21 @@ def create_streams(lake: Lake) -> LakeStreams:
     """Create the six input streams; those that exist already stay as they are."""
     streams = LakeStreams(lake)
     for name, schema in SCHEMAS.items():
-        streams.create(name, schema=schema, key=KEYS[name], partitions=PARTITIONS[name], timestamp=TIMES.get(name))
+        streams.create(
+            name,
+            schema=schema,
+            key=KEYS[name],
+            partitions=PARTITIONS[name],
+            timestamp=TIMES.get(name),
+        )
     return streams
 
 
 def deliver(lake: Lake, part: int) -> int:
     """Deliver part 1 or 2; return how many records were added, 0 when the part is there already.
 
-    Each table is one append, known by (producer, part), so a delivery that was cut off is completed and
-    never doubled. Flights come last: they are what starts the application.
+    Each table is one append, known by (producer, part), so a delivery that was cut off is completed
+    and never doubled. Flights come last: they are what starts the application.
     """
     streams = create_streams(lake)
     added = 0
@@ -45,7 +52,9 @@ def deliver(lake: Lake, part: int) -> int:
             continue
         if streams.appended(name, PRODUCER, part) is None:
             marker = f"2013-{part}" if name in ("planes", "airlines", "airports") else None
-            result = streams.append(name, _records(name, part), producer=PRODUCER, sequence=part, end_of_dataset=marker)
+            result = streams.append(
+                name, _records(name, part), producer=PRODUCER, sequence=part, end_of_dataset=marker
+            )
             added += result.rows
     if part == 1 and added:
         fill_carrier_desks()

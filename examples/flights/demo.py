@@ -1,4 +1,6 @@
-"""The main job as one command: deliver, run, deliver, run, through Dagster and Spark, then show the results."""
+"""The main job as one command: deliver, run, deliver, run, through Dagster and Spark, then show
+the results.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,9 @@ class Stages:
 
 
 class _Follower(logging.Handler):
-    """Moves the progress bar as batches close, from what runs log; in a file or a pipe, a line for each event."""
+    """Moves the progress bar as batches close, from what runs log; in a file or a pipe, a line
+    for each event.
+    """
 
     def __init__(self, progress: Progress) -> None:
         super().__init__(logging.INFO)
@@ -70,8 +74,15 @@ def run_demo(*, lake_url: str | None, postgres: str | None, master: str | None) 
     _set_environment(lake_url, postgres, master)
     lake = open_lake(lake_url)
     stages = Stages()
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
+    with Progress(
+        *columns, console=console, transient=True, disable=not console.is_terminal
+    ) as progress:
         follower = _Follower(progress)
         log = logging.getLogger("adjunct")
         log.addHandler(follower)
@@ -86,20 +97,26 @@ def run_demo(*, lake_url: str | None, postgres: str | None, master: str | None) 
                 added += deliver(lake, part)
             follower.show(f"run {part}")
             with stages.stage(f"run {part}"):
-                result = job.execute_in_process(instance=instance, raise_on_error=False, run_config=_QUIET)
+                result = job.execute_in_process(
+                    instance=instance, raise_on_error=False, run_config=_QUIET
+                )
             if not result.success:
                 raise _failure(result)
         for other in others:
             name = other.name.replace("_", " ")
             follower.show(name, completed=0)
             with stages.stage(name):
-                behind = other.execute_in_process(instance=instance, raise_on_error=False, run_config=_QUIET)
+                behind = other.execute_in_process(
+                    instance=instance, raise_on_error=False, run_config=_QUIET
+                )
             if not behind.success:
                 raise _failure(behind)
         log.removeHandler(follower)
     if not added and not _batches(result):
         seconds = time.monotonic() - began
-        console.print(f"Nothing to do: everything was delivered and processed before ({seconds:.1f} s).")
+        console.print(
+            f"Nothing to do: everything was delivered and processed before ({seconds:.1f} s)."
+        )
     from dagster_adjunct.examples.flights.report import show_report
 
     with stages.stage("report"):
@@ -107,7 +124,9 @@ def run_demo(*, lake_url: str | None, postgres: str | None, master: str | None) 
     if added:
         for name, seconds in stages.seconds.items():
             console.print(f"  {name:<17} {seconds:6.1f} s")
-    console.print("The same runs in the Dagster UI: [bold]make ui[/], then open http://127.0.0.1:3000")
+    console.print(
+        "The same runs in the Dagster UI: [bold]make ui[/], then open http://127.0.0.1:3000"
+    )
 
 
 def _set_environment(lake_url: str | None, postgres: str | None, master: str | None) -> None:
@@ -121,22 +140,34 @@ def _set_environment(lake_url: str | None, postgres: str | None, master: str | N
 
 
 def _jobs() -> tuple[Any, ...]:
-    """Import the pipeline now that its environment is set: return its jobs, and Dagster's instance."""
+    """Import the pipeline now that its environment is set: return its jobs, and Dagster's
+    instance.
+    """
     from dagster import DagsterInstance
 
     from dagster_adjunct.examples.flights.pipeline import defs
 
-    jobs = (defs.resolve_job_def(name) for name in ("flight_delays", "disruptions", "flights_over_time"))
+    jobs = (
+        defs.resolve_job_def(name) for name in ("flight_delays", "disruptions", "flights_over_time")
+    )
     return *jobs, DagsterInstance.get()
 
 
 def _batches(result: Any) -> int:
-    materialisations = [event.materialization for event in result.all_events if event.is_step_materialization]
-    return sum(m.metadata["adjunct/batches"].value for m in materialisations if "adjunct/batches" in m.metadata)
+    materialisations = [
+        event.materialization for event in result.all_events if event.is_step_materialization
+    ]
+    return sum(
+        m.metadata["adjunct/batches"].value
+        for m in materialisations
+        if "adjunct/batches" in m.metadata
+    )
 
 
 def _failure(result: Any) -> AdjunctError:
     failed = result.get_step_failure_events()[0]
     error = failed.step_failure_data.user_failure_data
     message = error.description if error else failed.step_failure_data.error.to_string()
-    return AdjunctError(f"the run {result.run_id} failed in {failed.step_key}: {message}", "See it with: make ui")
+    return AdjunctError(
+        f"the run {result.run_id} failed in {failed.step_key}: {message}", "See it with: make ui"
+    )

@@ -1,7 +1,8 @@
-"""Flights that were cancelled or very late, each with where its aircraft is by now and who is to be called.
+"""Flights that were cancelled or very late, each with where its aircraft is by now and who is to be
+called.
 
-A second application, behind the first: it reads the enriched flights. It shows a merge, state in a local table, and a
-look-up in a remote table.
+A second application, behind the first: it reads the enriched flights. It shows a merge, state in a
+local table, and a look-up in a remote table.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ VERY_LATE = 120
 
 
 def disruptions() -> Application:
-    app = Application("disruptions", description="Cancelled and very late flights", max_batch_records=100_000)
+    app = Application(
+        "disruptions", description="Cancelled and very late flights", max_batch_records=100_000
+    )
     flights = app.input_stream("lake.enriched-flights")
     disrupted = app.output_stream("lake.disrupted-flights", partitions=8, key="tailnum")
     last_seen = app.local_table(
@@ -26,7 +29,17 @@ def disruptions() -> Application:
         cancelled.merge(late)
         .join(last_seen, on="tailnum", how="left", select=["dest as aircraft_at"])
         .join(app.table(carrier_desks()), on="carrier", how="left", select=["desk"])
-        .select("time_hour", "carrier", "flight", "tailnum", "origin", "dest", "reason", "aircraft_at", "desk")
+        .select(
+            "time_hour",
+            "carrier",
+            "flight",
+            "tailnum",
+            "origin",
+            "dest",
+            "reason",
+            "aircraft_at",
+            "desk",
+        )
         .send_to(disrupted)
     )
     return app

@@ -1,4 +1,6 @@
-"""What the demo shows at its end: rows, versions, counters, a plot and the most delayed aircraft models."""
+"""What the demo shows at its end: rows, versions, counters, a plot and the most delayed aircraft
+models.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ def show_report(console: Console, lake: Lake, plot: Path) -> None:
 
 
 def _counters(application: str, state: Any) -> Table:
-    table = Table("output or join", "what", "value", title=f"{application}, all runs", title_justify="left")
+    table = Table(
+        "output or join", "what", "value", title=f"{application}, all runs", title_justify="left"
+    )
     for name, counters in state.totals.items():
         for counter, value in counters.items():
             if value or counter in ("rows", "updates", "unmatched", "defaults_put", "retries"):
@@ -41,7 +45,14 @@ def _counters(application: str, state: Any) -> Table:
 
 
 def _versions(lake: Lake) -> Table:
-    table = Table("dataset", "version", "entries", "batches", title="Dataset versions served", title_justify="left")
+    table = Table(
+        "dataset",
+        "version",
+        "entries",
+        "batches",
+        title="Dataset versions served",
+        title_justify="left",
+    )
     for dataset, versions in served_versions(lake, "flight-delays").items():
         for version, batches in versions.items():
             rows = open_dataset(lake, dataset, version=version).rows
@@ -53,12 +64,18 @@ def _versions(lake: Lake) -> Table:
 def _models(enriched: pa.Table) -> Table:
     import pyarrow.compute as pc
 
-    known = enriched.filter(pc.and_(pc.is_valid(enriched["model"]), pc.is_valid(enriched["dep_delay"])))
+    known = enriched.filter(
+        pc.and_(pc.is_valid(enriched["model"]), pc.is_valid(enriched["dep_delay"]))
+    )
     delays = known.group_by("model").aggregate([("dep_delay", "mean"), ("dep_delay", "count")])
     delays = delays.filter(pc.greater_equal(delays["dep_delay_count"], LEAST_FLIGHTS))
     worst = delays.sort_by([("dep_delay_mean", "descending")]).slice(0, 10)
     table = Table(
-        "model", "mean delay, min", "flights", title="The ten most delayed aircraft models", title_justify="left"
+        "model",
+        "mean delay, min",
+        "flights",
+        title="The ten most delayed aircraft models",
+        title_justify="left",
     )
     for row in worst.to_pylist():
         table.add_row(row["model"], f"{row['dep_delay_mean']:.1f}", f"{row['dep_delay_count']:,}")
@@ -81,7 +98,11 @@ def draw(enriched: pa.Table, target: Path) -> None:
     )
     figure, axes = plt.subplots(figsize=(8, 4.5), layout="constrained")
     wind = data["wind_speed"]
-    for label, low, high in (("under 8 mph", 0, 8), ("8 to 16 mph", 8, 16), ("over 16 mph", 16, 1000)):
+    for label, low, high in (
+        ("under 8 mph", 0, 8),
+        ("8 to 16 mph", 8, 16),
+        ("over 16 mph", 16, 1000),
+    ):
         part = data.filter(pc.and_(pc.greater_equal(wind, low), pc.less(wind, high)))
         part = part.append_column("visibility", pc.round(part["visib"]))
         means = part.group_by("visibility").aggregate([("dep_delay", "mean")]).sort_by("visibility")

@@ -1,4 +1,6 @@
-"""The remote tables of the example: in PostgreSQL where ADJUNCT_DEMO_POSTGRES holds a DSN, else in a SQLite file."""
+"""The remote tables of the example: in PostgreSQL where ADJUNCT_DEMO_POSTGRES holds a DSN, else
+in a SQLite file.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,9 @@ def fill_carrier_desks() -> None:
 def _table(name: str, key: str, columns: Mapping[str, str]) -> RemoteTable:
     table = name.replace("-", "_")
     if os.environ.get("ADJUNCT_DEMO_POSTGRES"):
-        store = PostgresTable(dsn_env="ADJUNCT_DEMO_POSTGRES", table=table, key=key, columns=columns, create=True)
+        store = PostgresTable(
+            dsn_env="ADJUNCT_DEMO_POSTGRES", table=table, key=key, columns=columns, create=True
+        )
     else:
         path = os.environ.get("ADJUNCT_DEMO_SQLITE", ".adjunct/demo.sqlite")
         store = SqliteTable(path=path, table=table, key=key, columns=columns, create=True)

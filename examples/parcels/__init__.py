@@ -1,1 +1,3 @@
-"""Parcels: scans from Kafka, changes of a PostgreSQL table, depots in files, and a DynamoDB table as the result."""
+"""Parcels: scans from Kafka, changes of a PostgreSQL table, depots in files, and a DynamoDB
+table as the result.
+"""

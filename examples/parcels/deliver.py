@@ -1,8 +1,10 @@
-"""Sample data as its producers would send it: python -m dagster_adjunct.examples.parcels.deliver 1, and later 2.
+"""Sample data as its producers would send it: python -m dagster_adjunct.examples.parcels.deliver 1,
+and later 2.
 
-Part 1: the depots of March, 500 parcels as Debezium's snapshot has them, the scans of one morning. Part 2: another list
-of depots, in which one has moved, changes of some parcels, the scans of the afternoon. The same part has the same
-records whenever it is made, and sending it again sends them again.
+Part 1: the depots of March, 500 parcels as Debezium's snapshot has them, the scans of one morning.
+Part 2: another list of depots, in which one has moved, changes of some parcels, the scans of the
+afternoon. The same part has the same records whenever it is made, and sending it again sends them
+again.
 """
 
 from __future__ import annotations
@@ -31,12 +33,18 @@ CITIES = {
 
 
 def changes(part: int) -> Iterator[tuple[str, dict[str, Any] | None, int]]:
-    """Yield (parcel, its new row or None if it is deleted, position in PostgreSQL's log) of a part, in order."""
+    """Yield (parcel, its new row or None if it is deleted, position in PostgreSQL's log) of a
+    part, in order.
+    """
     draw = random.Random(part)
     numbers = range(PARCELS) if part == 1 else draw.sample(range(PARCELS), 60)
     for count, number in enumerate(numbers):
         parcel, deleted = f"p{number:04}", part == 2 and count % 6 == 0
-        row = {"parcel": parcel, "customer": f"c{draw.randrange(80):02}", "service": draw.choice(["next day", "slow"])}
+        row = {
+            "parcel": parcel,
+            "customer": f"c{draw.randrange(80):02}",
+            "service": draw.choice(["next day", "slow"]),
+        }
         yield parcel, None if deleted else row, part * 1_000_000 + count
 
 
@@ -44,17 +52,29 @@ def envelopes(part: int) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield (parcel, what Debezium sends of its change) of a part, in order."""
     for parcel, row, position in changes(part):
         operation = "d" if row is None else "r" if part == 1 else "u"
-        source = {"connector": "postgresql", "schema": "public", "table": "parcels", "lsn": position}
+        source = {
+            "connector": "postgresql",
+            "schema": "public",
+            "table": "parcels",
+            "lsn": position,
+        }
         before = {"parcel": parcel} if row is None else None
-        yield parcel, {"op": operation, "before": before, "after": row, "source": source, "ts_ms": position}
+        yield (
+            parcel,
+            {"op": operation, "before": before, "after": row, "source": source, "ts_ms": position},
+        )
 
 
 def scans(part: int) -> Iterator[dict[str, Any]]:
-    """Yield the scans of a part: in the order of their times, but for some that come up to five minutes late."""
+    """Yield the scans of a part: in the order of their times, but for some that come up to five
+    minutes late.
+    """
     draw, began = random.Random(-part), MORNING + timedelta(hours=6 * (part - 1))
     first = 200 * (part - 1)  # these were delivered in the morning
     for second in sorted(draw.randrange(6 * 3600) for _ in range(SCANS)):
-        at = began + timedelta(seconds=second - draw.choice([0, 0, 0, 300]), microseconds=draw.randrange(1_000_000))
+        at = began + timedelta(
+            seconds=second - draw.choice([0, 0, 0, 300]), microseconds=draw.randrange(1_000_000)
+        )
         depot = f"d{draw.randrange(1, 6)}"  # d5 is not in the first list
         yield {
             "parcel": f"p{draw.randrange(first, PARCELS + 20):04}",
@@ -65,10 +85,14 @@ def scans(part: int) -> Iterator[dict[str, Any]]:
 
 
 def deliver(part: int) -> None:
-    """Send a part to the topics, which are created if they are missing, and complete its folder of depots."""
+    """Send a part to the topics, which are created if they are missing, and complete its folder
+    of depots.
+    """
     servers = {"bootstrap.servers": kafka.bootstrap_servers}
     _create_topics(AdminClient(servers))
-    producer = Producer({**servers, "enable.idempotence": True, "log_level": 3, "partitioner": "murmur2_random"})
+    producer = Producer(
+        {**servers, "enable.idempotence": True, "log_level": 3, "partitioner": "murmur2_random"}
+    )
     for parcel, envelope in envelopes(part):
         key = json.dumps({"parcel": parcel})
         producer.produce("shop.public.parcels", json.dumps(envelope), key)
@@ -85,18 +109,24 @@ def deliver(part: int) -> None:
     (folder / "depots.csv").write_text("\n".join(lines) + "\n", encoding="utf-8")
     (folder / "_SUCCESS").touch()  # last: the version is complete from here on
     print(  # noqa: T201
-        f"part {part}: {SCANS} scans, {len(list(changes(part)))} changes of parcels, {len(lines) - 1} depots"
+        f"part {part}: {SCANS} scans, {len(list(changes(part)))} changes of parcels,"
+        f" {len(lines) - 1} depots"
     )
 
 
 def _create_topics(admin: AdminClient) -> None:
-    topics = [NewTopic(name, num_partitions=count, replication_factor=1) for name, count in TOPICS.items()]
+    topics = [
+        NewTopic(name, num_partitions=count, replication_factor=1) for name, count in TOPICS.items()
+    ]
     for name, created in admin.create_topics(topics).items():
         try:
             created.result(30)
         except KafkaException as error:
             if error.args[0].name() != "TOPIC_ALREADY_EXISTS":
-                sys.exit(f"topic {name} was not created at {kafka.bootstrap_servers}: {error.args[0].str()}")
+                sys.exit(
+                    f"topic {name} was not created at {kafka.bootstrap_servers}:"
+                    f" {error.args[0].str()}"
+                )
 
 
 if __name__ == "__main__":

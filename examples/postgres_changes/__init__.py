@@ -1,1 +1,3 @@
-"""A PostgreSQL table followed from its first row on: captured by logical decoding, kept as an unbounded dataset."""
+"""A PostgreSQL table followed from its first row on: captured by logical decoding, kept as an
+unbounded dataset.
+"""

@@ -1,9 +1,10 @@
 """Follows a PostgreSQL table: python -m dagster_adjunct.examples.postgres_changes, again and again.
 
-ACCOUNTS_DSN says where the database is. The first run takes a snapshot and bootstraps the dataset `accounts` from it,
-in the lake `lake`; every further run applies what was committed since. --drop ends it: a slot that nobody reads would
-keep PostgreSQL from deleting its log. A run after that begins anew, and readers keep the old table until it is there.
---accept-partitions goes on after partitions were attached, detached or truncated.
+ACCOUNTS_DSN says where the database is. The first run takes a snapshot and bootstraps the dataset
+`accounts` from it, in the lake `lake`; every further run applies what was committed since. --drop
+ends it: a slot that nobody reads would keep PostgreSQL from deleting its log. A run after that
+begins anew, and readers keep the old table until it is there. --accept-partitions goes on after
+partitions were attached, detached or truncated.
 """
 
 from __future__ import annotations
@@ -37,7 +38,9 @@ accounts = unbounded_dataset(
     input="lake.accounts",
     key="id",
     partitions=4,
-    changes=DebeziumEnvelope(COLUMNS, transactions="lake.accounts-ends", collection="public.accounts"),
+    changes=DebeziumEnvelope(
+        COLUMNS, transactions="lake.accounts-ends", collection="public.accounts"
+    ),
     initial=ParquetSnapshot(str(SNAPSHOT)),
 )
 
@@ -45,7 +48,9 @@ accounts = unbounded_dataset(
 def main() -> None:
     dsn = os.environ.get("ACCOUNTS_DSN")
     if not dsn:
-        sys.exit("ACCOUNTS_DSN is not set: expected a DSN like postgresql://user:password@host/database.")
+        sys.exit(
+            "ACCOUNTS_DSN is not set: expected a DSN like postgresql://user:password@host/database."
+        )
     lake = open_lake("lake")
     slot = Slot(dsn, "public.accounts", "adjunct_accounts")
     if "--drop" in sys.argv:
@@ -61,9 +66,13 @@ def main() -> None:
         systems = {"lake": LakeStreams(lake)}
         if older:
             why = "the slot was made anew"
-            report = rebuild_dataset(accounts, lake=lake, systems=systems, spark=spark, reason=why, by="walk-through")
+            report = rebuild_dataset(
+                accounts, lake=lake, systems=systems, spark=spark, reason=why, by="walk-through"
+            )
         else:
-            report = advance_dataset(accounts, lake=lake, systems=systems, spark=spark, by="walk-through")
+            report = advance_dataset(
+                accounts, lake=lake, systems=systems, spark=spark, by="walk-through"
+            )
         print(report.action, report.counters.get("loaded", 0), report.counters.get("read", 0))  # noqa: T201
         with open_dataset(lake, accounts) as served:
             served.frame(spark()).orderBy("id").show()

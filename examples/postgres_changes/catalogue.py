@@ -1,10 +1,11 @@
-"""What PostgreSQL's catalogue says of the table that is captured, and why its changes would not come to the table.
+"""What PostgreSQL's catalogue says of the table that is captured, and why its changes would not
+come to the table.
 
     facts of the catalogue  ->  require_capturable (refuses by name)
                             ->  what was attached, detached or truncated since the last look
 
-PostgreSQL publishes less than a table holds: no generated columns, nothing of unlogged and foreign partitions, and
-nothing when a partition is attached or detached.
+PostgreSQL publishes less than a table holds: no generated columns, nothing of unlogged and foreign
+partitions, and nothing when a partition is attached or detached.
 """
 
 from __future__ import annotations
@@ -35,8 +36,9 @@ _KINDS = {
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column: its type's number in pg_type (of a domain, the type that it is made of), that of an array's elements
-    (0 for other types), and whether it is generated: "" (no), "s" (stored) or "v" (virtual)."""
+    """A column: its type's number in pg_type (of a domain, the type that it is made of), that of an
+    array's elements (0 for other types), and whether it is generated: "" (no), "s" (stored) or "v"
+    (virtual)."""
 
     name: str
     type: int
@@ -47,8 +49,8 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Relation:
-    """An ordinary table or a partition. `identity` are the columns of its replica identity, whose old values changes
-    have; `file` changes when the table is truncated or rewritten."""
+    """An ordinary table or a partition. `identity` are the columns of its replica identity, whose
+    old values changes have; `file` changes when the table is truncated or rewritten."""
 
     oid: int
     name: str
@@ -60,7 +62,8 @@ class Relation:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """The table `relation`, its columns, the sets of columns that are unique, and its partitions that hold rows.
+    """The table `relation`, its columns, the sets of columns that are unique, and its partitions
+    that hold rows.
 
     `children` are the names of tables that inherit from it.
     """
@@ -112,17 +115,26 @@ _CHILDREN = "SELECT inhrelid::regclass::text FROM pg_inherits WHERE inhparent = 
 
 
 def read_facts(connection: psycopg.Connection[Any], table: str) -> Facts:
-    """Return the facts of the table ("public.accounts"). Raises ConfigurationError if there is none."""
+    """Return the facts of the table ("public.accounts"). Raises ConfigurationError if there is
+    none.
+    """
     schema, _, name = table.rpartition(".")
-    found = connection.execute(f"{_RELATION} WHERE n.nspname = %s AND c.relname = %s", [schema, name]).fetchone()
+    found = connection.execute(
+        f"{_RELATION} WHERE n.nspname = %s AND c.relname = %s", [schema, name]
+    ).fetchone()
     if found is None:
         problem = f"there is no table {table} in the database {connection.info.dbname!r}."
-        raise ConfigurationError(problem, "Name it SCHEMA.TABLE, as PostgreSQL's catalogue writes it.", table=table)
+        raise ConfigurationError(
+            problem, "Name it SCHEMA.TABLE, as PostgreSQL's catalogue writes it.", table=table
+        )
     relation = _relation(found)
     leaves: list[Relation] = []
     children: tuple[str, ...] = ()
     if relation.kind == "p":
-        below = "JOIN pg_partition_tree(%s) t ON t.relid = c.oid WHERE t.isleaf AND t.level > 0 ORDER BY c.oid"
+        below = (
+            "JOIN pg_partition_tree(%s) t ON t.relid = c.oid WHERE t.isleaf AND t.level > 0 ORDER"
+            " BY c.oid"
+        )
         leaves = list(map(_relation, connection.execute(f"{_RELATION} {below}", [relation.oid])))
     else:
         children = tuple(name for (name,) in connection.execute(_CHILDREN, [relation.oid]))
@@ -142,7 +154,8 @@ def _relation(row: Sequence[Any]) -> Relation:
 
 
 def require_capturable(facts: Facts, columns: Iterable[str], key: Iterable[str]) -> None:
-    """Raise ConfigurationError if changes would not have these columns, or not for each row of the table.
+    """Raise ConfigurationError if changes would not have these columns, or not for each row of the
+    table.
 
     `key` are the columns that identify a row.
     """
@@ -150,7 +163,9 @@ def require_capturable(facts: Facts, columns: Iterable[str], key: Iterable[str])
     _check_columns(facts, tuple(columns))
     _check_key(facts, tuple(key))
     _check_identity(facts.relation, frozenset(key))
-    for leaf in facts.leaves:  # each has a replica identity of its own, and is published under that of the table
+    for leaf in (
+        facts.leaves
+    ):  # each has a replica identity of its own, and is published under that of the table
         _check_identity(leaf, facts.relation.identity)
 
 
@@ -159,8 +174,9 @@ def _check_identity(relation: Relation, needed: frozenset[str]) -> None:
     lacking = sorted(needed - relation.identity)
     if lacking:
         raise ConfigurationError(
-            f"updates and deletes of {relation.name} do not have the old values of {', '.join(lacking)}: its replica "
-            f"identity has {', '.join(sorted(relation.identity)) or 'no column'}.",
+            f"updates and deletes of {relation.name} do not have the old values of"
+            f" {', '.join(lacking)}: its replica identity has"
+            f" {', '.join(sorted(relation.identity)) or 'no column'}.",
             f"ALTER TABLE {relation.name} REPLICA IDENTITY FULL.",
             table=relation.name,
             column=lacking[0],
@@ -172,21 +188,30 @@ def _check_kind(facts: Facts) -> None:
     if relation.kind not in "rp":
         what = _KINDS.get(relation.kind, f"a relation of kind {relation.kind!r}")
         problem = f"{relation.name} is {what}: its rows have no changes in the log."
-        raise ConfigurationError(problem, "Capture the tables that it is made of.", table=relation.name)
+        raise ConfigurationError(
+            problem, "Capture the tables that it is made of.", table=relation.name
+        )
     for part in (relation, *facts.leaves):
         if part.kind == "f":
-            problem = f"{part.name}, a partition of {relation.name}, is a foreign table, whose changes are not logged."
+            problem = (
+                f"{part.name}, a partition of {relation.name}, is a foreign table, whose changes"
+                " are not logged."
+            )
             step = "Detach it, or capture the other partitions one by one."
             raise ConfigurationError(problem, step, table=part.name)
         if part.persistence != "p":
             what = "temporary" if part.persistence == "t" else "unlogged"
             problem = f"{part.name} is {what}: its changes are not logged."
-            step = f"ALTER TABLE {part.name} SET LOGGED." if what == "unlogged" else "Capture a permanent table."
+            step = (
+                f"ALTER TABLE {part.name} SET LOGGED."
+                if what == "unlogged"
+                else "Capture a permanent table."
+            )
             raise ConfigurationError(problem, step, table=part.name)
     if facts.children:
         raise ConfigurationError(
-            f"tables inherit from {relation.name}: {', '.join(facts.children)}. A snapshot of it has their rows, but "
-            "PostgreSQL publishes their changes under their own names.",
+            f"tables inherit from {relation.name}: {', '.join(facts.children)}. A snapshot of it"
+            " has their rows, but PostgreSQL publishes their changes under their own names.",
             "Capture each of them, or make the table a partitioned one.",
             table=relation.name,
         )
@@ -201,12 +226,16 @@ def _check_columns(facts: Facts, columns: Sequence[str]) -> None:
             raise ConfigurationError(problem, step, table=facts.relation.name, column=name)
         generated = known[name].generated
         if generated and (facts.server < GENERATED_SINCE or generated == "v"):
-            kind = "virtual" if generated == "v" else f"of a server before version {GENERATED_SINCE // 10_000}"
+            kind = (
+                "virtual"
+                if generated == "v"
+                else f"of a server before version {GENERATED_SINCE // 10_000}"
+            )
             raise ConfigurationError(
-                f"column {name!r} of {facts.relation.name} is generated, and changes have no generated columns that "
-                f"are {kind}.",
-                "Leave it out of the declared columns and compute it where the dataset is read; or make it an ordinary "
-                "column that a trigger sets.",
+                f"column {name!r} of {facts.relation.name} is generated, and changes have no"
+                f" generated columns that are {kind}.",
+                "Leave it out of the declared columns and compute it where the dataset is read; or"
+                " make it an ordinary column that a trigger sets.",
                 table=facts.relation.name,
                 column=name,
             )
@@ -217,28 +246,35 @@ def _check_key(facts: Facts, key: Sequence[str]) -> None:
     if nullable or not any(columns <= set(key) for columns in facts.unique):
         why = f"{nullable[0]!r} may be null" if nullable else "no unique index has these columns"
         raise ConfigurationError(
-            f"({', '.join(key)}) does not identify the rows of {facts.relation.name}: {why}. Rows of one key would "
-            "replace each other.",
-            "Name the columns of the primary key, or of a unique index over columns that are not null.",
+            f"({', '.join(key)}) does not identify the rows of {facts.relation.name}: {why}. Rows"
+            " of one key would replace each other.",
+            "Name the columns of the primary key, or of a unique index over columns that are not"
+            " null.",
             table=facts.relation.name,
             column=nullable[0] if nullable else key[0],
         )
 
 
 _PUBLICATION = (
-    "SELECT pubinsert, pubupdate, pubdelete, pubtruncate, pubviaroot, puballtables FROM pg_publication "
-    "WHERE pubname = %s"
+    "SELECT pubinsert, pubupdate, pubdelete, pubtruncate, pubviaroot, puballtables FROM"
+    " pg_publication WHERE pubname = %s"
 )
-_PUBLISHED = "SELECT format('%%s.%%s', schemaname, tablename) FROM pg_publication_tables WHERE pubname = %s"
+_PUBLISHED = (
+    "SELECT format('%%s.%%s', schemaname, tablename) FROM pg_publication_tables WHERE pubname = %s"
+)
 _LISTED = (
-    "SELECT r.prqual IS NOT NULL, ARRAY(SELECT a.attname::text FROM pg_attribute a WHERE a.attrelid = r.prrelid "
-    "AND a.attnum = ANY (r.prattrs)), r.prattrs IS NOT NULL FROM pg_publication_rel r "
-    "JOIN pg_publication p ON p.oid = r.prpubid WHERE p.pubname = %s AND r.prrelid = %s"
+    "SELECT r.prqual IS NOT NULL, ARRAY(SELECT a.attname::text FROM pg_attribute a WHERE a.attrelid"
+    " = r.prrelid AND a.attnum = ANY (r.prattrs)), r.prattrs IS NOT NULL FROM pg_publication_rel r"
+    " JOIN pg_publication p ON p.oid = r.prpubid WHERE p.pubname = %s AND r.prrelid = %s"
 )
 
 
-def check_publication(connection: psycopg.Connection[Any], name: str, facts: Facts, columns: Iterable[str]) -> None:
-    """Raise ConfigurationError if the publication does not publish all changes of the table, and these alone."""
+def check_publication(
+    connection: psycopg.Connection[Any], name: str, facts: Facts, columns: Iterable[str]
+) -> None:
+    """Raise ConfigurationError if the publication does not publish all changes of the table, and
+    these alone.
+    """
     found = connection.execute(_PUBLICATION, [name]).fetchone()
     table = facts.relation.name
     if found is None:
@@ -247,28 +283,48 @@ def check_publication(connection: psycopg.Connection[Any], name: str, facts: Fac
         raise ConfigurationError(problem, step, table=table)
 
     def refuse(problem: str, step: str, column: str | None = None) -> ConfigurationError:
-        return ConfigurationError(f"the publication {name!r} {problem}.", step, table=table, column=column)
+        return ConfigurationError(
+            f"the publication {name!r} {problem}.", step, table=table, column=column
+        )
 
-    lacking = [op for op, there in zip(("insert", "update", "delete", "truncate"), found, strict=False) if not there]
+    lacking = [
+        op
+        for op, there in zip(("insert", "update", "delete", "truncate"), found, strict=False)
+        if not there
+    ]
     if lacking:
         every = f"ALTER PUBLICATION {name} SET (publish = 'insert, update, delete, truncate')"
-        raise refuse(f"leaves out changes: {', '.join(lacking)}", f"{every}; then take a new snapshot.")
+        raise refuse(
+            f"leaves out changes: {', '.join(lacking)}", f"{every}; then take a new snapshot."
+        )
     if facts.is_partitioned and not found[4]:
-        step = f"ALTER PUBLICATION {name} SET (publish_via_partition_root = true); then take a new snapshot."
+        step = (
+            f"ALTER PUBLICATION {name} SET (publish_via_partition_root = true); then take a new"
+            " snapshot."
+        )
         raise refuse(f"names partitions in place of the partitioned table {table}", step)
     others = {other for (other,) in connection.execute(_PUBLISHED, [name])} - {table}
     if others or found[5]:
         what = ", ".join(sorted(others)) or "all tables"
-        raise refuse(f"publishes other tables than {table}, too: {what}", f"Make one of {table} alone.")
+        raise refuse(
+            f"publishes other tables than {table}, too: {what}", f"Make one of {table} alone."
+        )
     if facts.server < _ROW_FILTERS_SINCE:
         return
     for filtered, listed, has_list in connection.execute(_LISTED, [name, facts.relation.oid]):
         every = f"ALTER PUBLICATION {name} SET TABLE {table}; then take a new snapshot."
         if filtered:
-            raise refuse(f"has a filter of rows of {table}: it leaves out others, which the snapshot has", every)
+            raise refuse(
+                f"has a filter of rows of {table}: it leaves out others, which the snapshot has",
+                every,
+            )
         unlisted = sorted(set(columns) - set(listed)) if has_list else []
         if unlisted:
-            raise refuse(f"has a list of columns of {table} without {', '.join(unlisted)}", every, unlisted[0])
+            raise refuse(
+                f"has a list of columns of {table} without {', '.join(unlisted)}",
+                every,
+                unlisted[0],
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,7 +341,9 @@ class Partitions:
     def from_json(cls, text: str | None) -> Partitions | None:
         """Return what `to_json` has written, None for any other text."""
         try:
-            return cls({int(oid): int(file) for oid, file in json.loads(text or "")["partitions"].items()})
+            return cls(
+                {int(oid): int(file) for oid, file in json.loads(text or "")["partitions"].items()}
+            )
         except (ValueError, LookupError, TypeError, AttributeError):
             return None
 
@@ -296,12 +354,18 @@ class Partitions:
 def check_partitions(connection: psycopg.Connection[Any], facts: Facts, seen: Partitions) -> None:
     """Raise ConfigurationError if rows came or went with partitions since they were last seen.
 
-    PostgreSQL publishes no change when a partition is attached or detached, or truncated by its own name.
+    PostgreSQL publishes no change when a partition is attached or detached, or truncated by its own
+    name.
     """
     table, leaves = facts.relation.name, {leaf.oid: leaf for leaf in facts.leaves}
     gone = [oid for oid in seen.files if oid not in leaves]
     if gone:
-        names = [name for (name,) in connection.execute("SELECT o::oid::regclass::text FROM unnest(%s) o", [gone])]
+        names = [
+            name
+            for (name,) in connection.execute(
+                "SELECT o::oid::regclass::text FROM unnest(%s) o", [gone]
+            )
+        ]
         raise _unpublished(table, f"{', '.join(names)} was detached from it or dropped")
     for oid, leaf in leaves.items():
         if oid not in seen.files:
@@ -314,8 +378,9 @@ def check_partitions(connection: psycopg.Connection[Any], facts: Facts, seen: Pa
 def _unpublished(table: str, what: str) -> ConfigurationError:
     return ConfigurationError(
         f"partitions of {table} have changed, and no change says which rows came or went: {what}.",
-        "Take a new snapshot: run with --drop, then again. If no rows came or went (they were deleted before, or the "
-        "partition was only rewritten, as by VACUUM FULL), go on with --accept-partitions.",
+        "Take a new snapshot: run with --drop, then again. If no rows came or went (they were"
+        " deleted before, or the partition was only rewritten, as by VACUUM FULL), go on with"
+        " --accept-partitions.",
         table=table,
     )
 
@@ -329,7 +394,9 @@ _EARLIER = """
 
 
 def _had_rows(connection: psycopg.Connection[Any], leaf: Relation, facts: Facts) -> bool:
-    """Return whether a partition has rows that are older than its being one: a new, empty one is as usual."""
+    """Return whether a partition has rows that are older than its being one: a new, empty one is
+    as usual.
+    """
     from psycopg import sql
 
     table = sql.Identifier(*leaf.name.split(".", 1))

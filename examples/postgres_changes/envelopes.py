@@ -1,7 +1,8 @@
 """Writes changes as Debezium does: one envelope a change, and a tombstone after each deletion.
 
-An update that changes the key is told as Debezium tells it: the row under its old key is deleted, and created under the
-new one. Each of the two goes to the partition of its own key, so the order in a partition is all that a reader needs.
+An update that changes the key is told as Debezium tells it: the row under its old key is deleted,
+and created under the new one. Each of the two goes to the partition of its own key, so the order in
+a partition is all that a reader needs.
 """
 
 from __future__ import annotations
@@ -17,10 +18,12 @@ from dagster_adjunct.examples.postgres_changes.values import to_json
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One change as records of a stream: its envelope, and whether a tombstone of the same key follows it.
+    """One change as records of a stream: its envelope, and whether a tombstone of the same key
+    follows it.
 
-    `position` is (commit's place in the log, number in the transaction): every event has one of its own, and they
-    grow in the order in which PostgreSQL committed. `key` is empty for a truncated table.
+    `position` is (commit's place in the log, number in the transaction): every event has one of its
+    own, and they grow in the order in which PostgreSQL committed. `key` is empty for a truncated
+    table.
     """
 
     position: tuple[int, int]
@@ -30,7 +33,11 @@ class Event:
 
     def records(self) -> tuple[tuple[Row, str | None], ...]:
         """Return keys and values of its records."""
-        return ((self.key, self.value), (self.key, None)) if self.deletes else ((self.key, self.value),)
+        return (
+            ((self.key, self.value), (self.key, None))
+            if self.deletes
+            else ((self.key, self.value),)
+        )
 
 
 def events(transaction: Transaction, key: Sequence[str]) -> Iterator[Event]:
@@ -39,7 +46,11 @@ def events(transaction: Transaction, key: Sequence[str]) -> Iterator[Event]:
     for order, change in enumerate(_single(transaction, key), start=1):
         seen[change.table] = seen.get(change.table, 0) + 1
         row = change.before if change.after is None else change.after
-        place = {"id": transaction_id(transaction), "total_order": order, "data_collection_order": seen[change.table]}
+        place = {
+            "id": transaction_id(transaction),
+            "total_order": order,
+            "data_collection_order": seen[change.table],
+        }
         yield Event(
             (transaction.commit_lsn, order),
             {} if row is None else {name: row[name] for name in key},
@@ -54,14 +65,23 @@ def snapshot_value(table: str, row: Row, lsn: int) -> str:
 
 
 def transaction_events(transaction: Transaction, key: Sequence[str]) -> list[str]:
-    """Return what Debezium's transaction topic says of a transaction: that it began, and what it came to."""
+    """Return what Debezium's transaction topic says of a transaction: that it began, and what it
+    came to.
+    """
     counts: dict[str, int] = {}
     for change in _single(transaction, key):
         counts[change.table] = counts.get(change.table, 0) + 1
     same = {"id": transaction_id(transaction), "ts_ms": transaction.committed_ms}
-    collections = [{"data_collection": name, "event_count": count} for name, count in counts.items()]
+    collections = [
+        {"data_collection": name, "event_count": count} for name, count in counts.items()
+    ]
     begin = {"status": "BEGIN", **same, "event_count": None, "data_collections": None}
-    end = {"status": "END", **same, "event_count": sum(counts.values()), "data_collections": collections}
+    end = {
+        "status": "END",
+        **same,
+        "event_count": sum(counts.values()),
+        "data_collections": collections,
+    }
     return [json.dumps(begin), json.dumps(end)]
 
 
@@ -83,14 +103,20 @@ def _single(transaction: Transaction, key: Sequence[str]) -> Iterator[Change]:
     """Yield the changes of a transaction, each of one key."""
     for change in transaction.changes:
         before, after = change.before, change.after
-        if before is not None and after is not None and any(before[name] != after[name] for name in key):
+        if (
+            before is not None
+            and after is not None
+            and any(before[name] != after[name] for name in key)
+        ):
             yield replace(change, op="d", after=None)
             yield replace(change, op="c", before=None)
         else:
             yield change
 
 
-def _envelope(change: Change, xid: int | None, at_ms: int | None, place: dict[str, Any] | None) -> str:
+def _envelope(
+    change: Change, xid: int | None, at_ms: int | None, place: dict[str, Any] | None
+) -> str:
     schema, _, table = change.table.partition(".")
     source = {
         "connector": "postgresql",

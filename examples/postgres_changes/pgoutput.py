@@ -1,7 +1,8 @@
 """Reads the messages of PostgreSQL's `pgoutput` plugin, protocol version 1.
 
-PostgreSQL's manual, "Logical Replication Message Formats", describes them. A transaction comes whole, when it has
-committed: Begin, then a Relation before the first change of each table, the changes, and Commit. Values stay texts.
+PostgreSQL's manual, "Logical Replication Message Formats", describes them. A transaction comes
+whole, when it has committed: Begin, then a Relation before the first change of each table, the
+changes, and Commit. Values stay texts.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ _EPOCH_MS = 946_684_800_000  # PostgreSQL counts from 2000-01-01
 class Change:
     """One row that changed: c(reate), u(pdate), d(elete) or t(runcate); r(ead) by a snapshot.
 
-    `before` has all columns where the table's replica identity is FULL, else those of the key where they are told.
+    `before` has all columns where the table's replica identity is FULL, else those of the key where
+    they are told.
     """
 
     op: Literal["c", "u", "d", "t", "r"]
@@ -33,7 +35,9 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Transaction:
-    """A committed transaction: where its commit stands in the log, where that ends, and what it changed."""
+    """A committed transaction: where its commit stands in the log, where that ends, and what it
+    changed.
+    """
 
     xid: int
     commit_lsn: int
@@ -43,7 +47,9 @@ class Transaction:
 
 
 def transactions(messages: Iterable[tuple[int, bytes]]) -> Iterator[Transaction]:
-    """Yield the transactions of one call of the decoding functions; `messages` are (log position, message)."""
+    """Yield the transactions of one call of the decoding functions; `messages` are (log
+    position, message).
+    """
     tables: dict[int, _Table] = {}
     begun = (0, 0, 0)
     changes: list[Change] = []
@@ -64,12 +70,15 @@ def transactions(messages: Iterable[tuple[int, bytes]]) -> Iterator[Transaction]
             case "C":
                 message.int8()
                 commit_lsn, end_lsn = message.int64(), message.int64()
-                yield Transaction(begun[2], commit_lsn, end_lsn, begun[1] // 1000 + _EPOCH_MS, tuple(changes))
+                yield Transaction(
+                    begun[2], commit_lsn, end_lsn, begun[1] // 1000 + _EPOCH_MS, tuple(changes)
+                )
             case "O" | "Y" | "M":
                 pass  # origins, types and messages say nothing of rows
             case _:
                 raise MalformedDocumentError(
-                    f"pgoutput sent a message of kind {message.kind!r} at {lsn:X}: expected one of BROIUDTYMC.",
+                    f"pgoutput sent a message of kind {message.kind!r} at {lsn:X}: expected one of"
+                    " BROIUDTYMC.",
                     "Ask for proto_version 1.",
                 )
 
@@ -145,7 +154,9 @@ def _change(message: _Message, lsn: int, tables: Mapping[int, _Table]) -> Change
     return Change(_OPS[message.kind], table.name, lsn, before, after)
 
 
-def _row(message: _Message, table: _Table, *, identity_only: bool = False, before: Row | None = None) -> Row:
+def _row(
+    message: _Message, table: _Table, *, identity_only: bool = False, before: Row | None = None
+) -> Row:
     row: Row = {}
     message.int16()
     for column, identity in table.columns:
@@ -156,9 +167,10 @@ def _row(message: _Message, table: _Table, *, identity_only: bool = False, befor
         elif form == "u":  # a long value that an update left alone is not sent again
             if before is None or column not in before:
                 raise MalformedDocumentError(
-                    f"table {table.name} was updated, and PostgreSQL did not send the long value of {column!r}, which "
-                    "had not changed.",
-                    f"ALTER TABLE {table.name} REPLICA IDENTITY FULL, and so each partition; then take a new snapshot.",
+                    f"table {table.name} was updated, and PostgreSQL did not send the long value of"
+                    f" {column!r}, which had not changed.",
+                    f"ALTER TABLE {table.name} REPLICA IDENTITY FULL, and so each partition; then"
+                    " take a new snapshot.",
                 )
             value = before[column]
         if identity or not identity_only:

@@ -25,11 +25,21 @@ from dagster_adjunct.examples.postgres_changes.catalogue import (
     read_facts,
     require_capturable,
 )
-from dagster_adjunct.examples.postgres_changes.values import is_selected_as_text, readers, selected, unreadable_error
+from dagster_adjunct.examples.postgres_changes.values import (
+    is_selected_as_text,
+    readers,
+    selected,
+    unreadable_error,
+)
 
 Rows = Iterable[list[tuple[Any, ...]]]
 # How values look as text, in changes as in snapshots.
-_SETTINGS = {"TimeZone": "UTC", "DateStyle": "ISO", "bytea_output": "hex", "extra_float_digits": "1"}
+_SETTINGS = {
+    "TimeZone": "UTC",
+    "DateStyle": "ISO",
+    "bytea_output": "hex",
+    "extra_float_digits": "1",
+}
 _FETCH = 10_000
 
 
@@ -46,7 +56,9 @@ class Slot:
             return _found(connection, "pg_replication_slots", "slot_name", self.name)
 
     def require_capturable(self, columns: Sequence[str], key: Sequence[str]) -> None:
-        """Raise ConfigurationError for a table whose changes would not have all these columns; nothing is made."""
+        """Raise ConfigurationError for a table whose changes would not have all these columns;
+        nothing is made.
+        """
         with self.connected() as connection:
             facts = read_facts(connection, self.table)
             require_capturable(facts, columns, key)
@@ -60,34 +72,47 @@ class Slot:
             if not _found(connection, "pg_publication", "pubname", self.name):
                 self._publish(connection, facts, columns)
             if not _found(connection, "pg_replication_slots", "slot_name", self.name):
-                connection.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", [self.name])
+                connection.execute(
+                    "SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", [self.name]
+                )
 
-    def _publish(self, connection: psycopg.Connection[Any], facts: Facts, columns: Sequence[str]) -> None:
+    def _publish(
+        self, connection: psycopg.Connection[Any], facts: Facts, columns: Sequence[str]
+    ) -> None:
         options = ["publish_via_partition_root = true"] if facts.is_partitioned else []
         if any(facts.column(name).generated for name in columns):
             options.append("publish_generated_columns = stored")
-        make = "CREATE PUBLICATION {} FOR TABLE {}" + (f" WITH ({', '.join(options)})" if options else "")
+        make = "CREATE PUBLICATION {} FOR TABLE {}" + (
+            f" WITH ({', '.join(options)})" if options else ""
+        )
         with connection.transaction():
             connection.execute(sql.SQL(make).format(sql.Identifier(self.name), self._table))
             if facts.is_partitioned:
                 self.remember_partitions(connection, Partitions.of(facts))
 
-    def check(self, connection: psycopg.Connection[Any], columns: Sequence[str], key: Sequence[str]) -> Facts:
+    def check(
+        self, connection: psycopg.Connection[Any], columns: Sequence[str], key: Sequence[str]
+    ) -> Facts:
         """Return what the catalogue says of the table now.
 
-        Raises ConfigurationError if its changes don't have all these columns, or rows came or went without changes.
+        Raises ConfigurationError if its changes don't have all these columns, or rows came or went
+        without changes.
         """
         facts = read_facts(connection, self.table)
         require_capturable(facts, columns, key)
         check_publication(connection, self.name, facts, columns)
-        query = "SELECT obj_description(oid, 'pg_publication') FROM pg_publication WHERE pubname = %s"
+        query = (
+            "SELECT obj_description(oid, 'pg_publication') FROM pg_publication WHERE pubname = %s"
+        )
         seen = Partitions.from_json(_one(connection, query, self.name)[0])
         if seen is not None:
             check_partitions(connection, facts, seen)
         return facts
 
     def accept_partitions(self) -> None:
-        """Go on with the table's present partitions, though no change says which rows came or went with others."""
+        """Go on with the table's present partitions, though no change says which rows came or
+        went with others.
+        """
         with self.connected() as connection:
             self.remember_partitions(connection, Partitions.of(read_facts(connection, self.table)))
 
@@ -97,26 +122,38 @@ class Slot:
         connection.execute(comment.format(sql.Identifier(self.name), sql.Literal(seen.to_json())))
 
     def drop(self) -> None:
-        """Remove both. A slot that nobody reads keeps PostgreSQL from deleting its log, so remove it in time."""
+        """Remove both. A slot that nobody reads keeps PostgreSQL from deleting its log, so
+        remove it in time.
+        """
         with self.connected() as connection:
             if _found(connection, "pg_replication_slots", "slot_name", self.name):
                 connection.execute("SELECT pg_drop_replication_slot(%s)", [self.name])
-            connection.execute(sql.SQL("DROP PUBLICATION IF EXISTS {}").format(sql.Identifier(self.name)))
+            connection.execute(
+                sql.SQL("DROP PUBLICATION IF EXISTS {}").format(sql.Identifier(self.name))
+            )
 
     @contextmanager
     def reading(self) -> Iterator[psycopg.Connection[Any]]:
-        """Give a connection that reads the slot alone. Raises ConfigurationError while another one does."""
+        """Give a connection that reads the slot alone. Raises ConfigurationError while another
+        one does.
+        """
         with self.connected() as connection:
-            (alone,) = _one(connection, "SELECT pg_try_advisory_lock(hashtext('adjunct'), hashtext(%s))", self.name)
+            (alone,) = _one(
+                connection,
+                "SELECT pg_try_advisory_lock(hashtext('adjunct'), hashtext(%s))",
+                self.name,
+            )
             if not alone:
                 raise ConfigurationError(
-                    f"the slot {self.name!r} of table {self.table} is being read by another process.",
+                    f"the slot {self.name!r} of table {self.table} is being read by another"
+                    " process.",
                     "Wait until it has ended, or stop it: one process at a time may read a slot.",
                 )
             try:
                 yield connection
             finally:
-                # The server notices only later that a connection was closed, and the next one may come at once.
+                # The server notices only later that a connection was closed, and the next one may
+                # come at once.
                 with suppress(psycopg.Error):
                     connection.execute("SELECT pg_advisory_unlock_all()")
 
@@ -125,14 +162,17 @@ class Slot:
         (position,) = _one(connection, "SELECT pg_current_wal_flush_lsn() - '0/0'::pg_lsn")
         return int(position)
 
-    def peek(self, connection: psycopg.Connection[Any], end: int, most: int) -> list[tuple[int, bytes]]:
-        """Return messages (position, pgoutput) of whole transactions up to about `end`; none is taken off the slot.
+    def peek(
+        self, connection: psycopg.Connection[Any], end: int, most: int
+    ) -> list[tuple[int, bytes]]:
+        """Return messages (position, pgoutput) of whole transactions up to about `end`; none is
+        taken off the slot.
 
         Fewer than `most` messages are all that there are.
         """
         query = (
-            "SELECT lsn - '0/0'::pg_lsn, data FROM pg_logical_slot_peek_binary_changes(%s, '0/0'::pg_lsn + %s::bigint, "
-            "%s::int, 'proto_version', '1', 'publication_names', %s)"
+            "SELECT lsn - '0/0'::pg_lsn, data FROM pg_logical_slot_peek_binary_changes(%s,"
+            " '0/0'::pg_lsn + %s::bigint, %s::int, 'proto_version', '1', 'publication_names', %s)"
         )
         with connection.cursor(binary=True) as cursor:
             cursor.execute(query, [self.name, end, most, self.name])
@@ -140,33 +180,45 @@ class Slot:
 
     def advance(self, connection: psycopg.Connection[Any], position: int) -> None:
         """Take off the slot what was committed below this position."""
-        connection.execute("SELECT pg_replication_slot_advance(%s, '0/0'::pg_lsn + %s::bigint)", [self.name, position])
+        connection.execute(
+            "SELECT pg_replication_slot_advance(%s, '0/0'::pg_lsn + %s::bigint)",
+            [self.name, position],
+        )
 
     @contextmanager
     def moment(self, columns: Sequence[str]) -> Iterator[tuple[int, Rows]]:
-        """Give a position in the log and the table's rows as they were there, in batches, while the block lasts.
+        """Give a position in the log and the table's rows as they were there, in batches, while the
+        block lasts.
 
         The table's partitions of the moment are those that are seen from then on.
 
-        Transactions that committed below the position are in the rows, the others are not. Only the replication
-        protocol exports such a snapshot: a second slot, which lives as long as its connection, stands for the moment.
+        Transactions that committed below the position are in the rows, the others are not. Only the
+        replication protocol exports such a snapshot: a second slot, which lives as long as its
+        connection, stands for the moment.
         """
         server = pq.PGconn.connect(make_conninfo(self.dsn, replication="database").encode())
         try:
             _expect(server, server.status == pq.ConnStatus.OK)
             name = f'"{self.name}_moment"'
-            made = server.exec_(f"CREATE_REPLICATION_SLOT {name} TEMPORARY LOGICAL pgoutput EXPORT_SNAPSHOT".encode())
+            made = server.exec_(
+                f"CREATE_REPLICATION_SLOT {name} TEMPORARY LOGICAL pgoutput EXPORT_SNAPSHOT".encode()
+            )
             _expect(server, made.status == pq.ExecStatus.TUPLES_OK)
             position, exported = ((made.get_value(0, column) or b"").decode() for column in (1, 2))
             high, low = position.split("/")
             with self.connected() as connection, connection.transaction():
                 connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
-                connection.execute(sql.SQL("SET TRANSACTION SNAPSHOT {}").format(sql.Literal(exported)))
+                connection.execute(
+                    sql.SQL("SET TRANSACTION SNAPSHOT {}").format(sql.Literal(exported))
+                )
                 facts = read_facts(connection, self.table)
                 if facts.is_partitioned:
                     with self.connected() as writing:
                         self.remember_partitions(writing, Partitions.of(facts))
-                yield (int(high, 16) << 32) + int(low, 16), self._rows(connection, [*map(facts.column, columns)])
+                yield (
+                    (int(high, 16) << 32) + int(low, 16),
+                    self._rows(connection, [*map(facts.column, columns)]),
+                )
         finally:
             server.finish()
 
@@ -180,7 +232,9 @@ class Slot:
     def _table(self) -> sql.Identifier:
         return sql.Identifier(*self.table.split("."))
 
-    def _rows(self, connection: psycopg.Connection[Any], columns: Sequence[Column]) -> Iterator[list[tuple[Any, ...]]]:
+    def _rows(
+        self, connection: psycopg.Connection[Any], columns: Sequence[Column]
+    ) -> Iterator[list[tuple[Any, ...]]]:
         names = sql.SQL(", ").join(map(selected, columns))
         read = [_reader_of_snapshot(column) for column in columns]
         with connection.cursor(name="snapshot") as cursor:
@@ -207,7 +261,9 @@ def _one(connection: psycopg.Connection[Any], query: str, *values: object) -> tu
 
 
 def _found(connection: psycopg.Connection[Any], catalogue: str, column: str, name: str) -> bool:
-    query = sql.SQL("SELECT 1 FROM {} WHERE {} = %s").format(sql.Identifier(catalogue), sql.Identifier(column))
+    query = sql.SQL("SELECT 1 FROM {} WHERE {} = %s").format(
+        sql.Identifier(catalogue), sql.Identifier(column)
+    )
     return connection.execute(query, [name]).fetchone() is not None
 
 

@@ -1,7 +1,9 @@
-"""Values of a table's columns: as Python has them, in keys and snapshots, and as Debezium's JSON has them.
+"""Values of a table's columns: as Python has them, in keys and snapshots, and as Debezium's JSON
+has them.
 
-Both kinds of values have one source: psycopg reads the text of a change as it reads a selected value. Debezium's
-settings would be `decimal.handling.mode=string` and `time.precision.mode=adaptive`, with dates as texts.
+Both kinds of values have one source: psycopg reads the text of a change as it reads a selected
+value. Debezium's settings would be `decimal.handling.mode=string` and
+`time.precision.mode=adaptive`, with dates as texts.
 """
 
 from __future__ import annotations
@@ -21,18 +23,23 @@ from dagster_adjunct.examples.postgres_changes.catalogue import Column
 from dagster_adjunct.examples.postgres_changes.pgoutput import Row
 
 _TEXT_ARRAY = 1009
-# bool, bytea, the integers, oid, the floats, date, timestamp, timestamptz and numeric; others stay texts.
+# bool, bytea, the integers, oid, the floats, date, timestamp, timestamptz and numeric; others stay
+# texts.
 _READ = frozenset({16, 17, 20, 21, 23, 26, 700, 701, 1082, 1114, 1184, 1700})
 _TEXTS = frozenset({18, 19, 25, 1042, 1043})
 
 
 def is_selected_as_text(column: Column) -> bool:
-    """Whether a snapshot selects a column as its text, because psycopg has no reader for its type, or another one."""
+    """Whether a snapshot selects a column as its text, because psycopg has no reader for its
+    type, or another one.
+    """
     return not {column.type, column.element} & (_READ | _TEXTS)
 
 
 def selected(column: Column) -> sql.Composable:
-    """Return the expression that selects a column: its value, or the text that a change would have."""
+    """Return the expression that selects a column: its value, or the text that a change would
+    have.
+    """
     name = sql.Identifier(column.name)
     if not is_selected_as_text(column):
         return name
@@ -57,18 +64,22 @@ def _reader(column: Column) -> Callable[[str], Any]:
     return lambda text: loader.load(text.encode())
 
 
-def read_row(row: Row, read: Mapping[str, Callable[[str], Any]], names: Sequence[str], table: str) -> Row:
-    """Return a row with Python's values, without columns that the catalogue does not know (any more).
+def read_row(
+    row: Row, read: Mapping[str, Callable[[str], Any]], names: Sequence[str], table: str
+) -> Row:
+    """Return a row with Python's values, without columns that the catalogue does not know (any
+    more).
 
-    Raises SchemaMismatchError if it lacks one of the columns `names`, or has a value that Python does not have.
+    Raises SchemaMismatchError if it lacks one of the columns `names`, or has a value that Python
+    does not have.
     """
     for name in names:
         if name not in row:
             raise SchemaMismatchError(
-                f"a change of {table} has no column {name!r}: it has {', '.join(row)}. The column was added, renamed "
-                "or dropped, or is not published.",
-                "Restore the column. If the table has other columns now, declare them, and take a new snapshot: run "
-                "with --drop, then again.",
+                f"a change of {table} has no column {name!r}: it has {', '.join(row)}. The column"
+                " was added, renamed or dropped, or is not published.",
+                "Restore the column. If the table has other columns now, declare them, and take a"
+                " new snapshot: run with --drop, then again.",
                 table=table,
                 column=name,
             )
@@ -92,8 +103,8 @@ def unreadable_error(name: str | None, table: str, error: Exception) -> SchemaMi
     where = f"column {name!r} of {table}" if name else table
     return SchemaMismatchError(
         f"a value in {where} can't be read: {error}.",
-        "Dates have the years 1 to 9999 and are not infinite. Correct the value, declare another type, or leave the "
-        "column out of the declared columns.",
+        "Dates have the years 1 to 9999 and are not infinite. Correct the value, declare another"
+        " type, or leave the column out of the declared columns.",
         table=table,
         column=name,
     )
@@ -103,7 +114,9 @@ def to_json(value: Any) -> Any:
     """Return a value as it is in Debezium's JSON."""
     match value:
         case datetime() if value.tzinfo is None:
-            return (value.replace(tzinfo=UTC) - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)
+            return (value.replace(tzinfo=UTC) - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(
+                microseconds=1
+            )
         case datetime():
             return value.isoformat().replace("+00:00", "Z")
         case date():

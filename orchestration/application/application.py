@@ -1,7 +1,7 @@
 """`Application`: declares the streams, tables and operators of one job.
 
-Declaring reads and writes nothing. Each call adds a node to a graph, which is later checked by the planner and computed
-by the step.
+Declaring reads and writes nothing. Each call adds a node to a graph, which is later checked by the
+planner and computed by the step.
 """
 
 from __future__ import annotations
@@ -20,7 +20,12 @@ from typing import TYPE_CHECKING, Literal, TypeVar, Unpack, overload
 
 from pydantic import SkipValidation, ValidationError
 
-from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, Condition, LocalTableOptions, local_table
+from dagster_adjunct.assets.declaration.dataset import (
+    AdjunctDataset,
+    Condition,
+    LocalTableOptions,
+    local_table,
+)
 from dagster_adjunct.orchestration.application.graph import (
     DatasetHandle,
     OperatorGraph,
@@ -36,9 +41,24 @@ from dagster_adjunct.orchestration.operators.columns import (
 from dagster_adjunct.orchestration.operators.event_time import build_event_time
 from dagster_adjunct.orchestration.operators.lookup_join import AnyTable
 from dagster_adjunct.orchestration.operators.operator import Operator
-from dagster_adjunct.orchestration.operators.records import DefaultOffset, Input, OnLost, check_task_column
-from dagster_adjunct.resources.common import argument_error, check_name, find_calling_line, split_stream_name
-from dagster_adjunct.resources.errors import AdjunctError, ComponentError, ConfigurationError, PlanningError
+from dagster_adjunct.orchestration.operators.records import (
+    DefaultOffset,
+    Input,
+    OnLost,
+    check_task_column,
+)
+from dagster_adjunct.resources.common import (
+    argument_error,
+    check_name,
+    find_calling_line,
+    split_stream_name,
+)
+from dagster_adjunct.resources.errors import (
+    AdjunctError,
+    ComponentError,
+    ConfigurationError,
+    PlanningError,
+)
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.tables.table import RemoteTable
 from dagster_adjunct.resources.validation import validated_methods
@@ -49,8 +69,12 @@ T = TypeVar("T")
 def _choose_engine(engine: str | None, application: str) -> str:
     chosen = engine or os.environ.get("ADJUNCT_ENGINE") or "spark"
     if chosen not in ("spark", "auto"):
-        problem = f"application {application!r}: ADJUNCT_ENGINE is {chosen!r}: expected spark or auto."
-        raise ConfigurationError(problem, "Set it to one of them, or unset it (spark).", setting="ADJUNCT_ENGINE")
+        problem = (
+            f"application {application!r}: ADJUNCT_ENGINE is {chosen!r}: expected spark or auto."
+        )
+        raise ConfigurationError(
+            problem, "Set it to one of them, or unset it (spark).", setting="ADJUNCT_ENGINE"
+        )
     return chosen
 
 
@@ -58,23 +82,24 @@ def _choose_engine(engine: str | None, application: str) -> str:
 class Application:
     """One job: its inputs, outputs, tables and operators.
 
-    `auto_repartition` lets the planner insert the exchanges that joins lack; otherwise planning fails.
-    `intermediate_partitions` is the default partition count of intermediate streams; -1 means None.
-    `tasks` limits the number of tasks, so that a task may own several partitions; by default, each has a task.
-    `max_batch_records` limits how many input records one batch reads, over all inputs. A batch of at most
-    `few_records` over small datasets uses one Spark task per stage, and is read and written by the run's process; its
-    result is the same. With the `engine` "auto", such a batch is also computed in the run's process, without Spark, if
-    the plan says that nothing of the application needs Spark; with "spark", no batch is. The default is the environment
-    variable ADJUNCT_ENGINE, else "spark".
-    Startpoint requests that no run has applied within `startpoints_expire_after` are ignored. With
-    `startpoints=False`, requests are rejected, and runs ignore and report stored ones.
-    `log_retention` is how long the batch log keeps the commits of batches (None: for ever); the newest
-    200 stay whatever their age.
-    `automation_condition` says when Dagster materializes the outputs by itself.
-    A `strict` application turns these notes of the plan into errors: the order of a remote table's records holds per
-    source partition only; a table that keeps the newest record loses columns of late records; the type of a join key or
-    of a declared column is unknown; an expression changes from run to run or sees one batch only; a window or stream
-    join takes the updates of another window for records.
+    `auto_repartition` lets the planner insert the exchanges that joins lack; otherwise planning
+    fails. `intermediate_partitions` is the default partition count of intermediate streams; -1
+    means None. `tasks` limits the number of tasks, so that a task may own several partitions; by
+    default, each has a task. `max_batch_records` limits how many input records one batch reads,
+    over all inputs. A batch of at most `few_records` over small datasets uses one Spark task per
+    stage, and is read and written by the run's process; its result is the same. With the `engine`
+    "auto", such a batch is also computed in the run's process, without Spark, if the plan says that
+    nothing of the application needs Spark; with "spark", no batch is. The default is the
+    environment variable ADJUNCT_ENGINE, else "spark". Startpoint requests that no run has applied
+    within `startpoints_expire_after` are ignored. With `startpoints=False`, requests are rejected,
+    and runs ignore and report stored ones. `log_retention` is how long the batch log keeps the
+    commits of batches (None: for ever); the newest 200 stay whatever their age.
+    `automation_condition` says when Dagster materializes the outputs by itself. A `strict`
+    application turns these notes of the plan into errors: the order of a remote table's records
+    holds per source partition only; a table that keeps the newest record loses columns of late
+    records; the type of a join key or of a declared column is unknown; an expression changes from
+    run to run or sees one batch only; a window or stream join takes the updates of another window
+    for records.
     """
 
     def __init__(
@@ -104,7 +129,11 @@ class Application:
             f"application {name!r}: intermediate_partitions",
             None if intermediate_partitions == -1 else intermediate_partitions,
         )
-        counts = {"max_batch_records": (max_batch_records, 1), "tasks": (tasks, 1), "few_records": (few_records, 0)}
+        counts = {
+            "max_batch_records": (max_batch_records, 1),
+            "tasks": (tasks, 1),
+            "few_records": (few_records, 0),
+        }
         for argument, (count, least) in counts.items():
             if count is not None and count < least:
                 found = f"application {name!r}: {argument} is {count}"
@@ -116,17 +145,24 @@ class Application:
         self.startpoints = startpoints
         if strict and auto_repartition:
             problem = (
-                f"application {self.name!r} has strict=True and auto_repartition=True: a strict application moves "
-                "records only where it calls partition_by()."
+                f"application {self.name!r} has strict=True and auto_repartition=True: a strict"
+                " application moves records only where it calls partition_by()."
             )
-            raise ConfigurationError(problem, "Leave one of them out.", argument="strict", application=self.name)
+            raise ConfigurationError(
+                problem, "Leave one of them out.", argument="strict", application=self.name
+            )
         self.strict = strict
         self.automation_condition = automation_condition
-        spans = {"startpoints_expire_after": startpoints_expire_after, "log_retention": log_retention}
+        spans = {
+            "startpoints_expire_after": startpoints_expire_after,
+            "log_retention": log_retention,
+        }
         for argument, span in spans.items():
             if span is not None and span < timedelta(milliseconds=1):
                 found = f"application {name!r}: {argument} is {span}"
-                raise argument_error(found, "at least a millisecond", argument=argument, application=name)
+                raise argument_error(
+                    found, "at least a millisecond", argument=argument, application=name
+                )
         self.startpoints_expire_after = startpoints_expire_after
         self.log_retention = log_retention
         self._graph = OperatorGraph(self.name)
@@ -153,19 +189,22 @@ class Application:
     ) -> MessageStream:
         """Return the records of the stream "system.stream".
 
-        `default_offset` is where reading starts without a checkpoint or startpoint; None leaves it to the stream. With
-        `reset_offset`, every run ignores its checkpoint of this stream and starts there. `on_lost` applies when
-        retention has deleted records after the checkpoint: "fail" (OffsetOutOfRangeError), or continue at the "oldest"
-        remaining offset and count the lost records.
+        `default_offset` is where reading starts without a checkpoint or startpoint; None leaves it
+        to the stream. With `reset_offset`, every run ignores its checkpoint of this stream and
+        starts there. `on_lost` applies when retention has deleted records after the checkpoint:
+        "fail" (OffsetOutOfRangeError), or continue at the "oldest" remaining offset and count the
+        lost records.
 
-        With `broadcast`, every task reads the whole stream: each record appears once per task, with the task's number
-        (from 0) in the column "task", or in the column that `broadcast` names. All tasks share one position.
+        With `broadcast`, every task reads the whole stream: each record appears once per task, with
+        the task's number (from 0) in the column "task", or in the column that `broadcast` names.
+        All tasks share one position.
 
-        `event_time` is when the event of a record happened: a Spark SQL expression of type timestamp or date, or
-        ARRIVAL, the time when it was written to the stream. Windows and stream joins use it. Within a partition, a
-        record may arrive up to `delay` after records with later times; after that it is late. A partition without
-        records for `idle_after` does not hold back the watermark; by default every partition does. Dagster warns of a
-        watermark that is `max_watermark_lag` behind the clock.
+        `event_time` is when the event of a record happened: a Spark SQL expression of type
+        timestamp or date, or ARRIVAL, the time when it was written to the stream. Windows and
+        stream joins use it. Within a partition, a record may arrive up to `delay` after records
+        with later times; after that it is late. A partition without records for `idle_after` does
+        not hold back the watermark; by default every partition does. Dagster warns of a watermark
+        that is `max_watermark_lag` behind the clock.
         """
         time = build_event_time(name, event_time, delay, idle_after, max_watermark_lag)
         split_stream_name(name)
@@ -183,12 +222,19 @@ class Application:
         return MessageStream(self._graph, self._graph.add(spec, ()))
 
     def output_stream(
-        self, name: str, *, partitions: int, key: str | Sequence[str] | None = None, description: str = ""
+        self,
+        name: str,
+        *,
+        partitions: int,
+        key: str | Sequence[str] | None = None,
+        description: str = "",
     ) -> OutputStream:
-        """Declare a stream that records can be sent to, partitioned by the columns `key` into `partitions`.
+        """Declare a stream that records can be sent to, partitioned by the columns `key` into
+        `partitions`.
 
-        Without a key, records stay in their partitions, and the planner takes them for unpartitioned from then on. The
-        plan and the stream's asset in Dagster show the `description`.
+        Without a key, records stay in their partitions, and the planner takes them for
+        unpartitioned from then on. The plan and the stream's asset in Dagster show the
+        `description`.
         """
         split_stream_name(name)
         what = f"output stream {name!r}"
@@ -197,7 +243,9 @@ class Application:
             problem = f"application {self.name!r} declares the {what} twice."
             step = "Keep what the first output_stream() returned, and use it in both places."
             raise PlanningError(problem, step, application=self.name)
-        output = OutputStream(self._graph, name, partitions, validate_column_names(f"{what}: key", key), description)
+        output = OutputStream(
+            self._graph, name, partitions, validate_column_names(f"{what}: key", key), description
+        )
         self._graph.refuse_writing(name, "an output stream")
         self._outputs[name] = output
         self._reject_dataset_input(name)
@@ -206,17 +254,22 @@ class Application:
     if TYPE_CHECKING:
 
         @overload
-        def table(self, table: AdjunctDataset, *, max_staleness: timedelta | None = None) -> DatasetHandle: ...
+        def table(
+            self, table: AdjunctDataset, *, max_staleness: timedelta | None = None
+        ) -> DatasetHandle: ...
         @overload
         def table(self, table: AnyTable) -> RemoteTableHandle: ...
 
     def table(
-        self, table: SkipValidation[AdjunctDataset | AnyTable], *, max_staleness: timedelta | None = None
+        self,
+        table: SkipValidation[AdjunctDataset | AnyTable],
+        *,
+        max_staleness: timedelta | None = None,
     ) -> DatasetHandle | RemoteTableHandle:
         """Declare a table: a dataset to join, or a remote table to send to or look up in.
 
-        With `max_staleness`, for an unbounded dataset, a run fails with StaleDatasetError instead of starting a batch
-        while the dataset lacks a change that is older than that.
+        With `max_staleness`, for an unbounded dataset, a run fails with StaleDatasetError instead
+        of starting a batch while the dataset lacks a change that is older than that.
         """
         if not isinstance(table, AdjunctDataset | RemoteTable):
             problem = f"application {self.name!r}: {table!r} is not a table."
@@ -247,10 +300,10 @@ class Application:
     ) -> DatasetHandle:
         """Declare a table of this application's own state, which it can send to and join.
 
-        It is an unbounded dataset `name` of the lake without a stream: entries with the columns of `schema`, unique by
-        `key`, in `partitions` buckets by `partition_by` (default: the key). Each batch commits its records exactly
-        once. A join defined before a `send_to` sees its records in the next batch, a join defined after it in the same
-        batch.
+        It is an unbounded dataset `name` of the lake without a stream: entries with the columns of
+        `schema`, unique by `key`, in `partitions` buckets by `partition_by` (default: the key).
+        Each batch commits its records exactly once. A join defined before a `send_to` sees its
+        records in the next batch, a join defined after it in the same batch.
         """
         if name in self._datasets or name in self._tables:
             raise self._twice(name)
@@ -258,7 +311,13 @@ class Application:
         keys = validate_column_names(f"local table {name!r}: key", key)
         by = validate_column_names(f"local table {name!r}: partition_by", partition_by)
         spec = local_table(
-            name, application=self.name, key=keys, schema=schema, partitions=partitions, partition_by=by, **options
+            name,
+            application=self.name,
+            key=keys,
+            schema=schema,
+            partitions=partitions,
+            partition_by=by,
+            **options,
         )
         self._datasets[name] = declared = DatasetHandle(self._graph, spec)
         return declared
@@ -310,19 +369,27 @@ class Application:
         step = "Keep what the first table() returned; two different tables need different names."
         return PlanningError(problem, step, application=self.name)
 
-    def _with_tables(self, datasets: Mapping[str, AdjunctDataset], tables: Mapping[str, AnyTable]) -> Application:
-        """Return a copy of the application with these datasets instead of its own, and with these remote tables.
+    def _with_tables(
+        self, datasets: Mapping[str, AdjunctDataset], tables: Mapping[str, AnyTable]
+    ) -> Application:
+        """Return a copy of the application with these datasets instead of its own, and with these
+        remote tables.
 
         `datasets` must have all names; remote tables of other names stay as they are.
         """
         twin = copy(self)
-        twin._datasets = {name: replace(handle, dataset=datasets[name]) for name, handle in self._datasets.items()}
+        twin._datasets = {
+            name: replace(handle, dataset=datasets[name]) for name, handle in self._datasets.items()
+        }
         twin._tables = {name: tables.get(name, table) for name, table in self._tables.items()}
         return twin
 
     def _declared(self, declared: Mapping[str, T], kind: str, name: str) -> T:
         if name not in declared:
-            problem = f"application {self.name!r} has no {kind} {name!r}; it has: {', '.join(declared) or 'none'}."
+            problem = (
+                f"application {self.name!r} has no {kind} {name!r}; it has:"
+                f" {', '.join(declared) or 'none'}."
+            )
             raise ConfigurationError(problem, "Correct the name.", application=self.name)
         return declared[name]
 
@@ -333,32 +400,48 @@ class Application:
         if not isinstance(table, AdjunctDataset) or not table.follows_changes or table.is_local:
             problem = f"{what}={limit}, but it is not an unbounded dataset that follows a stream."
             step = "Leave max_staleness out."
-            raise ConfigurationError(problem, step, argument="max_staleness", application=self.name, table=name)
+            raise ConfigurationError(
+                problem, step, argument="max_staleness", application=self.name, table=name
+            )
         check_duration(limit, what, argument="max_staleness", application=self.name, table=name)
 
     def _refuse_reading(self, stream: str) -> None:
-        """Raise PlanningError for an input stream that this application also writes: its records would loop forever."""
+        """Raise PlanningError for an input stream that this application also writes: its records
+        would loop forever.
+        """
         if stream in self._outputs:
             raise self._graph.loop(stream, "an output stream")
-        if any(dataset.stream == stream and dataset.name in self._graph.writers for dataset in self.datasets):
+        if any(
+            dataset.stream == stream and dataset.name in self._graph.writers
+            for dataset in self.datasets
+        ):
             raise self._graph.loop(stream, "fed to a dataset")
 
     def _reject_dataset_input(self, stream: str | None) -> None:
-        """Raise PlanningError for an output stream that is a declared dataset's input: users send to the dataset."""
+        """Raise PlanningError for an output stream that is a declared dataset's input: users
+        send to the dataset.
+        """
         if stream not in self._outputs:
             return
         for dataset in self.datasets:
             if dataset.stream == stream:
                 problem = (
-                    f"application {self.name!r}: stream {stream!r} is an output stream and the input of dataset "
-                    f"{dataset.name!r}."
+                    f"application {self.name!r}: stream {stream!r} is an output stream and the"
+                    f" input of dataset {dataset.name!r}."
                 )
-                step = "Send to the dataset's table instead of declaring its input as an output stream."
-                raise PlanningError(problem, step, application=self.name, stream=stream, dataset=dataset.name)
+                step = (
+                    "Send to the dataset's table instead of declaring its input as an output"
+                    " stream."
+                )
+                raise PlanningError(
+                    problem, step, application=self.name, stream=stream, dataset=dataset.name
+                )
 
 
 def load_application(reference: str) -> Application:
-    """Import the application of a reference MODULE:APP, with the working directory on the import path."""
+    """Import the application of a reference MODULE:APP, with the working directory on the import
+    path.
+    """
     module_name, colon, attribute = reference.partition(":")
     if not colon or not module_name or not attribute:
         problem = f"{reference!r} names no application: expected MODULE:APP."
@@ -367,15 +450,23 @@ def load_application(reference: str) -> Application:
     module = import_user_module(module_name)
     application = getattr(module, attribute, None)
     if not isinstance(application, Application):
-        names = sorted(name for name, value in vars(module).items() if isinstance(value, Application))
-        found = f"is {type(application).__name__}, not an Application" if hasattr(module, attribute) else "is not there"
+        names = sorted(
+            name for name, value in vars(module).items() if isinstance(value, Application)
+        )
+        found = (
+            f"is {type(application).__name__}, not an Application"
+            if hasattr(module, attribute)
+            else "is not there"
+        )
         problem = f"{module_name}:{attribute} {found}; the module has {', '.join(names) or 'none'}."
         raise ConfigurationError(problem, "Correct the name after the colon.", module=module_name)
     return application
 
 
 def import_user_module(name: str) -> ModuleType:
-    """Import a user's module, with the working directory on the import path; any failure is a ConfigurationError."""
+    """Import a user's module, with the working directory on the import path; any failure is a
+    ConfigurationError.
+    """
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.insert(0, here)
@@ -385,7 +476,10 @@ def import_user_module(name: str) -> ModuleType:
         if error.name is None or f"{name}.".startswith(f"{error.name}.") is False:
             raise _import_error(name, error) from error
         problem = f"module {name!r} is not found (from {here})."
-        step = "Run from the folder that holds it, and name it as an import does, without .py and slashes."
+        step = (
+            "Run from the folder that holds it, and name it as an import does, without .py and"
+            " slashes."
+        )
         raise ConfigurationError(problem, step, module=name) from error
     except AdjunctError:
         raise
@@ -399,7 +493,9 @@ def import_user_module(name: str) -> ModuleType:
 
 
 def _own_cause(error: BaseException) -> BaseException:
-    """Return the error itself, or what Dagster's component tree, which adds the state of its tree, wraps."""
+    """Return the error itself, or what Dagster's component tree, which adds the state of its
+    tree, wraps.
+    """
     module = sys.modules.get("dagster.components.core.component_tree")
     wrapper = getattr(module, "ComponentTreeException", ())
     while isinstance(error, wrapper) and error.__cause__ is not None:
@@ -410,43 +506,74 @@ def _own_cause(error: BaseException) -> BaseException:
 def _is_of_component(error: BaseException) -> bool:
     """Whether Dagster raised the error while it read the files of a component."""
     frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
-    return any(str(frame.f_globals.get("__name__")).startswith("dagster.components.") for frame in frames)
+    return any(
+        str(frame.f_globals.get("__name__")).startswith("dagster.components.") for frame in frames
+    )
 
 
-def _unreadable_component(module: str, error: RecursionError | UnicodeDecodeError) -> ComponentError:
-    """Return the error for a component's YAML that has no lines to show: it is not UTF-8, or nested too deeply."""
+def _unreadable_component(
+    module: str, error: RecursionError | UnicodeDecodeError
+) -> ComponentError:
+    """Return the error for a component's YAML that has no lines to show: it is not UTF-8, or
+    nested too deeply.
+    """
     if isinstance(error, RecursionError):
-        return ComponentError("the YAML of a component is nested too deeply.", "Nest it less deeply.", module=module)
+        return ComponentError(
+            "the YAML of a component is nested too deeply.", "Nest it less deeply.", module=module
+        )
     around = error.object[max(error.start - 20, 0) : error.end + 20].decode(errors="replace")
     problem = f"the YAML of a component is not UTF-8 at byte {error.start}: {around!r}."
     return ComponentError(problem, "Save its file as UTF-8.", module=module)
 
 
 def _import_error(module: str, error: BaseException) -> ConfigurationError:
-    """Return the error for a module that can't be imported, with the failing line of the user's code."""
+    """Return the error for a module that can't be imported, with the failing line of the user's
+    code.
+    """
     from yaml import MarkedYAMLError  # of components; other modules need none of it
 
     if isinstance(error, MarkedYAMLError) and error.problem_mark is not None:
         mark = error.problem_mark
         context = f"{error.context}: " if error.context else ""
-        problem = f"{mark.name}:{mark.line + 1}:{mark.column + 1}: this is not YAML: {context}{error.problem}."
+        problem = (
+            f"{mark.name}:{mark.line + 1}:{mark.column + 1}: this is not YAML:"
+            f" {context}{error.problem}."
+        )
         step = "Correct it there; often a line above lacks a bracket, a quote, a colon or a blank."
         return ComponentError(problem, step, module=module, file=mark.name, line=mark.line + 1)
-    if isinstance(error, ValidationError) and error.title == "ComponentFileModel":  # of a file's first level
+    if (
+        isinstance(error, ValidationError) and error.title == "ComponentFileModel"
+    ):  # of a file's first level
         mistake = error.errors(include_url=False)[0]
         key, _, place = str(mistake["loc"][0]).rpartition(" at ")
         file, _, line = place.rpartition(":")
-        step = "A component has type, attributes, and at most requirements, template_vars_module and post_processing."
+        step = (
+            "A component has type, attributes, and at most requirements, template_vars_module and"
+            " post_processing."
+        )
         at = int(line) if line.isdigit() else None
-        return ComponentError(f"{place}: {key}: {mistake['msg']}.", step, module=module, file=file, line=at)
+        return ComponentError(
+            f"{place}: {key}: {mistake['msg']}.", step, module=module, file=file, line=at
+        )
     if isinstance(error, SyntaxError):
-        where, problem = f"{error.filename}, line {error.lineno}", f"{error.msg}: {(error.text or '').strip()}"
+        where, problem = (
+            f"{error.filename}, line {error.lineno}",
+            f"{error.msg}: {(error.text or '').strip()}",
+        )
     else:
         frames = traceback.extract_tb(error.__traceback__)
-        theirs = [frame for frame in frames if "importlib" not in frame.filename and frame.filename != __file__]
-        own = [frame for frame in theirs if Path(frame.filename).is_relative_to(Path.cwd())] or theirs
+        theirs = [
+            frame
+            for frame in frames
+            if "importlib" not in frame.filename and frame.filename != __file__
+        ]
+        own = [
+            frame for frame in theirs if Path(frame.filename).is_relative_to(Path.cwd())
+        ] or theirs
         where = f"{own[-1].filename}, line {own[-1].lineno} ({own[-1].line})" if own else module
         problem = f"{type(error).__name__}: {error}"
     missing = f"Install {error.name!r}, or fix" if isinstance(error, ModuleNotFoundError) else "Fix"
     step = f"{missing} the import there; ADJUNCT_DEBUG=1 shows the whole traceback."
-    return ConfigurationError(f"module {module!r} can't be imported: {problem} at {where}.", step, module=module)
+    return ConfigurationError(
+        f"module {module!r} can't be imported: {problem} at {where}.", step, module=module
+    )

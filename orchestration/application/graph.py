@@ -1,4 +1,6 @@
-"""The operator graph of an application, its handles for streams and tables, and the lineage of its outputs."""
+"""The operator graph of an application, its handles for streams and tables, and the lineage of
+its outputs.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ if TYPE_CHECKING:
 
 
 def to_dagster_name(name: str) -> str:
-    """Return a valid Dagster name: every character other than an ASCII letter, digit or "_" becomes "_"."""
+    """Return a valid Dagster name: every character other than an ASCII letter, digit or "_"
+    becomes "_".
+    """
     return re.sub(r"\W", "_", name, flags=re.ASCII)
 
 
@@ -28,18 +32,22 @@ DatasetGroup = tuple["AdjunctDataset", ...]
 
 
 def group_datasets(datasets: Iterable[AdjunctDataset], where: str) -> tuple[DatasetGroup, ...]:
-    """Return the datasets in groups that advance together, in order of declaration; `where` is named in errors.
+    """Return the datasets in groups that advance together, in order of declaration; `where` is
+    named in errors.
 
     Raises ConfigurationError for a version set with only one declared member.
     """
     units: dict[str, list[AdjunctDataset]] = {}
     for dataset in datasets:
-        units.setdefault(f"set {dataset.version_set}" if dataset.version_set else dataset.name, []).append(dataset)
+        units.setdefault(
+            f"set {dataset.version_set}" if dataset.version_set else dataset.name, []
+        ).append(dataset)
     for unit in units.values():
         if unit[0].version_set and len(unit) == 1:
             raise ConfigurationError(
-                f"{where} declares dataset {unit[0].name!r} of the version set {unit[0].version_set!r} and none of its "
-                "other members, which are published together with it.",
+                f"{where} declares dataset {unit[0].name!r} of the version set"
+                f" {unit[0].version_set!r} and none of its other members, which are published"
+                " together with it.",
                 "Declare the other members too, with app.table(…); they need not be joined.",
                 dataset=unit[0].name,
             )
@@ -47,25 +55,30 @@ def group_datasets(datasets: Iterable[AdjunctDataset], where: str) -> tuple[Data
 
 
 def is_advanced_by_partition(dataset: AdjunctDataset) -> bool:
-    """Whether each version of the dataset is a Dagster partition and built on request, so that no run advances it."""
+    """Whether each version of the dataset is a Dagster partition and built on request, so that
+    no run advances it.
+    """
     return dataset.versions is not None and isinstance(dataset.input, QuerySource)
 
 
 def describe_partitions(dataset: AdjunctDataset) -> str:
-    """Return the plan's note on who builds the versions of a dataset with partitions; "" for any other dataset."""
+    """Return the plan's note on who builds the versions of a dataset with partitions; "" for any
+    other dataset.
+    """
     if dataset.versions is None:
         return ""
     job = f"the Dagster job {to_dagster_name(dataset.name)}_versions"
     if is_advanced_by_partition(dataset):
         command = f"adjunct dataset advance {dataset.name} MODULE:APP --partition VERSION"
         return (
-            f"Dataset {dataset.name} has a version for each partition, built on request: no run of the application "
-            f"builds one. Request it with {job}, or {command}."
+            f"Dataset {dataset.name} has a version for each partition, built on request: no run of"
+            f" the application builds one. Request it with {job}, or {command}."
         )
     sensor = f"the sensor {to_dagster_name(dataset.name)}_new_versions"
     return (
-        f"Dataset {dataset.name} has its versions as partitions: adjunct run MODULE:APP publishes delivered versions, "
-        f"the application's job in Dagster does not. Launch {job} for them, or switch on {sensor}."
+        f"Dataset {dataset.name} has its versions as partitions: adjunct run MODULE:APP publishes"
+        f" delivered versions, the application's job in Dagster does not. Launch {job} for them, or"
+        f" switch on {sensor}."
     )
 
 
@@ -77,8 +90,8 @@ def is_advanced_by_runs(dataset: AdjunctDataset) -> bool:
 def advances_between_batches(dataset: AdjunctDataset, fed: Collection[str | None]) -> bool:
     """Whether a run advances the dataset before each batch, and not only before the first.
 
-    That is if batches do not wait for its bootstrap, or if it is among `fed`, the datasets that the application itself
-    sends records to.
+    That is if batches do not wait for its bootstrap, or if it is among `fed`, the datasets that the
+    application itself sends records to.
     """
     followed = not dataset.bootstrap or dataset.name in fed
     return dataset.follows_changes and followed and is_advanced_by_runs(dataset)
@@ -86,7 +99,9 @@ def advances_between_batches(dataset: AdjunctDataset, fed: Collection[str | None
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DatasetHandle:
-    """A dataset as a table of one application; `max_staleness` is described at `Application.table`."""
+    """A dataset as a table of one application; `max_staleness` is described at
+    `Application.table`.
+    """
 
     graph: OperatorGraph = field(repr=False)
     dataset: AdjunctDataset
@@ -125,7 +140,9 @@ class OutputStream:
 
 
 class OperatorGraph:
-    """The operators of the application `name`, in order of definition; an operator follows its inputs."""
+    """The operators of the application `name`, in order of definition; an operator follows its
+    inputs.
+    """
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -145,21 +162,30 @@ class OperatorGraph:
     def add(self, spec: Spec, inputs: tuple[str, ...], name: str = "") -> str:
         """Add an operator after the operators `inputs`, and return its id; `name` ends the id.
 
-        Raises PlanningError or ConfigurationError for what the graph can't take, such as a name that is taken.
+        Raises PlanningError or ConfigurationError for what the graph can't take, such as a name
+        that is taken.
         """
         operator = Operator(self.next_id(spec.kind, name), inputs, spec, find_calling_line())
         _check_schemas_declared(operator)
         if len(inputs) > 1 and (spec.writes is not None or spec.match is not None):
             problem = (
-                f"{operator.id} has the inputs {', '.join(inputs)}: expected one, because it writes records, or looks "
-                "them up in a dataset."
+                f"{operator.id} has the inputs {', '.join(inputs)}: expected one, because it writes"
+                " records, or looks them up in a dataset."
             )
-            raise PlanningError(problem, "Merge the records before it, for example with merge().", operator=operator.id)
+            raise PlanningError(
+                problem,
+                "Merge the records before it, for example with merge().",
+                operator=operator.id,
+            )
         named = {spec.over_time} if spec.over_time is not None else set()
-        for state in sorted(named.union(spec.states)):  # a stream join also has the state table NAME-left
+        for state in sorted(
+            named.union(spec.states)
+        ):  # a stream join also has the state table NAME-left
             other = self._states.setdefault(state, operator.id)
             if other != operator.id:
-                problem = f"two operators keep state under the name {state!r}: {other} and {operator.id}."
+                problem = (
+                    f"two operators keep state under the name {state!r}: {other} and {operator.id}."
+                )
                 raise PlanningError(problem, "Give one another name=.", operator=operator.id)
         self.operators[operator.id] = operator
         if spec.reads is not None:
@@ -178,48 +204,59 @@ class OperatorGraph:
             raise PlanningError(problem, "Give one another name=.", operator=operator)
 
     def refuse_writing(self, stream: str, what: str) -> None:
-        """Raise PlanningError for a stream that the application also reads: its records would loop forever."""
+        """Raise PlanningError for a stream that the application also reads: its records would
+        loop forever.
+        """
         if stream in self._read:
             raise self.loop(stream, what)
 
     def loop(self, stream: str, what: str) -> PlanningError:
-        """Return the error for an input stream that the application also writes; `what` says by what it is written."""
+        """Return the error for an input stream that the application also writes; `what` says by
+        what it is written.
+        """
         problem = (
-            f"application {self.name!r}: stream {stream!r} is an input stream and is also {what}; its records "
-            "would loop forever."
+            f"application {self.name!r}: stream {stream!r} is an input stream and is also {what};"
+            " its records would loop forever."
         )
         step = "Continue with the stream that send_to() returns instead of reading it again."
         return PlanningError(problem, step, application=self.name, stream=stream)
 
 
 def _check_schemas_declared(operator: Operator) -> None:
-    """Raise ConfigurationError for an operator that is no dataclass and does not define `declared_schemas`.
+    """Raise ConfigurationError for an operator that is no dataclass and does not define
+    `declared_schemas`.
 
     Without its schemas, errors could show values of sensitive columns.
     """
     kind = type(operator.spec)
     if not is_dataclass(kind) and kind.declared_schemas is Spec.declared_schemas:
         problem = (
-            f"{operator.id}: {kind.__name__} is not a dataclass and does not define declared_schemas, so its sensitive "
-            "columns are unknown."
+            f"{operator.id}: {kind.__name__} is not a dataclass and does not define"
+            " declared_schemas, so its sensitive columns are unknown."
         )
-        step = "Make it a frozen dataclass, or let declared_schemas return the schemas that it was given."
+        step = (
+            "Make it a frozen dataclass, or let declared_schemas return the schemas that it was"
+            " given."
+        )
         raise ConfigurationError(problem, step, argument="spec", operator=operator.id)
 
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """An asset that the application writes, and the assets that its records are made of, in order of definition."""
+    """An asset that the application writes, and the assets that its records are made of, in
+    order of definition.
+    """
 
     node: LineageNode
     upstream: tuple[LineageNode, ...]
 
 
 def find_outputs(app: Application) -> tuple[Output, ...]:
-    """Return the assets that the application writes, in order of definition, each with its direct upstream assets.
+    """Return the assets that the application writes, in order of definition, each with its direct
+    upstream assets.
 
-    Records after an output stream come from that stream and from later joins, not from the stream's own inputs. A
-    table with several sends comes from all of them.
+    Records after an output stream come from that stream and from later joins, not from the stream's
+    own inputs. A table with several sends comes from all of them.
     """
     made_of: dict[str, tuple[LineageNode, ...]] = {}
     outputs: dict[LineageNode, tuple[LineageNode, ...]] = {}
@@ -244,10 +281,15 @@ def _remove_cycles(
 ) -> dict[LineageNode, tuple[LineageNode, ...]]:
     """Return the outputs without the edges that would close a cycle.
 
-    A dataset that an application writes in one batch and joins in the next one makes a cycle, which a lineage graph
-    can't have. So such a dataset stays upstream of an output only if it is not itself made of that output.
+    A dataset that an application writes in one batch and joins in the next one makes a cycle, which
+    a lineage graph can't have. So such a dataset stays upstream of an output only if it is not
+    itself made of that output.
     """
-    fed = {LineageNode("dataset", operator.spec.feeds) for operator in app.operators if operator.spec.feeds is not None}
+    fed = {
+        LineageNode("dataset", operator.spec.feeds)
+        for operator in app.operators
+        if operator.spec.feeds is not None
+    }
     made_from: dict[LineageNode, list[LineageNode]] = {node: [] for node in outputs}
     for dataset in app.datasets:
         source = dataset_source(dataset)
@@ -276,7 +318,9 @@ def _remove_cycles(
 
 
 def find_output_joins(app: Application) -> dict[str, LineageNode]:
-    """Return {join's id: asset}: the first asset, in order of definition, to which the joined records are written."""
+    """Return {join's id: asset}: the first asset, in order of definition, to which the joined
+    records are written.
+    """
     passed: dict[str, tuple[str, ...]] = {}
     reached: dict[str, LineageNode] = {}
     for operator in app.operators:
@@ -296,22 +340,34 @@ def find_unjoined_datasets(app: Application) -> tuple[LineageNode, ...]:
 
     No output is made of them, but batches wait for them.
     """
-    joined = {operator.spec.match.dataset for operator in app.operators if operator.spec.match is not None}
+    joined = {
+        operator.spec.match.dataset for operator in app.operators if operator.spec.match is not None
+    }
     joined |= {operator.spec.feeds for operator in app.operators}
-    return tuple(LineageNode("dataset", dataset.name) for dataset in app.datasets if dataset.name not in joined)
+    return tuple(
+        LineageNode("dataset", dataset.name)
+        for dataset in app.datasets
+        if dataset.name not in joined
+    )
 
 
 def dataset_source(dataset: AdjunctDataset) -> LineageNode | None:
-    """Return the asset that a dataset is built from: a stream or files; None for a query, which is no asset."""
+    """Return the asset that a dataset is built from: a stream or files; None for a query, which
+    is no asset.
+    """
     if isinstance(dataset.input, FileSource):
         return LineageNode("files", dataset.input.url)
     return None if dataset.stream is None else LineageNode("stream", dataset.stream)
 
 
 def find_sources(app: Application) -> tuple[LineageNode, ...]:
-    """Return the streams, files and remote tables that the application or its datasets read, each once."""
+    """Return the streams, files and remote tables that the application or its datasets read,
+    each once.
+    """
     made_from = [source for source in map(dataset_source, app.datasets) if source is not None]
-    return _union([LineageNode("stream", stream) for stream in app.inputs], made_from, find_lookup_tables(app))
+    return _union(
+        [LineageNode("stream", stream) for stream in app.inputs], made_from, find_lookup_tables(app)
+    )
 
 
 def find_lookup_tables(app: Application) -> tuple[LineageNode, ...]:

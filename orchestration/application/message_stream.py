@@ -1,7 +1,7 @@
 """`MessageStream`: the methods that add operators to an application.
 
-Each method adds one operator and returns a new stream. The stream that it is called on does not change and can be used
-again, which branches the graph.
+Each method adds one operator and returns a new stream. The stream that it is called on does not
+change and can be used again, which branches the graph.
 """
 
 from __future__ import annotations
@@ -24,13 +24,27 @@ from dagster_adjunct.orchestration.operators.as_of_join import AsOfJoin, check_a
 from dagster_adjunct.orchestration.operators.columns import DataFrameFunction, OnNullKey
 from dagster_adjunct.orchestration.operators.dead_letters import SendDeadLetters
 from dagster_adjunct.orchestration.operators.event_time import LateRecords
-from dagster_adjunct.orchestration.operators.functions import RecordFunction, build_flat_map, validate_record_function
+from dagster_adjunct.orchestration.operators.functions import (
+    RecordFunction,
+    build_flat_map,
+    validate_record_function,
+)
 from dagster_adjunct.orchestration.operators.joins import How, Join, JoinFunction, On, build_join
 from dagster_adjunct.orchestration.operators.lookup_join import build_lookup_join
 from dagster_adjunct.orchestration.operators.operator import AsOf, BeforeHistory, OnNullTime, Spec
 from dagster_adjunct.orchestration.operators.sends import SinkFunction
-from dagster_adjunct.orchestration.operators.stream_join import HowStreams, StreamJoin, Within, build_stream_join
-from dagster_adjunct.orchestration.operators.table_updates import Expressions, SendToTable, TableSend, build_update
+from dagster_adjunct.orchestration.operators.stream_join import (
+    HowStreams,
+    StreamJoin,
+    Within,
+    build_stream_join,
+)
+from dagster_adjunct.orchestration.operators.table_updates import (
+    Expressions,
+    SendToTable,
+    TableSend,
+    build_update,
+)
 from dagster_adjunct.orchestration.operators.windows.aggregates import Aggregation
 from dagster_adjunct.orchestration.operators.windows.kinds import Kind
 from dagster_adjunct.orchestration.operators.windows.window import Results, build_window
@@ -42,8 +56,8 @@ from dagster_adjunct.resources.validation import validated_methods
 
 
 def check_event_times(graph: OperatorGraph, operator: str, what: str) -> None:
-    """Raise PlanningError if records reach `operator` from an input without an event time, or from an output stream,
-    which does not store event times; `what` is what needs them."""
+    """Raise PlanningError if records reach `operator` from an input without an event time, or from
+    an output stream, which does not store event times; `what` is what needs them."""
     waiting, seen = [operator], set()
     while waiting:
         above = graph.operators[waiting.pop()]
@@ -52,16 +66,21 @@ def check_event_times(graph: OperatorGraph, operator: str, what: str) -> None:
         seen.add(above.id)
         if above.spec.role == "output":
             problem = (
-                f"{what}: after {above.id}, records are read from {above.spec.writes}, which stores no event time."
+                f"{what}: after {above.id}, records are read from {above.spec.writes}, which stores"
+                " no event time."
             )
-            step = f"Put it before send_to, or read {above.spec.writes} in another application, with an event_time."
+            step = (
+                f"Put it before send_to, or read {above.spec.writes} in another application, with"
+                " an event_time."
+            )
             raise PlanningError(problem, step, operator=above.id, stream=above.spec.writes)
         waiting += above.inputs
         if above.spec.reads is not None and above.spec.event_time is None:
             problem = f"{what}: the records of {above.spec.reads} have no event time."
             step = (
-                f'Declare it at the input: app.input_stream("{above.spec.reads}", event_time="a column", …), or '
-                "event_time=ARRIVAL for the time when they were written to the stream."
+                f'Declare it at the input: app.input_stream("{above.spec.reads}", event_time="a'
+                ' column", …), or event_time=ARRIVAL for the time when they were written to the'
+                " stream."
             )
             raise PlanningError(problem, step, operator=above.id, stream=above.spec.reads)
 
@@ -75,7 +94,8 @@ _DECLARING_CALLS = {
 
 
 def check_declared(graph: OperatorGraph, passed: Any, kinds: Any, where: str, what: str) -> None:
-    """Raise PlanningError unless `passed` is one of the classes `kinds`, and declared by the application of `graph`.
+    """Raise PlanningError unless `passed` is one of the classes `kinds`, and declared by the
+    application of `graph`.
 
     In errors, `where` is the method and `what` the kind of object that it takes.
     """
@@ -86,61 +106,84 @@ def check_declared(graph: OperatorGraph, passed: Any, kinds: Any, where: str, wh
     operator = getattr(passed, "operator", None)
     if operator is None:
         found = f"{where} got {getattr(passed, 'name', None) or passed!r}"
-        problem = f"{found}, which application {graph.name!r} has not declared: expected a declared {what}."
+        problem = (
+            f"{found}, which application {graph.name!r} has not declared: expected a declared"
+            f" {what}."
+        )
         raise PlanningError(problem, calls, application=graph.name)
     problem = f"{where} got the records of {operator}: expected a declared {what}."
     if what == "dataset or remote table":
         calls = (
-            "join() takes tables. Join two streams with join_stream(other, on=…, within=…, name=…); or follow the "
-            "other one as a table, app.table(unbounded_dataset(…)), or combine the records of both with merge()."
+            "join() takes tables. Join two streams with join_stream(other, on=…, within=…, name=…);"
+            " or follow the other one as a table, app.table(unbounded_dataset(…)), or combine the"
+            " records of both with merge()."
         )
     raise PlanningError(problem, calls, application=graph.name, operator=operator)
 
 
 def check_same_application(graph: OperatorGraph, target: Any, name: str) -> None:
-    """Raise PlanningError if `target`, called `name`, belongs to another application than `graph` does."""
+    """Raise PlanningError if `target`, called `name`, belongs to another application than
+    `graph` does.
+    """
     if target.graph is not graph:
-        problem = f"{name!r} was declared by application {target.graph.name!r}, and is used by {graph.name!r}."
+        problem = (
+            f"{name!r} was declared by application {target.graph.name!r}, and is used by"
+            f" {graph.name!r}."
+        )
         step = "Declare it with this application's table(), local_table() or output_stream()."
         if isinstance(target, MessageStream):
-            step = "Declare it with this application, too: an input in both is app.input_stream(…) of each."
+            step = (
+                "Declare it with this application, too: an input in both is app.input_stream(…) of"
+                " each."
+            )
         raise PlanningError(problem, step, application=graph.name)
 
 
 @validated_methods
 @dataclass(frozen=True, slots=True, eq=False)
 class MessageStream:
-    """The records that leave one operator of an application; methods add operators that take them."""
+    """The records that leave one operator of an application; methods add operators that take
+    them.
+    """
 
     graph: OperatorGraph = field(repr=False)
     operator: str
 
-    def filter(self, condition: str | DataFrameFunction, *, keeps_partitioning: bool = False) -> MessageStream:
+    def filter(
+        self, condition: str | DataFrameFunction, *, keeps_partitioning: bool = False
+    ) -> MessageStream:
         """Return the records that match a Spark SQL condition.
 
-        A DataFrame function may be given instead; it must keep the columns. The partitioning is unknown after it,
-        unless `keeps_partitioning=True` promises that records stay in their partitions.
+        A DataFrame function may be given instead; it must keep the columns. The partitioning is
+        unknown after it, unless `keeps_partitioning=True` promises that records stay in their
+        partitions.
         """
         return self.apply(records.build_filter(self.operator, condition, keeps_partitioning))
 
-    def map(self, *expressions: str | DataFrameFunction, keeps_partitioning: bool = False) -> MessageStream:
-        """Return records whose columns are these Spark SQL expressions: "tailnum", "upper(x) as y", "*".
+    def map(
+        self, *expressions: str | DataFrameFunction, keeps_partitioning: bool = False
+    ) -> MessageStream:
+        """Return records whose columns are these Spark SQL expressions: "tailnum", "upper(x) as y",
+        "*".
 
-        One DataFrame function may be given instead. Plain names, "name as other" and "*" preserve the partitioning. It
-        is unknown after a function, unless `keeps_partitioning=True` promises that records stay in their partitions
-        and the partitioning columns keep their values.
+        One DataFrame function may be given instead. Plain names, "name as other" and "*" preserve
+        the partitioning. It is unknown after a function, unless `keeps_partitioning=True` promises
+        that records stay in their partitions and the partitioning columns keep their values.
         """
         return self.apply(records.build_map(self.operator, expressions, keeps_partitioning))
 
     def select(self, *columns: str) -> MessageStream:
-        """Return records with exactly these columns: "tailnum", "dest as faa", or "upper(model) as model"."""
+        """Return records with exactly these columns: "tailnum", "dest as faa", or "upper(model)
+        as model".
+        """
         return self.apply(records.build_select(self.operator, columns))
 
     def with_columns(self, **columns: str) -> MessageStream:
-        """Return records with all their columns and these Spark SQL expressions: gross="spent * 1.2".
+        """Return records with all their columns and these Spark SQL expressions: gross="spent *
+        1.2".
 
-        An existing column of the same name is replaced in place. The partitioning stays known, unless a partitioning
-        column is replaced.
+        An existing column of the same name is replaced in place. The partitioning stays known,
+        unless a partitioning column is replaced.
         """
         return self.apply(records.build_with_columns(self.operator, columns))
 
@@ -154,38 +197,49 @@ class MessageStream:
     ) -> MessageStream:
         """Return any number of records for each record, in order.
 
-        "split(words, ' ') as word" returns one for each element of an array (or entry of a map), with all columns and
-        the element. A record without elements is dropped; with `keep_empty` it continues with null. A function is
-        called in Spark tasks with each record, as a dictionary, and returns dictionaries with exactly the columns of
-        `schema`. Their partitioning is unknown, unless `keeps_partitioning=True` promises that the partitioning columns
-        keep their values.
+        "split(words, ' ') as word" returns one for each element of an array (or entry of a map),
+        with all columns and the element. A record without elements is dropped; with `keep_empty` it
+        continues with null. A function is called in Spark tasks with each record, as a dictionary,
+        and returns dictionaries with exactly the columns of `schema`. Their partitioning is
+        unknown, unless `keeps_partitioning=True` promises that the partitioning columns keep their
+        values.
         """
-        return self.apply(build_flat_map(self.operator, what, schema, keep_empty, keeps_partitioning))
+        return self.apply(
+            build_flat_map(self.operator, what, schema, keep_empty, keeps_partitioning)
+        )
 
     def merge(self, *others: MessageStream) -> MessageStream:
-        """Return the records of this stream and of the others, which need the same columns of the same types.
+        """Return the records of this stream and of the others, which need the same columns of the
+        same types.
 
-        Columns have this stream's order. The partitioning stays known where all streams share it. Records of one stream
-        keep their order; between streams there is none.
+        Columns have this stream's order. The partitioning stays known where all streams share it.
+        Records of one stream keep their order; between streams there is none.
         """
         if not others:
             raise ConfigurationError(
-                f"merge after {self.operator} got no other stream.", "Name those to merge with.", argument="others"
+                f"merge after {self.operator} got no other stream.",
+                "Name those to merge with.",
+                argument="others",
             )
-        return self.apply(records.Merge((self.operator, *(other.operator for other in others))), *others)
+        return self.apply(
+            records.Merge((self.operator, *(other.operator for other in others))), *others
+        )
 
     def broadcast(self, *, task: str = "task") -> MessageStream:
         """Return all records once per task, with the task's number (from 0) in the column `task`.
 
         The records of a batch must fit into the memory of each Spark executor.
         """
-        records.check_task_column(task, f"broadcast after {self.operator} has task={task!r}", argument="task")
+        records.check_task_column(
+            task, f"broadcast after {self.operator} has task={task!r}", argument="task"
+        )
         return self.apply(records.Broadcast(task))
 
     def partition_by(self, *columns: str, partitions: int | None = None) -> MessageStream:
         """Return the records repartitioned by `columns`: an intermediate stream.
 
-        "upper(city) as city_key" adds a column to the records. Without `partitions`, the planner chooses the count.
+        "upper(city) as city_key" adds a column to the records. Without `partitions`, the planner
+        chooses the count.
         """
         names, computed = records.parse_key_columns(columns)
         before = self.with_columns(**computed) if computed else self
@@ -208,70 +262,112 @@ class MessageStream:
         before_history: BeforeHistory = "null",
         on_null_time: OnNullTime = "null",
     ) -> MessageStream:
-        """Return the records with the columns of the entry for their key, from a dataset or a remote table.
+        """Return the records with the columns of the entry for their key, from a dataset or a
+        remote table.
 
         `on` names every column of the dataset's key: "tailnum", ["origin", "time_hour"], or {stream
-        column: dataset column}. `how` is "inner", or "left" to keep records without an entry. `select`
-        lists the dataset's columns to add, "seats" or "year as plane_year"; the default is all except the key.
-        `prefix` is put before names that `select` does not change. `name` replaces the dataset's name in the operator's
-        id. `min_match_rate` (0 to 1) is the fraction of a run's records that must have an entry: below it the join's
-        asset check fails, and the outputs are still written.
+        column: dataset column}. `how` is "inner", or "left" to keep records without an entry.
+        `select` lists the dataset's columns to add, "seats" or "year as plane_year"; the default is
+        all except the key. `prefix` is put before names that `select` does not change. `name`
+        replaces the dataset's name in the operator's id. `min_match_rate` (0 to 1) is the fraction
+        of a run's records that must have an entry: below it the join's asset check fails, and the
+        outputs are still written.
 
-        Spark tasks call `function` with each record and its entry as dictionaries, the entry None where there is none;
-        it returns a dictionary of the columns of `schema` to add, or None to drop the record.
+        Spark tasks call `function` with each record and its entry as dictionaries, the entry None
+        where there is none; it returns a dictionary of the columns of `schema` to add, or None to
+        drop the record.
 
-        `as_of` names a timestamp or date column: each record is joined with the entry that was valid at that time, from
-        a dataset with a history (`history=`, or `valid_from=` of versions). A record from before the history of its key
-        has no entry, or the key's first one with before_history="oldest" (of a bounded dataset the one in the oldest
-        version, if any), or fails the batch ("error"); a record whose time is null has no entry, or fails the batch
+        `as_of` names a timestamp or date column: each record is joined with the entry that was
+        valid at that time, from a dataset with a history (`history=`, or `valid_from=` of
+        versions). A record from before the history of its key has no entry, or the key's first one
+        with before_history="oldest" (of a bounded dataset the one in the oldest version, if any),
+        or fails the batch ("error"); a record whose time is null has no entry, or fails the batch
         with on_null_time="fail".
 
-        A remote table is asked once for each key of a batch. `select` may give types of columns that the table does not
-        declare, {"seats": "int"}; `args` are passed to the table's function.
+        A remote table is asked once for each key of a batch. `select` may give types of columns
+        that the table does not declare, {"seats": "int"}; `args` are passed to the table's
+        function.
         """
         kinds = (DatasetHandle, RemoteTableHandle)
-        check_declared(self.graph, table, kinds, f"join after {self.operator}", "dataset or remote table")
+        check_declared(
+            self.graph, table, kinds, f"join after {self.operator}", "dataset or remote table"
+        )
         operator = self.graph.next_id(Join.kind, name or table.name)
         if name is not None:
             self.graph.check_join_name(name, operator)
         times = {"as_of": as_of, "before_history": before_history, "on_null_time": on_null_time}
-        by_time = next((argument for argument, value in times.items() if value not in (None, "null")), None)
+        by_time = next(
+            (argument for argument, value in times.items() if value not in (None, "null")), None
+        )
         calls = function is not None or schema is not None
         kind: type[Join] = Join
         more: dict[str, Any] = {}
         if isinstance(table, RemoteTableHandle):
             if calls:
-                problem = f"{operator}: function= and schema= are for datasets; {table.name!r} is a remote table."
-                step = "Join with select=, and call the function after it: flat_map(function, schema=…)."
+                problem = (
+                    f"{operator}: function= and schema= are for datasets; {table.name!r} is a"
+                    " remote table."
+                )
+                step = (
+                    "Join with select=, and call the function after it: flat_map(function,"
+                    " schema=…)."
+                )
                 raise ConfigurationError(problem, step, argument="function")
             if by_time is not None:
-                problem = f"{operator}: {by_time}= is for datasets; {table.name!r} is a remote table without history."
-                step = "Leave it out, or join a dataset that keeps its history: unbounded_dataset(…, history=…)."
+                problem = (
+                    f"{operator}: {by_time}= is for datasets; {table.name!r} is a remote table"
+                    " without history."
+                )
+                step = (
+                    "Leave it out, or join a dataset that keeps its history: unbounded_dataset(…,"
+                    " history=…)."
+                )
                 raise ConfigurationError(problem, step, argument=by_time)
-            lookup = build_lookup_join(operator, table.name, table.key, on, how, select, prefix, args, min_match_rate)
+            lookup = build_lookup_join(
+                operator, table.name, table.key, on, how, select, prefix, args, min_match_rate
+            )
             return self.apply(lookup, name=name or table.name)
         if args or isinstance(select, Mapping):
-            problem = f"{operator}: args= and types in select= are for remote tables; {table.name!r} is a dataset."
+            problem = (
+                f"{operator}: args= and types in select= are for remote tables; {table.name!r} is a"
+                " dataset."
+            )
             step = "Leave args= out, and write select=[…]."
             raise ConfigurationError(problem, step, argument="args" if args else "select")
         elif as_of is not None:
             if calls:
                 problem = f"{operator} has a function, and as_of=, which joins columns only."
-                step = "Join with select=, and call the function after it: flat_map(function, schema=…)."
+                step = (
+                    "Join with select=, and call the function after it: flat_map(function,"
+                    " schema=…)."
+                )
                 raise ConfigurationError(problem, step, argument="function")
             check_as_of(operator, table.dataset, as_of)
             kind, more = AsOfJoin, {"as_of": AsOf(as_of, before_history, on_null_time)}
         elif by_time is not None:
-            problem = f"{operator} has {by_time}= without as_of=: its records are joined with current entries."
-            raise ConfigurationError(problem, "Name the column with the record's time: as_of=….", argument=by_time)
+            problem = (
+                f"{operator} has {by_time}= without as_of=: its records are joined with current"
+                " entries."
+            )
+            raise ConfigurationError(
+                problem, "Name the column with the record's time: as_of=….", argument=by_time
+            )
         elif calls:
             if select is not None or prefix:
-                problem = f"{operator} has a function, and select= or prefix=, which are for joins without one."
-                step = "Leave them out: the function gets the whole entry, and schema= declares what it adds."
+                problem = (
+                    f"{operator} has a function, and select= or prefix=, which are for joins"
+                    " without one."
+                )
+                step = (
+                    "Leave them out: the function gets the whole entry, and schema= declares what"
+                    " it adds."
+                )
                 raise ConfigurationError(problem, step, argument="select", operator=operator)
             validate_record_function(operator, function, schema, "record", "entry")
             kind, more, select = JoinFunction, {"function": function, "schema": schema}, ()
-        spec = build_join(kind, operator, table.dataset, on, how, select, prefix, min_match_rate, **more)
+        spec = build_join(
+            kind, operator, table.dataset, on, how, select, prefix, min_match_rate, **more
+        )
         return self.apply(spec, name=name or table.name)
 
     def join_stream(
@@ -286,22 +382,25 @@ class MessageStream:
         prefix: str = "",
         partition_by: str | Sequence[str] | None = None,
     ) -> MessageStream:
-        """Return the pairs of records of this stream and of `right` with equal keys whose times are within a bound.
+        """Return the pairs of records of this stream and of `right` with equal keys whose times are
+        within a bound.
 
-        Both streams need an event time. `within` is how far apart two times may be, or (before, after): how much
-        earlier and later than this stream's record the other one may be. `on` names the key columns, the same in both,
-        or {column here: column of `right`}. With how="left", "right" or "full" an unmatched record is emitted once,
-        when the watermark has passed it. `select` lists the columns of `right` to add, "fee" or "fee as paid"; the
-        default is all columns except the key, with `prefix` before their names. State is stored under `name`. Both
-        streams must be partitioned by `partition_by`, a subset of this stream's columns in `on` (default: all of
-        them); the result keeps that partitioning.
+        Both streams need an event time. `within` is how far apart two times may be, or (before,
+        after): how much earlier and later than this stream's record the other one may be. `on`
+        names the key columns, the same in both, or {column here: column of `right`}. With
+        how="left", "right" or "full" an unmatched record is emitted once, when the watermark has
+        passed it. `select` lists the columns of `right` to add, "fee" or "fee as paid"; the default
+        is all columns except the key, with `prefix` before their names. State is stored under
+        `name`. Both streams must be partitioned by `partition_by`, a subset of this stream's
+        columns in `on` (default: all of them); the result keeps that partitioning.
         """
         operator = self.graph.next_id(StreamJoin.kind, name)
         if not isinstance(right, MessageStream):
             raise PlanningError(
-                f"{operator} got {getattr(right, 'name', None) or right!r:.60}: expected records of another stream.",
-                'Pass a stream: app.input_stream("…", event_time=…), or the result of an operator. Join tables with '
-                "join().",
+                f"{operator} got {getattr(right, 'name', None) or right!r:.60}: expected records of"
+                " another stream.",
+                'Pass a stream: app.input_stream("…", event_time=…), or the result of an operator.'
+                " Join tables with join().",
                 operator=operator,
             )
         spec = build_stream_join(operator, name, on, within, how, select, prefix, partition_by)
@@ -322,27 +421,35 @@ class MessageStream:
     ) -> MessageStream:
         """Return the aggregates of the records of each key in windows of their event time.
 
-            clicks.window(Tumbling(timedelta(minutes=5)), by="page", name="views", aggregates={"views": Count()})
+            clicks.window(Tumbling(timedelta(minutes=5)), by="page", name="views",
+            aggregates={"views": Count()})
 
-        The columns are those of `by`, `window_start`, `window_end` (exclusive) and the aggregates. With "final" results
-        each window is emitted once: when the watermark has passed its end and `allowed_lateness`. With "updates" each
-        batch emits the current state of the windows that it changed, with the boolean `final`, true once per window.
-        State is stored under `name`, in the table `<application>-<name>`. Records must be partitioned by
-        `partition_by`, a subset of `by` (default: all of it). `late_records` returns records that arrive too late.
+        The columns are those of `by`, `window_start`, `window_end` (exclusive) and the aggregates.
+        With "final" results each window is emitted once: when the watermark has passed its end and
+        `allowed_lateness`. With "updates" each batch emits the current state of the windows that it
+        changed, with the boolean `final`, true once per window. State is stored under `name`, in
+        the table `<application>-<name>`. Records must be partitioned by `partition_by`, a subset of
+        `by` (default: all of it). `late_records` returns records that arrive too late.
         """
         check_event_times(self.graph, self.operator, f"window after {self.operator}")
-        spec = build_window(self.operator, kind, by, name, aggregates, results, allowed_lateness, partition_by)
+        spec = build_window(
+            self.operator, kind, by, name, aggregates, results, allowed_lateness, partition_by
+        )
         return self.apply(spec, name=name)
 
     def late_records(self) -> MessageStream:
-        """Return the records that the stream join or window before this rejected: too late, or without a time or key.
+        """Return the records that the stream join or window before this rejected: too late, or
+        without a time or key.
 
-        Their columns are `side` ("left" or "right" of a join, "" of a window), `why` ("late", "null time" or "null
-        key"), `event_time`, and `record` as JSON.
+        Their columns are `side` ("left" or "right" of a join, "" of a window), `why` ("late", "null
+        time" or "null key"), `event_time`, and `record` as JSON.
         """
         if not self.graph.operators[self.operator].spec.diverts_late_records:
             problem = f"late_records after {self.operator}: this operator has no late records."
-            step = "Call it on the result of a join of two streams or of a window: joined.late_records()."
+            step = (
+                "Call it on the result of a join of two streams or of a window:"
+                " joined.late_records()."
+            )
             raise PlanningError(problem, step, operator=self.operator)
         return self.apply(LateRecords())
 
@@ -360,35 +467,57 @@ class MessageStream:
     ) -> MessageStream:
         """Write the records and return the stream to continue with.
 
-        After an output stream, that is the output stream, with its key and partitions; after a table, it is this
-        stream. The other arguments are for remote tables: `contract` declares that the records are updates, and whether
-        they may insert a default first. `on_null_key` says whether a record with a null key fails the batch or is
-        counted and skipped. With `dead_letters`, records that the table rejects permanently go to that output stream
-        before the batch is committed; more than `at_most` (100) in a batch fail it. `args` are passed to the table's
-        function. A table with `idempotent` or `newest_by` stores marks, the positions of the last records that it
-        applied; `marks_as` names this send there. Sending to an unbounded dataset writes changes to its input stream.
+        After an output stream, that is the output stream, with its key and partitions; after a
+        table, it is this stream. The other arguments are for remote tables: `contract` declares
+        that the records are updates, and whether they may insert a default first. `on_null_key`
+        says whether a record with a null key fails the batch or is counted and skipped. With
+        `dead_letters`, records that the table rejects permanently go to that output stream before
+        the batch is committed; more than `at_most` (100) in a batch fail it. `args` are passed to
+        the table's function. A table with `idempotent` or `newest_by` stores marks, the positions
+        of the last records that it applied; `marks_as` names this send there. Sending to an
+        unbounded dataset writes changes to its input stream.
 
-        A local table stores those columns of the records that it has, and keeps the last record of each key.
-        Tombstones, and records that match the Spark SQL condition `deleted`, delete the entry of their key.
-        `on_null_key` works as for remote tables.
+        A local table stores those columns of the records that it has, and keeps the last record of
+        each key. Tombstones, and records that match the Spark SQL condition `deleted`, delete the
+        entry of their key. `on_null_key` works as for remote tables.
         """
         kinds = (OutputStream, RemoteTableHandle, DatasetHandle)
-        check_declared(self.graph, target, kinds, f"send_to after {self.operator}", "output stream or table")
+        check_declared(
+            self.graph, target, kinds, f"send_to after {self.operator}", "output stream or table"
+        )
         local = isinstance(target, DatasetHandle) and target.dataset.is_local
         if deleted is not None and not local:
             problem = f"send_to after {self.operator}: deleted is for local tables only."
-            raise ConfigurationError(problem, "Leave it out: other targets delete with tombstones.", argument="deleted")
+            raise ConfigurationError(
+                problem, "Leave it out: other targets delete with tombstones.", argument="deleted"
+            )
         if isinstance(target, RemoteTableHandle):
-            send = TableSend(target.name, contract, on_null_key, None, tuple(args), marks_as=marks_as)
+            send = TableSend(
+                target.name, contract, on_null_key, None, tuple(args), marks_as=marks_as
+            )
             return self._send_to_table("send_to", target, send, dead_letters, at_most)
-        if isinstance(target, DatasetHandle) and local and not (contract or dead_letters or args or marks_as):
-            spec = sends.build_send_to_local(self.graph.name, self.operator, target.dataset, deleted, on_null_key)
+        if (
+            isinstance(target, DatasetHandle)
+            and local
+            and not (contract or dead_letters or args or marks_as)
+        ):
+            spec = sends.build_send_to_local(
+                self.graph.name, self.operator, target.dataset, deleted, on_null_key
+            )
             return self.apply(spec, name=target.name)
         skips = on_null_key != "fail" and not local
-        given = {"contract": contract, "on_null_key": skips, "dead_letters": dead_letters, "args": args}
+        given = {
+            "contract": contract,
+            "on_null_key": skips,
+            "dead_letters": dead_letters,
+            "args": args,
+        }
         given |= {"marks_as": marks_as}
         if unfit := [name for name, value in given.items() if value]:
-            problem = f"send_to after {self.operator} got {' and '.join(unfit)}, which only remote tables take."
+            problem = (
+                f"send_to after {self.operator} got {' and '.join(unfit)}, which only remote tables"
+                " take."
+            )
             raise ConfigurationError(problem, "Leave it out.", argument=unfit[0])
         if isinstance(target, DatasetHandle):
             return self._send_to_dataset(target)
@@ -412,36 +541,56 @@ class MessageStream:
     ) -> MessageStream:
         """Update the table's record for the key of each record, and return this stream.
 
-        The stream must have the columns of the table's key. `set` assigns columns, `add` adds numbers, `append` appends
-        one value or a list of them to lists, each given as {table column: Spark SQL expression} or a list of columns
-        that keep their names; `remove` sets columns to null. `if_missing` is the record to start from where none
-        exists, without the key, and may be empty ([]); without it a missing record fails the batch. The other arguments
-        are those of `send_to`. A tombstone deletes the record.
+        The stream must have the columns of the table's key. `set` assigns columns, `add` adds
+        numbers, `append` appends one value or a list of them to lists, each given as {table column:
+        Spark SQL expression} or a list of columns that keep their names; `remove` sets columns to
+        null. `if_missing` is the record to start from where none exists, without the key, and may
+        be empty ([]); without it a missing record fails the batch. The other arguments are those of
+        `send_to`. A tombstone deletes the record.
 
-            flights.update(planes, set={"last_dest": "dest"}, add={"flights": "1"}, if_missing={"flights": "0"})
+            flights.update(planes, set={"last_dest": "dest"}, add={"flights": "1"},
+            if_missing={"flights": "0"})
         """
         if isinstance(table, DatasetHandle | OutputStream):
-            problem = f"update after {self.operator}: {table.name!r} is not a remote table; only these take updates."
-            raise PlanningError(problem, "Send whole records to it with send_to().", operator=self.operator)
-        check_declared(self.graph, table, RemoteTableHandle, f"update after {self.operator}", "remote table")
+            problem = (
+                f"update after {self.operator}: {table.name!r} is not a remote table; only these"
+                " take updates."
+            )
+            raise PlanningError(
+                problem, "Send whole records to it with send_to().", operator=self.operator
+            )
+        check_declared(
+            self.graph, table, RemoteTableHandle, f"update after {self.operator}", "remote table"
+        )
         what = f"update of {table.name} after {self.operator}"
         update = build_update(what, table.key, set, add, append, remove, if_missing)
-        contract = UpdateContract.UPDATE_ONLY if if_missing is None else UpdateContract.UPDATE_WITH_DEFAULTS
+        contract = (
+            UpdateContract.UPDATE_ONLY
+            if if_missing is None
+            else UpdateContract.UPDATE_WITH_DEFAULTS
+        )
         send = TableSend(table.name, contract, on_null_key, update, tuple(args), marks_as=marks_as)
         return self._send_to_table("update", table, send, dead_letters, at_most)
 
     def sink(
-        self, function: SinkFunction, *, returns: Schema | None = None, keeps_partitioning: bool = False
+        self,
+        function: SinkFunction,
+        *,
+        returns: Schema | None = None,
+        keeps_partitioning: bool = False,
     ) -> MessageStream:
-        """Pass the records to a function, at least once per batch, and return the stream to continue with.
+        """Pass the records to a function, at least once per batch, and return the stream to
+        continue with.
 
-        Spark tasks call it with records of one partition, a pyarrow.RecordBatch in stream order, and a `SinkContext`.
-        The records include hidden columns such as `__offset` and `__tombstone`.
+        Spark tasks call it with records of one partition, a pyarrow.RecordBatch in stream order,
+        and a `SinkContext`. The records include hidden columns such as `__offset` and
+        `__tombstone`.
 
-        Without `returns`, the same records continue. With it, the function returns one row of these columns per record,
-        in order, as a RecordBatch or Table, and these rows continue. They are recorded first: a repeated batch reuses
-        them and does not call the function. Their partitioning is unknown, unless `keeps_partitioning=True` promises
-        that the partitioning columns keep their values.
+        Without `returns`, the same records continue. With it, the function returns one row of these
+        columns per record, in order, as a RecordBatch or Table, and these rows continue. They are
+        recorded first: a repeated batch reuses them and does not call the function. Their
+        partitioning is unknown, unless `keeps_partitioning=True` promises that the partitioning
+        columns keep their values.
         """
         return self.apply(sends.build_sink(self.operator, function, returns, keeps_partitioning))
 
@@ -456,7 +605,9 @@ class MessageStream:
         what = f"{method} after {self.operator}: at_most is {at_most!r}"
         if at_most is not None and dead_letters is None:
             raise ConfigurationError(
-                f"{what}, but dead_letters is not given.", "Give both, or neither.", argument="at_most"
+                f"{what}, but dead_letters is not given.",
+                "Give both, or neither.",
+                argument="at_most",
             )
         bound = 100 if at_most is None else at_most
         check_whole_number(bound, what, "1 or more", argument="at_most")
@@ -475,22 +626,28 @@ class MessageStream:
     def _refuse_second_writer(self, target: OutputStream) -> None:
         writer = self.graph.writers.get(target.name)
         if writer is not None:
-            problem = f"output stream {target.name!r} is used twice: by {writer} and after {self.operator}."
-            step = "Continue with the stream that the first send_to() returned, or declare another output stream."
+            problem = (
+                f"output stream {target.name!r} is used twice: by {writer} and after"
+                f" {self.operator}."
+            )
+            step = (
+                "Continue with the stream that the first send_to() returned, or declare another"
+                " output stream."
+            )
             raise PlanningError(problem, step, stream=target.name, operator=self.operator)
 
     def _send_to_dataset(self, target: DatasetHandle) -> MessageStream:
         if target.dataset.stream is None:
             problem = (
-                f"send_to after {self.operator}: dataset {target.name!r} is built from {target.dataset.input}, not "
-                "from a stream that an application could send to."
+                f"send_to after {self.operator}: dataset {target.name!r} is built from"
+                f" {target.dataset.input}, not from a stream that an application could send to."
             )
             step = "Declare it with unbounded_dataset on a stream, or send to an output stream."
             raise PlanningError(problem, step, dataset=target.name, operator=self.operator)
         if not target.dataset.follows_changes:
             problem = (
-                f"send_to after {self.operator}: dataset {target.name!r} is bounded, and its versions end with "
-                "markers, which an application does not send."
+                f"send_to after {self.operator}: dataset {target.name!r} is bounded, and its"
+                " versions end with markers, which an application does not send."
             )
             step = "Declare it with unbounded_dataset, or send to an output stream."
             raise PlanningError(problem, step, dataset=target.name, operator=self.operator)
@@ -500,7 +657,8 @@ class MessageStream:
     def apply(self, spec: Spec, *others: MessageStream, name: str = "") -> MessageStream:
         """Add an operator, and return the records that leave it.
 
-        Its inputs are this stream and `others`; `name` ends its id. The other methods do this for built-in operators.
+        Its inputs are this stream and `others`; `name` ends its id. The other methods do this for
+        built-in operators.
         """
         for stream in others:
             check_same_application(self.graph, stream, stream.operator)

@@ -1,7 +1,8 @@
-"""The registry of remote tables in the lake: it opens a table by its name alone, and tells when a store has lost one.
+"""The registry of remote tables in the lake: it opens a table by its name alone, and tells when a
+store has lost one.
 
-It stores names of registered backends and plain settings, never module paths or secrets, and what the store of a table
-that applications have written said about it last (`Presence`).
+It stores names of registered backends and plain settings, never module paths or secrets, and what
+the store of a table that applications have written said about it last (`Presence`).
 """
 
 from __future__ import annotations
@@ -25,11 +26,20 @@ from dagster_adjunct.resources.objects.fence import Fence
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.tables.functions import TableFunction
 from dagster_adjunct.resources.tables.operation import Conditions
-from dagster_adjunct.resources.tables.presence import NO_TABLE, Loss, Presence, find_loss, is_emptied, merge_presence
+from dagster_adjunct.resources.tables.presence import (
+    NO_TABLE,
+    Loss,
+    Presence,
+    find_loss,
+    is_emptied,
+    merge_presence,
+)
 from dagster_adjunct.resources.tables.table import RemoteTable
 
 KIND = "table"
-_PRUNED_EVERY = 100  # commits of a table, after which those older than _KEPT are deleted: each run makes some
+_PRUNED_EVERY = (
+    100  # commits of a table, after which those older than _KEPT are deleted: each run makes some
+)
 _KEPT = timedelta(days=7)
 _NOTES_SECONDS = 3.0  # how long a plan waits for a store
 T = TypeVar("T")
@@ -39,11 +49,12 @@ T = TypeVar("T")
 def register_tables(
     lake: Lake, app: Application, *, by: str, warn: Callable[[str], None] = lambda text: None
 ) -> Iterator[RegisteredTables]:
-    """Register the application's remote tables before the block, a run, and store after it what their stores say.
+    """Register the application's remote tables before the block, a run, and store after it what
+    their stores say.
 
-    Of tables of unregistered backends nothing is remembered. Raises TableNotFoundError for a table that is gone, and
-    TableReplacedError for one that is not what applications have written: the run would go on with an empty or an
-    older one. `warn` gets what may have been done on purpose.
+    Of tables of unregistered backends nothing is remembered. Raises TableNotFoundError for a table
+    that is gone, and TableReplacedError for one that is not what applications have written: the run
+    would go on with an empty or an older one. `warn` gets what may have been done on purpose.
     """
     tables = RegisteredTables(lake, app, by=by, warn=warn)
     try:
@@ -60,16 +71,26 @@ def register_tables(
 
 
 class RegisteredTables:
-    """The registered tables of a run's application, of which the store is asked before each batch that writes them."""
+    """The registered tables of a run's application, of which the store is asked before each
+    batch that writes them.
+    """
 
-    def __init__(self, lake: Lake, app: Application, *, by: str, warn: Callable[[str], None]) -> None:
+    def __init__(
+        self, lake: Lake, app: Application, *, by: str, warn: Callable[[str], None]
+    ) -> None:
         self._lake, self._by, self._warn = lake, by, warn
         targets = (operator.spec.target(app) for operator in app.operators)
-        written = {target.name for target in targets if target is not None and target.kind == "table"}
-        tables = (_table_of_run(table, is_written=table.name in written) for table in app.tables.values())
+        written = {
+            target.name for target in targets if target is not None and target.kind == "table"
+        }
+        tables = (
+            _table_of_run(table, is_written=table.name in written) for table in app.tables.values()
+        )
         self._tables = [table for table in tables if table is not None]
         self._thread = LoopThread("registered-tables")
-        self.begun: set[str] = set()  # the names of the tables that `begin_batch` has found or created
+        self.begun: set[str] = (
+            set()
+        )  # the names of the tables that `begin_batch` has found or created
 
     def check(self) -> None:
         """Compare each table with what the lake remembers of it, and register its declaration.
@@ -79,7 +100,9 @@ class RegisteredTables:
         self._for_each(self._check, self._tables)
 
     def read_notes(self) -> list[str]:
-        """Return the notes on settings of stores that may lose records. Raises ConfigurationError as a run would."""
+        """Return the notes on settings of stores that may lose records. Raises
+        ConfigurationError as a run would.
+        """
         notes: list[str] = []
 
         async def read(table: _Table) -> None:
@@ -93,9 +116,10 @@ class RegisteredTables:
     def begin_batch(self, fence: Fence | None = None) -> None:
         """Ask the stores of the tables that the run writes whether they still hold them.
 
-        The first call counts the run in each store, and creates tables that no application has written yet: from then
-        on, a missing one is an error. Fenced tables then refuse writes of runs before that of this `fence`. Raises as
-        `register_tables`, TableUnavailableError, and RunLeaseLostError if a later run has begun.
+        The first call counts the run in each store, and creates tables that no application has
+        written yet: from then on, a missing one is an error. Fenced tables then refuse writes of
+        runs before that of this `fence`. Raises as `register_tables`, TableUnavailableError, and
+        RunLeaseLostError if a later run has begun.
         """
 
         async def begin(table: _Table) -> None:
@@ -112,7 +136,9 @@ class RegisteredTables:
 
         async def close_all() -> None:
             for table in self._tables:
-                if isinstance(table.function, StoreTable):  # another one may have no connections for each event loop
+                if isinstance(
+                    table.function, StoreTable
+                ):  # another one may have no connections for each event loop
                     await table.function.close()
 
         self._thread.close(close_all)
@@ -159,9 +185,13 @@ class RegisteredTables:
             await self._store(table, now)
         table.seen = now
 
-    async def _begin_run(self, table: _Table, before: Presence, fence: Fence | None) -> Presence | None:
+    async def _begin_run(
+        self, table: _Table, before: Presence, fence: Fence | None
+    ) -> Presence | None:
         def begin() -> Awaitable[Presence | None]:
-            return table.function.begin_run(create=not before.exists, marks=table.has_marks, fence=fence)
+            return table.function.begin_run(
+                create=not before.exists, marks=table.has_marks, fence=fence
+            )
 
         try:
             return await _retried(table, begin)
@@ -185,11 +215,14 @@ class RegisteredTables:
     def _warn_if_emptied(self, table: _Table, before: Presence, now: Presence) -> None:
         if is_emptied(before, now):
             self._warn(
-                f"table {table.name} has no rows, and the last run that wrote it left some. If nobody deleted them on "
-                f"purpose, stop this run and restore {table.place} from a copy."
+                f"table {table.name} has no rows, and the last run that wrote it left some. If"
+                f" nobody deleted them on purpose, stop this run and restore {table.place} from a"
+                " copy."
             )
 
-    def _lost(self, table: _Table, loss: Loss, now: Presence, before: Presence) -> errors.TableNotFoundError:
+    def _lost(
+        self, table: _Table, loss: Loss, now: Presence, before: Presence
+    ) -> errors.TableNotFoundError:
         current = _log(self._lake, table.name).current()
         written_as = table.place if current is None else _place_of(current.body["function"])
         return _loss_error(self._lake.url, table, loss, now, before, written_as)
@@ -207,7 +240,11 @@ class RegisteredTables:
 
         def decide(current: Commit | None) -> dict[str, Any] | None:
             known = _presence_in(current)
-            latest = known if now is None or (known.exists and not now.exists) else merge_presence(known, now)
+            latest = (
+                known
+                if now is None or (known.exists and not now.exists)
+                else merge_presence(known, now)
+            )
             body = {**declaration, "presence": latest.to_dict() if latest.exists else None}
             return None if current is not None and current.body == body else body
 
@@ -223,7 +260,9 @@ class RegisteredTables:
 
 @dataclass(slots=True)
 class _Table:
-    """A table in a run: its declaration, None without a registered backend, and what its store said last (`seen`)."""
+    """A table in a run: its declaration, None without a registered backend, and what its store
+    said last (`seen`).
+    """
 
     table: AnyTable
     function: TableFunction
@@ -247,14 +286,20 @@ class _Table:
 
 
 def _table_of_run(table: AnyTable, *, is_written: bool) -> _Table | None:
-    """Return a table of a run that writes it or only reads it; None if its function is not one of ours."""
+    """Return a table of a run that writes it or only reads it; None if its function is not one
+    of ours.
+    """
     shown = table.read_function or table.write_function
     asked = table.write_function if is_written else shown
     if not isinstance(asked, TableFunction):
         return None
     declaration = None
     with suppress(errors.ConfigurationError):  # its backend is not registered
-        declaration = {"name": table.name, "key": list(table.key), "function": describe_function(shown)}
+        declaration = {
+            "name": table.name,
+            "key": list(table.key),
+            "function": describe_function(shown),
+        }
     return _Table(table, asked, declaration, is_written)
 
 
@@ -264,9 +309,13 @@ async def _settings_notes(table: _Table) -> list[str]:
     Raises ConfigurationError if they make the conditions of its writes void.
     """
     remote = table.table
-    conditions = Conditions(remote.newest_by, remote.idempotent) if table.is_written else Conditions()
+    conditions = (
+        Conditions(remote.newest_by, remote.idempotent) if table.is_written else Conditions()
+    )
     try:
-        return await table.function.check_settings(conditions, fenced=table.is_written and remote.fenced)
+        return await table.function.check_settings(
+            conditions, fenced=table.is_written and remote.fenced
+        )
     except errors.AdjunctError as error:
         if getattr(error, "argument", None) in ("newest_by", "idempotent", "fenced"):
             raise
@@ -274,7 +323,9 @@ async def _settings_notes(table: _Table) -> list[str]:
 
 
 async def _retried(table: _Table, request: Callable[[], Awaitable[T]]) -> T:
-    """Return the result of a request, which is retried by the table's policy while the store is unavailable."""
+    """Return the result of a request, which is retried by the table's policy while the store is
+    unavailable.
+    """
     loop, attempts = asyncio.get_running_loop(), 0
     began = loop.time()
     while True:
@@ -310,33 +361,44 @@ def _loss_error(
     accept = f"adjunct table allow-recreate {name}"
     if loss == "gone" and here != written_as:
         return errors.TableNotFoundError(
-            f"table {name} is declared as {here}, which does not exist, and applications of {lake} have written it as "
-            f"{written_as}. A second one would be empty.",
-            "Run in the folder from which the path leads to the first one, declare its absolute path, or move it. Or "
-            f"let the next run create it: {accept}.",
+            f"table {name} is declared as {here}, which does not exist, and applications of"
+            f" {lake} have written it as {written_as}. A second one would be empty.",
+            "Run in the folder from which the path leads to the first one, declare its absolute"
+            f" path, or move it. Or let the next run create it: {accept}.",
             table=name,
         )
     if loss == "gone":
-        problem = f"table {name}: {here} is gone, and applications of {lake} have written it. A new one would be empty."
+        problem = (
+            f"table {name}: {here} is gone, and applications of {lake} have written it. A new one"
+            " would be empty."
+        )
         step = f"Restore it from a copy. Or let the next run create it again: {accept}."
         return errors.TableNotFoundError(problem, step, table=name)
     found = {
         "replaced": "it was created again, or replaced, since applications wrote it",
         "truncated": "all its rows were removed at once (TRUNCATE)",
-        "marks": "the table with its marks is gone, so that repeated messages would be applied again",
-        "older": f"it is restored from an older backup: it counts {now.runs} run(s), and {before.runs} have begun",
+        "marks": (
+            "the table with its marks is gone, so that repeated messages would be applied again"
+        ),
+        "older": (
+            f"it is restored from an older backup: it counts {now.runs} run(s), and"
+            f" {before.runs} have begun"
+        ),
     }[loss]
     moved = "" if here == written_as else f" Applications have written it as {written_as}."
     return errors.TableReplacedError(
-        f"table {name}: {here} is not the table that applications of {lake} have written: {found}.{moved}",
-        f"Restore it from its newest copy. Or accept it as it is: {accept}; a startpoint can send records again.",
+        f"table {name}: {here} is not the table that applications of {lake} have written:"
+        f" {found}.{moved}",
+        f"Restore it from its newest copy. Or accept it as it is: {accept}; a startpoint can send"
+        " records again.",
         table=name,
         loss=loss,
     )
 
 
 def read_table_notes(lake: Lake, app: Application) -> list[str]:
-    """Return notes on settings of the stores of remote tables; stores that do not answer are left out.
+    """Return notes on settings of the stores of remote tables; stores that do not answer are left
+    out.
 
     Raises ConfigurationError if a store can't hold what a table declares.
     """
@@ -348,7 +410,9 @@ def read_table_notes(lake: Lake, app: Application) -> list[str]:
 
 
 def reset_table(lake: Lake, name: str, *, by: str) -> None:
-    """Forget what a table's store said, so that the next run may create or accept it; the store is left unchanged."""
+    """Forget what a table's store said, so that the next run may create or accept it; the store
+    is left unchanged.
+    """
 
     def decide(current: Commit | None) -> dict[str, Any]:
         if current is None:
@@ -366,17 +430,24 @@ def open_registered_table(lake: Lake, name: str) -> AnyTable:
     try:
         settings = dict(commit.body["function"])
         # Looking up a record must not create a table.
-        function = function_from_description(settings | ({"create": False} if "create" in settings else {}))
+        function = function_from_description(
+            settings | ({"create": False} if "create" in settings else {})
+        )
         return RemoteTable(commit.body["name"], key=commit.body["key"], read_function=function)
     except (KeyError, TypeError) as error:
-        problem = f"the declaration of table {name!r} in {commit.manifest_key} can't be read: {error!r}."
+        problem = (
+            f"the declaration of table {name!r} in {commit.manifest_key} can't be read: {error!r}."
+        )
         step = "Run its application again, which rewrites the declaration."
         raise errors.MalformedDocumentError(problem, step, document=commit.manifest_key) from error
 
 
 def _unknown_table_error(lake: Lake, name: str) -> errors.ConfigurationError:
     known = sorted({info.key.split("/")[1] for info in lake.store.list("tables/")})
-    problem = f"no application of {lake.url} has written a table {name!r}; known are {', '.join(known) or 'none'}."
+    problem = (
+        f"no application of {lake.url} has written a table {name!r}; known are"
+        f" {', '.join(known) or 'none'}."
+    )
     step = "Check the name; a table is known once an application that writes it has run."
     return errors.ConfigurationError(problem, step, table=name)
 

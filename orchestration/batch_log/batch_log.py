@@ -1,15 +1,19 @@
-"""The batch log of an application: intents, checkpoints and their history, behind one pointer in the lake.
+"""The batch log of an application: intents, checkpoints and their history, behind one pointer in
+the lake.
 
-Each batch commits twice: its intent before anything is read, and its close after every output is written. The close is
-the checkpoint, which alone says where to continue. An intent that a crash left open is repeated exactly as logged, so
-that the same input is joined with the same versions and gives the same output.
+Each batch commits twice: its intent before anything is read, and its close after every output is
+written. The close is the checkpoint, which alone says where to continue. An intent that a crash
+left open is repeated exactly as logged, so that the same input is joined with the same versions and
+gives the same output.
 
 A startpoint passes through these states:
 
-    request -> fanned out -> resolved (offset stored, nothing read yet) -> applied (by a commit of offsets)
+    request -> fanned out -> resolved (offset stored, nothing read yet) -> applied (by a commit of
+    offsets)
                                      `-> with an end: a replay, a cursor next to the main position
 
-Each applied startpoint, and each replay, opens a new epoch of its partition. Records read from there on carry it.
+Each applied startpoint, and each replay, opens a new epoch of its partition. Records read from
+there on carry it.
 """
 
 from __future__ import annotations
@@ -37,7 +41,8 @@ from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.streams.system import OffsetRange, SystemStreamPartition
 from dagster_adjunct.resources.validation import validated
 
-# How many requests are remembered for a partition: they expire, so one that is written again is among the last.
+# How many requests are remembered for a partition: they expire, so one that is written again is
+# among the last.
 _MAX_TAKEN = 20
 # How often a commit that other commits precede is tried, at most.
 _MAX_ATTEMPTS = 5
@@ -53,11 +58,15 @@ def _parse_partition(stored: object) -> SystemStreamPartition:
 
 
 # A stream partition, stored as its text: "lake.flights.3".
-Partition = Annotated[SystemStreamPartition, PlainValidator(_parse_partition), PlainSerializer(str, return_type=str)]
+Partition = Annotated[
+    SystemStreamPartition, PlainValidator(_parse_partition), PlainSerializer(str, return_type=str)
+]
 
 
 class RequestedPosition(StoredDocument):
-    """A position that somebody requested; `position` describes it, as in "timestamp 2026-01-02T00:00:00+00:00"."""
+    """A position that somebody requested; `position` describes it, as in "timestamp
+    2026-01-02T00:00:00+00:00".
+    """
 
     id: str
     position: str
@@ -78,7 +87,8 @@ class ResolvedStartpoint(RequestedPosition):
 
 
 class AppliedStartpoint(RequestedPosition):
-    """The latest startpoint that a commit of offsets applied to a partition, and the epoch that it opened.
+    """The latest startpoint that a commit of offsets applied to a partition, and the epoch that it
+    opened.
 
     `batch` is the first batch that started there; None where there was nothing to read yet.
     """
@@ -96,7 +106,8 @@ class AppliedStartpoint(RequestedPosition):
 class Replay(RequestedPosition):
     """A bounded replay of one partition: it reads [`start`, `until`) again, and has reached `next`.
 
-    `versions` says which dataset versions its records are joined with; for "recorded" the plan `recorded` lists them.
+    `versions` says which dataset versions its records are joined with; for "recorded" the plan
+    `recorded` lists them.
     """
 
     ssp: Partition
@@ -111,12 +122,15 @@ class Replay(RequestedPosition):
 
     def describe(self) -> str:
         """Return a description of the replay, to be followed by a verb."""
-        return f"{self.ssp}: replay from {self.position} ({self.by}: {self.reason}), epoch {self.epoch},"
+        return (
+            f"{self.ssp}: replay from {self.position} ({self.by}: {self.reason}), epoch"
+            f" {self.epoch},"
+        )
 
 
 def replay_id(ssp: SystemStreamPartition, startpoint_id: str) -> str:
-    """Return the id of the replay that a bounded request starts on a partition; one request may be for several
-    partitions.
+    """Return the id of the replay that a bounded request starts on a partition; one request may be
+    for several partitions.
     """
     return f"{startpoint_id}@{ssp}"
 
@@ -124,11 +138,12 @@ def replay_id(ssp: SystemStreamPartition, startpoint_id: str) -> str:
 class OffsetState(StoredDocument):
     """The positions of an application besides its checkpoint, by partition.
 
-    `streams` are the identities of the input streams that the checkpoint belongs to. `epochs` are the epochs of the
-    main position, `opened` the highest ones ever opened, both without zeros. `replays` are those under way, by id;
-    `begun` has the ids of replays that began and whose requests may still be fanned out. `taken` has the ids of the
-    latest requests that were applied or began a replay: if one is written again, it is not applied again.
-    `furthest` has the end of all that the main position has read, where it was moved before.
+    `streams` are the identities of the input streams that the checkpoint belongs to. `epochs` are
+    the epochs of the main position, `opened` the highest ones ever opened, both without zeros.
+    `replays` are those under way, by id; `begun` has the ids of replays that began and whose
+    requests may still be fanned out. `taken` has the ids of the latest requests that were applied
+    or began a replay: if one is written again, it is not applied again. `furthest` has the end of
+    all that the main position has read, where it was moved before.
     """
 
     streams: dict[str, str] = Default(default_factory=dict)
@@ -142,10 +157,16 @@ class OffsetState(StoredDocument):
     furthest: dict[Partition, str] = Default(default_factory=dict)
 
     def has_taken(self, ssp: SystemStreamPartition, startpoint_id: str) -> bool:
-        """Return whether a commit has applied this startpoint of a partition, or has started its replay."""
+        """Return whether a commit has applied this startpoint of a partition, or has started its
+        replay.
+        """
         applied = self.applied.get(ssp)
         known = applied is not None and applied.id == startpoint_id
-        return known or replay_id(ssp, startpoint_id) in self.begun or startpoint_id in self.taken.get(ssp, ())
+        return (
+            known
+            or replay_id(ssp, startpoint_id) in self.begun
+            or startpoint_id in self.taken.get(ssp, ())
+        )
 
     def next_epoch(self, ssp: SystemStreamPartition) -> int:
         """Return the epoch that the next startpoint of this partition opens."""
@@ -154,7 +175,9 @@ class OffsetState(StoredDocument):
     def with_applied(
         self, startpoints: Mapping[SystemStreamPartition, str], batch: int | None, at: datetime
     ) -> OffsetState:
-        """Return the state after a commit of offsets that applied these startpoints (id by partition)."""
+        """Return the state after a commit of offsets that applied these startpoints (id by
+        partition).
+        """
         applied, epochs, opened = dict(self.applied), dict(self.epochs), dict(self.opened)
         resolved, taken = dict(self.resolved), dict[SystemStreamPartition, str]()
         for ssp, startpoint_id in startpoints.items():
@@ -170,24 +193,34 @@ class OffsetState(StoredDocument):
         return self.model_copy(update={**update, "taken": self._add_taken(taken)})
 
     def with_replays(self, replays: Sequence[Replay]) -> OffsetState:
-        """Return the state with more replays, whose epochs are opened; a replay of no offsets has ended already."""
+        """Return the state with more replays, whose epochs are opened; a replay of no offsets
+        has ended already.
+        """
         under_way = {replay.id: replay for replay in replays if replay.start != replay.until}
         return self.model_copy(
             update={
                 "replays": {**self.replays, **under_way},
-                "opened": {**self.opened, **{replay.ssp: replay.epoch for replay in under_way.values()}},
+                "opened": {
+                    **self.opened,
+                    **{replay.ssp: replay.epoch for replay in under_way.values()},
+                },
                 "begun": self.begun | {replay.id for replay in replays},
-                "taken": self._add_taken({replay.ssp: replay.id.removesuffix(f"@{replay.ssp}") for replay in replays}),
+                "taken": self._add_taken(
+                    {replay.ssp: replay.id.removesuffix(f"@{replay.ssp}") for replay in replays}
+                ),
             }
         )
 
     def with_abandoned(
-        self, epochs: Mapping[SystemStreamPartition, int], replays: Mapping[SystemStreamPartition, str]
+        self,
+        epochs: Mapping[SystemStreamPartition, int],
+        replays: Mapping[SystemStreamPartition, str],
     ) -> OffsetState:
-        """Return the state after a batch of these epochs was abandoned: what it read is read again in higher epochs.
+        """Return the state after a batch of these epochs was abandoned: what it read is read again
+        in higher epochs.
 
-        Outputs may have its results already, which the epochs distinguish from the repeated ones. `replays` are the ids
-        of the replays that it read, by partition.
+        Outputs may have its results already, which the epochs distinguish from the repeated ones.
+        `replays` are the ids of the replays that it read, by partition.
         """
         now, opened, under_way = dict(self.epochs), dict(self.opened), dict(self.replays)
         for ssp, epoch in epochs.items():
@@ -198,10 +231,14 @@ class OffsetState(StoredDocument):
             if ssp not in replays:
                 now[ssp] = opened[ssp]
             elif replays[ssp] in under_way:
-                under_way[replays[ssp]] = under_way[replays[ssp]].model_copy(update={"epoch": opened[ssp]})
+                under_way[replays[ssp]] = under_way[replays[ssp]].model_copy(
+                    update={"epoch": opened[ssp]}
+                )
         return self.model_copy(update={"epochs": now, "opened": opened, "replays": under_way})
 
-    def with_taken_back(self, startpoints: Iterable[tuple[SystemStreamPartition, str]]) -> OffsetState:
+    def with_taken_back(
+        self, startpoints: Iterable[tuple[SystemStreamPartition, str]]
+    ) -> OffsetState:
         """Return the state in which these startpoints (partition and id) are not applied any more.
 
         Their ids count as taken, so that a run or a fan-out that still has them drops them.
@@ -216,13 +253,17 @@ class OffsetState(StoredDocument):
             state = state.model_copy(update={"resolved": resolved, "taken": taken})
         return state
 
-    def _add_taken(self, ids: Mapping[SystemStreamPartition, str]) -> dict[SystemStreamPartition, tuple[str, ...]]:
-        added = {ssp: (*self.taken.get(ssp, ()), newest)[-_MAX_TAKEN:] for ssp, newest in ids.items()}
+    def _add_taken(
+        self, ids: Mapping[SystemStreamPartition, str]
+    ) -> dict[SystemStreamPartition, tuple[str, ...]]:
+        added = {
+            ssp: (*self.taken.get(ssp, ()), newest)[-_MAX_TAKEN:] for ssp, newest in ids.items()
+        }
         return {**self.taken, **added}
 
     def with_replayed(self, ends: Mapping[str, str]) -> OffsetState:
-        """Return the state after a batch that advanced these replays (by id) to these offsets; finished ones are
-        removed.
+        """Return the state after a batch that advanced these replays (by id) to these offsets;
+        finished ones are removed.
         """
         replays = dict(self.replays)
         for replay_id, end in ends.items():
@@ -239,10 +280,11 @@ MAX_SKIPPED = 100
 class PartitionTimes(StoredDocument):
     """The event times of a source partition; None before its first record with a time.
 
-    `newest` is the latest event time of its records, `watermark` the time below which no further record is expected; it
-    never decreases. `read_to` is the offset after the highest one ever read, `skipped` are the spans [from, to) below
-    it that were never read, in order, MAX_SKIPPED at most. `active_at` is the clock of the last batch that had records
-    of it or left some for a later batch, or of the first batch that knew it.
+    `newest` is the latest event time of its records, `watermark` the time below which no further
+    record is expected; it never decreases. `read_to` is the offset after the highest one ever read,
+    `skipped` are the spans [from, to) below it that were never read, in order, MAX_SKIPPED at most.
+    `active_at` is the clock of the last batch that had records of it or left some for a later
+    batch, or of the first batch that knew it.
     """
 
     active_at: datetime
@@ -254,11 +296,13 @@ class PartitionTimes(StoredDocument):
     def skipped_after(self, start: int, end: int) -> tuple[tuple[int, int], ...]:
         """Return the skipped spans after the offsets [start, end) were read.
 
-        Each startpoint that moves forward adds a span. Of more than MAX_SKIPPED spans the lowest are dropped, and count
-        as read.
+        Each startpoint that moves forward adds a span. Of more than MAX_SKIPPED spans the lowest
+        are dropped, and count as read.
         """
         gaps = [*self.skipped, (self.read_to, start)]
-        parts = [part for low, high in gaps for part in ((low, min(high, start)), (max(low, end), high))]
+        parts = [
+            part for low, high in gaps for part in ((low, min(high, start)), (max(low, end), high))
+        ]
         return tuple(part for part in parts if part[0] < part[1])[-MAX_SKIPPED:]
 
 
@@ -269,15 +313,27 @@ class TimeState(StoredDocument):
     operators: dict[str, datetime] = Default(default_factory=dict)
 
     def without_streams(self, streams: Iterable[str]) -> TimeState:
-        """Return the state without these streams, which were recreated, so that their former offsets mean nothing."""
+        """Return the state without these streams, which were recreated, so that their former
+        offsets mean nothing.
+        """
         recreated = {*streams}
-        remaining = {ssp: times for ssp, times in self.partitions.items() if ssp.qualified_stream not in recreated}
-        return self if len(remaining) == len(self.partitions) else self.model_copy(update={"partitions": remaining})
+        remaining = {
+            ssp: times
+            for ssp, times in self.partitions.items()
+            if ssp.qualified_stream not in recreated
+        }
+        return (
+            self
+            if len(remaining) == len(self.partitions)
+            else self.model_copy(update={"partitions": remaining})
+        )
 
     def carry_over(self, stream: str, went_on: Mapping[SystemStreamPartition, str]) -> TimeState:
-        """Return the state after the stream was repartitioned into partitions that continue at these offsets.
+        """Return the state after the stream was repartitioned into partitions that continue at
+        these offsets.
 
-        Any record may be in any partition now, so each has come as far as the one that was farthest behind.
+        Any record may be in any partition now, so each has come as far as the one that was farthest
+        behind.
         """
         before = [times for ssp, times in self.partitions.items() if ssp.qualified_stream == stream]
         if not before:
@@ -294,7 +350,9 @@ class TimeState(StoredDocument):
             )
             for ssp, offset in went_on.items()
         }
-        return self.model_copy(update={"partitions": {**self.without_streams([stream]).partitions, **carried}})
+        return self.model_copy(
+            update={"partitions": {**self.without_streams([stream]).partitions, **carried}}
+        )
 
 
 Counters = dict[str, dict[str, int]]
@@ -312,13 +370,15 @@ class Intent(StoredDocument):
     - `startpoints`: the ids of the startpoints that it applies.
     - `epochs`: the epoch of each partition's records; 0 for partitions that are not listed.
     - `lost`: offsets that retention deleted before they were read, of inputs that declare on_lost.
-    - `replays`: the ids of the replays that it reads. Such a batch reads nothing else and moves no checkpoint.
+    - `replays`: the ids of the replays that it reads. Such a batch reads nothing else and moves no
+      checkpoint.
     - `tasks`: how many tasks read each record of a broadcast input; None without broadcast inputs.
     - `reading`: which dataset versions its joins use; `JoinVersions` describes the choices.
     - `over_time`: all versions of each bounded dataset that is joined by time.
-    - `waiting`: partitions with `idle_after` that have records for a later batch, so they do not count as idle.
-    - `cut`: whether retention deleted some of its records before it finished. Outputs that were written before that
-      keep all of its records.
+    - `waiting`: partitions with `idle_after` that have records for a later batch, so they do not
+      count as idle.
+    - `cut`: whether retention deleted some of its records before it finished. Outputs that were
+      written before that keep all of its records.
     """
 
     batch: int
@@ -340,14 +400,18 @@ class Intent(StoredDocument):
     def all_versions(self) -> dict[str, tuple[str, ...]]:
         """All versions that the batch reads, by dataset; () for one without a version."""
         return {
-            name: tuple(dict.fromkeys([*([] if version is None else [version]), *self.over_time.get(name, ())]))
+            name: tuple(
+                dict.fromkeys(
+                    [*([] if version is None else [version]), *self.over_time.get(name, ())]
+                )
+            )
             for name, version in self.versions.items()
         }
 
 
 class ClosedBatch(StoredDocument):
-    """What one batch did: its intent, the number of input records, the counters of each output and join, and the time
-    that each stage took.
+    """What one batch did: its intent, the number of input records, the counters of each output and
+    join, and the time that each stage took.
     """
 
     intent: Intent
@@ -361,11 +425,12 @@ class ClosedBatch(StoredDocument):
 class ApplicationState(StoredDocument):
     """The whole state of an application.
 
-    `checkpoint` is the next offset to read of each stream partition; `records` and `totals` sum up the input records
-    and counters of all closed batches. `given_up` is the number of the abandoned batch before the next one, which reads
-    its records again: local tables remove what it wrote. `times` are the event times of the inputs. After a rename,
-    `writes_as` is the name by which outputs know the application; the log of the former name has the new one in
-    `renamed_to`. `note` says what else there is to know of this commit, such as its purpose if no batch made it.
+    `checkpoint` is the next offset to read of each stream partition; `records` and `totals` sum up
+    the input records and counters of all closed batches. `given_up` is the number of the abandoned
+    batch before the next one, which reads its records again: local tables remove what it wrote.
+    `times` are the event times of the inputs. After a rename, `writes_as` is the name by which
+    outputs know the application; the log of the former name has the new one in `renamed_to`. `note`
+    says what else there is to know of this commit, such as its purpose if no batch made it.
     """
 
     checkpoint: dict[Partition, str] = Default(default_factory=dict)
@@ -404,9 +469,10 @@ class LoggedState(NamedTuple):
 class BatchLog:
     """The batch log of one application in one lake.
 
-    Every change is a compare-and-swap on the application's pointer, from the commit that it was decided over. If
-    another run commits in between, the change fails with CommitConflictError and has no effect. `commit`, `open` and
-    `close` return the commit and the state that they have stored.
+    Every change is a compare-and-swap on the application's pointer, from the commit that it was
+    decided over. If another run commits in between, the change fails with CommitConflictError and
+    has no effect. `commit`, `open` and `close` return the commit and the state that they have
+    stored.
     """
 
     def __init__(self, lake: Lake, application: str) -> None:
@@ -427,12 +493,16 @@ class BatchLog:
         note: str | None = None,
         checks: Sequence[Callable[[], object]] = (),
     ) -> LoggedState:
-        """Commit this state; `note` says what for, where no batch makes it. `checks` may prevent it, by raising."""
+        """Commit this state; `note` says what for, where no batch makes it. `checks` may prevent
+        it, by raising.
+        """
         if logged.commit is None:
             self._register_name()
         state = state.model_copy(update={"note": note})
         try:
-            commit = self._log.commit(logged.commit, state.model_dump(mode="json"), by=by, checks=checks)
+            commit = self._log.commit(
+                logged.commit, state.model_dump(mode="json"), by=by, checks=checks
+            )
             return LoggedState(commit, state)
         except errors.CommitConflictError as conflict:
             raise self._fenced(self._log.current()) from conflict
@@ -454,7 +524,10 @@ class BatchLog:
         """
         state = logged.state
         checkpoint, offsets = _apply_batch(state, done.intent, done.closed_at)
-        lost = [f"{ssp} from {span.start} up to {span.end}" for ssp, span in sorted(done.intent.lost.items())]
+        lost = [
+            f"{ssp} from {span.start} up to {span.end}"
+            for ssp, span in sorted(done.intent.lost.items())
+        ]
         closed = ApplicationState(
             checkpoint=checkpoint,
             batch=done.intent.batch,
@@ -472,9 +545,10 @@ class BatchLog:
     def abandon(self, *, reason: str, by: str, skip: bool) -> Intent:
         """Abandon the open batch, so that the next run plans a new one; return its intent.
 
-        Its number is not used again. Outputs that have its records get them again under another number, so twice, but
-        in a higher epoch. With `skip`, its ranges count as read, and what no output has yet is skipped. Raises
-        ConfigurationError if no batch is open or no reason is given, and CommitConflictError.
+        Its number is not used again. Outputs that have its records get them again under another
+        number, so twice, but in a higher epoch. With `skip`, its ranges count as read, and what no
+        output has yet is skipped. Raises ConfigurationError if no batch is open or no reason is
+        given, and CommitConflictError.
         """
         what = f"the open batch of application {self._application!r}"
         require_reason(reason, what, "abandoned", application=self._application)
@@ -483,15 +557,24 @@ class BatchLog:
         if intent is None:
             problem = f"application {self._application!r} has no open batch to abandon."
             raise errors.ConfigurationError(
-                problem, f"See its state: adjunct checkpoint show {self._application}.", application=self._application
+                problem,
+                f"See its state: adjunct checkpoint show {self._application}.",
+                application=self._application,
             )
         note = f"batch {intent.batch} {'skipped' if skip else 'abandoned'}: {reason}"
         update: dict[str, object] = {"open": None, "batch": intent.batch}
         if skip:
             update["checkpoint"], update["offsets"] = _apply_batch(state, intent, self._lake.now())
         else:
-            again = {ssp: intent.epochs.get(ssp, 0) for ssp, span in intent.ranges.items() if span.start != span.end}
-            update |= {"offsets": state.offsets.with_abandoned(again, intent.replays), "given_up": intent.batch}
+            again = {
+                ssp: intent.epochs.get(ssp, 0)
+                for ssp, span in intent.ranges.items()
+                if span.start != span.end
+            }
+            update |= {
+                "offsets": state.offsets.with_abandoned(again, intent.replays),
+                "given_up": intent.batch,
+            }
         self.commit(logged, state.model_copy(update=update), by=by, note=note)
         return intent
 
@@ -526,36 +609,49 @@ class BatchLog:
         """
         logged = self.read()
         state = logged.state
-        stopped = [state.offsets.replays[key] for key in sorted(ids) if key in state.offsets.replays]
+        stopped = [
+            state.offsets.replays[key] for key in sorted(ids) if key in state.offsets.replays
+        ]
         if not stopped:
             return []
-        if state.open is not None and set(state.open.replays.values()) & {replay.id for replay in stopped}:
+        if state.open is not None and set(state.open.replays.values()) & {
+            replay.id for replay in stopped
+        }:
             raise errors.ConfigurationError(
-                f"batch {state.open.batch} of application {self._application!r} is reading a replay on "
-                f"{', '.join(str(replay.ssp) for replay in stopped)}.",
-                f"Try again after the batch, or abandon it: adjunct checkpoint abandon {self._application} --reason ….",
+                f"batch {state.open.batch} of application {self._application!r} is reading a replay"
+                f" on {', '.join(str(replay.ssp) for replay in stopped)}.",
+                "Try again after the batch, or abandon it: adjunct checkpoint abandon"
+                f" {self._application} --reason ….",
                 application=self._application,
             )
-        replays = {key: replay for key, replay in state.offsets.replays.items() if replay not in stopped}
-        after = state.model_copy(update={"offsets": state.offsets.model_copy(update={"replays": replays})})
+        replays = {
+            key: replay for key, replay in state.offsets.replays.items() if replay not in stopped
+        }
+        after = state.model_copy(
+            update={"offsets": state.offsets.model_copy(update={"replays": replays})}
+        )
         self.commit(logged, after, by=by, note=f"replays cancelled: {reason}")
         return stopped
 
     def continue_from(self, old: str, *, by: str, note: str) -> None:
         """Begin with the history and the state of the application formerly called `old`.
 
-        Safe to repeat until it has returned. Raises CommitConflictError if this log has commits of its own.
+        Safe to repeat until it has returned. Raises CommitConflictError if this log has commits of
+        its own.
         """
         before = BatchLog(self._lake, old)
         state = before.read().state
         update = {"writes_as": state.writes_as or old, "renamed_to": None, "note": note}
         self._register_name()
-        self._log.continue_from(before._log, state.model_copy(update=update).model_dump(mode="json"), by=by)
+        self._log.continue_from(
+            before._log, state.model_copy(update=update).model_dump(mode="json"), by=by
+        )
 
     def check_not_superseded(self, logged: LoggedState) -> None:
         """Raise CommitConflictError if another run has committed since: it owns the batch now.
 
-        Called before each output, so that a run that was presumed dead stops writing as early as possible.
+        Called before each output, so that a run that was presumed dead stops writing as early as
+        possible.
         """
         now = self._log.current()
         if now is None or logged.commit is None or now.id != logged.commit.id:
@@ -567,7 +663,8 @@ class BatchLog:
             yield commit, self._parse(commit)
 
     def forget(self, retention: timedelta) -> None:
-        """Delete commits that were made more than `retention` before the latest one, but keep the last MANIFESTS_KEPT.
+        """Delete commits that were made more than `retention` before the latest one, but keep the
+        last MANIFESTS_KEPT.
 
         From then on the history ends with the oldest that is left.
         """
@@ -577,14 +674,22 @@ class BatchLog:
             self._lake.store.delete_many([item.key for item in old])
 
     def _register_name(self) -> None:
-        """Register the name, before the first commit: discards must find every application with an open batch."""
+        """Register the name, before the first commit: discards must find every application with
+        an open batch.
+        """
         with suppress(errors.ObjectExistsError):
             self._lake.store.put_if_absent(f"{NAMES}/{self._application}", b"")
 
     def _fenced(self, now: Commit | None) -> errors.CommitConflictError:
         by = f"{now.by} at {now.created_at}" if now else "nobody"
-        problem = f"application {self._application!r} was taken over by another run (last commit by {by})."
-        step = "This run has no effect on the batch; let the other run finish, or stop it and start again."
+        problem = (
+            f"application {self._application!r} was taken over by another run (last commit by"
+            f" {by})."
+        )
+        step = (
+            "This run has no effect on the batch; let the other run finish, or stop it and start"
+            " again."
+        )
         return errors.CommitConflictError(problem, step, application=self._application)
 
     def _parse(self, commit: Commit | None) -> ApplicationState:
@@ -594,9 +699,10 @@ class BatchLog:
             return ApplicationState.model_validate(commit.body)
         except ValidationError as error:
             raise errors.MalformedDocumentError(
-                f"the batch log of application {self._application!r} is malformed in {commit.manifest_key}: "
-                f"{first_validation_problem(error)}.",
-                "Restore that object from a backup; outputs and checkpoints before it are untouched.",
+                f"the batch log of application {self._application!r} is malformed in"
+                f" {commit.manifest_key}: {first_validation_problem(error)}.",
+                "Restore that object from a backup; outputs and checkpoints before it are"
+                " untouched.",
                 document=commit.manifest_key,
             ) from error
 
@@ -607,15 +713,23 @@ def _apply_batch(
     """Return the checkpoint and the other positions after this batch."""
     ends = {ssp: span.end for ssp, span in intent.ranges.items()}
     if intent.replays:
-        return state.checkpoint, state.offsets.with_replayed({intent.replays[ssp]: end for ssp, end in ends.items()})
-    return {**state.checkpoint, **ends}, state.offsets.with_applied(intent.startpoints, intent.batch, at)
+        return state.checkpoint, state.offsets.with_replayed(
+            {intent.replays[ssp]: end for ssp, end in ends.items()}
+        )
+    return {**state.checkpoint, **ends}, state.offsets.with_applied(
+        intent.startpoints, intent.batch, at
+    )
 
 
 @validated
 def served_versions(lake: Lake, application: str) -> dict[str, dict[str, list[int]]]:
     """Return, by dataset and version, which batches of the retained log read it, oldest first."""
     states = (state for _, state in BatchLog(lake, application).history(None))
-    batches = {state.last.intent.batch: state.last.intent.versions for state in states if state.last is not None}
+    batches = {
+        state.last.intent.batch: state.last.intent.versions
+        for state in states
+        if state.last is not None
+    }
     served: dict[str, dict[str, list[int]]] = {}
     for batch in sorted(batches):
         for dataset, version in batches[batch].items():
@@ -626,12 +740,16 @@ def served_versions(lake: Lake, application: str) -> dict[str, dict[str, list[in
 
 def add_counters(before: Counters, more: Counters) -> Counters:
     """Return the sums of two sets of counters."""
-    return {name: sum_counters(before.get(name, {}), more.get(name, {})) for name in {**before, **more}}
+    return {
+        name: sum_counters(before.get(name, {}), more.get(name, {})) for name in {**before, **more}
+    }
 
 
 @validated
 def application_state(lake: Lake, application: str) -> ApplicationState:
-    """Return an application's checkpoint, last batch and counters; an empty state before its first run."""
+    """Return an application's checkpoint, last batch and counters; an empty state before its
+    first run.
+    """
     return BatchLog(lake, application).read()[1]
 
 
@@ -639,35 +757,51 @@ _SHOWN = 5
 
 
 def list_applications(lake: Lake) -> list[str]:
-    """Return the applications that have a batch log in the lake, sorted; includes one whose first commit failed."""
+    """Return the applications that have a batch log in the lake, sorted; includes one whose
+    first commit failed.
+    """
     return sorted(item.key.rsplit("/", 1)[1] for item in lake.store.list(f"{NAMES}/"))
 
 
 def list_application_states(lake: Lake) -> dict[str, ApplicationState]:
     """Return the applications that have run in the lake, with their states."""
-    return {application: application_state(lake, application) for application in list_applications(lake)}
+    return {
+        application: application_state(lake, application) for application in list_applications(lake)
+    }
 
 
 def check_application_known(lake: Lake, name: str) -> None:
-    """Raise ConfigurationError if no application of this name has run in the lake, but others have."""
+    """Raise ConfigurationError if no application of this name has run in the lake, but others
+    have.
+    """
     known = list_applications(lake)
     if known and name not in known:
-        problem = f"application {name!r} has never run in {lake.url}; {describe_similar_names(lake, name)}."
-        step = "Check the name; for an application that has not run yet, pass the Application itself."
+        problem = (
+            f"application {name!r} has never run in {lake.url};"
+            f" {describe_similar_names(lake, name)}."
+        )
+        step = (
+            "Check the name; for an application that has not run yet, pass the Application itself."
+        )
         raise errors.ConfigurationError(problem, step, application=name)
 
 
 def check_not_renamed(name: str, state: ApplicationState) -> None:
     """Raise ConfigurationError if this is the former name of a renamed application."""
     if state.renamed_to is not None:
-        step = f"Use {state.renamed_to!r} here and in the code; choose another name for another application."
+        step = (
+            f"Use {state.renamed_to!r} here and in the code; choose another name for another"
+            " application."
+        )
         raise errors.ConfigurationError(
             f"application {name!r} was renamed {state.renamed_to!r}.", step, application=name
         )
 
 
 def describe_similar_names(lake: Lake, name: str) -> str:
-    """Return a text with the applications of the lake that have a name like `name`; the first five if none has."""
+    """Return a text with the applications of the lake that have a name like `name`; the first
+    five if none has.
+    """
     known = list_applications(lake)
     near = get_close_matches(name, known, n=3)
     if near:

@@ -38,11 +38,12 @@ def _sorted(by_partition: Mapping[SystemStreamPartition, T]) -> dict[SystemStrea
 class Checkpoint(Report):
     """Where an application continues: the next offset to read of each partition.
 
-    It was committed `at` this time `by` this run or person, as commit `number` of the batch log; `batch` is the last
-    batch that finished. `streams` are the identities of its streams, `epochs` the epochs of its partitions, without
-    zeros. `resolved` are startpoints whose offsets are stored and not applied yet: the next run starts there instead.
-    `open` is a batch that has not finished: a run is in it, or the next run repeats it. `times` are the event times of
-    the inputs, `versions` the versions of datasets and state tables that the last batch read.
+    It was committed `at` this time `by` this run or person, as commit `number` of the batch log;
+    `batch` is the last batch that finished. `streams` are the identities of its streams, `epochs`
+    the epochs of its partitions, without zeros. `resolved` are startpoints whose offsets are stored
+    and not applied yet: the next run starts there instead. `open` is a batch that has not finished:
+    a run is in it, or the next run repeats it. `times` are the event times of the inputs,
+    `versions` the versions of datasets and state tables that the last batch read.
     """
 
     offsets: Mapping[SystemStreamPartition, str]
@@ -59,12 +60,16 @@ class Checkpoint(Report):
 
     def to_json(self) -> dict[str, Any]:
         """Return the checkpoint as JSON values."""
-        return {name: value for name, value in Report.to_json(self).items() if name != "versions"} | {"at": self.at}
+        return {
+            name: value for name, value in Report.to_json(self).items() if name != "versions"
+        } | {"at": self.at}
 
 
 @dataclass(frozen=True, slots=True)
 class ReplayChange:
-    """A change of one bounded replay in one commit: it moved from the offset `before` to `after`."""
+    """A change of one bounded replay in one commit: it moved from the offset `before` to
+    `after`.
+    """
 
     ssp: SystemStreamPartition
     position: str
@@ -79,10 +84,10 @@ class ReplayChange:
 class CheckpointChange(Report):
     """One commit that changed where an application continues.
 
-    `moved` has the offsets before (None for a new partition) and after, including partitions that a startpoint moved
-    back and that have returned to where they were. `batch` is the batch that finished with it; if there was none,
-    `note` may say what it was. `resolved` are startpoints whose offsets it stored, `applied` those that it applied,
-    with their new epochs.
+    `moved` has the offsets before (None for a new partition) and after, including partitions that a
+    startpoint moved back and that have returned to where they were. `batch` is the batch that
+    finished with it; if there was none, `note` may say what it was. `resolved` are startpoints
+    whose offsets it stored, `applied` those that it applied, with their new epochs.
     """
 
     number: int
@@ -90,7 +95,9 @@ class CheckpointChange(Report):
     by: str
     batch: int | None
     note: str | None
-    moved: Mapping[SystemStreamPartition, tuple[str | None, str | None]] = field(default_factory=dict)
+    moved: Mapping[SystemStreamPartition, tuple[str | None, str | None]] = field(
+        default_factory=dict
+    )
     resolved: Mapping[SystemStreamPartition, ResolvedStartpoint] = field(default_factory=dict)
     applied: Mapping[SystemStreamPartition, AppliedStartpoint] = field(default_factory=dict)
     replays: tuple[ReplayChange, ...] = ()
@@ -102,7 +109,9 @@ class CheckpointChange(Report):
 
     def to_json(self) -> dict[str, Any]:
         """Return the change as JSON values."""
-        moved = {str(ssp): {"from": before, "to": after} for ssp, (before, after) in self.moved.items()}
+        moved = {
+            str(ssp): {"from": before, "to": after} for ssp, (before, after) in self.moved.items()
+        }
         return Report.to_json(self) | {"at": self.at, "moved": moved}
 
 
@@ -110,22 +119,31 @@ class CheckpointChange(Report):
 class CheckpointManager:
     """The checkpoint of one application, given itself or by name, in one lake; startpoints move it.
 
-    An unknown name, in a lake that knows others, raises ConfigurationError, which lists similar names. So does the
-    former name of a renamed application.
+    An unknown name, in a lake that knows others, raises ConfigurationError, which lists similar
+    names. So does the former name of a renamed application.
     """
 
     def __init__(self, lake: Lake, application: Application | str) -> None:
-        self._lake, self._name = lake, application if isinstance(application, str) else application.name
+        self._lake, self._name = (
+            lake,
+            application if isinstance(application, str) else application.name,
+        )
         self._is_known = not isinstance(application, str)
         self._log = BatchLog(lake, self._name)
 
     def read_last_checkpoint(self) -> Checkpoint | None:
-        """Return where the application continues, or None if it never ran. Raises MalformedDocumentError."""
+        """Return where the application continues, or None if it never ran. Raises
+        MalformedDocumentError.
+        """
         commit, state = self._read()
         if commit is None:
             return None
         last = next(self.history(1), None)
-        number, at, by = (last.number, last.at, last.by) if last else (commit.number, commit.created_at, commit.by)
+        number, at, by = (
+            (last.number, last.at, last.by)
+            if last
+            else (commit.number, commit.created_at, commit.by)
+        )
         offsets = state.offsets
         return Checkpoint(
             offsets=_sorted(state.checkpoint),
@@ -144,24 +162,32 @@ class CheckpointManager:
     def history(
         self, limit: int | None = None, partition: SystemStreamPartition | None = None
     ) -> Iterator[CheckpointChange]:
-        """Yield changes from the latest to the oldest, at most `limit`; with a partition, only those that concern it.
+        """Yield changes from the latest to the oldest, at most `limit`; with a partition, only
+        those that concern it.
 
         Reads one commit after the other, as far as needed. Raises MalformedDocumentError.
         """
         if limit is not None and not 0 <= limit <= sys.maxsize:
-            raise argument_error(f"limit is {limit}", "0 or more changes, or None for all", argument="limit")
+            raise argument_error(
+                f"limit is {limit}", "0 or more changes, or None for all", argument="limit"
+            )
         self._read()
         changes = (_describe_change(*step) for step in self._iter_steps())
         yield from islice(
-            (change for change in changes if change and (partition is None or change.concerns(partition))), limit
+            (
+                change
+                for change in changes
+                if change and (partition is None or change.concerns(partition))
+            ),
+            limit,
         )
 
     def abandon(self, *, reason: str, by: str, skip: bool = False) -> Intent:
         """Abandon the open batch, so that the next run plans a new one; return its intent.
 
-        Outputs that have its records get them again under another number, so twice. With `skip`, its ranges count as
-        read, and what no output has yet is skipped. Raises ConfigurationError if no batch is open, and
-        CommitConflictError.
+        Outputs that have its records get them again under another number, so twice. With `skip`,
+        its ranges count as read, and what no output has yet is skipped. Raises ConfigurationError
+        if no batch is open, and CommitConflictError.
         """
         self._read()
         return self._log.abandon(reason=reason, by=by, skip=skip)
@@ -175,15 +201,21 @@ class CheckpointManager:
         return logged
 
     def _iter_steps(self) -> Iterator[tuple[Commit, ApplicationState, ApplicationState]]:
-        """Yield each commit with the states before and after it, but not the oldest if earlier ones were deleted."""
-        commits: Iterable[tuple[Commit, ApplicationState] | None] = chain(self._log.history(None), [None])
+        """Yield each commit with the states before and after it, but not the oldest if earlier
+        ones were deleted.
+        """
+        commits: Iterable[tuple[Commit, ApplicationState] | None] = chain(
+            self._log.history(None), [None]
+        )
         for newer, older in pairwise(commits):
             assert newer is not None
             if older is not None or newer[0].number == 1:
                 yield newer[0], ApplicationState() if older is None else older[1], newer[1]
 
 
-def _describe_change(commit: Commit, before: ApplicationState, after: ApplicationState) -> CheckpointChange | None:
+def _describe_change(
+    commit: Commit, before: ApplicationState, after: ApplicationState
+) -> CheckpointChange | None:
     """Return what a commit changed; None for one that only opened a batch."""
     ended = after.last is not None and after.last != before.last
     old, new = before.offsets, after.offsets
@@ -209,8 +241,11 @@ def _describe_change(commit: Commit, before: ApplicationState, after: Applicatio
     return None
 
 
-def _iter_replay_changes(before: ApplicationState, after: ApplicationState) -> Iterator[ReplayChange]:
-    # The commit that ends a replay closes or skips a batch of it; a cancelled replay is in no open batch.
+def _iter_replay_changes(
+    before: ApplicationState, after: ApplicationState
+) -> Iterator[ReplayChange]:
+    # The commit that ends a replay closes or skips a batch of it; a cancelled replay is in no open
+    # batch.
     read = set(before.open.replays.values()) if before.open is not None else set()
     was, now = before.offsets.replays, after.offsets.replays
     for key, replay in sorted({**was, **now}.items()):
@@ -226,7 +261,9 @@ def _iter_replay_changes(before: ApplicationState, after: ApplicationState) -> I
             what, start, end = "ended", old.next, old.until
         else:
             what, start, end = "cancelled", old.next, old.next
-        yield ReplayChange(replay.ssp, replay.position, replay.epoch, start, end, replay.until, what)
+        yield ReplayChange(
+            replay.ssp, replay.position, replay.epoch, start, end, replay.until, what
+        )
 
 
 def _added(

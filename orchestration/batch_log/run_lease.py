@@ -1,16 +1,20 @@
-"""The run lease: one run of an application at a time; a run renews its lease, and a second run waits for its end.
+"""The run lease: one run of an application at a time; a run renews its lease, and a second run
+waits for its end.
 
-    applications/{name}/run.json     who runs it, where, since when; rewritten while it runs, and at its end
+    applications/{name}/run.json     who runs it, where, since when; rewritten while it runs, and at
+                                     its end
     applications/{name}/asked.json   who waits for a run that stays, which then ends after its batch
 
-A lease ends when its holder says so, when its process is proven dead, when Dagster has ended the run, or when it was
-not renewed within its time to live, by the store's clock. It is taken by compare-and-swap, so that one of two waiting
-runs gets it. The batch log's own compare-and-swap still fences a run without a lease, or one that lost it.
+A lease ends when its holder says so, when its process is proven dead, when Dagster has ended the
+run, or when it was not renewed within its time to live, by the store's clock. It is taken by
+compare-and-swap, so that one of two waiting runs gets it. The batch log's own compare-and-swap
+still fences a run without a lease, or one that lost it.
 
-Each take has a greater epoch. A run whose lease was taken may live: it was paused, or Dagster has given it up. Before
-anything leaves such a run it looks at its lease (`Fence`), so it sends nothing after its time to live. The run that
-took the lease begins after that, and after the time in which a request of the other may have been under way. Until when
-that is stands in the lease, so that a third run waits for it, too.
+Each take has a greater epoch. A run whose lease was taken may live: it was paused, or Dagster has
+given it up. Before anything leaves such a run it looks at its lease (`Fence`), so it sends nothing
+after its time to live. The run that took the lease begins after that, and after the time in which a
+request of the other may have been under way. Until when that is stands in the lease, so that a
+third run waits for it, too.
 """
 
 from __future__ import annotations
@@ -41,10 +45,11 @@ from dagster_adjunct.resources.objects.store import ObjectStore, read_store_cloc
 
 
 class Process(StoredDocument):
-    """A process, identified by its number and start within one boot and process namespace; "" for what is not known.
+    """A process, identified by its number and start within one boot and process namespace; "" for
+    what is not known.
 
-    Numbers are reused, so the start (in ticks since the boot) is part of the identity. Containers on one machine have
-    process numbers of their own, and may share a host name.
+    Numbers are reused, so the start (in ticks since the boot) is part of the identity. Containers
+    on one machine have process numbers of their own, and may share a host name.
     """
 
     host: str
@@ -54,7 +59,9 @@ class Process(StoredDocument):
     started: str = ""
 
     def is_dead(self) -> bool:
-        """Return whether the process is proven to have ended; False if nothing can be proven from here."""
+        """Return whether the process is proven to have ended; False if nothing can be proven
+        from here.
+        """
         here, is_known = this_process(), bool(self.boot and self.namespace and self.started)
         if not is_known or (self.boot, self.namespace) != (here.boot, here.namespace):
             return False
@@ -84,7 +91,9 @@ def _read_start(pid: int) -> str:
 
 
 def _is_of_another_user(pid: int) -> bool:
-    """Return whether another user has a process of this number, which /proc may hide (its option hidepid)."""
+    """Return whether another user has a process of this number, which /proc may hide (its option
+    hidepid).
+    """
     try:
         os.kill(pid, 0)
     except OSError as error:
@@ -101,26 +110,29 @@ def _read_text(path: str) -> str:
 LONGEST_STAY = timedelta(days=10_000)  # of a run that goes on when it has caught up
 DEFAULT_WAIT = timedelta(minutes=5)
 _LONGEST_PAUSE = 5.0
-# How many seconds a run whose lease may have expired tries to renew it, as after the network was away with the machine.
+# How many seconds a run whose lease may have expired tries to renew it, as after the network was
+# away with the machine.
 _RENEWING = 5.0
 _PAUSE = 0.25
 # How often a run that waits for a paused one looks whether its process has ended, in seconds.
 _LONGEST_WAIT = 0.5
 _ATTEMPTS = 3  # to write the lease, though each may have been lost on its way
 _log = logging.getLogger("adjunct.run")
-# Ids of the leases that this process holds; its other leases were left by runs that failed to end them.
+# Ids of the leases that this process holds; its other leases were left by runs that failed to end
+# them.
 _held: set[str] = set()
 
 
 class Holder(StoredDocument):
     """Who runs an application: `run` is its name in commits, `dagster` the id of a Dagster run.
 
-    A run that `stays` waits for more when it has caught up, unless another run asks for the application. `nonce` is
-    new at each renewal, so that the stored lease gets another ETag. `epoch` is greater at each take of the lease.
+    A run that `stays` waits for more when it has caught up, unless another run asks for the
+    application. `nonce` is new at each renewal, so that the stored lease gets another ETag. `epoch`
+    is greater at each take of the lease.
 
-    Times in seconds: the lease ends `ttl` after it was written, and a request that was sent before that may take effect
-    until `in_flight` later. Until `others_until`, by the store's clock, earlier holders may still write. They are
-    `unfenced` while tables do not know of a later epoch.
+    Times in seconds: the lease ends `ttl` after it was written, and a request that was sent before
+    that may take effect until `in_flight` later. Until `others_until`, by the store's clock,
+    earlier holders may still write. They are `unfenced` while tables do not know of a later epoch.
     """
 
     id: str
@@ -140,7 +152,10 @@ class Holder(StoredDocument):
     def describe(self) -> str:
         """Return who runs it, where, and since when."""
         named = f"run {self.run}" + (" of Dagster" if self.dagster else "")
-        return f"{named} on host {self.process.host} (pid {self.process.pid}), since {self.since:%Y-%m-%d %H:%M:%S} UTC"
+        return (
+            f"{named} on host {self.process.host} (pid {self.process.pid}), since"
+            f" {self.since:%Y-%m-%d %H:%M:%S} UTC"
+        )
 
 
 class Asking(StoredDocument):
@@ -159,22 +174,38 @@ class StoredLease:
     holder: Holder | None
 
     def describe(self) -> str:
-        return self.holder.describe() if self.holder else f"a run whose lease, {self.key}, can't be read"
+        return (
+            self.holder.describe()
+            if self.holder
+            else f"a run whose lease, {self.key}, can't be read"
+        )
 
     def has_gone(self) -> bool:
-        """Return whether the holder is proven to be gone: it has said so, or its process is dead."""
+        """Return whether the holder is proven to be gone: it has said so, or its process is
+        dead.
+        """
         if self.holder is None:
             return False
         ours = self.holder.process == this_process()
-        return self.holder.ended or self.holder.process.is_dead() or (ours and self.holder.id not in _held)
+        return (
+            self.holder.ended
+            or self.holder.process.is_dead()
+            or (ours and self.holder.id not in _held)
+        )
 
     def may_write_until(self) -> datetime | None:
-        """Return until when, by the store's clock, this holder or an earlier one may write; None if none may."""
+        """Return until when, by the store's clock, this holder or an earlier one may write; None
+        if none may.
+        """
         times = []
         if self.holder is not None and self.holder.others_until is not None:
             times.append(self.holder.others_until)
         if not self.has_gone():
-            times.append(self.written + self.ttl + timedelta(seconds=self.holder.in_flight if self.holder else 0))
+            times.append(
+                self.written
+                + self.ttl
+                + timedelta(seconds=self.holder.in_flight if self.holder else 0)
+            )
         return max(times, default=None)
 
     @property
@@ -186,9 +217,10 @@ class StoredLease:
 class Claim:
     """How a run gets its lease: it waits for a live run to end, or takes over from it at once.
 
-    `dagster` is the id of this run in Dagster, if any; `finished` returns whether Dagster has ended a run of this id.
-    `say` receives messages about which run it waits for or takes over from. A run that `stays` ends for one that waits.
-    `in_flight` is how many seconds a request of this run may be under way.
+    `dagster` is the id of this run in Dagster, if any; `finished` returns whether Dagster has ended
+    a run of this id. `say` receives messages about which run it waits for or takes over from. A run
+    that `stays` ends for one that waits. `in_flight` is how many seconds a request of this run may
+    be under way.
     """
 
     wait: timedelta = DEFAULT_WAIT
@@ -200,8 +232,12 @@ class Claim:
     say: Callable[[str], None] = _log.warning
 
 
-def describe_end(stored: StoredLease, now: Callable[[], datetime], finished: Callable[[str], bool]) -> str:
-    """Return why a lease has ended, "" if its holder may be alive; `now` returns the time by the store's clock."""
+def describe_end(
+    stored: StoredLease, now: Callable[[], datetime], finished: Callable[[str], bool]
+) -> str:
+    """Return why a lease has ended, "" if its holder may be alive; `now` returns the time by the
+    store's clock.
+    """
     holder = stored.holder
     if stored.has_gone():
         return "it has ended" if holder is not None and holder.ended else "its process has ended"
@@ -232,9 +268,16 @@ class RunLease:
             dagster=claim.dagster,
             stays=claim.stays,
         )
-        # Others take an expired lease by its ETag, so that its holder may still renew one that nobody has taken.
+        # Others take an expired lease by its ETag, so that its holder may still renew one that
+        # nobody has taken.
         self._heartbeat = Heartbeat(
-            lake.store, self._key, self._body, lake.run_ttl, not_ours=self._not_ours, log=_log, revives=True
+            lake.store,
+            self._key,
+            self._body,
+            lake.run_ttl,
+            not_ours=self._not_ours,
+            log=_log,
+            revives=True,
         )
 
     def __enter__(self) -> Self:
@@ -269,7 +312,9 @@ class RunLease:
                     f"application {self._application} is being run by {waits_for}; waiting up to "
                     f"{timedelta(seconds=round(limit - waited))}"
                 )
-            if stored.holder is not None and stored.holder.stays:  # repeated: who takes the lease deletes it
+            if (
+                stored.holder is not None and stored.holder.stays
+            ):  # repeated: who takes the lease deletes it
                 self._asked = True
                 ask_to_end(self._store, self._asked_key, self._holder.describe())
             time.sleep(min(pause, limit - waited))
@@ -287,25 +332,31 @@ class RunLease:
         self._heartbeat.on_renewal = self._fence.extend
         self._heartbeat.on_loss = self._fence.expire
         self._heartbeat.start()
-        if self._claim.stays or (stored is not None and stored.holder is not None and stored.holder.stays):
+        if self._claim.stays or (
+            stored is not None and stored.holder is not None and stored.holder.stays
+        ):
             self._store.delete(self._asked_key)
         if stored is not None and not (stored.holder and stored.holder.ended):
             self._claim.say(
-                f"application {self._application} is taken over from {stored.describe()}: {why or 'as requested'}"
+                f"application {self._application} is taken over from {stored.describe()}:"
+                f" {why or 'as requested'}"
             )
         if stored is not None:
             self._wait_for_writes(stored, now)
 
     def _wait_for_writes(self, stored: StoredLease, now: Callable[[], datetime]) -> None:
-        """Wait until no earlier run can write any more; it stops at its next look at its lease, if it lives."""
+        """Wait until no earlier run can write any more; it stops at its next look at its lease,
+        if it lives.
+        """
         until = self._holder.others_until
         while until is not None:
             left = (until - now()).total_seconds()
             if left <= 0:
                 return
             self._claim.say(
-                f"application {self._application}: {stored.describe()} may be alive, only paused. This run begins when "
-                f"the other can't write any more, in {timedelta(seconds=math.ceil(left))}"
+                f"application {self._application}: {stored.describe()} may be alive, only paused."
+                " This run begins when the other can't write any more, in"
+                f" {timedelta(seconds=math.ceil(left))}"
             )
             waiting = Deadline(read_clocks(), left)
             while not waiting.has_passed():
@@ -324,15 +375,21 @@ class RunLease:
 
     @property
     def has_unfenced(self) -> bool:
-        """Whether earlier runs may live, and tables have not been told of a later epoch since (`note_fenced`)."""
+        """Whether earlier runs may live, and tables have not been told of a later epoch since
+        (`note_fenced`).
+        """
         return self._holder.unfenced
 
     def note_fenced(self) -> None:
-        """Note that all tables know the epoch of this run, so that the next one need not tell them of its own."""
+        """Note that all tables know the epoch of this run, so that the next one need not tell
+        them of its own.
+        """
         self._holder = self._holder.model_copy(update={"unfenced": False})
 
     def _renew(self) -> Deadline:
-        """Renew the lease, after which nobody else has taken it; return its deadline. Raises RunLeaseLostError."""
+        """Renew the lease, after which nobody else has taken it; return its deadline. Raises
+        RunLeaseLostError.
+        """
         trying = Deadline(read_clocks(), _RENEWING)
         while True:
             if self._holder.ended:
@@ -342,9 +399,12 @@ class RunLease:
             except errors.TransientError as error:
                 if trying.has_passed():
                     problem = (
-                        f"it lives for {timedelta(seconds=self._holder.ttl)} and could not be renewed: {error.problem}"
+                        f"it lives for {timedelta(seconds=self._holder.ttl)} and could not be"
+                        f" renewed: {error.problem}"
                     )
-                    raise lease_lost_error(self._application, self._holder.run, problem.removesuffix(".")) from error
+                    raise lease_lost_error(
+                        self._application, self._holder.run, problem.removesuffix(".")
+                    ) from error
                 time.sleep(_PAUSE)
                 continue
             self._check_heartbeat()
@@ -356,7 +416,8 @@ class RunLease:
         if self._fence is not None:  # nothing that the run has left behind writes after its end
             self._heartbeat.on_renewal = lambda deadline: None
             self._fence.expire()
-        # A conditional PUT: on real servers a conditional DELETE may remove the lease of the run that took it over.
+        # A conditional PUT: on real servers a conditional DELETE may remove the lease of the run
+        # that took it over.
         self._heartbeat.end(lambda etag: self._store.put_if_match(self._key, self._body(), etag))
 
     def check(self) -> None:
@@ -366,7 +427,9 @@ class RunLease:
         self.fence.check()
 
     def asked_by(self) -> str:
-        """Return which run waits for this one to end, "" for none. Raises RunLeaseLostError if the lease was lost."""
+        """Return which run waits for this one to end, "" for none. Raises RunLeaseLostError if
+        the lease was lost.
+        """
         self._check_heartbeat()
         try:
             return Asking.model_validate_json(self._store.get(self._asked_key).data).by
@@ -388,15 +451,23 @@ class RunLease:
             if stored is None:
                 self._heartbeat.write(partial(self._store.put_if_absent, self._key))
             else:
-                self._heartbeat.write(lambda body: self._store.put_if_match(self._key, body, stored.etag))
-        except (errors.ObjectExistsError, errors.PreconditionFailedError, errors.TransientError) as error:
+                self._heartbeat.write(
+                    lambda body: self._store.put_if_match(self._key, body, stored.etag)
+                )
+        except (
+            errors.ObjectExistsError,
+            errors.PreconditionFailedError,
+            errors.TransientError,
+        ) as error:
             # The reply to our own success may have been lost: the stored lease says whose it is.
             now = read_lease(self._store, self._key)
             if now is None or now.holder is None or now.holder.id != self._holder.id:
                 _held.discard(self._holder.id)
                 is_unchanged = (now and now.etag) == (stored and stored.etag)
                 if is_unchanged and isinstance(error, errors.TransientError):
-                    self._failures += 1  # nobody was faster: the store takes no writes, such as on a full disk
+                    self._failures += (
+                        1  # nobody was faster: the store takes no writes, such as on a full disk
+                    )
                     if self._failures >= _ATTEMPTS:
                         raise
                     time.sleep(0.1)
@@ -410,37 +481,45 @@ class RunLease:
     def _after(self, stored: StoredLease | None) -> dict[str, Any]:
         """Return the fields of a holder that follows this one.
 
-        Without a lease that can be read, the epoch is the time in ms by the store's clock: no run of an application
-        that was deleted, and made anew, has had a greater one.
+        Without a lease that can be read, the epoch is the time in ms by the store's clock: no run
+        of an application that was deleted, and made anew, has had a greater one.
         """
         if stored is None or stored.holder is None:
             epoch = int(read_store_clock(self._store, self._clock_key).timestamp() * 1000)
         else:
             epoch = stored.holder.epoch + 1
-        unfenced = stored is None or not stored.holder or not stored.holder.ended or stored.holder.unfenced
+        unfenced = (
+            stored is None or not stored.holder or not stored.holder.ended or stored.holder.unfenced
+        )
         until = None if stored is None else stored.may_write_until()
         return {"epoch": epoch, "others_until": until, "unfenced": unfenced}
 
     def _busy(self, stored: StoredLease) -> errors.ApplicationBusyError:
         waited = f" after {self._claim.wait} of waiting" if self._claim.wait else ""
         return errors.ApplicationBusyError(
-            f"application {self._application!r} is being run by {stored.describe()}, last renewed at "
-            f"{stored.written:%H:%M:%S} UTC: this run did not start{waited}.",
-            "Wait for its end (adjunct run MODULE:APP --wait 1h), or stop it. Take over from a run that hangs with "
-            "adjunct run MODULE:APP --take-over, run_application(…, take_over=True), or take_over in the config of the "
-            "Dagster op: that begins when the other run can't write any more.",
+            f"application {self._application!r} is being run by {stored.describe()}, last renewed"
+            f" at {stored.written:%H:%M:%S} UTC: this run did not start{waited}.",
+            "Wait for its end (adjunct run MODULE:APP --wait 1h), or stop it. Take over from a run"
+            " that hangs with adjunct run MODULE:APP --take-over, run_application(…,"
+            " take_over=True), or take_over in the config of the Dagster op: that begins when the"
+            " other run can't write any more.",
             application=self._application,
             run=stored.holder.run if stored.holder else None,
         )
 
     def _body(self) -> bytes:
-        return self._holder.model_copy(update={"nonce": uuid.uuid4().hex}).model_dump_json().encode()
+        return (
+            self._holder.model_copy(update={"nonce": uuid.uuid4().hex}).model_dump_json().encode()
+        )
 
     def _not_ours(self, data: bytes) -> str:
         stored = _parse(data)
         if stored is not None and stored.id == self._holder.id:
             return ""
-        return f"{stored.describe() if stored else 'a run whose lease can not be read'} has taken it over"
+        return (
+            f"{stored.describe() if stored else 'a run whose lease can not be read'} has taken it"
+            " over"
+        )
 
 
 def asked_key(lake: Lake, application: str) -> str:
@@ -466,8 +545,12 @@ def read_lease(store: ObjectStore, key: str) -> StoredLease | None:
             return StoredLease(key, stored.etag, info.modified, _parse(stored.data))
 
 
-def describe_runner(lake: Lake, application: str, finished: Callable[[str], bool] = lambda run: False) -> str:
-    """Return who runs an application now, "" if nobody does; by this machine's clock, without writing."""
+def describe_runner(
+    lake: Lake, application: str, finished: Callable[[str], bool] = lambda run: False
+) -> str:
+    """Return who runs an application now, "" if nobody does; by this machine's clock, without
+    writing.
+    """
     stored = read_lease(lake.store, f"{lake.application_prefix(application)}/run.json")
     if stored is None or describe_end(stored, lake.now, finished):
         return ""
@@ -487,8 +570,15 @@ def validate_span(argument: Literal["wait", "follow"], span: timedelta | float) 
     """
     seconds = span.total_seconds() if isinstance(span, timedelta) else span
     is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
-    if not is_number or not 0 <= seconds <= LONGEST_STAY.total_seconds() or (argument == "follow" and not seconds):
+    if (
+        not is_number
+        or not 0 <= seconds <= LONGEST_STAY.total_seconds()
+        or (argument == "follow" and not seconds)
+    ):
         least = "from 0, which does not wait," if argument == "wait" else "of more than 0"
-        problem = f"{argument}={describe_span(span)} is not a valid time: expected a time {least} to {LONGEST_STAY}."
+        problem = (
+            f"{argument}={describe_span(span)} is not a valid time: expected a time {least} to"
+            f" {LONGEST_STAY}."
+        )
         raise errors.ConfigurationError(problem, "Pass a timedelta or seconds.", argument=argument)
     return timedelta(seconds=seconds)

@@ -1,4 +1,6 @@
-"""`adjunct plan, run, app, demo, ui`: show the plan of an application, run it, rename it, and serve its pages."""
+"""`adjunct plan, run, app, demo, ui`: show the plan of an application, run it, rename it, and
+serve its pages.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +20,22 @@ import click
 from dagster_adjunct.assets.versions.reports import AdvanceReport
 from dagster_adjunct.assets.writing.generation import Runtime
 from dagster_adjunct.orchestration.application.application import load_application
-from dagster_adjunct.orchestration.application.graph import describe_partitions, is_advanced_by_partition
+from dagster_adjunct.orchestration.application.graph import (
+    describe_partitions,
+    is_advanced_by_partition,
+)
 from dagster_adjunct.orchestration.application.table_registry import read_table_notes
 from dagster_adjunct.orchestration.cli import options, output
 from dagster_adjunct.orchestration.cli.dagster_events import reporting
 from dagster_adjunct.orchestration.cli.maintenance import show_stage
 from dagster_adjunct.orchestration.maintenance.rename import rename_application
 from dagster_adjunct.orchestration.planner.plan import ExecutionPlan
-from dagster_adjunct.orchestration.planner.planner import check_syntax, check_zones, plan_application, systems_for
+from dagster_adjunct.orchestration.planner.planner import (
+    check_syntax,
+    check_zones,
+    plan_application,
+    systems_for,
+)
 from dagster_adjunct.orchestration.planner.render import describe_differences
 from dagster_adjunct.orchestration.startpoints.coordinator import describe_other_writers
 from dagster_adjunct.orchestration.step.progress import StepEvent, StepReport
@@ -43,7 +53,14 @@ DIFFERS = 4
 
 @click.command()
 @options.app_reference
-@click.option("--format", "form", type=click.Choice(FORMATS), default="text", show_default=True, help="Output format.")
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(FORMATS),
+    default="text",
+    show_default=True,
+    help="Output format.",
+)
 @click.option(
     "--output",
     "file",
@@ -57,27 +74,40 @@ DIFFERS = 4
     type=click.Path(path_type=Path),
     help="Show the differences from a plan that --format json wrote to this file.",
 )
-@click.option("--verify", is_flag=True, help="Ask Spark for its physical plan, over no records, and compare.")
+@click.option(
+    "--verify", is_flag=True, help="Ask Spark for its physical plan, over no records, and compare."
+)
 @options.master_option
 @options.lake_options(create=True)
 def plan(
-    lake: Lake, reference: str, form: str, file: Path | None, against: Path | None, verify: bool, master: str | None
+    lake: Lake,
+    reference: str,
+    form: str,
+    file: Path | None,
+    against: Path | None,
+    verify: bool,
+    master: str | None,
 ) -> None:
-    """Validate an application's partition counts and show its plan, without reading data or starting Spark.
+    """Validate an application's partition counts and show its plan, without reading data or
+    starting Spark.
 
-    Spark's own parser checks the SQL, and the rules of time zones are compared, in a JVM that takes a second or two, if
-    Java is installed.
+    Spark's own parser checks the SQL, and the rules of time zones are compared, in a JVM that takes
+    a second or two, if Java is installed.
 
-    Exits with 4 if the plan differs (--against) or Spark would do something else (--verify, which starts Spark but
-    reads no data).
+    Exits with 4 if the plan differs (--against) or Spark would do something else (--verify, which
+    starts Spark but reads no data).
     """
     form = "json" if output.console.quiet else form
     if (verify or against is not None) and form == "mermaid":
-        problem = f"{'--verify' if verify else '--against'} can't be combined with --format mermaid."
+        problem = (
+            f"{'--verify' if verify else '--against'} can't be combined with --format mermaid."
+        )
         raise ConfigurationError(problem, "Choose --format text or json.", setting="--format")
     if verify and against is not None:
         raise ConfigurationError(
-            "--verify can't be combined with --against.", "Give only one of them.", setting="--verify"
+            "--verify can't be combined with --against.",
+            "Give only one of them.",
+            setting="--verify",
         )
     app = load_application(reference)
     systems = systems_for(app, lake=lake)
@@ -93,7 +123,9 @@ def plan(
     document: dict[str, Any] = planned.to_json()
     if verify:
         with session_scope(master=master, lake_url=lake.url) as spark:
-            proof = verify_plan(Runtime(lake, systems, session_factory(spark), by="verify"), app, planned)
+            proof = verify_plan(
+                Runtime(lake, systems, session_factory(spark), by="verify"), app, planned
+            )
         document, differs = {"plan": document, "spark": proof.to_json()}, bool(proof.differences)
         text = f"{planned.render()}\n{proof.render()}\n"
     elif against is not None:
@@ -101,7 +133,10 @@ def plan(
         # A stored plan contains the notes of its lake too; these are no difference between plans.
         older["notes"] = [note for note in older.get("notes", ()) if note not in lake_notes]
         lines = describe_differences(older, document)
-        document, differs = {"against": str(against), "differences": lines, "notes": lake_notes}, bool(lines)
+        document, differs = (
+            {"against": str(against), "differences": lines, "notes": lake_notes},
+            bool(lines),
+        )
         text = "".join(f"{line}\n" for line in lines) or f"The plan equals the one in {against}.\n"
         text += "".join(f"Note: {note}\n" for note in lake_notes)
         what = f"The comparison with {against}"
@@ -115,16 +150,23 @@ def plan(
 def _read_plan(path: Path) -> dict[str, Any]:
     """Return the plan document stored in a file.
 
-    Raises ConfigurationError if the file can't be read as JSON, MalformedDocumentError if it is not a plan.
+    Raises ConfigurationError if the file can't be read as JSON, MalformedDocumentError if it is not
+    a plan.
     """
     try:
         document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         problem = (
-            f"can't be read: {error.strerror}" if isinstance(error, OSError) else f"is not a JSON document: {error}"
+            f"can't be read: {error.strerror}"
+            if isinstance(error, OSError)
+            else f"is not a JSON document: {error}"
         )
-        step = "Write the plan to compare with: adjunct plan MODULE:APP --format json --output FILE."
-        raise ConfigurationError(f"--against {path} {problem}.", step, setting="--against") from error
+        step = (
+            "Write the plan to compare with: adjunct plan MODULE:APP --format json --output FILE."
+        )
+        raise ConfigurationError(
+            f"--against {path} {problem}.", step, setting="--against"
+        ) from error
     ExecutionPlan.from_json(document)
     return document
 
@@ -138,7 +180,9 @@ def _emit(text: str, file: Path | None, what: str) -> None:
         file.write_text(text, encoding="utf-8")
     except OSError as error:
         problem = f"--output {file} can't be written: {error.strerror}."
-        raise ConfigurationError(problem, "Name a writable file in an existing folder.", setting="--output") from error
+        raise ConfigurationError(
+            problem, "Name a writable file in an existing folder.", setting="--output"
+        ) from error
     output.show_json({"output": str(file)})
     output.show_line(f"{what} is in {file}.")
 
@@ -149,20 +193,26 @@ app = click.Group("app")
 @app.command()
 @click.argument("old")
 @click.argument("new")
-@click.option("--dry-run", is_flag=True, help="Only show what would be renamed, and what prevents it.")
+@click.option(
+    "--dry-run", is_flag=True, help="Only show what would be renamed, and what prevents it."
+)
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @options.audit_options
 @options.lake_options()
 def rename(lake: Lake, old: str, new: str, dry_run: bool, yes: bool, reason: str, by: str) -> None:
     """Rename application OLD to NEW, with its checkpoint, history, startpoints and local tables.
 
-    It can't be undone: OLD can't be used again. Its outputs still know it by the old name. Rejected while OLD runs or
-    has an open batch, and if NEW has run. Repeat it if it was interrupted. Deploy the code that calls it NEW
-    afterwards.
+    It can't be undone: OLD can't be used again. Its outputs still know it by the old name. Rejected
+    while OLD runs or has an open batch, and if NEW has run. Repeat it if it was interrupted. Deploy
+    the code that calls it NEW afterwards.
     """
     if not dry_run and not yes:
         planned = rename_application(lake, old, new, reason=reason, by=by, dry_run=True)
-        click.confirm(f"{planned.summary()}. Its old name can't be used again. Rename it?", abort=True, err=True)
+        click.confirm(
+            f"{planned.summary()}. Its old name can't be used again. Rename it?",
+            abort=True,
+            err=True,
+        )
     output.show_report(rename_application(lake, old, new, reason=reason, by=by, dry_run=dry_run))
 
 
@@ -177,28 +227,42 @@ def rename(lake: Lake, old: str, new: str, dry_run: bool, yes: bool, reason: str
     show_default=True,
     help="How long to wait for another run to end; 0m does not wait.",
 )
-@click.option("--follow", metavar="TIME", help="Stay for this long: go on when there is something new, e.g. 30m.")
+@click.option(
+    "--follow",
+    metavar="TIME",
+    help="Stay for this long: go on when there is something new, e.g. 30m.",
+)
 @click.option(
     "--take-over",
     is_flag=True,
-    help="Take the lease of another run, even if it is alive, and begin when that one can't write any more: after its "
-    "lease's two minutes and the longest time limit of a request, at once if its process has ended.",
+    help=(
+        "Take the lease of another run, even if it is alive, and begin when that one can't write"
+        " any more: after its lease's two minutes and the longest time limit of a request, at once"
+        " if its process has ended."
+    ),
 )
 @click.option(
     "--adopt",
     is_flag=True,
-    help="Let a first run write to outputs that another application has written from the same inputs.",
+    help=(
+        "Let a first run write to outputs that another application has written from the same"
+        " inputs."
+    ),
 )
 @options.lake_options(create=True)
-def run(lake: Lake, reference: str, master: str | None, wait: str, follow: str | None, **limits: Any) -> None:
+def run(
+    lake: Lake, reference: str, master: str | None, wait: str, follow: str | None, **limits: Any
+) -> None:
     """Bring the datasets of an application up to date and run its batches until it has caught up.
 
-    If a dataset fails, the others are brought up to date, but no batch is run. Exits with 3 if a dataset rejected a
-    version; batches then use the version served before.
+    If a dataset fails, the others are brought up to date, but no batch is run. Exits with 3 if a
+    dataset rejected a version; batches then use the version served before.
     """
 
     def show_event(event: StepEvent | AdvanceReport) -> None:
-        if getattr(event, "what", "") != "lease":  # waiting for a lease is logged as a warning on stderr
+        if (
+            getattr(event, "what", "") != "lease"
+        ):  # waiting for a lease is logged as a warning on stderr
             output.show_line(event.summary())
 
     def report_event(event: StepEvent | AdvanceReport) -> None:
@@ -211,9 +275,15 @@ def run(lake: Lake, reference: str, master: str | None, wait: str, follow: str |
             reporter.add_batch(report)
 
     max_wait = options.parse_duration("--wait", wait, "for example 5m or 1h; 0m does not wait")
-    stay = None if follow is None else options.parse_duration("--follow", follow, "for example 30m or 8h")
+    stay = (
+        None
+        if follow is None
+        else options.parse_duration("--follow", follow, "for example 30m or 8h")
+    )
     if stay is not None and not stay:
-        raise ConfigurationError("--follow is 0: expected a time.", "Give for example 30m.", setting="--follow")
+        raise ConfigurationError(
+            "--follow is 0: expected a time.", "Give for example 30m.", setting="--follow"
+        )
     app = load_application(reference)
     systems, run = systems_for(app, lake=lake), f"cli-{uuid.uuid4().hex[:12]}"
     partitioned = [dataset for dataset in app.datasets if is_advanced_by_partition(dataset)]
@@ -223,16 +293,30 @@ def run(lake: Lake, reference: str, master: str | None, wait: str, follow: str |
     ):
         if app.datasets and not (app.inputs or app.outputs or app.tables):
             if stay is not None:
-                problem = f"application {app.name!r} declares only datasets: there are no batches to stay for."
-                step = "Leave out --follow, and repeat the command, or let the datasets' sensors in Dagster do so."
+                problem = (
+                    f"application {app.name!r} declares only datasets: there are no batches to stay"
+                    " for."
+                )
+                step = (
+                    "Leave out --follow, and repeat the command, or let the datasets' sensors in"
+                    " Dagster do so."
+                )
                 raise ConfigurationError(problem, step, setting="--follow")
-            runtime = Runtime(lake, systems, session_factory(spark), run, few_in_process=app.engine == "auto")
-            reports = advance_datasets(runtime, app, on_report=report_event, on_stage=show_stage).reports
+            runtime = Runtime(
+                lake, systems, session_factory(spark), run, few_in_process=app.engine == "auto"
+            )
+            reports = advance_datasets(
+                runtime, app, on_report=report_event, on_stage=show_stage
+            ).reports
             output.show_json({"datasets": [report.to_json() for report in reports], "step": None})
             for dataset in partitioned:
                 command = f"adjunct dataset advance {dataset.name} {reference} --partition VERSION"
-                output.show_line(f"dataset {dataset.name}: its versions are partitions, built by: {command}")
-            output.show_line(f"Application {app.name} declares only datasets: there are no batches to run.")
+                output.show_line(
+                    f"dataset {dataset.name}: its versions are partitions, built by: {command}"
+                )
+            output.show_line(
+                f"Application {app.name} declares only datasets: there are no batches to run."
+            )
             output.fail_if_rejected(reports)
             return
         report = run_application(
@@ -263,26 +347,39 @@ def run(lake: Lake, reference: str, master: str | None, wait: str, follow: str |
 
 @click.command()
 @options.lake_url_option
-@click.option("--postgres", metavar="DSN", help="Keep the aircraft in this PostgreSQL instead of SQLite.")
+@click.option(
+    "--postgres", metavar="DSN", help="Keep the aircraft in this PostgreSQL instead of SQLite."
+)
 @options.master_option
 def demo(lake_url: str | None, postgres: str | None, master: str | None) -> None:
-    """Run the main job on real data: 336,776 flights joined with planes, weather, airlines and airports."""
+    """Run the main job on real data: 336,776 flights joined with planes, weather, airlines and
+    airports.
+    """
     try:
         module: Any = importlib.import_module("dagster_adjunct.examples.flights.demo")
     except ModuleNotFoundError as error:
         step = 'Install it: pip install "dagster-adjunct[demo]".'
-        raise ConfigurationError(f"the demo can't be loaded: {error}.", step, package=error.name) from error
+        raise ConfigurationError(
+            f"the demo can't be loaded: {error}.", step, package=error.name
+        ) from error
     module.run_demo(lake_url=lake_url, postgres=postgres, master=master)
 
 
 @click.command()
-@click.option("--port", type=click.IntRange(1, 65535), default=3000, show_default=True, help="Port on 127.0.0.1.")
+@click.option(
+    "--port",
+    type=click.IntRange(1, 65535),
+    default=3000,
+    show_default=True,
+    help="Port on 127.0.0.1.",
+)
 @options.lake_url_option
 def ui(port: int, lake_url: str | None) -> None:
     """Serve the Dagster UI and its daemon.
 
-    It loads workspace.yaml of the working directory if there is one, else the applications in ADJUNCT_APP, by default
-    those of the demo. Dagster's runs and settings are kept in .adjunct/dagster.
+    It loads workspace.yaml of the working directory if there is one, else the applications in
+    ADJUNCT_APP, by default those of the demo. Dagster's runs and settings are kept in
+    .adjunct/dagster.
     """
     from dagster_adjunct.orchestration.code_location.definitions import prepare_dagster_home
 
@@ -298,18 +395,24 @@ def ui(port: int, lake_url: str | None) -> None:
         else ["-m", "dagster_adjunct.orchestration.definitions"]
     )
     output.console.print(f"Dagster UI: http://127.0.0.1:{port}")
-    # A script's background process inherits an ignored SIGINT, for which Dagster would ignore SIGTERM, too.
+    # A script's background process inherits an ignored SIGINT, for which Dagster would ignore
+    # SIGTERM, too.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     os.execve(sys.executable, arguments, environment)
 
 
 def require_free_port(port: int) -> None:
-    """Raise ConfigurationError if the port is in use, since the daemon would run on without a webserver."""
+    """Raise ConfigurationError if the port is in use, since the daemon would run on without a
+    webserver.
+    """
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(("127.0.0.1", port))
         except OSError as error:
             problem = f"port {port} of 127.0.0.1 can't be used: {error.strerror}."
-            step = f"Stop what uses it (another adjunct ui?), or use another port: adjunct ui --port {port + 1}."
+            step = (
+                "Stop what uses it (another adjunct ui?), or use another port: adjunct ui --port"
+                f" {port + 1}."
+            )
             raise ConfigurationError(problem, step, setting="--port") from error

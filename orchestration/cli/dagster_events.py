@@ -20,13 +20,15 @@ if TYPE_CHECKING:
 _PLACES = (".adjunct/dagster", ".")
 _IN_A_RUN = ("DAGSTER_PIPES_CONTEXT", "DAGSTER_PIPES_MESSAGES")
 NO_HOME = (
-    "Dagster is not told what this command does: DAGSTER_HOME is not set, and there is no dagster.yaml here or in "
-    ".adjunct/dagster."
+    "Dagster is not told what this command does: DAGSTER_HOME is not set, and there is no"
+    " dagster.yaml here or in .adjunct/dagster."
 )
 
 
 def find_dagster_home() -> Path | None:
-    """Return the folder of DAGSTER_HOME, else that of the project's dagster.yaml; None without one."""
+    """Return the folder of DAGSTER_HOME, else that of the project's dagster.yaml; None without
+    one.
+    """
     home = os.environ.get("DAGSTER_HOME")
     if home:
         return Path(home).absolute()
@@ -38,8 +40,8 @@ def find_dagster_home() -> Path | None:
 def reporting(
     app: Application, lake: Lake, systems: Mapping[str, StreamSystem], by: str
 ) -> Iterator[RunlessReporter | None]:
-    """Yield what reports a command to Dagster. None without a home, and in a process that a run in Dagster started,
-    whose op reports."""
+    """Yield what reports a command to Dagster. None without a home, and in a process that a run in
+    Dagster started, whose op reports."""
     home = find_dagster_home()
     if home is None or any(name in os.environ for name in _IN_A_RUN):
         yield None

@@ -1,4 +1,6 @@
-"""`adjunct dataset …`: list, show, query, repartition and delete datasets; list, compare and change their versions."""
+"""`adjunct dataset …`: list, show, query, repartition and delete datasets; list, compare and
+change their versions.
+"""
 
 from __future__ import annotations
 
@@ -12,16 +14,29 @@ import click
 from dagster_adjunct.assets.bounded.advance import abandon_version
 from dagster_adjunct.assets.reading.dataset import Dataset, open_dataset
 from dagster_adjunct.assets.reading.key_lookup import key_from_text
-from dagster_adjunct.assets.reading.stored_versions import StoredVersions, list_datasets, open_stored_versions
+from dagster_adjunct.assets.reading.stored_versions import (
+    StoredVersions,
+    list_datasets,
+    open_stored_versions,
+)
 from dagster_adjunct.assets.rebucketing.rebucketing import RebucketReport
 from dagster_adjunct.assets.versions.actions import describe_unserved_version
-from dagster_adjunct.assets.versions.manifest import BoundedManifest, DatasetManifest, as_bounded, as_follower
+from dagster_adjunct.assets.versions.manifest import (
+    BoundedManifest,
+    DatasetManifest,
+    as_bounded,
+    as_follower,
+)
 from dagster_adjunct.assets.versions.version import VersionRef
 from dagster_adjunct.orchestration.cli import maintenance, options, output
 from dagster_adjunct.orchestration.maintenance.delete import delete_dataset
 from dagster_adjunct.orchestration.maintenance.repartition import repartition_dataset
 from dagster_adjunct.resources.common import utc_now
-from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError, MalformedDocumentError
+from dagster_adjunct.resources.errors import (
+    AdjunctError,
+    ConfigurationError,
+    MalformedDocumentError,
+)
 from dagster_adjunct.resources.objects.lake import Lake
 
 dataset = click.Group("dataset")
@@ -49,7 +64,9 @@ def show_datasets(lake: Lake) -> None:
         declaration, version = item["declaration"], item["version"] or {}
         spread = declaration["partitions"] or "broadcast"
         count = "merged when read" if version.get("rows") is None else version["rows"]
-        rows.append([name, declaration["kind"], declaration["input"], spread, version.get("id"), count])
+        rows.append(
+            [name, declaration["kind"], declaration["input"], spread, version.get("id"), count]
+        )
     output.show_json(descriptions)
     output.show_table("datasets", ["name", "kind", "input", "partitions", "version", "rows"], rows)
     for item in descriptions:
@@ -63,7 +80,9 @@ _version = click.option(
     help="A version id or name, also of a rejected version. Default: the served version.",
 )
 _as_of = click.option(
-    "--as-of", metavar="TIME", help="Read what was served then: an ISO time with its zone, or a commit number or id."
+    "--as-of",
+    metavar="TIME",
+    help="Read what was served then: an ISO time with its zone, or a commit number or id.",
 )
 
 
@@ -73,7 +92,9 @@ _as_of = click.option(
 @_as_of
 @options.lake_options()
 def show_dataset(lake: Lake, name: str, version: str | None, as_of: str | None) -> None:
-    """Show a dataset: declaration, current version, retained versions, offsets. With VERSION, show that version."""
+    """Show a dataset: declaration, current version, retained versions, offsets. With VERSION,
+    show that version.
+    """
     store = open_stored_versions(lake, name)
     if version is not None or as_of is not None:
         _show_version(store, _open(lake, name, version, as_of).version)
@@ -84,7 +105,9 @@ def show_dataset(lake: Lake, name: str, version: str | None, as_of: str | None) 
     if table is not None:
         try:
             facts["lag"] = maintenance.lag_facts(lake, table)
-        except AdjunctError as error:  # its stream may be deleted, or registered only by the application's module
+        except (
+            AdjunctError
+        ) as error:  # its stream may be deleted, or registered only by the application's module
             facts["lag"] = {"unknown": str(error)}
     output.show_json(facts)
     served = facts.get("version") or {}
@@ -92,7 +115,8 @@ def show_dataset(lake: Lake, name: str, version: str | None, as_of: str | None) 
     output.show_facts(f"dataset {name}", facts["declaration"])
     if served:
         output.show_facts(
-            "version served", {key: value for key, value in served.items() if value not in ({}, None, [])}
+            "version served",
+            {key: value for key, value in served.items() if value not in ({}, None, [])},
         )
     for what, title in {"pin": "pinned", "awaited": "waiting", "offsets": "next offsets"}.items():
         if facts.get(what):
@@ -103,7 +127,9 @@ def show_dataset(lake: Lake, name: str, version: str | None, as_of: str | None) 
         maintenance.show_lag(facts["lag"])
     if facts.get("versions"):
         _show_versions(name, manifest)
-    output.show_table("schema", ["column", "type"], [[field["name"], field["type"]] for field in schema])
+    output.show_table(
+        "schema", ["column", "type"], [[field["name"], field["type"]] for field in schema]
+    )
 
 
 @dataset.command("get")
@@ -124,7 +150,9 @@ def get_dataset_entries(lake: Lake, name: str, key: tuple[str, ...], **at: str |
         keys = [key_from_text(what, fields, texts) for texts in texts_of_keys]
         entries = opened.get_all(keys)
         read = opened.version
-    answers = [(texts, entries.get(asked)) for texts, asked in zip(texts_of_keys, keys, strict=True)]
+    answers = [
+        (texts, entries.get(asked)) for texts, asked in zip(texts_of_keys, keys, strict=True)
+    ]
     output.show_json([{"key": texts, "version": read, "entry": entry} for texts, entry in answers])
     for texts, entry in answers:
         output.show_record(f"{name} {', '.join(texts)} (version {read})", entry, "no entry")
@@ -134,23 +162,45 @@ def get_dataset_entries(lake: Lake, name: str, key: tuple[str, ...], **at: str |
 @dataset.command("items")
 @click.argument("name")
 @click.option(
-    "--prefix", multiple=True, help="The beginning of a text key; repeated: whole values of the first key columns."
+    "--prefix",
+    multiple=True,
+    help="The beginning of a text key; repeated: whole values of the first key columns.",
 )
-@click.option("--from", "start", multiple=True, metavar="KEY", help="The first key, or its leading values (inclusive).")
-@click.option("--to", "end", multiple=True, metavar="KEY", help="The end key, or its leading values (exclusive).")
+@click.option(
+    "--from",
+    "start",
+    multiple=True,
+    metavar="KEY",
+    help="The first key, or its leading values (inclusive).",
+)
+@click.option(
+    "--to",
+    "end",
+    multiple=True,
+    metavar="KEY",
+    help="The end key, or its leading values (exclusive).",
+)
 @options.limit_option(100, "Maximum number of entries.")
 @_version
 @_as_of
 @options.lake_options()
 def list_entries(
-    lake: Lake, name: str, prefix: tuple[str, ...], start: tuple[str, ...], end: tuple[str, ...], limit: int, **at: Any
+    lake: Lake,
+    name: str,
+    prefix: tuple[str, ...],
+    start: tuple[str, ...],
+    end: tuple[str, ...],
+    limit: int,
+    **at: Any,
 ) -> None:
     """List entries in key order: all of them, a prefix, or a range."""
     with _open(lake, name, **at) as opened:
         fields = [opened.schema.field(column) for column in opened.sealed.key]
         if prefix and (start or end):
             raise ConfigurationError(
-                "--prefix and a range are both given.", "Give --prefix, or --from and --to.", setting="--prefix"
+                "--prefix and a range are both given.",
+                "Give --prefix, or --from and --to.",
+                setting="--prefix",
             )
         leading: Any = options.parse_leading_values(name, fields, prefix)
         if len(prefix) == 1 and isinstance(leading[0], str):
@@ -163,14 +213,29 @@ def list_entries(
         entries = [entry for _, entry in islice(in_order, limit)]
         read, columns = opened.version, list(opened.schema.names)
     output.show_json({"dataset": name, "version": read, "entries": entries})
-    output.show_table(f"{name} (version {read})", columns, [[entry[c] for c in columns] for entry in entries], own=True)
+    output.show_table(
+        f"{name} (version {read})",
+        columns,
+        [[entry[c] for c in columns] for entry in entries],
+        own=True,
+    )
 
 
 def _open(lake: Lake, name: str, version: str | None, as_of: str | None) -> Dataset:
-    """Open the dataset at the given version or time, by default the served version, without taking a lease."""
+    """Open the dataset at the given version or time, by default the served version, without
+    taking a lease.
+    """
     if version is not None and as_of is not None:
-        raise ConfigurationError("a version and --as-of are both given.", "Give only one of them.", setting="--as-of")
-    return open_dataset(lake, name, version=version, as_of=None if as_of is None else _parse_as_of(as_of), lease=False)
+        raise ConfigurationError(
+            "a version and --as-of are both given.", "Give only one of them.", setting="--as-of"
+        )
+    return open_dataset(
+        lake,
+        name,
+        version=version,
+        as_of=None if as_of is None else _parse_as_of(as_of),
+        lease=False,
+    )
 
 
 def _parse_as_of(as_of: str) -> datetime | int | str:
@@ -195,8 +260,13 @@ _REPARTITION = (
     "Rewrite a dataset into another number of partitions, in one commit.\n\n"
     "Rewrites every retained version of a bounded dataset, or the served table of an unbounded one."
 )
-_DELETE = "Delete a dataset and all its versions permanently. Rejected while it is read; repeat it if interrupted."
-dataset.add_command(options.repartition_command(_REPARTITION, repartition_dataset, _repartition_details))
+_DELETE = (
+    "Delete a dataset and all its versions permanently. Rejected while it is read; repeat it if"
+    " interrupted."
+)
+dataset.add_command(
+    options.repartition_command(_REPARTITION, repartition_dataset, _repartition_details)
+)
 dataset.add_command(options.deletion_command(_DELETE, delete_dataset))
 
 
@@ -226,7 +296,11 @@ def _show_version(store: StoredVersions, version: str) -> None:
     ref = manifest.ref(version)
     if ref is None:  # unbounded datasets do not list their versions
         view = store.version(version)
-        facts: dict[str, Any] = {"id": view.version, "columns": view.schema.to_json(), "offsets": view.sealed.offsets}
+        facts: dict[str, Any] = {
+            "id": view.version,
+            "columns": view.schema.to_json(),
+            "offsets": view.sealed.offsets,
+        }
         verdicts: list[dict[str, Any]] = []
     else:
         facts = _facts(manifest, ref)
@@ -234,16 +308,26 @@ def _show_version(store: StoredVersions, version: str) -> None:
         if ref.document is not None:
             sealed = store.log.read_version(ref)
             verdicts = [verdict.model_dump(mode="json") for verdict in sealed.verdicts]
-            facts |= {"columns": sealed.columns.to_json(), "offsets": sealed.offsets, "counters": sealed.counters}
+            facts |= {
+                "columns": sealed.columns.to_json(),
+                "offsets": sealed.offsets,
+                "counters": sealed.counters,
+            }
     output.show_json(facts | {"verdicts": verdicts})
     schema = facts.pop("columns", [])
     output.show_facts(
-        f"version {facts['id']} of {store.name}", {k: v for k, v in facts.items() if v not in ({}, [], "", None)}
+        f"version {facts['id']} of {store.name}",
+        {k: v for k, v in facts.items() if v not in ({}, [], "", None)},
     )
     if verdicts:
-        rows = [[v["name"], "passed" if v["passed"] else "failed", v["severity"], v["message"]] for v in verdicts]
+        rows = [
+            [v["name"], "passed" if v["passed"] else "failed", v["severity"], v["message"]]
+            for v in verdicts
+        ]
         output.show_table("validators", ["name", "result", "severity", "message"], rows)
-    output.show_table("schema", ["column", "type"], [[field["name"], field["type"]] for field in schema])
+    output.show_table(
+        "schema", ["column", "type"], [[field["name"], field["type"]] for field in schema]
+    )
 
 
 @dataset.command("history")
@@ -252,10 +336,11 @@ def _show_version(store: StoredVersions, version: str) -> None:
 @options.limit_option(20, "Maximum number of commits or intervals, newest first.")
 @options.lake_options()
 def show_history(lake: Lake, name: str, key: tuple[str, ...], limit: int) -> None:
-    """Show the newest commits: what was done to which version, by whom, when and why. With KEY, show one entry.
+    """Show the newest commits: what was done to which version, by whom, when and why. With KEY,
+    show one entry.
 
-    For KEY, the dataset must keep a history, or its versions must say from when they are valid. Give one KEY per key
-    column. Exits with 6 if there was never an entry of KEY.
+    For KEY, the dataset must keep a history, or its versions must say from when they are valid.
+    Give one KEY per key column. Exits with 6 if there was never an entry of KEY.
     """
     if key:
         _show_entry_over_time(lake, name, key, limit)
@@ -271,25 +356,44 @@ def show_history(lake: Lake, name: str, key: tuple[str, ...], limit: int) -> Non
 @click.argument("old")
 @click.argument("new")
 @click.option(
-    "--sample", type=click.IntRange(0), default=20, show_default=True, help="Maximum number of keys of each kind."
+    "--sample",
+    type=click.IntRange(0),
+    default=20,
+    show_default=True,
+    help="Maximum number of keys of each kind.",
 )
 @options.lake_options()
 def show_diff(lake: Lake, name: str, old: str, new: str, sample: int) -> None:
     """Compare two versions: count and sample the keys that were added, removed and changed."""
     differences = open_stored_versions(lake, name).diff(old, new, sample=sample)
     output.show_json(differences.to_json())
-    counts = {what: getattr(differences, what) for what in ("added", "removed", "changed", "unchanged")}
-    columns = {f"columns {what}": getattr(differences, f"columns_{what}") for what in ("added", "removed", "retyped")}
-    retyped = [f"{column} ({before} to {after})" for column, before, after in differences.columns_retyped]
+    counts = {
+        what: getattr(differences, what) for what in ("added", "removed", "changed", "unchanged")
+    }
+    columns = {
+        f"columns {what}": getattr(differences, f"columns_{what}")
+        for what in ("added", "removed", "retyped")
+    }
+    retyped = [
+        f"{column} ({before} to {after})" for column, before, after in differences.columns_retyped
+    ]
     columns["columns retyped"] = tuple(retyped)
     output.show_facts(
-        f"{name}: {differences.old} to {differences.new}", counts | {k: v for k, v in columns.items() if v}
+        f"{name}: {differences.old} to {differences.new}",
+        counts | {k: v for k, v in columns.items() if v},
     )
-    for what, keys in (("added", differences.added_sample), ("removed", differences.removed_sample)):
+    for what, keys in (
+        ("added", differences.added_sample),
+        ("removed", differences.removed_sample),
+    ):
         if keys:
             output.show_table(what, list(keys[0]), [list(key.values()) for key in keys], own=True)
     for entry in differences.changed_sample:
-        values = {n: f"{entry.old[n]} -> {v}" for n, v in entry.new.items() if n in entry.old and entry.old[n] != v}
+        values = {
+            n: f"{entry.old[n]} -> {v}"
+            for n, v in entry.new.items()
+            if n in entry.old and entry.old[n] != v
+        }
         output.show_facts(f"changed: {', '.join(map(str, entry.key.values()))}", values, own=True)
 
 
@@ -298,7 +402,9 @@ def _show_entry_over_time(lake: Lake, name: str, key: tuple[str, ...], limit: in
     with open_dataset(lake, name) as opened:
         texts = options.split_keys(name, opened.sealed.key, key)
         if len(texts) > 1:
-            problem = f"dataset {name!r}: {len(texts)} keys were given, but history shows one entry."
+            problem = (
+                f"dataset {name!r}: {len(texts)} keys were given, but history shows one entry."
+            )
             raise ConfigurationError(problem, "Give one key.", dataset=name)
         fields = [opened.schema.field(column) for column in opened.sealed.key]
         every = opened.history_of(key_from_text(f"dataset {name!r}", fields, texts[0]))
@@ -312,22 +418,32 @@ def _show_entry_over_time(lake: Lake, name: str, key: tuple[str, ...], limit: in
         deleted = ["deleted", *[""] * (len(values) - 1)]
         rows = [
             [
-                *("" if time is None else str(time.astimezone(UTC).replace(tzinfo=None)) for time in interval),
+                *(
+                    "" if time is None else str(time.astimezone(UTC).replace(tzinfo=None))
+                    for time in interval
+                ),
                 *(deleted if part.entry is None else [part.entry[column] for column in values]),
             ]
             for part in newest
             for interval in [(part.valid_from, part.valid_to)]
         ]
-        part_of_all = f", the newest {len(newest)} of {len(every)} (--limit)" if len(newest) < len(every) else ""
+        part_of_all = (
+            f", the newest {len(newest)} of {len(every)} (--limit)"
+            if len(newest) < len(every)
+            else ""
+        )
         title = f"{name} {', '.join(texts[0])} over time, in UTC{part_of_all}"
         output.show_table(title, ["valid from", "valid to", *(values or [""])], rows, own=True)
     output.fail_if_missing([every or None])
 
 
 def _facts(manifest: DatasetManifest, ref: VersionRef) -> dict[str, Any]:
-    """Return the displayed fields of a version; `marks` tell if it is served, pinned, or served after unpinning."""
+    """Return the displayed fields of a version; `marks` tell if it is served, pinned, or served
+    after unpinning.
+    """
     facts = ref.model_dump(
-        mode="json", include={"id", "number", "name", "rows", "bytes", "sealed_at", "state", "reason"}
+        mode="json",
+        include={"id", "number", "name", "rows", "bytes", "sealed_at", "state", "reason"},
     )
     if ref.valid_from is not None:
         facts["valid_from"] = ref.valid_from.isoformat()
@@ -340,10 +456,12 @@ _VERSION = click.argument("version")
 def _change_command(
     action: str, *extra: Callable[[Any], Any], asks: str = ""
 ) -> Callable[[Callable[..., BoundedManifest]], click.Command]:
-    """Return a decorator that makes a function a command, which changes a dataset's versions and prints the served one.
+    """Return a decorator that makes a function a command, which changes a dataset's versions and
+    prints the served one.
 
-    The function receives the stored versions; the options, `reason` and `by` are keyword arguments. Its docstring is
-    the help. `asks` is what it asks before, if it can't be undone, about the version and the dataset.
+    The function receives the stored versions; the options, `reason` and `by` are keyword arguments.
+    Its docstring is the help. `asks` is what it asks before, if it can't be undone, about the
+    version and the dataset.
     """
 
     def command_of(change: Callable[..., BoundedManifest]) -> click.Command:
@@ -353,7 +471,9 @@ def _change_command(
             store = open_stored_versions(lake, name)
             before = store.require_manifest()
             if asks:
-                options.confirm_at_terminal(f"{asks.format(given['version'], name)} That can't be undone.", yes=yes)
+                options.confirm_at_terminal(
+                    f"{asks.format(given['version'], name)} That can't be undone.", yes=yes
+                )
             _show_change(store, action, before, change(store, **given))
 
         asking = (options.yes_option,) if asks else ()
@@ -370,11 +490,16 @@ def _change_command(
     click.option(
         "--expires",
         metavar="TIME",
-        help="How long (2h, 7d) or until when (an ISO time with its zone). The next advance or expire then ends it.",
+        help=(
+            "How long (2h, 7d) or until when (an ISO time with its zone). The next advance or"
+            " expire then ends it."
+        ),
     ),
 )
 def pin(store: StoredVersions, version: str, expires: str | None, **audit: str) -> BoundedManifest:
-    """Serve VERSION until it is unpinned or the pin expires, even if newer versions are published."""
+    """Serve VERSION until it is unpinned or the pin expires, even if newer versions are
+    published.
+    """
     expires_at = None if expires is None else options.parse_expiry(expires, utc_now())
     return store.pin(version, **audit, expires_at=expires_at)
 
@@ -387,7 +512,9 @@ def unpin(store: StoredVersions, **audit: str) -> BoundedManifest:
 
 @_change_command("rollback", click.argument("version", required=False))
 def rollback(store: StoredVersions, version: str | None, **audit: str) -> BoundedManifest:
-    """Serve VERSION (default: the previous one) until the next version is published. Rejected for a pinned dataset."""
+    """Serve VERSION (default: the previous one) until the next version is published. Rejected
+    for a pinned dataset.
+    """
     return store.rollback(version, **audit)
 
 
@@ -395,20 +522,29 @@ def rollback(store: StoredVersions, version: str | None, **audit: str) -> Bounde
 def revoke(store: StoredVersions, version: str, **audit: str) -> BoundedManifest:
     """Never serve VERSION again; serve the version before it instead.
 
-    A pin to VERSION ends. Its name can be delivered again with other content; the same content is rejected.
+    A pin to VERSION ends. Its name can be delivered again with other content; the same content is
+    rejected.
     """
     return store.revoke(version, **audit)
 
 
 @_change_command(
-    "accept", _VERSION, click.option("--make-current", is_flag=True, help="Serve it even if a newer version is served.")
+    "accept",
+    _VERSION,
+    click.option(
+        "--make-current", is_flag=True, help="Serve it even if a newer version is served."
+    ),
 )
-def accept(store: StoredVersions, version: str, make_current: bool, **audit: str) -> BoundedManifest:
+def accept(
+    store: StoredVersions, version: str, make_current: bool, **audit: str
+) -> BoundedManifest:
     """Publish a rejected VERSION after all; if it is older than the served one, it is only kept."""
     return store.accept(version, **audit, make_current=make_current)
 
 
-@_change_command("remove-version", _VERSION, asks="Remove version {} of {}, with its files at the next expire?")
+@_change_command(
+    "remove-version", _VERSION, asks="Remove version {} of {}, with its files at the next expire?"
+)
 def remove_version(store: StoredVersions, version: str, **audit: str) -> BoundedManifest:
     """Remove a rejected or revoked VERSION; the next `dataset expire` deletes its files."""
     return store.remove_version(version, **audit)
@@ -424,7 +560,9 @@ def abandon(store: StoredVersions, version: str, **audit: str) -> BoundedManifes
     return as_bounded(store.require_manifest())
 
 
-def _show_change(store: StoredVersions, action: str, before: DatasetManifest, after: BoundedManifest) -> None:
+def _show_change(
+    store: StoredVersions, action: str, before: DatasetManifest, after: BoundedManifest
+) -> None:
     changed = after != before
     served, pin = after.version, after.pin
     version = after.change.version if after.change and changed else None
@@ -450,4 +588,6 @@ def _show_change(store: StoredVersions, action: str, before: DatasetManifest, af
     if note:
         output.show_line(f"{note}.")
     elif others and changed and action != "abandon":
-        output.show_line(f"{', '.join(others)} changed with it, as members of the same version set.")
+        output.show_line(
+            f"{', '.join(others)} changed with it, as members of the same version set."
+        )

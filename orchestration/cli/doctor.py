@@ -1,7 +1,8 @@
-"""`adjunct doctor`: checks whether everything that runs need is there, and says how to mend what is not.
+"""`adjunct doctor`: checks whether everything that runs need is there, and says how to mend what is
+not.
 
-A function `check_…` returns what it has found, or raises a Concern or another error. Nothing is left behind: a store is
-tried with an object that is deleted again, a table is only opened.
+A function `check_…` returns what it has found, or raises a Concern or another error. Nothing is
+left behind: a store is tried with an object that is deleted again, a table is only opened.
 """
 
 from __future__ import annotations
@@ -23,18 +24,32 @@ from dagster_adjunct.assets.declaration.dataset import FileSource
 from dagster_adjunct.orchestration.application.application import Application, load_application
 from dagster_adjunct.orchestration.batch_log.batch_log import application_state, check_not_renamed
 from dagster_adjunct.orchestration.cli import options, output
-from dagster_adjunct.orchestration.operators.windows.zone_rules import differing_spans, java_database, python_database
+from dagster_adjunct.orchestration.operators.windows.zone_rules import (
+    differing_spans,
+    java_database,
+    python_database,
+)
 from dagster_adjunct.orchestration.planner.planner import check_syntax, list_zones, plan_application
 from dagster_adjunct.orchestration.startpoints.coordinator import describe_other_writers
 from dagster_adjunct.resources.common import utc_now
 from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError
 from dagster_adjunct.resources.files.tree import open_tree
 from dagster_adjunct.resources.lazy_modules import pa
-from dagster_adjunct.resources.objects.lake import Lake, LakeSettings, lake_in, open_store, probe_conditional_writes
+from dagster_adjunct.resources.objects.lake import (
+    Lake,
+    LakeSettings,
+    lake_in,
+    open_store,
+    probe_conditional_writes,
+)
 from dagster_adjunct.resources.objects.store import PROBE_PREFIX, ObjectStore
 from dagster_adjunct.resources.spark.in_process import is_in_process
 from dagster_adjunct.resources.spark.session import check_java, session_scope
-from dagster_adjunct.resources.spark.tasks import find_adjunct_error, first_message_line, translate_spark_errors
+from dagster_adjunct.resources.spark.tasks import (
+    find_adjunct_error,
+    first_message_line,
+    translate_spark_errors,
+)
 from dagster_adjunct.resources.tables.operation import Conditions
 from dagster_adjunct.resources.tables.table import RemoteTable
 
@@ -58,8 +73,8 @@ class Finding:
 
 
 class Concern(Exception):
-    """Raised by a check for what works, but not well ("warning"), or does not work ("failed"): the finding and the
-    next step."""
+    """Raised by a check for what works, but not well ("warning"), or does not work ("failed"): the
+    finding and the next step."""
 
     def __init__(self, found: str, next_step: str, state: State = "warning") -> None:
         super().__init__(found)
@@ -72,8 +87,8 @@ class Concern(Exception):
 @options.lake_url_option
 @options.output_options
 def doctor(reference: str | None, master: str | None, lake_url: str | None) -> None:
-    """Check what runs need: packages, Java, Spark and its workers, the lake, Dagster; with MODULE:APP its streams and
-    tables, too.
+    """Check what runs need: packages, Java, Spark and its workers, the lake, Dagster; with
+    MODULE:APP its streams and tables, too.
 
     Changes nothing. Starts Spark, which takes some seconds. Exits with 1 if a check failed.
     """
@@ -89,7 +104,9 @@ def doctor(reference: str | None, master: str | None, lake_url: str | None) -> N
 
 
 def examine(reference: str | None, master: str | None, lake_url: str | None) -> Iterator[Finding]:
-    """Run the checks and yield their findings. A check that needs something that has failed before it is skipped."""
+    """Run the checks and yield their findings. A check that needs something that has failed
+    before it is skipped.
+    """
     yield run_check("packages", check_packages)
     in_process = is_in_process(master)
     if in_process:
@@ -118,19 +135,25 @@ def examine(reference: str | None, master: str | None, lake_url: str | None) -> 
     yield run_check("streams", lambda: check_plan(app, lake, parse=not in_process))
     zones = list_zones(app)
     if zones and (in_process or java.state == "failed"):
-        yield Finding("time zones", "skipped", "there is no session" if in_process else "they need Java")
+        yield Finding(
+            "time zones", "skipped", "there is no session" if in_process else "they need Java"
+        )
     elif zones:
         yield run_check("time zones", lambda: check_time_zones(zones, master))
 
     for dataset in app.datasets:
         if isinstance(dataset.input, FileSource):
-            yield run_check(f"files of {dataset.name}", lambda source=dataset.input: check_files(source))  # type: ignore[misc]
+            yield run_check(
+                f"files of {dataset.name}", lambda source=dataset.input: check_files(source)
+            )  # type: ignore[misc]
     for table in app.tables.values():
         yield run_check(f"table {table.name}", lambda table=table: check_table(table))  # type: ignore[misc]
 
 
 def run_check(name: str, look: Callable[[], str]) -> Finding:
-    """Run the check `look` and return its finding; an error that it raises becomes a finding, too."""
+    """Run the check `look` and return its finding; an error that it raises becomes a finding,
+    too.
+    """
     try:
         return Finding(name, "ok", look())
     except Concern as concern:
@@ -143,7 +166,9 @@ def run_check(name: str, look: Callable[[], str]) -> Finding:
 
 
 def check_packages() -> str:
-    """Check the versions of the required packages; those that only extras require may be missing."""
+    """Check the versions of the required packages; those that only extras require may be
+    missing.
+    """
     from packaging.requirements import Requirement
 
     needed, wrong = 0, []
@@ -159,20 +184,30 @@ def check_packages() -> str:
         if not requirement.specifier.contains(found, prereleases=True):
             wrong.append(f"{requirement.name} is {found}, expected {requirement.specifier}")
     if wrong:
-        step = f'Install them again, in an environment of their own: pip install --upgrade "{_PACKAGE}".'
+        step = (
+            "Install them again, in an environment of their own: pip install --upgrade"
+            f' "{_PACKAGE}".'
+        )
         raise Concern("; ".join(sorted(set(wrong))), step, "failed")
-    return f"{_PACKAGE} {version(_PACKAGE)} on Python {sys.version.split()[0]}, {needed} packages as required"
+    return (
+        f"{_PACKAGE} {version(_PACKAGE)} on Python {sys.version.split()[0]}, {needed} packages as"
+        " required"
+    )
 
 
 def check_lake(url: str | None, opened: list[ObjectStore]) -> str:
-    """Check that the lake's store can be read and written, honours conditional writes, and that its clock is right.
+    """Check that the lake's store can be read and written, honours conditional writes, and that its
+    clock is right.
 
     Appends the store to `opened`, for later checks.
     """
     store = open_store(url, LakeSettings())
     exists = lake_in(store).exists()
     if not exists and not store.url.startswith("s3://"):
-        parent = next((path for path in (Path(store.url), *Path(store.url).parents) if path.exists()), Path("/"))
+        parent = next(
+            (path for path in (Path(store.url), *Path(store.url).parents) if path.exists()),
+            Path("/"),
+        )
         if not store.url.startswith("memory:") and not os.access(parent, os.W_OK):
             problem = f"there is no lake at {store.url} yet, and {parent} is not writable."
             step = "Give another folder (--lake, ADJUNCT_LAKE), or the right to write."
@@ -191,40 +226,65 @@ def check_lake(url: str | None, opened: list[ObjectStore]) -> str:
     finally:
         store.delete(key)
     if head is None or read != b"doctor" or key not in listed:
-        raise Concern(f"{store.url} does not show an object that was just written", "Use another store.", "failed")
+        raise Concern(
+            f"{store.url} does not show an object that was just written",
+            "Use another store.",
+            "failed",
+        )
     opened.append(store)
     apart = (head.modified - now).total_seconds()
-    about = f"{store.url}, {milliseconds:.0f} ms a request" + ("" if exists else "; there is no lake yet")
+    about = f"{store.url}, {milliseconds:.0f} ms a request" + (
+        "" if exists else "; there is no lake yet"
+    )
     if abs(apart) > _MOST_SECONDS_APART:
         found = f"{about}; its clock is {apart:+.0f} s from this machine's"
-        raise Concern(found, "Let this machine follow a time server: leases and retention compare these clocks.")
+        raise Concern(
+            found,
+            "Let this machine follow a time server: leases and retention compare these clocks.",
+        )
     return about
 
 
 def worker_versions(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yield the versions of Python and of Adjunct in the process where this runs, once for each batch."""
+    """Yield the versions of Python and of Adjunct in the process where this runs, once for each
+    batch.
+    """
     for _ in batches:
         facts = [f"{sys.version_info.major}.{sys.version_info.minor}"], [version(_PACKAGE)]
-        yield pa.RecordBatch.from_arrays([pa.array(fact) for fact in facts], names=["python", "package"])
+        yield pa.RecordBatch.from_arrays(
+            [pa.array(fact) for fact in facts], names=["python", "package"]
+        )
 
 
 def check_spark(master: str | None, store: ObjectStore | None) -> str:
-    """Check that a session starts, that its workers have this process's versions, and that Spark reads the lake."""
+    """Check that a session starts, that its workers have this process's versions, and that Spark
+    reads the lake.
+    """
     with session_scope(master=master, lake_url=None if store is None else store.url) as session:
         spark = session()
         with translate_spark_errors():
-            rows = spark.range(0, 2, 1, 2).mapInArrow(worker_versions, "python string, package string").collect()
+            rows = (
+                spark.range(0, 2, 1, 2)
+                .mapInArrow(worker_versions, "python string, package string")
+                .collect()
+            )
         found = f"Spark {spark.version} at {spark.conf.get('spark.master')}"
         here = f"{sys.version_info.major}.{sys.version_info.minor}", version(_PACKAGE)
         others = {(row.python, row.package) for row in rows} - {here}
         if others:
             python, package = min(others)
             raise Concern(
-                f"{found}: workers run Python {python} with {_PACKAGE} {package}, this is {here[0]} with {here[1]}",
-                "Give executors the same environment: PYSPARK_PYTHON, or an archive of it (spark.archives).",
+                f"{found}: workers run Python {python} with {_PACKAGE} {package}, this is"
+                f" {here[0]} with {here[1]}",
+                "Give executors the same environment: PYSPARK_PYTHON, or an archive of it"
+                " (spark.archives).",
                 "failed",
             )
-        read = "" if store is None or store.url.startswith("memory:") else f"; {_spark_reads(spark, store)}"
+        read = (
+            ""
+            if store is None or store.url.startswith("memory:")
+            else f"; {_spark_reads(spark, store)}"
+        )
         return f"{found}, workers have this Python and package{read}"
 
 
@@ -244,7 +304,11 @@ def _spark_reads(spark: SparkSession, store: ObjectStore) -> str:
     finally:
         store.delete(key)
     if count != 3:
-        raise Concern(f"Spark reads {count} of 3 records from {store.url}", "Check its S3A settings.", "failed")
+        raise Concern(
+            f"Spark reads {count} of 3 records from {store.url}",
+            "Check its S3A settings.",
+            "failed",
+        )
     return "it reads the lake"
 
 
@@ -252,8 +316,13 @@ def check_dagster() -> str:
     """Check that Dagster's instance opens, and whether its daemon runs."""
     home = os.environ.get("DAGSTER_HOME")
     if not home:
-        step = "Set DAGSTER_HOME to a folder with a dagster.yaml, or serve the UI with adjunct ui, which has its own."
-        raise Concern("DAGSTER_HOME is not set: runs leave nothing, and no schedule or sensor works", step)
+        step = (
+            "Set DAGSTER_HOME to a folder with a dagster.yaml, or serve the UI with adjunct ui,"
+            " which has its own."
+        )
+        raise Concern(
+            "DAGSTER_HOME is not set: runs leave nothing, and no schedule or sensor works", step
+        )
     import dagster as dg
 
     from dagster_adjunct.orchestration.code_location.pools import FREE_SLOTS, keeps_slots
@@ -263,13 +332,24 @@ def check_dagster() -> str:
         concerns = []
         beats = [heartbeat.timestamp for heartbeat in instance.get_daemon_heartbeats().values()]
         if not beats or time.time() - max(beats) > _HEARTBEAT_SECONDS:
-            step = "Start it, with the same DAGSTER_HOME: dagster-daemon run (adjunct ui and dg dev start their own)."
-            concerns.append(("its daemon does not run, so schedules and sensors start nothing", step))
+            step = (
+                "Start it, with the same DAGSTER_HOME: dagster-daemon run (adjunct ui and dg dev"
+                " start their own)."
+            )
+            concerns.append(
+                ("its daemon does not run, so schedules and sensors start nothing", step)
+            )
         if keeps_slots(instance):
-            problem = "a run whose process is killed keeps its slot in a pool, and the next one waits for it for ever"
+            problem = (
+                "a run whose process is killed keeps its slot in a pool, and the next one waits for"
+                " it for ever"
+            )
             concerns.append((problem, f"{FREE_SLOTS}."))
         if concerns:
-            raise Concern("; ".join([found, *(problem for problem, _ in concerns)]), " ".join(s for _, s in concerns))
+            raise Concern(
+                "; ".join([found, *(problem for problem, _ in concerns)]),
+                " ".join(s for _, s in concerns),
+            )
         return f"{found}, the daemon runs"
 
 
@@ -277,11 +357,16 @@ def check_application(reference: str, loaded: list[Application]) -> str:
     """Check that the application can be imported, and append it to `loaded`."""
     loaded.append(load_application(reference))
     app = loaded[0]
-    return f"{app.name}: {len(app.datasets)} dataset(s), {len(app.operators)} operator(s), {len(app.tables)} table(s)"
+    return (
+        f"{app.name}: {len(app.datasets)} dataset(s), {len(app.operators)} operator(s),"
+        f" {len(app.tables)} table(s)"
+    )
 
 
 def check_plan(app: Application, lake: Lake, *, parse: bool) -> str:
-    """Check that the application's streams can be reached and its plan is valid; `parse` lets Spark check the SQL."""
+    """Check that the application's streams can be reached and its plan is valid; `parse` lets
+    Spark check the SQL.
+    """
     planned = plan_application(app, lake=lake)
     if parse:
         check_syntax(app)
@@ -307,7 +392,10 @@ def check_name_in_use(app: Application, lake: Lake) -> str:
     state = application_state(lake, app.name)
     check_not_renamed(app.name, state)
     if others := describe_other_writers(lake, app):
-        raise Concern(others[0], "Rename it, or see what else a first run may do: docs/applications.md, Another name.")
+        raise Concern(
+            others[0],
+            "Rename it, or see what else a first run may do: docs/applications.md, Another name.",
+        )
     return f"{app.name} has run {state.batch} batch(es)"
 
 
@@ -322,7 +410,8 @@ def check_files(source: FileSource) -> str:
 
 
 def check_table(table: RemoteTable[Any, Any, Any]) -> str:
-    """Check that a table's functions can be opened: that they reach its store, and find the declared columns there.
+    """Check that a table's functions can be opened: that they reach its store, and find the
+    declared columns there.
 
     Also that the store's settings keep what is written.
     """

@@ -1,4 +1,6 @@
-"""The root command `adjunct`. It imports the module of a command only to call it, so that `adjunct --help` is fast."""
+"""The root command `adjunct`. It imports the module of a command only to call it, so that
+`adjunct --help` is fast.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +17,32 @@ _COMMANDS = {
     "app": ("applications", "Manage applications."),
     "checkpoint": ("startpoints", "Show where applications continue in their input streams."),
     "dataset": ("datasets", "Manage datasets of the lake."),
-    "demo": ("applications", "Run the main job on real data, of flights joined with reference data."),
-    "doctor": ("doctor", "Check what runs need: packages, Java, Spark, the lake, Dagster; and how to mend it."),
-    "kv": ("tables", "Manage key-value tables: entries with versions, conditional and atomic writes."),
-    "new": ("new", "Make a small project: datasets, an application, sample data, tests, Dagster's settings."),
+    "demo": (
+        "applications",
+        "Run the main job on real data, of flights joined with reference data.",
+    ),
+    "doctor": (
+        "doctor",
+        "Check what runs need: packages, Java, Spark, the lake, Dagster; and how to mend it.",
+    ),
+    "kv": (
+        "tables",
+        "Manage key-value tables: entries with versions, conditional and atomic writes.",
+    ),
+    "new": (
+        "new",
+        "Make a small project: datasets, an application, sample data, tests, Dagster's settings.",
+    ),
     "plan": ("applications", "Validate an application's partition counts and show its plan."),
-    "run": ("applications", "Bring datasets up to date and run an application until it has caught up."),
+    "run": (
+        "applications",
+        "Bring datasets up to date and run an application until it has caught up.",
+    ),
     "sql": ("sql", "Query datasets, their versions and streams with SQL, by DuckDB; read-only."),
-    "startpoint": ("startpoints", "Request that partitions are read from another position than their checkpoint."),
+    "startpoint": (
+        "startpoints",
+        "Request that partitions are read from another position than their checkpoint.",
+    ),
     "stream": ("streams", "Manage streams of the lake."),
     "table": ("tables", "Inspect remote tables that this lake's applications write."),
     "ui": ("applications", "Serve the Dagster UI and its daemon."),
@@ -39,7 +59,9 @@ class LazyCommands(output.Commands):
         if cmd_name not in _COMMANDS:
             return None
         module, help_text = _COMMANDS[cmd_name]
-        command: click.Command = getattr(importlib.import_module(f"{__package__}.{module}"), cmd_name)
+        command: click.Command = getattr(
+            importlib.import_module(f"{__package__}.{module}"), cmd_name
+        )
         command.help = command.help or help_text
         return command
 
@@ -51,7 +73,9 @@ class LazyCommands(output.Commands):
 @click.group(cls=LazyCommands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="dagster-adjunct", prog_name="adjunct")
 def root() -> None:
-    """Streams joined with versioned reference data and written as partial updates, on Dagster and Spark."""
+    """Streams joined with versioned reference data and written as partial updates, on Dagster
+    and Spark.
+    """
 
 
 def main() -> None:

@@ -1,4 +1,6 @@
-"""`adjunct dataset advance, compact, expire, erase, …`: keep datasets up to date, small and intact."""
+"""`adjunct dataset advance, compact, expire, erase, …`: keep datasets up to date, small and
+intact.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,11 @@ from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.declaration.policies import DiscardPolicy
 from dagster_adjunct.assets.reading.key_lookup import key_from_text
 from dagster_adjunct.assets.reading.stored_file import verify_version
-from dagster_adjunct.assets.reading.stored_versions import StoredVersions, list_datasets, open_stored_versions
+from dagster_adjunct.assets.reading.stored_versions import (
+    StoredVersions,
+    list_datasets,
+    open_stored_versions,
+)
 from dagster_adjunct.assets.unbounded.advance import rebuild_dataset
 from dagster_adjunct.assets.unbounded.compaction import compact_dataset
 from dagster_adjunct.assets.unbounded.progress import StreamPosition, bootstrap_progress
@@ -26,11 +32,20 @@ from dagster_adjunct.orchestration.application.application import Application, l
 from dagster_adjunct.orchestration.application.graph import group_datasets
 from dagster_adjunct.orchestration.cli import options, output
 from dagster_adjunct.orchestration.cli.dagster_events import reporting
-from dagster_adjunct.orchestration.maintenance.expire import collect_metadata, erase_keys, expire_versions
+from dagster_adjunct.orchestration.maintenance.expire import (
+    collect_metadata,
+    erase_keys,
+    expire_versions,
+)
 from dagster_adjunct.orchestration.planner.planner import open_dataset_systems, systems_for
 from dagster_adjunct.orchestration.step.run import advance_unit, apply_startpoints
 from dagster_adjunct.resources.common import split_stream_name
-from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError, VersionDiscardedError, raise_first
+from dagster_adjunct.resources.errors import (
+    AdjunctError,
+    ConfigurationError,
+    VersionDiscardedError,
+    raise_first,
+)
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.schemas.schema import Field
 from dagster_adjunct.resources.spark.in_process import session_factory
@@ -41,22 +56,41 @@ from dagster_adjunct.resources.streams.lake.streams import open_system
 @click.command()
 @click.argument("name")
 @options.app_reference
-@click.option("--partition", metavar="VERSION", help="Build the version of this name, if versions are partitions.")
-@click.option("--make-current", is_flag=True, help="With --partition: serve it even if a newer version is served.")
+@click.option(
+    "--partition",
+    metavar="VERSION",
+    help="Build the version of this name, if versions are partitions.",
+)
+@click.option(
+    "--make-current",
+    is_flag=True,
+    help="With --partition: serve it even if a newer version is served.",
+)
 @options.master_option
 @options.user_option
 @options.lake_options(create=True)
 def advance(
-    lake: Lake, name: str, reference: str, partition: str | None, make_current: bool, master: str | None, by: str
+    lake: Lake,
+    name: str,
+    reference: str,
+    partition: str | None,
+    make_current: bool,
+    master: str | None,
+    by: str,
 ) -> None:
     """Bring dataset NAME of an application, and its version set, up to date.
 
-    No batch of the application is run. Startpoints for the dataset's stream are applied first. Exits with 3 if this
-    command rejected a version, even if it published a later one.
+    No batch of the application is run. Startpoints for the dataset's stream are applied first.
+    Exits with 3 if this command rejected a version, even if it published a later one.
     """
     if make_current and partition is None:
-        step = f"Add --partition. To serve an earlier version: adjunct dataset rollback {name} --reason …."
-        raise ConfigurationError("--make-current needs --partition.", step, setting="--make-current")
+        step = (
+            "Add --partition. To serve an earlier version: adjunct dataset rollback"
+            f" {name} --reason …."
+        )
+        raise ConfigurationError(
+            "--make-current needs --partition.", step, setting="--make-current"
+        )
     app = load_application(reference)
     group = advance_group(app, name)
     systems = open_dataset_systems(group, lake)
@@ -73,7 +107,9 @@ def advance(
         else:
             _reject_partition(group)
             place: dict[str, Any] = {"lake": lake, "systems": systems, "spark": spark, "by": by}
-            reports = [advance_dataset(group[0], **place, partition=partition, make_current=make_current)]
+            reports = [
+                advance_dataset(group[0], **place, partition=partition, make_current=make_current)
+            ]
         if reporter is not None:
             for report in reports:
                 reporter.add_advance(report, partition)
@@ -97,12 +133,17 @@ def advance_group(app: Application, name: str) -> tuple[AdjunctDataset, ...]:
     datasets = {dataset.name: dataset for dataset in app.datasets}
     if name not in datasets:
         problem = (
-            f"application {app.name!r} declares no dataset {name!r}; it declares: {', '.join(datasets) or 'none'}."
+            f"application {app.name!r} declares no dataset {name!r}; it declares:"
+            f" {', '.join(datasets) or 'none'}."
         )
         step = "Correct the name, or declare the dataset with app.table(…)."
         raise ConfigurationError(problem, step, application=app.name, dataset=name)
     wanted = datasets[name]
-    in_set = [member for member in app.datasets if wanted.version_set and member.version_set == wanted.version_set]
+    in_set = [
+        member
+        for member in app.datasets
+        if wanted.version_set and member.version_set == wanted.version_set
+    ]
     return group_datasets(in_set or [wanted], f"application {app.name!r}")[0]
 
 
@@ -113,7 +154,11 @@ def _reject_partition(group: tuple[AdjunctDataset, ...]) -> None:
     """
     dataset = group[0]
     if len(group) > 1 or dataset.follows_changes:
-        what = f"a member of the version set {dataset.version_set!r}" if len(group) > 1 else f"{dataset.kind}"
+        what = (
+            f"a member of the version set {dataset.version_set!r}"
+            if len(group) > 1
+            else f"{dataset.kind}"
+        )
         problem = f"dataset {dataset.name!r} is {what} and has no version partitions."
         step = "Omit --partition: everything that has been delivered is published."
         raise ConfigurationError(problem, step, setting="--partition", dataset=dataset.name)
@@ -123,7 +168,9 @@ def _reject_partition(group: tuple[AdjunctDataset, ...]) -> None:
 @click.argument("name")
 @options.lake_options()
 def lag(lake: Lake, name: str) -> None:
-    """Show how far an unbounded dataset is behind its stream, by partition, and its bootstrap progress."""
+    """Show how far an unbounded dataset is behind its stream, by partition, and its bootstrap
+    progress.
+    """
     manifest = open_stored_versions(lake, name).require_manifest()
     table = as_follower(manifest)
     if table is None:
@@ -135,7 +182,9 @@ def lag(lake: Lake, name: str) -> None:
 
 def _no_lag_error(name: str, owner: str | None) -> ConfigurationError:
     if owner is not None:
-        problem = f"dataset {name!r} is a local table of application {owner!r}, which follows no stream."
+        problem = (
+            f"dataset {name!r} is a local table of application {owner!r}, which follows no stream."
+        )
         step = f"See the application's position instead: adjunct checkpoint show {owner}."
         return ConfigurationError(problem, step, dataset=name)
     problem = f"dataset {name!r} is bounded and has no lag: it is delivered in versions."
@@ -151,9 +200,12 @@ def lag_facts(lake: Lake, manifest: UnboundedManifest) -> dict[str, Any]:
     return {
         "caught_up_at": manifest.confirmed_at,
         "bootstrap": bootstrap_progress(systems, manifest, now).to_json(),
-        "decision": None if manifest.decision is None else manifest.decision.model_dump(mode="json"),
+        "decision": (
+            None if manifest.decision is None else manifest.decision.model_dump(mode="json")
+        ),
         "partitions": {
-            str(ssp): {"next": behind.offset, "end": behind.end, **behind.to_json()} for ssp, behind in lags.items()
+            str(ssp): {"next": behind.offset, "end": behind.end, **behind.to_json()}
+            for ssp, behind in lags.items()
         },
     }
 
@@ -164,24 +216,35 @@ def show_lag(facts: Mapping[str, Any]) -> None:
         output.show_line(f"The lag is unknown: {facts['unknown']}")
         return
     bootstrap = facts["bootstrap"]
-    output.show_facts("bootstrap", {name: value for name, value in bootstrap.items() if value not in ({}, "")})
+    output.show_facts(
+        "bootstrap", {name: value for name, value in bootstrap.items() if value not in ({}, "")}
+    )
     rows = []
     for ssp, lag in facts["partitions"].items():
         seconds = lag["seconds"]
         behind = "never caught up" if seconds is None else str(timedelta(seconds=round(seconds)))
-        rows.append([ssp, *(lag[fact] for fact in ("next", "end", "offsets", "records", "lost")), behind])
+        rows.append(
+            [ssp, *(lag[fact] for fact in ("next", "end", "offsets", "records", "lost")), behind]
+        )
     columns = ["partition", "next", "end", "offsets behind", "records", "lost", "time behind"]
     output.show_table("behind its stream", columns, rows)
 
 
 @click.command()
 @click.argument("name")
-@click.option("--level", type=click.Choice(["minor", "major"]), help="Default: what its compaction policy finds due.")
+@click.option(
+    "--level",
+    type=click.Choice(["minor", "major"]),
+    help="Default: what its compaction policy finds due.",
+)
 @options.master_option
 @options.user_option
 @options.lake_options()
-def compact(lake: Lake, name: str, level: Literal["minor", "major"] | None, master: str | None, by: str) -> None:
-    """Merge the deltas of an unbounded dataset into one (minor), or with its base into a new one (major).
+def compact(
+    lake: Lake, name: str, level: Literal["minor", "major"] | None, master: str | None, by: str
+) -> None:
+    """Merge the deltas of an unbounded dataset into one (minor), or with its base into a new one
+    (major).
 
     Safe while readers and writers work; for cron.
     """
@@ -195,8 +258,11 @@ def compact(lake: Lake, name: str, level: Literal["minor", "major"] | None, mast
 @options.master_option
 @options.audit_options
 @options.lake_options()
-def rebuild(lake: Lake, name: str, reference: str, master: str | None, reason: str, by: str) -> None:
-    """Rebuild an unbounded dataset from the start of its stream or its bulk snapshot; readers keep the old one.
+def rebuild(
+    lake: Lake, name: str, reference: str, master: str | None, reason: str, by: str
+) -> None:
+    """Rebuild an unbounded dataset from the start of its stream or its bulk snapshot; readers keep
+    the old one.
 
     If it is interrupted, `dataset advance` continues it.
     """
@@ -204,7 +270,13 @@ def rebuild(lake: Lake, name: str, reference: str, master: str | None, reason: s
     systems = open_dataset_systems([dataset], lake)
     with session_scope(master=master, lake_url=lake.url, on_start=output.show_line) as spark:
         report = rebuild_dataset(
-            dataset, lake=lake, systems=systems, spark=spark, reason=reason, by=by, on_stage=show_stage
+            dataset,
+            lake=lake,
+            systems=systems,
+            spark=spark,
+            reason=reason,
+            by=by,
+            on_stage=show_stage,
         )
     output.show_report(report)
 
@@ -213,20 +285,26 @@ def rebuild(lake: Lake, name: str, reference: str, master: str | None, reason: s
 @click.argument("names", metavar="[NAME]...", nargs=-1)
 @click.option(
     "--keep",
-    help='Number of newest versions to keep; "all" deletes only rejected and revoked ones and leftovers. Default: as '
-    "each dataset declares.",
+    help=(
+        'Number of newest versions to keep; "all" deletes only rejected and revoked ones and'
+        " leftovers. Default: as each dataset declares."
+    ),
 )
 @click.option(
-    "--grace", help="Keep everything younger than this, such as 90m or 7d. Default: as each dataset declares."
+    "--grace",
+    help="Keep everything younger than this, such as 90m or 7d. Default: as each dataset declares.",
 )
 @click.option("--dry-run", is_flag=True, help="Only list what would be deleted, and why.")
 @options.user_option
 @options.lake_options()
-def expire(lake: Lake, names: tuple[str, ...], keep: str | None, grace: str | None, dry_run: bool, by: str) -> None:
+def expire(
+    lake: Lake, names: tuple[str, ...], keep: str | None, grace: str | None, dry_run: bool, by: str
+) -> None:
     """Delete versions that the retention policy no longer keeps, and what failed builds left.
 
-    Without NAME, of all datasets; then unreferenced metadata of the lake is deleted, too. Versions that are served,
-    pinned, leased by a reader or needed by an open batch are kept. For cron; safe while readers and writers work.
+    Without NAME, of all datasets; then unreferenced metadata of the lake is deleted, too. Versions
+    that are served, pinned, leased by a reader or needed by an open batch are kept. For cron; safe
+    while readers and writers work.
     """
     there = list_datasets(lake)
     unknown = [name for name in names if name not in there]
@@ -239,7 +317,9 @@ def expire(lake: Lake, names: tuple[str, ...], keep: str | None, grace: str | No
     if keep is not None:
         if keep != "all" and not (keep.isdecimal() and int(keep)):
             raise ConfigurationError(
-                f"--keep {keep!r} is not a number of versions.", 'Give 1 or more, or "all".', setting="--keep"
+                f"--keep {keep!r} is not a number of versions.",
+                'Give 1 or more, or "all".',
+                setting="--keep",
             )
         given["keep"] = None if keep == "all" else int(keep)
     reports, errors = [], []
@@ -258,8 +338,16 @@ def expire(lake: Lake, names: tuple[str, ...], keep: str | None, grace: str | No
     output.show_json([report.to_json() for report in reports])
     for report in reports:
         output.show_line(f"{report.summary()}.")
-        outcomes = {"deleted": (*report.discarded, *report.garbage), "spared": report.spared, "kept": report.kept}
-        rows = [[outcome, item.what, item.name, item.reason] for outcome, items in outcomes.items() for item in items]
+        outcomes = {
+            "deleted": (*report.discarded, *report.garbage),
+            "spared": report.spared,
+            "kept": report.kept,
+        }
+        rows = [
+            [outcome, item.what, item.name, item.reason]
+            for outcome, items in outcomes.items()
+            for item in items
+        ]
         if rows:
             output.show_table(report.dataset, ["", "what", "name", "why"], rows)
     raise_first(errors)
@@ -282,7 +370,9 @@ def verify(lake: Lake, name: str, version: str | None, deep: bool) -> None:
         views = [store.require_current()]
     else:
         sealed = [ref.id for ref in store.versions() if ref.state == "sealed"]
-        views = [store.version(ref) for ref in sealed] or [store.require_current()]  # raises an error if there is none
+        views = [store.version(ref) for ref in sealed] or [
+            store.require_current()
+        ]  # raises an error if there is none
     reports = []
     for view in views:
         report = verify_version(view, deep=deep)
@@ -314,28 +404,46 @@ def verify(lake: Lake, name: str, version: str | None, deep: bool) -> None:
 @click.option("--yes", is_flag=True, help="Do not ask before.")
 @options.audit_options
 @options.lake_options()
-def erase(lake: Lake, name: str, key: tuple[str, ...], keys_from: Path | None, yes: bool, reason: str, by: str) -> None:
+def erase(
+    lake: Lake,
+    name: str,
+    key: tuple[str, ...],
+    keys_from: Path | None,
+    yes: bool,
+    reason: str,
+    by: str,
+) -> None:
     """Erase entries permanently from everything that a dataset stores, and verify it by a search.
 
-    Give one KEY per entry, or one per key column in order. Exits with 1 while something still holds a key: repeat it
-    then.
+    Give one KEY per entry, or one per key column in order. Exits with 1 while something still holds
+    a key: repeat it then.
     """
     manifest = open_stored_versions(lake, name).require_manifest()
     declared = manifest.declaration
     if bool(key) == (keys_from is not None):
-        problem = f"the keys to erase from dataset {name!r} are {'given twice' if key else 'missing'}."
+        problem = (
+            f"the keys to erase from dataset {name!r} are {'given twice' if key else 'missing'}."
+        )
         raise ConfigurationError(problem, "Give KEYs or --keys-from FILE, not both.", dataset=name)
-    fields = [Field(column, kind) for column, kind in zip(declared.key, declared.key_types, strict=True)]
+    fields = [
+        Field(column, kind) for column, kind in zip(declared.key, declared.key_types, strict=True)
+    ]
     texts = (
-        options.read_keys(name, declared.key, keys_from) if keys_from else options.split_keys(name, declared.key, key)
+        options.read_keys(name, declared.key, keys_from)
+        if keys_from
+        else options.split_keys(name, declared.key, key)
     )
     keys = [key_from_text(f"dataset {name!r}", fields, values) for values in texts]
     if not yes:
-        question = f"Erase {len(keys)} key(s) from {manifest.stored_description} of {name} permanently?"
+        question = (
+            f"Erase {len(keys)} key(s) from {manifest.stored_description} of {name} permanently?"
+        )
         click.confirm(question, abort=True, err=True)
     report = erase_keys(lake, name, keys, reason=reason, by=by)
     output.show_report(report)
-    output.show_line(f"Not erased, because the dataset does not own it: {'; '.join(report.not_erased)}.")
+    output.show_line(
+        f"Not erased, because the dataset does not own it: {'; '.join(report.not_erased)}."
+    )
     if not report.complete:
         raise click.exceptions.Exit(1)
 

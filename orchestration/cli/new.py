@@ -19,16 +19,24 @@ from dagster_adjunct.resources.errors import ConfigurationError, translate_file_
 _EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 _MODULE, _TITLE = "new_project", "new-project"
 _COMPONENT = "defs/orders/defs.yaml"
-_IN_YAML = frozenset({"on", "off", "yes", "no", "true", "false", "null"})  # YAML reads these as booleans or null
+_IN_YAML = frozenset(
+    {"on", "off", "yes", "no", "true", "false", "null"}
+)  # YAML reads these as booleans or null
 _NAME = re.compile(r"[a-z][a-z0-9]*([-_][a-z0-9]+)*")
 
 
 @click.command()
 @click.argument("name")
-@click.option("--yaml", "in_yaml", is_flag=True, help="Declare the application in YAML, as a component for dg.")
+@click.option(
+    "--yaml",
+    "in_yaml",
+    is_flag=True,
+    help="Declare the application in YAML, as a component for dg.",
+)
 @options.output_options
 def new(name: str, in_yaml: bool) -> None:
-    """Make a small project in the folder NAME: two datasets, an application, sample data, tests, Dagster's settings.
+    """Make a small project in the folder NAME: two datasets, an application, sample data, tests,
+    Dagster's settings.
 
     It runs at once, without a server and without Java. Its README says how.
     """
@@ -44,7 +52,8 @@ def new(name: str, in_yaml: bool) -> None:
 def create_project(name: str, *, in_yaml: bool = False) -> Path:
     """Create a project in the working directory and return its folder.
 
-    Raises ConfigurationError for a name that can't be that of a module, and for one that a module or folder has.
+    Raises ConfigurationError for a name that can't be that of a module, and for one that a module
+    or folder has.
     """
     from dagster._core.definitions.utils import DISALLOWED_NAMES
 
@@ -52,22 +61,36 @@ def create_project(name: str, *, in_yaml: bool = False) -> Path:
 
     module = name.replace("-", "_")
     if name in _IN_YAML or name in DISALLOWED_NAMES:
-        problem = f"{name!r} can't be the name of a project: its application has the same name, which "
+        problem = (
+            f"{name!r} can't be the name of a project: its application has the same name, which "
+        )
         problem += "YAML or Dagster reserves."
-        raise ConfigurationError(problem, f"Use another name, such as {name}-streams.", argument="name")
+        raise ConfigurationError(
+            problem, f"Use another name, such as {name}-streams.", argument="name"
+        )
     if not _NAME.fullmatch(name):
         problem = f"{name!r} can't be the name of a project: its module has the same name."
-        step = "Use lower-case letters and digits, with single - or _ between them, as in my-orders."
+        step = (
+            "Use lower-case letters and digits, with single - or _ between them, as in my-orders."
+        )
         raise ConfigurationError(problem, step, argument="name")
     folder = Path.cwd() / name
     with translate_file_errors(folder, "the new project"):
         exists = folder.exists()
     if exists:
-        problem, step = f"{folder} exists already, and nothing in it is changed.", "Use another name, or remove it."
+        problem, step = (
+            f"{folder} exists already, and nothing in it is changed.",
+            "Use another name, or remove it.",
+        )
         raise ConfigurationError(problem, step, argument="name")
     if importlib.util.find_spec(module) is not None:
-        problem = f"there is a Python module {module!r} already, which would be imported instead of the project's."
-        raise ConfigurationError(problem, f"Use another name, such as {name}-streams.", argument="name")
+        problem = (
+            f"there is a Python module {module!r} already, which would be imported instead of the"
+            " project's."
+        )
+        raise ConfigurationError(
+            problem, f"Use another name, such as {name}-streams.", argument="name"
+        )
     texts = dict(_template("new_project"))
     if in_yaml:
         component = (_EXAMPLES / "component.yaml").read_text(encoding="utf-8")

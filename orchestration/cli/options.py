@@ -1,4 +1,6 @@
-"""Options and arguments that several commands share: the lake, output, audit fields, durations, times and keys."""
+"""Options and arguments that several commands share: the lake, output, audit fields, durations,
+times and keys.
+"""
 
 from __future__ import annotations
 
@@ -30,8 +32,10 @@ lake_url_option = click.option(
 )
 master_option = click.option(
     "--master",
-    help="Spark master, such as local[4], spark://host:7077 or sc://host:15002 (Spark Connect); none starts no Spark "
-    "session. Default: ADJUNCT_SPARK_MASTER, else all cores here.",
+    help=(
+        "Spark master, such as local[4], spark://host:7077 or sc://host:15002 (Spark Connect); none"
+        " starts no Spark session. Default: ADJUNCT_SPARK_MASTER, else all cores here."
+    ),
 )
 app_reference = click.argument("reference", metavar="MODULE:APP")
 user_option = click.option(
@@ -44,7 +48,11 @@ user_option = click.option(
 def limit_option(default: int | None, text: str) -> Callable[[C], C]:
     """Return the option --limit, a whole number from 1; `text` is its help."""
     return click.option(
-        "--limit", type=click.IntRange(1, sys.maxsize), default=default, show_default=default is not None, help=text
+        "--limit",
+        type=click.IntRange(1, sys.maxsize),
+        default=default,
+        show_default=default is not None,
+        help=text,
     )
 
 
@@ -63,12 +71,16 @@ def lake_option(*, create: bool = False) -> Callable[[C], C]:
 
 
 def lake_options(*, create: bool = False) -> Callable[[C], C]:
-    """Add --lake, --json and --wide, and pass the lake as `lake`; unless `create`, it must exist."""
+    """Add --lake, --json and --wide, and pass the lake as `lake`; unless `create`, it must
+    exist.
+    """
     return lambda command: lake_option(create=create)(output_options(command))
 
 
 def output_options(command: C) -> C:
-    """Add --json, which prints everything, and --wide, which does not fit tables to the terminal."""
+    """Add --json, which prints everything, and --wide, which does not fit tables to the
+    terminal.
+    """
 
     def widen(context: click.Context, option: click.Parameter, wide: bool) -> None:
         context.meta[WIDE] = wide
@@ -77,7 +89,9 @@ def output_options(command: C) -> C:
         console.quiet = json
 
     only: dict[str, Any] = {"is_flag": True, "expose_value": False, "is_eager": True}
-    wide = click.option("--wide", **only, callback=widen, help="Print full ids, times and texts in tables.")
+    wide = click.option(
+        "--wide", **only, callback=widen, help="Print full ids, times and texts in tables."
+    )
     text = "Print one JSON document, also for an error."
     return click.option("--json", **only, callback=silence_console, help=text)(wide(command))
 
@@ -87,7 +101,9 @@ def audit_options(command: C) -> C:
 
     def check(context: click.Context, option: click.Parameter, reason: str) -> str:
         if not reason.strip():
-            raise ConfigurationError("--reason is empty.", "Say why; it is recorded.", setting="--reason")
+            raise ConfigurationError(
+                "--reason is empty.", "Say why; it is recorded.", setting="--reason"
+            )
         return reason
 
     text = "Why; recorded with the change."
@@ -112,12 +128,16 @@ def parse_duration(option: str, text: str, example: str) -> timedelta:
     """Return the duration of an option, such as 30s, 90m, 2h, 7d or 1w."""
     duration = read_duration(text)
     if duration is None:
-        raise ConfigurationError(f"{option} {text!r} is not a duration.", f"Give {example}.", setting=option)
+        raise ConfigurationError(
+            f"{option} {text!r} is not a duration.", f"Give {example}.", setting=option
+        )
     return duration
 
 
 def parse_expiry(text: str, now: datetime) -> datetime:
-    """Return when a pin ends, given an ISO time with its zone or a duration from now such as 90m, 2h, 7d, 1w."""
+    """Return when a pin ends, given an ISO time with its zone or a duration from now such as
+    90m, 2h, 7d, 1w.
+    """
     span = read_duration(text)
     try:
         if span is not None:
@@ -125,13 +145,17 @@ def parse_expiry(text: str, now: datetime) -> datetime:
         moment = require_zone("--expires", text, datetime.fromisoformat(text)).astimezone(UTC)
     except OverflowError:
         problem = f"--expires {text!r} is outside the years 1 to 9999 in UTC."
-        raise ConfigurationError(problem, "Leave it out for a pin without an end.", setting="--expires") from None
+        raise ConfigurationError(
+            problem, "Leave it out for a pin without an end.", setting="--expires"
+        ) from None
     except ValueError:
         problem = f"--expires {text!r} is neither a duration nor a time with its zone."
         step = "Give for example 2h, 7d, or 2026-01-31T18:00Z."
         raise ConfigurationError(problem, step, setting="--expires") from None
     if moment <= now:
-        raise ConfigurationError(f"--expires {text} is in the past.", "Give a later time.", setting="--expires")
+        raise ConfigurationError(
+            f"--expires {text} is in the past.", "Give a later time.", setting="--expires"
+        )
     return moment
 
 
@@ -140,7 +164,9 @@ def require_zone(option: str, text: str, moment: datetime) -> datetime:
     if moment.tzinfo is None:
         written = text if ":" in text else f"{text}T00:00"
         problem = f"{option} {text} has no time zone."
-        raise ConfigurationError(problem, f"Give {written}Z for UTC, or an offset: {written}+01:00.", setting=option)
+        raise ConfigurationError(
+            problem, f"Give {written}Z for UTC, or an offset: {written}+01:00.", setting=option
+        )
     return moment
 
 
@@ -149,34 +175,43 @@ def split_keys(dataset: str, columns: Sequence[str], values: Sequence[str]) -> l
     width = len(columns)
     if len(values) % width:
         problem = (
-            f"dataset {dataset!r} has a key of {width} columns ({', '.join(columns)}), but {len(values)} values were "
-            "given."
+            f"dataset {dataset!r} has a key of {width} columns ({', '.join(columns)}), but"
+            f" {len(values)} values were given."
         )
         raise ConfigurationError(problem, f"Give {width} values for each entry.", dataset=dataset)
     return [list(values[at : at + width]) for at in range(0, len(values), width)]
 
 
 def read_keys(dataset: str, columns: Sequence[str], file: Path) -> list[list[str]]:
-    """Return the keys in a CSV file without header, one per line, one field per key column; empty lines are skipped."""
+    """Return the keys in a CSV file without header, one per line, one field per key column;
+    empty lines are skipped.
+    """
     try:
         # utf-8-sig skips the byte order mark with which spreadsheets begin files.
-        with translate_file_errors(file, "--keys-from"), file.open(newline="", encoding="utf-8-sig") as lines:
+        with (
+            translate_file_errors(file, "--keys-from"),
+            file.open(newline="", encoding="utf-8-sig") as lines,
+        ):
             rows = [row for row in csv.reader(lines, strict=True) if row]
     except (UnicodeDecodeError, csv.Error) as error:
         problem = f"{file} can't be read as CSV in UTF-8: {error}."
-        raise ConfigurationError(problem, "Save it as CSV in UTF-8.", setting="--keys-from") from error
+        raise ConfigurationError(
+            problem, "Save it as CSV in UTF-8.", setting="--keys-from"
+        ) from error
     for number, row in enumerate(rows, 1):
         if len(row) != len(columns):
             raise ConfigurationError(
-                f"{file}: key {number} has {len(row)} fields, but the key of dataset {dataset!r} is "
-                f"({', '.join(columns)}).",
+                f"{file}: key {number} has {len(row)} fields, but the key of dataset {dataset!r} is"
+                f" ({', '.join(columns)}).",
                 "Write one key per line, its columns separated by commas, without a header.",
                 dataset=dataset,
             )
     return rows
 
 
-def parse_leading_values(dataset: str, fields: Sequence[Field], texts: Sequence[str]) -> tuple[Any, ...]:
+def parse_leading_values(
+    dataset: str, fields: Sequence[Field], texts: Sequence[str]
+) -> tuple[Any, ...]:
     """Convert texts to values of the first key columns, one text per column."""
     known = fields[: len(texts)] if len(texts) <= len(fields) else fields
     return key_from_text(f"dataset {dataset!r}", known, list(texts))
@@ -187,17 +222,24 @@ def deletion_command(
 ) -> click.Command:
     """Return a `delete` command with the help `text`, which calls `deletion` and prints its report.
 
-    `deletion` takes the lake, the name, and options by keyword; `name_of` converts the name that the user gives.
+    `deletion` takes the lake, the name, and options by keyword; `name_of` converts the name that
+    the user gives.
     """
 
     @click.command("delete", help=text)
     @click.argument("name")
-    @click.option("--force", is_flag=True, help="Delete even if readers find out only at their next read.")
-    @click.option("--dry-run", is_flag=True, help="Only show what would be deleted, and who reads it.")
+    @click.option(
+        "--force", is_flag=True, help="Delete even if readers find out only at their next read."
+    )
+    @click.option(
+        "--dry-run", is_flag=True, help="Only show what would be deleted, and who reads it."
+    )
     @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
     @audit_options
     @lake_options()
-    def delete(lake: Lake, name: str, force: bool, dry_run: bool, yes: bool, reason: str, by: str) -> None:
+    def delete(
+        lake: Lake, name: str, force: bool, dry_run: bool, yes: bool, reason: str, by: str
+    ) -> None:
         act = partial(deletion, lake, name_of(name), reason=reason, by=by, force=force)
         if not dry_run and not yes:
             planned = act(dry_run=True)
@@ -217,16 +259,21 @@ def repartition_command(
     *,
     name_of: Callable[[str], str] = str,
 ) -> click.Command:
-    """Return a `repartition` command with the help `text`, which calls `rewrite` and prints its report.
+    """Return a `repartition` command with the help `text`, which calls `rewrite` and prints its
+    report.
 
-    Options that are added to the command are passed to `rewrite` by keyword. `details` returns the lines below the
-    report's summary; `name_of` converts the name that the user gives.
+    Options that are added to the command are passed to `rewrite` by keyword. `details` returns the
+    lines below the report's summary; `name_of` converts the name that the user gives.
     """
 
     @click.command("repartition", help=text)
     @click.argument("name")
-    @click.option("--partitions", required=True, type=click.IntRange(1), help="The new number of partitions.")
-    @click.option("--dry-run", is_flag=True, help="Only show what would be done, and what prevents it.")
+    @click.option(
+        "--partitions", required=True, type=click.IntRange(1), help="The new number of partitions."
+    )
+    @click.option(
+        "--dry-run", is_flag=True, help="Only show what would be done, and what prevents it."
+    )
     @audit_options
     @lake_options()
     def repartition(lake: Lake, name: str, partitions: int, **options: Any) -> None:

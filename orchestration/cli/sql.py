@@ -1,4 +1,6 @@
-"""`adjunct sql`: query datasets and streams by DuckDB, and print the result or write it to a file."""
+"""`adjunct sql`: query datasets and streams by DuckDB, and print the result or write it to a
+file.
+"""
 
 from __future__ import annotations
 
@@ -29,9 +31,15 @@ ROWS_OF_A_TABLE = 100
 
 @click.command()
 @click.argument("query")
-@click.option("--format", "form", type=click.Choice(FORMATS), help="Default: a table; with --json: json.")
 @click.option(
-    "--output", "target", metavar="FILE", type=click.Path(path_type=Path), help="Write to this new file instead."
+    "--format", "form", type=click.Choice(FORMATS), help="Default: a table; with --json: json."
+)
+@click.option(
+    "--output",
+    "target",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="Write to this new file instead.",
 )
 @click.option(
     "--limit",
@@ -40,17 +48,23 @@ ROWS_OF_A_TABLE = 100
 )
 @lake_options()
 def sql(lake: Lake, query: str, form: str | None, target: Path | None, limit: int | None) -> None:
-    """Run one query over the lake; it reads only the datasets and streams that it names, and changes nothing.
+    """Run one query over the lake; it reads only the datasets and streams that it names, and
+    changes nothing.
 
-    Names are those of datasets (planes), of versions ("planes@v2") and of streams ("lake.flights"); QUERY - reads it
-    from the standard input. Values of sensitive columns are masked. Needs the extra duckdb.
+    Names are those of datasets (planes), of versions ("planes@v2") and of streams ("lake.flights");
+    QUERY - reads it from the standard input. Values of sensitive columns are masked. Needs the
+    extra duckdb.
     """
     form = form or ("json" if output.console.quiet else "table")
     if form == "parquet" and target is None:
-        raise ConfigurationError("--format parquet needs a file.", "Give --output FILE.parquet.", setting="--output")
+        raise ConfigurationError(
+            "--format parquet needs a file.", "Give --output FILE.parquet.", setting="--output"
+        )
     if form == "table" and target is not None:
         step = "Give --format csv, json or parquet with it."
-        raise ConfigurationError("--output is for files, not for a table.", step, setting="--output")
+        raise ConfigurationError(
+            "--output is for files, not for a table.", step, setting="--output"
+        )
     if form == "parquet" and target is not None:
         check_export_target(target, None)
     text = sys.stdin.read() if query == "-" else query
@@ -93,7 +107,9 @@ def _show_table(reader: arrow.RecordBatchReader, limit: int) -> None:
 
 def _rows_of(table: arrow.Table) -> list[dict[str, Any]]:
     """Return rows by name, also where two columns have the same one."""
-    names = [f"{name}_{number}" if number else name for name, number in _numbered(table.schema.names)]
+    names = [
+        f"{name}_{number}" if number else name for name, number in _numbered(table.schema.names)
+    ]
     return table.rename_columns(names).to_pylist()  # type: ignore[no-any-return]
 
 
@@ -118,7 +134,9 @@ def _write_json(file: TextIO, schema: arrow.Schema, tables: Iterator[arrow.Table
 
 
 def _write_csv(file: TextIO, schema: arrow.Schema, tables: Iterator[arrow.Table]) -> int:
-    """Write RFC 4180 as `adjunct stream append` reads it: null is an empty field, an empty text is quoted."""
+    """Write RFC 4180 as `adjunct stream append` reads it: null is an empty field, an empty text
+    is quoted.
+    """
     from pyarrow import csv
 
     nested = [field.name for field in schema if pa.types.is_nested(field.type)]
@@ -127,7 +145,9 @@ def _write_csv(file: TextIO, schema: arrow.Schema, tables: Iterator[arrow.Table]
         raise ConfigurationError(problem, "Give --format json or parquet.", setting="--format")
     count = 0
     for table in tables:
-        options = csv.WriteOptions(include_header=count == 0 and table.num_rows == 0, quoting_style="needed")
+        options = csv.WriteOptions(
+            include_header=count == 0 and table.num_rows == 0, quoting_style="needed"
+        )
         sink = pa.BufferOutputStream()
         csv.write_csv(table, sink, options)
         file.write(sink.getvalue().to_pybytes().decode())

@@ -1,4 +1,6 @@
-"""`adjunct checkpoint …` shows where applications continue; `adjunct startpoint …` requests other positions."""
+"""`adjunct checkpoint …` shows where applications continue; `adjunct startpoint …` requests
+other positions.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +14,17 @@ import click
 from dagster_adjunct.orchestration.application.application import Application, load_application
 from dagster_adjunct.orchestration.application.graph import to_dagster_name
 from dagster_adjunct.orchestration.batch_log.batch_log import Intent, describe_similar_names
-from dagster_adjunct.orchestration.batch_log.checkpoints import Checkpoint, CheckpointChange, CheckpointManager
-from dagster_adjunct.orchestration.cli.options import app_reference, audit_options, lake_options, limit_option
+from dagster_adjunct.orchestration.batch_log.checkpoints import (
+    Checkpoint,
+    CheckpointChange,
+    CheckpointManager,
+)
+from dagster_adjunct.orchestration.cli.options import (
+    app_reference,
+    audit_options,
+    lake_options,
+    limit_option,
+)
 from dagster_adjunct.orchestration.cli.output import show_facts, show_json, show_line, show_table
 from dagster_adjunct.orchestration.operators.stream_facts import JOIN_VERSIONS
 from dagster_adjunct.orchestration.planner.planner import systems_for
@@ -44,8 +55,9 @@ checkpoint = click.Group("checkpoint")
 def show_checkpoint(lake: Lake, name: str) -> None:
     """Show the next offset and epoch of each input partition, and an open batch.
 
-    For inputs with event times, also show watermarks of inputs and operators, and the size of state. With MODULE:APP,
-    also show where the streams end, and which partitions hold watermarks back or are idle.
+    For inputs with event times, also show watermarks of inputs and operators, and the size of
+    state. With MODULE:APP, also show where the streams end, and which partitions hold watermarks
+    back or are idle.
     """
     app = load_application(name) if ":" in name else None
     application = name if app is None else app.name
@@ -55,9 +67,19 @@ def show_checkpoint(lake: Lake, name: str) -> None:
     times = _times_to_json(lake, app, last, inputs)
     behind = {"behind": {str(ssp): distance for ssp, (_, distance) in ends.items()}} if ends else {}
     show_json({"application": application, **last.to_json(), **times, **behind})
-    facts = {"last batch": last.batch, "left so by commit": last.number, "at": format_time(last.at), "by": last.by}
+    facts = {
+        "last batch": last.batch,
+        "left so by commit": last.number,
+        "at": format_time(last.at),
+        "by": last.by,
+    }
     show_facts(f"checkpoint of {application}", facts)
-    columns = ["partition", "next offset", "epoch", *(["stream ends at", "offsets behind"] if ends else [])]
+    columns = [
+        "partition",
+        "next offset",
+        "epoch",
+        *(["stream ends at", "offsets behind"] if ends else []),
+    ]
     rows = [
         [str(ssp), offset, last.epochs.get(ssp, 0), *ends.get(ssp, ("-", "-") if ends else ())]
         for ssp, offset in last.offsets.items()
@@ -70,7 +92,10 @@ def show_checkpoint(lake: Lake, name: str) -> None:
             f"({start.by}: {start.reason})."
         )
     if last.open is not None:
-        show_line(f"Open: {_describe_batch(last.open)}. The next run retries it, unless a run is at work on it.")
+        show_line(
+            f"Open: {_describe_batch(last.open)}. The next run retries it, unless a run is at work"
+            " on it."
+        )
 
 
 @checkpoint.command("history")
@@ -79,13 +104,17 @@ def show_checkpoint(lake: Lake, name: str) -> None:
 @limit_option(20, "Maximum number of changes, newest first.")
 @lake_options()
 def show_checkpoint_history(lake: Lake, name: str, partition: str | None, limit: int) -> None:
-    """Show the newest changes of application NAME's offsets: who moved what, when, from where to where."""
+    """Show the newest changes of application NAME's offsets: who moved what, when, from where to
+    where.
+    """
     ssp = None if partition is None else SystemStreamPartition.parse(partition)
     changes = list(CheckpointManager(lake, name).history(limit, ssp))
     if not changes:
         _read_checkpoint(lake, name)  # raises an error if there is none
         problem = (
-            f"application {name!r} has never read {ssp}." if ssp else f"application {name!r} has no retained history."
+            f"application {name!r} has never read {ssp}."
+            if ssp
+            else f"application {name!r} has no retained history."
         )
         step = f"See the partitions that it reads: adjunct checkpoint show {name}."
         raise ConfigurationError(problem, step, application=name)
@@ -99,23 +128,33 @@ def show_checkpoint_history(lake: Lake, name: str, partition: str | None, limit:
 
 @checkpoint.command("abandon")
 @click.argument("name")
-@click.option("--skip", is_flag=True, help="Count its records as read: outputs that lack their results never get them.")
+@click.option(
+    "--skip",
+    is_flag=True,
+    help="Count its records as read: outputs that lack their results never get them.",
+)
 @click.option("--yes", is_flag=True, help="Do not ask before.")
 @audit_options
 @lake_options()
 def abandon_batch(lake: Lake, name: str, skip: bool, yes: bool, reason: str, by: str) -> None:
     """Abandon the open batch of application NAME, so that runs no longer retry it.
 
-    For a batch that can't succeed. Its records are read again in another batch; with --skip they are skipped.
+    For a batch that can't succeed. Its records are read again in another batch; with --skip they
+    are skipped.
     """
     opened = _read_checkpoint(lake, name).open
     if opened is not None and not yes:
         _explain_abandon(opened, skip=skip)
-        click.confirm(f"{'Skip' if skip else 'Abandon'} batch {opened.batch} of {name}?", abort=True, err=True)
+        click.confirm(
+            f"{'Skip' if skip else 'Abandon'} batch {opened.batch} of {name}?", abort=True, err=True
+        )
     intent = CheckpointManager(lake, name).abandon(reason=reason, by=by, skip=skip)
     show_json({"application": name, "skipped": skip, "batch": intent.model_dump(mode="json")})
     after = "skips its records" if skip else "reads its records again, in another batch"
-    show_line(f"Batch {intent.batch} of {name} is {'skipped' if skip else 'abandoned'}; the next run {after}.")
+    show_line(
+        f"Batch {intent.batch} of {name} is {'skipped' if skip else 'abandoned'}; the next run"
+        f" {after}."
+    )
 
 
 def _explain_abandon(intent: Intent, *, skip: bool) -> None:
@@ -124,11 +163,17 @@ def _explain_abandon(intent: Intent, *, skip: bool) -> None:
     for ssp, span in intent.ranges.items():
         if span.start != span.end:
             show_line(f"  {ssp}: offsets {span.start} to {span.end}")
-    show_line("A run that is at work on it fails with CommitConflictError, and its results do not count.")
     show_line(
-        "Its records count as read: outputs and tables that do not have their results yet never get them."
+        "A run that is at work on it fails with CommitConflictError, and its results do not count."
+    )
+    show_line(
+        "Its records count as read: outputs and tables that do not have their results yet never get"
+        " them."
         if skip
-        else "Its records are read again in another batch: an output that already has their results gets them twice."
+        else (
+            "Its records are read again in another batch: an output that already has their results"
+            " gets them twice."
+        )
     )
 
 
@@ -142,7 +187,10 @@ def _read_checkpoint(lake: Lake, application: Application | str) -> Checkpoint:
     last = CheckpointManager(lake, application).read_last_checkpoint()
     if last is None:
         name = application if isinstance(application, str) else application.name
-        problem = f"application {name!r} has no checkpoint in {lake.url}; {describe_similar_names(lake, name)}."
+        problem = (
+            f"application {name!r} has no checkpoint in {lake.url};"
+            f" {describe_similar_names(lake, name)}."
+        )
         step = "Check the name and the lake; an application's first run stores a checkpoint."
         raise ConfigurationError(problem, step, application=name)
     return last
@@ -151,26 +199,40 @@ def _read_checkpoint(lake: Lake, application: Application | str) -> Checkpoint:
 def _times_to_json(
     lake: Lake, app: Application | None, last: Checkpoint, inputs: Sequence[InputTimes]
 ) -> dict[str, Any]:
-    """Return watermarks and state sizes as JSON-able values; empty if no input declares event times."""
+    """Return watermarks and state sizes as JSON-able values; empty if no input declares event
+    times.
+    """
     if not last.times.partitions:
         return {}
     facts: dict[str, Any] = {
-        "state": {name: asdict(size) for name, size in measure_state_sizes(lake, last.versions).items()}
+        "state": {
+            name: asdict(size) for name, size in measure_state_sizes(lake, last.versions).items()
+        }
     }
     if app is not None:
         waited = find_holding_partitions(app, last.times, lake.now())
         facts["watermarks"] = [times.to_json() for times in inputs]
-        facts["waiting_for"] = {name: None if ssp is None else str(ssp) for name, ssp in waited.items()}
+        facts["waiting_for"] = {
+            name: None if ssp is None else str(ssp) for name, ssp in waited.items()
+        }
     return facts
 
 
-def _show_times(app: Application | None, last: Checkpoint, facts: dict[str, Any], inputs: Sequence[InputTimes]) -> None:
-    """Print watermarks by partition and operator, and state sizes, if any input declares event times."""
+def _show_times(
+    app: Application | None, last: Checkpoint, facts: dict[str, Any], inputs: Sequence[InputTimes]
+) -> None:
+    """Print watermarks by partition and operator, and state sizes, if any input declares event
+    times.
+    """
     if not facts:
         return
     idle = {ssp for times in inputs for ssp in times.idle}
     rows = [
-        [str(ssp), *map(format_time, (times.newest, times.watermark, times.active_at)), str(ssp) in idle]
+        [
+            str(ssp),
+            *map(format_time, (times.newest, times.watermark, times.active_at)),
+            str(ssp) in idle,
+        ]
         for ssp, times in sorted(last.times.partitions.items())
     ]
     columns = ["partition", "newest record", "watermark", "last active", "idle"]
@@ -179,7 +241,10 @@ def _show_times(app: Application | None, last: Checkpoint, facts: dict[str, Any]
         show_line(f"{times.describe()}.")
     if operators := sorted(last.times.operators.items()):
         columns = ["operator", "watermark", "waits for"]
-        marks = [[name, format_time(mark), facts.get("waiting_for", {}).get(name)] for name, mark in operators]
+        marks = [
+            [name, format_time(mark), facts.get("waiting_for", {}).get(name)]
+            for name, mark in operators
+        ]
         show_table("watermarks of operators", columns if app else columns[:-1], marks)
     if sizes := facts["state"]:
         rows = [[name, *size.values()] for name, size in sizes.items()]
@@ -187,7 +252,9 @@ def _show_times(app: Application | None, last: Checkpoint, facts: dict[str, Any]
 
 
 def _change_lines(change: CheckpointChange, ssp: SystemStreamPartition | None) -> list[str]:
-    """Return lines on what a commit changed, at this partition (None: at all, with only the first of many lines)."""
+    """Return lines on what a commit changed, at this partition (None: at all, with only the
+    first of many lines).
+    """
     starts = {
         at: [f"{start.position} is at offset {start.offset} ({start.by}: {start.reason})"]
         for at, start in change.resolved.items()
@@ -197,7 +264,11 @@ def _change_lines(change: CheckpointChange, ssp: SystemStreamPartition | None) -
         starts.setdefault(at, []).append(text)
     moves: dict[SystemStreamPartition, list[str]] = {}
     for at, (before, after) in change.moved.items():
-        by = f"{change.applied[at].offset} -> " if at in change.applied and change.batch is not None else ""
+        by = (
+            f"{change.applied[at].offset} -> "
+            if at in change.applied and change.batch is not None
+            else ""
+        )
         moves[at] = [f"{before or 'none'} -> {by}{after or 'none'}"]
     for replay in change.replays:
         if replay.what != "moved":
@@ -207,15 +278,21 @@ def _change_lines(change: CheckpointChange, ssp: SystemStreamPartition | None) -
             moves.setdefault(replay.ssp, []).append(f"{replay.before} -> {replay.after} (replay)")
     lines = [] if change.note is None else [change.note]
     for of_kind in (starts, moves):
-        shown = [f"{at}: {text}" for at, texts in of_kind.items() if ssp in (None, at) for text in texts]
+        shown = [
+            f"{at}: {text}" for at, texts in of_kind.items() if ssp in (None, at) for text in texts
+        ]
         if ssp is None and len(shown) > _MAX_LINES + 1:
             shown[_MAX_LINES:] = [f"and {len(shown) - _MAX_LINES} more"]
         lines += shown
     return lines
 
 
-def _stream_ends(lake: Lake, app: Application, last: Checkpoint) -> dict[SystemStreamPartition, tuple[str, Any]]:
-    """Return, by input partition, the end of the stream and how many offsets the checkpoint is behind it."""
+def _stream_ends(
+    lake: Lake, app: Application, last: Checkpoint
+) -> dict[SystemStreamPartition, tuple[str, Any]]:
+    """Return, by input partition, the end of the stream and how many offsets the checkpoint is
+    behind it.
+    """
     systems = systems_for(app, lake=lake)
     ends: dict[SystemStreamPartition, tuple[str, Any]] = {}
     for name in app.inputs:
@@ -227,7 +304,10 @@ def _stream_ends(lake: Lake, app: Application, last: Checkpoint) -> dict[SystemS
     return ends
 
 
-_TIME = "Start at the first record at or after this time: ISO 8601 with its zone, a date (UTC), or ms since 1970."
+_TIME = (
+    "Start at the first record at or after this time: ISO 8601 with its zone, a date (UTC), or ms"
+    " since 1970."
+)
 
 
 startpoint = click.Group("startpoint")
@@ -239,17 +319,28 @@ startpoint = click.Group("startpoint")
 @click.option("--oldest", is_flag=True, help="Start at the oldest record that can still be read.")
 @click.option("--upcoming", is_flag=True, help="Start at the next record that will arrive.")
 @click.option("--timestamp", metavar="T", help=_TIME)
-@click.option("--offset", metavar="N", help="Start at this offset, in the format of the stream system.")
-@click.option("--until-timestamp", metavar="T", help="Replay records before this time (a bounded replay).")
-@click.option("--until-offset", metavar="N", help="Replay records before this offset (a bounded replay).")
 @click.option(
-    "--until-upcoming", is_flag=True, help="Replay records up to the current end of the stream (a bounded replay)."
+    "--offset", metavar="N", help="Start at this offset, in the format of the stream system."
+)
+@click.option(
+    "--until-timestamp", metavar="T", help="Replay records before this time (a bounded replay)."
+)
+@click.option(
+    "--until-offset", metavar="N", help="Replay records before this offset (a bounded replay)."
+)
+@click.option(
+    "--until-upcoming",
+    is_flag=True,
+    help="Replay records up to the current end of the stream (a bounded replay).",
 )
 @click.option(
     "--versions",
     type=click.Choice(JOIN_VERSIONS),
-    help="Which dataset versions a bounded replay reads: those valid at each record's time, the served ones, or those "
-    "that were read the first time. Default: as-of for as-of joins, else current.",
+    help=(
+        "Which dataset versions a bounded replay reads: those valid at each record's time, the"
+        " served ones, or those that were read the first time. Default: as-of for as-of joins, else"
+        " current."
+    ),
 )
 @click.option("--task", help="Only for this task, such as 'Partition 3' or 'dataset NAME'.")
 @click.option(
@@ -259,15 +350,25 @@ startpoint = click.Group("startpoint")
     show_default=True,
     help="If the position has no offset when a run starts: fail, or continue at the checkpoint.",
 )
-@click.option("--force", is_flag=True, help="For a dataset's stream: accept that its table gets older or incomplete.")
-@click.option("--replace", is_flag=True, help="Let a replay replace a startpoint, or a startpoint a replay.")
+@click.option(
+    "--force",
+    is_flag=True,
+    help="For a dataset's stream: accept that its table gets older or incomplete.",
+)
+@click.option(
+    "--replace", is_flag=True, help="Let a replay replace a startpoint, or a startpoint a replay."
+)
 @click.option("--dry-run", is_flag=True, help="Only show what would happen.")
 @audit_options
 @lake_options(create=True)
-def set_startpoint(lake: Lake, reference: str, partitions: tuple[str, ...], dry_run: bool, **options: Any) -> None:
-    """Set where the next run reads PARTITIONs from: lake.flights.3, lake.flights.0-3,7, or lake.flights for all.
+def set_startpoint(
+    lake: Lake, reference: str, partitions: tuple[str, ...], dry_run: bool, **options: Any
+) -> None:
+    """Set where the next run reads PARTITIONs from: lake.flights.3, lake.flights.0-3,7, or
+    lake.flights for all.
 
-    It applies once. With an --until… option the run replays that part in addition, and the checkpoint does not move.
+    It applies once. With an --until… option the run replays that part in addition, and the
+    checkpoint does not move.
     """
     start, until = _pop_position(options, ""), _pop_position(options, "until_")
     if start is None:
@@ -282,8 +383,8 @@ def set_startpoint(lake: Lake, reference: str, partitions: tuple[str, ...], dry_
     else:
         asked = startpoints.request(partitions, start, until=until, **options, **recorded)
     next_step = (
-        f"The next run begins there: the sensor {to_dagster_name(app.name)}_startpoints starts one if it is on; "
-        f"otherwise: adjunct run {reference}."
+        f"The next run begins there: the sensor {to_dagster_name(app.name)}_startpoints starts one"
+        f" if it is on; otherwise: adjunct run {reference}."
     )
     show_json({**asked.to_json(), "next": next_step} if asked.written else asked.to_json())
     _show_requested(asked)
@@ -299,16 +400,27 @@ def set_startpoint(lake: Lake, reference: str, partitions: tuple[str, ...], dry_
 @app_reference
 @lake_options()
 def list_requests(lake: Lake, reference: str) -> None:
-    """List startpoints: waiting, handed to tasks, applied, expired and unreadable ones, and running bounded replays."""
+    """List startpoints: waiting, handed to tasks, applied, expired and unreadable ones, and
+    running bounded replays.
+    """
     app = load_application(reference)
     facts = Startpoints(app, lake=lake).list()
     show_json({**facts, "switched_off": not app.startpoints})
     if not app.startpoints:
-        show_line(f"Startpoints of {app.name} are switched off (startpoints=False): runs ignore these.")
+        show_line(
+            f"Startpoints of {app.name} are switched off (startpoints=False): runs ignore these."
+        )
     for what, (title, always) in _TABLES.items():
         if facts[what]:
-            columns = (*always, *(["versions"] if any(fact.get("versions") for fact in facts[what]) else []))
-            show_table(title, columns, [[fact[name.replace(" ", "_")] for name in columns] for fact in facts[what]])
+            columns = (
+                *always,
+                *(["versions"] if any(fact.get("versions") for fact in facts[what]) else []),
+            )
+            show_table(
+                title,
+                columns,
+                [[fact[name.replace(" ", "_")] for name in columns] for fact in facts[what]],
+            )
     if not any(facts.values()):
         show_line(f"Application {app.name}: no startpoint waits, and none was applied.")
 
@@ -316,43 +428,69 @@ def list_requests(lake: Lake, reference: str) -> None:
 @startpoint.command("clear")
 @app_reference
 @click.argument("partitions", metavar="[PARTITION]...", nargs=-1)
-@click.option("--all", "everything", is_flag=True, help="All partitions, including those of deleted streams.")
+@click.option(
+    "--all", "everything", is_flag=True, help="All partitions, including those of deleted streams."
+)
 @click.option("--task", help="Only startpoints for this task. Replays continue then.")
 @audit_options
 @lake_options()
-def clear_requests(lake: Lake, reference: str, partitions: tuple[str, ...], everything: bool, **options: Any) -> None:
+def clear_requests(
+    lake: Lake, reference: str, partitions: tuple[str, ...], everything: bool, **options: Any
+) -> None:
     """Remove startpoints of PARTITIONs that are not applied yet, and stop bounded replays there."""
     if everything == bool(partitions):
-        problem = (
-            f"{'PARTITIONs and --all are both given' if everything else 'neither PARTITIONs nor --all are given'}."
+        problem = f"{'PARTITIONs and --all are both given' if everything else 'neither PARTITIONs nor --all are given'}."
+        raise ConfigurationError(
+            problem, "Give partitions, such as lake.flights.3, or --all.", setting="--all"
         )
-        raise ConfigurationError(problem, "Give partitions, such as lake.flights.3, or --all.", setting="--all")
     startpoints = Startpoints(load_application(reference), lake=lake)
-    done = startpoints.clear(**options) if everything else startpoints.take_back(partitions, **options)
+    done = (
+        startpoints.clear(**options) if everything else startpoints.take_back(partitions, **options)
+    )
     show_json(done.to_json())
     for line in done.describe() or [f"Application {startpoints.app.name}: nothing to remove."]:
         show_line(line)
 
 
 _TABLES = {
-    "waiting": ("waiting", ("partition", "task", "position", "until", "by", "reason", "age", "expires in")),
+    "waiting": (
+        "waiting",
+        ("partition", "task", "position", "until", "by", "reason", "age", "expires in"),
+    ),
     "expired": (
         "expired: the next run deletes them",
         ("partition", "task", "position", "until", "by", "reason", "age"),
     ),
-    "handed": ("handed to tasks", ("partition", "task", "position", "until", "offset", "by", "reason")),
+    "handed": (
+        "handed to tasks",
+        ("partition", "task", "position", "until", "offset", "by", "reason"),
+    ),
     "replays": (
         "bounded replays in progress",
-        ("partition", "position", "epoch", "start", "next", "until", "left", "per cent", "by", "reason"),
+        (
+            "partition",
+            "position",
+            "epoch",
+            "start",
+            "next",
+            "until",
+            "left",
+            "per cent",
+            "by",
+            "reason",
+        ),
     ),
-    "applied": ("applied last", ("partition", "position", "offset", "epoch", "batch", "applied at", "by", "reason")),
+    "applied": (
+        "applied last",
+        ("partition", "position", "offset", "epoch", "batch", "applied at", "by", "reason"),
+    ),
     "unreadable": ("unreadable, ignored", ("partition", "task", "handed to", "error")),
 }
 
 
 def _pop_position(options: dict[str, Any], prefix: str) -> Startpoint | None:
-    """Take the options for a position (those with this prefix) out of `options`; return the position, None if none is
-    given. Raises ConfigurationError for several."""
+    """Take the options for a position (those with this prefix) out of `options`; return the
+    position, None if none is given. Raises ConfigurationError for several."""
     given = {name: options.pop(f"{prefix}{name}", None) for name in POSITIONS}
     chosen = [name for name, value in given.items() if value is not None and value is not False]
     if len(chosen) > 1:
@@ -367,11 +505,23 @@ def _pop_position(options: dict[str, Any], prefix: str) -> Startpoint | None:
 
 def _show_requested(asked: AskedStartpoints) -> None:
     bounded = any(preview.request.until is not None for preview in asked.previews)
-    columns = ["partition", "task", "checkpoint", "from", *(["until"] if bounded else []), "offsets", "what happens"]
+    columns = [
+        "partition",
+        "task",
+        "checkpoint",
+        "from",
+        *(["until"] if bounded else []),
+        "offsets",
+        "what happens",
+    ]
     rows = [
         [
             str(preview.request.ssp),
-            f"all {len(preview.tasks)} tasks" if len(preview.tasks) > _MAX_TASKS else ", ".join(preview.tasks) or None,
+            (
+                f"all {len(preview.tasks)} tasks"
+                if len(preview.tasks) > _MAX_TASKS
+                else ", ".join(preview.tasks) or None
+            ),
             preview.checkpoint,
             preview.start,
             *([preview.end] if bounded else []),

@@ -1,4 +1,6 @@
-"""`adjunct stream …`: list, show, export, append files to, maintain, repartition and delete streams of the lake."""
+"""`adjunct stream …`: list, show, export, append files to, maintain, repartition and delete
+streams of the lake.
+"""
 
 from __future__ import annotations
 
@@ -25,9 +27,18 @@ from dagster_adjunct.orchestration.cli.options import (
     repartition_command,
     yes_option,
 )
-from dagster_adjunct.orchestration.cli.output import show_facts, show_items, show_json, show_line, show_table
+from dagster_adjunct.orchestration.cli.output import (
+    show_facts,
+    show_items,
+    show_json,
+    show_line,
+    show_table,
+)
 from dagster_adjunct.orchestration.maintenance.delete import delete_stream
-from dagster_adjunct.orchestration.maintenance.repartition import RepartitionReport, repartition_stream
+from dagster_adjunct.orchestration.maintenance.repartition import (
+    RepartitionReport,
+    repartition_stream,
+)
 from dagster_adjunct.resources.common import unqualify_stream_name
 from dagster_adjunct.resources.errors import ConfigurationError, translate_file_errors
 from dagster_adjunct.resources.lazy_modules import pa, pq
@@ -46,7 +57,9 @@ def list_streams(lake: Lake) -> None:
     streams = LakeStreams(lake)
     descriptions = [streams.describe(name) for name in streams.list_streams()]
     show_json(descriptions)
-    show_items("streams", ["name", "partitions", "key", "records", "bytes", "segments"], descriptions)
+    show_items(
+        "streams", ["name", "partitions", "key", "records", "bytes", "segments"], descriptions
+    )
 
 
 @stream.command("show")
@@ -67,7 +80,11 @@ def show_stream(lake: Lake, name: str) -> None:
 @stream.command()
 @click.argument("name")
 @click.option(
-    "--to", "target", required=True, type=click.Path(path_type=Path), help="A new .parquet file, or a new folder."
+    "--to",
+    "target",
+    required=True,
+    type=click.Path(path_type=Path),
+    help="A new .parquet file, or a new folder.",
 )
 @click.option(
     "--records-per-file",
@@ -86,17 +103,26 @@ def show_stream(lake: Lake, name: str) -> None:
 @click.option(
     "--keep-without-position",
     is_flag=True,
-    help="With --epochs latest: include records without a source position, which are an error otherwise.",
+    help=(
+        "With --epochs latest: include records without a source position, which are an error"
+        " otherwise."
+    ),
 )
 @lake_option()
 def export(
-    lake: Lake, name: str, target: Path, records_per_file: int | None, keep_without_position: bool, **options: Any
+    lake: Lake,
+    name: str,
+    target: Path,
+    records_per_file: int | None,
+    keep_without_position: bool,
+    **options: Any,
 ) -> None:
     """Write a stream's records to a new Parquet file, or a folder of them.
 
-    Records are ordered by partition and offset, and have the columns __partition, __offset, __timestamp, __tombstone
-    and __epoch. Memory use does not grow with the stream. The file or folder appears only once it is complete; until
-    then its name begins with a dot and ends in .partial.
+    Records are ordered by partition and offset, and have the columns __partition, __offset,
+    __timestamp, __tombstone and __epoch. Memory use does not grow with the stream. The file or
+    folder appears only once it is complete; until then its name begins with a dot and ends in
+    .partial.
     """
     check_export_target(target, records_per_file)
     streams = LakeStreams(lake)
@@ -117,23 +143,36 @@ def export(
     "--format",
     "form",
     type=click.Choice(["csv", "jsonl", "parquet"]),
-    help="Of all files. Default: what their names end in: .csv, .jsonl, .ndjson, .json or "
-    ".parquet, also with .gz, .bz2 or .zst.",
+    help=(
+        "Of all files. Default: what their names end in: .csv, .jsonl, .ndjson, .json or "
+        ".parquet, also with .gz, .bz2 or .zst."
+    ),
 )
-@click.option("--dry-run", is_flag=True, help="Only read and check the files, and show what would be appended.")
+@click.option(
+    "--dry-run",
+    is_flag=True,
+    help="Only read and check the files, and show what would be appended.",
+)
 @lake_options()
 def append(lake: Lake, name: str, files: tuple[str, ...], form: Any, dry_run: bool) -> None:
     """Append the records of files to a stream, each file once.
 
-    FILE is a CSV file with a header line, a file of JSON lines, or a Parquet file, with the stream's columns; - is the
-    standard input, which needs --format. All files are checked before anything is appended. A file that was appended
-    before, under any name, adds nothing, and an interrupted append is continued: repeat the command. The last 128 files
-    of a stream are remembered.
+    FILE is a CSV file with a header line, a file of JSON lines, or a Parquet file, with the
+    stream's columns; - is the standard input, which needs --format. All files are checked before
+    anything is appended. A file that was appended before, under any name, adds nothing, and an
+    interrupted append is continued: repeat the command. The last 128 files of a stream are
+    remembered.
     """
     system, dot, _ = name.partition(".")
     if dot and system != LAKE:
-        problem = f"{name} is a stream of the system {system!r}: files are appended to streams of the lake."
-        step = f"Write to it with a producer of {system}, or run an application that copies a stream of the lake to it."
+        problem = (
+            f"{name} is a stream of the system {system!r}: files are appended to streams of the"
+            " lake."
+        )
+        step = (
+            f"Write to it with a producer of {system}, or run an application that copies a stream"
+            " of the lake to it."
+        )
         raise ConfigurationError(problem, step, stream=name, system=system)
     if files.count("-") > 1:
         problem = "the standard input is named twice (-), and can be read only once."
@@ -142,7 +181,10 @@ def append(lake: Lake, name: str, files: tuple[str, ...], form: Any, dry_run: bo
         paths = [_saved_input(Path(folder), form) if file == "-" else Path(file) for file in files]
         done = append_files(lake, _lake_stream(name), paths, format=form, dry_run=dry_run)
         names = dict(zip(map(str, paths), files, strict=True))
-    items = [{**file.to_json(), "file": names[file.file], "same_as": names.get(file.same_as or "")} for file in done]
+    items = [
+        {**file.to_json(), "file": names[file.file], "same_as": names.get(file.same_as or "")}
+        for file in done
+    ]
     show_json({"stream": f"lake.{_lake_stream(name)}", "dry_run": dry_run, "files": items})
     for item in items:
         what = f"{item['appended']:,} records {'would be ' if dry_run else ''}appended"
@@ -156,10 +198,14 @@ def append(lake: Lake, name: str, files: tuple[str, ...], form: Any, dry_run: bo
 
 
 def _saved_input(folder: Path, form: str | None) -> Path:
-    """Store the standard input in a file, because it is read twice: to check it, and to append it."""
+    """Store the standard input in a file, because it is read twice: to check it, and to append
+    it.
+    """
     if form is None:
         step = "Give --format csv, jsonl or parquet."
-        raise ConfigurationError("the standard input has no name that says its format.", step, setting="--format")
+        raise ConfigurationError(
+            "the standard input has no name that says its format.", step, setting="--format"
+        )
     path = folder / "standard-input"  # errors show the name
     with translate_file_errors(folder, "a copy of the standard input"), path.open("wb") as target:
         shutil.copyfileobj(sys.stdin.buffer, target)
@@ -172,19 +218,23 @@ def _saved_input(folder: Path, form: str | None) -> Path:
 def maintain(lake: Lake, names: tuple[str, ...]) -> None:
     """Apply the retention and compaction that streams declare, and delete unreferenced objects.
 
-    Without NAME, maintain all streams. Unreferenced objects are kept for an hour. For cron; safe while readers and
-    writers work.
+    Without NAME, maintain all streams. Unreferenced objects are kept for an hour. For cron; safe
+    while readers and writers work.
     """
     streams = LakeStreams(lake)
     for name in [_lake_stream(name) for name in names] or streams.list_streams():
         done = streams.maintain(name)
         show_line(
-            f"{name}: {done.dropped_rows:,} records in {done.dropped_segments} segments dropped by retention, "
-            f"{done.merged_segments} segments merged into {done.merged_into}, {done.deleted_objects} objects deleted."
+            f"{name}: {done.dropped_rows:,} records in {done.dropped_segments} segments dropped by"
+            f" retention, {done.merged_segments} segments merged into {done.merged_into},"
+            f" {done.deleted_objects} objects deleted."
         )
         for reader in readers.list_readers(lake, name) if done.dropped_segments else ():
             if reader.lost:
-                show_line(f"{name}: reader {reader.name} missed {reader.lost:,} offsets that retention has dropped.")
+                show_line(
+                    f"{name}: reader {reader.name} missed {reader.lost:,} offsets that retention"
+                    " has dropped."
+                )
 
 
 @stream.command("remove-reader")
@@ -199,9 +249,13 @@ def remove_reader(lake: Lake, name: str, reader: str, yes: bool) -> None:
     """
     there = [known.name for known in readers.list_readers(lake, _lake_stream(name))]
     if reader in there:
-        confirm_at_terminal(f"Remove reader {reader} of {name}, with its position? That can't be undone.", yes=yes)
+        confirm_at_terminal(
+            f"Remove reader {reader} of {name}, with its position? That can't be undone.", yes=yes
+        )
     if not readers.remove_reader(lake, _lake_stream(name), reader):
-        problem = f"stream {name!r} has no reader {reader!r}; its readers: {', '.join(there) or 'none'}."
+        problem = (
+            f"stream {name!r} has no reader {reader!r}; its readers: {', '.join(there) or 'none'}."
+        )
         raise ConfigurationError(problem, "Check the name.", stream=f"lake.{name}")
     show_line(f"Reader {reader} of {name} is removed.")
 
@@ -212,25 +266,36 @@ def _lake_stream(name: str) -> str:
 
 
 def _repartition_details(report: RepartitionReport) -> list[str]:
-    continues, verdict = ("would continue", "prevented") if report.dry_run else ("continues", "forced")
+    continues, verdict = (
+        ("would continue", "prevented") if report.dry_run else ("continues", "forced")
+    )
     return [
-        *(f"application {application} {continues} at its position" for application in report.carried),
+        *(
+            f"application {application} {continues} at its position"
+            for application in report.carried
+        ),
         *(f"dataset {dataset} {continues} at its position" for dataset in report.datasets),
         *(f"{verdict}: {reader}" for reader in (*report.blocking, *report.affected)),
     ]
 
 
 _force = click.option(
-    "--force", is_flag=True, help="Rewrite even if readers have not read all of it: their next run fails."
+    "--force",
+    is_flag=True,
+    help="Rewrite even if readers have not read all of it: their next run fails.",
 )
 _REPARTITION = (
-    "Rewrite a stream into another number of partitions, once all its readers have read all of it.\n\n"
-    "Rejected while an open batch reads or may write it, or a startpoint waits for it. Declare the new number "
-    "of partitions afterwards."
+    "Rewrite a stream into another number of partitions, once all its readers have read all of"
+    " it.\n\nRejected while an open batch reads or may write it, or a startpoint waits for it."
+    " Declare the new number of partitions afterwards."
 )
 _DELETE = "Delete a stream permanently. Rejected while it is read; repeat it if interrupted."
 stream.add_command(
-    _force(repartition_command(_REPARTITION, repartition_stream, _repartition_details, name_of=_lake_stream))
+    _force(
+        repartition_command(
+            _REPARTITION, repartition_stream, _repartition_details, name_of=_lake_stream
+        )
+    )
 )
 stream.add_command(deletion_command(_DELETE, delete_stream, name_of=_lake_stream))
 
@@ -238,12 +303,15 @@ stream.add_command(deletion_command(_DELETE, delete_stream, name_of=_lake_stream
 _GROUP = 65_536
 
 
-def export_records(parts: Iterable[pa.Table], target: Path, *, records_per_file: int | None = None) -> tuple[int, int]:
+def export_records(
+    parts: Iterable[pa.Table], target: Path, *, records_per_file: int | None = None
+) -> tuple[int, int]:
     """Write tables of one schema to `target`; return the numbers of records and files.
 
-    `target` is a new .parquet file, or with `records_per_file` a new folder of files with at most that many records.
-    It appears when it is complete; until then its data is next to it, under a name that begins with a dot, which is
-    deleted if this fails, but stays if the process is killed. Raises ConfigurationError if `target` exists.
+    `target` is a new .parquet file, or with `records_per_file` a new folder of files with at most
+    that many records. It appears when it is complete; until then its data is next to it, under a
+    name that begins with a dot, which is deleted if this fails, but stays if the process is killed.
+    Raises ConfigurationError if `target` exists.
     """
     check_export_target(target, records_per_file)
     partial = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}.partial")
@@ -275,7 +343,10 @@ def check_export_target(target: Path, records_per_file: int | None) -> None:
         step = "Use a name that does, or give --records-per-file for a folder of files."
         raise ConfigurationError(f"--to {target} does not end in .parquet.", step, setting="--to")
     with _file_errors(target):
-        exists, has_folder = target.exists() or target.is_symlink(), target.absolute().parent.is_dir()
+        exists, has_folder = (
+            target.exists() or target.is_symlink(),
+            target.absolute().parent.is_dir(),
+        )
     if exists:
         raise _exists(target)
     if not has_folder:
@@ -283,8 +354,11 @@ def check_export_target(target: Path, records_per_file: int | None) -> None:
         raise ConfigurationError(problem, "Create it first.", setting="--to")
 
 
-def _write_files(parts: Iterable[pa.Table], paths: Iterator[Path], limit: int | None, target: Path) -> tuple[int, int]:
-    """Write tables to files at these paths, with at most `limit` records each; return the numbers of records and files.
+def _write_files(
+    parts: Iterable[pa.Table], paths: Iterator[Path], limit: int | None, target: Path
+) -> tuple[int, int]:
+    """Write tables to files at these paths, with at most `limit` records each; return the numbers
+    of records and files.
 
     Without records one file is written, for the columns.
     """
@@ -297,11 +371,17 @@ def _write_files(parts: Iterable[pa.Table], paths: Iterator[Path], limit: int | 
                 with _file_errors(target):
                     if writer is None or (limit is not None and room == 0):
                         opened.close()
-                        writer = opened.enter_context(pq.ParquetWriter(next(paths), part.schema, compression="zstd"))
+                        writer = opened.enter_context(
+                            pq.ParquetWriter(next(paths), part.schema, compression="zstd")
+                        )
                         files, room = files + 1, limit or 0
                     now = left if limit is None else left.slice(0, room)
                     writer.write_table(now, row_group_size=_GROUP)
-                left, rows, room = left.slice(now.num_rows), rows + now.num_rows, room - now.num_rows
+                left, rows, room = (
+                    left.slice(now.num_rows),
+                    rows + now.num_rows,
+                    room - now.num_rows,
+                )
         with _file_errors(target):
             opened.close()
     return rows, files
@@ -334,4 +414,6 @@ def _sync(path: Path) -> None:
 
 
 def _exists(target: Path) -> ConfigurationError:
-    return ConfigurationError(f"{target} already exists.", "Remove it, or use another name.", setting="--to")
+    return ConfigurationError(
+        f"{target} already exists.", "Remove it, or use another name.", setting="--to"
+    )

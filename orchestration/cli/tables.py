@@ -1,4 +1,6 @@
-"""`adjunct table …` looks up records of remote tables; `adjunct kv …` manages key-value tables and their entries."""
+"""`adjunct table …` looks up records of remote tables; `adjunct kv …` manages key-value tables
+and their entries.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,10 @@ from typing import Any
 import click
 
 from dagster_adjunct.assets.reading.key_lookup import key_from_text
-from dagster_adjunct.orchestration.application.table_registry import open_registered_table, reset_table
+from dagster_adjunct.orchestration.application.table_registry import (
+    open_registered_table,
+    reset_table,
+)
 from dagster_adjunct.orchestration.cli import output
 from dagster_adjunct.orchestration.cli.options import (
     confirm_at_terminal,
@@ -48,8 +53,14 @@ from dagster_adjunct.resources.schemas.texts import WHOLE_NUMBER
 from dagster_adjunct.resources.tables.table import BlockingTable
 
 _TYPES = ("text", "json", "int", "bytes")
-_KEY_TYPES = {Kind.INTEGER: "bigint", Kind.DATE: "date", Kind.TIMESTAMP: "timestamp", Kind.BINARY: "binary"}
-# For types of key columns that `key_from_text` does not convert, since a dataset's key can't have them.
+_KEY_TYPES = {
+    Kind.INTEGER: "bigint",
+    Kind.DATE: "date",
+    Kind.TIMESTAMP: "timestamp",
+    Kind.BINARY: "binary",
+}
+# For types of key columns that `key_from_text` does not convert, since a dataset's key can't have
+# them.
 _PARSERS: dict[Kind, Callable[[str], Any]] = {
     Kind.BOOLEAN: {"true": True, "false": False}.__getitem__,
     Kind.DECIMAL: Decimal,
@@ -69,14 +80,20 @@ def get_record(lake: Lake, name: str, key: tuple[str, ...]) -> None:
     remote = open_registered_table(lake, name)
     columns = getattr(remote.read_function, "columns", None) or {}
     kinds = {column: parse_known_column(column, kind).kind for column, kind in columns.items()}
-    fields = [Field(column, _KEY_TYPES.get(kinds.get(column, Kind.STRING), "string")) for column in remote.key]
+    fields = [
+        Field(column, _KEY_TYPES.get(kinds.get(column, Kind.STRING), "string"))
+        for column in remote.key
+    ]
     values = list(key_from_text(f"table {remote.name!r}", fields, list(key)))
     for place, column in enumerate(remote.key):
         parse = _PARSERS.get(kinds.get(column, Kind.STRING))
         try:
             values[place] = values[place] if parse is None else parse(values[place])
         except (ArithmeticError, LookupError, ValueError) as error:
-            problem = f"table {remote.name!r}: key column {column!r} is {columns[column]}, not {key[place]!r:.80}."
+            problem = (
+                f"table {remote.name!r}: key column {column!r} is {columns[column]}, not"
+                f" {key[place]!r:.80}."
+            )
             step = "Give a number, or true or false for a boolean."
             raise ConfigurationError(problem, step, table=remote.name) from error
     with BlockingTable(remote) as blocking:
@@ -91,10 +108,15 @@ def get_record(lake: Lake, name: str, key: tuple[str, ...]) -> None:
 @user_option
 @lake_options()
 def allow_recreate(lake: Lake, name: str, by: str) -> None:
-    """Let the next run create a table that is gone, or accept one that was replaced or restored. Deletes nothing."""
+    """Let the next run create a table that is gone, or accept one that was replaced or restored.
+    Deletes nothing.
+    """
     reset_table(lake, name, by=by)
     output.show_json({"table": name, "forgotten": True})
-    output.show_line(f"Table {name} may be created again: the next run that writes it creates it, or takes it as is.")
+    output.show_line(
+        f"Table {name} may be created again: the next run that writes it creates it, or takes it"
+        " as is."
+    )
 
 
 kv = click.Group("kv")
@@ -106,7 +128,9 @@ kv.add_command(scope)
 
 @dataclass(frozen=True, slots=True)
 class _Entries:
-    """The table that a command works on, or one family of its keys, with the types of keys and values."""
+    """The table that a command works on, or one family of its keys, with the types of keys and
+    values.
+    """
 
     lake: Lake
     table: str
@@ -116,16 +140,22 @@ class _Entries:
 
     @property
     def title(self) -> str:
-        return f"key-value table {self.table}" + ("" if self.family is None else f", family {self.family}")
+        return f"key-value table {self.table}" + (
+            "" if self.family is None else f", family {self.family}"
+        )
 
     def parse_key(self, text: str, what: str = "key") -> Any:
         return _parse_value(self.key_type, text, what)
 
     @contextmanager
     def open(self) -> Iterator[BlockingKeyValueTable[Any, Any]]:
-        """Open the table. With --json, the error of a failed conditional write lists the keys that failed."""
+        """Open the table. With --json, the error of a failed conditional write lists the keys
+        that failed.
+        """
         key, value = serializer_named(self.key_type), serializer_named(self.value_type)
-        table = KeyValueTableManager(self.lake).open(*_split_table_name(self.table), key=key, value=value)
+        table = KeyValueTableManager(self.lake).open(
+            *_split_table_name(self.table), key=key, value=value
+        )
         with BlockingKeyValueTable(table) as opened:
             try:
                 yield opened
@@ -133,7 +163,9 @@ class _Entries:
                 output.show_with_error(failures=error.failures)
                 raise
 
-    def to_json(self, key: TableKey[Any], entry: TableEntry[Any, Any] | None = None) -> dict[str, Any]:
+    def to_json(
+        self, key: TableKey[Any], entry: TableEntry[Any, Any] | None = None
+    ) -> dict[str, Any]:
         """Convert an entry, or a key alone, to JSON."""
         value = {} if entry is None else {"value": entry.value}
         version = None if key.version is None else str(key.version)
@@ -149,7 +181,8 @@ _table_name = click.argument("table", metavar="SCOPE/TABLE")
 def _entry_command(
     name: str, family: str = "The family of the keys. Default: keys without one."
 ) -> Callable[[Callable[..., None]], click.Command]:
-    """Return a decorator that makes a function of `_Entries` the command `name`, with the options for `_Entries`.
+    """Return a decorator that makes a function of `_Entries` the command `name`, with the options
+    for `_Entries`.
 
     --key-type and --value-type must be those with which the entries were written.
     """
@@ -161,9 +194,13 @@ def _entry_command(
         @click.option("--family", metavar="FAMILY", help=family)
         @lake_options()
         @click.option("--key-type", **choice, help="Type of the keys; bytes are written in base64.")
-        @click.option("--value-type", **choice, help="Type of the values; bytes are written in base64.")
+        @click.option(
+            "--value-type", **choice, help="Type of the values; bytes are written in base64."
+        )
         @wraps(act)
-        def run(lake: Lake, table: str, family: str | None, key_type: str, value_type: str, **given: Any) -> None:
+        def run(
+            lake: Lake, table: str, family: str | None, key_type: str, value_type: str, **given: Any
+        ) -> None:
             act(_Entries(lake, table, family, key_type, value_type), **given)
 
         return run
@@ -172,13 +209,25 @@ def _entry_command(
 
 
 # By option that only one backend has: that backend.
-_DETAILS = {"schema": "postgres", "region": "dynamodb", "endpoint_url": "dynamodb", "prefix": "dynamodb"}
+_DETAILS = {
+    "schema": "postgres",
+    "region": "dynamodb",
+    "endpoint_url": "dynamodb",
+    "prefix": "dynamodb",
+}
 
 
 def _backend_from_options(lake: Lake, given: dict[str, Any]) -> SegmentBackend | None:
-    """Return the chosen backend, None for the lake's default. Raises ConfigurationError if two are chosen."""
-    # An empty text counts as given, and the backend rejects it: its shell variable is probably not set.
-    chosen = [name for name in ("sqlite", "postgres", "dynamodb", "objects") if given[name] not in (None, False)]
+    """Return the chosen backend, None for the lake's default. Raises ConfigurationError if two
+    are chosen.
+    """
+    # An empty text counts as given, and the backend rejects it: its shell variable is probably not
+    # set.
+    chosen = [
+        name
+        for name in ("sqlite", "postgres", "dynamodb", "objects")
+        if given[name] not in (None, False)
+    ]
     if len(chosen) > 1:
         problem = f"{' and '.join(f'--{name}' for name in chosen)} name more than one backend."
         raise ConfigurationError(problem, "Give only one of them.", setting=f"--{chosen[1]}")
@@ -191,7 +240,9 @@ def _backend_from_options(lake: Lake, given: dict[str, Any]) -> SegmentBackend |
         return None
     if chosen == ["objects"]:
         return backend_from(resolve_lake_backend(lake, IN_OBJECTS))
-    own = {"sqlite": {"path": given["sqlite"]}, "postgres": {"dsn_env": given["postgres"]}}.get(chosen[0], {})
+    own = {"sqlite": {"path": given["sqlite"]}, "postgres": {"dsn_env": given["postgres"]}}.get(
+        chosen[0], {}
+    )
     return backend_from({"backend": chosen[0], **own, **settings})
 
 
@@ -199,8 +250,12 @@ def _split_table_name(table: str) -> tuple[str, str]:
     """Split SCOPE/TABLE into the scope and the table name."""
     scope, slash, name = table.partition("/")
     if not slash:
-        step = "List scopes with adjunct kv scope list, and their tables with adjunct kv list SCOPE."
-        raise ConfigurationError(f"{table!r} has no scope: expected SCOPE/TABLE.", step, argument="table")
+        step = (
+            "List scopes with adjunct kv scope list, and their tables with adjunct kv list SCOPE."
+        )
+        raise ConfigurationError(
+            f"{table!r} has no scope: expected SCOPE/TABLE.", step, argument="table"
+        )
     return scope, name
 
 
@@ -217,7 +272,9 @@ def _parse_value(kind: str, text: str, what: str) -> Any:
     except (ValueError, binascii.Error, RecursionError) as error:
         expected = {"int": "a whole number", "json": "JSON", "bytes": "base64"}[kind]
         step = f"Give {expected}, or choose another type (--key-type, --value-type)."
-        raise ConfigurationError(f"{what} {text!r:.80} is not {expected}: {error}.", step, setting=what) from error
+        raise ConfigurationError(
+            f"{what} {text!r:.80} is not {expected}: {error}.", step, setting=what
+        ) from error
 
 
 def _format_cell(kind: str, value: Any) -> str:
@@ -240,7 +297,9 @@ def _parse_state(text: str) -> IteratorState:
         return IteratorState.from_bytes(base64.b64decode(text, altchars=b"-_", validate=True))
     except (ValueError, binascii.Error) as error:
         raise ConfigurationError(
-            f"--state {text!r:.80} is not a state: {error}.", "Give a state that iterate printed.", setting="--state"
+            f"--state {text!r:.80} is not a state: {error}.",
+            "Give a state that iterate printed.",
+            setting="--state",
         ) from error
 
 
@@ -254,7 +313,11 @@ def get_entries(entries: _Entries, keys: tuple[str, ...]) -> None:
     shown = [None if one is None else entries.to_json(one.key, one) for one in found]
     entries.show_json(entries=shown)
     rows = [
-        [key, "", "no entry"] if one is None else [key, _format_cell(entries.value_type, one["value"]), one["version"]]
+        (
+            [key, "", "no entry"]
+            if one is None
+            else [key, _format_cell(entries.value_type, one["value"]), one["version"]]
+        )
         for key, one in zip(keys, shown, strict=True)
     ]
     output.show_table(entries.title, ["key", "value", "version"], rows, own=True)
@@ -266,18 +329,24 @@ def get_entries(entries: _Entries, keys: tuple[str, ...]) -> None:
 @click.argument("value", metavar="VALUE")
 @click.option("--if-absent", is_flag=True, help="Only if the key does not exist.")
 @click.option("--version", metavar="VERSION", help="Only if the key has this version.")
-def put_entry(entries: _Entries, key: str, value: str, if_absent: bool, version: str | None) -> None:
+def put_entry(
+    entries: _Entries, key: str, value: str, if_absent: bool, version: str | None
+) -> None:
     """Write an entry, and print its new version."""
     if if_absent and version is not None:
         raise ConfigurationError(
-            "--if-absent and --version can't both hold.", "Give only one of them.", setting="--if-absent"
+            "--if-absent and --version can't both hold.",
+            "Give only one of them.",
+            setting="--if-absent",
         )
     name, content = entries.parse_key(key), _parse_value(entries.value_type, value, "value")
     with entries.open() as writing:
         if version is not None:
             written = writing.replace(name, content, _parse_version(version), family=entries.family)
         else:
-            written = (writing.put_if_absent if if_absent else writing.put)(name, content, family=entries.family)
+            written = (writing.put_if_absent if if_absent else writing.put)(
+                name, content, family=entries.family
+            )
     entries.show_json(key=name, version=str(written))
     output.show_line(f"{key} has version {written}.")
 
@@ -286,44 +355,72 @@ def put_entry(entries: _Entries, key: str, value: str, if_absent: bool, version:
 @click.argument("keys", metavar="KEY...", nargs=-1, required=True)
 @click.option("--version", metavar="VERSION", help="Only if the key has this version.")
 def remove_entries(entries: _Entries, keys: tuple[str, ...], version: str | None) -> None:
-    """Remove entries, or one entry of a given version. Several keys of one family are removed atomically."""
+    """Remove entries, or one entry of a given version. Several keys of one family are removed
+    atomically.
+    """
     family = entries.family
     if len(keys) > 1 and (version is not None or family is None):
-        problem = f"{len(keys)} keys with {'--version' if version is not None else 'no --family'}: expected one key."
+        problem = (
+            f"{len(keys)} keys with {'--version' if version is not None else 'no --family'}:"
+            " expected one key."
+        )
         step = "Give one key, or several keys of one --family without --version."
-        raise ConfigurationError(problem, step, setting="--family" if version is None else "--version")
+        raise ConfigurationError(
+            problem, step, setting="--family" if version is None else "--version"
+        )
     wanted = [entries.parse_key(key) for key in keys]
     with entries.open() as writing:
         if len(wanted) > 1 and family is not None:
             writing.remove_all(wanted, family=family)
         else:
-            writing.remove(wanted[0], version=None if version is None else _parse_version(version), family=family)
+            writing.remove(
+                wanted[0],
+                version=None if version is None else _parse_version(version),
+                family=family,
+            )
     entries.show_json(removed=wanted)
     output.show_line(f"{', '.join(keys)} {'is' if len(keys) == 1 else 'are'} removed.")
 
 
 @_entry_command("iterate", "Only entries of this family, in key order. Default: the whole table.")
 @click.option(
-    "--prefix", metavar="TEXT", help="With --family: keys with this prefix (JSON as stored; bytes in base64)."
+    "--prefix",
+    metavar="TEXT",
+    help="With --family: keys with this prefix (JSON as stored; bytes in base64).",
 )
 @click.option("--start", metavar="KEY", help="With --family: the first key (inclusive).")
 @click.option("--end", metavar="KEY", help="With --family: the end key (exclusive).")
 @click.option("--keys-only", is_flag=True, help="Omit values.")
-@click.option("--page-size", type=click.IntRange(1), default=100, show_default=True, help="Maximum number of entries.")
+@click.option(
+    "--page-size",
+    type=click.IntRange(1),
+    default=100,
+    show_default=True,
+    help="Maximum number of entries.",
+)
 @click.option("--state", metavar="STATE", help="Continue after the page that printed this state.")
 @click.option("--all", "whole", is_flag=True, help="Print all remaining pages.")
 def iterate_entries(
-    entries: _Entries, keys_only: bool, page_size: int, state: str | None, whole: bool, **given: str | None
+    entries: _Entries,
+    keys_only: bool,
+    page_size: int,
+    state: str | None,
+    whole: bool,
+    **given: str | None,
 ) -> None:
     """Print a page of entries, and the state from which the same command continues.
 
-    Only the last page is shorter than --page-size. Continued after it, the command prints no entries, and with --json
-    the state null.
+    Only the last page is shorter than --page-size. Continued after it, the command prints no
+    entries, and with --json the state null.
     """
     family, is_json = entries.family, entries.key_type == "json"
     prefix, start, end = given["prefix"], given["start"], given["end"]
     within: dict[str, Any] = {
-        "prefix": prefix.encode() if prefix and is_json else prefix and entries.parse_key(prefix, "--prefix"),
+        "prefix": (
+            prefix.encode()
+            if prefix and is_json
+            else prefix and entries.parse_key(prefix, "--prefix")
+        ),
         "start": None if start is None else entries.parse_key(start, "--start"),
         "end": None if end is None else entries.parse_key(end, "--end"),
     }
@@ -338,10 +435,15 @@ def iterate_entries(
 
         def pages(most: int) -> Iterator[IteratorPage[Any]]:
             if family is None:
-                return (reading.all_keys if keys_only else reading.all_entries)(page_size=most, state=behind)
-            return (reading.keys if keys_only else reading.entries)(family, **within, page_size=most, state=behind)
+                return (reading.all_keys if keys_only else reading.all_entries)(
+                    page_size=most, state=behind
+                )
+            return (reading.keys if keys_only else reading.entries)(
+                family, **within, page_size=most, state=behind
+            )
 
-        # The table's pages end with each partition, which may have few entries; the printed page goes on.
+        # The table's pages end with each partition, which may have few entries; the printed page
+        # goes on.
         while not ended and (whole or len(found) < page_size):
             page = next(pages(page_size if whole else page_size - len(found)), None)
             ended = page is None
@@ -358,7 +460,14 @@ def iterate_entries(
     rows = []
     for one in found:
         value = () if keys_only else (_format_cell(entries.value_type, one["value"]),)
-        rows.append([one["family"] or "", _format_cell(entries.key_type, one["key"]), *value, one["version"]])
+        rows.append(
+            [
+                one["family"] or "",
+                _format_cell(entries.key_type, one["key"]),
+                *value,
+                one["version"],
+            ]
+        )
     output.show_table(entries.title, columns, rows, own=True)
     output.show_line("End of entries." if ended else f"Continue with --state {at}")
 
@@ -366,9 +475,14 @@ def iterate_entries(
 _after = click.option("--after", metavar="NAME", help="Start after this name.")
 _limit = limit_option(None, "Maximum number.")
 _longest_key = click.option(
-    "--longest-key", type=int, metavar="BYTES", help="Maximum size of a serialized key, without its family."
+    "--longest-key",
+    type=int,
+    metavar="BYTES",
+    help="Maximum size of a serialized key, without its family.",
 )
-_longest_value = click.option("--longest-value", type=int, metavar="BYTES", help="Maximum size of a serialized value.")
+_longest_value = click.option(
+    "--longest-value", type=int, metavar="BYTES", help="Maximum size of a serialized value."
+)
 
 
 @scope.command("create")
@@ -377,7 +491,11 @@ _longest_value = click.option("--longest-value", type=int, metavar="BYTES", help
 def create_scope(lake: Lake, scope: str) -> None:
     """Create a scope; an existing one is kept."""
     created = KeyValueTableManager(lake).create_scope(scope)
-    _show_change({"scope": scope, "created": created}, f"Scope {scope}", "created" if created else "exists already")
+    _show_change(
+        {"scope": scope, "created": created},
+        f"Scope {scope}",
+        "created" if created else "exists already",
+    )
 
 
 @scope.command("list")
@@ -397,20 +515,29 @@ def list_scopes(lake: Lake, after: str | None, limit: int | None) -> None:
 def delete_scope(lake: Lake, scope: str) -> None:
     """Delete an empty scope."""
     deleted = KeyValueTableManager(lake).delete_scope(scope)
-    _show_change({"scope": scope, "deleted": deleted}, f"Scope {scope}", "deleted" if deleted else "does not exist")
+    _show_change(
+        {"scope": scope, "deleted": deleted},
+        f"Scope {scope}",
+        "deleted" if deleted else "does not exist",
+    )
 
 
 @kv.command()
 @_table_name
 @click.option(
-    "--partitions", type=click.IntRange(1), required=True, help="Number of partitions; it can't be changed later."
+    "--partitions",
+    type=click.IntRange(1),
+    required=True,
+    help="Number of partitions; it can't be changed later.",
 )
 @_longest_key
 @_longest_value
 @click.option("--create-scope", is_flag=True, help="Create the scope if it does not exist.")
 @click.option("--sqlite", metavar="FILE", help="Store it in this SQLite file.")
 @click.option(
-    "--postgres", metavar="VARIABLE", help="Store it in PostgreSQL; names the environment variable with its DSN."
+    "--postgres",
+    metavar="VARIABLE",
+    help="Store it in PostgreSQL; names the environment variable with its DSN.",
 )
 @click.option("--schema", metavar="NAME", help="With --postgres: the schema.")
 @click.option("--dynamodb", is_flag=True, help="Store it in DynamoDB; credentials come from boto3.")
@@ -422,7 +549,8 @@ def delete_scope(lake: Lake, scope: str) -> None:
 def create(lake: Lake, table: str, create_scope: bool, **given: Any) -> None:
     """Create a table; an existing one must have the same configuration.
 
-    By default it is stored in SQLite next to a local lake (FOLDER.key-values.sqlite), else in objects of the lake.
+    By default it is stored in SQLite next to a local lake (FOLDER.key-values.sqlite), else in
+    objects of the lake.
     """
     names = _split_table_name(table)
     limits = {name: given.pop(name) for name in ("partitions", "longest_key", "longest_value")}
@@ -441,11 +569,15 @@ def create(lake: Lake, table: str, create_scope: bool, **given: Any) -> None:
 @lake_options()
 def list_tables(lake: Lake, scope: str, after: str | None, limit: int | None) -> None:
     """List the tables of a scope, ordered by name."""
-    tables = [_facts(table) for table in KeyValueTableManager(lake).list(scope, after=after, limit=limit)]
+    tables = [
+        _facts(table) for table in KeyValueTableManager(lake).list(scope, after=after, limit=limit)
+    ]
     output.show_json(tables)
     columns = ["name", "state", "partitions", "backend", "created_at"]
     output.show_items(
-        f"key-value tables of {scope}", columns + ["problem"] * any(one["problem"] for one in tables), tables
+        f"key-value tables of {scope}",
+        columns + ["problem"] * any(one["problem"] for one in tables),
+        tables,
     )
 
 
@@ -458,7 +590,10 @@ def show_key_value_table(lake: Lake, table: str) -> None:
     facts = _facts(manager.describe(*names))
     segments = [asdict(segment) for segment in manager.segments(*names)]
     output.show_json({**facts, "segments": segments})
-    output.show_facts(f"key-value table {table}", {name: value for name, value in facts.items() if name != "problem"})
+    output.show_facts(
+        f"key-value table {table}",
+        {name: value for name, value in facts.items() if name != "problem"},
+    )
     output.show_items("segments", ["partition", "location"], segments)
 
 
@@ -474,9 +609,13 @@ def update(lake: Lake, table: str, longest_key: int | None, longest_value: int |
     """
     manager, names = KeyValueTableManager(lake), _split_table_name(table)
     partitions = manager.get_configuration(*names).partitions
-    updated = manager.update(*names, KeyValueTableConfiguration(partitions, longest_key, longest_value))
+    updated = manager.update(
+        *names, KeyValueTableConfiguration(partitions, longest_key, longest_value)
+    )
     facts = {"table": table, "updated": updated, **_facts(manager.describe(*names))}
-    _show_change(facts, f"Key-value table {table}", "updated" if updated else "has these limits already")
+    _show_change(
+        facts, f"Key-value table {table}", "updated" if updated else "has these limits already"
+    )
 
 
 @kv.command()
@@ -493,7 +632,11 @@ def seal(lake: Lake, table: str, yes: bool) -> None:
 
 @kv.command()
 @_table_name
-@click.option("--unregister", is_flag=True, help="Only remove the lake's entry; the backend keeps the table's data.")
+@click.option(
+    "--unregister",
+    is_flag=True,
+    help="Only remove the lake's entry; the backend keeps the table's data.",
+)
 @click.option("--yes", is_flag=True, help="Do not ask before.")
 @lake_options()
 def delete(lake: Lake, table: str, unregister: bool, yes: bool) -> None:
@@ -504,7 +647,11 @@ def delete(lake: Lake, table: str, unregister: bool, yes: bool) -> None:
         click.confirm(f"Delete {what} {table} permanently?", abort=True, err=True)
     deleted = (manager.unregister if unregister else manager.delete)(*names)
     done = "forgotten" if unregister else "deleted"
-    _show_change({"table": table, done: deleted}, f"Key-value table {table}", done if deleted else "does not exist")
+    _show_change(
+        {"table": table, done: deleted},
+        f"Key-value table {table}",
+        done if deleted else "does not exist",
+    )
 
 
 def _show_change(facts: dict[str, Any], what: str, outcome: str) -> None:
@@ -515,5 +662,9 @@ def _show_change(facts: dict[str, Any], what: str, outcome: str) -> None:
 def _facts(table: TableInfo) -> dict[str, Any]:
     """Return a table's description with its configuration merged in."""
     facts = asdict(table)
-    configuration = facts.pop("configuration") or {"partitions": None, "longest_key": None, "longest_value": None}
+    configuration = facts.pop("configuration") or {
+        "partitions": None,
+        "longest_key": None,
+        "longest_value": None,
+    }
     return {**facts, **configuration}

@@ -1,9 +1,11 @@
-"""Declarative automation: ready-made conditions for assets, and the sensor that evaluates the conditions.
+"""Declarative automation: ready-made conditions for assets, and the sensor that evaluates the
+conditions.
 
-A ready-made condition asks the same `Launcher` as the sensor for the same purpose. Dagster evaluates conditions asset
-by asset, and launches only the assets whose condition is true. A sensor launches more: all assets of the application's
-job, with tags and configuration. So `AutomationSensor` replaces the runs that Dagster would request by those that the
-launchers request (`complete_requests`).
+A ready-made condition asks the same `Launcher` as the sensor for the same purpose. Dagster
+evaluates conditions asset by asset, and launches only the assets whose condition is true. A sensor
+launches more: all assets of the application's job, with tags and configuration. So
+`AutomationSensor` replaces the runs that Dagster would request by those that the launchers request
+(`complete_requests`).
 """
 
 from __future__ import annotations
@@ -35,7 +37,8 @@ from dagster_adjunct.resources.errors import ConfigurationError, raise_first
 
 Condition = dg.AutomationCondition[Any]
 _GIVE_APPLICATION = "Give it to the application: Application(…, automation_condition={}())."
-# By ready-made condition: what may have it, and the next step of the error if something else has it.
+# By ready-made condition: what may have it, and the next step of the error if something else has
+# it.
 _FOR = {
     "new_records": ("applications with outputs", _GIVE_APPLICATION.format("new_records")),
     "new_startpoints": (
@@ -54,23 +57,28 @@ _FOR = {
 
 
 def new_records() -> Condition:
-    """Return the condition of an application that is true when its sensor for new records would launch a run.
+    """Return the condition of an application that is true when its sensor for new records would
+    launch a run.
 
-    `launch_when` of `build_definitions` says when that is. The condition launches the same run as the sensor: all
-    assets of the application's job.
+    `launch_when` of `build_definitions` says when that is. The condition launches the same run as
+    the sensor: all assets of the application's job.
     """
     return ReadyMade("new_records")
 
 
 def new_startpoints() -> Condition:
-    """Return the condition of an application that is true when its sensor for startpoints would launch a run."""
+    """Return the condition of an application that is true when its sensor for startpoints would
+    launch a run.
+    """
     return ReadyMade("new_startpoints")
 
 
 def new_version() -> Condition:
-    """Return the condition of a bounded dataset that is true when a version of it is completely delivered.
+    """Return the condition of a bounded dataset that is true when a version of it is completely
+    delivered.
 
-    If the dataset's versions are partitions, the condition is true for that version's partition only.
+    If the dataset's versions are partitions, the condition is true for that version's partition
+    only.
     """
     return ReadyMade("new_version")
 
@@ -78,7 +86,8 @@ def new_version() -> Condition:
 def stale() -> Condition:
     """Return the condition of an unbounded dataset that is true when it fails its freshness policy.
 
-    It fails if no run has checked its stream for changes within the time that it declares as `freshness`.
+    It fails if no run has checked its stream for changes within the time that it declares as
+    `freshness`.
     """
     # Dagster evaluates no freshness policy before the first materialization.
     failed = dg.AutomationCondition.freshness_failed() | dg.AutomationCondition.missing()
@@ -87,7 +96,9 @@ def stale() -> Condition:
 
 @dataclass(frozen=True)
 class ReadyMade(dg.AutomationCondition[Any]):
-    """A ready-made condition as users declare it; `bind_condition` replaces it by one that asks a launcher."""
+    """A ready-made condition as users declare it; `bind_condition` replaces it by one that asks
+    a launcher.
+    """
 
     kind: str
 
@@ -96,19 +107,27 @@ class ReadyMade(dg.AutomationCondition[Any]):
         return self.kind
 
     def evaluate(self, context: AutomationContext[Any]) -> dg.AutomationResult[Any]:
-        """Raise ConfigurationError, because only conditions of assets that Adjunct does not make are still unbound."""
-        problem = f"asset {context.root_context.key.to_user_string()} has the automation condition {self.kind}(), "
+        """Raise ConfigurationError, because only conditions of assets that Adjunct does not make
+        are still unbound.
+        """
+        problem = (
+            f"asset {context.root_context.key.to_user_string()} has the automation condition"
+            f" {self.kind}(), "
+        )
         problem += f"which is for {_FOR[self.kind][0]}."
         raise ConfigurationError(problem, _FOR[self.kind][1], argument="automation_condition")
 
 
 def bind_condition(
-    condition: Condition, owner: tuple[str, str], launchers: Mapping[str, Launcher], resource: LakeResource
+    condition: Condition,
+    owner: tuple[str, str],
+    launchers: Mapping[str, Launcher],
+    resource: LakeResource,
 ) -> Condition:
     """Return the condition with each ready-made one replaced by one that asks its launcher.
 
-    `owner` is what has the condition, such as ("dataset", "planes"). Raises ConfigurationError for a ready-made one
-    without a launcher.
+    `owner` is what has the condition, such as ("dataset", "planes"). Raises ConfigurationError for
+    a ready-made one without a launcher.
     """
     bound = condition
     for ready_made in set(_ready_made(condition)):
@@ -116,25 +135,33 @@ def bind_condition(
         if launcher is None:
             purpose, step = _FOR[ready_made.kind]
             raise condition_error(
-                owner, f"has the automation condition {ready_made.kind}(), which is for {purpose}.", step
+                owner,
+                f"has the automation condition {ready_made.kind}(), which is for {purpose}.",
+                step,
             )
         bound = bound.replace(ready_made, _Asking(ready_made.kind, launcher, resource))
     return bound
 
 
 def check_condition(condition: object, owner: tuple[str, str]) -> Condition | None:
-    """Return the condition, or None if it is None. Raises ConfigurationError for any other value."""
+    """Return the condition, or None if it is None. Raises ConfigurationError for any other
+    value.
+    """
     if condition is None or isinstance(condition, dg.AutomationCondition):
         return condition
     problem = f"has automation_condition={condition!r}: expected an AutomationCondition."
-    raise condition_error(owner, problem, "Give a public condition or one of Dagster's, and call it: new_records().")
+    raise condition_error(
+        owner, problem, "Give a public condition or one of Dagster's, and call it: new_records()."
+    )
 
 
 def condition_error(owner: tuple[str, str], problem: str, next_step: str) -> ConfigurationError:
     """Return the error for the condition of `owner`, such as ("dataset", "planes")."""
     kind, name = owner
     where = {"dataset": name} if kind == "dataset" else {"application": name}
-    return ConfigurationError(f"{kind} {name!r} {problem}", next_step, argument="automation_condition", **where)
+    return ConfigurationError(
+        f"{kind} {name!r} {problem}", next_step, argument="automation_condition", **where
+    )
 
 
 def _ready_made(condition: Condition) -> Iterator[ReadyMade]:
@@ -146,7 +173,8 @@ def _ready_made(condition: Condition) -> Iterator[ReadyMade]:
 
 @dataclass
 class Answer:
-    """A launcher's decision in one tick, its `cursor` for the next tick, and whether that has `changed`.
+    """A launcher's decision in one tick, its `cursor` for the next tick, and whether that has
+    `changed`.
 
     `keys` are the assets whose conditions asked and became true.
     """
@@ -160,7 +188,9 @@ class Answer:
 
 @dataclass
 class _Tick:
-    """One tick of an `AutomationSensor`: the launchers' answers, and the errors of launchers that could not decide."""
+    """One tick of an `AutomationSensor`: the launchers' answers, and the errors of launchers
+    that could not decide.
+    """
 
     log: logging.Logger
     location: str | None
@@ -170,12 +200,15 @@ class _Tick:
 
 
 _CURRENT: ContextVar[_Tick | None] = ContextVar("automation_tick", default=None)
-# By view of the asset graph, then by launcher name. Dagster makes one view a tick, so each launcher is asked once.
+# By view of the asset graph, then by launcher name. Dagster makes one view a tick, so each launcher
+# is asked once.
 _ANSWERS: WeakKeyDictionary[Any, dict[str, Answer]] = WeakKeyDictionary()
 
 
 class _Asking(dg.AutomationCondition[Any]):
-    """A ready-made condition that asks its launcher; assets with the same launcher share one answer a tick."""
+    """A ready-made condition that asks its launcher; assets with the same launcher share one
+    answer a tick.
+    """
 
     def __init__(self, kind: str, launcher: Launcher, resource: LakeResource) -> None:
         self._kind, self._launcher, self._resource = kind, launcher, resource
@@ -189,7 +222,9 @@ class _Asking(dg.AutomationCondition[Any]):
         return self._launcher.description
 
     def evaluate(self, context: AutomationContext[Any]) -> dg.AutomationResult[Any]:
-        """Return the candidates if the launcher requests a run (of its one partition, if it names one), else none."""
+        """Return the candidates if the launcher requests a run (of its one partition, if it
+        names one), else none.
+        """
         if context.candidate_subset.is_empty:
             return dg.AutomationResult(context, context.get_empty_subset(), cursor=context.cursor)
         answers = _ANSWERS.setdefault(context.asset_graph_view, {})
@@ -220,12 +255,19 @@ class _Asking(dg.AutomationCondition[Any]):
             tick.began = current.began
         try:
             decision = launcher.evaluate(tick)
-        except Exception as error:  # a user's stream system may raise anything, and other conditions go on
+        except (
+            Exception
+        ) as error:  # a user's stream system may raise anything, and other conditions go on
             if current is None:
                 raise
             current.errors.append(error)
             decision = Skip(str(error))
-        answer = Answer(launcher, decision, write_cursor(tick.cursor) if tick.changed else tick.stored, tick.changed)
+        answer = Answer(
+            launcher,
+            decision,
+            write_cursor(tick.cursor) if tick.changed else tick.stored,
+            tick.changed,
+        )
         if isinstance(decision, Skip):
             tick.log.info(f"{launcher.name}: {decision.skip_message}")
         if current is not None:
@@ -236,8 +278,9 @@ class _Asking(dg.AutomationCondition[Any]):
 def _stored_cursor(context: AutomationContext[Any]) -> str | None:
     """Return the launcher's cursor as the previous tick left it.
 
-    If the launcher requested a run then, but the rest of the asset's condition was false, no run was launched: this
-    attempt is taken back, so that the launcher does not wait before the next one.
+    If the launcher requested a run then, but the rest of the asset's condition was false, no run
+    was launched: this attempt is taken back, so that the launcher does not wait before the next
+    one.
     """
     before = context.previous_true_subset
     if context.cursor is None or before is None or before.is_empty:
@@ -253,7 +296,9 @@ def _stored_cursor(context: AutomationContext[Any]) -> str | None:
 
 @dataclass(frozen=True)
 class Steps:
-    """By asset, all assets that its op makes `together`; by name of each of the `jobs`, the assets that it makes."""
+    """By asset, all assets that its op makes `together`; by name of each of the `jobs`, the
+    assets that it makes.
+    """
 
     together: Mapping[dg.AssetKey, frozenset[dg.AssetKey]]
     jobs: Mapping[str, frozenset[dg.AssetKey]]
@@ -269,18 +314,23 @@ def complete_requests(
     steps: Steps,
     parents: Callable[[dg.AssetKey], Collection[dg.AssetKey]],
 ) -> list[dg.RunRequest]:
-    """Return the runs to launch: Dagster's `requests`, completed by what the launchers decided (`answers`).
+    """Return the runs to launch: Dagster's `requests`, completed by what the launchers decided
+    (`answers`).
 
-    A launcher's request is a run of its job, with the job's assets, tags, configuration and run key. Requested assets
-    outside the job join that run if they depend on one of its assets, unless the run is to stay (`LaunchWhen.stay`).
-    The rest gets a run of its own. An op always makes all its assets.
+    A launcher's request is a run of its job, with the job's assets, tags, configuration and run
+    key. Requested assets outside the job join that run if they depend on one of its assets, unless
+    the run is to stay (`LaunchWhen.stay`). The rest gets a run of its own. An op always makes all
+    its assets.
     """
     completed: list[dg.RunRequest] = []
     for request in requests:
         rest = steps.whole(request.asset_selection or ())
         launches = _launches(request, answers)
         runs = {
-            job: steps.whole([key for keys, _ in found for key in keys]) | (rest & steps.jobs.get(job, frozenset()))
+            job: (
+                steps.whole([key for keys, _ in found for key in keys])
+                | (rest & steps.jobs.get(job, frozenset()))
+            )
             for job, found in launches.items()
         }
         rest -= set().union(*runs.values())
@@ -306,7 +356,9 @@ _Launch = tuple[Collection[dg.AssetKey], dg.RunRequest]
 
 
 def _launches(request: dg.RunRequest, answers: Sequence[Answer]) -> dict[str, list[_Launch]]:
-    """Return, by job, the assets and the request of each launcher that one of the requested assets has asked."""
+    """Return, by job, the assets and the request of each launcher that one of the requested
+    assets has asked.
+    """
     launches: dict[str, list[_Launch]] = {}
     for answer in answers:
         launcher, decision = answer.launcher, answer.decision
@@ -314,7 +366,9 @@ def _launches(request: dg.RunRequest, answers: Sequence[Answer]) -> dict[str, li
             continue
         if answer.keys.intersection(request.asset_selection or ()):
             tagged = dg.RunRequest(
-                decision.run_key, decision.run_config, {**(launcher.job.tags or {}), **decision.tags}
+                decision.run_key,
+                decision.run_config,
+                {**(launcher.job.tags or {}), **decision.tags},
             )
             found = launches.setdefault(launcher.job.name, [])
             found.append((decision.asset_selection or launcher.assets, tagged))
@@ -322,14 +376,22 @@ def _launches(request: dg.RunRequest, answers: Sequence[Answer]) -> dict[str, li
 
 
 def _merged(
-    decisions: Sequence[dg.RunRequest], job: str, keys: Collection[dg.AssetKey], request: dg.RunRequest
+    decisions: Sequence[dg.RunRequest],
+    job: str,
+    keys: Collection[dg.AssetKey],
+    request: dg.RunRequest,
 ) -> dg.RunRequest:
     """Return one run of these assets for the requests of several launchers of one job."""
     run_keys = [str(decision.run_key) for decision in decisions]
     return dg.RunRequest(
         run_key=run_keys[0] if len(run_keys) == 1 else f"{job}:{digest(run_keys)}",
-        run_config={name: value for decision in decisions for name, value in decision.run_config.items()},
-        tags={**request.tags, **{name: value for decision in decisions for name, value in decision.tags.items()}},
+        run_config={
+            name: value for decision in decisions for name, value in decision.run_config.items()
+        },
+        tags={
+            **request.tags,
+            **{name: value for decision in decisions for name, value in decision.tags.items()},
+        },
         asset_selection=sorted(keys),
         partition_key=request.partition_key,
     )
@@ -338,12 +400,18 @@ def _merged(
 class AutomationSensor(dg.AutomationConditionSensorDefinition):
     """Evaluates the conditions of Adjunct's assets in the code location; it is off by default.
 
-    A tick without runs gives as its reason what the ready-made conditions wait for. If a launcher raises an error, the
-    tick fails, unless another one requests a run or has a changed cursor, which a failed tick would not store.
+    A tick without runs gives as its reason what the ready-made conditions wait for. If a launcher
+    raises an error, the tick fails, unless another one requests a run or has a changed cursor,
+    which a failed tick would not store.
     """
 
     def __init__(
-        self, name: str, steps: Steps, keys: Sequence[dg.AssetKey], interval: int, metadata: Any = None
+        self,
+        name: str,
+        steps: Steps,
+        keys: Sequence[dg.AssetKey],
+        interval: int,
+        metadata: Any = None,
     ) -> None:
         self._steps, self._keys = steps, keys
         with warnings.catch_warnings():
@@ -363,7 +431,9 @@ class AutomationSensor(dg.AutomationConditionSensorDefinition):
         """Return a copy with other metadata."""
         metadata = self.metadata if metadata is None else metadata
         assert self.minimum_interval_seconds is not None
-        return AutomationSensor(self.name, self._steps, self._keys, self.minimum_interval_seconds, metadata)
+        return AutomationSensor(
+            self.name, self._steps, self._keys, self.minimum_interval_seconds, metadata
+        )
 
     def evaluate_tick(self, context: dg.SensorEvaluationContext) -> SensorExecutionData:
         """Evaluate the conditions; see `complete_requests` for what is launched."""
@@ -392,9 +462,15 @@ class AutomationSensor(dg.AutomationConditionSensorDefinition):
         )
 
     def resolve_run_requests(
-        self, run_requests: Sequence[dg.RunRequest], context: dg.SensorEvaluationContext, *args: Any, **kwargs: Any
+        self,
+        run_requests: Sequence[dg.RunRequest],
+        context: dg.SensorEvaluationContext,
+        *args: Any,
+        **kwargs: Any,
     ) -> Sequence[dg.RunRequest]:
-        """Return the requests after `complete_requests`, with the job and checks that Dagster adds to each."""
+        """Return the requests after `complete_requests`, with the job and checks that Dagster
+        adds to each.
+        """
         tick, repository = _CURRENT.get(), context.repository_def
         if tick is not None and repository is not None:
             graph = repository.asset_graph

@@ -1,8 +1,9 @@
-"""Asset checks: validators of datasets, bootstraps, match rates of joins, and watermark lags of inputs.
+"""Asset checks: validators of datasets, bootstraps, match rates of joins, and watermark lags of
+inputs.
 
-Validators run before a version is published, so their checks are not "blocking" in Dagster's sense: a version that
-fails is rejected, and downstream assets use the served one. The check `bootstrapped` is blocking: if it fails as an
-error, nothing downstream runs.
+Validators run before a version is published, so their checks are not "blocking" in Dagster's sense:
+a version that fails is rejected, and downstream assets use the served one. The check `bootstrapped`
+is blocking: if it fails as an error, nothing downstream runs.
 """
 
 import logging
@@ -54,7 +55,8 @@ _SHORTEST_WINDOW = timedelta(minutes=1)
 
 
 def freshness_policy(app: Application, node: LineageNode) -> dg.FreshnessPolicy | None:
-    """Return a policy that fails if a dataset was not checked for changes within its `freshness`; None without one.
+    """Return a policy that fails if a dataset was not checked for changes within its `freshness`;
+    None without one.
 
     Raises ConfigurationError for a time shorter than Dagster allows.
     """
@@ -63,7 +65,8 @@ def freshness_policy(app: Application, node: LineageNode) -> dg.FreshnessPolicy 
         return None
     if window < _SHORTEST_WINDOW:
         problem = (
-            f"dataset {node.name!r} declares freshness={window}, but Dagster's shortest window is {_SHORTEST_WINDOW}."
+            f"dataset {node.name!r} declares freshness={window}, but Dagster's shortest window is"
+            f" {_SHORTEST_WINDOW}."
         )
         step = "Declare a longer window, or use max_staleness= of app.table(…), which takes any."
         raise ConfigurationError(problem, step, argument="freshness", dataset=node.name)
@@ -74,29 +77,39 @@ BOOTSTRAPPED = "bootstrapped"
 
 
 def bootstrap_check_specs(dataset: AdjunctDataset, key: dg.AssetKey) -> list[dg.AssetCheckSpec]:
-    """Return the check `bootstrapped` of an unbounded dataset with bootstrap=True, else an empty list."""
+    """Return the check `bootstrapped` of an unbounded dataset with bootstrap=True, else an empty
+    list.
+    """
     if not dataset.follows_changes or not dataset.bootstrap:
         return []
-    text = "The table has read its stream up to the ends at the start of its bootstrap; downstream assets wait for it."
+    text = (
+        "The table has read its stream up to the ends at the start of its bootstrap; downstream"
+        " assets wait for it."
+    )
     return [dg.AssetCheckSpec(BOOTSTRAPPED, asset=key, description=text, blocking=True)]
 
 
 def bootstrap_check_results(
     run: OpRun, key: dg.AssetKey, manifest: DatasetManifest | None, report: AdvanceReport | None
 ) -> Iterator[dg.AssetCheckResult]:
-    """Yield the result of `bootstrapped` if it is selected; `report` is None if nothing advanced."""
+    """Yield the result of `bootstrapped` if it is selected; `report` is None if nothing
+    advanced.
+    """
     if BOOTSTRAPPED not in selected_checks(run.context, key):
         return
     table = None if manifest is None else as_unbounded(manifest)
     progress = None if table is None else bootstrap_progress(run.systems, table, run.lake.now())
-    decision = report.decision if report is not None else table.decision if table is not None else None
+    decision = (
+        report.decision if report is not None else table.decision if table is not None else None
+    )
     stale = decision is not None and decision.action == "serve-stale"
     served = table is not None and table.version is not None
     yield dg.AssetCheckResult(
         asset_key=key,
         check_name=BOOTSTRAPPED,
         passed=served and not stale,
-        # A dataset that is declared to serve stale data instead of none fails the check, but does not block.
+        # A dataset that is declared to serve stale data instead of none fails the check, but does
+        # not block.
         severity=dg.AssetCheckSeverity.WARN if served else dg.AssetCheckSeverity.ERROR,
         description=_describe_bootstrap(progress, decision),
         metadata=_bootstrap_metadata(progress, decision, report),
@@ -105,7 +118,9 @@ def bootstrap_check_results(
 
 @contextmanager
 def report_unfinished_bootstrap(run: OpRun, datasets: Mapping[str, dg.AssetKey]) -> Iterator[None]:
-    """Report `bootstrapped` as failed if an error ends the bootstrap early, and re-raise the error."""
+    """Report `bootstrapped` as failed if an error ends the bootstrap early, and re-raise the
+    error.
+    """
     try:
         yield
     except Exception as error:
@@ -125,17 +140,26 @@ def _log_unfinished_bootstrap(run: OpRun, dataset: str, key: dg.AssetKey, error:
         unknown_progress = f"; its progress is unknown: {unread.problem}"
     if progress is None or progress.state != "done":
         decision = None if table is None else table.decision
-        text = f"{_describe_bootstrap(progress, decision)}{unknown_progress}. It ended with: {error}"
+        text = (
+            f"{_describe_bootstrap(progress, decision)}{unknown_progress}. It ended with: {error}"
+        )
         metadata = _bootstrap_metadata(progress, decision, None)
         log_failed_check(run.context, key, BOOTSTRAPPED, text, metadata=metadata, blocking=True)
 
 
-def log_failed_check(context: dg.AssetExecutionContext, key: dg.AssetKey, name: str, text: str, **options: Any) -> None:
+def log_failed_check(
+    context: dg.AssetExecutionContext, key: dg.AssetKey, name: str, text: str, **options: Any
+) -> None:
     """Log a failed check as an event, because a failing step has no outputs."""
     severity = dg.AssetCheckSeverity.ERROR
     context.log_event(
         dg.AssetCheckEvaluation(
-            asset_key=key, check_name=name, passed=False, severity=severity, description=text, **options
+            asset_key=key,
+            check_name=name,
+            passed=False,
+            severity=severity,
+            description=text,
+            **options,
         )
     )
 
@@ -166,15 +190,21 @@ def _bootstrap_metadata(
     if decision is not None:
         metadata["adjunct/decision"] = dg.MetadataValue.json(decision.model_dump(mode="json"))
     if report is not None and report.action == "bootstrapped":
-        metadata["adjunct/records"] = report.counters.get("read", 0) + report.counters.get("loaded", 0)
+        metadata["adjunct/records"] = report.counters.get("read", 0) + report.counters.get(
+            "loaded", 0
+        )
     return metadata
 
 
 _BY_TIME = {"before_history": "were older than its history", "null_times": "had no time"}
 
 
-def join_check_specs(app: Application, outputs: Mapping[LineageNode, dg.AssetSpec]) -> dict[str, dg.AssetCheckSpec]:
-    """Return the check of each join by the join's id, on the first output that its records reach."""
+def join_check_specs(
+    app: Application, outputs: Mapping[LineageNode, dg.AssetSpec]
+) -> dict[str, dg.AssetCheckSpec]:
+    """Return the check of each join by the join's id, on the first output that its records
+    reach.
+    """
     checks = {}
     joins = find_output_joins(app)
     for operator, node in joins.items():
@@ -187,7 +217,10 @@ def join_check_specs(app: Application, outputs: Mapping[LineageNode, dg.AssetSpe
         checks[operator] = dg.AssetCheckSpec(
             to_dagster_name(f"match_rate_{operator if operator in twice else named}"),
             asset=outputs[node].key,
-            description=f"Share of a run's records that match an entry of {match.node.name} ({operator}): {demanded}.",
+            description=(
+                f"Share of a run's records that match an entry of {match.node.name} ({operator}):"
+                f" {demanded}."
+            ),
             metadata={} if least is None else {"adjunct/min_match_rate": float(least)},
         )
     return checks
@@ -208,13 +241,17 @@ def join_check_results(
         rate, least = (rows - unmatched) / rows, match.min_rate
         by_time = {name: counted[name] for name in _BY_TIME if name in counted}
         demanded = "" if least is None else f"; at least {least:.1%} is required"
-        demanded += "".join(f"; {count:,} {_BY_TIME[name]}" for name, count in by_time.items() if count)
+        demanded += "".join(
+            f"; {count:,} {_BY_TIME[name]}" for name, count in by_time.items() if count
+        )
         yield dg.AssetCheckResult(
             asset_key=check.asset_key,
             check_name=check.name,
             passed=least is None or rate >= least,
             severity=dg.AssetCheckSeverity.ERROR,
-            description=f"{rate:.2%} of {rows:,} records matched an entry of {match.node.name}{demanded}",
+            description=(
+                f"{rate:.2%} of {rows:,} records matched an entry of {match.node.name}{demanded}"
+            ),
             metadata={
                 "adjunct/match_rate": rate,
                 "adjunct/unmatched": unmatched,
@@ -230,21 +267,30 @@ ACCEPTED = "adjunct_accepted"
 
 
 def validator_check_specs(dataset: AdjunctDataset, key: dg.AssetKey) -> list[dg.AssetCheckSpec]:
-    """Return the checks of a bounded dataset: whether its newest version was accepted, and one for each validator.
+    """Return the checks of a bounded dataset: whether its newest version was accepted, and one for
+    each validator.
 
     A version can be rejected without a validator, for example because of a null key.
     """
     if dataset.follows_changes:
         return []
     if any(validator.name == ACCEPTED for validator in dataset.validators):
-        problem = f"dataset {dataset.name!r}: its validator {ACCEPTED!r} has the name of the check of its versions."
+        problem = (
+            f"dataset {dataset.name!r}: its validator {ACCEPTED!r} has the name of the check of its"
+            " versions."
+        )
         raise ConfigurationError(problem, "Rename the validator.", dataset=dataset.name)
-    accepted = "The newest delivered version is published. If it is rejected, the previous one stays served."
+    accepted = (
+        "The newest delivered version is published. If it is rejected, the previous one stays"
+        " served."
+    )
     validators = [
         dg.AssetCheckSpec(
             validator.name,
             asset=key,
-            description=f"{describe_rule(validator)}: evaluated before a version is published; a failure "
+            description=(
+                f"{describe_rule(validator)}: evaluated before a version is published; a failure "
+            )
             + ("only warns." if validator.severity == "warn" else "rejects the version."),
             metadata=_rule_metadata(validator),
         )
@@ -256,12 +302,17 @@ def validator_check_specs(dataset: AdjunctDataset, key: dg.AssetKey) -> list[dg.
 def newest_verdicts(
     store: StoredVersions, manifest: DatasetManifest, name: str | None = None
 ) -> tuple[VersionRef, Sequence[Verdict]] | None:
-    """Return the version that the checks report on, with the verdicts of its validators; None before the first version.
+    """Return the version that the checks report on, with the verdicts of its validators; None
+    before the first version.
 
-    It is the newest delivered version if that is rejected, else the served one. With a `name`, it is the newest version
-    of this name that is not revoked.
+    It is the newest delivered version if that is rejected, else the served one. With a `name`, it
+    is the newest version of this name that is not revoked.
     """
-    refs = [ref for ref in manifest.listed if name is None or (ref.name == name and ref.state != "revoked")]
+    refs = [
+        ref
+        for ref in manifest.listed
+        if name is None or (ref.name == name and ref.state != "revoked")
+    ]
     newest = max(refs, key=lambda ref: ref.number, default=None)
     if newest is None:
         return None
@@ -288,16 +339,26 @@ def validator_check_results(
     if ACCEPTED in selected:
         passed = ref.state != "rejected"
         yield dg.AssetCheckResult(
-            asset_key=key, check_name=ACCEPTED, passed=passed, description=ref.reason or None, metadata=version
+            asset_key=key,
+            check_name=ACCEPTED,
+            passed=passed,
+            description=ref.reason or None,
+            metadata=version,
         )
     declared = {validator.name: validator for validator in dataset.validators}
     for verdict in verdicts:
-        if verdict.name in declared and verdict.name in selected:  # its validator may no longer be declared
+        if (
+            verdict.name in declared and verdict.name in selected
+        ):  # its validator may no longer be declared
             yield dg.AssetCheckResult(
                 asset_key=key,
                 check_name=verdict.name,
                 passed=verdict.passed,
-                severity=dg.AssetCheckSeverity.WARN if verdict.severity == "warn" else dg.AssetCheckSeverity.ERROR,
+                severity=(
+                    dg.AssetCheckSeverity.WARN
+                    if verdict.severity == "warn"
+                    else dg.AssetCheckSeverity.ERROR
+                ),
                 description=verdict.message or None,
                 metadata={
                     **version,
@@ -309,7 +370,9 @@ def validator_check_results(
 
 
 def _rule_metadata(validator: Validator) -> dict[str, Any]:
-    """Return a validator's rule and severity, and its numeric arguments as numbers, which Dagster plots."""
+    """Return a validator's rule and severity, and its numeric arguments as numbers, which
+    Dagster plots.
+    """
     return {
         "adjunct/rule": describe_rule(validator),
         "adjunct/severity": validator.severity,
@@ -319,11 +382,15 @@ def _rule_metadata(validator: Validator) -> dict[str, Any]:
 
 def _numbers(values: Mapping[str, Any]) -> dict[str, int | float]:
     numbers = {name: value for name, value in values.items() if isinstance(value, int | float)}
-    return {f"adjunct/{name}": value for name, value in numbers.items() if not isinstance(value, bool)}
+    return {
+        f"adjunct/{name}": value for name, value in numbers.items() if not isinstance(value, bool)
+    }
 
 
 @contextmanager
-def report_validator_errors(context: dg.AssetExecutionContext, keys: Mapping[str, dg.AssetKey]) -> Iterator[None]:
+def report_validator_errors(
+    context: dg.AssetExecutionContext, keys: Mapping[str, dg.AssetKey]
+) -> Iterator[None]:
     """If a validator can't be evaluated, report its check as failed, and re-raise the error.
 
     `keys` maps dataset names to assets.
@@ -351,22 +418,36 @@ def rejection_metadata(ref: VersionRef, served: str | None) -> dict[str, Any]:
 
 
 def rejection_warning(dataset: str, ref: VersionRef, served: str | None) -> str:
-    """Return the warning about a rejected version, with the commands to inspect, accept or remove it."""
+    """Return the warning about a rejected version, with the commands to inspect, accept or
+    remove it.
+    """
     stays = f"version {served} stays served" if served else "there is no version to serve"
-    rejected = f"dataset {dataset}: version {ref.name!r} ({ref.id}) is rejected, {stays}: {ref.reason}."
+    rejected = (
+        f"dataset {dataset}: version {ref.name!r} ({ref.id}) is rejected, {stays}: {ref.reason}."
+    )
     remove = f"adjunct dataset remove-version {dataset} {ref.id} --reason …"
     if ref.document is None:
-        return f"{rejected} It was not built: deliver the content again, and remove this one: {remove}"
-    look = f"adjunct dataset diff {dataset} {served} {ref.id}" if served else f"adjunct dataset items {dataset}"
+        return (
+            f"{rejected} It was not built: deliver the content again, and remove this one: {remove}"
+        )
+    look = (
+        f"adjunct dataset diff {dataset} {served} {ref.id}"
+        if served
+        else f"adjunct dataset items {dataset}"
+    )
     look += "" if served else f" --version {ref.id}"
     accept = f"adjunct dataset accept {dataset} {ref.id} --reason …"
-    return f"{rejected} Look at it: {look}. Publish it all the same: {accept}; or remove it: {remove}"
+    return (
+        f"{rejected} Look at it: {look}. Publish it all the same: {accept}; or remove it: {remove}"
+    )
 
 
 def watermark_check_specs(
     app: Application, outputs: Mapping[LineageNode, dg.AssetSpec]
 ) -> dict[str, dg.AssetCheckSpec]:
-    """Return the check of each input stream that declares `max_watermark_lag`, on the application's first output."""
+    """Return the check of each input stream that declares `max_watermark_lag`, on the
+    application's first output.
+    """
     first = next(iter(outputs.values()), None)
     checks = {}
     for name, source in app.inputs.items():
@@ -375,21 +456,32 @@ def watermark_check_specs(
             checks[name] = dg.AssetCheckSpec(
                 to_dagster_name(f"watermark_lag_{name}"),
                 asset=first.key,
-                description=f"The watermark of {name} is at most {declared.max_lag} behind the clock.",
+                description=(
+                    f"The watermark of {name} is at most {declared.max_lag} behind the clock."
+                ),
                 metadata={"adjunct/max_watermark_lag_seconds": declared.max_lag.total_seconds()},
             )
     return checks
 
 
 def watermark_check_results(
-    context: dg.AssetExecutionContext, checks: Mapping[str, dg.AssetCheckSpec], inputs: "Sequence[InputTimes]"
+    context: dg.AssetExecutionContext,
+    checks: Mapping[str, dg.AssetCheckSpec],
+    inputs: "Sequence[InputTimes]",
 ) -> Iterator[dg.AssetCheckResult]:
     """Yield the result of each selected check whose input had a record."""
     for times in inputs:
         check = checks.get(times.stream)
-        if check is None or check.key not in context.selected_asset_check_keys or times.newest is None:
+        if (
+            check is None
+            or check.key not in context.selected_asset_check_keys
+            or times.newest is None
+        ):
             continue
-        metadata: dict[str, Any] = {"adjunct/watermark": str(times.watermark), "adjunct/idle": len(times.idle)}
+        metadata: dict[str, Any] = {
+            "adjunct/watermark": str(times.watermark),
+            "adjunct/idle": len(times.idle),
+        }
         if times.lag is not None:
             metadata["adjunct/watermark_lag_seconds"] = times.lag.total_seconds()
         if times.held_by is not None:

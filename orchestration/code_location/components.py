@@ -1,9 +1,11 @@
-"""Datasets, tables and applications declared in YAML, for Dagster's components and its command line `dg`.
+"""Datasets, tables and applications declared in YAML, for Dagster's components and its command line
+`dg`.
 
-YAML uses the names of the Python API: a section or step is a function or method, its keys are the arguments. A value
-such as `{Tumbling: {size: 5m}}` calls a public class or function with arguments; `{python: "module:name"}` is an object
-of a module; a duration is 30s, 5m, 2h, 7d or 1w. Values are checked as strictly as those of the Python API: no number
-is taken for a text, no `2.0` for a whole number. Errors name the line and column.
+YAML uses the names of the Python API: a section or step is a function or method, its keys are the
+arguments. A value such as `{Tumbling: {size: 5m}}` calls a public class or function with arguments;
+`{python: "module:name"}` is an object of a module; a duration is 30s, 5m, 2h, 7d or 1w. Values are
+checked as strictly as those of the Python API: no number is taken for a text, no `2.0` for a whole
+number. Errors name the line and column.
 """
 
 from __future__ import annotations
@@ -42,15 +44,33 @@ from pydantic import (
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, ErrorDetails, PydanticCustomError
 
-from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, bounded_dataset, unbounded_dataset
+from dagster_adjunct.assets.declaration.dataset import (
+    AdjunctDataset,
+    bounded_dataset,
+    unbounded_dataset,
+)
 from dagster_adjunct.orchestration.application.application import Application, import_user_module
-from dagster_adjunct.orchestration.application.graph import DatasetHandle, OutputStream, RemoteTableHandle
+from dagster_adjunct.orchestration.application.graph import (
+    DatasetHandle,
+    OutputStream,
+    RemoteTableHandle,
+)
 from dagster_adjunct.orchestration.application.message_stream import MessageStream
 from dagster_adjunct.orchestration.code_location.definitions import build_definitions
 from dagster_adjunct.orchestration.operators.event_time import ARRIVAL
-from dagster_adjunct.orchestration.planner.planner import build_plan, check_syntax, read_catalog, systems_for
+from dagster_adjunct.orchestration.planner.planner import (
+    build_plan,
+    check_syntax,
+    read_catalog,
+    systems_for,
+)
 from dagster_adjunct.resources.common import CodeLine, declaring_at, read_duration
-from dagster_adjunct.resources.errors import AdjunctError, ComponentError, ConfigurationError, InvalidNameError
+from dagster_adjunct.resources.errors import (
+    AdjunctError,
+    ComponentError,
+    ConfigurationError,
+    InvalidNameError,
+)
 from dagster_adjunct.resources.objects.lake import open_lake
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.tables.table import RemoteTable
@@ -64,7 +84,17 @@ _IN_YAML = {"on": "by"}  # the key for the argument `on`, because YAML reads `on
 _ON = re.compile(r"\bon=")
 _PLAIN = (str, int, float, bool, type(None))
 _TARGETS = (DatasetHandle, RemoteTableHandle, OutputStream)
-_MODULES = ("automation", "changes", "code_location", "exchange", "sources", "tables", "validators", "windows", "kafka")
+_MODULES = (
+    "automation",
+    "changes",
+    "code_location",
+    "exchange",
+    "sources",
+    "tables",
+    "validators",
+    "windows",
+    "kafka",
+)
 _EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
 
@@ -90,14 +120,17 @@ class _Declaration(BaseModel):
 
 
 class _ByShape:
-    """Annotates a union: a declaration, an import with the key `python`, and possibly values that are no mappings.
+    """Annotates a union: a declaration, an import with the key `python`, and possibly values that
+    are no mappings.
 
-    The JSON schema chooses one of them by the value's shape, so that an error is about that one only. So does pydantic,
-    by `_shape`.
+    The JSON schema chooses one of them by the value's shape, so that an error is about that one
+    only. So does pydantic, by `_shape`.
     """
 
     @classmethod
-    def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+    def __get_pydantic_json_schema__(
+        cls, core: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
         forms = handler(core)["oneOf"]
         declared, imported = (form for form in forms if "$ref" in form)
         others = [form for form in forms if "$ref" not in form]
@@ -112,7 +145,9 @@ def _shape(value: Any) -> str:
 
 
 def _by_shape(declared: Any, alone: Any = None) -> Any:
-    """Return the type of a value that is a declaration, an import, or else of the type `alone`, if that is given."""
+    """Return the type of a value that is a declaration, an import, or else of the type `alone`,
+    if that is given.
+    """
     forms = Annotated[declared, Tag("declared")] | Annotated[Imported, Tag("imported")]
     if alone is not None:
         forms |= Annotated[alone, Tag("alone")]
@@ -129,15 +164,23 @@ def _arguments(function: Callable[..., Any]) -> dict[str, tuple[Any, inspect.Par
 
     Options that the function takes as `**options: Unpack[…]` are included, one by one.
     """
-    made = function if is_dataclass(function) or not isinstance(function, type) else function.__init__  # type: ignore[misc]
-    hints, parameters = type_hints(inspect.unwrap(made)), inspect.signature(function).parameters.values()
+    made = (
+        function if is_dataclass(function) or not isinstance(function, type) else function.__init__
+    )  # type: ignore[misc]
+    hints, parameters = (
+        type_hints(inspect.unwrap(made)),
+        inspect.signature(function).parameters.values(),
+    )
     found: dict[str, tuple[Any, inspect.Parameter]] = {}
     for parameter in parameters:
         hint = hints.get(parameter.name, Any)
         if parameter.kind is parameter.VAR_KEYWORD and get_origin(hint) is not None:  # Unpack[…]
             options = get_type_hints(get_args(hint)[0])
             found |= {
-                name: (kind, parameter.replace(name=name, kind=parameter.KEYWORD_ONLY, default=None))
+                name: (
+                    kind,
+                    parameter.replace(name=name, kind=parameter.KEYWORD_ONLY, default=None),
+                )
                 for name, kind in options.items()
             }
         elif parameter.name != "self":
@@ -146,7 +189,9 @@ def _arguments(function: Callable[..., Any]) -> dict[str, tuple[Any, inspect.Par
 
 
 def _form(hint: Any) -> Any:
-    """Return the type of the YAML value for an argument of type `hint`, such as str for a stream or a duration."""
+    """Return the type of the YAML value for an argument of type `hint`, such as str for a stream
+    or a duration.
+    """
     members = _members(hint)
     if len(members) > 1:
         return Union[tuple(dict.fromkeys(_form(member) for member in members))]  # noqa: UP007
@@ -179,8 +224,12 @@ def _members(hint: Any) -> tuple[Any, ...]:
     return (hint,)
 
 
-def _model(name: str, function: Callable[..., Any], *, without: Sequence[str] = (), **more: Any) -> type[_Declaration]:
-    """Return a pydantic model of a function's arguments, except `without`; `more` are fields that only YAML has."""
+def _model(
+    name: str, function: Callable[..., Any], *, without: Sequence[str] = (), **more: Any
+) -> type[_Declaration]:
+    """Return a pydantic model of a function's arguments, except `without`; `more` are fields
+    that only YAML has.
+    """
     fields: dict[str, Any] = {}
     for argument, (hint, parameter) in _arguments(function).items():
         if argument in without:
@@ -191,15 +240,22 @@ def _model(name: str, function: Callable[..., Any], *, without: Sequence[str] = 
             form = list[form]  # type: ignore[valid-type]
         needed = parameter.default is parameter.empty and not is_starred
         # A field may not have the name of a method of the model, such as schema.
-        fields[f"{argument}_"] = (form, Field(... if needed else None, alias=_IN_YAML.get(argument, argument)))
-    return create_model(name, __base__=_Declaration, __doc__=inspect.getdoc(function), **fields, **more)
+        fields[f"{argument}_"] = (
+            form,
+            Field(... if needed else None, alias=_IN_YAML.get(argument, argument)),
+        )
+    return create_model(
+        name, __base__=_Declaration, __doc__=inspect.getdoc(function), **fields, **more
+    )
 
 
 Imported = create_model("Imported", __base__=_Declaration, python=(str, ...))
 
 
 def _step_form(name: str, function: Callable[..., Any]) -> Any:
-    """Return the type of a step's YAML value: its arguments by name, or the first one alone if it needs no other."""
+    """Return the type of a step's YAML value: its arguments by name, or the first one alone if
+    it needs no other.
+    """
     arguments = list(_arguments(function).values())
     if not arguments:
         return Literal[True] | None
@@ -213,10 +269,16 @@ def _step_form(name: str, function: Callable[..., Any]) -> Any:
     return _by_shape(form, alone)
 
 
-_METHODS = {name: method for name, method in vars(MessageStream).items() if inspect.isfunction(method)}
+_METHODS = {
+    name: method for name, method in vars(MessageStream).items() if inspect.isfunction(method)
+}
 _STEPS: dict[str, Callable[..., Any]] = {
     "input_stream": Application.input_stream,
-    **{name: method for name, method in _METHODS.items() if not name.startswith("_") and name != "apply"},
+    **{
+        name: method
+        for name, method in _METHODS.items()
+        if not name.startswith("_") and name != "apply"
+    },
 }
 _MADE_BY: dict[Any, type] = {
     bounded_dataset: AdjunctDataset,
@@ -230,7 +292,9 @@ _STEP: dict[str, Any] = {
     "name": (str, Field(None, alias="as", description=_AS)),
     **{name: (_step_form(name, function), None) for name, function in _STEPS.items()},
 }
-Step = create_model("Step", __base__=_Declaration, __doc__="One operator, with what it is given.", **_STEP)
+Step = create_model(
+    "Step", __base__=_Declaration, __doc__="One operator, with what it is given.", **_STEP
+)
 OutputStreamForm = _model("OutputStream", Application.output_stream, without=("name",))
 LocalTableForm = _model("LocalTable", Application.local_table, without=("name",))
 ApplicationForm = _model(
@@ -239,21 +303,33 @@ ApplicationForm = _model(
     without=("name",),
     output_streams=(dict[str, OutputStreamForm], {}),  # type: ignore[valid-type]
     local_tables=(dict[str, LocalTableForm], {}),  # type: ignore[valid-type]
-    datasets=(list[str], Field([], description="Datasets that belong to it although no step names them.")),
-    max_staleness=(dict[str, str], Field({}, description="By unbounded dataset: how old it may be.")),
+    datasets=(
+        list[str],
+        Field([], description="Datasets that belong to it although no step names them."),
+    ),
+    max_staleness=(
+        dict[str, str],
+        Field({}, description="By unbounded dataset: how old it may be."),
+    ),
     steps=(list[Step], ...),
 )
 BoundedForm = _model("BoundedDataset", bounded_dataset, without=("name",))
 UnboundedForm = _model("UnboundedDataset", unbounded_dataset, without=("name",))
 _STORE = "Both read_function and write_function, such as {PostgresTable: {...}}."
 TableForm = _model(
-    "RemoteTable", RemoteTable, without=("name",), store=(dict[str, Any], Field(None, description=_STORE))
+    "RemoteTable",
+    RemoteTable,
+    without=("name",),
+    store=(dict[str, Any], Field(None, description=_STORE)),
 )
 Attributes = _model(
     "Attributes",
     build_definitions,
     without=("app", "more"),
-    kafka=(dict[str, dict[str, Any]], Field({}, description="Kafka clusters by name: the arguments of kafka_system.")),
+    kafka=(
+        dict[str, dict[str, Any]],
+        Field({}, description="Kafka clusters by name: the arguments of kafka_system."),
+    ),
     bounded_datasets=(dict[str, _by_shape(BoundedForm)], {}),  # type: ignore[misc]
     unbounded_datasets=(dict[str, _by_shape(UnboundedForm)], {}),  # type: ignore[misc]
     tables=(dict[str, _by_shape(TableForm)], {}),  # type: ignore[misc]
@@ -262,10 +338,14 @@ Attributes = _model(
 
 
 class AsWritten(RootModel[Any]):
-    """The attributes as they are written: `AdjunctComponent.load` checks them, because it knows their lines."""
+    """The attributes as they are written: `AdjunctComponent.load` checks them, because it knows
+    their lines.
+    """
 
     @classmethod
-    def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+    def __get_pydantic_json_schema__(
+        cls, core: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
         return handler(Attributes.__pydantic_core_schema__)
 
 
@@ -295,14 +375,17 @@ _KINDS = {
 
 
 def find_mistake(given: Any, line_of: Callable[[Place], int]) -> _Mistake | None:
-    """Return the mistake in the attributes that comes first in the file, None if their keys and values are right."""
+    """Return the mistake in the attributes that comes first in the file, None if their keys and
+    values are right.
+    """
     try:
         Attributes.model_validate(given)
     except ValidationError as error:
         found: dict[Place, list[ErrorDetails]] = {}
         for problem in error.errors(include_url=False):
             found.setdefault(_place_of(problem, given), []).append(problem)
-        # An alternative of which only an element is wrong says more than those that are wrong as a whole.
+        # An alternative of which only an element is wrong says more than those that are wrong as a
+        # whole.
         whole = {place[:length] for place in found for length in range(len(place))}
         first = min((place for place in found if place not in whole), key=line_of)
         return _describe_mistake(("attributes", *first), found[first])
@@ -348,7 +431,11 @@ def _expected(problem: ErrorDetails) -> str:
 def _written(value: Any) -> str:
     """Return a value as it would be written in YAML, in one line."""
     try:
-        text = str(yaml.safe_dump(value, default_flow_style=True, allow_unicode=True, sort_keys=False, width=1_000_000))
+        text = str(
+            yaml.safe_dump(
+                value, default_flow_style=True, allow_unicode=True, sort_keys=False, width=1_000_000
+            )
+        )
     except yaml.YAMLError:  # such as a set, whose items Dagster has wrapped
         return f"a {type(value).__name__}"
     text = text.removesuffix("\n").removesuffix("\n...")
@@ -365,7 +452,11 @@ def _next_step(value: Any, expected: str) -> str:
         return f"Write {int(value)}."
     if isinstance(value, str) and "number" in expected and re.fullmatch(_WHOLE_NUMBER, value):
         return f"Write {value} without quotes."
-    if isinstance(value, str) and "true or false" in expected and value.lower() in ("true", "false"):
+    if (
+        isinstance(value, str)
+        and "true or false" in expected
+        and value.lower() in ("true", "false")
+    ):
         return f"Write {value.lower()} without quotes."
     return f"Give {expected}."
 
@@ -376,8 +467,8 @@ def _next_step(value: Any, expected: str) -> str:
 class _Translation:
     """Declares what one YAML document describes.
 
-    `tree` knows the line of each value, and is None if the document is not from a file. The `place` of a value is the
-    path to it, such as ("attributes", "tables", "rates").
+    `tree` knows the line of each value, and is None if the document is not from a file. The `place`
+    of a value is the path to it, such as ("attributes", "tables", "rates").
     """
 
     def __init__(self, tree: SourcePositionTree | None, empty: Collection[Place] = ()) -> None:
@@ -392,7 +483,10 @@ class _Translation:
         place: Place = ("attributes",)
         for name, arguments in given.get("kafka", {}).items():
             self.cluster(name, arguments, (*place, "kafka", name))
-        for section, function in (("bounded_datasets", bounded_dataset), ("unbounded_datasets", unbounded_dataset)):
+        for section, function in (
+            ("bounded_datasets", bounded_dataset),
+            ("unbounded_datasets", unbounded_dataset),
+        ):
             for name, arguments in given.get(section, {}).items():
                 where = (*place, section, name)
                 self.refuse_second(name, where)
@@ -409,22 +503,31 @@ class _Translation:
         }
 
     def cluster(self, name: str, arguments: Mapping[str, Any], place: Place) -> None:
-        """Register a Kafka cluster as a stream system; refuse it if Kafka's client, an extra, is not installed."""
+        """Register a Kafka cluster as a stream system; refuse it if Kafka's client, an extra, is
+        not installed.
+        """
         register = _public("kafka_system")
         if register is None:
-            self.refuse("Kafka's client is not installed.", 'Run pip install "dagster-adjunct[kafka]".', place)
+            self.refuse(
+                "Kafka's client is not installed.",
+                'Run pip install "dagster-adjunct[kafka]".',
+                place,
+            )
         self.call(register, arguments, place, name)
 
     def refuse_second(self, name: str, place: Place) -> None:
         """Refuse a name that another dataset or table has."""
         if name in self.datasets or name in self.tables:
-            self.refuse(f"two datasets or tables have the name {name!r}.", "Rename one of them.", place)
+            self.refuse(
+                f"two datasets or tables have the name {name!r}.", "Rename one of them.", place
+            )
 
     def read_source(self) -> None:
         """Read the file again for what its values no longer show.
 
-        Remember which values are empty. Refuse a mapping that has the same key twice, of which Dagster would silently
-        use the last, and scalars that YAML reads as something else than they look like, such as 010 and yes.
+        Remember which values are empty. Refuse a mapping that has the same key twice, of which
+        Dagster would silently use the last, and scalars that YAML reads as something else than they
+        look like, such as 010 and yes.
         """
         if self.tree is None or not Path(self.tree.position.filename).is_file():
             return
@@ -446,8 +549,14 @@ class _Translation:
             lines: dict[str, int] = {}
             for key, value in node.value:
                 if key.value in lines and key.value != "<<":  # merge keys may be repeated
-                    found = f"the key {key.value!r} is given twice, first in line {lines[key.value]}."
-                    self.refuse(found, "Rename or remove one; each step begins with `- `.", (*place, key.value))
+                    found = (
+                        f"the key {key.value!r} is given twice, first in line {lines[key.value]}."
+                    )
+                    self.refuse(
+                        found,
+                        "Rename or remove one; each step begins with `- `.",
+                        (*place, key.value),
+                    )
                 lines[key.value] = key.start_mark.line + 1
                 loaded = yaml.safe_load(key.value) if _is_misread(key) else key.value
                 self.read_scalar(key, (*place, loaded))
@@ -461,7 +570,11 @@ class _Translation:
         elif _is_misread(node):
             read = _written(yaml.safe_load(node.value))
             instead = _IN_YAML.get(node.value, f"{read} if you mean that")
-            self.refuse(f"YAML reads {node.value} as {read}.", f"Write {instead}, or '{node.value}' for a text.", place)
+            self.refuse(
+                f"YAML reads {node.value} as {read}.",
+                f"Write {instead}, or '{node.value}' for a text.",
+                place,
+            )
 
     def check_values(self, given: Any) -> None:
         """Refuse unknown and missing keys, and values of a wrong kind."""
@@ -482,14 +595,19 @@ class _Translation:
             written = {stream for app in apps.values() for stream in app.app.outputs}
             for app in apps.values():
                 app.plan(given.get("lake"), written, self)
-        options = {name: value for name, value in given.items() if name in _arguments(build_definitions)}
+        options = {
+            name: value for name, value in given.items() if name in _arguments(build_definitions)
+        }
         made: dg.Definitions = self.call(
             build_definitions, options, ("attributes",), *(app.app for app in apps.values())
         )
         return made
 
-    def declared(self, function: Callable[..., Any], name: str, arguments: Mapping[str, Any], place: Place) -> Any:
-        """Call `function` with the name and these arguments; for {python: "module:name"}, import the object instead.
+    def declared(
+        self, function: Callable[..., Any], name: str, arguments: Mapping[str, Any], place: Place
+    ) -> Any:
+        """Call `function` with the name and these arguments; for {python: "module:name"}, import
+        the object instead.
 
         An imported object must have been declared with the same name.
         """
@@ -501,15 +619,25 @@ class _Translation:
         if isinstance(made, AdjunctDataset):
             is_of_kind = is_of_kind and made.kind in function.__name__
         if not is_of_kind:
-            found = f"{arguments[_PYTHON]!r} is {_describe(made)}: expected what {_label(function)} returns."
-            self.refuse(found, f"Name a {kind.__name__}, in the section of its kind.", (*place, _PYTHON))
+            found = (
+                f"{arguments[_PYTHON]!r} is {_describe(made)}: expected what"
+                f" {_label(function)} returns."
+            )
+            self.refuse(
+                found, f"Name a {kind.__name__}, in the section of its kind.", (*place, _PYTHON)
+            )
         if getattr(made, "name", None) != name:
-            found = f"{arguments[_PYTHON]!r} has the name {getattr(made, 'name', None)!r}: expected {name!r}."
+            found = (
+                f"{arguments[_PYTHON]!r} has the name {getattr(made, 'name', None)!r}: expected"
+                f" {name!r}."
+            )
             self.refuse(found, "Declare it under its own name.", (*place, _PYTHON))
         return made
 
     def table(self, name: str, arguments: Mapping[str, Any], place: Place) -> Any:
-        """Return a remote table; its `store`, if given, is both its read function and its write function."""
+        """Return a remote table; its `store`, if given, is both its read function and its write
+        function.
+        """
         if "store" not in arguments:
             return self.declared(RemoteTable, name, arguments, place)
         hint = _arguments(RemoteTable)["read_function"][0]
@@ -517,18 +645,29 @@ class _Translation:
         rest = {argument: value for argument, value in arguments.items() if argument != "store"}
         return self.call(RemoteTable, rest, place, name, read_function=store, write_function=store)
 
-    def call(self, function: Callable[..., Any], given: Any, place: Place, /, *args: Any, **more: Any) -> Any:
-        """Call a function or class with the arguments that YAML gives: a mapping by name, or the first one alone.
+    def call(
+        self, function: Callable[..., Any], given: Any, place: Place, /, *args: Any, **more: Any
+    ) -> Any:
+        """Call a function or class with the arguments that YAML gives: a mapping by name, or the
+        first one alone.
 
         `args` and `more` are passed as they are, before and besides those of YAML.
         """
         arguments, positional, keywords = _arguments(function), list(args), dict(more)
         unnamed = [name for name in arguments if name not in more][len(args) :]
-        if any(parameter.kind is parameter.VAR_KEYWORD for _, parameter in arguments.values()):  # it takes any names
+        if any(
+            parameter.kind is parameter.VAR_KEYWORD for _, parameter in arguments.values()
+        ):  # it takes any names
             keywords, given = {**keywords, **(given or {})}, {}
-        if not isinstance(given, Mapping) or (given.keys() == {_PYTHON} and _PYTHON not in arguments):
+        if not isinstance(given, Mapping) or (
+            given.keys() == {_PYTHON} and _PYTHON not in arguments
+        ):
             if not unnamed and given not in (None, True):
-                self.refuse(f"{_label(function)} takes no arguments, and has {given!r}.", "Leave it out.", place)
+                self.refuse(
+                    f"{_label(function)} takes no arguments, and has {given!r}.",
+                    "Leave it out.",
+                    place,
+                )
             given = {unnamed[0]: given} if unnamed and given is not None else {}
         named = {_IN_YAML.get(argument, argument): argument for argument in arguments}
         for key in keywords.keys() | given.keys():
@@ -538,18 +677,26 @@ class _Translation:
         for key, value in given.items():
             if key not in named:
                 takes = ", ".join(_IN_YAML.get(name, name) for name in unnamed) or "nothing"
-                self.refuse(f"{_label(function)} takes no {key!r}.", f"It takes {takes}.", (*place, key))
+                self.refuse(
+                    f"{_label(function)} takes no {key!r}.", f"It takes {takes}.", (*place, key)
+                )
             name, place_of = named[key], (*place, key)
             hint, parameter = arguments[name]
             if parameter.kind is parameter.VAR_POSITIONAL:
                 each = value if isinstance(value, list) else [value]
-                positional += [self.value(one, hint, (*place_of, number)) for number, one in enumerate(each)]
+                positional += [
+                    self.value(one, hint, (*place_of, number)) for number, one in enumerate(each)
+                ]
             else:
                 arrives = name == "event_time" and value == "ARRIVAL"
                 keywords[name] = ARRIVAL if arrives else self.value(value, hint, place_of)
-        position = None if self.tree is None else self.tree.lookup_closest_and_path(list(place), None)[0]
+        position = (
+            None if self.tree is None else self.tree.lookup_closest_and_path(list(place), None)[0]
+        )
         try:
-            with declaring_at(None if position is None else CodeLine(position.filename, position.start.line)):
+            with declaring_at(
+                None if position is None else CodeLine(position.filename, position.start.line)
+            ):
                 return function(*positional, **keywords)
         except InvalidNameError as error:
             named_so = [(*place, key) for key, value in given.items() if value == error.name]
@@ -558,12 +705,16 @@ class _Translation:
             self.refuse_as(error, place)
 
     def value(self, value: Any, hint: Any, place: Place) -> Any:
-        """Return the argument of type `hint` that a YAML value describes: imports, calls and texts are resolved."""
+        """Return the argument of type `hint` that a YAML value describes: imports, calls and
+        texts are resolved.
+        """
         members = _members(hint)
         if isinstance(value, str):
             return self.text(value, members, place)
         if isinstance(value, list):
-            kinds = [kind for kind in members if _is_kind(kind, Iterable) and not _is_kind(kind, Mapping)]
+            kinds = [
+                kind for kind in members if _is_kind(kind, Iterable) and not _is_kind(kind, Mapping)
+            ]
             inner = [one for kind in kinds for one in get_args(kind) if one is not ...]
             element = Union[tuple(inner)] if inner else Any  # noqa: UP007
             made = [self.value(one, element, (*place, number)) for number, one in enumerate(value)]
@@ -575,7 +726,10 @@ class _Translation:
         if Schema in members:
             return self.call(Schema.of, value, place)
         mapping = next((kind for kind in members if _is_kind(kind, Mapping)), None)
-        objects = any(kind not in _PLAIN and get_origin(kind) in (None, type) for kind in members) or mapping is None
+        objects = (
+            any(kind not in _PLAIN and get_origin(kind) in (None, type) for kind in members)
+            or mapping is None
+        )
         name, arguments = next(iter(value.items())) if len(value) == 1 else ("", None)
         made_by = _public(name) if objects and isinstance(name, str) and name else None
         if made_by is not None:
@@ -583,13 +737,22 @@ class _Translation:
         if mapping is None and Any in members:
             return {key: self.value(one, Any, (*place, key)) for key, one in value.items()}
         if mapping is None:
-            found = f"the package has no class or function {name!r}" if name else f"{place[-1]} is {dict(value)!r}"
-            self.refuse(f"{found}.", 'Give {Class: {argument: value}}, or {python: "module:name"}.', (*place, name))
+            found = (
+                f"the package has no class or function {name!r}"
+                if name
+                else f"{place[-1]} is {dict(value)!r}"
+            )
+            self.refuse(
+                f"{found}.",
+                'Give {Class: {argument: value}}, or {python: "module:name"}.',
+                (*place, name),
+            )
         inside = get_args(mapping)[1] if get_args(mapping) else Any
         return {name: self.value(one, inside, (*place, name)) for name, one in value.items()}
 
     def text(self, text: str, members: Sequence[Any], place: Place) -> Any:
-        """Return the argument that a string describes: a duration or an enum member if `members` has that type.
+        """Return the argument that a string describes: a duration or an enum member if `members`
+        has that type.
 
         `members` are the types that the argument may have. Any other string stays as it is.
         """
@@ -598,7 +761,11 @@ class _Translation:
         if timedelta in members:
             duration = read_duration(text)
             if duration is None and str not in members:
-                self.refuse(f"{place[-1]} is {text!r}: expected a duration.", "Give 30s, 5m, 2h, 7d or 1w.", place)
+                self.refuse(
+                    f"{place[-1]} is {text!r}: expected a duration.",
+                    "Give 30s, 5m, 2h, 7d or 1w.",
+                    place,
+                )
             return text if duration is None else duration
         for kind in members:
             if isinstance(kind, type) and issubclass(kind, Enum):
@@ -619,38 +786,58 @@ class _Translation:
             self.refuse_as(error, place)
         for name in names.split("."):
             if not hasattr(found, name):
-                self.refuse(f"{reference!r}: there is no {name!r}.", "Correct the name after the colon.", place)
+                self.refuse(
+                    f"{reference!r}: there is no {name!r}.",
+                    "Correct the name after the colon.",
+                    place,
+                )
             found = getattr(found, name)
         if isinstance(found, (*_PLAIN, types.ModuleType)):
-            step = "Write texts and numbers in YAML; name a function, a dataset, a table or another object here."
-            self.refuse(f"{reference!r} is {_describe(found)}: expected an object of a module.", step, place)
+            step = (
+                "Write texts and numbers in YAML; name a function, a dataset, a table or another"
+                " object here."
+            )
+            self.refuse(
+                f"{reference!r} is {_describe(found)}: expected an object of a module.", step, place
+            )
         return found
 
     def refuse(self, problem: str, next_step: str, place: Place) -> NoReturn:
         self.refuse_as(ConfigurationError(problem, next_step, argument=str(place[-1])), place)
 
     def refuse_as(self, error: AdjunctError, place: Place) -> NoReturn:
-        """Raise the error as ComponentError, with the file, line and column of `place` and its lines.
+        """Raise the error as ComponentError, with the file, line and column of `place` and its
+        lines.
 
         If the error names an argument, its place is that of the argument.
         """
         if isinstance(error, ComponentError):
             raise error
-        if place == ("attributes",):  # build_definitions has raised it: find the declaration that it names
+        if place == (
+            "attributes",
+        ):  # build_definitions has raised it: find the declaration that it names
             owners = ((kind, getattr(error, kind, None)) for kind in ("application", "dataset"))
-            place = next((self.declared_in[one] for one in owners if one in self.declared_in), place)
+            place = next(
+                (self.declared_in[one] for one in owners if one in self.declared_in), place
+            )
         about = getattr(error, "argument", None)
         about = _IN_YAML.get(str(about), about)
         if isinstance(about, str) and place[-1] != about:
             place = (*place, about)
         problem, next_step = (_ON.sub("by=", text) for text in (error.problem, error.next_step))
-        facts = {name: value for name, value in error.facts.items() if name in ComponentError.__dataclass_fields__}
+        facts = {
+            name: value
+            for name, value in error.facts.items()
+            if name in ComponentError.__dataclass_fields__
+        }
         facts["argument"] = about if isinstance(about, str) else None
         if self.tree is not None:
             position, _ = self.tree.lookup_closest_and_path(list(place), None)
             snippet = self.tree.source_error(list(place), "here", False).snippet
             declared = re.escape(str(CodeLine(position.filename, 0)).removesuffix("0"))
-            problem = re.sub(rf"^{declared}\d+: ", "", problem)  # of the declaration, which may begin above
+            problem = re.sub(
+                rf"^{declared}\d+: ", "", problem
+            )  # of the declaration, which may begin above
             where = f"{position.filename}:{position.start.line}:{position.start.col}"
             problem = f"{where}: {'.'.join(map(str, place))}: {problem}\n{snippet}"
             facts |= {"file": position.filename, "line": position.start.line}
@@ -659,21 +846,34 @@ class _Translation:
 
 
 class _ApplicationTranslation(_Translation):
-    """Declares one application; `places` has, by operator id, the place of the step that made the operator."""
+    """Declares one application; `places` has, by operator id, the place of the step that made
+    the operator.
+    """
 
-    def __init__(self, whole: _Translation, name: str, given: Mapping[str, Any], place: Place) -> None:
+    def __init__(
+        self, whole: _Translation, name: str, given: Mapping[str, Any], place: Place
+    ) -> None:
         super().__init__(whole.tree, whole.empty)
         self.datasets, self.tables = whole.datasets, whole.tables
-        options = {argument: value for argument, value in given.items() if argument in _arguments(Application)}
+        options = {
+            argument: value
+            for argument, value in given.items()
+            if argument in _arguments(Application)
+        }
         self.place, self.given = place, given
         self.app: Application = self.call(Application, options, place, name)
         self.places: dict[str, Place] = {}
         self.streams: dict[str, MessageStream] = {}
         self.targets: dict[str, Any] = {}
-        for section, declare in (("output_streams", self.app.output_stream), ("local_tables", self.app.local_table)):
+        for section, declare in (
+            ("output_streams", self.app.output_stream),
+            ("local_tables", self.app.local_table),
+        ):
             for target, arguments in given.get(section, {}).items():
                 self.refuse_second(target, (*place, section, target))
-                self.targets[target] = self.call(declare, arguments, (*place, section, target), target)
+                self.targets[target] = self.call(
+                    declare, arguments, (*place, section, target), target
+                )
         for number, dataset in enumerate(given.get("datasets", ())):
             self.target(dataset, (*place, "datasets", number))
         for dataset in given.get("max_staleness", {}):
@@ -685,7 +885,9 @@ class _ApplicationTranslation(_Translation):
         for number, step in enumerate(given["steps"]):
             before = self.step(step, before, (*place, "steps", number))
 
-    def step(self, step: Mapping[str, Any], before: MessageStream | None, place: Place) -> MessageStream:
+    def step(
+        self, step: Mapping[str, Any], before: MessageStream | None, place: Place
+    ) -> MessageStream:
         """Add one step's operator and return the stream that leaves it."""
         named = [name for name in step if name in _STEPS]
         if len(named) != 1:
@@ -694,17 +896,25 @@ class _ApplicationTranslation(_Translation):
         (name,), known = named, set(self.app._graph.operators)
         if name == "input_stream":
             if "from" in step:
-                self.refuse("an input gets no records of a step.", "Leave `from` out.", (*place, "from"))
+                self.refuse(
+                    "an input gets no records of a step.", "Leave `from` out.", (*place, "from")
+                )
             stream = self.call(self.app.input_stream, step[name], (*place, name))
         else:
             source = self.stream(step["from"], (*place, "from")) if "from" in step else before
             if source is None:
-                self.refuse("the first step reads no stream.", "Begin with input_stream.", (*place, name))
+                self.refuse(
+                    "the first step reads no stream.", "Begin with input_stream.", (*place, name)
+                )
             stream = self.call(getattr(source, name), step[name], (*place, name))
         self.places |= dict.fromkeys(set(self.app._graph.operators) - known, (*place, name))
         if "as" in step:
             if step["as"] in self.streams:
-                self.refuse(f"two steps have the name {step['as']!r}.", "Rename one of them.", (*place, "as"))
+                self.refuse(
+                    f"two steps have the name {step['as']!r}.",
+                    "Rename one of them.",
+                    (*place, "as"),
+                )
             self.streams[step["as"]] = stream
         return stream  # type: ignore[no-any-return]
 
@@ -712,11 +922,14 @@ class _ApplicationTranslation(_Translation):
         """Return the stream that leaves the step whose `as` is this name."""
         if name not in self.streams:
             known = ", ".join(self.streams) or "none yet"
-            self.refuse(f"no step before is named {name!r}.", f"Give a step's `as`: {known}.", place)
+            self.refuse(
+                f"no step before is named {name!r}.", f"Give a step's `as`: {known}.", place
+            )
         return self.streams[name]
 
     def text(self, text: str, members: Sequence[Any], place: Place) -> Any:
-        """Return the stream, dataset, table or output stream that a string names, if `members` has such a type.
+        """Return the stream, dataset, table or output stream that a string names, if `members` has
+        such a type.
 
         Any other string is handled as in a whole document.
         """
@@ -727,7 +940,9 @@ class _ApplicationTranslation(_Translation):
         return self.target(text, place)
 
     def target(self, name: str, place: Place) -> Any:
-        """Return the application's dataset, table or output stream of this name; the first call adds it to the app."""
+        """Return the application's dataset, table or output stream of this name; the first call
+        adds it to the app.
+        """
         if name not in self.targets:
             declared = self.datasets.get(name) or self.tables.get(name)
             if declared is None:
@@ -739,22 +954,32 @@ class _ApplicationTranslation(_Translation):
         return self.targets[name]
 
     def plan(self, lake: str | None, written: Collection[str], whole: _Translation) -> None:
-        """Let the planner check the application, and Spark's parser its SQL; an error names the line of the step.
+        """Let the planner check the application, and Spark's parser its SQL; an error names the
+        line of the step.
 
-        Without a lake there is nothing to plan against, nor before its streams are there: this is logged, with the line
-        of the stream, and the first run checks. `written` are the streams that applications of this file write.
+        Without a lake there is nothing to plan against, nor before its streams are there: this is
+        logged, with the line of the stream, and the first run checks. `written` are the streams
+        that applications of this file write.
         """
         try:
             check_syntax(self.app)
             opened = open_lake(lake)
             if not opened.exists():
-                self.wait_for("there is no lake yet", f"{opened.url}. Run what writes to it first.", self.place)
+                self.wait_for(
+                    "there is no lake yet",
+                    f"{opened.url}. Run what writes to it first.",
+                    self.place,
+                )
                 return
             catalog = read_catalog(self.app, systems_for(self.app, lake=opened))
             awaited = self.awaited(catalog.missing, whole)
             for stream, place in awaited.items():
                 problem = catalog.missing[stream]
-                step = "Run the application that writes it." if stream in written else "Create it, or correct the name."
+                step = (
+                    "Run the application that writes it."
+                    if stream in written
+                    else "Create it, or correct the name."
+                )
                 self.wait_for(problem.rstrip("."), step, place)
             if not awaited:
                 build_plan(self.app, catalog)
@@ -763,8 +988,12 @@ class _ApplicationTranslation(_Translation):
             self.refuse_as(error, self.places.get(getattr(error, "operator", None) or "", dataset))
 
     def awaited(self, missing: Mapping[str, str], whole: _Translation) -> dict[str, Place]:
-        """Return the streams that the application needs and that are not there, with the lines that name them."""
-        inputs = {each.spec.reads: each.id for each in self.app.operators if each.spec.reads is not None}
+        """Return the streams that the application needs and that are not there, with the lines
+        that name them.
+        """
+        inputs = {
+            each.spec.reads: each.id for each in self.app.operators if each.spec.reads is not None
+        }
         needed = {stream: self.places[operator] for stream, operator in inputs.items()}
         needed |= {
             dataset.stream: (*whole.declared_in["dataset", dataset.name], "input")
@@ -778,7 +1007,9 @@ class _ApplicationTranslation(_Translation):
         if self.tree is not None:
             position, _ = self.tree.lookup_closest_and_path(list(place), None)
             where = f"{position.filename}:{position.start.line}:{position.start.col}: "
-        dg.get_dagster_logger().warning("%s%s is not planned: %s. %s", where, self.app.name, problem, next_step)
+        dg.get_dagster_logger().warning(
+            "%s%s is not planned: %s. %s", where, self.app.name, problem, next_step
+        )
 
 
 def _is_kind(hint: Any, kind: type) -> bool:
@@ -787,7 +1018,9 @@ def _is_kind(hint: Any, kind: type) -> bool:
 
 
 def _is_misread(node: yaml.Node) -> bool:
-    """Return whether YAML reads a scalar as another value than people do: 010 is 8, 1:30 is 90, yes is true."""
+    """Return whether YAML reads a scalar as another value than people do: 010 is 8, 1:30 is 90,
+    yes is true.
+    """
     if not isinstance(node, yaml.ScalarNode) or node.style is not None:
         return False
     if node.tag.endswith(":int"):
@@ -803,7 +1036,11 @@ def _describe(value: Any) -> str:
         return "a module"
     if isinstance(value, _PLAIN):
         return f"the plain value {value!r}"
-    return f"the class {value.__name__}" if isinstance(value, type) else f"an object of {type(value).__name__}"
+    return (
+        f"the class {value.__name__}"
+        if isinstance(value, type)
+        else f"an object of {type(value).__name__}"
+    )
 
 
 def _label(function: Callable[..., Any]) -> str:
@@ -826,7 +1063,9 @@ class AdjunctScaffolder(Scaffolder[Any]):
     """Writes an application that runs at once, and sample data for it."""
 
     def scaffold(self, request: ScaffoldRequest[Any]) -> None:
-        """Copy the example into the new component's folder, or append it to the component's file."""
+        """Copy the example into the new component's folder, or append it to the component's
+        file.
+        """
         if request.scaffold_format != "yaml":
             problem = f"AdjunctComponent is declared in YAML, not in {request.scaffold_format}."
             raise ConfigurationError(problem, "Leave --format out.", argument="format")
@@ -845,7 +1084,9 @@ class AdjunctScaffolder(Scaffolder[Any]):
 @validated_methods
 @dg.scaffold_with(AdjunctScaffolder)
 class AdjunctComponent(dg.Component):
-    """Streams joined with reference data and written to tables: datasets, remote tables and applications."""
+    """Streams joined with reference data and written to tables: datasets, remote tables and
+    applications.
+    """
 
     def __init__(
         self,
@@ -857,12 +1098,17 @@ class AdjunctComponent(dg.Component):
 
     @classmethod
     def get_model_cls(cls) -> type[BaseModel]:
-        """Return the model of `attributes` in `defs.yaml`: its JSON schema says what `load` accepts."""
+        """Return the model of `attributes` in `defs.yaml`: its JSON schema says what `load`
+        accepts.
+        """
         return AsWritten
 
     @classmethod
-    def load(cls, attributes: BaseModel | None, context: dg.ComponentLoadContext) -> AdjunctComponent:
-        """Return the component of these attributes, with templates such as {{ env.LAKE }} filled in.
+    def load(
+        cls, attributes: BaseModel | None, context: dg.ComponentLoadContext
+    ) -> AdjunctComponent:
+        """Return the component of these attributes, with templates such as {{ env.LAKE }} filled
+        in.
 
         Raises ComponentError for a mistake.
         """
@@ -871,29 +1117,45 @@ class AdjunctComponent(dg.Component):
         try:
             translation.read_source()
             if not isinstance(attributes, AsWritten):
-                translation.refuse("there are no attributes.", "Declare at least one application.", ("attributes",))
+                translation.refuse(
+                    "there are no attributes.", "Declare at least one application.", ("attributes",)
+                )
             translation.check_values(attributes.root)
-            made = _filled_in(attributes.root, resolution.at_path("attributes"), translation, ("attributes",))
+            made = _filled_in(
+                attributes.root, resolution.at_path("attributes"), translation, ("attributes",)
+            )
         except ComponentError as error:
             raise error.with_traceback(None) from None  # Dagster prints the stack
         return cls(made, resolution.source_position_tree, translation.empty)
 
     def applications(self) -> dict[str, Application]:
-        """Return the applications by name, for programs and tests. Raises ComponentError for a mistake."""
-        return {name: made.app for name, made in self._translation().applications(self.attributes).items()}
+        """Return the applications by name, for programs and tests. Raises ComponentError for a
+        mistake.
+        """
+        return {
+            name: made.app
+            for name, made in self._translation().applications(self.attributes).items()
+        }
 
     def application(self, name: str | None = None) -> Application:
         """Return the application of this name, or the only one, whatever its name.
 
-        Raises ComponentError for a mistake, and ConfigurationError where there is no such application.
+        Raises ComponentError for a mistake, and ConfigurationError where there is no such
+        application.
         """
         declared = self.applications()
         if name is None and len(declared) == 1:
             return next(iter(declared.values()))
         if name in declared:
             return declared[name]
-        wanted = "one of several applications is asked for without a name" if name is None else f"no {name!r}"
-        problem = f"application(): {wanted}: the component declares {', '.join(declared) or 'none'}."
+        wanted = (
+            "one of several applications is asked for without a name"
+            if name is None
+            else f"no {name!r}"
+        )
+        problem = (
+            f"application(): {wanted}: the component declares {', '.join(declared) or 'none'}."
+        )
         step = "Pass the name of one of these, as it is written below `applications` in defs.yaml."
         raise ConfigurationError(problem, step, argument="name")
 
@@ -908,8 +1170,12 @@ class AdjunctComponent(dg.Component):
         return _Translation(self.tree, self.empty)
 
 
-def _filled_in(value: Any, context: ResolutionContext, translation: _Translation, place: Place) -> Any:
-    """Return a value with the templates in it, at any depth, filled in; a template that has no value is refused."""
+def _filled_in(
+    value: Any, context: ResolutionContext, translation: _Translation, place: Place
+) -> Any:
+    """Return a value with the templates in it, at any depth, filled in; a template that has no
+    value is refused.
+    """
 
     def inside(at: str | int, one: Any) -> Any:
         return _filled_in(one, context.at_path(at), translation, (*place, at))
@@ -929,7 +1195,11 @@ def _filled_in(value: Any, context: ResolutionContext, translation: _Translation
         why = " ".join(str(cause).split())
         if not isinstance(cause, ResolutionException):
             why = f"{type(cause).__name__}: {why}"
-        translation.refuse(f"{value!r} can't be filled in: {why.rstrip('.')}.", "Correct the template.", place)
+        translation.refuse(
+            f"{value!r} can't be filled in: {why.rstrip('.')}.", "Correct the template.", place
+        )
     if filled is None:
-        translation.refuse(f"{value!r} has no value.", "Set the variable, or write the value.", place)
+        translation.refuse(
+            f"{value!r} has no value.", "Set the variable, or write the value.", place
+        )
     return filled

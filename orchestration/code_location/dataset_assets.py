@@ -1,4 +1,6 @@
-"""Assets of datasets: materializing one publishes what was delivered, and reports the served version."""
+"""Assets of datasets: materializing one publishes what was delivered, and reports the served
+version.
+"""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -30,7 +32,9 @@ from dagster_adjunct.resources.spark.tasks import find_adjunct_error
 AssetEvent = dg.MaterializeResult[Any] | dg.AssetMaterialization | dg.Output[None]
 
 
-def last_data_version(context: dg.AssetExecutionContext | dg.OpExecutionContext, key: dg.AssetKey) -> str | None:
+def last_data_version(
+    context: dg.AssetExecutionContext | dg.OpExecutionContext, key: dg.AssetKey
+) -> str | None:
     """Return the data version of the asset's newest materialization, None before the first."""
     known = context.instance.get_latest_materialization_event(key)
     tags = known.asset_materialization.tags if known and known.asset_materialization else None
@@ -48,43 +52,63 @@ def report_version(
 ) -> Iterator[AssetEvent]:
     """Yield the event that reports the asset's data version to Dagster.
 
-    A changed version (or `always`) is a materialization. An unchanged one is an observation, so that automation is not
-    triggered, while downstream assets of this run still execute.
+    A changed version (or `always`) is a materialization. An unchanged one is an observation, so
+    that automation is not triggered, while downstream assets of this run still execute.
     """
     selected = key in context.selected_asset_keys
     if not always and last_data_version(context, key) == version:
         context.log_event(
-            dg.AssetObservation(key, description=description, metadata=facts, tags={metadata.DATA_VERSION_TAG: version})
+            dg.AssetObservation(
+                key,
+                description=description,
+                metadata=facts,
+                tags={metadata.DATA_VERSION_TAG: version},
+            )
         )
         if selected:
             yield output_without_materialization(context, key)
     elif selected:
-        yield dg.MaterializeResult(asset_key=key, metadata=facts, data_version=dg.DataVersion(version))
+        yield dg.MaterializeResult(
+            asset_key=key, metadata=facts, data_version=dg.DataVersion(version)
+        )
     else:
         # Not selected, but built together with a selected asset, like members of a version set.
-        yield dg.AssetMaterialization(key, metadata=facts, tags={metadata.DATA_VERSION_TAG: version})
+        yield dg.AssetMaterialization(
+            key, metadata=facts, tags={metadata.DATA_VERSION_TAG: version}
+        )
 
 
-def output_without_materialization(context: dg.AssetExecutionContext, key: dg.AssetKey) -> dg.Output[None]:
-    """Return an asset's output without a materialization, so that downstream assets of the run are not skipped.
+def output_without_materialization(
+    context: dg.AssetExecutionContext, key: dg.AssetKey
+) -> dg.Output[None]:
+    """Return an asset's output without a materialization, so that downstream assets of the run are
+    not skipped.
 
-    Dagster creates a materialization for each output, except for those with the mark of observable source assets.
+    Dagster creates a materialization for each output, except for those with the mark of observable
+    source assets.
     """
     name = context.assets_def.get_output_name_for_asset_key(key)
-    return dg.Output(None, output_name=name, metadata={SYSTEM_METADATA_KEY_SOURCE_ASSET_OBSERVATION: True})
+    return dg.Output(
+        None, output_name=name, metadata={SYSTEM_METADATA_KEY_SOURCE_ASSET_OBSERVATION: True}
+    )
 
 
 def missing_check_outputs(
     context: dg.AssetExecutionContext, results: Iterable[object] = ()
 ) -> Iterator[dg.Output[None]]:
     """Yield outputs for selected checks without a result, because Dagster expects one for each."""
-    evaluated = {(one.asset_key, one.check_name) for one in results if isinstance(one, dg.AssetCheckResult)}
+    evaluated = {
+        (one.asset_key, one.check_name) for one in results if isinstance(one, dg.AssetCheckResult)
+    }
     for check in context.selected_asset_check_keys:
         if (check.asset_key, check.name) not in evaluated:
-            yield dg.Output(None, output_name=context.assets_def.get_output_name_for_asset_check_key(check))
+            yield dg.Output(
+                None, output_name=context.assets_def.get_output_name_for_asset_check_key(check)
+            )
 
 
-# Errors after which the op is retried. After a conflict, the faster run may have left less to do, or nothing.
+# Errors after which the op is retried. After a conflict, the faster run may have left less to do,
+# or nothing.
 NOT_MATERIALIZED = "adjunct/not_materialized"
 """The tag of a run that names the partitions which it has not materialized, and why."""
 RETRYABLE = (TransientError, CommitConflictError)
@@ -93,7 +117,8 @@ Results = Iterator[AssetEvent | dg.AssetCheckResult]
 
 @dataclass(frozen=True, slots=True)
 class DatasetAsset:
-    """A dataset and its asset; `streams` maps the name of its input stream, if it has one, to that stream's asset.
+    """A dataset and its asset; `streams` maps the name of its input stream, if it has one, to that
+    stream's asset.
 
     `application` is the first that declares it. Each materialization shows `preview_rows` entries.
     """
@@ -109,18 +134,26 @@ class DatasetAsset:
         return self.spec.key
 
 
-def dataset_assets(unit: Sequence[DatasetAsset], applications: Sequence[Application] = ()) -> dg.AssetsDefinition:
-    """Return the asset, or the assets of a version set, that one op brings up to date with their input.
+def dataset_assets(
+    unit: Sequence[DatasetAsset], applications: Sequence[Application] = ()
+) -> dg.AssetsDefinition:
+    """Return the asset, or the assets of a version set, that one op brings up to date with their
+    input.
 
-    Without a version nothing is materialized: the run logs which markers are awaited, and downstream assets are
-    skipped, unless the dataset has bootstrap=False. If Dagster knows the served version already, it is observed, and
-    downstream assets run. A rejected version is an observation of its own and a failed check. Members of a version set
-    are published together, whichever of them are selected. With only checks selected, nothing advances, and they are
+    Without a version nothing is materialized: the run logs which markers are awaited, and
+    downstream assets are skipped, unless the dataset has bootstrap=False. If Dagster knows the
+    served version already, it is observed, and downstream assets run. A rejected version is an
+    observation of its own and a failed check. Members of a version set are published together,
+    whichever of them are selected. With only checks selected, nothing advances, and they are
     reported again. Startpoints of the `applications` for a dataset's stream are applied first.
     """
     datasets = tuple(member.dataset for member in unit)
-    specs = [spec for member in unit for spec in checks.validator_check_specs(member.dataset, member.key)]
-    specs += [spec for member in unit for spec in checks.bootstrap_check_specs(member.dataset, member.key)]
+    specs = [
+        spec for member in unit for spec in checks.validator_check_specs(member.dataset, member.key)
+    ]
+    specs += [
+        spec for member in unit for spec in checks.bootstrap_check_specs(member.dataset, member.key)
+    ]
     set_name = datasets[0].version_set
     kind, name = ("version_set", set_name) if set_name else ("dataset", datasets[0].name)
 
@@ -132,29 +165,47 @@ def dataset_assets(unit: Sequence[DatasetAsset], applications: Sequence[Applicat
         can_subset=bool(specs),
         pool=f"adjunct/{kind.replace('_', '-')}/{name}",
     )
-    def advance(context: dg.AssetExecutionContext, adjunct_lake: LakeResource, adjunct_spark: SparkResource) -> Results:
+    def advance(
+        context: dg.AssetExecutionContext, adjunct_lake: LakeResource, adjunct_spark: SparkResource
+    ) -> Results:
         from dagster_adjunct.orchestration.planner.planner import open_dataset_systems
 
         keys = {member.dataset.name: member.key for member in unit}
-        with metadata.translate_errors(context, retry=RETRYABLE), checks.report_validator_errors(context, keys):
+        with (
+            metadata.translate_errors(context, retry=RETRYABLE),
+            checks.report_validator_errors(context, keys),
+        ):
             lake = adjunct_lake.open()
             run = checks.OpRun(context, lake, open_dataset_systems(datasets, lake))
             reports: dict[str, AdvanceReport] = {}
             if context.selected_asset_keys:
-                observe_streams(run, {name: key for member in unit for name, key in member.streams.items()})
-                followers = {member.dataset.name: member.key for member in unit if member.dataset.follows_changes}
+                observe_streams(
+                    run, {name: key for member in unit for name, key in member.streams.items()}
+                )
+                followers = {
+                    member.dataset.name: member.key
+                    for member in unit
+                    if member.dataset.follows_changes
+                }
                 with checks.report_unfinished_bootstrap(run, followers):
                     done = run_work(
                         run,
                         adjunct_spark,
                         partial(_advance_unit, datasets, applications),
-                        {"stage": run.log_event, "rewound": lambda report: context.log.info(report.summary())}
+                        {
+                            "stage": run.log_event,
+                            "rewound": lambda report: context.log.info(report.summary()),
+                        }
                         | {"info": context.log.info},
                         partial(open_dataset_systems, datasets),
                         few_in_process={app.engine for app in applications} == {"auto"},
                     )
                 reports = {report.dataset: report for report in done}
-            results = [one for member in unit for one in dataset_results(run, member, reports.get(member.dataset.name))]
+            results = [
+                one
+                for member in unit
+                for one in dataset_results(run, member, reports.get(member.dataset.name))
+            ]
         yield from results
         yield from missing_check_outputs(context, results)
 
@@ -164,19 +215,27 @@ def dataset_assets(unit: Sequence[DatasetAsset], applications: Sequence[Applicat
 def _advance_unit(
     datasets: Sequence[AdjunctDataset], applications: Sequence[Application], host: Host
 ) -> list[AdvanceReport]:
-    """Apply the startpoints of the applications for these datasets' streams, then advance the datasets."""
+    """Apply the startpoints of the applications for these datasets' streams, then advance the
+    datasets.
+    """
     from dagster_adjunct.orchestration.planner.planner import systems_for
     from dagster_adjunct.orchestration.step.run import advance_unit, apply_startpoints
 
     names = {dataset.name for dataset in datasets}
     for app in applications:
         runtime = replace(host.runtime, systems=systems_for(app, lake=host.runtime.lake))
-        apply_startpoints(runtime, app, only=names, on_report=partial(host.tell, "rewound")).raise_failed()
+        apply_startpoints(
+            runtime, app, only=names, on_report=partial(host.tell, "rewound")
+        ).raise_failed()
     return advance_unit(host.runtime, datasets, on_stage=partial(host.tell, "stage"))
 
 
-def dataset_results(run: checks.OpRun, member: DatasetAsset, report: AdvanceReport | None) -> Results:
-    """Yield the events of a dataset's asset after an advance, and the results of its checks; None if none advanced."""
+def dataset_results(
+    run: checks.OpRun, member: DatasetAsset, report: AdvanceReport | None
+) -> Results:
+    """Yield the events of a dataset's asset after an advance, and the results of its checks;
+    None if none advanced.
+    """
     store = StoredVersions(run.lake, member.dataset)
     manifest = store.manifest()
     if report is not None:
@@ -193,30 +252,35 @@ def dataset_results(run: checks.OpRun, member: DatasetAsset, report: AdvanceRepo
 def _dataset_events(
     run: checks.OpRun, member: DatasetAsset, report: AdvanceReport, manifest: DatasetManifest | None
 ) -> Results:
-    """Report the version served after this run, whoever chose it: a rollback by hand is reported by the next run.
+    """Report the version served after this run, whoever chose it: a rollback by hand is reported by
+    the next run.
 
-    With a freshness policy, each run that checks the stream is a materialization, even without changes: Dagster
-    measures freshness by materializations only.
+    With a freshness policy, each run that checks the stream is a materialization, even without
+    changes: Dagster measures freshness by materializations only.
     """
     context, facts = run.context, report_metadata(run, member, report, manifest)
     if manifest is not None and (table := as_follower(manifest)) is not None:
         facts |= metadata.lag_metadata(StreamPosition.of(run.systems, table).lags(run.lake.now()))
     if report.version is None:
         context.log.warning(report.summary())
-        context.log_event(dg.AssetObservation(member.key, description=report.summary(), metadata=facts))
+        context.log_event(
+            dg.AssetObservation(member.key, description=report.summary(), metadata=facts)
+        )
         if not member.dataset.bootstrap and member.key in context.selected_asset_keys:
             yield output_without_materialization(context, member.key)
         return
     context.log.info(report.summary())
     always = member.spec.freshness_policy is not None
-    yield from report_version(context, member.key, report.version, facts, report.summary(), always=always)
+    yield from report_version(
+        context, member.key, report.version, facts, report.summary(), always=always
+    )
 
 
 def report_metadata(
     run: checks.OpRun, member: DatasetAsset, report: AdvanceReport, manifest: DatasetManifest | None
 ) -> dict[str, Any]:
-    """Return the metadata of an advance, with the listed versions, the columns (descriptions and lineage), and some
-    entries as a preview."""
+    """Return the metadata of an advance, with the listed versions, the columns (descriptions and
+    lineage), and some entries as a preview."""
     facts = metadata.dataset_metadata(report, dataset_uri(run.lake, member.dataset))
     if manifest is None:
         return facts
@@ -231,15 +295,22 @@ def report_metadata(
         records = None if schema is None else schema.names
     source = next((dep.asset_key for dep in member.spec.deps), None)
     columns = metadata.dataset_columns(dataset, version.columns.names, records)
-    facts["dagster/column_schema"] = metadata.column_schema(version.columns, dict(dataset.column_descriptions))
+    facts["dagster/column_schema"] = metadata.column_schema(
+        version.columns, dict(dataset.column_descriptions)
+    )
     facts |= metadata.lineage_metadata(columns, lambda node: source)
     return facts | metadata.dataset_preview(run.lake, dataset, version.id, member.preview_rows)
 
 
 def log_rejected_versions(
-    context: dg.AssetExecutionContext, member: DatasetAsset, report: AdvanceReport, manifest: DatasetManifest | None
+    context: dg.AssetExecutionContext,
+    member: DatasetAsset,
+    report: AdvanceReport,
+    manifest: DatasetManifest | None,
 ) -> None:
-    """Report rejected versions in the run's log and as events of the asset; log warnings of validators."""
+    """Report rejected versions in the run's log and as events of the asset; log warnings of
+    validators.
+    """
     for warning in report.warnings:
         context.log.warning(f"dataset {report.dataset}: {warning}")
     for version in report.rejected:
@@ -249,7 +320,11 @@ def log_rejected_versions(
             context.log.warning(text)
             facts = checks.rejection_metadata(ref, report.version)
             partition = ref.name if member.dataset.versions is not None else None
-            context.log_event(dg.AssetObservation(member.key, partition=partition, description=text, metadata=facts))
+            context.log_event(
+                dg.AssetObservation(
+                    member.key, partition=partition, description=text, metadata=facts
+                )
+            )
 
 
 def observe_streams(run: checks.OpRun, streams: Mapping[str, dg.AssetKey]) -> None:
@@ -271,11 +346,15 @@ def report_served_version(
 ) -> None:
     """Log a materialization of the served version if Dagster last recorded another one.
 
-    Otherwise log an observation if `always`, else nothing. A partitioned dataset never gets a materialization here: its
-    partitions stay the same when another version is served.
+    Otherwise log an observation if `always`, else nothing. A partitioned dataset never gets a
+    materialization here: its partitions stay the same when another version is served.
     """
     facts, served = metadata.served_metadata(manifest, dataset_uri(lake, dataset)), manifest.version
-    if served is not None and dataset.versions is None and last_data_version(context, key) != served.id:
+    if (
+        served is not None
+        and dataset.versions is None
+        and last_data_version(context, key) != served.id
+    ):
         tags = {metadata.DATA_VERSION_TAG: served.id}
         context.log_event(dg.AssetMaterialization(key, metadata=facts, tags=tags))
     elif always:
@@ -288,24 +367,32 @@ def dataset_uri(lake: Lake, dataset: AdjunctDataset) -> str:
 
 
 def dagster_partitions(dataset: AdjunctDataset) -> dg.PartitionsDefinition[str]:
-    """Return Dagster's partitions of a dataset whose versions are partitions. Days begin at midnight in their zone.
+    """Return Dagster's partitions of a dataset whose versions are partitions. Days begin at
+    midnight in their zone.
 
-    If their names are not declared, they are dynamic partitions named `adjunct/<dataset>`, to which runs add the names
-    of versions that they publish.
+    If their names are not declared, they are dynamic partitions named `adjunct/<dataset>`, to which
+    runs add the names of versions that they publish.
     """
     declared = dataset.versions
     assert declared is not None
     if declared.by == "day":
         assert declared.start is not None
-        # Reference data of a day is often delivered on that day, so the current day is a partition too.
-        return dg.DailyPartitionsDefinition(start_date=declared.start, end_offset=1, timezone=declared.timezone)
+        # Reference data of a day is often delivered on that day, so the current day is a partition
+        # too.
+        return dg.DailyPartitionsDefinition(
+            start_date=declared.start, end_offset=1, timezone=declared.timezone
+        )
     if declared.names:
         return dg.StaticPartitionsDefinition(sorted(declared.names, key=natural_sort_key))
     return dg.DynamicPartitionsDefinition(name=f"adjunct/{dataset.name}")
 
 
-def ensure_partitions(dataset: AdjunctDataset, instance: dg.DagsterInstance, names: Iterable[str]) -> list[str]:
-    """Return those of these version names that are partitions; if partitions are dynamic, new names become some."""
+def ensure_partitions(
+    dataset: AdjunctDataset, instance: dg.DagsterInstance, names: Iterable[str]
+) -> list[str]:
+    """Return those of these version names that are partitions; if partitions are dynamic, new
+    names become some.
+    """
     partitions = dagster_partitions(dataset)
     wanted = list(dict.fromkeys(names))
     if not isinstance(partitions, dg.DynamicPartitionsDefinition):
@@ -324,16 +411,19 @@ PartitionResults = Iterator[AssetEvent]
 class PartitionRun(dg.Config):
     """Run configuration of a dataset whose versions are partitions."""
 
-    make_current: bool = Field(default=False, description="Serve what is built, even if a newer version is served.")
+    make_current: bool = Field(
+        default=False, description="Serve what is built, even if a newer version is served."
+    )
 
 
 def partitioned_dataset_asset(member: DatasetAsset) -> dg.AssetsDefinition:
     """Return the asset of a dataset whose versions are partitions.
 
-    A backfill is one run, which builds its partitions in order of their names and reports each as soon as it is
-    published, so that finished ones remain if a later one fails. A version older than the served one is not served,
-    unless the run's configuration sets `make_current`. A dataset on a stream publishes all versions that the stream
-    holds, in order, and materializes their partitions.
+    A backfill is one run, which builds its partitions in order of their names and reports each as
+    soon as it is published, so that finished ones remain if a later one fails. A version older than
+    the served one is not served, unless the run's configuration sets `make_current`. A dataset on a
+    stream publishes all versions that the stream holds, in order, and materializes their
+    partitions.
     """
     dataset = member.dataset
     partitions = dagster_partitions(dataset)
@@ -362,7 +452,9 @@ def partitioned_dataset_asset(member: DatasetAsset) -> dg.AssetsDefinition:
         ):
             lake = adjunct_lake.open()
             run = checks.OpRun(context, lake, open_dataset_systems([dataset], lake))
-            build = _PartitionBuild(run, member, adjunct_spark, StoredVersions(lake, dataset), config)
+            build = _PartitionBuild(
+                run, member, adjunct_spark, StoredVersions(lake, dataset), config
+            )
             try:
                 if context.selected_asset_keys:
                     yield from build.run(wanted)
@@ -382,7 +474,9 @@ def partition_job(member: DatasetAsset) -> UnresolvedAssetJobDefinition:
     """Return the job that materializes partitions of one dataset."""
     name = f"{to_dagster_name(member.dataset.name)}_versions"
     text = f"Builds versions of the dataset {member.dataset.name}."
-    return dg.define_asset_job(name, selection=[member.key], description=text, executor_def=dg.in_process_executor)
+    return dg.define_asset_job(
+        name, selection=[member.key], description=text, executor_def=dg.in_process_executor
+    )
 
 
 @dataclass
@@ -417,8 +511,12 @@ class _PartitionBuild:
             manifest = self.store.require_manifest()
             log_rejected_versions(context, self.member, report, manifest)
             context.log.info(report.summary())
-            for name in self._published(report, manifest, wanted if partition is None else [partition]):
-                result = self._materialize(name, report, manifest, alone=len(wanted) == 1 and name in wanted)
+            for name in self._published(
+                report, manifest, wanted if partition is None else [partition]
+            ):
+                result = self._materialize(
+                    name, report, manifest, alone=len(wanted) == 1 and name in wanted
+                )
                 if result is not None:
                     done.append(name)
                     yield result
@@ -433,17 +531,22 @@ class _PartitionBuild:
         self.report_missing(missing)
 
     def report_failure(self, wanted: Sequence[str], error: Exception) -> None:
-        """Report that an error ended the run, on the partition that it was building and those after it."""
+        """Report that an error ended the run, on the partition that it was building and those
+        after it.
+        """
         ours = find_adjunct_error(error)
         why = f"{type(error).__name__}: {error}" if ours is None else ours.problem
         missing = {name: why for name in wanted if name not in self.done}
         failed = next(iter(missing), None)
         if self.member.dataset.stream is None:  # they are built one after the other
-            missing = {name: why if name == failed else f"the run ended at {failed}" for name in missing}
+            missing = {
+                name: why if name == failed else f"the run ended at {failed}" for name in missing
+            }
         self.report_missing(missing)
 
     def report_missing(self, missing: Mapping[str, str]) -> None:
-        """Report why these partitions are not materialized: in the log, on each partition, and in a tag of the run.
+        """Report why these partitions are not materialized: in the log, on each partition, and in a
+        tag of the run.
 
         A backfill's page lists its runs with their tags.
         """
@@ -452,29 +555,46 @@ class _PartitionBuild:
             text = f"Partition {name} of {dataset} is not materialized: {why.rstrip('.')}."
             context.log.warning(text)
             facts = {"adjunct/action": "not materialized", "adjunct/reason": why}
-            context.log_event(dg.AssetObservation(self.member.key, partition=name, description=text, metadata=facts))
+            context.log_event(
+                dg.AssetObservation(
+                    self.member.key, partition=name, description=text, metadata=facts
+                )
+            )
         if missing:
-            shown = metadata.join_shortened((f"{name}: {why}" for name, why in missing.items()), "; ")
+            shown = metadata.join_shortened(
+                (f"{name}: {why}" for name, why in missing.items()), "; "
+            )
             context.instance.add_run_tags(context.run.run_id, {NOT_MATERIALIZED: shown})
 
     def evaluate_checks(self, names: list[str]) -> None:
         manifest = self.store.require_manifest()
         for name in names:
             verdicts = checks.newest_verdicts(self.store, manifest, name)
-            results = checks.validator_check_results(self.op.context, self.member.dataset, self.member.key, verdicts)
+            results = checks.validator_check_results(
+                self.op.context, self.member.dataset, self.member.key, verdicts
+            )
             self.results[name] = list(results)
 
     def report_checks(self) -> None:
         """Log one result for each check, over all partitions that this run built."""
-        examples = {result.check_name: result for results in self.results.values() for result in results}
+        examples = {
+            result.check_name: result for results in self.results.values() for result in results
+        }
         for check, any_result in examples.items():
-            by_partition = {name: r for name, results in self.results.items() for r in results if r.check_name == check}
+            by_partition = {
+                name: r
+                for name, results in self.results.items()
+                for r in results
+                if r.check_name == check
+            }
             failed = {name: result for name, result in by_partition.items() if not result.passed}
             shown = next(iter(failed.values()), any_result)
             failures = "; ".join(f"{name}: {result.description}" for name, result in failed.items())
             facts = {
                 **shown.metadata,
-                "adjunct/partitions": dg.MetadataValue.json(sorted(by_partition, key=natural_sort_key)),
+                "adjunct/partitions": dg.MetadataValue.json(
+                    sorted(by_partition, key=natural_sort_key)
+                ),
             }
             self.op.context.log_event(
                 dg.AssetCheckEvaluation(
@@ -487,14 +607,24 @@ class _PartitionBuild:
                 )
             )
 
-    def _published(self, report: AdvanceReport, manifest: DatasetManifest, wanted: list[str]) -> list[str]:
-        """Return the partitions to report: the requested ones, and others that the stream delivered."""
-        made = [ref.name for ref in map(manifest.ref, (*report.sealed, *report.rejected)) if ref and ref.name]
+    def _published(
+        self, report: AdvanceReport, manifest: DatasetManifest, wanted: list[str]
+    ) -> list[str]:
+        """Return the partitions to report: the requested ones, and others that the stream
+        delivered.
+        """
+        made = [
+            ref.name
+            for ref in map(manifest.ref, (*report.sealed, *report.rejected))
+            if ref and ref.name
+        ]
         known = ensure_partitions(self.member.dataset, self.op.context.instance, made)
         others = ", ".join(name for name in made if name not in known)
         if others:
             dataset = self.member.dataset.name
-            self.op.context.log.warning(f"dataset {dataset}: {others} were delivered but are not among its partitions.")
+            self.op.context.log.warning(
+                f"dataset {dataset}: {others} were delivered but are not among its partitions."
+            )
         return sorted({*wanted, *known}, key=natural_sort_key)
 
     def _materialize(
@@ -506,17 +636,26 @@ class _PartitionBuild:
         if ref is None or (name in rejected and ref.id not in report.sealed):
             facts["adjunct/version"] = ref.id if ref else "none"
             text = report.summary()
-            observation = dg.AssetObservation(self.member.key, partition=name, metadata=facts, description=text)
+            observation = dg.AssetObservation(
+                self.member.key, partition=name, metadata=facts, description=text
+            )
             self.op.context.log_event(observation)
             return None
-        facts |= {"adjunct/version": ref.id, "adjunct/name": name, "adjunct/served": report.version or "none"}
+        facts |= {
+            "adjunct/version": ref.id,
+            "adjunct/name": name,
+            "adjunct/served": report.version or "none",
+        }
         facts.pop("dagster/row_count", None)
         if ref.rows is not None:
             facts["dagster/partition_row_count"] = ref.rows
         if alone:
-            # In a backfill of several partitions one result would give all of them the same data version.
+            # In a backfill of several partitions one result would give all of them the same data
+            # version.
             self.has_output = True
-            return dg.MaterializeResult(asset_key=self.member.key, metadata=facts, data_version=dg.DataVersion(ref.id))
+            return dg.MaterializeResult(
+                asset_key=self.member.key, metadata=facts, data_version=dg.DataVersion(ref.id)
+            )
         tags = {metadata.DATA_VERSION_TAG: ref.id}
         return dg.AssetMaterialization(self.member.key, partition=name, metadata=facts, tags=tags)
 
@@ -524,11 +663,14 @@ class _PartitionBuild:
 def report_partitions(
     op: checks.OpRun, member: DatasetAsset, report: AdvanceReport, asked: str | None
 ) -> Iterator[AssetEvent]:
-    """Yield the materializations of partitions that an advance has published, and log the results of their checks.
+    """Yield the materializations of partitions that an advance has published, and log the results
+    of their checks.
 
     `asked` is the partition that was requested, if any.
     """
-    build = _PartitionBuild(op, member, SparkResource(), StoredVersions(op.lake, member.dataset), PartitionRun())
+    build = _PartitionBuild(
+        op, member, SparkResource(), StoredVersions(op.lake, member.dataset), PartitionRun()
+    )
     manifest = build.store.require_manifest()
     log_rejected_versions(op.context, member, report, manifest)
     for name in build._published(report, manifest, [] if asked is None else [asked]):
@@ -539,7 +681,9 @@ def report_partitions(
     build.report_checks()
 
 
-def _advance_partition(dataset: AdjunctDataset, partition: str | None, make_current: bool, host: Host) -> AdvanceReport:
+def _advance_partition(
+    dataset: AdjunctDataset, partition: str | None, make_current: bool, host: Host
+) -> AdvanceReport:
     from dagster_adjunct.assets.advancing.advance_dataset import advance_with_runtime
 
     on_stage = partial(host.tell, "stage")
@@ -549,7 +693,9 @@ def _advance_partition(dataset: AdjunctDataset, partition: str | None, make_curr
         )
 
 
-def _newest_version(manifest: DatasetManifest, name: str, state: str | None = None) -> VersionRef | None:
+def _newest_version(
+    manifest: DatasetManifest, name: str, state: str | None = None
+) -> VersionRef | None:
     """Return the newest version of this name, and in this state if one is given."""
     refs = [ref for ref in manifest.listed if ref.name == name and state in (None, ref.state)]
     return max(refs, key=lambda ref: ref.number, default=None)

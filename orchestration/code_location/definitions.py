@@ -1,4 +1,6 @@
-"""Build Dagster definitions from applications: their asset graph, jobs, schedules, sensors and resources."""
+"""Build Dagster definitions from applications: their asset graph, jobs, schedules, sensors and
+resources.
+"""
 
 from __future__ import annotations
 
@@ -44,9 +46,21 @@ from dagster_adjunct.orchestration.code_location.dataset_assets import (
     partitioned_dataset_asset,
 )
 from dagster_adjunct.orchestration.code_location.metadata import MAX_PREVIEW_ROWS, code_references
-from dagster_adjunct.orchestration.code_location.nodes import NODE_KINDS, AdjunctTranslator, asset_subject
-from dagster_adjunct.orchestration.code_location.output_assets import ApplicationAssets, outputs_asset
-from dagster_adjunct.orchestration.code_location.resources import LOADER, AdjunctLoader, LakeResource, SparkResource
+from dagster_adjunct.orchestration.code_location.nodes import (
+    NODE_KINDS,
+    AdjunctTranslator,
+    asset_subject,
+)
+from dagster_adjunct.orchestration.code_location.output_assets import (
+    ApplicationAssets,
+    outputs_asset,
+)
+from dagster_adjunct.orchestration.code_location.resources import (
+    LOADER,
+    AdjunctLoader,
+    LakeResource,
+    SparkResource,
+)
 from dagster_adjunct.orchestration.code_location.sensor_ticks import LaunchedJob, Launcher
 from dagster_adjunct.orchestration.operators.stream_facts import LineageNode
 from dagster_adjunct.resources.common import argument_error
@@ -70,34 +84,40 @@ def build_definitions(
     preview_rows: int = 0,
     link_code: bool = False,
 ) -> dg.Definitions:
-    """Return the Dagster definitions of one or more applications, without opening or planning anything.
+    """Return the Dagster definitions of one or more applications, without opening or planning
+    anything.
 
-    Each dataset is an asset, all outputs of an application are one multi-asset, and streams that none of
-    the applications writes are external assets, all in one lineage graph. Pass applications that share datasets or
-    streams together, so that each of these is one asset; merge others with `Definitions.merge`.
+    Each dataset is an asset, all outputs of an application are one multi-asset, and streams that
+    none of the applications writes are external assets, all in one lineage graph. Pass applications
+    that share datasets or streams together, so that each of these is one asset; merge others with
+    `Definitions.merge`.
 
-    The job `<application>` runs a whole application in one process, on one Spark session. Sensors launch it:
-    `<application>_new_records` when enough records are unread (as `launch_when` says, for all applications or by name;
-    one record is enough without it), `<application>_startpoints` when startpoints were requested (not if the
-    application has startpoints switched off), `<application>_restart` when a run failed before its commit and another
-    one can help, and `<dataset>_delivered` (of a version set, `<set>_delivered`) when a version of a bounded dataset is
-    completely delivered. `<application>_startpoint` requests or removes startpoints.
-    `<application>_discard` expires old versions of its datasets, also
-    on the schedule `<application>_discard_daily`; `<application>_compact` compacts its change streams' tables, also
-    on the schedule `<application>_compact_hourly`; `<application>_version_action` pins, rolls back, revokes, accepts
-    or removes one version. `<application>_automation` (of the first application) evaluates automation conditions, if
-    there are any. A dataset whose versions are partitions is not part of the application's job; it has the
-    job `<dataset>_versions`, and the sensor `<dataset>_new_versions` if a stream or files list the
-    versions. All sensors and schedules are off by default. Sensors look once every `look_every`, in whole seconds.
+    The job `<application>` runs a whole application in one process, on one Spark session. Sensors
+    launch it: `<application>_new_records` when enough records are unread (as `launch_when` says,
+    for all applications or by name; one record is enough without it), `<application>_startpoints`
+    when startpoints were requested (not if the application has startpoints switched off),
+    `<application>_restart` when a run failed before its commit and another one can help, and
+    `<dataset>_delivered` (of a version set, `<set>_delivered`) when a version of a bounded dataset
+    is completely delivered. `<application>_startpoint` requests or removes startpoints.
+    `<application>_discard` expires old versions of its datasets, also on the schedule
+    `<application>_discard_daily`; `<application>_compact` compacts its change streams' tables, also
+    on the schedule `<application>_compact_hourly`; `<application>_version_action` pins, rolls back,
+    revokes, accepts or removes one version. `<application>_automation` (of the first application)
+    evaluates automation conditions, if there are any. A dataset whose versions are partitions is
+    not part of the application's job; it has the job `<dataset>_versions`, and the sensor
+    `<dataset>_new_versions` if a stream or files list the versions. All sensors and schedules are
+    off by default. Sensors look once every `look_every`, in whole seconds.
 
-    Ops are in the pools `adjunct/dataset/<name>` and `adjunct/application/<name>`; with the granularity "run" and a
-    limit of 1 (as in `prepare_dagster_home`) runs wait for each other; otherwise the second run waits for the
-    application's lease. `iceberg` maps dataset names to Iceberg tables: `<application>_iceberg` registers the served
-    versions there, also on the schedule `<application>_iceberg_daily`. `translator` chooses keys, groups and owners;
-    `lake` is a URL (default: `ADJUNCT_LAKE`, else `.adjunct/lake`). `preview_rows` shows up to 50 entries or records of
-    datasets and output streams in Dagster; `link_code` links assets to the lines of this machine's files where they are
-    declared. Raises ConfigurationError if two applications declare one dataset differently or write the same output, if
-    they feed each other in a circle, and for an Iceberg table of a dataset that none of them stores.
+    Ops are in the pools `adjunct/dataset/<name>` and `adjunct/application/<name>`; with the
+    granularity "run" and a limit of 1 (as in `prepare_dagster_home`) runs wait for each other;
+    otherwise the second run waits for the application's lease. `iceberg` maps dataset names to
+    Iceberg tables: `<application>_iceberg` registers the served versions there, also on the
+    schedule `<application>_iceberg_daily`. `translator` chooses keys, groups and owners; `lake` is
+    a URL (default: `ADJUNCT_LAKE`, else `.adjunct/lake`). `preview_rows` shows up to 50 entries or
+    records of datasets and output streams in Dagster; `link_code` links assets to the lines of this
+    machine's files where they are declared. Raises ConfigurationError if two applications declare
+    one dataset differently or write the same output, if they feed each other in a circle, and for
+    an Iceberg table of a dataset that none of them stores.
     """
     apps = (app, *more)
     _reject_duplicate_names(apps)
@@ -115,11 +135,17 @@ def build_definitions(
         graph.add(application)
     stored = {application.name: graph.stored_datasets(application.name) for application in apps}
     found: list[Launch] = [
-        one for application in apps for one in _launched_jobs(graph, application, rules[application.name])
+        one
+        for application in apps
+        for one in _launched_jobs(graph, application, rules[application.name])
     ]
     found += _partition_jobs(graph)
     found += [one for name, members in stored.items() for one in _upkeep_jobs(name, members)]
-    found += [one for job in jobs.iceberg_jobs(stored, iceberg or {}) for one in jobs.with_schedule("iceberg", job)]
+    found += [
+        one
+        for job in jobs.iceberg_jobs(stored, iceberg or {})
+        for one in jobs.with_schedule("iceberg", job)
+    ]
     lake_resource, spark_resource = _resources(lake)
     spark_resource = spark or spark_resource
     _reject_taken_names(found)
@@ -141,11 +167,13 @@ def build_definitions(
     )
 
 
-def _launched_jobs(graph: AssetGraph, app: Application, rule: sensors.LaunchWhen) -> Iterator[Launch]:
+def _launched_jobs(
+    graph: AssetGraph, app: Application, rule: sensors.LaunchWhen
+) -> Iterator[Launch]:
     """Yield the jobs that run an application and set its startpoints, with their sensors.
 
-    The main job materializes the application's assets in one process. An application that has only partitioned datasets
-    has no such assets, and gets none of these jobs.
+    The main job materializes the application's assets in one process. An application that has only
+    partitioned datasets has no such assets, and gets none of these jobs.
     """
     own = graph.made[app.name]
     outputs = [key for key, writer in graph.writers.items() if writer == app.name]
@@ -155,7 +183,9 @@ def _launched_jobs(graph: AssetGraph, app: Application, rule: sensors.LaunchWhen
         raise condition_error(("application", app.name), problem, step)
     if not own:
         return
-    description = "\n\n".join(filter(None, [app.description, *map(describe_partitions, app.datasets)]))
+    description = "\n\n".join(
+        filter(None, [app.description, *map(describe_partitions, app.datasets)])
+    )
     job = dg.define_asset_job(
         to_dagster_name(app.name),
         selection=own,
@@ -168,7 +198,9 @@ def _launched_jobs(graph: AssetGraph, app: Application, rule: sensors.LaunchWhen
         yield sensors.new_records_launcher(app, job, own, outputs, rule)
     yield sensors.restart_launcher(app, job, own, outputs)
     yield from sensors.delivered_launchers(app.name, graph.delivered_groups(app.name), job)
-    if app.inputs or any(member.dataset.follows_changes for member in graph.stored_datasets(app.name)):
+    if app.inputs or any(
+        member.dataset.follows_changes for member in graph.stored_datasets(app.name)
+    ):
         if app.startpoints:
             yield sensors.startpoints_launcher(app, job, own, outputs)
         yield jobs.startpoint_job(app)
@@ -195,18 +227,27 @@ def _partition_jobs(graph: AssetGraph) -> Iterator[Launch]:
 
 
 def _stale_launchers(graph: AssetGraph, jobs: Mapping[str, LaunchedJob]) -> Iterator[Launcher]:
-    """Yield a launcher for each unbounded dataset that declares `freshness`; conditions ask it, no sensor does."""
+    """Yield a launcher for each unbounded dataset that declares `freshness`; conditions ask it,
+    no sensor does.
+    """
     for member in graph.datasets.values():
         window = member.dataset.following.freshness
-        job = next((to_dagster_name(app) for app, made in graph.made.items() if member.key in made), None)
+        job = next(
+            (to_dagster_name(app) for app, made in graph.made.items() if member.key in made), None
+        )
         if window is not None and job is not None:
             yield sensors.stale_launcher(member, window, jobs[job])
 
 
 def _automate(
-    graph: AssetGraph, apps: Sequence[Application], launchers: Sequence[Launcher], resource: LakeResource, interval: int
+    graph: AssetGraph,
+    apps: Sequence[Application],
+    launchers: Sequence[Launcher],
+    resource: LakeResource,
+    interval: int,
 ) -> tuple[list[dg.AssetsDefinition], list[dg.SensorDefinition]]:
-    """Return the built assets, with ready-made conditions bound to their launchers, and the sensor for conditions.
+    """Return the built assets, with ready-made conditions bound to their launchers, and the sensor
+    for conditions.
 
     If no asset has a condition, there is no sensor.
     """
@@ -230,7 +271,9 @@ def _automate(
     units = [frozenset(asset.keys) for asset in built]
     made = {to_dagster_name(app): frozenset(own) for app, own in graph.made.items()}
     steps = Steps({key: unit for unit in units for key in unit}, made)
-    return bound, [AutomationSensor(f"{to_dagster_name(apps[0].name)}_automation", steps, keys, interval)]
+    return bound, [
+        AutomationSensor(f"{to_dagster_name(apps[0].name)}_automation", steps, keys, interval)
+    ]
 
 
 def _reject_duplicate_names(apps: Sequence[Application]) -> None:
@@ -240,47 +283,76 @@ def _reject_duplicate_names(apps: Sequence[Application]) -> None:
         other = known.setdefault(to_dagster_name(app.name), app)
         if other is not app:
             raise ConfigurationError(
-                f"applications {other.name!r} and {app.name!r} have the same job name {to_dagster_name(app.name)!r}: "
-                "Dagster writes '-' as '_'.",
+                f"applications {other.name!r} and {app.name!r} have the same job name"
+                f" {to_dagster_name(app.name)!r}: Dagster writes '-' as '_'.",
                 "Rename one of them, and pass each application only once.",
                 application=app.name,
             )
 
 
 def _reject_taken_names(found: Sequence[Launch]) -> None:
-    """Raise ConfigurationError for a job name that Dagster reserves, and for two definitions of one kind and name."""
-    kinds: dict[str, Any] = {"jobs": LaunchedJob, "sensors": Launcher, "schedules": dg.ScheduleDefinition}
+    """Raise ConfigurationError for a job name that Dagster reserves, and for two definitions of
+    one kind and name.
+    """
+    kinds: dict[str, Any] = {
+        "jobs": LaunchedJob,
+        "sensors": Launcher,
+        "schedules": dg.ScheduleDefinition,
+    }
     for what, kind in kinds.items():
         names = [one.name for one in found if isinstance(one, kind)]
         for name in names:
             if name in DISALLOWED_NAMES and kind is LaunchedJob:
-                problem = f"application {name!r} has a name that Dagster reserves, and its job would have it."
+                problem = (
+                    f"application {name!r} has a name that Dagster reserves, and its job would"
+                    " have it."
+                )
                 raise ConfigurationError(problem, "Rename the application.", application=name)
             if names.count(name) > 1:
-                problem = f"build_definitions(): two {what} have the name {name!r}. Such names are made of those of "
+                problem = (
+                    f"build_definitions(): two {what} have the name {name!r}. Such names are made"
+                    " of those of "
+                )
                 problem += "applications and datasets, as shop_discard for the application shop."
-                raise ConfigurationError(problem, "Rename an application or a dataset.", argument="more")
+                raise ConfigurationError(
+                    problem, "Rename an application or a dataset.", argument="more"
+                )
 
 
 def _reject_cycles(built: Sequence[dg.AssetsDefinition]) -> None:
-    """Raise ConfigurationError for applications that feed each other in a circle: Dagster would not load them."""
-    made_of = {spec.key: [dependency.asset_key for dependency in spec.deps] for asset in built for spec in asset.specs}
+    """Raise ConfigurationError for applications that feed each other in a circle: Dagster would
+    not load them.
+    """
+    made_of = {
+        spec.key: [dependency.asset_key for dependency in spec.deps]
+        for asset in built
+        for spec in asset.specs
+    }
     try:
         TopologicalSorter(made_of).prepare()
     except CycleError as error:
         circle = " -> ".join(key.to_user_string() for key in error.args[1])
-        problem = f"build_definitions(): applications feed each other in a circle, which Dagster can't show: {circle}."
-        step = "Leave one of them out and start it by adjunct run MODULE:APP, or let it write or read another stream."
+        problem = (
+            "build_definitions(): applications feed each other in a circle, which Dagster can't"
+            f" show: {circle}."
+        )
+        step = (
+            "Leave one of them out and start it by adjunct run MODULE:APP, or let it write or read"
+            " another stream."
+        )
         raise ConfigurationError(problem, step, argument="more") from None
 
 
-# Cached, because Definitions.merge accepts two resources of one name only if they are the same object.
+# Cached, because Definitions.merge accepts two resources of one name only if they are the same
+# object.
 @cache
 def _resources(lake: str | None) -> tuple[LakeResource, SparkResource]:
     return LakeResource(url=lake), SparkResource(lake=lake)
 
 
-_loaders: dict[tuple[str | None, int], AdjunctLoader] = {}  # each keeps its SparkResource, so that no id is used again
+_loaders: dict[
+    tuple[str | None, int], AdjunctLoader
+] = {}  # each keeps its SparkResource, so that no id is used again
 
 
 def _loader(lake: str | None, spark: SparkResource) -> AdjunctLoader:
@@ -316,48 +388,71 @@ class AssetGraph:
     def add(self, app: Application) -> None:
         """Add an application; its job materializes its outputs and datasets.
 
-        Datasets whose versions are partitions are excluded, because all assets of a job must share their partitions.
-        So are datasets of one run, which the application's step builds.
+        Datasets whose versions are partitions are excluded, because all assets of a job must share
+        their partitions. So are datasets of one run, which the application's step builds.
         """
         for source in find_sources(app):
             spec = self._spec(app, source, external=True)
             self._read.setdefault(spec.key, spec)
         datasets = {dataset.name: self._add_dataset(app, dataset) for dataset in app.datasets}
         outputs = {
-            output.node: self._spec(app, output.node, [*output.upstream, *find_unjoined_datasets(app)])
+            output.node: self._spec(
+                app, output.node, [*output.upstream, *find_unjoined_datasets(app)]
+            )
             for output in find_outputs(app)
         }
         for node, spec in outputs.items():
             writer = self.writers.setdefault(spec.key, app.name)
             if writer != app.name:
                 raise ConfigurationError(
-                    f"applications {writer!r} and {app.name!r} both write {node.kind} {node.name!r}, which is one "
-                    f"asset, {spec.key.to_user_string()}; only one application may write an asset.",
-                    "Let one of them write it, or deploy them in two code locations with different asset keys.",
+                    f"applications {writer!r} and {app.name!r} both write"
+                    f" {node.kind} {node.name!r}, which is one asset, {spec.key.to_user_string()};"
+                    " only one application may write an asset.",
+                    "Let one of them write it, or deploy them in two code locations with different"
+                    " asset keys.",
                     application=app.name,
                 )
         if outputs:
-            inputs = {stream: self._key(app, LineageNode("stream", stream)) for stream in app.inputs}
+            inputs = {
+                stream: self._key(app, LineageNode("stream", stream)) for stream in app.inputs
+            }
             tables = {node.name: self._key(app, node) for node in find_lookup_tables(app)}
             assets = ApplicationAssets(app, outputs, inputs, datasets, tables, self._preview_rows)
             self.applications[app.name] = assets
             self._outputs.append(outputs_asset(assets))
-        stored = [dataset for dataset in app.datasets if dataset.versions is None and _has_own_asset(dataset)]
-        self.made[app.name] = [*(datasets[dataset.name] for dataset in stored), *(one.key for one in outputs.values())]
+        stored = [
+            dataset
+            for dataset in app.datasets
+            if dataset.versions is None and _has_own_asset(dataset)
+        ]
+        self.made[app.name] = [
+            *(datasets[dataset.name] for dataset in stored),
+            *(one.key for one in outputs.values()),
+        ]
 
     def owner(self, key: dg.AssetKey) -> tuple[str, str]:
-        """Return whose run makes an asset, such as ("application", "shop") or ("dataset", "planes")."""
-        return ("application", self.writers[key]) if key in self.writers else ("dataset", self._nodes[key].name)
+        """Return whose run makes an asset, such as ("application", "shop") or ("dataset",
+        "planes").
+        """
+        return (
+            ("application", self.writers[key])
+            if key in self.writers
+            else ("dataset", self._nodes[key].name)
+        )
 
     def external_specs(self) -> list[dg.AssetSpec]:
-        """Return the assets that Dagster shows but does not build: streams, files and tables that none of the
-        applications writes, and datasets of one run.
+        """Return the assets that Dagster shows but does not build: streams, files and tables that
+        none of the applications writes, and datasets of one run.
         """
-        passing = [asset.spec for asset in self.datasets.values() if not _has_own_asset(asset.dataset)]
+        passing = [
+            asset.spec for asset in self.datasets.values() if not _has_own_asset(asset.dataset)
+        ]
         return [spec for spec in (*self._read.values(), *passing) if spec.key not in self.writers]
 
     def built_assets(self) -> list[dg.AssetsDefinition]:
-        """Return the assets that are built here: datasets (each version set as one) and the applications' outputs."""
+        """Return the assets that are built here: datasets (each version set as one) and the
+        applications' outputs.
+        """
         made = []
         for members in self._groups():
             if not _has_own_asset(members[0].dataset):
@@ -365,17 +460,22 @@ class AssetGraph:
             if members[0].dataset.versions is not None:
                 made.append(partitioned_dataset_asset(members[0]))
             else:
-                declaring = {app.name: app for one in members for app in self._declared_by[one.dataset.name]}
+                declaring = {
+                    app.name: app for one in members for app in self._declared_by[one.dataset.name]
+                }
                 made.append(dataset_assets(members, tuple(declaring.values())))
         return [*made, *self._outputs]
 
     def _groups(self) -> list[list[DatasetAsset]]:
         """Return the datasets, the members of a version set together."""
-        units = group_datasets((asset.dataset for asset in self.datasets.values()), "build_definitions")
+        units = group_datasets(
+            (asset.dataset for asset in self.datasets.values()), "build_definitions"
+        )
         return [[self.datasets[dataset.name] for dataset in unit] for unit in units]
 
     def delivered_groups(self, application: str) -> list[list[DatasetAsset]]:
-        """Return the groups of bounded datasets, delivered by markers or folders, that this application's job builds.
+        """Return the groups of bounded datasets, delivered by markers or folders, that this
+        application's job builds.
 
         A version set is one group. A group that several jobs build belongs to the first of them.
         """
@@ -383,7 +483,9 @@ class AssetGraph:
         for members in self._groups():
             keys = {member.key for member in members}
             first = next((name for name, made in self.made.items() if keys <= {*made}), None)
-            if first == application and all(sensors.has_delivered_versions(member.dataset) for member in members):
+            if first == application and all(
+                sensors.has_delivered_versions(member.dataset) for member in members
+            ):
                 groups.append(members)
         return groups
 
@@ -395,22 +497,35 @@ class AssetGraph:
     def _add_dataset(self, app: Application, dataset: AdjunctDataset) -> dg.AssetKey:
         source = dataset_source(dataset)
         streams = (
-            {} if dataset.stream is None else {dataset.stream: self._key(app, LineageNode("stream", dataset.stream))}
+            {}
+            if dataset.stream is None
+            else {dataset.stream: self._key(app, LineageNode("stream", dataset.stream))}
         )
         spec = self._spec(app, LineageNode("dataset", dataset.name), [source] if source else [])
-        if spec.automation_condition is not None and not dataset.is_local and not _has_own_asset(dataset):
-            problem = f"dataset {dataset.name!r} has an automation condition, but no run makes it alone: "
+        if (
+            spec.automation_condition is not None
+            and not dataset.is_local
+            and not _has_own_asset(dataset)
+        ):
+            problem = (
+                f"dataset {dataset.name!r} has an automation condition, but no run makes it alone: "
+            )
             problem += "the batches of its applications do (persistent=False)."
             step = "Give the condition to the application, or leave persistent=False out."
-            raise ConfigurationError(problem, step, argument="automation_condition", dataset=dataset.name)
+            raise ConfigurationError(
+                problem, step, argument="automation_condition", dataset=dataset.name
+            )
         known = self.datasets.setdefault(
             dataset.name, DatasetAsset(dataset, spec, streams, app.name, self._preview_rows)
         )
         if known.dataset != dataset:
             problem = (
-                f"applications {known.application!r} and {app.name!r} declare dataset {dataset.name!r} differently."
+                f"applications {known.application!r} and {app.name!r} declare dataset"
+                f" {dataset.name!r} differently."
             )
-            raise ConfigurationError(problem, "Declare it once and pass that object to both.", dataset=dataset.name)
+            raise ConfigurationError(
+                problem, "Declare it once and pass that object to both.", dataset=dataset.name
+            )
         self._declared_by.setdefault(dataset.name, []).append(app)
         return known.key
 
@@ -419,20 +534,25 @@ class AssetGraph:
         known = self._nodes.setdefault(key, node)
         if known != node:
             raise ConfigurationError(
-                f"{known.kind} {known.name!r} and {node.kind} {node.name!r} both have the asset key "
-                f"{key.to_user_string()}.",
+                f"{known.kind} {known.name!r} and {node.kind} {node.name!r} both have the asset key"
+                f" {key.to_user_string()}.",
                 "Return different keys from the translator's get_asset_key, or rename one.",
                 application=app.name,
             )
         return key
 
     def _spec(
-        self, app: Application, node: LineageNode, upstream: Iterable[LineageNode] = (), *, external: bool = False
+        self,
+        app: Application,
+        node: LineageNode,
+        upstream: Iterable[LineageNode] = (),
+        *,
+        external: bool = False,
     ) -> dg.AssetSpec:
         """Return the asset of a node.
 
-        An external asset has no owners or condition of the application, because Definitions.merge accepts several
-        assets of one key only if they are equal.
+        An external asset has no owners or condition of the application, because Definitions.merge
+        accepts several assets of one key only if they are equal.
         """
         names, subject = self._names, asset_subject(app, node)
         metadata = NODE_KINDS[node.kind].declared(app, node.name)
@@ -455,11 +575,14 @@ class AssetGraph:
             metadata=metadata,
             freshness_policy=freshness_policy(app, node),
             automation_condition=check_condition(
-                condition, ("dataset", node.name) if node.kind == "dataset" else ("application", app.name)
+                condition,
+                ("dataset", node.name) if node.kind == "dataset" else ("application", app.name),
             ),
         )
 
 
 def _has_own_asset(dataset: AdjunctDataset) -> bool:
-    """Whether the dataset has its own asset; an application's step builds local tables and datasets of one run."""
+    """Whether the dataset has its own asset; an application's step builds local tables and
+    datasets of one run.
+    """
     return dataset.following.persistent and not dataset.is_local

@@ -1,8 +1,10 @@
-"""What sensors wait for after a permanent failure: another run would fail in the same way until something has changed.
+"""What sensors wait for after a permanent failure: another run would fail in the same way until
+something has changed.
 
-Changed is: the code location, if it was loaded after the failure; the application, if another run has committed a batch
-since; and what is stored for it, if it is not as the first tick after the failure found it (`read_store`). A run by
-hand that succeeds, or fails for another reason, replaces the failure.
+Changed is: the code location, if it was loaded after the failure; the application, if another run
+has committed a batch since; and what is stored for it, if it is not as the first tick after the
+failure found it (`read_store`). A run by hand that succeeds, or fails for another reason, replaces
+the failure.
 """
 
 import time
@@ -22,7 +24,9 @@ from dagster_adjunct.resources.errors import AdjunctError
 from dagster_adjunct.resources.objects.lake import Lake
 
 LOADED_AT = time.time()
-"""When this process has loaded the code location, in epoch seconds; loading it again starts another process."""
+"""When this process has loaded the code location, in epoch seconds; loading it again starts
+another process.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +40,8 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Circumstances:
-    """What a run depends on: when the code was loaded, when the newest batch was closed, and what is stored now.
+    """What a run depends on: when the code was loaded, when the newest batch was closed, and what
+    is stored now.
 
     `store` and `store_then` are digests, now and in the first tick after the failure.
     """
@@ -48,15 +53,18 @@ class Circumstances:
 
 
 def decide_wait(failure: Failure | None, now: Circumstances) -> str:
-    """Return why no run is launched, and for what it waits; "" if there is no failure or if something has changed."""
+    """Return why no run is launched, and for what it waits; "" if there is no failure or if
+    something has changed.
+    """
     if failure is None or now.loaded_at > failure.ended_at:
         return ""
     if now.closed_at > failure.ended_at or now.store != now.store_then:
         return ""
     return (
-        f"Run {failure.run[:8]} failed permanently: {failure.reason.rstrip('.')}. Another run would fail, too: none is "
-        "launched until the code location is loaded again, a startpoint, an abandoned version or batch, a rollback or "
-        "another command changes what is stored for the application, or a run that you launch succeeds."
+        f"Run {failure.run[:8]} failed permanently: {failure.reason.rstrip('.')}. Another run would"
+        " fail, too: none is launched until the code location is loaded again, a startpoint, an"
+        " abandoned version or batch, a rollback or another command changes what is stored for the"
+        " application, or a run that you launch succeeds."
     )
 
 
@@ -68,7 +76,11 @@ def permanent_failure(instance: dg.DagsterInstance, run_id: str) -> str:
     for record in instance.all_logs(run_id, of_type=dg.DagsterEventType.STEP_FAILURE):
         event = record.dagster_event
         failure = event.step_failure_data.user_failure_data if event is not None else None
-        if failure is not None and (permanent := failure.metadata.get("permanent")) is not None and permanent.value:
+        if (
+            failure is not None
+            and (permanent := failure.metadata.get("permanent")) is not None
+            and permanent.value
+        ):
             return failure.description or "its error is permanent"
     return ""
 
@@ -76,17 +88,24 @@ def permanent_failure(instance: dg.DagsterInstance, run_id: str) -> str:
 def wait_after_failure(tick: Tick, app: Application, records: Sequence[dg.RunRecord]) -> str:
     """Return why no run of the application is launched after a permanent failure, "" if one may be.
 
-    `records` are its newest runs, newest first. The tick's cursor keeps the failure and what was stored then.
+    `records` are its newest runs, newest first. The tick's cursor keeps the failure and what was
+    stored then.
     """
     from dagster_adjunct.orchestration.batch_log.batch_log import application_state
 
     newest = records[0] if records else None
-    if newest is None or newest.dagster_run.status is not dg.DagsterRunStatus.FAILURE or newest.end_time is None:
+    if (
+        newest is None
+        or newest.dagster_run.status is not dg.DagsterRunStatus.FAILURE
+        or newest.end_time is None
+    ):
         return ""
     run = newest.dagster_run.run_id
     if tick.cursor.failed != run:
         reason = permanent_failure(tick.instance, run)
-        tick.remember(failed=run, permanent=reason, store=read_store(tick.lake, app) if reason else "")
+        tick.remember(
+            failed=run, permanent=reason, store=read_store(tick.lake, app) if reason else ""
+        )
     if not tick.cursor.permanent:
         return ""
     last = application_state(tick.lake, app.name).last
@@ -102,13 +121,15 @@ def wait_after_failure(tick: Tick, app: Application, records: Sequence[dg.RunRec
 def read_store(lake: Lake, app: Application) -> str:
     """Return a digest of what is stored for an application, except for the records of its streams.
 
-    It changes with each commit of the application and its datasets, with startpoints, with a delivered version, and if
-    a stream or table is created again.
+    It changes with each commit of the application and its datasets, with startpoints, with a
+    delivered version, and if a stream or table is created again.
     """
     from dagster_adjunct.orchestration.planner.planner import systems_for
     from dagster_adjunct.orchestration.startpoints.store import open_startpoints
 
-    facts: dict[str, Any] = {"application": _etag(lake, f"{lake.application_prefix(app.name)}/CURRENT")}
+    facts: dict[str, Any] = {
+        "application": _etag(lake, f"{lake.application_prefix(app.name)}/CURRENT")
+    }
     facts["tables"] = [_etag(lake, f"tables/{name}/CURRENT") for name in sorted(app.tables)]
     stored = open_startpoints(lake, app).read()
     facts["startpoints"] = sorted(request.id for request in stored.waiting)
@@ -119,7 +140,9 @@ def read_store(lake: Lake, app: Application) -> str:
         facts[f"dataset {dataset.name}"] = commit and commit.id
     systems = systems_for(app, lake=lake)
     facts["delivered"] = _delivered(lake, systems, app)
-    for name in sorted({*app.inputs, *app.outputs, *(d.stream for d in app.datasets if d.stream is not None)}):
+    for name in sorted(
+        {*app.inputs, *app.outputs, *(d.stream for d in app.datasets if d.stream is not None)}
+    ):
         system, stream = split_stream_name(name)
         with suppress(AdjunctError):
             facts[f"stream {name}"] = systems[system].info(stream).identity
@@ -127,7 +150,8 @@ def read_store(lake: Lake, app: Application) -> str:
 
 
 def _delivered(lake: Lake, systems: Mapping[str, Any], app: Application) -> dict[str, Any]:
-    """Return, by bounded dataset, the ends of its stream, or else the folder that is delivered next.
+    """Return, by bounded dataset, the ends of its stream, or else the folder that is delivered
+    next.
 
     In place of a folder that can't be looked for, it is the error.
     """
@@ -138,7 +162,9 @@ def _delivered(lake: Lake, systems: Mapping[str, Any], app: Application) -> dict
         if dataset.follows_changes:
             continue
         if dataset.stream is not None:
-            found[dataset.name] = read_stream_ends(systems[split_stream_name(dataset.stream)[0]], dataset.stream)
+            found[dataset.name] = read_stream_ends(
+                systems[split_stream_name(dataset.stream)[0]], dataset.stream
+            )
         elif not isinstance(dataset.input, QuerySource):
             try:
                 arrived = find_delivered_version(lake, systems, dataset)

@@ -1,4 +1,6 @@
-"""Jobs and schedules of an application: compact, expire, register Iceberg tables, set startpoints, change versions."""
+"""Jobs and schedules of an application: compact, expire, register Iceberg tables, set
+startpoints, change versions.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
@@ -9,17 +11,29 @@ import dagster as dg
 from pydantic import Field
 
 from dagster_adjunct.assets.exchange.iceberg import IcebergTable, publish_to_iceberg
-from dagster_adjunct.assets.reading.stored_versions import StoredVersions, list_datasets, open_stored_versions
+from dagster_adjunct.assets.reading.stored_versions import (
+    StoredVersions,
+    list_datasets,
+    open_stored_versions,
+)
 from dagster_adjunct.assets.unbounded.compaction import compact_dataset
 from dagster_adjunct.assets.versions.actions import describe_unserved_version
 from dagster_adjunct.assets.versions.manifest import BoundedManifest
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.application.graph import to_dagster_name
-from dagster_adjunct.orchestration.code_location.dataset_assets import DatasetAsset, report_served_version
+from dagster_adjunct.orchestration.code_location.dataset_assets import (
+    DatasetAsset,
+    report_served_version,
+)
 from dagster_adjunct.orchestration.code_location.metadata import translate_errors
 from dagster_adjunct.orchestration.code_location.resources import LakeResource, SparkResource
 from dagster_adjunct.resources.common import utc_now
-from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError, NoSealedVersionError, raise_first
+from dagster_adjunct.resources.errors import (
+    AdjunctError,
+    ConfigurationError,
+    NoSealedVersionError,
+    raise_first,
+)
 from dagster_adjunct.resources.objects.lake import Lake
 
 if TYPE_CHECKING:
@@ -29,7 +43,11 @@ if TYPE_CHECKING:
 _SCHEDULES = {
     "compact": ("hourly", "41 * * * *", "Compacts what is due once an hour."),
     "discard": ("daily", "17 3 * * *", "Deletes expired versions and leftovers once a day."),
-    "iceberg": ("daily", "7 4 * * *", "Registers the served versions in their Iceberg tables once a day."),
+    "iceberg": (
+        "daily",
+        "7 4 * * *",
+        "Registers the served versions in their Iceberg tables once a day.",
+    ),
 }
 
 
@@ -42,10 +60,13 @@ Versions = StrEnum("Versions", {"as_of": "as-of", "current": "current", "recorde
 VersionAction = StrEnum("VersionAction", "pin unpin rollback revoke accept remove")
 
 
-def op_job(application: str, what: str, description: str) -> Callable[[Callable[..., None]], dg.JobDefinition]:
+def op_job(
+    application: str, what: str, description: str
+) -> Callable[[Callable[..., None]], dg.JobDefinition]:
     """Return a decorator that makes a function the only op of the job `<application>_<what>`.
 
-    If the job has a schedule, its op has a pool of its own, so that its runs can wait for each other.
+    If the job has a schedule, its op has a pool of its own, so that its runs can wait for each
+    other.
     """
 
     def decorate(act: Callable[..., None]) -> dg.JobDefinition:
@@ -66,7 +87,9 @@ def op_job(application: str, what: str, description: str) -> Callable[[Callable[
     return decorate
 
 
-def with_schedule(what: str, job: dg.JobDefinition) -> tuple[dg.JobDefinition, dg.ScheduleDefinition]:
+def with_schedule(
+    what: str, job: dg.JobDefinition
+) -> tuple[dg.JobDefinition, dg.ScheduleDefinition]:
     """Return the job and its schedule, which is off by default."""
     every, cron, description = _SCHEDULES[what]
     return job, dg.ScheduleDefinition(
@@ -89,9 +112,10 @@ def run_on_datasets(
 ) -> None:
     """Run `act` on each dataset that exists in the lake; the reports become the op's metadata.
 
-    `act` returns a summary, a report, and whether it changed the dataset, or None if there was nothing to do. A change
-    is logged as an observation with the report under the key `report_as`. If a dataset fails, the others are still
-    processed, and the first error is raised at the end with notes about the rest.
+    `act` returns a summary, a report, and whether it changed the dataset, or None if there was
+    nothing to do. A change is logged as an observation with the report under the key `report_as`.
+    If a dataset fails, the others are still processed, and the first error is raised at the end
+    with notes about the rest.
     """
     reports: dict[str, dg.JsonMetadataValue] = {}
     errors: list[AdjunctError] = []
@@ -109,13 +133,21 @@ def run_on_datasets(
             context.log.info(summary)
             report = reports[member.dataset.name] = dg.MetadataValue.json(facts)
             if changed:
-                context.log_event(dg.AssetObservation(member.key, description=summary, metadata={report_as: report}))
+                context.log_event(
+                    dg.AssetObservation(
+                        member.key, description=summary, metadata={report_as: report}
+                    )
+                )
         raise_first(errors)
     context.add_output_metadata(reports)
 
 
-def select_advanced(context: dg.OpExecutionContext, lake: Lake, members: Sequence[DatasetAsset]) -> list[DatasetAsset]:
-    """Return the datasets that exist in the lake, because a run has advanced them; log the others."""
+def select_advanced(
+    context: dg.OpExecutionContext, lake: Lake, members: Sequence[DatasetAsset]
+) -> list[DatasetAsset]:
+    """Return the datasets that exist in the lake, because a run has advanced them; log the
+    others.
+    """
     there = set(list_datasets(lake))
     for member in members:
         if member.dataset.name not in there:
@@ -128,19 +160,30 @@ class CompactConfig(dg.Config):
 
     level: CompactionLevel = Field(
         default=CompactionLevel.due,
-        description="due: what each policy finds due. minor: merge all deltas into one. major: merge into a new base.",
+        description=(
+            "due: what each policy finds due. minor: merge all deltas into one. major: merge into a"
+            " new base."
+        ),
     )
 
 
 def compact_job(application: str, members: Sequence[DatasetAsset]) -> dg.JobDefinition:
-    """Return the job that compacts these unbounded datasets by their policies; its reports are the op's metadata.
+    """Return the job that compacts these unbounded datasets by their policies; its reports are the
+    op's metadata.
 
     A compaction is logged as an observation, because the content does not change.
     """
 
-    @op_job(application, "compact", "Merges the deltas of change streams' tables, so that reading them stays cheap.")
+    @op_job(
+        application,
+        "compact",
+        "Merges the deltas of change streams' tables, so that reading them stays cheap.",
+    )
     def compact(
-        context: dg.OpExecutionContext, config: CompactConfig, adjunct_lake: LakeResource, adjunct_spark: SparkResource
+        context: dg.OpExecutionContext,
+        config: CompactConfig,
+        adjunct_lake: LakeResource,
+        adjunct_spark: SparkResource,
     ) -> None:
         level: Any = None if config.level is CompactionLevel.due else config.level.value
 
@@ -165,21 +208,32 @@ def iceberg_job(
 ) -> dg.JobDefinition:
     """Return the job that registers the served versions of these datasets in their Iceberg tables.
 
-    An unbounded dataset with a history and deltas is compacted first. A new snapshot is logged as an observation of the
-    dataset's asset. Datasets without a version are skipped.
+    An unbounded dataset with a history and deltas is compacted first. A new snapshot is logged as
+    an observation of the dataset's asset. Datasets without a version are skipped.
     """
 
-    @op_job(application, "iceberg", "Registers the served versions of datasets in their Iceberg tables.")
-    def publish(context: dg.OpExecutionContext, adjunct_lake: LakeResource, adjunct_spark: SparkResource) -> None:
-        def publish_one(lake: Lake, member: DatasetAsset) -> tuple[str, Mapping[str, Any], bool] | None:
+    @op_job(
+        application, "iceberg", "Registers the served versions of datasets in their Iceberg tables."
+    )
+    def publish(
+        context: dg.OpExecutionContext, adjunct_lake: LakeResource, adjunct_spark: SparkResource
+    ) -> None:
+        def publish_one(
+            lake: Lake, member: DatasetAsset
+        ) -> tuple[str, Mapping[str, Any], bool] | None:
             dataset, table = member.dataset.name, tables[member.dataset.name]
             try:
-                snapshot = publish_to_iceberg(lake, dataset, table, spark=adjunct_spark.starter, by=context.run.run_id)
+                snapshot = publish_to_iceberg(
+                    lake, dataset, table, spark=adjunct_spark.starter, by=context.run.run_id
+                )
             except NoSealedVersionError as error:
                 context.log.info(str(error))
                 return None
             done = "was registered" if snapshot.new else "is already registered"
-            outcome = f"version {snapshot.version} {done} in {snapshot.table}, snapshot {snapshot.snapshot_id}"
+            outcome = (
+                f"version {snapshot.version} {done} in {snapshot.table}, snapshot"
+                f" {snapshot.snapshot_id}"
+            )
             return f"dataset {dataset}: {outcome}", snapshot.to_json(), snapshot.new
 
         run_on_datasets(context, adjunct_lake, members, publish_one, report_as="adjunct/iceberg")
@@ -198,43 +252,66 @@ def iceberg_jobs(
     unknown = sorted(set(tables) - known)
     if unknown:
         problem = (
-            f"iceberg={{…}} names the dataset {unknown[0]!r}, which no application stores; known datasets: "
-            f"{', '.join(sorted(known)) or 'none'}."
+            f"iceberg={{…}} names the dataset {unknown[0]!r}, which no application stores; known"
+            f" datasets: {', '.join(sorted(known)) or 'none'}."
         )
-        raise ConfigurationError(problem, "Correct the name.", argument="iceberg", dataset=unknown[0])
-    ours = {app: [member for member in members if member.dataset.name in tables] for app, members in datasets.items()}
+        raise ConfigurationError(
+            problem, "Correct the name.", argument="iceberg", dataset=unknown[0]
+        )
+    ours = {
+        app: [member for member in members if member.dataset.name in tables]
+        for app, members in datasets.items()
+    }
     return [iceberg_job(app, members, tables) for app, members in ours.items() if members]
 
 
 class StartpointConfig(dg.Config):
     """Run configuration of the startpoint job."""
 
-    action: StartpointAction = Field(default=StartpointAction.set, description="Set or clear startpoints.")
+    action: StartpointAction = Field(
+        default=StartpointAction.set, description="Set or clear startpoints."
+    )
     partitions: list[str] = Field(
-        description='Partitions of streams: "lake.flights.3", "lake.flights.0-3,7", or "lake.flights" for all.'
+        description=(
+            'Partitions of streams: "lake.flights.3", "lake.flights.0-3,7", or "lake.flights" for'
+            " all."
+        )
     )
     position: Position | None = Field(default=None, description="Where to start; required for set.")
     value: str | None = Field(
-        default=None, description="For timestamp: 2026-01-31T18:00Z, a date, or ms since 1970. For offset: the offset."
+        default=None,
+        description=(
+            "For timestamp: 2026-01-31T18:00Z, a date, or ms since 1970. For offset: the offset."
+        ),
     )
     until: Position | None = Field(
-        default=None, description="For a bounded replay: where it ends. The checkpoint does not move then."
+        default=None,
+        description="For a bounded replay: where it ends. The checkpoint does not move then.",
     )
-    until_value: str | None = Field(default=None, description="The end's timestamp or offset, as for value.")
+    until_value: str | None = Field(
+        default=None, description="The end's timestamp or offset, as for value."
+    )
     versions: Versions | None = Field(
         default=None,
-        description="For a bounded replay: read dataset versions by each record's time, the served ones, or those that "
-        "were read the first time. Default: as-of for as-of joins, else current.",
+        description=(
+            "For a bounded replay: read dataset versions by each record's time, the served ones, or"
+            " those that were read the first time. Default: as-of for as-of joins, else current."
+        ),
     )
-    task: str | None = Field(default=None, description='Only this task, such as "Partition 3". Default: all tasks.')
+    task: str | None = Field(
+        default=None, description='Only this task, such as "Partition 3". Default: all tasks.'
+    )
     on_unresolved: UnresolvedPolicy = Field(
         default=UnresolvedPolicy.fail,
         description="If the position has no offset: fail the run, or continue at the checkpoint.",
     )
     force: bool = Field(
-        default=False, description="For a dataset's stream: accept that its table gets older or incomplete."
+        default=False,
+        description="For a dataset's stream: accept that its table gets older or incomplete.",
     )
-    replace: bool = Field(default=False, description="Let a replay replace a startpoint, or a startpoint a replay.")
+    replace: bool = Field(
+        default=False, description="Let a replay replace a startpoint, or a startpoint a replay."
+    )
     reason: str = Field(description="Why; recorded with the request.")
     by: str | None = Field(default=None, description="Who does it. Default: this run.")
     dry_run: bool = Field(default=False, description="Only show what would happen.")
@@ -243,17 +320,23 @@ class StartpointConfig(dg.Config):
 def startpoint_job(app: Application) -> dg.JobDefinition:
     """Return the job that sets or clears startpoints of an application.
 
-    The effect of each is in the op's metadata and the run's log. The next run of the application applies them; the
-    sensor `<application>_startpoints` launches one.
+    The effect of each is in the op's metadata and the run's log. The next run of the application
+    applies them; the sensor `<application>_startpoints` launches one.
     """
 
     @op_job(app.name, "startpoint", f"Sets or clears startpoints of {app.name}.")
-    def act(context: dg.OpExecutionContext, config: StartpointConfig, adjunct_lake: LakeResource) -> None:
+    def act(
+        context: dg.OpExecutionContext, config: StartpointConfig, adjunct_lake: LakeResource
+    ) -> None:
         from dagster_adjunct.orchestration.startpoints.startpoints import Startpoints
 
         with translate_errors(context):
             startpoints = Startpoints(app, lake=adjunct_lake.open())
-            do = _cancel_startpoints if config.action is StartpointAction.clear else _request_startpoints
+            do = (
+                _cancel_startpoints
+                if config.action is StartpointAction.clear
+                else _request_startpoints
+            )
             do(context, startpoints, config, config.by or context.run.run_id)
 
     return act
@@ -269,10 +352,16 @@ def _request_startpoints(
         raise ConfigurationError("action set needs a position.", step, argument="position")
     if config.until is None and config.until_value:
         problem = f"until_value={config.until_value!r} needs until."
-        raise ConfigurationError(problem, "Set until to timestamp or offset.", argument="until_value")
+        raise ConfigurationError(
+            problem, "Set until to timestamp or offset.", argument="until_value"
+        )
     position = parse_position(config.position.value, config.value)
     wanted: dict[str, Any] = {
-        "until": parse_position(config.until.value, config.until_value) if config.until is not None else None,
+        "until": (
+            parse_position(config.until.value, config.until_value)
+            if config.until is not None
+            else None
+        ),
         "task": config.task or None,
         "on_unresolved": config.on_unresolved.value,
         "force": config.force,
@@ -282,14 +371,24 @@ def _request_startpoints(
     if config.dry_run:
         asked = startpoints.preview(config.partitions, position, **wanted)
     else:
-        asked = startpoints.request(config.partitions, position, **wanted, by=by, reason=config.reason)
+        asked = startpoints.request(
+            config.partitions, position, **wanted, by=by, reason=config.reason
+        )
     name = startpoints.app.name
-    applied_by = f"the next run of {name} applies it, which the sensor {to_dagster_name(name)}_startpoints launches"
+    applied_by = (
+        f"the next run of {name} applies it, which the sensor {to_dagster_name(name)}_startpoints"
+        " launches"
+    )
     lines = [
-        f"{one.request.ssp} ({', '.join(one.tasks) or 'no task'}): from {one.start or 'nowhere'}; {one.effect}"
+        f"{one.request.ssp} ({', '.join(one.tasks) or 'no task'}): from {one.start or 'nowhere'};"
+        f" {one.effect}"
         for one in asked.previews
     ]
-    outcome = f"requested; {applied_by} if it is on." if asked.written else "Dry run: nothing was written."
+    outcome = (
+        f"requested; {applied_by} if it is on."
+        if asked.written
+        else "Dry run: nothing was written."
+    )
     lines += [*asked.describe_effects(), outcome]
     for line in lines:
         context.log.info(line)
@@ -302,7 +401,9 @@ def _cancel_startpoints(
     if config.dry_run:
         step = "List the startpoints instead: adjunct startpoint list MODULE:APP."
         raise ConfigurationError("action clear has no dry run.", step, argument="dry_run")
-    taken = startpoints.take_back(config.partitions, task=config.task or None, by=by, reason=config.reason)
+    taken = startpoints.take_back(
+        config.partitions, task=config.task or None, by=by, reason=config.reason
+    )
     for line in taken.describe():
         context.log.info(line)
     if taken.not_removed:
@@ -317,12 +418,19 @@ class VersionActionConfig(dg.Config):
     action: VersionAction = Field(description="What to do.")
     version: str | None = Field(
         default=None,
-        description="The version's id or name. Not for unpin; optional for rollback (default: the previous version).",
+        description=(
+            "The version's id or name. Not for unpin; optional for rollback (default: the previous"
+            " version)."
+        ),
     )
     reason: str = Field(description="Why; recorded with the change.")
     by: str | None = Field(default=None, description="Who does it. Default: this run.")
-    expires_in_hours: float | None = Field(default=None, description="For pin: when it ends. Default: never.")
-    make_current: bool = Field(default=False, description="For accept: serve it even if a newer version is served.")
+    expires_in_hours: float | None = Field(
+        default=None, description="For pin: when it ends. Default: never."
+    )
+    make_current: bool = Field(
+        default=False, description="For accept: serve it even if a newer version is served."
+    )
 
 
 class DiscardConfig(dg.Config):
@@ -340,16 +448,22 @@ def discard_job(application: str, members: Sequence[DatasetAsset]) -> dg.JobDefi
         "discard",
         "Deletes versions that the retention policies no longer keep, and what failed builds left.",
     )
-    def discard(context: dg.OpExecutionContext, config: DiscardConfig, adjunct_lake: LakeResource) -> None:
+    def discard(
+        context: dg.OpExecutionContext, config: DiscardConfig, adjunct_lake: LakeResource
+    ) -> None:
         from dagster_adjunct.orchestration.maintenance.expire import expire_all_versions
 
         with translate_errors(context):
             lake = adjunct_lake.open()
             names = [member.dataset.name for member in select_advanced(context, lake, members)]
-            reports = expire_all_versions(lake, declared, by=context.run.run_id, datasets=names, dry_run=config.dry_run)
+            reports = expire_all_versions(
+                lake, declared, by=context.run.run_id, datasets=names, dry_run=config.dry_run
+            )
         for report in reports:
             context.log.info(report.summary())
-        context.add_output_metadata({report.dataset: dg.MetadataValue.json(report.to_json()) for report in reports})
+        context.add_output_metadata(
+            {report.dataset: dg.MetadataValue.json(report.to_json()) for report in reports}
+        )
 
     return discard
 
@@ -362,30 +476,50 @@ def version_job(application: str, members: Sequence[DatasetAsset]) -> dg.JobDefi
     known = {member.dataset.name: member for member in members}
 
     @op_job(
-        application, "version_action", "Pins, unpins, rolls back, revokes, accepts or removes a version of a dataset."
+        application,
+        "version_action",
+        "Pins, unpins, rolls back, revokes, accepts or removes a version of a dataset.",
     )
-    def act(context: dg.OpExecutionContext, config: VersionActionConfig, adjunct_lake: LakeResource) -> None:
+    def act(
+        context: dg.OpExecutionContext, config: VersionActionConfig, adjunct_lake: LakeResource
+    ) -> None:
         with translate_errors(context):
             if config.dataset not in known:
-                problem = f"this job has no dataset {config.dataset!r}; its datasets: {', '.join(known)}."
+                problem = (
+                    f"this job has no dataset {config.dataset!r}; its datasets: {', '.join(known)}."
+                )
                 raise ConfigurationError(problem, "Correct the name.", dataset=config.dataset)
             lake = adjunct_lake.open()
             store = open_stored_versions(lake, config.dataset)
             after = _apply_action(store, config, by=config.by or context.run.run_id)
             moved = [config.dataset, *(set(store.log.read_all()[1]) - {config.dataset})]
-            stored = {name: open_stored_versions(lake, name).require_manifest() for name in moved if name in known}
+            stored = {
+                name: open_stored_versions(lake, name).require_manifest()
+                for name in moved
+                if name in known
+            }
         served = after.version.id if after.version else "nothing"
-        context.log.info(f"dataset {config.dataset}: {config.action.value} done; {served} is served now.")
+        context.log.info(
+            f"dataset {config.dataset}: {config.action.value} done; {served} is served now."
+        )
         if note := describe_unserved_version(after):
             context.log.warning(f"dataset {config.dataset}: {note}.")
         for name, manifest in stored.items():
-            report_served_version(context, lake, known[name].dataset, known[name].key, manifest, always=True)
+            report_served_version(
+                context, lake, known[name].dataset, known[name].key, manifest, always=True
+            )
 
     return act
 
 
-def _apply_action(store: StoredVersions, config: VersionActionConfig, *, by: str) -> BoundedManifest:
-    action, version, why = config.action, config.version or None, {"reason": config.reason, "by": by}
+def _apply_action(
+    store: StoredVersions, config: VersionActionConfig, *, by: str
+) -> BoundedManifest:
+    action, version, why = (
+        config.action,
+        config.version or None,
+        {"reason": config.reason, "by": by},
+    )
     if action is VersionAction.unpin:
         return store.unpin(**why)
     if action is VersionAction.rollback:
@@ -398,7 +532,9 @@ def _apply_action(store: StoredVersions, config: VersionActionConfig, *, by: str
         return store.pin(version, expires_at=_end_of_pin(config.expires_in_hours), **why)
     if action is VersionAction.accept:
         return store.accept(version, make_current=config.make_current, **why)
-    return (store.revoke if action is VersionAction.revoke else store.remove_version)(version, **why)
+    return (store.revoke if action is VersionAction.revoke else store.remove_version)(
+        version, **why
+    )
 
 
 def _end_of_pin(hours: float | None) -> datetime | None:

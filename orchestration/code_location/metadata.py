@@ -36,7 +36,11 @@ from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.tasks import find_adjunct_error
 from dagster_adjunct.resources.streams.lake.streams import LakeStreams
-from dagster_adjunct.resources.streams.system import OffsetRange, StreamSystem, SystemStreamPartition
+from dagster_adjunct.resources.streams.system import (
+    OffsetRange,
+    StreamSystem,
+    SystemStreamPartition,
+)
 
 if TYPE_CHECKING:
     from dagster_adjunct.orchestration.planner.plan import ExecutionPlan
@@ -48,15 +52,23 @@ DATASET = "adjunct/dataset"
 STREAM = "adjunct/stream"
 
 
-def column_schema(schema: Schema, descriptions: Mapping[str, str] | None = None) -> dg.MetadataValue:
+def column_schema(
+    schema: Schema, descriptions: Mapping[str, str] | None = None
+) -> dg.MetadataValue:
     """Return a schema as metadata, with Spark's type names and column descriptions."""
     return _table_schema({field.name: field.type for field in schema.fields}, descriptions or {})
 
 
-def lineage_metadata(made: ColumnSources, key_of: Callable[[LineageNode], dg.AssetKey | None]) -> dict[str, Any]:
+def lineage_metadata(
+    made: ColumnSources, key_of: Callable[[LineageNode], dg.AssetKey | None]
+) -> dict[str, Any]:
     """Return the column lineage as metadata, empty if it is unknown."""
     deps = {
-        name: [dg.TableColumnDep(key, column) for node, column in sources if (key := key_of(node)) is not None]
+        name: [
+            dg.TableColumnDep(key, column)
+            for node, column in sources
+            if (key := key_of(node)) is not None
+        ]
         for name, sources in made.items()
     }
     known = {name: sources for name, sources in deps.items() if sources}
@@ -64,7 +76,8 @@ def lineage_metadata(made: ColumnSources, key_of: Callable[[LineageNode], dg.Ass
 
 
 def dataset_metadata(report: AdvanceReport, uri: str) -> dict[str, Any]:
-    """Return the metadata of an advance: version, rows, schema, offsets, decision, counters, and what it waits for.
+    """Return the metadata of an advance: version, rows, schema, offsets, decision, counters, and
+    what it waits for.
 
     Rows are omitted if deltas would have to be merged to count them.
     """
@@ -80,11 +93,15 @@ def dataset_metadata(report: AdvanceReport, uri: str) -> dict[str, Any]:
             "dagster/storage_kind": "parquet",
             "dagster/row_count": report.rows,
             "adjunct/waiting": json(list(report.waiting)) if report.waiting else None,
-            "adjunct/waiting_since": report.waiting_since and dg.MetadataValue.timestamp(report.waiting_since),
+            "adjunct/waiting_since": (
+                report.waiting_since and dg.MetadataValue.timestamp(report.waiting_since)
+            ),
             "adjunct/decision": report.decision and json(report.decision.model_dump(mode="json")),
             "adjunct/note": report.note or None,
             "adjunct/warnings": json(list(report.warnings)) if report.warnings else None,
-            "dagster/column_schema": None if report.schema is None else column_schema(report.schema),
+            "dagster/column_schema": (
+                None if report.schema is None else column_schema(report.schema)
+            ),
         }
     )
 
@@ -95,21 +112,27 @@ def _known(metadata: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def version_metadata(manifest: DatasetManifest) -> dict[str, Any]:
-    """Return the number of retained versions, the served one's name, the pin, the rejected versions, and the head.
+    """Return the number of retained versions, the served one's name, the pin, the rejected
+    versions, and the head.
 
-    The head, the version to serve without a pin, is left out if it is served. Empty for unbounded datasets.
+    The head, the version to serve without a pin, is left out if it is served. Empty for unbounded
+    datasets.
     """
     if manifest.versions_are_commits:
         return {}
     rejected = [
-        {"id": ref.id, "name": ref.name, "reason": ref.reason} for ref in manifest.listed if ref.state == "rejected"
+        {"id": ref.id, "name": ref.name, "reason": ref.reason}
+        for ref in manifest.listed
+        if ref.state == "rejected"
     ]
     served = manifest.ref(manifest.version.id) if manifest.version else None
     return _known(
         {
             "adjunct/retained": sum(ref.state == "sealed" for ref in manifest.listed),
             "adjunct/name": served and served.name,
-            "adjunct/pin": manifest.pin and dg.MetadataValue.json(manifest.pin.model_dump(mode="json")),
+            "adjunct/pin": (
+                manifest.pin and dg.MetadataValue.json(manifest.pin.model_dump(mode="json"))
+            ),
             "adjunct/head": None if served and manifest.head == served.id else manifest.head,
             "adjunct/rejected": dg.MetadataValue.json(rejected) if rejected else None,
         }
@@ -117,11 +140,15 @@ def version_metadata(manifest: DatasetManifest) -> dict[str, Any]:
 
 
 def lag_metadata(lags: Mapping[SystemStreamPartition, PartitionLag]) -> dict[str, Any]:
-    """Return how far an unbounded dataset is behind its stream: by partition, and as totals, which Dagster plots."""
+    """Return how far an unbounded dataset is behind its stream: by partition, and as totals,
+    which Dagster plots.
+    """
     seconds = [lag.seconds for lag in lags.values() if lag.seconds is not None]
     return _known(
         {
-            "adjunct/lag": dg.MetadataValue.json({str(ssp): lag.to_json() for ssp, lag in lags.items()}),
+            "adjunct/lag": dg.MetadataValue.json(
+                {str(ssp): lag.to_json() for ssp, lag in lags.items()}
+            ),
             "adjunct/lag_records": sum(lag.records for lag in lags.values()),
             "adjunct/lost_offsets": sum(lag.lost for lag in lags.values()) or None,
             "adjunct/lag_seconds": round(max(seconds), 1) if len(seconds) == len(lags) else None,
@@ -130,7 +157,9 @@ def lag_metadata(lags: Mapping[SystemStreamPartition, PartitionLag]) -> dict[str
 
 
 def served_metadata(manifest: DatasetManifest, uri: str) -> dict[str, Any]:
-    """Return the metadata of the version that a dataset serves, without the report of an advance."""
+    """Return the metadata of the version that a dataset serves, without the report of an
+    advance.
+    """
     version, change = manifest.version, manifest.change
     facts = {
         "adjunct/version": version.id if version else "none",
@@ -143,7 +172,10 @@ def served_metadata(manifest: DatasetManifest, uri: str) -> dict[str, Any]:
 
 
 def stream_metadata(
-    lake: Lake, systems: Mapping[str, StreamSystem], name: str, descriptions: Mapping[str, str] | None = None
+    lake: Lake,
+    systems: Mapping[str, StreamSystem],
+    name: str,
+    descriptions: Mapping[str, str] | None = None,
 ) -> dict[str, Any] | None:
     """Return the metadata of the stream "system.stream", None if it does not exist."""
     system_name, stream = split_stream_name(name)
@@ -157,11 +189,19 @@ def stream_metadata(
     whole = {ssp: OffsetRange(oldest[ssp], upcoming[ssp]) for ssp in ssps}
     return _known(
         {
-            "adjunct/oldest": dg.MetadataValue.json({str(ssp): offset for ssp, offset in oldest.items()}),
-            "adjunct/upcoming": dg.MetadataValue.json({str(ssp): offset for ssp, offset in upcoming.items()}),
+            "adjunct/oldest": dg.MetadataValue.json(
+                {str(ssp): offset for ssp, offset in oldest.items()}
+            ),
+            "adjunct/upcoming": dg.MetadataValue.json(
+                {str(ssp): offset for ssp, offset in upcoming.items()}
+            ),
             "dagster/row_count": system.records_between(whole) if system.counts_unread else None,
-            "dagster/uri": f"{lake.url}/{lake.stream_prefix(stream)}" if system_name == "lake" else None,
-            "dagster/column_schema": None if info.schema is None else column_schema(info.schema, descriptions),
+            "dagster/uri": (
+                f"{lake.url}/{lake.stream_prefix(stream)}" if system_name == "lake" else None
+            ),
+            "dagster/column_schema": (
+                None if info.schema is None else column_schema(info.schema, descriptions)
+            ),
         }
     )
 
@@ -175,10 +215,14 @@ def declared_metadata(dataset: AdjunctDataset) -> dict[str, Any]:
             "adjunct/kind": dataset.kind,
             "adjunct/key": dg.MetadataValue.json(list(dataset.key)),
             "adjunct/input": str(dataset.input),
-            "adjunct/partitioning": "one broadcast copy" if dataset.broadcast else f"{dataset.partitions} by {by}",
+            "adjunct/partitioning": (
+                "one broadcast copy" if dataset.broadcast else f"{dataset.partitions} by {by}"
+            ),
             "adjunct/holds_back": dataset.bootstrap,
             "adjunct/partitions": dataset.partitions,
-            "adjunct/columns": None if dataset.columns is None else dg.MetadataValue.json(list(dataset.columns)),
+            "adjunct/columns": (
+                None if dataset.columns is None else dg.MetadataValue.json(list(dataset.columns))
+            ),
             "adjunct/version_set": dataset.version_set,
         }
     )
@@ -192,27 +236,36 @@ def declared_stream_metadata(name: str, output: OutputStream | None) -> dict[str
     return {STREAM: name, "adjunct/key": key, "adjunct/partitions": output.partitions}
 
 
-def table_metadata(table: AnyTable, descriptions: Mapping[str, str] | None = None) -> dict[str, Any]:
+def table_metadata(
+    table: AnyTable, descriptions: Mapping[str, str] | None = None
+) -> dict[str, Any]:
     """Return the declared key, location and columns of a remote table."""
     declared = _describe_table(table)
     columns, name = declared.get("columns"), declared.get("table")
     return _known(
         {
             "adjunct/key": dg.MetadataValue.json(list(table.key)),
-            "dagster/column_schema": _table_schema(columns, descriptions or {}) if columns else None,
-            "dagster/table_name": ".".join(filter(None, [declared.get("schema"), name])) if name else None,
+            "dagster/column_schema": (
+                _table_schema(columns, descriptions or {}) if columns else None
+            ),
+            "dagster/table_name": (
+                ".".join(filter(None, [declared.get("schema"), name])) if name else None
+            ),
             "dagster/storage_kind": declared.get("backend") or None,
         }
     )
 
 
 def backend_name(table: AnyTable) -> str:
-    """Return the registered name of a remote table's backend ("sqlite"), "" if it is not registered."""
+    """Return the registered name of a remote table's backend ("sqlite"), "" if it is not
+    registered.
+    """
     return str(_describe_table(table).get("backend", ""))
 
 
 def step_metadata(report: StepReport) -> dict[str, Any]:
-    """Return the metadata that all outputs of a step share: batches, versions, checkpoint, joins, startpoints, times.
+    """Return the metadata that all outputs of a step share: batches, versions, checkpoint, joins,
+    startpoints, times.
 
     Also the largest lag of an input's watermark in seconds, and the sizes of state.
     """
@@ -226,7 +279,9 @@ def step_metadata(report: StepReport) -> dict[str, Any]:
         "epochs": {str(ssp): epoch for ssp, epoch in offsets.epochs.items()},
         "replays": [replay.model_dump(mode="json") for replay in offsets.replays.values()],
         "watermarks": [times.to_json() for times in report.watermarks],
-        "operator_watermarks": {name: mark.isoformat() for name, mark in state.times.operators.items()},
+        "operator_watermarks": {
+            name: mark.isoformat() for name, mark in state.times.operators.items()
+        },
     }
     return _known(
         {
@@ -238,9 +293,16 @@ def step_metadata(report: StepReport) -> dict[str, Any]:
             "adjunct/versions": json(report.versions),
             "adjunct/checkpoint": json({str(ssp): at for ssp, at in state.checkpoint.items()}),
             "adjunct/joins": json(joins),
-            **{f"adjunct/{what}/{name}": of[what] for name, of in joins.items() for what in plotted if what in of},
+            **{
+                f"adjunct/{what}/{name}": of[what]
+                for name, of in joins.items()
+                for what in plotted
+                if what in of
+            },
             **_timing_metadata(report.seconds),
-            "adjunct/lost_offsets": sum(of.get("lost_offsets", 0) for of in report.counters.values()) or None,
+            "adjunct/lost_offsets": (
+                sum(of.get("lost_offsets", 0) for of in report.counters.values()) or None
+            ),
             **{f"adjunct/{name}": json(value) for name, value in lists.items() if value},
             "adjunct/watermark_lag_seconds": round(max(lags), 1) if is_known else None,
             **{
@@ -260,7 +322,9 @@ def output_metadata(report: StepReport, name: str) -> dict[str, Any]:
     measured = report.measured.get(name)
     counters = ({} if measured is None else measured.to_dict()) | report.counters.get(name, {})
     totals = dg.MetadataValue.json(dict(report.state.totals.get(name, {})))
-    return {f"adjunct/{counter}": _rounded(value) for counter, value in counters.items()} | {"adjunct/totals": totals}
+    return {f"adjunct/{counter}": _rounded(value) for counter, value in counters.items()} | {
+        "adjunct/totals": totals
+    }
 
 
 def _rounded(value: float) -> float:
@@ -302,7 +366,9 @@ def code_references(place: CodeLine | None) -> dict[str, Any]:
     """Return the metadata that links to a line of a local file, empty for an unknown place."""
     if place is None:
         return {}
-    reference = dg.LocalFileCodeReference(file_path=place.file, line_number=place.line, label="declared here")
+    reference = dg.LocalFileCodeReference(
+        file_path=place.file, line_number=place.line, label="declared here"
+    )
     return {"dagster/code_references": dg.CodeReferencesMetadataValue(code_references=[reference])}
 
 
@@ -318,7 +384,8 @@ def translate_errors(
     *,
     retry: tuple[type[errors.AdjunctError], ...] = (errors.TransientError,),
 ) -> Iterator[None]:
-    """Turn AdjunctErrors into Dagster failures with a next step; errors in `retry` are retried first.
+    """Turn AdjunctErrors into Dagster failures with a next step; errors in `retry` are retried
+    first.
 
     Other exceptions pass unchanged.
     """
@@ -332,7 +399,9 @@ def translate_errors(
         again = isinstance(ours, retry) and not isinstance(ours, errors.ApplicationBusyError)
         if again and context.retry_number < MAX_RETRIES:
             context.log.warning(f"{type(ours).__name__}, retrying in {_RETRY_SECONDS:g} s: {ours}")
-            raise dg.RetryRequested(max_retries=MAX_RETRIES, seconds_to_wait=_RETRY_SECONDS) from error
+            raise dg.RetryRequested(
+                max_retries=MAX_RETRIES, seconds_to_wait=_RETRY_SECONDS
+            ) from error
         for note in getattr(ours, "__notes__", ()):  # errors of other datasets that failed too
             context.log.error(note)
         raise dg.Failure(
@@ -340,7 +409,10 @@ def translate_errors(
             metadata={
                 "error": type(ours).__name__,
                 "next step": ours.next_step or "See the message.",
-                "permanent": isinstance(ours, errors.PermanentError) and not isinstance(ours, RETRY_IN_NEW_RUN),
+                "permanent": (
+                    isinstance(ours, errors.PermanentError)
+                    and not isinstance(ours, RETRY_IN_NEW_RUN)
+                ),
             },
             allow_retries=False,
         ) from error
@@ -350,7 +422,9 @@ MAX_PLAN_LENGTH = 100_000  # characters; stored with each materialization of eac
 
 
 def plan_metadata(planned: ExecutionPlan) -> dict[str, Any]:
-    """Return a run's plan as text, because Dagster's UI does not draw Mermaid, and as a document for `from_json`."""
+    """Return a run's plan as text, because Dagster's UI does not draw Mermaid, and as a document
+    for `from_json`.
+    """
     text, document = planned.render(), planned.to_json()
     fence = "`" * max([3, *(len(run) + 1 for run in re.findall("`+", text))])
     shown = text if len(text) <= MAX_PLAN_LENGTH else f"{text[:MAX_PLAN_LENGTH]}\n…\n"
@@ -375,7 +449,10 @@ def dataset_preview(lake: Lake, dataset: AdjunctDataset, version: str, rows: int
 
 
 def stream_preview(
-    systems: Mapping[str, StreamSystem], name: str, rows: int, hidden: Callable[[Sequence[str]], Collection[str]]
+    systems: Mapping[str, StreamSystem],
+    name: str,
+    rows: int,
+    hidden: Callable[[Sequence[str]], Collection[str]],
 ) -> dict[str, Any]:
     """Return the newest `rows` records of the first partition that has records, as metadata.
 
@@ -401,7 +478,12 @@ def _preview_table(
 ) -> dict[str, Any]:
     hidden = {name.lower() for name in sensitive}
     records = [
-        dg.TableRecord({name: MASKED if name.lower() in hidden else _preview_value(entry.get(name)) for name in names})
+        dg.TableRecord(
+            {
+                name: MASKED if name.lower() in hidden else _preview_value(entry.get(name))
+                for name in names
+            }
+        )
         for entry in entries
     ]
     schema = dg.TableSchema([dg.TableColumn(name) for name in names])
@@ -420,7 +502,9 @@ _MAX_TAG_LENGTH = 200
 
 
 def join_shortened(texts: Iterable[str], separator: str = ", ") -> str:
-    """Join as many distinct texts as fit into one of Dagster's run tags, and add how many others there are."""
+    """Join as many distinct texts as fit into one of Dagster's run tags, and add how many others
+    there are.
+    """
     every = list(dict.fromkeys(texts))
     shown: list[str] = []
     for text in every:
@@ -440,8 +524,8 @@ def has_ended(instance: dg.DagsterInstance, run_id: str) -> bool:
 def output_columns(app: Application, plan: ExecutionPlan) -> dict[LineageNode, ColumnSources]:
     """Return, for each output, the source columns (of streams and datasets) of each of its columns.
 
-    A computed column has all columns of its expression as sources. The sources of columns that a function returns are
-    unknown.
+    A computed column has all columns of its expression as sources. The sources of columns that a
+    function returns are unknown.
     """
     outputs: dict[LineageNode, ColumnSources] = {}
     for operator in app.operators:
@@ -453,7 +537,9 @@ def output_columns(app: Application, plan: ExecutionPlan) -> dict[LineageNode, C
     return outputs
 
 
-def dataset_columns(dataset: AdjunctDataset, stored: Iterable[str], records: Iterable[str] | None) -> ColumnSources:
+def dataset_columns(
+    dataset: AdjunctDataset, stored: Iterable[str], records: Iterable[str] | None
+) -> ColumnSources:
     """Return the source columns of each stored column of a dataset.
 
     `stored` are the names of its columns, `records` those of its input (None: unknown).
@@ -463,7 +549,9 @@ def dataset_columns(dataset: AdjunctDataset, stored: Iterable[str], records: Ite
         return {}
     if dataset.extractor is None:
         there = None if records is None else {name.lower() for name in records}
-        return identity_sources(source, [name for name in stored if there is None or name.lower() in there])
+        return identity_sources(
+            source, [name for name in stored if there is None or name.lower() in there]
+        )
     if not isinstance(dataset.extractor, Projection) or records is None:
         return {}
     taken, computed = identity_sources(source, records), dict(dataset.extractor.select)
@@ -471,7 +559,9 @@ def dataset_columns(dataset: AdjunctDataset, stored: Iterable[str], records: Ite
 
 
 def trace_sources(outputs: Mapping[LineageNode, ColumnSources]) -> dict[LineageNode, ColumnSources]:
-    """Return the outputs with their source columns traced back: a column of an earlier output by its own sources."""
+    """Return the outputs with their source columns traced back: a column of an earlier output by
+    its own sources.
+    """
     traced: dict[LineageNode, ColumnSources] = {}
     for node, made in outputs.items():
         traced[node] = {}
@@ -493,13 +583,17 @@ def inherited_descriptions(app: Application, made: Mapping[str, Sources]) -> dic
     return {name: descriptions[source] for name, source in sole.items() if source in descriptions}
 
 
-def masked_columns(app: Application, made: Mapping[str, Sources], columns: Iterable[str]) -> set[str]:
+def masked_columns(
+    app: Application, made: Mapping[str, Sources], columns: Iterable[str]
+) -> set[str]:
     """Return the columns to mask: those with a sensitive source or the name of a sensitive column.
 
     If there are sensitive columns, columns of unknown origin are masked too.
     """
     sensitive = {
-        (LineageNode("dataset", dataset.name), name.lower()) for dataset in app.datasets for name in dataset.sensitive
+        (LineageNode("dataset", dataset.name), name.lower())
+        for dataset in app.datasets
+        for name in dataset.sensitive
     }
     if not sensitive:
         return set()

@@ -1,4 +1,6 @@
-"""Kinds of asset nodes (streams, files, datasets, tables, sinks), and `AdjunctTranslator`, which names them."""
+"""Kinds of asset nodes (streams, files, datasets, tables, sinks), and `AdjunctTranslator`, which
+names them.
+"""
 
 from __future__ import annotations
 
@@ -26,8 +28,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class AssetSubject:
-    """What an asset stands for: a stream ("lake.flights"), files (their URL), a dataset ("planes"), a remote table, or
-    a function that records are sent to ("alerts/notify")."""
+    """What an asset stands for: a stream ("lake.flights"), files (their URL), a dataset ("planes"),
+    a remote table, or a function that records are sent to ("alerts/notify")."""
 
     kind: Kind
     name: str
@@ -45,7 +47,8 @@ class AssetSubject:
 class RunOutputs:
     """Access to the outputs of an application's run.
 
-    `preview_rows` is the number of rows to show of each; `tables` are the remote tables of the run's plan.
+    `preview_rows` is the number of rows to show of each; `tables` are the remote tables of the
+    run's plan.
     """
 
     lake: Lake
@@ -57,18 +60,21 @@ class RunOutputs:
 
 @dataclass(frozen=True, slots=True)
 class NodeKind:
-    """A kind of node: how to find the default asset key, icons, subject and metadata of one node by its name.
+    """A kind of node: how to find the default asset key, icons, subject and metadata of one node by
+    its name.
 
-    The asset key is the same for all applications that share the node. `subject` returns fields of the node's
-    AssetSubject, `declared` metadata that is known before the first run, and `written` metadata of what a run wrote,
-    given the sources of each column.
+    The asset key is the same for all applications that share the node. `subject` returns fields of
+    the node's AssetSubject, `declared` metadata that is known before the first run, and `written`
+    metadata of what a run wrote, given the sources of each column.
     """
 
     key: Callable[[AssetSubject], dg.AssetKey]
     icons: Callable[[AssetSubject], set[str]]
     subject: Callable[[Application, str], Mapping[str, Any]] = lambda app, name: {}
     declared: Callable[[Application, str], dict[str, Any]] = lambda app, name: {}
-    written: Callable[[RunOutputs, str, ColumnSources], dict[str, Any]] = lambda outputs, name, columns: {}
+    written: Callable[[RunOutputs, str, ColumnSources], dict[str, Any]] = (
+        lambda outputs, name, columns: {}
+    )
 
 
 VERSION_KEY = "adjunct/data_version"
@@ -89,7 +95,9 @@ def asset_subject(app: Application, node: LineageNode) -> AssetSubject:
 def _dataset_subject(app: Application, name: str) -> dict[str, Any]:
     dataset = app.dataset(name)
     condition = dataset.automation_condition
-    if condition is None and dataset.is_owned_by(app.name):  # a local table is an output of the application
+    if condition is None and dataset.is_owned_by(
+        app.name
+    ):  # a local table is an output of the application
         condition = app.automation_condition
     return {
         "description": dataset.description,
@@ -105,26 +113,40 @@ def _written_local_table(outputs: RunOutputs, name: str, columns: ColumnSources)
     manifest = StoredVersions(outputs.lake, dataset).manifest()
     if manifest is None or manifest.version is None:
         return {}
-    shown = metadata.served_metadata(manifest, f"{outputs.lake.url}/{outputs.lake.dataset_prefix(name)}")
-    shown["dagster/column_schema"] = metadata.column_schema(manifest.version.columns, dict(dataset.column_descriptions))
+    shown = metadata.served_metadata(
+        manifest, f"{outputs.lake.url}/{outputs.lake.dataset_prefix(name)}"
+    )
+    shown["dagster/column_schema"] = metadata.column_schema(
+        manifest.version.columns, dict(dataset.column_descriptions)
+    )
     shown["adjunct/stored_rows"] = manifest.version.stored_rows
-    shown |= metadata.dataset_preview(outputs.lake, dataset, manifest.version.id, outputs.preview_rows)
+    shown |= metadata.dataset_preview(
+        outputs.lake, dataset, manifest.version.id, outputs.preview_rows
+    )
     return shown | {VERSION_KEY: manifest.version.id}
 
 
 def _files_key(subject: AssetSubject) -> dg.AssetKey:
     path = subject.name.partition("://")[2] or subject.name
-    return dg.AssetKey(["files", *(to_dagster_name(part) for part in path.split("/") if part not in ("", "."))])
+    return dg.AssetKey(
+        ["files", *(to_dagster_name(part) for part in path.split("/") if part not in ("", "."))]
+    )
 
 
 def _files_subject(app: Application, name: str) -> dict[str, Any]:
     inputs = [dataset.input for dataset in app.datasets]
-    return {"storage": next(one.format for one in inputs if isinstance(one, FileSource) and one.url == name)}
+    return {
+        "storage": next(
+            one.format for one in inputs if isinstance(one, FileSource) and one.url == name
+        )
+    }
 
 
 def _written_table(outputs: RunOutputs, name: str, columns: ColumnSources) -> dict[str, Any]:
     sends = [table for table in outputs.tables if table.table == name]
-    return metadata.table_metadata(outputs.app.tables[name], metadata.inherited_descriptions(outputs.app, columns)) | {
+    return metadata.table_metadata(
+        outputs.app.tables[name], metadata.inherited_descriptions(outputs.app, columns)
+    ) | {
         "adjunct/order": "; ".join(dict.fromkeys(f"{send.order}: {send.why}" for send in sends)),
         "adjunct/after_replay": "; ".join(dict.fromkeys(send.replay for send in sends)),
     }
@@ -152,9 +174,13 @@ def _written_stream(outputs: RunOutputs, name: str, columns: ColumnSources) -> d
 
 NODE_KINDS: dict[Kind, NodeKind] = {
     "stream": NodeKind(
-        key=lambda subject: dg.AssetKey([to_dagster_name(part) for part in split_stream_name(subject.name)]),
+        key=lambda subject: dg.AssetKey(
+            [to_dagster_name(part) for part in split_stream_name(subject.name)]
+        ),
         icons=_stream_icons,
-        subject=lambda app, name: {"description": app.outputs[name].description} if name in app.outputs else {},
+        subject=lambda app, name: (
+            {"description": app.outputs[name].description} if name in app.outputs else {}
+        ),
         declared=lambda app, name: metadata.declared_stream_metadata(name, app.outputs.get(name)),
         written=_written_stream,
     ),
@@ -186,19 +212,22 @@ _TAG = re.compile(r"[A-Za-z0-9_.-]{1,63}")
 
 
 class AdjunctTranslator:
-    """Chooses the keys, groups, owners and automation of assets; override a method to follow your conventions.
+    """Chooses the keys, groups, owners and automation of assets; override a method to follow your
+    conventions.
 
-    Applications that share a stream or dataset share one asset, because the default keys do not depend on
-    the application: `lake/flights`, `datasets/planes_dataset`, `tables/aircraft_state`, `files/bucket/prefix`. The
-    graph shows only the last part, so that of a dataset differs from its stream's. Assets that are only read are in
-    the group "inputs" and have no owners.
+    Applications that share a stream or dataset share one asset, because the default keys do not
+    depend on the application: `lake/flights`, `datasets/planes_dataset`, `tables/aircraft_state`,
+    `files/bucket/prefix`. The graph shows only the last part, so that of a dataset differs from its
+    stream's. Assets that are only read are in the group "inputs" and have no owners.
     """
 
     def get_asset_key(self, subject: AssetSubject) -> dg.AssetKey:
         return NODE_KINDS[subject.kind].key(subject)
 
     def get_group_name(self, subject: AssetSubject) -> str:
-        return subject.group or ("inputs" if subject.external else to_dagster_name(subject.application))
+        return subject.group or (
+            "inputs" if subject.external else to_dagster_name(subject.application)
+        )
 
     def get_owners(self, subject: AssetSubject) -> Sequence[str]:
         return subject.owners
@@ -215,5 +244,7 @@ class AdjunctTranslator:
         return tags | ({"adjunct/name": subject.name} if _TAG.fullmatch(subject.name) else {})
 
     def get_automation_condition(self, subject: AssetSubject) -> dg.AutomationCondition[Any] | None:
-        """Return the condition under which Dagster materializes the asset; not called for assets that are only read."""
+        """Return the condition under which Dagster materializes the asset; not called for assets
+        that are only read.
+        """
         return subject.automation_condition

@@ -40,18 +40,27 @@ class StepConfig(dg.Config):
 
     take_over: bool = Field(
         default=False,
-        description="Take the lease of another run of the application, even if it is alive, and begin when that one "
-        "can't write any more.",
+        description=(
+            "Take the lease of another run of the application, even if it is alive, and begin when"
+            " that one can't write any more."
+        ),
     )
     adopt: bool = Field(
         default=False,
-        description="Let a first run write to outputs that another application has written from the same inputs.",
+        description=(
+            "Let a first run write to outputs that another application has written from the same"
+            " inputs."
+        ),
     )
     wait_seconds: float = Field(
-        default=_WAIT_SECONDS, description="How long to wait for another run to end; 0 fails at once."
+        default=_WAIT_SECONDS,
+        description="How long to wait for another run to end; 0 fails at once.",
     )
     follow_seconds: float = Field(
-        default=0.0, description="How long to stay and go on when there is something new; 0 ends when it has caught up."
+        default=0.0,
+        description=(
+            "How long to stay and go on when there is something new; 0 ends when it has caught up."
+        ),
     )
 
 
@@ -59,8 +68,9 @@ class StepConfig(dg.Config):
 class ApplicationAssets:
     """The assets of an application's outputs and of what it reads, and how a run reports on them.
 
-    `inputs` are the assets of its input streams, `datasets` those of its datasets, whose served versions are reported,
-    and `tables` those of its lookup tables. `preview_rows` is the number of records to show of each output stream.
+    `inputs` are the assets of its input streams, `datasets` those of its datasets, whose served
+    versions are reported, and `tables` those of its lookup tables. `preview_rows` is the number of
+    records to show of each output stream.
     """
 
     app: Application
@@ -81,7 +91,9 @@ class ApplicationAssets:
         return checks.watermark_check_specs(self.app, self.outputs)
 
     def report_inputs(self, op: checks.OpRun) -> dict[str, str]:
-        """Log observations of the inputs at a run's start; return which datasets the run leaves out, and why."""
+        """Log observations of the inputs at a run's start; return which datasets the run leaves
+        out, and why.
+        """
         waiting = log_skipped_datasets(op, self.app)
         dataset_assets.observe_streams(op, self.inputs)
         self.report_datasets(op)
@@ -101,7 +113,11 @@ class ApplicationAssets:
             op.context.log_event(dg.AssetMaterialization(spec.key, description, facts, tags=tags))
 
     def describe_outputs(
-        self, op: checks.OpRun, report: "StepReport", planned: "ExecutionPlan", waiting: Mapping[str, str]
+        self,
+        op: checks.OpRun,
+        report: "StepReport",
+        planned: "ExecutionPlan",
+        waiting: Mapping[str, str],
     ) -> dict[LineageNode, dict[str, Any]]:
         """Return the metadata of each output at the end of a run."""
         written = RunOutputs(op.lake, op.systems, self.app, self.preview_rows, planned.tables)
@@ -111,14 +127,24 @@ class ApplicationAssets:
         shared |= metadata.lookup_metadata(report, self.tables)
         if waiting:
             shared["adjunct/left_out"] = dg.MetadataValue.json(dict(waiting))
-        return {node: shared | metadata.output_metadata(report, node.name) | described[node] for node in self.outputs}
+        return {
+            node: shared | metadata.output_metadata(report, node.name) | described[node]
+            for node in self.outputs
+        }
 
     def report_outputs(
-        self, context: dg.AssetExecutionContext, report: "StepReport", described: Mapping[LineageNode, dict[str, Any]]
+        self,
+        context: dg.AssetExecutionContext,
+        report: "StepReport",
+        described: Mapping[LineageNode, dict[str, Any]],
     ) -> Iterator[AssetEvent | dg.AssetCheckResult]:
-        """Yield the events of the outputs and their checks at the end of a run; a warning before the first batch."""
+        """Yield the events of the outputs and their checks at the end of a run; a warning before
+        the first batch.
+        """
         if not report.state.batch:
-            context.log.warning(f"{self.app.name} has run no batch yet, because its inputs hold no records.")
+            context.log.warning(
+                f"{self.app.name} has run no batch yet, because its inputs hold no records."
+            )
             yield from dataset_assets.missing_check_outputs(context)
             return
         version, description = _data_version(self.app, report), _describe_batches(self.app, report)
@@ -161,7 +187,10 @@ def outputs_asset(assets: ApplicationAssets) -> dg.AssetsDefinition:
         description=app.description or None,
     )
     def step(
-        context: dg.AssetExecutionContext, config: StepConfig, adjunct_lake: LakeResource, adjunct_spark: SparkResource
+        context: dg.AssetExecutionContext,
+        config: StepConfig,
+        adjunct_lake: LakeResource,
+        adjunct_spark: SparkResource,
     ) -> Iterator[AssetEvent | dg.AssetCheckResult]:
         from dagster_adjunct.orchestration.batch_log.batch_log import application_state
         from dagster_adjunct.orchestration.planner.planner import systems_for
@@ -172,7 +201,9 @@ def outputs_asset(assets: ApplicationAssets) -> dg.AssetsDefinition:
                 lake = adjunct_lake.open()
                 state = application_state(lake, app.name)
                 times = measure_input_times(app, state.times, lake.now())
-            yield from assets.report_checks(context, state.last.counters if state.last is not None else {}, times)
+            yield from assets.report_checks(
+                context, state.last.counters if state.last is not None else {}, times
+            )
             return
         with metadata.translate_errors(context):
             lake = adjunct_lake.open()
@@ -208,7 +239,8 @@ def _run_batches(
 ) -> "tuple[StepReport, ExecutionPlan]":
     """Run the application's step under its run lease; return the report and the plan.
 
-    A run that stays (`follow_seconds`) reports datasets and batches while it runs, by the two functions.
+    A run that stays (`follow_seconds`) reports datasets and batches while it runs, by the two
+    functions.
     """
     from dagster_adjunct.orchestration.planner.planner import systems_for
 
@@ -230,15 +262,17 @@ def _run_batches(
     }
     few_in_process = app.engine == "auto"
     systems = partial(systems_for, app)
-    return run_work(op, spark, work, handlers, systems, few_in_process=few_in_process, submit_at_once=True)
+    return run_work(
+        op, spark, work, handlers, systems, few_in_process=few_in_process, submit_at_once=True
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class StepWork:
     """Runs the step of an application on the host where it is called, and reports to the op.
 
-    `lasts` is how long the run stays once it has caught up (None: it ends). `wait`, `take_over` and `adopt` are those
-    of StepConfig.
+    `lasts` is how long the run stays once it has caught up (None: it ends). `wait`, `take_over` and
+    `adopt` are those of StepConfig.
     """
 
     app: Application
@@ -271,11 +305,15 @@ class StepWork:
         def advance(of_run: "Runtime", plan: "ExecutionPlan") -> None:
             from dagster_adjunct.orchestration.step.run import advance_changed, advance_unit
 
-            if lasts is not None:  # for what was delivered, and startpoints, since the datasets' own ops advanced them
+            if (
+                lasts is not None
+            ):  # for what was delivered, and startpoints, since the datasets' own ops advanced them
                 advance_changed(of_run, app, plan, on_report=report_advance)
                 return
             for dataset in app.datasets:
-                if dataset.is_owned_by(app.name):  # other datasets are advanced by the ops of their own assets
+                if dataset.is_owned_by(
+                    app.name
+                ):  # other datasets are advanced by the ops of their own assets
                     advance_unit(of_run, [dataset])
 
         def flush() -> None:
@@ -302,17 +340,24 @@ T = TypeVar("T")
 
 
 class Bundled(Generic[T]):
-    """Passes on the reports of a run that stays: only the newest one, and at most one every `every` seconds."""
+    """Passes on the reports of a run that stays: only the newest one, and at most one every
+    `every` seconds.
+    """
 
     def __init__(
-        self, report: Callable[[T], None], clock: Callable[[], float] = time.monotonic, every: float = 60.0
+        self,
+        report: Callable[[T], None],
+        clock: Callable[[], float] = time.monotonic,
+        every: float = 60.0,
     ) -> None:
         self._report, self._clock, self._every = report, clock, every
         self._due = clock() + every
         self._waiting: T | None = None
 
     def add(self, report: T) -> None:
-        """Pass the report on if the last one is old enough; otherwise keep it, in place of the one kept before."""
+        """Pass the report on if the last one is old enough; otherwise keep it, in place of the
+        one kept before.
+        """
         self._waiting = report
         self.flush()
 
@@ -323,12 +368,16 @@ class Bundled(Generic[T]):
             self._waiting, self._due = None, self._clock() + self._every
 
 
-def _report_datasets(op: checks.OpRun, app: Application, datasets: Mapping[str, dg.AssetKey]) -> None:
+def _report_datasets(
+    op: checks.OpRun, app: Application, datasets: Mapping[str, dg.AssetKey]
+) -> None:
     for dataset in app.datasets:
         mine = dataset.versions is not None or dataset.is_owned_by(app.name)
         manifest = None if mine else StoredVersions(op.lake, dataset).manifest()
         if manifest is not None and manifest.version is not None:
-            dataset_assets.report_served_version(op.context, op.lake, dataset, datasets[dataset.name], manifest)
+            dataset_assets.report_served_version(
+                op.context, op.lake, dataset, datasets[dataset.name], manifest
+            )
 
 
 def _describe_outputs(
@@ -337,7 +386,9 @@ def _describe_outputs(
     outputs: Mapping[LineageNode, dg.AssetSpec],
     read: Mapping[str, dg.AssetKey],
 ) -> dict[LineageNode, dict[str, Any]]:
-    """Return the metadata of each output, with column lineage; `read` has the assets of what the application reads."""
+    """Return the metadata of each output, with column lineage; `read` has the assets of what the
+    application reads.
+    """
 
     def key_of(node: LineageNode) -> dg.AssetKey | None:
         return outputs[node].key if node in outputs else read.get(node.name)
@@ -345,8 +396,10 @@ def _describe_outputs(
     made = metadata.output_columns(written.app, planned)
     whence = metadata.trace_sources(made)
     return {
-        node: NODE_KINDS[node.kind].written(written, node.name, whence.get(node, {}))
-        | metadata.lineage_metadata(made.get(node, {}), key_of)
+        node: (
+            NODE_KINDS[node.kind].written(written, node.name, whence.get(node, {}))
+            | metadata.lineage_metadata(made.get(node, {}), key_of)
+        )
         for node in outputs
     }
 
@@ -354,17 +407,25 @@ def _describe_outputs(
 def log_skipped_datasets(run: checks.OpRun, app: Application) -> dict[str, str]:
     """Log which datasets this run does not advance because their versions are partitions.
 
-    Returns, by dataset, which version is delivered or awaited. A delivered one is logged as a warning.
+    Returns, by dataset, which version is delivered or awaited. A delivered one is logged as a
+    warning.
     """
     from dagster_adjunct.orchestration.step.progress import NextVersion, find_delivered_version
 
     log, waiting = run.context.log, {}
     for dataset in (declared for declared in app.datasets if declared.versions is not None):
         on_demand = is_advanced_by_partition(dataset)
-        found = NextVersion(None) if on_demand else find_delivered_version(run.lake, run.systems, dataset)
+        found = (
+            NextVersion(None)
+            if on_demand
+            else find_delivered_version(run.lake, run.systems, dataset)
+        )
         version, note = found.version, describe_partitions(dataset)
         if version is not None:
-            log.warning(f"Version {version} of {dataset.name} is delivered, but this run does not build it. {note}")
+            log.warning(
+                f"Version {version} of {dataset.name} is delivered, but this run does not build it."
+                f" {note}"
+            )
         else:
             log.info(note)
         awaited = found.awaited or "not requested"

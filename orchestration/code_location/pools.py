@@ -1,7 +1,8 @@
 """Slots of Dagster's pools that runs keep after their process was killed.
 
-With the granularity "op", Dagster's default, an op claims a slot of its pool and gives it back at its end. An op whose
-process is killed gives nothing back, also when its run is terminated: the next run waits until somebody frees the slot.
+With the granularity "op", Dagster's default, an op claims a slot of its pool and gives it back at
+its end. An op whose process is killed gives nothing back, also when its run is terminated: the next
+run waits until somebody frees the slot.
 """
 
 from collections.abc import Collection
@@ -12,8 +13,8 @@ from dagster._core.instance.config import PoolGranularity
 from dagster_adjunct.orchestration.code_location.metadata import has_ended
 
 FREE_SLOTS = (
-    "Set run_monitoring: {enabled: true, free_slots_after_run_end_seconds: 60} in dagster.yaml, or concurrency: "
-    "{pools: {granularity: run}}, which needs no slots"
+    "Set run_monitoring: {enabled: true, free_slots_after_run_end_seconds: 60} in dagster.yaml, or"
+    " concurrency: {pools: {granularity: run}}, which needs no slots"
 )
 """What lets the slots of killed runs be freed."""
 
@@ -34,14 +35,19 @@ def keeps_slots(instance: dg.DagsterInstance) -> bool:
 
 
 def describe_held_slots(instance: dg.DagsterInstance, pools: Collection[str]) -> str:
-    """Return which of these pools have a slot of a run that has ended, and what frees it; "" if none has one."""
+    """Return which of these pools have a slot of a run that has ended, and what frees it; "" if
+    none has one.
+    """
     storage = instance.event_log_storage
     if not pools or not storage.supports_global_concurrency_limits:
         return ""
     for pool in sorted(pools):
         for run in sorted(storage.get_concurrency_info(pool).active_run_ids):
             if has_ended(instance, run):
-                held = f"It waits for the slot that run {run[:8]} keeps in the pool {pool}, though that run has ended."
+                held = (
+                    f"It waits for the slot that run {run[:8]} keeps in the pool {pool}, though"
+                    " that run has ended."
+                )
                 if keeps_slots(instance):
                     return f"{held} Free it in the UI (Deployment, Concurrency). {FREE_SLOTS}."
                 return f"{held} The daemon frees it soon."

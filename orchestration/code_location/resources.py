@@ -1,4 +1,6 @@
-"""Dagster resources: the lake, the Spark session, and what loads datasets and streams as inputs of users' assets."""
+"""Dagster resources: the lake, the Spark session, and what loads datasets and streams as inputs
+of users' assets.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,11 @@ from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.lazy_modules import pa, pc
 from dagster_adjunct.resources.objects.lake import Lake, open_lake
 from dagster_adjunct.resources.schemas.schema import quote_name
-from dagster_adjunct.resources.spark.in_process import IN_PROCESS, has_running_session, is_in_process
+from dagster_adjunct.resources.spark.in_process import (
+    IN_PROCESS,
+    has_running_session,
+    is_in_process,
+)
 from dagster_adjunct.resources.spark.session import (
     is_connect,
     new_session,
@@ -50,7 +56,8 @@ if TYPE_CHECKING:
 
 @validated
 class LakeResource(dg.ConfigurableResource):  # type: ignore[type-arg]
-    """The lake with its streams, datasets and batch logs. Without a URL: `ADJUNCT_LAKE`, else `.adjunct/lake`.
+    """The lake with its streams, datasets and batch logs. Without a URL: `ADJUNCT_LAKE`, else
+    `.adjunct/lake`.
 
     Nothing is opened before `open` is called, so loading a code location needs no network.
     """
@@ -74,22 +81,31 @@ _SERVICES = ("submit", "emr_serverless", "emr_cluster", "glue", "kubernetes")
 class SparkResource(dg.ConfigurableResource):  # type: ignore[type-arg]
     """A Spark session for each run, built on dagster-pyspark's resource.
 
-    Unlike that resource, it imports pyspark on first use, so that code locations load and sensors tick quickly, and
-    stops the session at the end of the run, unless it ran before the run. `master` is any Spark master (default:
-    `ADJUNCT_SPARK_MASTER`, else all cores of this machine), or "none": then small datasets are advanced in the run's
-    own process, and whatever needs Spark raises ConfigurationError. "sc://HOST:PORT" is a running Spark Connect server.
+    Unlike that resource, it imports pyspark on first use, so that code locations load and sensors
+    tick quickly, and stops the session at the end of the run, unless it ran before the run.
+    `master` is any Spark master (default: `ADJUNCT_SPARK_MASTER`, else all cores of this machine),
+    or "none": then small datasets are advanced in the run's own process, and whatever needs Spark
+    raises ConfigurationError. "sc://HOST:PORT" is a running Spark Connect server.
 
-    With `submit`, datasets and batches are computed by an application that spark-submit starts, whose driver is a
-    process of its own on the machine of the run (client mode), with all settings above. With `emr_serverless`,
-    `emr_cluster`, `glue` or `kubernetes` the driver runs there. An application ends with the run.
+    With `submit`, datasets and batches are computed by an application that spark-submit starts,
+    whose driver is a process of its own on the machine of the run (client mode), with all settings
+    above. With `emr_serverless`, `emr_cluster`, `glue` or `kubernetes` the driver runs there. An
+    application ends with the run.
     """
 
     master: str | None = Field(
-        default=None, description="Spark master, such as local[2], spark://host:7077 or sc://host:15002."
+        default=None,
+        description="Spark master, such as local[2], spark://host:7077 or sc://host:15002.",
     )
-    spark_config: dict[str, Any] = Field(default_factory=dict, description="More Spark settings; they win.")
-    lake: str | None = Field(default=None, description="Lake URL; an s3:// lake brings the S3A packages along.")
-    submit: str | None = Field(default=None, description='Path of spark-submit, or "spark-submit" if it is installed.')
+    spark_config: dict[str, Any] = Field(
+        default_factory=dict, description="More Spark settings; they win."
+    )
+    lake: str | None = Field(
+        default=None, description="Lake URL; an s3:// lake brings the S3A packages along."
+    )
+    submit: str | None = Field(
+        default=None, description='Path of spark-submit, or "spark-submit" if it is installed.'
+    )
     emr_serverless: EmrServerless | None = None
     emr_cluster: EmrCluster | None = None
     glue: Glue | None = None
@@ -100,7 +116,9 @@ class SparkResource(dg.ConfigurableResource):  # type: ignore[type-arg]
 
     @property
     def starter(self) -> Callable[[], SparkSession]:
-        """Return a function that starts and returns the run's session; IN_PROCESS (no Spark) for the master "none"."""
+        """Return a function that starts and returns the run's session; IN_PROCESS (no Spark) for
+        the master "none".
+        """
         return IN_PROCESS if is_in_process(self.master) else lambda: self.spark_session
 
     @property
@@ -111,7 +129,9 @@ class SparkResource(dg.ConfigurableResource):  # type: ignore[type-arg]
                 log.info("starting Spark")
             self._ours = not has_running_session()
             if is_connect(self.master):
-                self._session = new_session(self.spark_config, master=self.master, lake_url=self._lake_url)
+                self._session = new_session(
+                    self.spark_config, master=self.master, lake_url=self._lake_url
+                )
             else:
                 prepare_environment()
                 from dagster_pyspark import LazyPySparkResource
@@ -130,29 +150,41 @@ class SparkResource(dg.ConfigurableResource):  # type: ignore[type-arg]
 
     @property
     def services(self) -> list[str | RemoteService]:
-        """Return which of `submit` and the services are set: none, or the one that starts applications."""
+        """Return which of `submit` and the services are set: none, or the one that starts
+        applications.
+        """
         return [getattr(self, name) for name in _SERVICES if getattr(self, name) is not None]
 
     def submission(self, lake_url: str) -> tuple[SparkSubmit | RemoteService, dict[str, str]]:
-        """Return what starts a Spark application that works on this lake, and the application's Spark settings.
+        """Return what starts a Spark application that works on this lake, and the application's
+        Spark settings.
 
-        Raises ConfigurationError for several services, for a spark-submit that is not found, and for a master, lake or
-        setting that the service can't use.
+        Raises ConfigurationError for several services, for a spark-submit that is not found, and
+        for a master, lake or setting that the service can't use.
         """
         service, *others = self.services
         if others:
             problem = f"SparkResource has several of {', '.join(_SERVICES)}: expected one."
             raise ConfigurationError(problem, "Leave out the others.", argument="submit")
         if is_in_process(self.master) or is_connect(self.master):
-            problem = "the master is none or a Spark Connect server, but an application is to be started."
+            problem = (
+                "the master is none or a Spark Connect server, but an application is to be started."
+            )
             step = f"Leave out {', '.join(_SERVICES)}, or give another master."
             raise ConfigurationError(problem, step, setting="spark.master")
-        starter, settings = self._local(service) if isinstance(service, str) else self._remote(service, lake_url)
+        starter, settings = (
+            self._local(service) if isinstance(service, str) else self._remote(service, lake_url)
+        )
         mode = settings.get("spark.submit.deployMode", "client")
         if mode != "client":
-            problem = f"spark.submit.deployMode is {mode!r}: expected client. The driver of spark-submit exchanges "
+            problem = (
+                f"spark.submit.deployMode is {mode!r}: expected client. The driver of spark-submit"
+                " exchanges "
+            )
             problem += "files with the run, and services start the driver themselves."
-            step = f"Leave out the setting; {', '.join(_SERVICES[1:])} let the driver run elsewhere."
+            step = (
+                f"Leave out the setting; {', '.join(_SERVICES[1:])} let the driver run elsewhere."
+            )
             raise ConfigurationError(problem, step, setting="spark.submit.deployMode")
         return starter, settings
 
@@ -160,20 +192,36 @@ class SparkResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         here = os.pathsep.join([os.environ.get("PATH", ""), str(Path(sys.executable).parent)])
         command = shutil.which(submit, path=here)
         if command is None:
-            problem = f"submit is {submit!r}, which is no program on the PATH or beside this Python."
-            raise ConfigurationError(problem, "Give the path of your Spark's bin/spark-submit.", setting="submit")
+            problem = (
+                f"submit is {submit!r}, which is no program on the PATH or beside this Python."
+            )
+            raise ConfigurationError(
+                problem, "Give the path of your Spark's bin/spark-submit.", setting="submit"
+            )
         prepare_environment()
         return SparkSubmit(command), self._settings()
 
-    def _remote(self, service: RemoteService, lake_url: str) -> tuple[RemoteService, dict[str, str]]:
+    def _remote(
+        self, service: RemoteService, lake_url: str
+    ) -> tuple[RemoteService, dict[str, str]]:
         if not lake_url.startswith("s3://"):
-            problem = f"the lake {lake_url} is a folder, which the driver on another machine can't access."
-            raise ConfigurationError(problem, "Use an s3:// lake, or submit instead.", setting="lake")
+            problem = (
+                f"the lake {lake_url} is a folder, which the driver on another machine can't"
+                " access."
+            )
+            raise ConfigurationError(
+                problem, "Use an s3:// lake, or submit instead.", setting="lake"
+            )
         master = self.master or ("yarn" if isinstance(service, EmrCluster) else None)
-        settings = session_config(self.spark_config, master=master, lake_url=lake_url, is_elsewhere=True)
+        settings = session_config(
+            self.spark_config, master=master, lake_url=lake_url, is_elsewhere=True
+        )
         if isinstance(service, EmrServerless | Glue):
             if self.master:
-                problem = f"the master is {self.master!r}, but EMR Serverless and Glue have masters of their own."
+                problem = (
+                    f"the master is {self.master!r}, but EMR Serverless and Glue have masters of"
+                    " their own."
+                )
                 raise ConfigurationError(problem, "Leave out the master.", setting="spark.master")
             del settings["spark.master"]
         if isinstance(service, Kubernetes) and settings["spark.master"].startswith("k8s://"):
@@ -186,7 +234,9 @@ class SparkResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         self.stop()
 
     def stop(self) -> None:
-        """Stop the session if this resource has started it. The next use of `spark_session` starts another."""
+        """Stop the session if this resource has started it. The next use of `spark_session`
+        starts another.
+        """
         session, self._session = self._session, None
         if session is not None and self._ours:
             stop_session(session)
@@ -226,14 +276,18 @@ _SPARK = "pyspark.DataFrame"
 
 @validated
 class AdjunctLoader(dg.ConfigurableIOManager):
-    """An I/O manager that loads datasets and streams of Adjunct as inputs of users' assets; it stores nothing.
+    """An I/O manager that loads datasets and streams of Adjunct as inputs of users' assets; it
+    stores nothing.
 
-    For a dataset it loads the served version, or the partition's version if versions are partitions. For a stream it
-    loads all records except tombstones, including results that a replay has replaced. Everything is loaded into memory,
-    except a Spark DataFrame: that belongs to the session of `spark`, and its version is leased until the step ends.
+    For a dataset it loads the served version, or the partition's version if versions are
+    partitions. For a stream it loads all records except tombstones, including results that a replay
+    has replaced. Everything is loaded into memory, except a Spark DataFrame: that belongs to the
+    session of `spark`, and its version is leased until the step ends.
     """
 
-    lake: str | None = Field(default=None, description="The lake's URL. Default: ADJUNCT_LAKE, else .adjunct/lake.")
+    lake: str | None = Field(
+        default=None, description="The lake's URL. Default: ADJUNCT_LAKE, else .adjunct/lake."
+    )
     spark: SparkResource
 
     _opened: list[Dataset] = PrivateAttr(default_factory=list)
@@ -245,18 +299,26 @@ class AdjunctLoader(dg.ConfigurableIOManager):
 
     def handle_output(self, context: dg.OutputContext, obj: object) -> None:
         """Raise ConfigurationError, because the output would not be stored."""
-        problem = f"output {context.name!r} has the I/O manager {LOADER}, which only loads: its value is not stored."
-        step = "Give the output another I/O manager; name this one for inputs, as input_manager_key."
+        problem = (
+            f"output {context.name!r} has the I/O manager {LOADER}, which only loads: its value is"
+            " not stored."
+        )
+        step = (
+            "Give the output another I/O manager; name this one for inputs, as input_manager_key."
+        )
         raise ConfigurationError(problem, step, argument=context.name)
 
     def load_input(self, context: dg.InputContext) -> Any:
-        """Return the entries of a dataset or records of a stream, as the type that the input is annotated with.
+        """Return the entries of a dataset or records of a stream, as the type that the input is
+        annotated with.
 
-        Several partitions of a dataset are a dictionary by partition, such as dict[str, pandas.DataFrame]. Raises
-        ConfigurationError for an unsupported type and for an asset that is no dataset or stream of Adjunct; and the
-        errors of `open_dataset`.
+        Several partitions of a dataset are a dictionary by partition, such as dict[str,
+        pandas.DataFrame]. Raises ConfigurationError for an unsupported type and for an asset that
+        is no dataset or stream of Adjunct; and the errors of `open_dataset`.
         """
-        facts = {} if context.upstream_output is None else context.upstream_output.definition_metadata
+        facts = (
+            {} if context.upstream_output is None else context.upstream_output.definition_metadata
+        )
         wanted = context.dagster_type.typing_type
         by_partition = get_origin(wanted) is dict
         kind = _kind(context.name, get_args(wanted)[1] if by_partition else wanted)
@@ -264,16 +326,24 @@ class AdjunctLoader(dg.ConfigurableIOManager):
         stream, dataset = facts.get(STREAM), facts.get(DATASET, "")
         if stream is None and not dataset:
             problem = (
-                f"input {context.name!r} is neither a dataset nor a stream of the definitions of build_definitions."
+                f"input {context.name!r} is neither a dataset nor a stream of the definitions of"
+                " build_definitions."
             )
             step = "Merge them with Definitions.merge, or load it in the asset itself."
             raise ConfigurationError(problem, step, argument=context.name)
-        versions = list(context.asset_partition_keys) if dataset and context.has_asset_partitions else [None]
+        versions = (
+            list(context.asset_partition_keys)
+            if dataset and context.has_asset_partitions
+            else [None]
+        )
         if by_partition and versions == [None]:
-            problem = f"input {context.name!r} is annotated as a dictionary by partition, but it has no partitions."
+            problem = (
+                f"input {context.name!r} is annotated as a dictionary by partition, but it has no"
+                " partitions."
+            )
             step = (
-                "Annotate it with the type of the whole, such as pandas.DataFrame instead of dict[str, "
-                "pandas.DataFrame]."
+                "Annotate it with the type of the whole, such as pandas.DataFrame instead of"
+                " dict[str, pandas.DataFrame]."
             )
             raise ConfigurationError(problem, step, argument=context.name)
         if stream is not None:
@@ -281,8 +351,13 @@ class AdjunctLoader(dg.ConfigurableIOManager):
         if by_partition:
             return {version: self._dataset(lake, dataset, version, kind) for version in versions}
         if len(versions) != 1:
-            problem = f"input {context.name!r} has {len(versions)} partitions, and its annotation is for one."
-            raise ConfigurationError(problem, "Annotate it with dict[str, …], by partition.", argument=context.name)
+            problem = (
+                f"input {context.name!r} has {len(versions)} partitions, and its annotation is for"
+                " one."
+            )
+            raise ConfigurationError(
+                problem, "Annotate it with dict[str, …], by partition.", argument=context.name
+            )
         return self._dataset(lake, dataset, versions[0], kind)
 
     def _dataset(self, lake: Lake, dataset: str, version: str | None, kind: str) -> Any:
@@ -299,16 +374,26 @@ class AdjunctLoader(dg.ConfigurableIOManager):
             streams, name = LakeStreams(lake), split_stream_name(stream)[1]
             records = streams.read(self.spark.spark_session, streams.all_ranges(name))
             return records.filter(f"not {TOMBSTONE}").select(*map(quote_name, names))
-        return _FORMS[kind](pyarrow_dataset(view).to_table(columns=names, filter=~pc.field(TOMBSTONE)))
+        return _FORMS[kind](
+            pyarrow_dataset(view).to_table(columns=names, filter=~pc.field(TOMBSTONE))
+        )
 
 
 def _kind(name: str, wanted: Any) -> str:
-    """Return the annotated type as "package.name", a key of _FORMS or _SPARK; "pyarrow.Table" for Any."""
+    """Return the annotated type as "package.name", a key of _FORMS or _SPARK; "pyarrow.Table"
+    for Any.
+    """
     given = get_origin(wanted) or wanted
     package = getattr(given, "__module__", "").partition(".")[0].removeprefix("_")
     kind = "pyarrow.Table" if wanted is Any else f"{package}.{getattr(given, '__name__', '')}"
     if kind not in (*_FORMS, _SPARK):
-        problem = f"input {name!r} is annotated with {wanted!r}: expected one of {', '.join([*_FORMS, _SPARK])}."
-        step = "Change the annotation, or take the resource adjunct_lake and open the dataset in the asset."
+        problem = (
+            f"input {name!r} is annotated with {wanted!r}: expected one of"
+            f" {', '.join([*_FORMS, _SPARK])}."
+        )
+        step = (
+            "Change the annotation, or take the resource adjunct_lake and open the dataset in the"
+            " asset."
+        )
         raise ConfigurationError(problem, step, argument=name)
     return kind

@@ -1,7 +1,9 @@
-"""Reports what the command line has done to Dagster, as events without a run: the same events as runs in Dagster log.
+"""Reports what the command line has done to Dagster, as events without a run: the same events as
+runs in Dagster log.
 
-Events are for the assets that `build_definitions` makes with the default translator. Nothing here fails a command: if
-Dagster's storage can't be reached, the rest is not reported, and one warning says so.
+Events are for the assets that `build_definitions` makes with the default translator. Nothing here
+fails a command: if Dagster's storage can't be reached, the rest is not reported, and one warning
+says so.
 """
 
 from __future__ import annotations
@@ -58,7 +60,9 @@ class _Run:
 
 @dataclass
 class RunlessContext:
-    """What the functions that report to Dagster use of an op's context; all assets and checks are selected."""
+    """What the functions that report to Dagster use of an op's context; all assets and checks
+    are selected.
+    """
 
     instance: dg.DagsterInstance
     run: _Run
@@ -85,7 +89,10 @@ def _as_event(event: object) -> dg.AssetMaterialization | dg.AssetCheckEvaluatio
         return event
     if isinstance(event, dg.MaterializeResult):
         version = event.data_version
-        tags = {**(event.tags or {}), **({metadata.DATA_VERSION_TAG: version.value} if version else {})}
+        tags = {
+            **(event.tags or {}),
+            **({metadata.DATA_VERSION_TAG: version.value} if version else {}),
+        }
         assert event.asset_key is not None
         return dg.AssetMaterialization(event.asset_key, metadata=event.metadata, tags=tags)
     if isinstance(event, dg.AssetCheckResult):
@@ -105,15 +112,29 @@ def _as_event(event: object) -> dg.AssetMaterialization | dg.AssetCheckEvaluatio
 class RunlessReporter:
     """Reports what one command does with an application; `by` names the command's run.
 
-    Reports of datasets may come from any thread. They are stored with those of the step, or at the end.
+    Reports of datasets may come from any thread. They are stored with those of the step, or at the
+    end.
     """
 
     def __init__(
-        self, instance: dg.DagsterInstance, app: Application, lake: Lake, systems: Mapping[str, StreamSystem], by: str
+        self,
+        instance: dg.DagsterInstance,
+        app: Application,
+        lake: Lake,
+        systems: Mapping[str, StreamSystem],
+        by: str,
     ) -> None:
-        self._instance, self._app, self._lake, self._systems, self._by = instance, app, lake, systems, by
+        self._instance, self._app, self._lake, self._systems, self._by = (
+            instance,
+            app,
+            lake,
+            systems,
+            by,
+        )
         self._advanced: list[tuple[AdvanceReport, str | None]] = []
-        self._batches: Bundled[StepReport] = Bundled(self._report_batches, time.monotonic, _REPORT_SECONDS)
+        self._batches: Bundled[StepReport] = Bundled(
+            self._report_batches, time.monotonic, _REPORT_SECONDS
+        )
         self._step: StepReport | None = None
         self._error: Exception | None = None
 
@@ -130,15 +151,18 @@ class RunlessReporter:
         self._step = report
 
     def end(self) -> None:
-        """Report the datasets, and the outputs if a step has run; warn if Dagster's storage could not be reached."""
+        """Report the datasets, and the outputs if a step has run; warn if Dagster's storage
+        could not be reached.
+        """
         self._attempt(self._report_advanced)
         if self._step is not None:
             self._attempt(partial(self._report_step, self._step))
         if self._error is not None:
             found = f"{type(self._error).__name__}: {first_message_line(self._error)}"
             _log.warning(
-                "Dagster was not told all that this command did, because its storage failed (%s). The command's own "
-                "results are stored. Check DAGSTER_HOME (%s) and the storage in its dagster.yaml.",
+                "Dagster was not told all that this command did, because its storage failed (%s)."
+                " The command's own results are stored. Check DAGSTER_HOME (%s) and the storage in"
+                " its dagster.yaml.",
                 found,
                 self._instance.root_directory if self._instance.is_persistent else "in memory",
             )
@@ -176,7 +200,9 @@ class RunlessReporter:
             if member is not None and member.key in self._op.context.selected_asset_keys:
                 self._report_dataset(member, report, partition)
 
-    def _report_dataset(self, member: DatasetAsset, report: AdvanceReport, partition: str | None) -> None:
+    def _report_dataset(
+        self, member: DatasetAsset, report: AdvanceReport, partition: str | None
+    ) -> None:
         dataset_assets.observe_streams(self._op, member.streams)
         if member.dataset.versions is None:
             self._log_all(dataset_assets.dataset_results(self._op, member, report))
@@ -203,7 +229,8 @@ class RunlessReporter:
 def reporting_to(
     home: Path, app: Application, lake: Lake, systems: Mapping[str, StreamSystem], by: str
 ) -> Iterator[RunlessReporter | None]:
-    """Yield a reporter to the Dagster instance of this home; None, with a warning, if the instance can't be opened.
+    """Yield a reporter to the Dagster instance of this home; None, with a warning, if the instance
+    can't be opened.
 
     At the end of the context, also after an error, what was not reported yet is.
     """
@@ -211,7 +238,11 @@ def reporting_to(
         instance = dg.DagsterInstance.from_config(str(home))
     except Exception as error:  # noqa: BLE001 - the command's own work goes on
         found = f"{type(error).__name__}: {first_message_line(error)}"
-        _log.warning("Dagster is not told what is done here: its instance in %s can't be opened (%s).", home, found)
+        _log.warning(
+            "Dagster is not told what is done here: its instance in %s can't be opened (%s).",
+            home,
+            found,
+        )
         yield None
         return
     with instance:

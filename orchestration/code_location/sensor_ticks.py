@@ -1,7 +1,8 @@
-"""One tick of a sensor or condition: its cursor, run requests with back-off, and a scan of streams over several ticks.
+"""One tick of a sensor or condition: its cursor, run requests with back-off, and a scan of streams
+over several ticks.
 
-A scan counts the unread records of every stream first. Only if these are too few to launch a run, it asks partitions
-for the age of their first unread record.
+A scan counts the unread records of every stream first. Only if these are too few to launch a run,
+it asks partitions for the age of their first unread record.
 """
 
 import hashlib
@@ -34,8 +35,9 @@ LaunchedJob = dg.JobDefinition | UnresolvedAssetJobDefinition
 class StreamFinding(StoredDocument):
     """The result of scanning one stream.
 
-    `lag` is the number of unread offsets. `due` is a reason for a run even without unread records ("" for none). `ends`
-    is a digest of the partitions' end offsets, for a stream that feeds a dataset ("" for others).
+    `lag` is the number of unread offsets. `due` is a reason for a run even without unread records
+    ("" for none). `ends` is a digest of the partitions' end offsets, for a stream that feeds a
+    dataset ("" for others).
     """
 
     lag: int = 0
@@ -46,9 +48,9 @@ class StreamFinding(StoredDocument):
 class StreamScan(StoredDocument):
     """The progress of a scan, which later ticks continue.
 
-    `of` is the id of the application's last commit: if there is a newer one, the scan starts over. `streams` has the
-    findings by stream. `young` is the last partition, in their order, whose first unread record was found young enough
-    to wait.
+    `of` is the id of the application's last commit: if there is a newer one, the scan starts over.
+    `streams` has the findings by stream. `young` is the last partition, in their order, whose first
+    unread record was found young enough to wait.
     """
 
     of: str = ""
@@ -82,7 +84,9 @@ class Backlog:
 
 @dataclass
 class Deadline:
-    """When a tick has to stop, in seconds of `clock`. The first piece of work is always allowed, so a scan advances."""
+    """When a tick has to stop, in seconds of `clock`. The first piece of work is always allowed,
+    so a scan advances.
+    """
 
     at: float
     clock: Callable[[], float]
@@ -95,9 +99,14 @@ class Deadline:
 
 
 def scan_streams(
-    scan: StreamScan, streams: Iterable[str], visit: Callable[[str], StreamFinding], deadline: Deadline
+    scan: StreamScan,
+    streams: Iterable[str],
+    visit: Callable[[str], StreamFinding],
+    deadline: Deadline,
 ) -> Backlog:
-    """Continue the scan: `visit` each stream that it has not visited yet, until the deadline has passed."""
+    """Continue the scan: `visit` each stream that it has not visited yet, until the deadline has
+    passed.
+    """
     visited = dict(scan.streams)
     complete = True
     for name in streams:
@@ -115,13 +124,16 @@ def scan_ages(
     is_old: Callable[[SystemStreamPartition, str], bool],
     deadline: Deadline,
 ) -> Backlog:
-    """Continue the scan: check the age of the first unread record of each partition, up to the first old one.
+    """Continue the scan: check the age of the first unread record of each partition, up to the
+    first old one.
 
-    `unread` returns, for a stream, the partitions with unread records and the offset of the first one in each. `is_old`
-    says whether the record there is too old to wait.
+    `unread` returns, for a stream, the partitions with unread records and the offset of the first
+    one in each. `is_old` says whether the record there is too old to wait.
     """
     done = SystemStreamPartition.parse(scan.young) if scan.young else None
-    for name in sorted((name for name, stream in scan.streams.items() if stream.lag), key=split_stream_name):
+    for name in sorted(
+        (name for name, stream in scan.streams.items() if stream.lag), key=split_stream_name
+    ):
         if done is not None and split_stream_name(name) < (done.system, done.stream):
             continue
         for ssp, start in sorted(unread(name).items()):
@@ -139,26 +151,34 @@ FIRST_WAIT, LONGEST_WAIT = 60.0, 3600.0
 
 
 class LastRequest(StoredDocument):
-    """A sensor's last run request: the digest of its cause, the number of the attempt, and when (epoch seconds)."""
+    """A sensor's last run request: the digest of its cause, the number of the attempt, and when
+    (epoch seconds).
+    """
 
     about: str = ""
     attempt: int = 0
     asked_at: float = 0.0
 
 
-def request_run(name: str, what: str, about: object, before: LastRequest, now: float) -> tuple[str, LastRequest] | Skip:
-    """Return the key of a run to request and the request to remember; skip if a run for this cause is recent.
+def request_run(
+    name: str, what: str, about: object, before: LastRequest, now: float
+) -> tuple[str, LastRequest] | Skip:
+    """Return the key of a run to request and the request to remember; skip if a run for this cause
+    is recent.
 
-    `name` is the prefix of the run key, `what` describes why a run is needed, and `about` (JSON-able) is its cause: if
-    it is the same as `before`, that run has not done its work. Then another run is requested after one minute, then
-    two, four and so on, up to an hour. Dagster launches one run for a run key, even if that fails, so the key contains
-    the attempt.
+    `name` is the prefix of the run key, `what` describes why a run is needed, and `about`
+    (JSON-able) is its cause: if it is the same as `before`, that run has not done its work. Then
+    another run is requested after one minute, then two, four and so on, up to an hour. Dagster
+    launches one run for a run key, even if that fails, so the key contains the attempt.
     """
     stored = digest(about)
     attempt = before.attempt + 1 if stored == before.about else 1
     wait = 0.0 if attempt == 1 else before.asked_at + backoff_seconds(before.attempt) - now
     if wait > 0 and now >= before.asked_at:  # else the clock was set back: don't wait
-        return Skip(f"{what}; attempt {before.attempt} did not change that (see its run), the next is in {wait:.0f} s.")
+        return Skip(
+            f"{what}; attempt {before.attempt} did not change that (see its run), the next is in"
+            f" {wait:.0f} s."
+        )
     return f"{name}:{stored}:{attempt}", LastRequest(about=stored, attempt=attempt, asked_at=now)
 
 
@@ -177,12 +197,13 @@ CURSOR_VERSION = 1
 
 
 class SensorCursor(StoredDocument):
-    """What a launcher keeps between ticks: its last run request (`asked`), and fields that only some launchers use.
+    """What a launcher keeps between ticks: its last run request (`asked`), and fields that only
+    some launchers use.
 
-    `scan` is an unfinished scan of streams, `seen` the delivered version that an earlier tick has found, `outside` the
-    names of delivered versions that are no partitions and were reported, `failed` the id of the last failed run that
-    was checked, `permanent` why its failure is permanent ("" if it is not), and `store` a digest of what was stored for
-    the application then.
+    `scan` is an unfinished scan of streams, `seen` the delivered version that an earlier tick has
+    found, `outside` the names of delivered versions that are no partitions and were reported,
+    `failed` the id of the last failed run that was checked, `permanent` why its failure is
+    permanent ("" if it is not), and `store` a digest of what was stored for the application then.
     """
 
     asked: LastRequest = LastRequest()
@@ -196,11 +217,14 @@ class SensorCursor(StoredDocument):
 
 def write_cursor(cursor: SensorCursor) -> str:
     """Serialize a cursor."""
-    return json.dumps({"version": CURSOR_VERSION, **cursor.model_dump(mode="json", exclude_defaults=True)})
+    return json.dumps(
+        {"version": CURSOR_VERSION, **cursor.model_dump(mode="json", exclude_defaults=True)}
+    )
 
 
 def read_cursor(text: str | None) -> tuple[SensorCursor, str]:
-    """Return the stored cursor and "". If it can't be read, return an empty one and a note that says so.
+    """Return the stored cursor and "". If it can't be read, return an empty one and a note that
+    says so.
 
     An empty cursor is harmless: at worst an unnecessary run is requested.
     """
@@ -211,7 +235,10 @@ def read_cursor(text: str | None) -> tuple[SensorCursor, str]:
         version = stored.pop("version", None)
         if version == CURSOR_VERSION:
             return SensorCursor.model_validate(stored), ""
-        note = f"The cursor has version {version!r}, but this release writes {CURSOR_VERSION}: it starts over."
+        note = (
+            f"The cursor has version {version!r}, but this release writes {CURSOR_VERSION}: it"
+            " starts over."
+        )
     except (ValueError, TypeError, AttributeError, ValidationError):
         note = "The cursor can't be read: it starts over."
     return SensorCursor(), note
@@ -226,9 +253,9 @@ def _pools_of(run: dg.DagsterRun) -> Collection[str]:
 class Tick:
     """One evaluation of a launcher, whose `job` materializes these `assets`.
 
-    `stored` is its cursor as text, from the last tick. `location` is the name of its code location, None if unknown.
-    `by_condition` is whether a condition of an asset asks, instead of a sensor. `changed` is whether there is a new
-    cursor to store.
+    `stored` is its cursor as text, from the last tick. `location` is the name of its code location,
+    None if unknown. `by_condition` is whether a condition of an asset asks, instead of a sensor.
+    `changed` is whether there is a new cursor to store.
     """
 
     instance: dg.DagsterInstance
@@ -280,7 +307,9 @@ class Tick:
         return [run for run in self.unfinished_runs if self.is_of(run, self.assets)]
 
     def describe_waiting(self, runs: Sequence[dg.DagsterRun]) -> str:
-        """Return, after a blank, that one of these runs waits for a slot that a run which has ended keeps; else ""."""
+        """Return, after a blank, that one of these runs waits for a slot that a run which has
+        ended keeps; else "".
+        """
         held = describe_held_slots(self.instance, {pool for run in runs for pool in _pools_of(run)})
         return held and f" {held}"
 
@@ -292,8 +321,16 @@ class Tick:
 
     def running_sensors(self) -> set[str]:
         """Return the names of the code location's sensors that are on."""
-        states = self.instance.all_instigator_state() if self.instance.schedule_storage is not None else ()
-        on = [state for state in states if (state.status.value, state.instigator_type.value) == ("RUNNING", "SENSOR")]
+        states = (
+            self.instance.all_instigator_state()
+            if self.instance.schedule_storage is not None
+            else ()
+        )
+        on = [
+            state
+            for state in states
+            if (state.status.value, state.instigator_type.value) == ("RUNNING", "SENSOR")
+        ]
         places = [state.origin.repository_origin.code_location_origin.location_name for state in on]
         return {
             state.instigator_name
@@ -302,11 +339,17 @@ class Tick:
         }
 
     def lease_holder(self, application: str) -> str:
-        """Return the holder of the application's run lease, "" if there is none or its Dagster run has ended."""
+        """Return the holder of the application's run lease, "" if there is none or its Dagster
+        run has ended.
+        """
         return describe_runner(self.lake, application, partial(has_ended, self.instance))
 
-    def request_run(self, name: str, what: str, about: object, **options: Any) -> dg.RunRequest | Skip:
-        """Return a run request with these `options` and remember it, or skip it (see the function `request_run`)."""
+    def request_run(
+        self, name: str, what: str, about: object, **options: Any
+    ) -> dg.RunRequest | Skip:
+        """Return a run request with these `options` and remember it, or skip it (see the
+        function `request_run`).
+        """
         decision = request_run(name, what, about, self.cursor.asked, self.lake.now().timestamp())
         if isinstance(decision, Skip):
             return decision
@@ -316,9 +359,11 @@ class Tick:
 
 @dataclass(frozen=True)
 class Launcher:
-    """Decides at each tick whether to launch a run of `job`. `assets` are those that the run may materialize.
+    """Decides at each tick whether to launch a run of `job`. `assets` are those that the run may
+    materialize.
 
-    A sensor named `name` asks it. So does a ready-made condition of the kind `condition` on one of the assets `on`.
+    A sensor named `name` asks it. So does a ready-made condition of the kind `condition` on one of
+    the assets `on`.
     """
 
     name: str
@@ -330,7 +375,9 @@ class Launcher:
     on: Collection[dg.AssetKey] = ()
 
     def sensor(self, interval: int) -> dg.SensorDefinition:
-        """Return the sensor that asks this launcher at most every `interval` seconds; it is off by default."""
+        """Return the sensor that asks this launcher at most every `interval` seconds; it is off
+        by default.
+        """
 
         @dg.sensor(
             name=self.name,
@@ -339,9 +386,19 @@ class Launcher:
             default_status=dg.DefaultSensorStatus.STOPPED,
             description=self.description,
         )
-        def tick(context: dg.SensorEvaluationContext, adjunct_lake: LakeResource) -> dg.RunRequest | Skip:
+        def tick(
+            context: dg.SensorEvaluationContext, adjunct_lake: LakeResource
+        ) -> dg.RunRequest | Skip:
             place = location_of(context)
-            one = Tick(context.instance, context.log, context.cursor, self.job.name, self.assets, adjunct_lake, place)
+            one = Tick(
+                context.instance,
+                context.log,
+                context.cursor,
+                self.job.name,
+                self.assets,
+                adjunct_lake,
+                place,
+            )
             decision = self.evaluate(one)
             if one.changed:
                 context.update_cursor(write_cursor(one.cursor))

@@ -1,7 +1,8 @@
-"""When runs are launched: for new records, startpoints, delivered versions, stale tables, and after failures.
+"""When runs are launched: for new records, startpoints, delivered versions, stale tables, and after
+failures.
 
-Sensors and conditions of assets ask the same launchers. Decisions are pure functions over what a tick read
-(`decide_launch`, `decide_restart`).
+Sensors and conditions of assets ask the same launchers. Decisions are pure functions over what a
+tick read (`decide_launch`, `decide_restart`).
 """
 
 import time
@@ -21,7 +22,10 @@ from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, QuerySour
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.application.graph import to_dagster_name
 from dagster_adjunct.orchestration.batch_log.run_lease import LONGEST_STAY, ask_to_end, asked_key
-from dagster_adjunct.orchestration.code_location.dataset_assets import DatasetAsset, ensure_partitions
+from dagster_adjunct.orchestration.code_location.dataset_assets import (
+    DatasetAsset,
+    ensure_partitions,
+)
 from dagster_adjunct.orchestration.code_location.failures import wait_after_failure
 from dagster_adjunct.orchestration.code_location.metadata import join_shortened
 from dagster_adjunct.orchestration.code_location.sensor_ticks import (
@@ -49,18 +53,21 @@ if TYPE_CHECKING:
     from dagster_adjunct.orchestration.startpoints.fan_out import Requests
     from dagster_adjunct.orchestration.startpoints.request import StartpointRequest
 
-# The tag of a run has another value if the code location has been loaded again since it was launched.
+# The tag of a run has another value if the code location has been loaded again since it was
+# launched.
 _LOADED_TAG, _LOADED = "adjunct/loaded", uuid4().hex
 
 
 @validated
 @dataclass(frozen=True, slots=True)
 class LaunchWhen:
-    """Launch a run when this many `records` are unread, or the first unread one of a partition is older than `age`.
+    """Launch a run when this many `records` are unread, or the first unread one of a partition is
+    older than `age`.
 
-    With both, whichever comes first; with neither, one record is enough. Without `age`, fewer records than `records`
-    wait without limit. With `stay`, a run that has caught up stays for that long, and goes on when there is something
-    new; it ends earlier if the code location is loaded again.
+    With both, whichever comes first; with neither, one record is enough. Without `age`, fewer
+    records than `records` wait without limit. With `stay`, a run that has caught up stays for that
+    long, and goes on when there is something new; it ends earlier if the code location is loaded
+    again.
     """
 
     records: int | None = None
@@ -76,9 +83,12 @@ class LaunchWhen:
             ("stay", "how long a run stays", LONGEST_STAY),
         ):
             span = getattr(self, name)
-            if span is not None and (not isinstance(span, timedelta) or not timedelta(0) < span <= longest):
+            if span is not None and (
+                not isinstance(span, timedelta) or not timedelta(0) < span <= longest
+            ):
                 problem = (
-                    f"LaunchWhen has {name}={describe_span(span)}: expected a positive timedelta of at most {longest}."
+                    f"LaunchWhen has {name}={describe_span(span)}: expected a positive timedelta of"
+                    f" at most {longest}."
                 )
                 step = f"Say {what}, for example LaunchWhen({name}=timedelta(minutes=10))."
                 raise ConfigurationError(problem, step, argument=name)
@@ -94,7 +104,9 @@ class LaunchWhen:
         return " or ".join(thresholds) or "1 record"
 
     def run_config(self, application: str) -> dict[str, Any]:
-        """Return the run configuration of a run that is launched: how long it stays; empty without `stay`."""
+        """Return the run configuration of a run that is launched: how long it stays; empty
+        without `stay`.
+        """
         if self.stay is None:
             return {}
         config = {"follow_seconds": self.stay.total_seconds()}
@@ -104,13 +116,16 @@ class LaunchWhen:
 def launch_rules(
     given: "LaunchWhen | Mapping[str, LaunchWhen] | None", applications: tuple[str, ...]
 ) -> dict[str, LaunchWhen]:
-    """Return the launch rule of each application. Raises ConfigurationError for an unknown application."""
+    """Return the launch rule of each application. Raises ConfigurationError for an unknown
+    application.
+    """
     if given is None or isinstance(given, LaunchWhen):
         return dict.fromkeys(applications, given or LaunchWhen())
     unknown = sorted(given.keys() - set(applications))
     if unknown:
         problem = (
-            f"launch_when names an unknown application {unknown[0]!r}; the applications: {', '.join(applications)}."
+            f"launch_when names an unknown application {unknown[0]!r}; the applications:"
+            f" {', '.join(applications)}."
         )
         raise ConfigurationError(problem, "Correct the name.", argument="launch_when")
     return {name: given.get(name, LaunchWhen()) for name in applications}
@@ -121,12 +136,16 @@ TICK_SECONDS = 40.0
 
 
 def decide_launch(
-    backlog: Backlog, rule: LaunchWhen, unfinished: Sequence[str], waiting: Callable[[], Sequence[str]]
+    backlog: Backlog,
+    rule: LaunchWhen,
+    unfinished: Sequence[str],
+    waiting: Callable[[], Sequence[str]],
 ) -> str | Skip:
-    """Return why a run is needed, or skip it while too few records wait or a dataset has to be built first.
+    """Return why a run is needed, or skip it while too few records wait or a dataset has to be
+    built first.
 
-    `unfinished` describes work that earlier runs left, which needs a run even without new records. `waiting` returns
-    which datasets have to be built.
+    `unfinished` describes work that earlier runs left, which needs a run even without new records.
+    `waiting` returns which datasets have to be built.
     """
     scan = backlog.scan
     due = (*unfinished, *scan.due)
@@ -149,9 +168,9 @@ def new_records_launcher(
 ) -> Launcher:
     """Return the launcher of `job` for enough unread records in the input streams.
 
-    `assets` are those that the job materializes; while a run of one of them is in progress, none is launched. A run
-    that stays is asked to end if another run is to write one of the `outputs` or waits for its pools, or if the code
-    location has been loaded again.
+    `assets` are those that the job materializes; while a run of one of them is in progress, none is
+    launched. A run that stays is asked to end if another run is to write one of the `outputs` or
+    waits for its pools, or if the code location has been loaded again.
     """
 
     def newest_runs(tick: Tick, now: datetime) -> list[dg.RunRecord]:
@@ -172,7 +191,10 @@ def new_records_launcher(
             if not who:
                 return Skip(f"A run is already in progress.{tick.describe_waiting(active)}")
             ask_to_end(lake.store, asked_key(lake, app.name), who)
-            return Skip(f"A run is already in progress; it was asked to end: {who} asks for the application.")
+            return Skip(
+                f"A run is already in progress; it was asked to end: {who} asks for the"
+                " application."
+            )
         begun = tick.cursor.scan
         now = lake.now()
         if who := tick.lease_holder(app.name):
@@ -186,18 +208,29 @@ def new_records_launcher(
         backlog = measure_backlog(systems, app, state, scan, rule, now, deadline)
         tick.remember(scan=None if backlog.complete else backlog.scan)
         if not backlog.complete:
-            seen = f"{len(backlog.scan.streams)} streams" + (f", {backlog.scan.young}" if backlog.scan.young else "")
-            return Skip(f"The tick's {TICK_SECONDS:.0f} s are over after {seen}; the next tick continues there.")
+            seen = f"{len(backlog.scan.streams)} streams" + (
+                f", {backlog.scan.young}" if backlog.scan.young else ""
+            )
+            return Skip(
+                f"The tick's {TICK_SECONDS:.0f} s are over after {seen}; the next tick continues"
+                " there."
+            )
         waiting = partial(progress.describe_waiting_datasets, lake, systems, app)
         what = decide_launch(backlog, rule, progress.describe_unfinished(state), waiting)
-        failed = "" if isinstance(what, Skip) else wait_after_failure(tick, app, newest_runs(tick, now))
+        failed = (
+            "" if isinstance(what, Skip) else wait_after_failure(tick, app, newest_runs(tick, now))
+        )
         if failed:
             return Skip(f"{what}; {failed}")
         if isinstance(what, str):
             about = {"position": progress.position_to_json(app, state), "ends": backlog.scan.ends}
-            tags = {"adjunct/lag": str(backlog.scan.lag)} | ({_LOADED_TAG: _LOADED} if rule.stay else {})
+            tags = {"adjunct/lag": str(backlog.scan.lag)} | (
+                {_LOADED_TAG: _LOADED} if rule.stay else {}
+            )
             config = rule.run_config(app.name)
-            decision = tick.request_run(f"{app.name}:{lake.id}", what, about, tags=tags, run_config=config)
+            decision = tick.request_run(
+                f"{app.name}:{lake.id}", what, about, tags=tags, run_config=config
+            )
         else:
             decision = what
         if isinstance(decision, Skip) and not lake.exists():  # perhaps because its URL is mistyped
@@ -225,7 +258,8 @@ def measure_backlog(
 ) -> Backlog:
     """Continue a scan of the application's streams until it is complete or the deadline has passed.
 
-    Ages of records are looked up only if the rule has an `age` and nothing else is a reason for a run.
+    Ages of records are looked up only if the rule has an `age` and nothing else is a reason for a
+    run.
     """
     from dagster_adjunct.orchestration.step import progress
 
@@ -233,7 +267,9 @@ def measure_backlog(
     opened = cache(partial(progress.snapshot_system, systems))
 
     def visit(stream: str) -> StreamFinding:
-        ends = digest(progress.read_stream_ends(opened(stream), stream)) if stream in feeding else ""
+        ends = (
+            digest(progress.read_stream_ends(opened(stream), stream)) if stream in feeding else ""
+        )
         if stream not in app.inputs:
             return StreamFinding(ends=ends)
         found = progress.measure_stream_progress(opened(stream), app.inputs[stream], state)
@@ -267,7 +303,9 @@ _PAGE = 200
 
 @dataclass(frozen=True, slots=True)
 class Restart:
-    """The decision to restart the run `failed`: restart `number` after the run `first`, where the failures began."""
+    """The decision to restart the run `failed`: restart `number` after the run `first`, where
+    the failures began.
+    """
 
     failed: str
     first: str
@@ -283,10 +321,11 @@ def decide_restart(
 ) -> Restart | Skip:
     """Decide whether to restart the newest of an application's runs; `records` are newest first.
 
-    Only a run that failed before its commit is restarted: it closed no batch, or left one open. It is not restarted if
-    another run has closed a batch since it began, or is running the application now (`busy` returns which, "" for
-    none), or if its failure is `permanent` ("" if it is not, or if something has changed since). The wait is one
-    minute, doubled with each failure in a row, up to an hour.
+    Only a run that failed before its commit is restarted: it closed no batch, or left one open. It
+    is not restarted if another run has closed a batch since it began, or is running the application
+    now (`busy` returns which, "" for none), or if its failure is `permanent` ("" if it is not, or
+    if something has changed since). The wait is one minute, doubled with each failure in a row, up
+    to an hour.
     """
     failed = _failed_in_a_row(records, state)
     if not records:
@@ -304,16 +343,25 @@ def decide_restart(
     if permanent:
         return Skip(f"{what} permanently: {permanent}")
     if len(failed) > MAX_RESTARTS:
-        return Skip(f"{what}, as did the {len(failed) - 1} before it: it is no longer restarted. See its run.")
+        return Skip(
+            f"{what}, as did the {len(failed) - 1} before it: it is no longer restarted. See its"
+            " run."
+        )
     wait = (failed[0].end_time or now) + backoff_seconds(len(failed)) - now
     if wait > 0:
-        return Skip(f"{what} before its commit; restart {len(failed)} of {MAX_RESTARTS} is in {wait:.0f} s.")
+        return Skip(
+            f"{what} before its commit; restart {len(failed)} of {MAX_RESTARTS} is in {wait:.0f} s."
+        )
     if who := busy():
-        return Skip(f"{what} before its commit, but the application is being run by {who}: not restarted.")
+        return Skip(
+            f"{what} before its commit, but the application is being run by {who}: not restarted."
+        )
     return Restart(newest, first, len(failed))
 
 
-def _failed_in_a_row(records: Sequence[dg.RunRecord], state: "ApplicationState") -> list[dg.RunRecord]:
+def _failed_in_a_row(
+    records: Sequence[dg.RunRecord], state: "ApplicationState"
+) -> list[dg.RunRecord]:
     """Return the newest runs up to the first that did not fail before its commit, newest first."""
     failed: list[dg.RunRecord] = []
     last = state.last
@@ -322,8 +370,12 @@ def _failed_in_a_row(records: Sequence[dg.RunRecord], state: "ApplicationState")
         if run.status is not dg.DagsterRunStatus.FAILURE or record.end_time is None:
             break
         left_open = not failed and state.open is not None and state.open.run == run.run_id
-        began_at = record.start_time or record.end_time  # a run whose process never started has only an end
-        closed = last is not None and (last.intent.run == run.run_id or last.closed_at.timestamp() > began_at)
+        began_at = (
+            record.start_time or record.end_time
+        )  # a run whose process never started has only an end
+        closed = last is not None and (
+            last.intent.run == run.run_id or last.closed_at.timestamp() > began_at
+        )
         if closed and not left_open:
             break
         failed.append(record)
@@ -331,12 +383,16 @@ def _failed_in_a_row(records: Sequence[dg.RunRecord], state: "ApplicationState")
 
 
 def restart_launcher(
-    app: Application, job: LaunchedJob, assets: Collection[dg.AssetKey], outputs: Collection[dg.AssetKey]
+    app: Application,
+    job: LaunchedJob,
+    assets: Collection[dg.AssetKey],
+    outputs: Collection[dg.AssetKey],
 ) -> Launcher:
-    """Return the launcher that restarts runs that failed before their commit: of `job`, or of some of its `outputs`.
+    """Return the launcher that restarts runs that failed before their commit: of `job`, or of some
+    of its `outputs`.
 
-    Cancelled runs are not restarted, and permanent failures not until something has changed (`failures.py`). The new
-    run has the failed run's selection of `assets`.
+    Cancelled runs are not restarted, and permanent failures not until something has changed
+    (`failures.py`). The new run has the failed run's selection of `assets`.
     """
     own = frozenset(assets)
 
@@ -354,9 +410,13 @@ def restart_launcher(
             return decision
         failed = records[0].dagster_run
         return dg.RunRequest(
-            run_key=f"{app.name}:{lake.id}:restart:{decision.first}:{decision.failed}:{decision.number}",
+            run_key=(
+                f"{app.name}:{lake.id}:restart:{decision.first}:{decision.failed}:{decision.number}"
+            ),
             run_config=_config_of(failed, job.name, f"{to_dagster_name(app.name)}_step"),
-            asset_selection=sorted(failed.asset_selection & own) if failed.asset_selection else None,
+            asset_selection=(
+                sorted(failed.asset_selection & own) if failed.asset_selection else None
+            ),
             tags={
                 **{key: value for key, value in failed.tags.items() if key.startswith("adjunct/")},
                 **({_LOADED_TAG: _LOADED} if _LOADED_TAG in failed.tags else {}),
@@ -365,83 +425,120 @@ def restart_launcher(
             },
         )
 
-    text = f"Restarts runs of {app.name} that failed before their commit, up to {MAX_RESTARTS} times in a row."
+    text = (
+        f"Restarts runs of {app.name} that failed before their commit, up to {MAX_RESTARTS} times"
+        " in a row."
+    )
     return Launcher(f"{to_dagster_name(app.name)}_restart", job, assets, text, evaluate)
 
 
 def _config_of(run: dg.DagsterRun, job: str, step: str) -> dict[str, Any]:
     """Return the configuration of a failed run for its restart by `job`.
 
-    From a run of another job, only the configuration of the op `step` is taken. `take_over` is left out, because it was
-    meant for the failed run only.
+    From a run of another job, only the configuration of the op `step` is taken. `take_over` is left
+    out, because it was meant for the failed run only.
     """
     config: dict[str, Any] = dict(run.run_config)
     ops = {
-        name: {**op, "config": {key: value for key, value in op["config"].items() if key != "take_over"}}
-        if isinstance(op, Mapping) and isinstance(op.get("config"), Mapping)
-        else op
+        name: (
+            {
+                **op,
+                "config": {key: value for key, value in op["config"].items() if key != "take_over"},
+            }
+            if isinstance(op, Mapping) and isinstance(op.get("config"), Mapping)
+            else op
+        )
         for name, op in config.get("ops", {}).items()
         if run.job_name == job or name == step
     }
     return {**(config if run.job_name == job else {}), **({"ops": ops} if ops else {})}
 
 
-def _application_runs(tick: Tick, outputs: Collection[dg.AssetKey], since: datetime) -> list[dg.RunRecord]:
+def _application_runs(
+    tick: Tick, outputs: Collection[dg.AssetKey], since: datetime
+) -> list[dg.RunRecord]:
     """Return the runs of this code location that materialize some of the outputs, newest first.
 
-    They are runs of the job, or of assets that a user selected. Runs of datasets alone commit no batch.
+    They are runs of the job, or of assets that a user selected. Runs of datasets alone commit no
+    batch.
     """
     records: list[dg.RunRecord] = []
     for name in (tick.job, _ASSET_JOB):
         # Only failures in a row count, so runs before one that has not failed are not read.
-        over = [one.create_timestamp for one in records if one.dagster_run.status is not dg.DagsterRunStatus.FAILURE]
-        wanted = dg.RunsFilter(job_name=name, updated_after=since, created_after=max(over, default=None))
+        over = [
+            one.create_timestamp
+            for one in records
+            if one.dagster_run.status is not dg.DagsterRunStatus.FAILURE
+        ]
+        wanted = dg.RunsFilter(
+            job_name=name, updated_after=since, created_after=max(over, default=None)
+        )
         own, page = list[dg.RunRecord](), list[dg.RunRecord]()
         while len(own) <= MAX_RESTARTS + 1:
             after = page[-1].dagster_run.run_id if page else None
             page = list(tick.instance.get_run_records(wanted, limit=_PAGE, cursor=after))
             for record in page:
                 selected = record.dagster_run.asset_selection
-                is_theirs = any(key in outputs for key in selected) if selected else name == tick.job
+                is_theirs = (
+                    any(key in outputs for key in selected) if selected else name == tick.job
+                )
                 if is_theirs and tick.is_here(record.dagster_run):
                     own.append(record)
             if len(page) < _PAGE:
                 break
         records += own
-    return sorted(records, key=lambda record: (record.create_timestamp, record.storage_id), reverse=True)
+    return sorted(
+        records, key=lambda record: (record.create_timestamp, record.storage_id), reverse=True
+    )
 
 
-def unapplied_startpoints(handed: "Mapping[str, Requests]", state: "ApplicationState") -> "list[StartpointRequest]":
-    """Return the startpoints that were `handed` to tasks and that no commit has applied, each once, by partition.
+def unapplied_startpoints(
+    handed: "Mapping[str, Requests]", state: "ApplicationState"
+) -> "list[StartpointRequest]":
+    """Return the startpoints that were `handed` to tasks and that no commit has applied, each once,
+    by partition.
 
     Applied ones can still be in `handed`, if the run that applied them died before it removed them.
     """
     from dagster_adjunct.orchestration.startpoints.store import iter_unapplied
 
     requests = [held.request for held in iter_unapplied(handed, state)]
-    return sorted({(one.ssp, one.id): one for one in requests}.values(), key=lambda one: (one.ssp, one.id))
+    return sorted(
+        {(one.ssp, one.id): one for one in requests}.values(), key=lambda one: (one.ssp, one.id)
+    )
 
 
 def describe_waiting(requests: "Sequence[StartpointRequest]") -> str:
     """Return a text that says how many startpoints wait, where, and who requested them and why."""
-    texts = [f"{one.ssp} at {describe_startpoint(one.startpoint)}, {one.by}: {one.reason}" for one in requests]
+    texts = [
+        f"{one.ssp} at {describe_startpoint(one.startpoint)}, {one.by}: {one.reason}"
+        for one in requests
+    ]
     return f"{len(requests)} startpoint{'s wait' if len(requests) != 1 else ' waits'} ({join_shortened(texts, '; ')})"
 
 
 def startpoints_launcher(
-    app: Application, job: LaunchedJob, assets: Collection[dg.AssetKey], outputs: Collection[dg.AssetKey]
+    app: Application,
+    job: LaunchedJob,
+    assets: Collection[dg.AssetKey],
+    outputs: Collection[dg.AssetKey],
 ) -> Launcher:
-    """Return the launcher that hands startpoints to tasks and launches one run of `job` to apply them.
+    """Return the launcher that hands startpoints to tasks and launches one run of `job` to apply
+    them.
 
-    `assets` are those that the job materializes, `outputs` those of the application's step. While a run of one of the
-    `assets` is in progress, startpoints wait. If a run does not apply them, the next one is requested with back-off.
+    `assets` are those that the job materializes, `outputs` those of the application's step. While a
+    run of one of the `assets` is in progress, startpoints wait. If a run does not apply them, the
+    next one is requested with back-off.
     """
 
     def evaluate(tick: Tick) -> dg.RunRequest | Skip:
         from dagster_adjunct.orchestration.batch_log.batch_log import application_state
         from dagster_adjunct.orchestration.planner.planner import plan_application, systems_for
         from dagster_adjunct.orchestration.startpoints.coordinator import fan_out_requests
-        from dagster_adjunct.orchestration.startpoints.fan_out import describe_dropped, describe_unapplied
+        from dagster_adjunct.orchestration.startpoints.fan_out import (
+            describe_dropped,
+            describe_unapplied,
+        )
         from dagster_adjunct.orchestration.startpoints.store import open_startpoints
         from dagster_adjunct.orchestration.step import progress
 
@@ -465,21 +562,40 @@ def startpoints_launcher(
         pending = unapplied_startpoints(fan_out.tasks, state)
         for text in (*describe_dropped(fan_out), *describe_unapplied(fan_out)):
             tick.log.warning(text)
-        unassigned = [*fan_out.unknown, *(request for held in fan_out.stranded.values() for request in held.values())]
-        left = [f"{request.ssp}: no task reads it ({request.by}: {request.reason})" for request in unassigned]
-        left += [f"{ssp}: its startpoint can't be read" for ssps in fan_out.held.values() for ssp in sorted(ssps)]
+        unassigned = [
+            *fan_out.unknown,
+            *(request for held in fan_out.stranded.values() for request in held.values()),
+        ]
+        left = [
+            f"{request.ssp}: no task reads it ({request.by}: {request.reason})"
+            for request in unassigned
+        ]
+        left += [
+            f"{ssp}: its startpoint can't be read"
+            for ssps in fan_out.held.values()
+            for ssp in sorted(ssps)
+        ]
         if not pending:
-            return Skip(f"No waiting startpoint can be applied by a task. {join_shortened(left, '; ')}".rstrip())
+            return Skip(
+                f"No waiting startpoint can be applied by a task. {join_shortened(left, '; ')}".rstrip()
+            )
         what = "; ".join([describe_waiting(pending), *left[:3]])
-        # While a dataset has to be built, no input is read, but a run still applies startpoints for other datasets.
+        # While a dataset has to be built, no input is read, but a run still applies startpoints for
+        # other datasets.
         waiting = progress.describe_waiting_datasets(lake, systems, app)
-        if waiting and planned is not None and fan_out.tasks.keys() <= {task.name for task in planned.tasks}:
+        if (
+            waiting
+            and planned is not None
+            and fan_out.tasks.keys() <= {task.name for task in planned.tasks}
+        ):
             return Skip(f"{what}; {'; '.join(waiting)}.")
         ids = sorted({request.id for request in pending})
         tags = {
             "adjunct/startpoints": join_shortened(request.id for request in pending),
             "adjunct/startpoints_by": join_shortened(request.by for request in pending),
-            "adjunct/startpoints_reason": join_shortened((request.reason for request in pending), "; "),
+            "adjunct/startpoints_reason": join_shortened(
+                (request.reason for request in pending), "; "
+            ),
         }
         return tick.request_run(f"{app.name}:{lake.id}:startpoints", what, ids, tags=tags)
 
@@ -489,10 +605,11 @@ def startpoints_launcher(
 
 
 def new_versions_launcher(member: DatasetAsset, job: LaunchedJob) -> Launcher:
-    """Return the launcher of `job` for the next completely delivered version, whose name is the run's partition.
+    """Return the launcher of `job` for the next completely delivered version, whose name is the
+    run's partition.
 
-    Dynamic partitions are created for new names. Versions that are no partitions are reported once, and left out. If a
-    run does not build the version, the next one is requested with back-off.
+    Dynamic partitions are created for new names. Versions that are no partitions are reported once,
+    and left out. If a run does not build the version, the next one is requested with back-off.
     """
     dataset, partitions = member.dataset, member.dataset.versions
     assert partitions is not None
@@ -501,7 +618,9 @@ def new_versions_launcher(member: DatasetAsset, job: LaunchedJob) -> Launcher:
         from dagster_adjunct.orchestration.planner.planner import open_dataset_systems
         from dagster_adjunct.orchestration.step.progress import find_delivered_version
 
-        found = find_delivered_version(tick.lake, open_dataset_systems([dataset], tick.lake), dataset)
+        found = find_delivered_version(
+            tick.lake, open_dataset_systems([dataset], tick.lake), dataset
+        )
         new = [name for name in found.outside if name not in tick.cursor.outside]
         texts = [f"dataset {dataset.name}: {partitions.describe_outside(name)}" for name in new]
         for text in texts:
@@ -513,7 +632,10 @@ def new_versions_launcher(member: DatasetAsset, job: LaunchedJob) -> Launcher:
             return Skip("; ".join([f"No new version; {found.awaited}", *texts]) + ".")
         if not ensure_partitions(dataset, tick.instance, [version]):
             began = f"its day has not begun in {partitions.timezone or 'UTC'}"
-            step = "Declare VersionPartitions(…, timezone=…) if it begins elsewhere; to leave it out, use"
+            step = (
+                "Declare VersionPartitions(…, timezone=…) if it begins elsewhere; to leave it"
+                " out, use"
+            )
             return Skip(
                 f"Version {version} is delivered, but {began}: it waits. {step} "
                 f"adjunct dataset abandon {dataset.name} {version} --reason …"
@@ -521,7 +643,9 @@ def new_versions_launcher(member: DatasetAsset, job: LaunchedJob) -> Launcher:
         what = f"Version {version} is delivered"
         if active := tick.active_runs():
             return Skip(f"{what}; a run is already in progress.{tick.describe_waiting(active)}")
-        return tick.request_run(f"{dataset.name}:{tick.lake.id}", what, {"version": version}, partition_key=version)
+        return tick.request_run(
+            f"{dataset.name}:{tick.lake.id}", what, {"version": version}, partition_key=version
+        )
 
     text = f"Builds versions of {dataset.name} as they are delivered."
     name = f"{to_dagster_name(dataset.name)}_new_versions"
@@ -530,18 +654,27 @@ def new_versions_launcher(member: DatasetAsset, job: LaunchedJob) -> Launcher:
 
 def has_delivered_versions(dataset: AdjunctDataset) -> bool:
     """Whether a dataset's versions are delivered by markers or folders, and are not partitions."""
-    return not dataset.follows_changes and dataset.versions is None and not isinstance(dataset.input, QuerySource)
+    return (
+        not dataset.follows_changes
+        and dataset.versions is None
+        and not isinstance(dataset.input, QuerySource)
+    )
 
 
-def delivered_launchers(application: str, units: Sequence[Sequence[DatasetAsset]], job: LaunchedJob) -> list[Launcher]:
-    """Return the launchers that materialize datasets of `job` when versions of them are completely delivered.
+def delivered_launchers(
+    application: str, units: Sequence[Sequence[DatasetAsset]], job: LaunchedJob
+) -> list[Launcher]:
+    """Return the launchers that materialize datasets of `job` when versions of them are completely
+    delivered.
 
-    A version is, when all partitions of its stream have its marker, or its folder is complete. There is one launcher
-    for each dataset; members of a version set share one, which waits until all of them have the version.
+    A version is, when all partitions of its stream have its marker, or its folder is complete.
+    There is one launcher for each dataset; members of a version set share one, which waits until
+    all of them have the version.
 
-    One run builds everything that is delivered: if several of these sensors are on, the first by name launches it. A
-    run for new records builds it too, so if that sensor is on, these wait for one more tick. The requests of conditions
-    in one tick become one run anyway (`complete_requests`).
+    One run builds everything that is delivered: if several of these sensors are on, the first by
+    name launches it. A run for new records builds it too, so if that sensor is on, these wait for
+    one more tick. The requests of conditions in one tick become one run anyway
+    (`complete_requests`).
     """
     by_name = {f"{to_dagster_name(_group_name(unit))}_delivered": unit for unit in units}
     for_records = f"{to_dagster_name(application)}_new_records"
@@ -557,7 +690,10 @@ def delivered_launchers(application: str, units: Sequence[Sequence[DatasetAsset]
         on = tick.running_sensors()
         if for_records in on and seen != version:
             tick.remember(seen=version)
-            return Skip(f"{what}; {for_records} may launch a run that builds it; otherwise the next tick here does.")
+            return Skip(
+                f"{what}; {for_records} may launch a run that builds it; otherwise the next tick"
+                " here does."
+            )
         together = {mine: version}
         for other in set() if tick.by_condition else (by_name.keys() & on) - {mine}:
             with suppress(AdjunctError):  # reported by its own sensor
@@ -567,24 +703,31 @@ def delivered_launchers(application: str, units: Sequence[Sequence[DatasetAsset]
         if first != mine:
             return Skip(f"{what}; {first} launches the run that builds it too.")
         keys = [member.key for name in sorted(together) for member in by_name[name]]
-        request = tick.request_run(f"{_group_name(unit)}:{lake.id}:delivered", what, together, asset_selection=keys)
+        request = tick.request_run(
+            f"{_group_name(unit)}:{lake.id}:delivered", what, together, asset_selection=keys
+        )
         if isinstance(request, dg.RunRequest):
             tick.remember(seen=version)
         return request
 
     def launcher(name: str, unit: Sequence[DatasetAsset]) -> Launcher:
         keys = {member.key for member in unit}
-        text = f"Publishes versions of {', '.join(member.dataset.name for member in unit)} as they are delivered."
+        text = (
+            f"Publishes versions of {', '.join(member.dataset.name for member in unit)} as they are"
+            " delivered."
+        )
         return Launcher(name, job, keys, text, partial(evaluate, mine=name), "new_version", keys)
 
     return [launcher(name, unit) for name, unit in by_name.items()]
 
 
 def stale_launcher(member: DatasetAsset, window: timedelta, job: LaunchedJob) -> Launcher:
-    """Return what materializes a table within `job` when nobody has checked it for changes within the window.
+    """Return what materializes a table within `job` when nobody has checked it for changes within
+    the window.
 
-    Only a condition asks it, when Dagster says that the freshness policy fails, or that the table was never
-    materialized. Dagster may say so for a while after a run has checked it, so the time of the last check decides.
+    Only a condition asks it, when Dagster says that the freshness policy fails, or that the table
+    was never materialized. Dagster may say so for a while after a run has checked it, so the time
+    of the last check decides.
     """
     dataset, keys = member.dataset.name, {member.key}
 
@@ -597,7 +740,9 @@ def stale_launcher(member: DatasetAsset, window: timedelta, job: LaunchedJob) ->
         if active := tick.active_runs():
             return Skip(f"{what}; a run is already in progress.{tick.describe_waiting(active)}")
         about = {"checked": checked}
-        return tick.request_run(f"{dataset}:{tick.lake.id}:stale", what, about, asset_selection=[member.key])
+        return tick.request_run(
+            f"{dataset}:{tick.lake.id}:stale", what, about, asset_selection=[member.key]
+        )
 
     text = f"Checks {dataset} for changes when nobody has for {window}."
     return Launcher(f"{to_dagster_name(dataset)}_stale", job, keys, text, evaluate, "stale", keys)
@@ -612,4 +757,6 @@ def _next_delivered(lake: Lake, unit: Sequence[DatasetAsset]) -> tuple[str | Non
     from dagster_adjunct.orchestration.step import progress
 
     datasets = [member.dataset for member in unit]
-    return progress.find_version_delivered_to_all(lake, open_dataset_systems(datasets, lake), datasets)
+    return progress.find_version_delivered_to_all(
+        lake, open_dataset_systems(datasets, lake), datasets
+    )

@@ -1,7 +1,9 @@
-"""Services that run Spark applications for ops: each starts one, waits for its end, and stops it if the run ends.
+"""Services that run Spark applications for ops: each starts one, waits for its end, and stops it if
+the run ends.
 
-Each is a client of Dagster Pipes. `run` returns when the application has succeeded, and raises an error if it fails.
-`is_remote` says that the driver is on another machine: then op and driver exchange data in the lake, without secrets.
+Each is a client of Dagster Pipes. `run` returns when the application has succeeded, and raises an
+error if it fails. `is_remote` says that the driver is on another machine: then op and driver
+exchange data in the lake, without secrets.
 """
 
 from __future__ import annotations
@@ -42,25 +44,39 @@ _BY_SIGNAL = 128  # the exit code of a process ended by a signal is this plus th
 _POLL_SECONDS = 5.0
 _STARTS = 5  # attempts to start one application
 # The names that Spark redacts, without the settings that only refer to secrets of Kubernetes.
-_SECRET = re.compile(r"(?i)(?!spark\.kubernetes\.(driver|executor)\.secret).*(secret|password|token|access[._]?key)")
-# Executors connect to the driver by the name of its node, unless the declared variables say otherwise.
+_SECRET = re.compile(
+    r"(?i)(?!spark\.kubernetes\.(driver|executor)\.secret).*(secret|password|token|access[._]?key)"
+)
+# Executors connect to the driver by the name of its node, unless the declared variables say
+# otherwise.
 _ON_NODE = 'export SPARK_LOCAL_HOSTNAME=$(hostname -f) SPARK_LOCAL_IP=$(hostname -f); exec env "$@"'
 _SCRIPT = "--scriptLocation"  # takes precedence over the script of a Glue job
 _START = "--adjunct-start"  # identifies a start of a Glue job
 _GLUE_GOES_ON = ("WAITING", "STARTING", "RUNNING", "STOPPING")
 _TOO_MANY = re.compile("Throttling|ConcurrentRunsExceeded")
-_UNANSWERED = {"HTTPClientError", "ConnectionError", "HTTPError"}  # base classes in botocore and urllib3
+_UNANSWERED = {
+    "HTTPClientError",
+    "ConnectionError",
+    "HTTPError",
+}  # base classes in botocore and urllib3
 
 
 def check_no_secrets(settings: Mapping[str, str], what: str) -> None:
-    """Raise ConfigurationError for a setting whose name looks like a secret's, without showing its value.
+    """Raise ConfigurationError for a setting whose name looks like a secret's, without showing its
+    value.
 
     References to secrets are allowed. `what` names the kind of setting in the error.
     """
     for name, value in settings.items():
         if _SECRET.match(name) and not value.startswith(SECRET_REFERENCE):
-            problem = f"{what} {name} looks like a secret, and would be sent to the driver on another machine."
-            step = "Leave it out: give the service a role, or a reference to a secret that it reads itself."
+            problem = (
+                f"{what} {name} looks like a secret, and would be sent to the driver on another"
+                " machine."
+            )
+            step = (
+                "Leave it out: give the service a role, or a reference to a secret that it reads"
+                " itself."
+            )
             raise ConfigurationError(problem, step, setting=name)
 
 
@@ -71,13 +87,25 @@ class SparkSubmit:
     command: str
     is_remote: ClassVar[bool] = False
 
-    def run(self, context: Any, inbox: Inbox, exchange: Exchange, settings: Mapping[str, str]) -> None:
+    def run(
+        self, context: Any, inbox: Inbox, exchange: Exchange, settings: Mapping[str, str]
+    ) -> None:
         lines = "".join(f"{key} {_escape(value)}\n" for key, value in settings.items())
         exchange.store.put(exchange.key(SETTINGS), lines.encode())
-        command = [self.command, "--load-spark-defaults", "--properties-file", exchange.url(SETTINGS), str(_DRIVER)]
-        client = dg.PipesSubprocessClient(message_reader=inbox, termination_timeout_seconds=STOP_SECONDS)
+        command = [
+            self.command,
+            "--load-spark-defaults",
+            "--properties-file",
+            exchange.url(SETTINGS),
+            str(_DRIVER),
+        ]
+        client = dg.PipesSubprocessClient(
+            message_reader=inbox, termination_timeout_seconds=STOP_SECONDS
+        )
         try:
-            client.run(context=context, command=command, env={"PYTHONPATH": _python_path(context.run)})
+            client.run(
+                context=context, command=command, env={"PYTHONPATH": _python_path(context.run)}
+            )
         except DagsterPipesExecutionError as error:
             found = re.search(r"code (-?\d+)$", str(error))
             code = int(found[1]) if found else 0
@@ -96,7 +124,8 @@ def _escape(value: str) -> str:
 def _python_path(run: dg.DagsterRun) -> str:
     """Return the PYTHONPATH on which the driver finds the modules that this process has imported.
 
-    That includes the folder of the code location, which Dagster has on its own path only while it loads the location.
+    That includes the folder of the code location, which Dagster has on its own path only while it
+    loads the location.
     """
     pointer = run.job_code_origin and run.job_code_origin.repository_origin.code_pointer
     folders = [*sys.path, getattr(pointer, "working_directory", None)]
@@ -105,36 +134,53 @@ def _python_path(run: dg.DagsterRun) -> str:
 
 @validated
 class EmrServerless(dg.Config):
-    """An application of EMR Serverless: each driver is a job run, started by `PipesEMRServerlessClient`.
+    """An application of EMR Serverless: each driver is a job run, started by
+    `PipesEMRServerlessClient`.
 
-    Its script is an object in the lake. The modules that it imports must be in the application's image or in
-    `spark.archives`.
+    Its script is an object in the lake. The modules that it imports must be in the application's
+    image or in `spark.archives`.
     """
 
     application_id: str
-    execution_role: str = Field(description="ARN of the role of its job runs, which needs what runs need of the lake.")
+    execution_role: str = Field(
+        description="ARN of the role of its job runs, which needs what runs need of the lake."
+    )
     region: str | None = Field(default=None, description="By default that of boto3's own chain.")
     request: dict[str, Any] = Field(
-        default_factory=dict, description="More of the request StartJobRun, such as executionTimeoutMinutes."
+        default_factory=dict,
+        description="More of the request StartJobRun, such as executionTimeoutMinutes.",
     )
 
     is_remote: ClassVar[bool] = True
 
-    def run(self, context: Any, inbox: Inbox, exchange: Exchange, settings: Mapping[str, str]) -> None:
+    def run(
+        self, context: Any, inbox: Inbox, exchange: Exchange, settings: Mapping[str, str]
+    ) -> None:
 
         pipes: Any = _import_client("dagster_aws.pipes", "PipesEMRServerlessClient", "aws")
 
         class Client(pipes):  # type: ignore[misc]
             def _read_messages(self, *args: object) -> None:
-                """Do nothing: messages come through the exchange, not through CloudWatch, where Dagster looks."""
+                """Do nothing: messages come through the exchange, not through CloudWatch, where
+                Dagster looks.
+                """
 
-        _check_not_given(self.request, ("applicationId", "executionRoleArn", "jobDriver"), "request")
+        _check_not_given(
+            self.request, ("applicationId", "executionRoleArn", "jobDriver"), "request"
+        )
         exchange.store.put(exchange.key(_DRIVER.name), _DRIVER.read_bytes())
-        own = {name: value for name, value in settings.items() if value.strip()}  # the service rejects empty values
+        own = {
+            name: value for name, value in settings.items() if value.strip()
+        }  # the service rejects empty values
         overrides = self.request.get("configurationOverrides", {})
         if not isinstance(overrides, dict):
-            problem = f"the request's configurationOverrides are {type(overrides).__name__}: expected a mapping."
-            raise ConfigurationError(problem, "Write them as StartJobRun has them.", argument="request")
+            problem = (
+                f"the request's configurationOverrides are {type(overrides).__name__}: expected a"
+                " mapping."
+            )
+            raise ConfigurationError(
+                problem, "Write them as StartJobRun has them.", argument="request"
+            )
         ours = {"classification": "spark-defaults", "properties": own}
         configured = [*overrides.get("applicationConfiguration", []), ours]
         request = {
@@ -153,29 +199,46 @@ class EmrServerless(dg.Config):
 
 @validated
 class EmrCluster(dg.Config):
-    """A running cluster of EMR on EC2: each driver is a step on the primary node, and its executors are on YARN.
+    """A running cluster of EMR on EC2: each driver is a step on the primary node, and its executors
+    are on YARN.
 
-    Dagster's own client can't be used, because it starts a cluster for each run. The nodes must have Java and the
-    modules that the driver imports.
+    Dagster's own client can't be used, because it starts a cluster for each run. The nodes must
+    have Java and the modules that the driver imports.
     """
 
     cluster_id: str
     python: str = Field(description="Path of the nodes' Python, such as /opt/adjunct/bin/python.")
-    environment: dict[str, str] = Field(default_factory=dict, description="Variables of the driver, without secrets.")
+    environment: dict[str, str] = Field(
+        default_factory=dict, description="Variables of the driver, without secrets."
+    )
     region: str | None = Field(default=None, description="By default that of boto3's own chain.")
 
     is_remote: ClassVar[bool] = True
 
-    def run(self, context: Any, inbox: Inbox, exchange: Exchange, settings: Mapping[str, str]) -> None:
+    def run(
+        self, context: Any, inbox: Inbox, exchange: Exchange, settings: Mapping[str, str]
+    ) -> None:
 
         check_no_secrets(self.environment, "the variable")
         with dg.open_pipes_session(context, dg.PipesEnvContextInjector(), inbox) as session:
-            variables = {"HADOOP_CONF_DIR": "/etc/hadoop/conf", **self.environment, **session.get_bootstrap_env_vars()}
-            command = [*(f"{name}={value}" for name, value in variables.items()), self.python, "-m", _MODULE]
+            variables = {
+                "HADOOP_CONF_DIR": "/etc/hadoop/conf",
+                **self.environment,
+                **session.get_bootstrap_env_vars(),
+            }
+            command = [
+                *(f"{name}={value}" for name, value in variables.items()),
+                self.python,
+                "-m",
+                _MODULE,
+            ]
             step = {
                 "Name": f"{context.job_name} {context.run.run_id} {uuid4().hex[:8]}",
                 "ActionOnFailure": "CONTINUE",
-                "HadoopJarStep": {"Jar": "command-runner.jar", "Args": ["bash", "-c", _ON_NODE, "driver", *command]},
+                "HadoopJarStep": {
+                    "Jar": "command-runner.jar",
+                    "Args": ["bash", "-c", _ON_NODE, "driver", *command],
+                },
             }
             with _translated_errors("EMR"):
                 service: Any = new_session().create_client("emr", region_name=self.region)
@@ -189,17 +252,26 @@ class EmrCluster(dg.Config):
                     lambda status: status["State"] not in ("PENDING", "RUNNING", "CANCEL_PENDING"),
                 )
             except BaseException:
-                with suppress(AdjunctError), _translated_errors("EMR"):  # else it misses the heartbeat
+                with (
+                    suppress(AdjunctError),
+                    _translated_errors("EMR"),
+                ):  # else it misses the heartbeat
                     service.cancel_steps(ClusterId=self.cluster_id, StepIds=[step_id])
                 raise
         if (state := status["State"]) == "COMPLETED":
             return
         facts = {**status.get("StateChangeReason", {}), **status.get("FailureDetails", {})}
         reason = " ".join(facts[name] for name in ("Reason", "Message", "LogFile") if name in facts)
-        problem = f"step {step_id} of EMR cluster {self.cluster_id} is {state}: {reason or 'EMR gives no reason'}."
+        problem = (
+            f"step {step_id} of EMR cluster {self.cluster_id} is {state}:"
+            f" {reason or 'EMR gives no reason'}."
+        )
         if state != "FAILED":
             raise TransientError(problem, "Run it again.")
-        advice = "Check that all nodes have this Python, with Spark and the modules that the driver imports."
+        advice = (
+            "Check that all nodes have this Python, with Spark and the modules that the driver"
+            " imports."
+        )
         raise ConfigurationError(problem, advice, argument="python")
 
     def _add(self, service: Any, step: Mapping[str, Any]) -> str:
@@ -219,30 +291,38 @@ class EmrCluster(dg.Config):
 
 @validated
 class Glue(dg.Config):
-    """A job of AWS Glue: each driver is a run of the job, started by `PipesGlueClient`; its script is in the lake.
+    """A job of AWS Glue: each driver is a run of the job, started by `PipesGlueClient`; its script
+    is in the lake.
 
-    The job must be of type glueetl and have the modules that the driver imports. It uses Glue's own Spark with S3A.
+    The job must be of type glueetl and have the modules that the driver imports. It uses Glue's own
+    Spark with S3A.
     """
 
     job_name: str
     arguments: dict[str, str] = Field(
-        default_factory=dict, description="More arguments of each run, without secrets, such as --enable-metrics."
+        default_factory=dict,
+        description="More arguments of each run, without secrets, such as --enable-metrics.",
     )
     request: dict[str, Any] = Field(
-        default_factory=dict, description="More of the request StartJobRun, such as NumberOfWorkers."
+        default_factory=dict,
+        description="More of the request StartJobRun, such as NumberOfWorkers.",
     )
     region: str | None = Field(default=None, description="By default that of boto3's own chain.")
 
     is_remote: ClassVar[bool] = True
 
-    def run(self, context: Any, inbox: Inbox, exchange: Exchange, settings: Mapping[str, str]) -> None:
+    def run(
+        self, context: Any, inbox: Inbox, exchange: Exchange, settings: Mapping[str, str]
+    ) -> None:
 
         pipes: Any = _import_client("dagster_aws.pipes", "PipesGlueClient", "aws")
         mark = uuid4().hex
 
         class Client(pipes):  # type: ignore[misc]
             def _wait_for_job_run_completion(self, job_name: str, run_id: str) -> Any:
-                """Wait until the run has ended in any state; Dagster's method never returns if the run expires."""
+                """Wait until the run has ended in any state; Dagster's method never returns if
+                the run expires.
+                """
                 return _wait_for_end(
                     "Glue",
                     lambda: service.get_job_run(JobName=job_name, RunId=run_id),
@@ -264,7 +344,9 @@ class Glue(dg.Config):
 
 @dataclass(frozen=True, slots=True)
 class _GlueStarter:
-    """Glue's client, which starts a run of a job once, also if a reply is lost; `once` does not retry."""
+    """Glue's client, which starts a run of a job once, also if a reply is lost; `once` does not
+    retry.
+    """
 
     service: Any
     once: Any
@@ -289,31 +371,44 @@ class _GlueStarter:
 
 @validated
 class Kubernetes(dg.Config):
-    """A pod for each driver, started by `PipesK8sClient`. The image must have Java and the modules that it imports.
+    """A pod for each driver, started by `PipesK8sClient`. The image must have Java and the modules
+    that it imports.
 
-    With the master local[*] this pod does all the work; with k8s://https://kubernetes.default.svc each executor is a
-    pod of its own.
+    With the master local[*] this pod does all the work; with k8s://https://kubernetes.default.svc
+    each executor is a pod of its own.
     """
 
     image: str
-    namespace: str | None = Field(default=None, description="By default that of the run's pod, else default.")
+    namespace: str | None = Field(
+        default=None, description="By default that of the run's pod, else default."
+    )
     service_account: str | None = None
-    environment: dict[str, str] = Field(default_factory=dict, description="Variables of the driver, without secrets.")
+    environment: dict[str, str] = Field(
+        default_factory=dict, description="Variables of the driver, without secrets."
+    )
     python: str = Field(default="python", description="Path of the image's Python.")
     pod_spec: dict[str, Any] = Field(
-        default_factory=dict, description="More of the pod's specification, such as resources of its first container."
+        default_factory=dict,
+        description="More of the pod's specification, such as resources of its first container.",
     )
-    kubeconfig: str | None = Field(default=None, description="File to reach the cluster with from outside.")
+    kubeconfig: str | None = Field(
+        default=None, description="File to reach the cluster with from outside."
+    )
 
     is_remote: ClassVar[bool] = True
 
-    def run(self, context: Any, inbox: Inbox, exchange: Exchange, settings: Mapping[str, str]) -> None:
+    def run(
+        self, context: Any, inbox: Inbox, exchange: Exchange, settings: Mapping[str, str]
+    ) -> None:
         pipes: Any = _import_client("dagster_k8s", "PipesK8sClient", "k8s")
         spec: dict[str, Any] = copy.deepcopy(self.pod_spec)
         if self.service_account:
             spec["serviceAccountName"] = self.service_account
         # Executors connect to the driver by the address of its pod.
-        address = {"name": "SPARK_LOCAL_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
+        address = {
+            "name": "SPARK_LOCAL_IP",
+            "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}},
+        }
         try:
             container = spec.setdefault("containers", [{}])[0]
             _check_not_given(container, ("image", "command"), "pod_spec")
@@ -322,19 +417,25 @@ class Kubernetes(dg.Config):
             check_no_secrets(written | self.environment, "the variable")
             container |= {"image": self.image, "command": [self.python, "-m", _MODULE]}
             container["env"] = [*env, address]
-            import_module("dagster_k8s.pipes").build_pod_body("driver", None, None, {}, None, copy.deepcopy(spec))
+            import_module("dagster_k8s.pipes").build_pod_body(
+                "driver", None, None, {}, None, copy.deepcopy(spec)
+            )
         except ConfigurationError:
             raise
         except Exception as error:
             problem = f"pod_spec is not the specification of a pod: {str(error).rstrip('.')}."
-            raise ConfigurationError(problem, "Write it as Kubernetes has it.", argument="pod_spec") from error
+            raise ConfigurationError(
+                problem, "Write it as Kubernetes has it.", argument="pod_spec"
+            ) from error
         with _translated_errors("Kubernetes"):
             client = pipes(message_reader=inbox, kubeconfig_file=self.kubeconfig)
             request = {"namespace": self.namespace, "env": self.environment, "base_pod_spec": spec}
             client.run(context=context, pod_wait_timeout=0, **request)
 
     def for_executors(self) -> dict[str, str]:
-        """Return the Spark settings that give pods of executors the image, namespace and account of the driver's."""
+        """Return the Spark settings that give pods of executors the image, namespace and account
+        of the driver's.
+        """
         prefix = "spark.kubernetes"
         ours = {f"{prefix}.container.image": self.image, f"{prefix}.namespace": self.namespace}
         ours[f"{prefix}.authenticate.executor.serviceAccountName"] = self.service_account
@@ -345,9 +446,13 @@ RemoteService = EmrServerless | EmrCluster | Glue | Kubernetes
 
 
 def _check_not_given(given: Mapping[str, Any], ours: Sequence[str], argument: str) -> None:
-    """Raise ConfigurationError if `given` has one of the keys in `ours`, whose values Adjunct would replace."""
+    """Raise ConfigurationError if `given` has one of the keys in `ours`, whose values Adjunct
+    would replace.
+    """
     if found := [name for name in ours if name in given]:
-        problem = f"{argument} sets {' and '.join(found)}, which the declared service or Adjunct sets."
+        problem = (
+            f"{argument} sets {' and '.join(found)}, which the declared service or Adjunct sets."
+        )
         step = f"Leave {'these' if len(found) > 1 else 'this'} out of {argument}."
         raise ConfigurationError(problem, step, argument=argument)
 
@@ -392,7 +497,8 @@ def _start_once(service: str, start: Callable[[], str], find: Callable[[], str |
 
 
 def _wait_for_end(service: str, ask: Callable[[], Any], has_ended: Callable[[Any], bool]) -> Any:
-    """Ask the service every few seconds until its answer says that the application has ended; return that answer.
+    """Ask the service every few seconds until its answer says that the application has ended;
+    return that answer.
 
     Transient errors of the service are ignored.
     """
@@ -405,7 +511,9 @@ def _wait_for_end(service: str, ask: Callable[[], Any], has_ended: Callable[[Any
 
 @contextmanager
 def _translated_errors(service: str) -> Iterator[None]:
-    """Raise errors of a service's client as TransientError (throttled, or no answer) or ConfigurationError (others)."""
+    """Raise errors of a service's client as TransientError (throttled, or no answer) or
+    ConfigurationError (others).
+    """
     try:
         yield
     except Exception as error:
@@ -417,8 +525,15 @@ def _translated_errors(service: str) -> Iterator[None]:
         if not kinds:
             raise
         response: Any = getattr(error, "response", None) or {}
-        status = response.get("ResponseMetadata", {}).get("HTTPStatusCode") or getattr(error, "status", None) or 0
-        problem = f"{service} could not be asked to run a Spark application: {str(error).strip().rstrip('.')}."
+        status = (
+            response.get("ResponseMetadata", {}).get("HTTPStatusCode")
+            or getattr(error, "status", None)
+            or 0
+        )
+        problem = (
+            f"{service} could not be asked to run a Spark application:"
+            f" {str(error).strip().rstrip('.')}."
+        )
         is_throttled = status == 429 or _TOO_MANY.search(response.get("Error", {}).get("Code", ""))
         stale, renew = stale_reason(error)
         if stale:

@@ -1,25 +1,28 @@
-"""Runs the work of an op: in its own process, or in a Spark application that is started for it, with Dagster Pipes.
+"""Runs the work of an op: in its own process, or in a Spark application that is started for it,
+with Dagster Pipes.
 
-Work is a function of a `Host`. It reports what Dagster should know (events, reports) by `tell(name, value)`, and the
-op's process passes each value to the handler of that name, wherever the work runs:
+Work is a function of a `Host`. It reports what Dagster should know (events, reports) by `tell(name,
+value)`, and the op's process passes each value to the handler of that name, wherever the work runs:
 
     op's process                                driver of the application (driver.py)
     offers an order, starts an application  ->  takes the order, opens what the work needs
     passes the value to its handler         <-  tell(name, value), in a message of Pipes
     returns the result, or raises the error <-  tell("result", …) or tell("error", …) at the end
 
-`spark_services.py` has what starts the application. If the op's process ends, the application ends too, and the next
-run continues as after any crash. The two exchange objects in a folder of an object store:
+`spark_services.py` has what starts the application. If the op's process ends, the application ends
+too, and the next run continues as after any crash. The two exchange objects in a folder of an
+object store:
 
     driver.py          what a service starts, if it takes a script from S3
     spark.properties   settings for spark-submit on this machine; the driver deletes them
     order              the work, pickled; the driver deletes it after reading it
     op                 the heartbeat of the op's process
-    messages/1, …      messages of Dagster Pipes, in order; the op's process deletes each after handling it
+    messages/1, …      messages of Dagster Pipes, in order; the op's process deletes each after
+                       handling it
 
-The store is that of the lake, or a folder of this machine that belongs to the user of the op's process. Both sides
-unpickle what the other one has written, so nobody else may write there. The op's process deletes the folder at the
-end; if it has died, the driver does.
+The store is that of the lake, or a folder of this machine that belongs to the user of the op's
+process. Both sides unpickle what the other one has written, so nobody else may write there. The
+op's process deletes the folder at the end; if it has died, the driver does.
 """
 
 from __future__ import annotations
@@ -61,12 +64,22 @@ from dagster_pipes import (
 from dagster_adjunct.assets.writing.generation import Runtime
 from dagster_adjunct.orchestration.batch_log.run_lease import Process, this_process
 from dagster_adjunct.orchestration.code_location import metadata
-from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError, ObjectNotFoundError, TransientError
+from dagster_adjunct.resources.errors import (
+    AdjunctError,
+    ConfigurationError,
+    ObjectNotFoundError,
+    TransientError,
+)
 from dagster_adjunct.resources.objects.heartbeat import Heartbeat
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.objects.store import ObjectStore, S3Options, StoreDescriptor
 from dagster_adjunct.resources.spark.in_process import session_factory
-from dagster_adjunct.resources.spark.session import new_session, spark_release, stop_session, submitted_settings
+from dagster_adjunct.resources.spark.session import (
+    new_session,
+    spark_release,
+    stop_session,
+    submitted_settings,
+)
 from dagster_adjunct.resources.spark.tasks import find_adjunct_error, lost_process_error
 from dagster_adjunct.resources.streams.system import StreamSystem
 
@@ -80,7 +93,9 @@ T = TypeVar("T")
 
 SETTINGS = "spark.properties"
 STOP_SECONDS = 60.0
-SECRET_REFERENCE = "EMR.secret@"  # then a name in AWS Secrets Manager, where EMR Serverless reads the secret
+SECRET_REFERENCE = (  # then a name in AWS Secrets Manager, where EMR Serverless reads the secret
+    "EMR.secret@"
+)
 _RESULT, _ERROR = "result", "error"
 _ORDER, _OP = "order", "op"
 _POLL_SECONDS = 0.5
@@ -89,10 +104,16 @@ _log = logging.getLogger("adjunct.spark")
 
 
 class Exchange(PipesMessageWriterChannel):
-    """The folder where an op's process and a driver exchange objects: `prefix` in a store, or all of it for ""."""
+    """The folder where an op's process and a driver exchange objects: `prefix` in a store, or
+    all of it for "".
+    """
 
     def __init__(
-        self, store: ObjectStore, prefix: str, ttl: float | None = None, versions: Mapping[str, str] | None = None
+        self,
+        store: ObjectStore,
+        prefix: str,
+        ttl: float | None = None,
+        versions: Mapping[str, str] | None = None,
     ) -> None:
         self.store, self._prefix, self._versions = store, prefix, versions or _versions()
         self._ttl = ttl or _TTL.total_seconds()
@@ -107,7 +128,12 @@ class Exchange(PipesMessageWriterChannel):
         return cls(store, params["prefix"], params["ttl"], params["versions"])
 
     def to_params(self) -> dict[str, Any]:
-        return {"prefix": self._prefix, "ttl": self._ttl, "versions": self._versions, **asdict(self.store.descriptor)}
+        return {
+            "prefix": self._prefix,
+            "ttl": self._ttl,
+            "versions": self._versions,
+            **asdict(self.store.descriptor),
+        }
 
     def key(self, name: str) -> str:
         return f"{self._prefix}{name}"
@@ -117,7 +143,9 @@ class Exchange(PipesMessageWriterChannel):
 
     @contextmanager
     def offering(self, order: object) -> Iterator[None]:
-        """Store an order, and a heartbeat while this process lives; delete everything at the end of the context."""
+        """Store an order, and a heartbeat while this process lives; delete everything at the end
+        of the context.
+        """
         heartbeat = Heartbeat(
             self.store,
             self.key(_OP),
@@ -141,35 +169,45 @@ class Exchange(PipesMessageWriterChannel):
     def take_order(self) -> Any:
         """Return the order and delete it, so that no other driver takes it.
 
-        Raises ConfigurationError if this process lacks a module that the order uses, or has other versions than the
-        op's process.
+        Raises ConfigurationError if this process lacks a module that the order uses, or has other
+        versions than the op's process.
         """
         for name, found in _versions().items():
             if found != (wanted := self._versions.get(name, found)):
-                problem = f"the driver of the Spark application has {name} {found}: expected {wanted}, as in the run."
-                raise ConfigurationError(problem, "Install the same version on both sides.", package=name)
+                problem = (
+                    f"the driver of the Spark application has {name} {found}: expected {wanted}, as"
+                    " in the run."
+                )
+                raise ConfigurationError(
+                    problem, "Install the same version on both sides.", package=name
+                )
         try:
             order = pickle.loads(self.store.get(self.key(_ORDER)).data)
         except ModuleNotFoundError as error:
             problem = f"the driver of the Spark application has no module {error.name!r}."
             step = (
-                "Load the code location with python_module, from a folder on the Python path, and run the driver with "
-                "the run's Python (PYSPARK_DRIVER_PYTHON, spark.pyspark.driver.python). In a container, use an image "
-                "that contains the module."
+                "Load the code location with python_module, from a folder on the Python path, and"
+                " run the driver with the run's Python (PYSPARK_DRIVER_PYTHON,"
+                " spark.pyspark.driver.python). In a container, use an image that contains the"
+                " module."
             )
             raise ConfigurationError(problem, step, module=error.name) from error
         self.store.delete_many([self.key(_ORDER), self.key(SETTINGS)])  # both may contain secrets
         return order
 
     def write_message(self, message: PipesMessage) -> None:
-        """Store a message of the driver under the next number. If that fails, the next message gets this number."""
+        """Store a message of the driver under the next number. If that fails, the next message
+        gets this number.
+        """
         with self._lock:
             if not self._is_removed:
                 self.store.put(self.key(f"messages/{self._told + 1}"), json.dumps(message).encode())
                 self._told += 1
 
     def op_lives(self) -> bool:
-        """Return whether the heartbeat of the op's process has changed within the last `ttl` seconds of this clock."""
+        """Return whether the heartbeat of the op's process has changed within the last `ttl`
+        seconds of this clock.
+        """
         with suppress(TransientError):
             found = self.store.head(self.key(_OP))
             if found is None:
@@ -189,8 +227,12 @@ class Exchange(PipesMessageWriterChannel):
 
 
 def _versions() -> dict[str, str]:
-    """Return the versions, by package, that must be the same on both sides; unknown ones are left out."""
-    found = {"Python": ".".join(platform.python_version_tuple()[:2])}  # pickled functions contain bytecode
+    """Return the versions, by package, that must be the same on both sides; unknown ones are
+    left out.
+    """
+    found = {
+        "Python": ".".join(platform.python_version_tuple()[:2])
+    }  # pickled functions contain bytecode
     found["Spark"] = spark_release()  # the settings name jars for this version
     with suppress(PackageNotFoundError):
         found["dagster-adjunct"] = version("dagster-adjunct")
@@ -211,14 +253,19 @@ def pack(name: str, value: object) -> str:
 
 
 class Inbox(dg.PipesMessageReader):
-    """Receives the driver's messages: keeps its result or error, passes values to the handlers by name, and passes
-    messages of Pipes itself to Dagster.
+    """Receives the driver's messages: keeps its result or error, passes values to the handlers by
+    name, and passes messages of Pipes itself to Dagster.
 
-    `is_open` says that the driver has begun and has not reported its end. `with_output` requests what it prints.
+    `is_open` says that the driver has begun and has not reported its end. `with_output` requests
+    what it prints.
     """
 
     def __init__(
-        self, exchange: Exchange, handlers: Mapping[str, Callable[[Any], object]], *, with_output: bool
+        self,
+        exchange: Exchange,
+        handlers: Mapping[str, Callable[[Any], object]],
+        *,
+        with_output: bool,
     ) -> None:
         self._exchange, self._handlers, self._with_output = exchange, handlers, with_output
         self._error: Exception | None = None
@@ -228,7 +275,9 @@ class Inbox(dg.PipesMessageReader):
     @contextmanager
     def read_messages(self, handler: Any) -> Iterator[PipesParams]:
         has_ended = Event()
-        thread = Thread(target=self._read, args=(handler, has_ended), name="adjunct-inbox", daemon=True)
+        thread = Thread(
+            target=self._read, args=(handler, has_ended), name="adjunct-inbox", daemon=True
+        )
         thread.start()
         try:
             yield {**self._exchange.to_params(), "with_output": self._with_output}
@@ -240,18 +289,24 @@ class Inbox(dg.PipesMessageReader):
         return f"Looked for messages of the driver in {self._exchange.url('messages')}."
 
     def raise_error(self, cause: Exception | None) -> None:
-        """Raise the error that the driver has reported, or that handling its messages has raised, if any."""
+        """Raise the error that the driver has reported, or that handling its messages has
+        raised, if any.
+        """
         if self._error is not None:
             raise self._error from cause
 
     def _read(self, dagster: Any, has_ended: Event) -> None:
-        """Handle messages in order until `has_ended` is set and none is left; keep an exception for `raise_error`."""
+        """Handle messages in order until `has_ended` is set and none is left; keep an exception
+        for `raise_error`.
+        """
         store = self._exchange.store
         try:
             for number in count(1):
                 key = self._exchange.key(f"messages/{number}")
                 while True:
-                    is_last = has_ended.is_set()  # read before the store: all messages of an ended driver are stored
+                    is_last = (
+                        has_ended.is_set()
+                    )  # read before the store: all messages of an ended driver are stored
                     try:
                         message = json.loads(store.get(key).data)
                         break
@@ -287,7 +342,8 @@ class Inbox(dg.PipesMessageReader):
 class Writer(PipesMessageWriter[Exchange]):
     """Writes the driver's messages to the exchange that the parameters from `Inbox` describe.
 
-    Ends the process if no order is offered there: the run has ended, or another attempt has taken it.
+    Ends the process if no order is offered there: the run has ended, or another attempt has taken
+    it.
     """
 
     exchange: Exchange
@@ -296,8 +352,15 @@ class Writer(PipesMessageWriter[Exchange]):
     def open(self, params: PipesParams) -> Iterator[Exchange]:
         self.exchange = Exchange.from_params(params)
         if not self.exchange.is_offered():
-            sys.exit("The run that this application was started for has ended, or another attempt has begun its work.")
-        with PipesDefaultLogWriter(self.exchange).open({}) if params["with_output"] else nullcontext():
+            sys.exit(
+                "The run that this application was started for has ended, or another attempt has"
+                " begun its work."
+            )
+        with (
+            PipesDefaultLogWriter(self.exchange).open({})
+            if params["with_output"]
+            else nullcontext()
+        ):
             yield self.exchange
 
 
@@ -305,8 +368,8 @@ class Writer(PipesMessageWriter[Exchange]):
 class Host:
     """What work gets from the process in which it runs.
 
-    `tell` reports a value to the op's process, under the name of a handler. `has_ended` returns whether the Dagster run
-    of an id has ended, False if unknown.
+    `tell` reports a value to the op's process, under the name of a handler. `has_ended` returns
+    whether the Dagster run of an id has ended, False if unknown.
     """
 
     runtime: Runtime
@@ -326,9 +389,9 @@ def run_work(
 ) -> T:
     """Do the work and return its result; `handlers` receive what it tells, by name.
 
-    If the resource `spark` submits applications, the work is done in one: with `submit_at_once` from the start, else
-    from when it asks for a session. It then begins again in the application, as after a crash. There, `open_systems`
-    opens the stream systems, given `lake`.
+    If the resource `spark` submits applications, the work is done in one: with `submit_at_once`
+    from the start, else from when it asks for a session. It then begins again in the application,
+    as after a crash. There, `open_systems` opens the stream systems, given `lake`.
     """
     context = op.context
 
@@ -336,7 +399,9 @@ def run_work(
         handlers[name](value)
 
     local = Host(
-        Runtime(op.lake, op.systems, session_factory(spark.starter), context.run.run_id, few_in_process),
+        Runtime(
+            op.lake, op.systems, session_factory(spark.starter), context.run.run_id, few_in_process
+        ),
         tell,
         partial(metadata.has_ended, context.instance),
     )
@@ -349,14 +414,20 @@ def run_work(
     spark.stop()  # its executors may have the cores that the application needs
     with ExitStack() as stack:
         if service.is_remote:
-            exchange = Exchange(op.lake.store, f"exchanges/{context.run.run_id}-{uuid.uuid4().hex[:8]}/")
+            exchange = Exchange(
+                op.lake.store, f"exchanges/{context.run.run_id}-{uuid.uuid4().hex[:8]}/"
+            )
         else:
-            folder = stack.enter_context(TemporaryDirectory(prefix="adjunct-", ignore_cleanup_errors=True))
+            folder = stack.enter_context(
+                TemporaryDirectory(prefix="adjunct-", ignore_cleanup_errors=True)
+            )
             exchange = Exchange(StoreDescriptor(folder).open(), "")
         inbox = Inbox(exchange, handlers, with_output=service.is_remote)
         # The driver of spark-submit gets the settings from a file.
         ours = _without_references(settings) if service.is_remote else {}
-        order = Order(work, open_systems, op.lake, context.run.run_id, few_in_process, ours, this_process())
+        order = Order(
+            work, open_systems, op.lake, context.run.run_id, few_in_process, ours, this_process()
+        )
         stack.enter_context(exchange.offering(order))
         try:
             service.run(context, inbox, exchange, settings)
@@ -370,7 +441,8 @@ def run_work(
                 raise
             context.log.warning(f"The application has ended with a result, but: {error}")
         finally:
-            # Pipes requires an event for each output, but the op yields its own, for the outputs that are made.
+            # Pipes requires an event for each output, but the op yields its own, for the outputs
+            # that are made.
             context.get_step_execution_context()._requires_typed_event_stream = False
     inbox.raise_error(None)
     if not inbox.results:
@@ -380,13 +452,17 @@ def run_work(
 
 
 def _without_references(settings: Mapping[str, str]) -> dict[str, str]:
-    """Return the settings without references to secrets: the service has passed the secrets to the driver."""
-    return {name: value for name, value in settings.items() if not value.startswith(SECRET_REFERENCE)}
+    """Return the settings without references to secrets: the service has passed the secrets to
+    the driver.
+    """
+    return {
+        name: value for name, value in settings.items() if not value.startswith(SECRET_REFERENCE)
+    }
 
 
 class HandedToSpark(BaseException):
-    """Ends work in the op's process that asks for a Spark session. A BaseException, so that no `except Exception`
-    takes it for an error."""
+    """Ends work in the op's process that asks for a Spark session. A BaseException, so that no
+    `except Exception` takes it for an error."""
 
 
 def _ask_for_application() -> SparkSession:
@@ -397,8 +473,8 @@ def _ask_for_application() -> SparkSession:
 class Order:
     """What a driver needs to do the work of an op.
 
-    `run` is the id of the Dagster run, `process` the op's process. `settings` are Spark settings for a driver on
-    another machine, without references to secrets; empty for spark-submit.
+    `run` is the id of the Dagster run, `process` the op's process. `settings` are Spark settings
+    for a driver on another machine, without references to secrets; empty for spark-submit.
     """
 
     work: Callable[[Host], Any]
@@ -423,14 +499,18 @@ def drive() -> None:
 
 
 def do_order(exchange: Exchange, send: Callable[[str], None]) -> None:
-    """Take the order and do its work; `send` is called with each message that the work tells, packed."""
+    """Take the order and do its work; `send` is called with each message that the work tells,
+    packed.
+    """
 
     def tell(name: str, value: object) -> None:
         send(pack(name, value))
 
     try:
         order: Order = exchange.take_order()
-        Thread(target=_end_with, args=(order.process, exchange), name="end-with-op", daemon=True).start()
+        Thread(
+            target=_end_with, args=(order.process, exchange), name="end-with-op", daemon=True
+        ).start()
         with ExitStack() as stack:
 
             @cache
@@ -443,7 +523,9 @@ def do_order(exchange: Exchange, send: Callable[[str], None]) -> None:
                 return session
 
             systems = order.open_systems(lake=order.lake)
-            runtime = Runtime(order.lake, systems, session_factory(start), order.run, order.few_in_process)
+            runtime = Runtime(
+                order.lake, systems, session_factory(start), order.run, order.few_in_process
+            )
             result = order.work(Host(runtime, tell, _find_runs(stack)))
         tell(_RESULT, result)
     except Exception as error:
@@ -453,14 +535,17 @@ def do_order(exchange: Exchange, send: Callable[[str], None]) -> None:
 
 
 def _find_runs(stack: ExitStack) -> Callable[[str], bool]:
-    """Return `has_ended` of the driver's Host; without DAGSTER_HOME it returns False for every run."""
+    """Return `has_ended` of the driver's Host; without DAGSTER_HOME it returns False for every
+    run.
+    """
     if "DAGSTER_HOME" not in os.environ:
         return lambda run: False
     return partial(metadata.has_ended, stack.enter_context(dg.DagsterInstance.get()))
 
 
 def _end_with(op: Process, exchange: Exchange) -> None:
-    """Wait until the op's process or this process's parent (spark-submit) has ended, then end this process too.
+    """Wait until the op's process or this process's parent (spark-submit) has ended, then end this
+    process too.
 
     Nobody would receive its result. It gets a signal first, and STOP_SECONDS to clean up.
     """

@@ -1,8 +1,8 @@
 """Dagster resources for key-value tables, and for the tables of each backend.
 
-A resource takes `EnvVar("NAME")` and keeps the name. The variable is read when a connection is opened: in the process
-of a Dagster run or in a Spark task, never while a code location is loaded. So no secret can appear in a run's
-configuration, in its logs, or in pickles for tasks.
+A resource takes `EnvVar("NAME")` and keeps the name. The variable is read when a connection is
+opened: in the process of a Dagster run or in a Spark task, never while a code location is loaded.
+So no secret can appear in a run's configuration, in its logs, or in pickles for tasks.
 """
 
 from __future__ import annotations
@@ -31,20 +31,26 @@ from dagster_adjunct.resources.validation import validated
 
 @validated
 class KeyValueTableResource(dg.ConfigurableResource):  # type: ignore[type-arg]
-    """A key-value table of a lake, for the bodies of assets and ops: `with states.blocking() as table: …`.
+    """A key-value table of a lake, for the bodies of assets and ops: `with states.blocking() as
+    table: …`.
 
-    With `partitions` the table and its scope are created if they do not exist; without it, the table must exist.
-    `backend` chooses where it is created, for example {"backend": "postgres", "dsn_env": EnvVar("PLANT_DSN")}. Only
-    the variable's name is stored. Nothing is opened while a code location is loaded.
+    With `partitions` the table and its scope are created if they do not exist; without it, the
+    table must exist. `backend` chooses where it is created, for example {"backend": "postgres",
+    "dsn_env": EnvVar("PLANT_DSN")}. Only the variable's name is stored. Nothing is opened while a
+    code location is loaded.
     """
 
     scope: str
     table: str
-    lake: str | None = Field(default=None, description="The lake's URL. Default: ADJUNCT_LAKE, else .adjunct/lake.")
+    lake: str | None = Field(
+        default=None, description="The lake's URL. Default: ADJUNCT_LAKE, else .adjunct/lake."
+    )
     partitions: int | None = Field(
         default=None, description="Create the table with this many partitions if it does not exist."
     )
-    backend: dict[str, Any] | None = Field(default=None, description="Backend where it is created, without secrets.")
+    backend: dict[str, Any] | None = Field(
+        default=None, description="Backend where it is created, without secrets."
+    )
     key: str = Field(default="text", description="Type of the keys: text, json, int or bytes.")
     value: str = Field(default="json", description="Type of the values: text, json, int or bytes.")
 
@@ -60,7 +66,9 @@ class KeyValueTableResource(dg.ConfigurableResource):  # type: ignore[type-arg]
     def manager(self) -> KeyValueTableManager:
         """Return the manager of the lake's key-value tables."""
         lake = open_lake(self.lake, create=self.partitions is not None)
-        return KeyValueTableManager(lake, None if self.backend is None else backend_from(self.backend))
+        return KeyValueTableManager(
+            lake, None if self.backend is None else backend_from(self.backend)
+        )
 
     def open(
         self, *, key: Serializer[Any] | None = None, value: Serializer[Any] | None = None
@@ -70,7 +78,10 @@ class KeyValueTableResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         if self.partitions is not None:
             ensure_table(manager, self.scope, self.table, self.partitions)
         return manager.open(
-            self.scope, self.table, key=key or serializer_named(self.key), value=value or serializer_named(self.value)
+            self.scope,
+            self.table,
+            key=key or serializer_named(self.key),
+            value=value or serializer_named(self.value),
         )
 
     def blocking(
@@ -89,7 +100,10 @@ def backend_without_secrets(backend: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in backend.items():
         if name.endswith("_env") and value is not None:
             several = isinstance(value, list | tuple)
-            names = [resolve_variable(f"backend[{name!r}]", one) for one in (value if several else [value])]
+            names = [
+                resolve_variable(f"backend[{name!r}]", one)
+                for one in (value if several else [value])
+            ]
             shown[name] = names if several else names[0]
     return shown
 
@@ -97,7 +111,8 @@ def backend_without_secrets(backend: Mapping[str, Any]) -> dict[str, Any]:
 def resolve_variable(field: str, value: object) -> object:
     """Return the name of an environment variable, given as EnvVar or as its name; None for None.
 
-    Raises ConfigurationError for anything else, without showing it, because it may be the secret itself.
+    Raises ConfigurationError for anything else, without showing it, because it may be the secret
+    itself.
     """
     if isinstance(value, dg.EnvVar):
         return "".join(value)  # as plain text, or Dagster would replace it by the variable's value
@@ -118,7 +133,9 @@ class TableResource(dg.ConfigurableResource):  # type: ignore[type-arg]
     store: ClassVar[Callable[..., Any]]
     """The store's function, which takes the fields as its arguments."""
     variables: ClassVar[Mapping[str, str]] = {}
-    """The fields that hold the name of an environment variable, or several of them, and the argument of each."""
+    """The fields that hold the name of an environment variable, or several of them, and the
+    argument of each.
+    """
     arguments: ClassVar[Mapping[str, str]] = {}
     """The arguments of other fields that are named otherwise."""
 
@@ -127,7 +144,10 @@ class TableResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         for field in self.variables:
             given = settings.get(field)
             if isinstance(given, Mapping):
-                settings[field] = {name: resolve_variable(f"{field}[{name!r}]", value) for name, value in given.items()}
+                settings[field] = {
+                    name: resolve_variable(f"{field}[{name!r}]", value)
+                    for name, value in given.items()
+                }
             elif isinstance(given, Sequence) and not isinstance(given, str):
                 settings[field] = [resolve_variable(field, value) for value in given]
             elif given is not None:
@@ -141,16 +161,24 @@ class TableResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         names = {**self.arguments, **self.variables}
         # A class that users derive may have other fields too.
         declaring: Any = next(cls for cls in type(self).__mro__ if "store" in vars(cls))
-        settings = {names.get(field, field): getattr(self, field) for field in declaring.model_fields}
+        settings = {
+            names.get(field, field): getattr(self, field) for field in declaring.model_fields
+        }
         return declaring.store(**settings)
 
     def remote_table(self, name: str, **options: Any) -> RemoteTable[Any, Any, Any]:
-        """Return the table for an application's `app.table(…)`, with the options of `RemoteTable`."""
+        """Return the table for an application's `app.table(…)`, with the options of
+        `RemoteTable`.
+        """
         function = self.function()
-        return RemoteTable(name, key=self.key, read_function=function, write_function=function, **options)
+        return RemoteTable(
+            name, key=self.key, read_function=function, write_function=function, **options
+        )
 
     def blocking(self, name: str, **options: Any) -> BlockingTable[Any, Any, Any]:
-        """Return the table for the body of an asset or op: `with machines.blocking("machines") as table: …`."""
+        """Return the table for the body of an asset or op: `with machines.blocking("machines")
+        as table: …`.
+        """
         return BlockingTable(self.remote_table(name, **options))
 
 
@@ -175,8 +203,12 @@ class PostgresTableResource(TableResource):
 
     table: str
     columns: dict[str, str] | None = Field(default=None, description=_COLUMNS)
-    dsn: str | None = Field(default=None, description="The environment variable that holds the DSN.")
-    connect: dict[str, str] = Field(default_factory=dict, description="libpq's keywords, without secrets.")
+    dsn: str | None = Field(
+        default=None, description="The environment variable that holds the DSN."
+    )
+    connect: dict[str, str] = Field(
+        default_factory=dict, description="libpq's keywords, without secrets."
+    )
     schema_name: str = "public"
     create: bool = False
     connections: int = Field(default=4, description="How many connections an event loop may have.")
@@ -195,11 +227,19 @@ class RedisTableResource(TableResource):
 
     prefix: str = Field(description="What the keys of the records begin with.")
     columns: dict[str, str] = Field(description=_COLUMNS)
-    url: str | None = Field(default=None, description="The environment variable that holds the URL.")
+    url: str | None = Field(
+        default=None, description="The environment variable that holds the URL."
+    )
     server: str | None = Field(default=None, description="The URL, without a password.")
-    password: str | None = Field(default=None, description="The environment variable that holds the password.")
-    connections: int = Field(default=8, description="How many requests an event loop may have under way.")
-    forget_deleted_after: int | None = Field(default=None, description="Seconds for which deletes are remembered.")
+    password: str | None = Field(
+        default=None, description="The environment variable that holds the password."
+    )
+    connections: int = Field(
+        default=8, description="How many requests an event loop may have under way."
+    )
+    forget_deleted_after: int | None = Field(
+        default=None, description="Seconds for which deletes are remembered."
+    )
 
     store = RedisTable
     variables: ClassVar[Mapping[str, str]] = {"url": "url_env", "password": "password_env"}
@@ -208,7 +248,9 @@ class RedisTableResource(TableResource):
 
 @validated
 class DynamoDbTableResource(TableResource):
-    """A table of DynamoDB, as in `DynamoDbTable`; boto3 finds credentials itself unless they are given."""
+    """A table of DynamoDB, as in `DynamoDbTable`; boto3 finds credentials itself unless they are
+    given.
+    """
 
     table: str
     columns: dict[str, str] | None = Field(default=None, description=_COLUMNS)
@@ -217,10 +259,15 @@ class DynamoDbTableResource(TableResource):
     endpoint_url: str | None = None
     profile: str | None = None
     credentials: list[str] | None = Field(
-        default=None, description="Environment variables: the access key's id, the secret, a session's token if any."
+        default=None,
+        description=(
+            "Environment variables: the access key's id, the secret, a session's token if any."
+        ),
     )
     consistent_reads: bool = True
-    forget_deleted_after: float | None = Field(default=None, description="Seconds for which deletes are remembered.")
+    forget_deleted_after: float | None = Field(
+        default=None, description="Seconds for which deletes are remembered."
+    )
 
     store = DynamoDbTable
     variables: ClassVar[Mapping[str, str]] = {"credentials": "credentials_env"}
@@ -228,14 +275,22 @@ class DynamoDbTableResource(TableResource):
 
 @validated
 class HttpTableResource(TableResource):
-    """An HTTP service as a table, as in `HttpTable`: `secret_headers={"Authorization": EnvVar("PLANES_TOKEN")}`."""
+    """An HTTP service as a table, as in `HttpTable`: `secret_headers={"Authorization":
+    EnvVar("PLANES_TOKEN")}`.
+    """
 
     base_url: str
     path: str = Field(description='With the key\'s columns in braces, such as "/planes/{tail}".')
-    headers: dict[str, str] = Field(default_factory=dict, description="Sent with each request; no secrets.")
-    secret_headers: dict[str, str] = Field(default_factory=dict, description="Environment variables, by header.")
+    headers: dict[str, str] = Field(
+        default_factory=dict, description="Sent with each request; no secrets."
+    )
+    secret_headers: dict[str, str] = Field(
+        default_factory=dict, description="Environment variables, by header."
+    )
     puts_if_absent: bool = False
-    connections: int = Field(default=10, description="How many requests an event loop may have under way.")
+    connections: int = Field(
+        default=10, description="How many requests an event loop may have under way."
+    )
     timeout: float = Field(default=10.0, description="Seconds that one request may take.")
 
     store = HttpTable
@@ -254,10 +309,16 @@ class KeyValueRowsResource(TableResource):
     scope: str
     table: str
     columns: dict[str, str] = Field(description="Types of the columns by name.")
-    family: list[str] = Field(default_factory=list, description="The leading key columns that form the family.")
+    family: list[str] = Field(
+        default_factory=list, description="The leading key columns that form the family."
+    )
     create: bool = False
-    partitions: int = Field(default=4, description="Number of partitions that the table is created with.")
-    stored_in: dict[str, Any] | None = Field(default=None, description="Backend where it is created, without secrets.")
+    partitions: int = Field(
+        default=4, description="Number of partitions that the table is created with."
+    )
+    stored_in: dict[str, Any] | None = Field(
+        default=None, description="Backend where it is created, without secrets."
+    )
 
     store = KeyValueRows
 

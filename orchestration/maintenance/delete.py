@@ -10,7 +10,12 @@ from typing import Any, Literal
 from dagster_adjunct.assets.reading.stored_versions import list_datasets, open_stored_versions
 from dagster_adjunct.assets.retention import discard
 from dagster_adjunct.assets.versions.dataset_log import DatasetLog
-from dagster_adjunct.assets.versions.leases import RUNNING_WITHIN, list_attempts, list_live_leases, read_lake_clock
+from dagster_adjunct.assets.versions.leases import (
+    RUNNING_WITHIN,
+    list_attempts,
+    list_live_leases,
+    read_lake_clock,
+)
 from dagster_adjunct.assets.versions.manifest import DatasetManifest
 from dagster_adjunct.orchestration.batch_log.batch_log import list_application_states
 from dagster_adjunct.resources import errors
@@ -32,41 +37,58 @@ from dagster_adjunct.resources.validation import validated
 
 @dataclass(frozen=True, slots=True)
 class Readers:
-    """Descriptions of the readers of a stream or dataset, for an operation that deletes or rewrites it.
+    """Descriptions of the readers of a stream or dataset, for an operation that deletes or rewrites
+    it.
 
-    Readers in `blocking` would lose or mix up data. Readers in `affected` would only fail at their next read, with an
-    error that says what happened.
+    Readers in `blocking` would lose or mix up data. Readers in `affected` would only fail at their
+    next read, with an error that says what happened.
     """
 
     blocking: tuple[str, ...] = ()
     affected: tuple[str, ...] = ()
 
-    def check(self, problem: str, blocked: str, affected: str, *, force: bool, **about: Any) -> None:
-        """Raise StillReadError if there are `blocking` readers, or, unless `force`, `affected` ones.
+    def check(
+        self, problem: str, blocked: str, affected: str, *, force: bool, **about: Any
+    ) -> None:
+        """Raise StillReadError if there are `blocking` readers, or, unless `force`, `affected`
+        ones.
 
-        The message is `problem` and the readers; the next step is `blocked` if some are blocking, else `affected`.
+        The message is `problem` and the readers; the next step is `blocked` if some are blocking,
+        else `affected`.
         """
         if self.blocking or (self.affected and not force):
             readers = (*self.blocking, *self.affected)
             step = blocked if self.blocking else affected
-            raise errors.StillReadError(f"{problem}: {'; '.join(readers)}.", step, readers=readers, **about)
+            raise errors.StillReadError(
+                f"{problem}: {'; '.join(readers)}.", step, readers=readers, **about
+            )
 
 
 def find_stream_readers(lake: Lake, name: str) -> Readers:
-    """Return the readers of a stream of the lake; also what holds its files, and open batches that write to it."""
+    """Return the readers of a stream of the lake; also what holds its files, and open batches
+    that write to it.
+    """
     qualified, streams = f"lake.{name}", LakeStreams(lake)
     commit = streams.log(name).current()
     exists = commit is not None and not is_deletion_commit(commit)
     producers = tuple(streams.state(name)[1].producers) if exists else ()
     readers = list_readers(lake, name) if exists else ()
-    blocking = [f"{holder} holds its files" for holder in list_retained_attempts(lake, name)] if exists else []
+    blocking = (
+        [f"{holder} holds its files" for holder in list_retained_attempts(lake, name)]
+        if exists
+        else []
+    )
     affected = [f"reader {reader.name} has a position in it" for reader in readers]
     for application, state in list_application_states(lake).items():
         batch = state.open
         if batch is not None and any(ssp.qualified_stream == qualified for ssp in batch.ranges):
-            blocking.append(f"batch {batch.batch} of application {application} is open and reads it")
+            blocking.append(
+                f"batch {batch.batch} of application {application} is open and reads it"
+            )
         elif batch is not None and application in producers:
-            blocking.append(f"batch {batch.batch} of application {application} is open and may write to it")
+            blocking.append(
+                f"batch {batch.batch} of application {application} is open and may write to it"
+            )
         elif any(ssp.qualified_stream == qualified for ssp in state.checkpoint):
             affected.append(f"application {application} has a checkpoint on it")
     followers, unknown = find_followers(lake, qualified)
@@ -78,16 +100,23 @@ def find_dataset_readers(lake: Lake, name: str) -> Readers:
     """Return the readers of a dataset: leases, holds, applications and builds."""
     now = read_lake_clock(lake, name)
     blocking = [
-        f"{lease.holder} holds {', '.join(lease.versions)} until {lease.expires_at:%Y-%m-%d %H:%M:%S %Z}"
+        f"{lease.holder} holds {', '.join(lease.versions)} until"
+        f" {lease.expires_at:%Y-%m-%d %H:%M:%S %Z}"
         for lease in list_live_leases(lake, name, now)
     ]
     affected = []
     for application, state in list_application_states(lake).items():
         if state.open is not None and name in state.open.versions:
-            blocking.append(f"batch {state.open.batch} of application {application} is open and reads it")
+            blocking.append(
+                f"batch {state.open.batch} of application {application} is open and reads it"
+            )
         elif state.last is not None and name in state.last.intent.versions:
             affected.append(f"application {application} read it in its last batch")
-    running = [attempt for attempt, renewed in list_attempts(lake, name).items() if now - renewed < RUNNING_WITHIN]
+    running = [
+        attempt
+        for attempt, renewed in list_attempts(lake, name).items()
+        if now - renewed < RUNNING_WITHIN
+    ]
     affected += [f"a build of it is recorded as running ({attempt})" for attempt in running]
     return Readers(tuple(blocking), tuple(affected))
 
@@ -95,7 +124,8 @@ def find_dataset_readers(lake: Lake, name: str) -> Readers:
 def find_followers(lake: Lake, stream: str) -> tuple[dict[str, DatasetManifest], tuple[str, ...]]:
     """Return the manifests of the datasets whose input is this stream ("lake.orders"), by name.
 
-    Also returns descriptions of datasets whose manifest can't be read, which may follow the stream too.
+    Also returns descriptions of datasets whose manifest can't be read, which may follow the stream
+    too.
     """
     followers: dict[str, DatasetManifest] = {}
     unknown = []
@@ -115,10 +145,12 @@ _TRIES = 5
 
 @dataclass(frozen=True, slots=True)
 class DeletionReport(Report):
-    """What a deletion did, or (`dry_run`) would do. `objects` and `size` (bytes) count what is deleted.
+    """What a deletion did, or (`dry_run`) would do. `objects` and `size` (bytes) count what is
+    deleted.
 
-    `affected` are readers that only a forced deletion accepts, `blocking` those that no deletion accepts. `repeated`
-    means that it had been deleted before, `recreated` that it was recreated meanwhile.
+    `affected` are readers that only a forced deletion accepts, `blocking` those that no deletion
+    accepts. `repeated` means that it had been deleted before, `recreated` that it was recreated
+    meanwhile.
     """
 
     kind: str
@@ -135,10 +167,17 @@ class DeletionReport(Report):
         """Return the report in one line."""
         verb = "would be deleted" if self.dry_run else "deleted"
         if self.repeated:
-            rest = f"{self.objects:,} objects that it had left {verb}" if self.objects else "nothing is left of it"
+            rest = (
+                f"{self.objects:,} objects that it had left {verb}"
+                if self.objects
+                else "nothing is left of it"
+            )
             return f"{self.kind} {self.name} was deleted before: {rest}"
         if self.recreated:
-            return f"{self.kind} {self.name} deleted, but recreated meanwhile: stream maintain collects the rest"
+            return (
+                f"{self.kind} {self.name} deleted, but recreated meanwhile: stream maintain"
+                " collects the rest"
+            )
         return f"{self.kind} {self.name}: {self.objects:,} objects, {self.size:,} bytes {verb}"
 
 
@@ -148,10 +187,10 @@ def delete_stream(
 ) -> DeletionReport:
     """Delete a stream of the lake permanently; safe to repeat after an interruption.
 
-    Raises StillReadError while an Iceberg table holds its files or an open batch of an application reads or writes it,
-    and, unless `force`, while an application has a checkpoint on it or a dataset follows it; after a forced deletion
-    their next run fails with advice. A stream declared later under the name is a different stream. Raises
-    StreamNotFoundError.
+    Raises StillReadError while an Iceberg table holds its files or an open batch of an application
+    reads or writes it, and, unless `force`, while an application has a checkpoint on it or a
+    dataset follows it; after a forced deletion their next run fails with advice. A stream declared
+    later under the name is a different stream. Raises StreamNotFoundError.
     """
     streams = LakeStreams(lake)
     readers = partial(find_stream_readers, lake, name)
@@ -161,7 +200,18 @@ def delete_stream(
     def read_commit() -> Commit | None:
         return streams.log(name).current()
 
-    return _delete(lake, "stream", name, read_commit, readers, objects, delete, reason, force=force, dry_run=dry_run)
+    return _delete(
+        lake,
+        "stream",
+        name,
+        read_commit,
+        readers,
+        objects,
+        delete,
+        reason,
+        force=force,
+        dry_run=dry_run,
+    )
 
 
 @validated
@@ -170,9 +220,10 @@ def delete_dataset(
 ) -> DeletionReport:
     """Delete a dataset and all its versions permanently; safe to repeat after an interruption.
 
-    Raises StillReadError while a reader's lease, a hold or an open batch needs a version, and, unless `force`, while an
-    application read it in its last batch or a build of it is recorded as running. Raises DatasetError for a member of a
-    version set, and DatasetNotFoundError. Its stream is kept.
+    Raises StillReadError while a reader's lease, a hold or an open batch needs a version, and,
+    unless `force`, while an application read it in its last batch or a build of it is recorded as
+    running. Raises DatasetError for a member of a version set, and DatasetNotFoundError. Its stream
+    is kept.
     """
     log = DatasetLog(lake, name).log
 
@@ -184,7 +235,18 @@ def delete_dataset(
 
     readers, objects = partial(find_dataset_readers, lake, name), partial(list_log_objects, log)
     delete = partial(discard.delete_dataset_objects, lake, name, reason=reason, by=by)
-    return _delete(lake, "dataset", name, read_commit, readers, objects, delete, reason, force=force, dry_run=dry_run)
+    return _delete(
+        lake,
+        "dataset",
+        name,
+        read_commit,
+        readers,
+        objects,
+        delete,
+        reason,
+        force=force,
+        dry_run=dry_run,
+    )
 
 
 def _delete(
@@ -203,26 +265,37 @@ def _delete(
     require_reason(reason, f"{kind} {name!r}", "deleted")
     about: dict[str, Any] = {kind: f"lake.{name}" if kind == "stream" else name}
 
-    def decide() -> Callable[[], DeletionReport]:  # called again after a conflict, because there may be a new reader
+    def decide() -> Callable[
+        [], DeletionReport
+    ]:  # called again after a conflict, because there may be a new reader
         seen = read_commit()
         if seen is None:
-            not_found = errors.StreamNotFoundError if kind == "stream" else errors.DatasetNotFoundError
-            there = ", ".join(LakeStreams(lake).list_streams() if kind == "stream" else list_datasets(lake))
-            problem = f"there is no {kind} {name!r} in {lake.url} to delete; there are: {there or 'none'}."
+            not_found = (
+                errors.StreamNotFoundError if kind == "stream" else errors.DatasetNotFoundError
+            )
+            there = ", ".join(
+                LakeStreams(lake).list_streams() if kind == "stream" else list_datasets(lake)
+            )
+            problem = (
+                f"there is no {kind} {name!r} in {lake.url} to delete; there are:"
+                f" {there or 'none'}."
+            )
             raise not_found(problem, "Check the name and the lake.", **about)
         repeated = is_deletion_commit(seen)
         reading = Readers() if repeated else readers()
         if dry_run:
             found = objects()
             size = sum(found.values())
-            report = DeletionReport(kind, name, len(found), size, reading.blocking, reading.affected, repeated, dry_run)
+            report = DeletionReport(
+                kind, name, len(found), size, reading.blocking, reading.affected, repeated, dry_run
+            )
             return lambda: report
         reading.check(
             f"{kind} {name!r} is still read",
-            "Run the application, or abandon its batch (adjunct checkpoint abandon APPLICATION --reason …); close the "
-            "readers. A lease that nobody renews expires within minutes.",
-            "Remove it from these first. Or force the deletion (--force, force=True): no data is mixed up, and their "
-            "next run fails with advice.",
+            "Run the application, or abandon its batch (adjunct checkpoint abandon APPLICATION"
+            " --reason …); close the readers. A lease that nobody renews expires within minutes.",
+            "Remove it from these first. Or force the deletion (--force, force=True): no data is"
+            " mixed up, and their next run fails with advice.",
             force=force,
             **about,
         )
@@ -230,7 +303,13 @@ def _delete(
         def commit() -> DeletionReport:
             done = delete(seen)
             return DeletionReport(
-                kind, name, done.objects, done.size, affected=reading.affected, repeated=repeated, recreated=done.left
+                kind,
+                name,
+                done.objects,
+                done.size,
+                affected=reading.affected,
+                repeated=repeated,
+                recreated=done.left,
             )
 
         return commit

@@ -1,4 +1,6 @@
-"""Delete old versions of datasets and erase keys from them, except versions that open batches will read again."""
+"""Delete old versions of datasets and erase keys from them, except versions that open batches
+will read again.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +17,14 @@ from dagster_adjunct.assets.retention.discard import discard as discard_unneeded
 from dagster_adjunct.assets.retention.erasure import ErasureReport
 from dagster_adjunct.assets.unbounded.transient_table import is_transient
 from dagster_adjunct.assets.versions.dataset_log import DatasetLog
-from dagster_adjunct.orchestration.batch_log.batch_log import list_application_states, list_applications
-from dagster_adjunct.orchestration.startpoints.recorded_replay import find_held_versions, purge_plans
+from dagster_adjunct.orchestration.batch_log.batch_log import (
+    list_application_states,
+    list_applications,
+)
+from dagster_adjunct.orchestration.startpoints.recorded_replay import (
+    find_held_versions,
+    purge_plans,
+)
 from dagster_adjunct.resources.errors import AdjunctError, raise_first
 from dagster_adjunct.resources.metadata import MetadataStore
 from dagster_adjunct.resources.objects.lake import Lake
@@ -27,10 +35,12 @@ from dagster_adjunct.resources.validation import validated
 def expire_versions(
     lake: Lake, dataset: str, policy: DiscardPolicy | None = None, *, by: str, dry_run: bool = False
 ) -> DiscardReport:
-    """Delete versions of one dataset that the policy does not keep, and what failed builds left; safe to repeat.
+    """Delete versions of one dataset that the policy does not keep, and what failed builds left;
+    safe to repeat.
 
-    The default policy is the one declared at the last advance. Versions that are served, pinned, leased, or needed by
-    an open batch are kept. With `dry_run` nothing is deleted. Raises DatasetNotFoundError.
+    The default policy is the one declared at the last advance. Versions that are served, pinned,
+    leased, or needed by an open batch are kept. With `dry_run` nothing is deleted. Raises
+    DatasetNotFoundError.
     """
     needed = partial(needed_versions, lake, dataset)
     return discard_unneeded(lake, dataset, policy, by=by, roots=needed, dry_run=dry_run)
@@ -45,11 +55,13 @@ def expire_all_versions(
     datasets: Sequence[str] | None = None,
     dry_run: bool = False,
 ) -> list[DiscardReport]:
-    """Delete old versions of these datasets (default: all), by the policies of `specs` or those declared last.
+    """Delete old versions of these datasets (default: all), by the policies of `specs` or those
+    declared last.
 
-    Versions that an open batch or a recorded replay will read are kept, however old they are. If a dataset fails, the
-    others are still processed, and the first error is raised at the end with notes about the rest. Unreferenced
-    objects of the lake's metadata, such as startpoints, are deleted too.
+    Versions that an open batch or a recorded replay will read are kept, however old they are. If a
+    dataset fails, the others are still processed, and the first error is raised at the end with
+    notes about the rest. Unreferenced objects of the lake's metadata, such as startpoints, are
+    deleted too.
     """
     policies = {name: spec.discard for name, spec in (specs or {}).items()}
     reports: list[DiscardReport] = []
@@ -66,20 +78,26 @@ def expire_all_versions(
 
 
 def collect_metadata(lake: Lake) -> None:
-    """Delete unreferenced objects of the lake's metadata, and the plans of recorded replays that have ended."""
+    """Delete unreferenced objects of the lake's metadata, and the plans of recorded replays that
+    have ended.
+    """
     MetadataStore(lake).collect()
     for application in list_applications(lake):
         purge_plans(lake, application)
 
 
 @validated
-def erase_keys(lake: Lake, dataset: str, keys: Iterable[object], *, reason: str, by: str) -> ErasureReport:
-    """Erase these keys, given as for `Dataset.get`, from all objects of a dataset, and verify it by a search.
+def erase_keys(
+    lake: Lake, dataset: str, keys: Iterable[object], *, reason: str, by: str
+) -> ErasureReport:
+    """Erase these keys, given as for `Dataset.get`, from all objects of a dataset, and verify it by
+    a search.
 
-    Old versions are kept while a reader has leased them or an open batch of an application needs them: the report names
-    them, and a later erasure or discard deletes their files. Of an unbounded dataset, earlier versions that read a
-    generation with a key are gone; its stream still holds the keys. Raises DatasetNotFoundError, SchemaMismatchError (a
-    key of the wrong type), and ManifestMismatchError where a damaged file can't be rewritten; then nothing is erased.
+    Old versions are kept while a reader has leased them or an open batch of an application needs
+    them: the report names them, and a later erasure or discard deletes their files. Of an unbounded
+    dataset, earlier versions that read a generation with a key are gone; its stream still holds the
+    keys. Raises DatasetNotFoundError, SchemaMismatchError (a key of the wrong type), and
+    ManifestMismatchError where a damaged file can't be rewritten; then nothing is erased.
     """
 
     def needed() -> dict[str, str]:
@@ -89,26 +107,37 @@ def erase_keys(lake: Lake, dataset: str, keys: Iterable[object], *, reason: str,
 
 
 def versions_in_open_batches(lake: Lake) -> dict[str, dict[str, str]]:
-    """Return, by dataset and version id, which batch needs the version: an open one, or an abandoned one that the next
-    run removes from the application's local tables."""
+    """Return, by dataset and version id, which batch needs the version: an open one, or an
+    abandoned one that the next run removes from the application's local tables."""
     needed: dict[str, dict[str, str]] = defaultdict(dict)
     for application, state in list_application_states(lake).items():
         if state.given_up is not None:
-            why = f"batch {state.given_up} of application {application}, which was abandoned; its next run removes it"
+            why = (
+                f"batch {state.given_up} of application {application}, which was abandoned; its"
+                " next run removes it"
+            )
             for dataset in list_datasets(lake):
                 manifest = DatasetLog(lake, dataset).read()[1]
                 written = manifest.written if manifest is not None else None
-                if written and (written.application, written.batch) == (application, state.given_up) and written.before:
+                if (
+                    written
+                    and (written.application, written.batch) == (application, state.given_up)
+                    and written.before
+                ):
                     needed[dataset][written.before] = why
         if state.open is not None:
             why = f"open batch {state.open.batch} of application {application}"
             for dataset, versions in state.open.all_versions.items():
-                needed[dataset] |= {version: why for version in versions if not is_transient(version)}
+                needed[dataset] |= {
+                    version: why for version in versions if not is_transient(version)
+                }
     return {dataset: versions for dataset, versions in needed.items() if versions}
 
 
 def needed_versions(lake: Lake, dataset: str) -> dict[str, str]:
-    """Return, by version id, what needs the versions of this dataset: an open batch, or a recorded replay."""
+    """Return, by version id, what needs the versions of this dataset: an open batch, or a
+    recorded replay.
+    """
     # Replays first: if one ends in between, by opening its last batch, that open batch is found.
     replays = [find_held_versions(lake, application) for application in list_applications(lake)]
     needed: dict[str, str] = {}

@@ -1,11 +1,12 @@
 """Rename an application, with its batch log, startpoints and local tables.
 
-Its outputs still know it by the old name: as producer of streams, in the idempotency marks of remote tables and in the
-names of its state tables (`ApplicationState.writes_as`). The steps:
+Its outputs still know it by the old name: as producer of streams, in the idempotency marks of
+remote tables and in the names of its state tables (`ApplicationState.writes_as`). The steps:
 
     fence       record the new name in the old log, so that no run continues under the old name
     copy        hand over local tables, and copy startpoints and the plans of recorded replays
-    log         copy the log with its history; from here on the application can run under the new name
+    log         copy the log with its history; from here on the application can run under the new
+                name
     leave       empty the old log, except for the new name, and the old startpoints
 
 After a crash the rename is repeated.
@@ -51,19 +52,23 @@ class RenameReport(Report):
     def summary(self) -> str:
         """Return the report in one line."""
         tables = f", with {', '.join(self.local_tables)}" if self.local_tables else ""
-        is_renamed, continues = ("would be", "would continue") if self.dry_run else ("is", "continues")
+        is_renamed, continues = (
+            ("would be", "would continue") if self.dry_run else ("is", "continues")
+        )
         renamed = f"application {self.old} {is_renamed} renamed to {self.new}{tables}"
         return f"{renamed}: it {continues} after batch {self.batches}"
 
 
 @validated
-def rename_application(lake: Lake, old: str, new: str, *, reason: str, by: str, dry_run: bool = False) -> RenameReport:
+def rename_application(
+    lake: Lake, old: str, new: str, *, reason: str, by: str, dry_run: bool = False
+) -> RenameReport:
     """Rename an application, with its checkpoint, history, startpoints and local tables.
 
-    Its outputs still know it by the old name. It can't be undone: a former name can't be used again. With `dry_run`,
-    nothing is changed, and what prevents a rename is raised. Safe to repeat after a crash. Raises ConfigurationError if
-    the old name has never run, if the new name has, and while a batch is open; ApplicationBusyError while a run is
-    alive.
+    Its outputs still know it by the old name. It can't be undone: a former name can't be used
+    again. With `dry_run`, nothing is changed, and what prevents a rename is raised. Safe to repeat
+    after a crash. Raises ConfigurationError if the old name has never run, if the new name has, and
+    while a batch is open; ApplicationBusyError while a run is alive.
     """
     log, new_log = BatchLog(lake, old), BatchLog(lake, new)
     lake.application_prefix(new)
@@ -71,17 +76,28 @@ def rename_application(lake: Lake, old: str, new: str, *, reason: str, by: str, 
     if old == new:
         raise _rename_error(old, new, "that is its name already")
     if log.read().commit is None:
-        problem = f"application {old!r} has never run in {lake.url}; {describe_similar_names(lake, old)}."
+        problem = (
+            f"application {old!r} has never run in {lake.url}; {describe_similar_names(lake, old)}."
+        )
         raise ConfigurationError(problem, "Correct the name.", application=old)
     claim = Claim(wait=timedelta(0))
-    with RunLease(lake, old, f"rename-{uuid.uuid4().hex[:12]}", claim), RunLease(lake, new, "rename", claim):
+    with (
+        RunLease(lake, old, f"rename-{uuid.uuid4().hex[:12]}", claim),
+        RunLease(lake, new, "rename", claim),
+    ):
         if dry_run:
             logged = _check_logs(log, new_log, old, new)
-            return RenameReport(old, new, logged.state.batch, tuple(list_transferable(lake, old)), dry_run=True)
+            return RenameReport(
+                old, new, logged.state.batch, tuple(list_transferable(lake, old)), dry_run=True
+            )
         note = f"renamed from {old} to {new}: {reason}"
         logged = _fence_log(log, new_log, old, new, by=by, note=note)
         batches = logged.state.batch
-        tables = [name for name in list_datasets(lake) if change_owner(lake, name, new, owner=old, reason=note, by=by)]
+        tables = [
+            name
+            for name in list_datasets(lake)
+            if change_owner(lake, name, new, owner=old, reason=note, by=by)
+        ]
         if logged.state.checkpoint or new_log.read().commit is None:
             StartpointManager(MetadataStore(lake), new).continue_from(old, by=by)
             prefix = f"{lake.application_prefix(old)}/recorded/"
@@ -94,15 +110,21 @@ def rename_application(lake: Lake, old: str, new: str, *, reason: str, by: str, 
             state = logged.state  # the old log keeps only this
             left = ApplicationState(batch=state.batch, renamed_to=state.renamed_to)
             log.commit(logged, left, by=by, note=state.note)
-        # Requests left under the old name would wait for ever, and keep their streams from being repartitioned.
+        # Requests left under the old name would wait for ever, and keep their streams from being
+        # repartitioned.
         for namespace in (REQUESTS, FAN_OUTS):
             carried = MetadataStore(lake).namespace(namespace, old)
-            carried.transact(lambda snapshot: (dict.fromkeys(key for key, _ in snapshot.items()), None), by=by)
+            carried.transact(
+                lambda snapshot: (dict.fromkeys(key for key, _ in snapshot.items()), None), by=by
+            )
     return RenameReport(old, new, batches, tuple(tables))
 
 
-def _fence_log(log: BatchLog, new_log: BatchLog, old: str, new: str, *, by: str, note: str) -> LoggedState:
-    """Record the new name in the old log, unless an interrupted rename has, and return the log's state.
+def _fence_log(
+    log: BatchLog, new_log: BatchLog, old: str, new: str, *, by: str, note: str
+) -> LoggedState:
+    """Record the new name in the old log, unless an interrupted rename has, and return the log's
+    state.
 
     Raises what `_check_logs` raises.
     """
@@ -115,7 +137,8 @@ def _fence_log(log: BatchLog, new_log: BatchLog, old: str, new: str, *, by: str,
 def _check_logs(log: BatchLog, new_log: BatchLog, old: str, new: str) -> LoggedState:
     """Return the state of the old log.
 
-    Raises ConfigurationError if the application has another new name, has an open batch, or if the new name has run.
+    Raises ConfigurationError if the application has another new name, has an open batch, or if the
+    new name has run.
     """
     logged, existing = log.read(), new_log.read()
     if logged.state.renamed_to == new:
@@ -126,8 +149,10 @@ def _check_logs(log: BatchLog, new_log: BatchLog, old: str, new: str) -> LoggedS
         raise _rename_error(old, new, f"{new!r} has run already")
     if logged.state.open is not None:
         raise ConfigurationError(
-            f"application {old!r} can't be renamed while its batch {logged.state.open.batch} is open.",
-            f"Run it once more under the old name, or abandon the batch (adjunct checkpoint abandon {old} --reason …).",
+            f"application {old!r} can't be renamed while its batch {logged.state.open.batch} is"
+            " open.",
+            "Run it once more under the old name, or abandon the batch (adjunct checkpoint abandon"
+            f" {old} --reason …).",
             application=old,
         )
     return logged
@@ -135,4 +160,6 @@ def _check_logs(log: BatchLog, new_log: BatchLog, old: str, new: str) -> LoggedS
 
 def _rename_error(old: str, new: str, problem: str) -> ConfigurationError:
     step = "Choose a name that has no batch log in this lake; old names can't be reused."
-    return ConfigurationError(f"application {old!r} can't be renamed to {new!r}: {problem}.", step, application=old)
+    return ConfigurationError(
+        f"application {old!r} can't be renamed to {new!r}: {problem}.", step, application=old
+    )

@@ -7,10 +7,18 @@ from dataclasses import dataclass
 from functools import partial
 
 from dagster_adjunct.assets.reading.stored_versions import list_datasets
-from dagster_adjunct.assets.rebucketing.rebucketing import RebucketReport, repartition_table, repartition_versions
+from dagster_adjunct.assets.rebucketing.rebucketing import (
+    RebucketReport,
+    repartition_table,
+    repartition_versions,
+)
 from dagster_adjunct.assets.versions.dataset_log import DatasetLog, commit_repartition
 from dagster_adjunct.assets.versions.manifest import UnboundedManifest, has_read_all
-from dagster_adjunct.orchestration.batch_log.batch_log import BatchLog, list_application_states, list_applications
+from dagster_adjunct.orchestration.batch_log.batch_log import (
+    BatchLog,
+    list_application_states,
+    list_applications,
+)
 from dagster_adjunct.orchestration.maintenance.delete import Readers, find_followers
 from dagster_adjunct.orchestration.maintenance.expire import needed_versions
 from dagster_adjunct.orchestration.startpoints.positions import (
@@ -35,8 +43,9 @@ from dagster_adjunct.resources.validation import validated
 class RepartitionReport(Report):
     """What a repartitioning did, or (`dry_run`) would do. `rows` are records.
 
-    `carried` applications and `datasets` continue at their positions; `affected` are readers whose next run fails,
-    which only a forced repartitioning accepts; `blocking` are readers that none accepts.
+    `carried` applications and `datasets` continue at their positions; `affected` are readers whose
+    next run fails, which only a forced repartitioning accepts; `blocking` are readers that none
+    accepts.
     """
 
     name: str
@@ -53,22 +62,31 @@ class RepartitionReport(Report):
         """Return the report in one line."""
         verb = "would be rewritten" if self.dry_run else "rewritten"
         return (
-            f"stream {self.name}: {self.rows:,} records {verb} from {self.before} into {self.partitions} partitions; "
-            f"declare partitions={self.partitions} where it is declared"
+            f"stream {self.name}: {self.rows:,} records {verb} from {self.before} into"
+            f" {self.partitions} partitions; declare partitions={self.partitions} where it is"
+            " declared"
         )
 
 
 @validated
 def repartition_stream(
-    lake: Lake, name: str, partitions: int, *, reason: str, by: str, force: bool = False, dry_run: bool = False
+    lake: Lake,
+    name: str,
+    partitions: int,
+    *,
+    reason: str,
+    by: str,
+    force: bool = False,
+    dry_run: bool = False,
 ) -> RepartitionReport:
     """Rewrite a keyed stream of the lake into another number of partitions, atomically.
 
-    The order of each key's records is kept, and markers stay between the same records. Offsets start again at 0;
-    applications, datasets and named readers that have read all of it continue with later records. Raises
-    StillReadError while an open batch reads or writes it or a startpoint waits on it, and, unless `force`, while a
-    reader or dataset has not read all of it; after a forced rewrite their next run fails with advice. Raises
-    ConfigurationError for a stream without key, or with markers that differ between partitions.
+    The order of each key's records is kept, and markers stay between the same records. Offsets
+    start again at 0; applications, datasets and named readers that have read all of it continue
+    with later records. Raises StillReadError while an open batch reads or writes it or a startpoint
+    waits on it, and, unless `force`, while a reader or dataset has not read all of it; after a
+    forced rewrite their next run fails with advice. Raises ConfigurationError for a stream without
+    key, or with markers that differ between partitions.
     """
     streams = LakeStreams(lake)
     require_reason(reason, f"stream {name!r}", "repartitioned", stream=f"lake.{name}")
@@ -78,16 +96,26 @@ def repartition_stream(
         plan_repartitioning(streams, name, seen, partitions)
         carried, datasets, readers = _inspect_readers(lake, name, seen)
         return RepartitionReport(
-            name, before, partitions, rows, carried, readers.affected, readers.blocking, dry_run, datasets
+            name,
+            before,
+            partitions,
+            rows,
+            carried,
+            readers.affected,
+            readers.blocking,
+            dry_run,
+            datasets,
         )
 
     def check(state: StreamState) -> None:
         _inspect_readers(lake, name, state)[2].check(
             f"stream {name!r} can't be repartitioned now",
-            "Let their runs end, abandon their batches (adjunct checkpoint abandon APPLICATION --reason …) or take "
-            f"back startpoints (adjunct startpoint clear MODULE:APP lake.{name} --reason …), and repeat it.",
-            "Run the readers that have not read all of it, and repeat it. Or force it (--force, force=True): no record "
-            "is lost or read twice, and the readers' next run fails with advice.",
+            "Let their runs end, abandon their batches (adjunct checkpoint abandon APPLICATION"
+            " --reason …) or take back startpoints (adjunct startpoint clear MODULE:APP"
+            f" lake.{name} --reason …), and repeat it.",
+            "Run the readers that have not read all of it, and repeat it. Or force it (--force,"
+            " force=True): no record is lost or read twice, and the readers' next run fails with"
+            " advice.",
             force=force,
             stream=f"lake.{name}",
         )
@@ -103,12 +131,14 @@ def repartition_stream(
 def repartition_dataset(
     lake: Lake, name: str, partitions: int, *, reason: str, by: str, dry_run: bool = False
 ) -> RebucketReport:
-    """Rewrite a dataset into another number of partitions, atomically; with `dry_run` only report it.
+    """Rewrite a dataset into another number of partitions, atomically; with `dry_run` only report
+    it.
 
-    Rewrites every retained version of a bounded dataset, under a new id, or the served table of an unbounded one, whose
-    earlier versions keep their partitions. Entries, names and offsets are kept. Readers with a lease keep their version
-    until they release it. Raises StillReadError while an open batch of an application needs a version, DatasetError
-    while a bootstrap is not finished, and ConfigurationError for a broadcast dataset.
+    Rewrites every retained version of a bounded dataset, under a new id, or the served table of an
+    unbounded one, whose earlier versions keep their partitions. Entries, names and offsets are
+    kept. Readers with a lease keep their version until they release it. Raises StillReadError while
+    an open batch of an application needs a version, DatasetError while a bootstrap is not finished,
+    and ConfigurationError for a broadcast dataset.
     """
     manifest = DatasetLog(lake, name).read()[1]
     rewrite = repartition_table if isinstance(manifest, UnboundedManifest) else repartition_versions
@@ -116,8 +146,11 @@ def repartition_dataset(
     return rewrite(lake, name, partitions, reason=reason, by=by, roots=needed, dry_run=dry_run)
 
 
-def _inspect_readers(lake: Lake, name: str, state: StreamState) -> tuple[tuple[str, ...], tuple[str, ...], Readers]:
-    """Return the applications, and the datasets, that have read all of the stream; and the other readers.
+def _inspect_readers(
+    lake: Lake, name: str, state: StreamState
+) -> tuple[tuple[str, ...], tuple[str, ...], Readers]:
+    """Return the applications, and the datasets, that have read all of the stream; and the other
+    readers.
 
     Those are `blocking` if the rewrite would mix up offsets that they use now, else `affected`.
     """
@@ -125,13 +158,22 @@ def _inspect_readers(lake: Lake, name: str, state: StreamState) -> tuple[tuple[s
     carried: list[str] = []
     affected: list[str] = []
     blocking: list[str] = []
-    ends = {SystemStreamPartition("lake", name, p): str(offset) for p, offset in enumerate(state.next)}
+    ends = {
+        SystemStreamPartition("lake", name, p): str(offset) for p, offset in enumerate(state.next)
+    }
     for application, known in list_application_states(lake).items():
-        positions = {ssp: offset for ssp, offset in known.checkpoint.items() if ssp.qualified_stream == stream}
+        positions = {
+            ssp: offset
+            for ssp, offset in known.checkpoint.items()
+            if ssp.qualified_stream == stream
+        }
         batch = known.open
         read = batch is not None and any(ssp.qualified_stream == stream for ssp in batch.ranges)
         if batch is not None and (read or application in state.producers):
-            blocking.append(f"batch {batch.batch} of application {application} is open and reads it or writes to it")
+            blocking.append(
+                f"batch {batch.batch} of application {application} is open and reads it or writes"
+                " to it"
+            )
         elif has_pending_startpoints(known, stream):
             blocking.append(f"a startpoint of application {application} is being followed in it")
         elif positions and (positions != ends or known.offsets.streams.get(stream) != state.id):
@@ -149,7 +191,11 @@ def _inspect_readers(lake: Lake, name: str, state: StreamState) -> tuple[tuple[s
             affected.append(f"reader {reader.name} has not read all of it")
     followers, unknown = find_followers(lake, stream)
     ends_of_stream = tuple(map(str, state.next))
-    level = [dataset for dataset, known in followers.items() if has_read_all(known, state.id, ends_of_stream)]
+    level = [
+        dataset
+        for dataset, known in followers.items()
+        if has_read_all(known, state.id, ends_of_stream)
+    ]
     affected += [
         f"dataset {dataset} follows it and has not read all of it, or is being built"
         for dataset in followers
@@ -159,7 +205,8 @@ def _inspect_readers(lake: Lake, name: str, state: StreamState) -> tuple[tuple[s
 
 
 def _carry_positions(lake: Lake, name: str, by: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Commit new positions for applications and datasets that had read all of the stream, and return their names.
+    """Commit new positions for applications and datasets that had read all of the stream, and
+    return their names.
 
     If another commit comes first, their next run does it.
     """
@@ -168,7 +215,11 @@ def _carry_positions(lake: Lake, name: str, by: str) -> tuple[tuple[str, ...], t
     for application in list_applications(lake):
         log = BatchLog(lake, application)
         logged = log.read()
-        after = carry_over_stream(logged.state, f"lake.{name}", info) if logged.state.open is None else None
+        after = (
+            carry_over_stream(logged.state, f"lake.{name}", info)
+            if logged.state.open is None
+            else None
+        )
         if after is None:
             continue
         try:

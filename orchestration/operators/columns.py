@@ -1,4 +1,6 @@
-"""The hidden columns of records, which every operator passes on, and checks of operators' arguments."""
+"""The hidden columns of records, which every operator passes on, and checks of operators'
+arguments.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,8 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
 _ALIAS = re.compile(
-    r"(?P<what>.*?[^\s])\s*(?:(?<=[\s)\]'\"`])as\s+)?(?:`(?:[^`]|``)+`|\w+)\s*", re.IGNORECASE | re.DOTALL
+    r"(?P<what>.*?[^\s])\s*(?:(?<=[\s)\]'\"`])as\s+)?(?:`(?:[^`]|``)+`|\w+)\s*",
+    re.IGNORECASE | re.DOTALL,
 )
 
 
@@ -29,7 +32,9 @@ def plain_column(expression: str) -> str | None:
 
 
 def split_alias(expression: str) -> tuple[str, str | None]:
-    """Split "upper(model) as model" into the expression and the name; the name is None if there is none."""
+    """Split "upper(model) as model" into the expression and the name; the name is None if there
+    is none.
+    """
     alias = parse_expression(expression).alias
     match = None if alias is None else _ALIAS.fullmatch(expression.strip())
     return (expression.strip(), None) if match is None else (match["what"].strip(), alias)
@@ -38,17 +43,27 @@ def split_alias(expression: str) -> tuple[str, str | None]:
 TASK = "__task"
 """The number of the task that this copy of a broadcast record is for."""
 BRANCH = "__branch"
-"""The number (from 0) of the merge's input that the record came from: "1"; "1/0" after two merges, the later first."""
+"""The number (from 0) of the merge's input that the record came from: "1"; "1/0" after two
+merges, the later first.
+"""
 ORDINAL = "__ordinal"
-"""The record's number, from 0, among all made of one record: "0000000002"; "0000000002/0000000000" after two steps."""
+"""The record's number, from 0, among all made of one record: "0000000002";
+"0000000002/0000000000" after two steps.
+"""
 ORIGIN = "__origin"
-"""The stream to which the record's partition and offset refer, after an operator has combined several streams."""
+"""The stream to which the record's partition and offset refer, after an operator has combined
+several streams.
+"""
 EVENT_TIME = "__event_time"
 """The record's event time, as its input stream declares it; null where the record has none."""
 BEHIND = "__behind"
-"""The watermark of the source partition when the record arrived, if the record's event time is below it; else null."""
+"""The watermark of the source partition when the record arrived, if the record's event time is
+below it; else null.
+"""
 REPLAYED = "__again"
-"""Whether the application has read the record before, because a startpoint went back. Operators with state skip it."""
+"""Whether the application has read the record before, because a startpoint went back. Operators
+with state skip it.
+"""
 BATCH_ONLY = (ORIGIN, EVENT_TIME, BEHIND, REPLAYED)
 """Hidden columns that exist within the batch only: they are not written to streams."""
 _DIGITS = 10
@@ -69,35 +84,43 @@ def tie_breakers(names: Collection[str]) -> tuple[str, ...]:
 
 
 def ordinal_column(frame: DataFrame, number: Column) -> Column:
-    """Return the ORDINAL of records that are made of other records; `number` counts those of one record, from 0.
+    """Return the ORDINAL of records that are made of other records; `number` counts those of one
+    record, from 0.
 
-    `frame` has one row per new record, with the columns of the record that it is made of. As texts, ordinals sort by
-    that record's own ordinal, then by number.
+    `frame` has one row per new record, with the columns of the record that it is made of. As texts,
+    ordinals sort by that record's own ordinal, then by number.
     """
     digits = F.lpad(number.cast("string"), _DIGITS, "0")
     return F.concat_ws("/", F.col(ORDINAL), digits) if ORDINAL in frame.columns else digits
 
 
 def ordinal_text(before: str | None, number: int) -> str:
-    """Return the value of `ordinal_column` for one record; `before` is the ordinal of the record that it is made of."""
+    """Return the value of `ordinal_column` for one record; `before` is the ordinal of the record
+    that it is made of.
+    """
     digits = f"{number:0{_DIGITS}d}"
     return digits if before is None else f"{before}/{digits}"
 
 
 RECORD, AT, STORED_BEHIND, EXPIRES = "record$", "at$", "behind$", "expires$"
-"""Of a stored row: a unique text of its record, which sorts by position; the record's EVENT_TIME and BEHIND; and the
-watermark from which the row is no longer needed."""
+"""Of a stored row: a unique text of its record, which sorts by position; the record's EVENT_TIME
+and BEHIND; and the watermark from which the row is no longer needed."""
 STATE_COLUMNS = {RECORD: "string", **dict.fromkeys((AT, STORED_BEHIND, EXPIRES), "timestamp")}
 """The columns that state adds to records, with their types."""
 
 
 def check_state_names(operator: str, names: Iterable[str], more: Iterable[str] = ()) -> None:
-    """Raise PlanningError for a column that has the name of one of STATE_COLUMNS, or of `more` that state adds."""
+    """Raise PlanningError for a column that has the name of one of STATE_COLUMNS, or of `more`
+    that state adds.
+    """
     reserved = {name.lower() for name in (*STATE_COLUMNS, *more)}
     clash = next((name for name in names if name.lower() in reserved), None)
     if clash is not None:
         problem = f"{operator} takes the column {clash!r}, and its state has a column of that name."
-        step = f'Rename the column before: .select("… as {clash.replace("$", "")}_of_record"), for example; or name '
+        step = (
+            f'Rename the column before: .select("… as {clash.replace("$", "")}_of_record"), for'
+            " example; or name "
+        )
         step += "the columns that a function takes in of=."
         raise PlanningError(problem, step, operator=operator, column=clash)
 
@@ -105,7 +128,9 @@ def check_state_names(operator: str, names: Iterable[str], more: Iterable[str] =
 def check_state_columns(
     operator: str, types: Mapping[str, str | None], names: Collection[str], key: Sequence[str]
 ) -> None:
-    """Raise PlanningError for columns that a state table can't store, and for a key that can't be compared exactly."""
+    """Raise PlanningError for columns that a state table can't store, and for a key that can't
+    be compared exactly.
+    """
     check_state_names(operator, (*key, *names))
     for name in dict.fromkeys((*key, *names)):
         kind = types.get(name)
@@ -115,25 +140,36 @@ def check_state_columns(
             what = f"{operator} can't store these records as state"
             check_key_types(Schema((Field(name, kind),)), [name] if name in key else [], what)
         except SchemaMismatchError as error:
-            raise PlanningError(error.problem, error.next_step, operator=operator, column=name) from error
+            raise PlanningError(
+                error.problem, error.next_step, operator=operator, column=name
+            ) from error
 
 
 Names = tuple[str, ...] | None
 """Names of columns in order; None where they are unknown."""
 Types = dict[str, str | None] | None
-"""The type of each column, None where it is unknown; None instead of the dictionary if the columns are unknown."""
+"""The type of each column, None where it is unknown; None instead of the dictionary if the
+columns are unknown.
+"""
 FINAL = "final"
-"""The column that says whether a result is the last one of its window, where each change of a window is emitted."""
+"""The column that says whether a result is the last one of its window, where each change of a
+window is emitted.
+"""
 
 
-def require_columns(operator: str, side: str, needed: tuple[str, ...], columns: Names, next_step: str) -> None:
+def require_columns(
+    operator: str, side: str, needed: tuple[str, ...], columns: Names, next_step: str
+) -> None:
     """Raise PlanningError if `columns` are known and lack one of `needed`.
 
     `side` says in the error whose columns they are.
     """
     missing = [name for name in needed if columns is not None and name not in columns]
     if missing:
-        problem = f"{operator}: {side} has no column {missing[0]!r}; its columns there are {', '.join(columns or ())}."
+        problem = (
+            f"{operator}: {side} has no column {missing[0]!r}; its columns there are"
+            f" {', '.join(columns or ())}."
+        )
         step = did_you_mean(missing[0], columns or ()) + next_step
         raise PlanningError(problem, step, operator=operator, column=missing[0])
 
@@ -142,24 +178,36 @@ def check_new_names(operator: str, names: list[str], next_step: str) -> None:
     """Raise PlanningError for duplicate names, and for names reserved for hidden columns."""
     hidden = next((name for name in names if name.startswith("__")), None)
     if hidden is not None:
-        problem = f"{operator}: a column would be called {hidden!r}: names that begin with '__' are reserved."
+        problem = (
+            f"{operator}: a column would be called {hidden!r}: names that begin with '__' are"
+            " reserved."
+        )
         raise PlanningError(problem, "Choose another name.", operator=operator, column=hidden)
     double = first_duplicate(names)
     if double is not None:
         raise PlanningError(
-            f"{operator}: two columns would be called {double!r}.", next_step, operator=operator, column=double
+            f"{operator}: two columns would be called {double!r}.",
+            next_step,
+            operator=operator,
+            column=double,
         )
 
 
-def check_added_names(operator: str, columns: Names, added: list[str], other: str, prefix: str, **about: Any) -> None:
-    """Raise PlanningError if one of the names that a join adds from `other` is reserved, or used twice.
+def check_added_names(
+    operator: str, columns: Names, added: list[str], other: str, prefix: str, **about: Any
+) -> None:
+    """Raise PlanningError if one of the names that a join adds from `other` is reserved, or used
+    twice.
 
     `columns` are those of the stream; `prefix` is suggested for the names.
     """
     there = {name.lower() for name in columns or ()}
     taken = next((name for name in added if name.lower() in there), None)
     if taken is not None:
-        problem = f"{operator}: the stream and {other} both have a column {taken!r}; the stream's columns there are "
+        problem = (
+            f"{operator}: the stream and {other} both have a column {taken!r}; the stream's columns"
+            " there are "
+        )
         problem += f"{', '.join(columns or ())}."
         step = f'Rename the added one: select=["… as {prefix}_{taken}"], or prefix="{prefix}_".'
         raise PlanningError(problem, step, operator=operator, **{"column": taken, **about})
@@ -167,7 +215,8 @@ def check_added_names(operator: str, columns: Names, added: list[str], other: st
 
 
 def is_sure_name(name: str, columns: Collection[str]) -> bool:
-    """Whether Spark finds the same columns by this name as Python, which compares the names in lower case.
+    """Whether Spark finds the same columns by this name as Python, which compares the names in
+    lower case.
 
     Spark ignores case as Java does, which equates other letters.
     """
@@ -183,7 +232,9 @@ DataFrameFunction: TypeAlias = Callable[["DataFrame"], "DataFrame"]
 OnNullKey = Literal["fail", "skip"]
 _PARTITIONS = 100_000
 MAX_DURATION = timedelta(days=36_525)
-"""A longer duration is taken for a mistake: with it, times would leave the range that Spark supports."""
+"""A longer duration is taken for a mistake: with it, times would leave the range that Spark
+supports.
+"""
 
 
 def validate_column_names(what: str, value: str | Sequence[str] | None) -> tuple[str, ...]:
@@ -194,50 +245,82 @@ def validate_column_names(what: str, value: str | Sequence[str] | None) -> tuple
     names = () if value is None else (value,) if isinstance(value, str) else tuple(value)
     for name in names:
         if not isinstance(name, str) or not name.strip() or name.startswith("__"):
-            problem = f"{what} names the column {name!r}: expected a non-empty name that does not begin with '__'."
+            problem = (
+                f"{what} names the column {name!r}: expected a non-empty name that does not begin"
+                " with '__'."
+            )
             step = "Name a column of the records; names with '__' are reserved."
             raise ConfigurationError(problem, step, column=name)
     double = first_duplicate(names)
     if double:
-        raise ConfigurationError(f"{what} names column {double!r} twice.", "Name it once.", column=double)
+        raise ConfigurationError(
+            f"{what} names column {double!r} twice.", "Name it once.", column=double
+        )
     return names
 
 
 def validate_partition_count(what: str, value: int | None) -> int | None:
-    """Return the partition count, or None where none is given; raises ConfigurationError for an invalid one."""
+    """Return the partition count, or None where none is given; raises ConfigurationError for an
+    invalid one.
+    """
     if value is None:
         return None
     if not 1 <= value <= _PARTITIONS:
-        raise argument_error(f"{what} is {value!r}", f"a whole number from 1 to {_PARTITIONS:,}", argument="partitions")
+        raise argument_error(
+            f"{what} is {value!r}",
+            f"a whole number from 1 to {_PARTITIONS:,}",
+            argument="partitions",
+        )
     return value
 
 
 def validate_partition_by(
     what: str, partition_by: str | Sequence[str] | None, key: tuple[str, ...], argument: str
 ) -> tuple[str, ...]:
-    """Return the columns to partition by; by default all of the `key`, which the user gave as `argument`.
+    """Return the columns to partition by; by default all of the `key`, which the user gave as
+    `argument`.
 
     Raises ConfigurationError for a column that is not in the key.
     """
-    columns = key if partition_by is None else validate_column_names(f"{what}: partition_by=", partition_by)
+    columns = (
+        key
+        if partition_by is None
+        else validate_column_names(f"{what}: partition_by=", partition_by)
+    )
     if not columns or set(columns) - set(key):
-        expected = f"columns in {argument}= ({', '.join(key)}), so that all records of a key are in one partition"
-        raise argument_error(f"{what} has partition_by={partition_by!r}", expected, argument="partition_by")
+        expected = (
+            f"columns in {argument}= ({', '.join(key)}), so that all records of a key are in one"
+            " partition"
+        )
+        raise argument_error(
+            f"{what} has partition_by={partition_by!r}", expected, argument="partition_by"
+        )
     return columns
 
 
 def check_duration(
-    value: timedelta, found: str, *, argument: str, zero: bool = False, most: timedelta = timedelta.max, **about: Any
+    value: timedelta,
+    found: str,
+    *,
+    argument: str,
+    zero: bool = False,
+    most: timedelta = timedelta.max,
+    **about: Any,
 ) -> None:
-    """Raise ConfigurationError unless `value` is above 0 (with `zero`, at least 0) and at most `most`.
+    """Raise ConfigurationError unless `value` is above 0 (with `zero`, at least 0) and at most
+    `most`.
 
     `found` says in the error where the user gave it: "input stream 'lake.flights' has delay".
     """
     least = timedelta(0) if zero else timedelta(microseconds=1)
     if not least <= value <= most:
         limit = "" if most == timedelta.max else ", and at most 100 years"
-        expected = f"a timedelta {'from 0 on' if zero else 'above 0'}{limit}, such as timedelta(minutes=5)"
-        raise argument_error(f"{found}={describe_span(value)}", expected, argument=argument, **about)
+        expected = (
+            f"a timedelta {'from 0 on' if zero else 'above 0'}{limit}, such as timedelta(minutes=5)"
+        )
+        raise argument_error(
+            f"{found}={describe_span(value)}", expected, argument=argument, **about
+        )
 
 
 def first_duplicate(names: Sequence[str]) -> str | None:

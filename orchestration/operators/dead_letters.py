@@ -15,14 +15,23 @@ if TYPE_CHECKING:
 
     from dagster_adjunct.orchestration.step.batch import BatchContext
 
-# The table that rejected a record, the operation ("put", "update", "delete"), its key and record as JSON, the reason.
-DEAD_LETTER_COLUMNS = {"table": "string", "kind": "string", "key": "string", "record": "string", "problem": "string"}
+# The table that rejected a record, the operation ("put", "update", "delete"), its key and record as
+# JSON, the reason.
+DEAD_LETTER_COLUMNS = {
+    "table": "string",
+    "kind": "string",
+    "key": "string",
+    "record": "string",
+    "problem": "string",
+}
 _DEAD_LETTERS = Columns({name: ColumnFacts(kind) for name, kind in DEAD_LETTER_COLUMNS.items()})
 
 
 @dataclass(frozen=True, slots=True)
 class SendDeadLetters(OutputStreamSpec):
-    """The records that the table of the operator before rejected, sent to `stream`: at most `at_most` per batch."""
+    """The records that the table of the operator before rejected, sent to `stream`: at most
+    `at_most` per batch.
+    """
 
     kind: ClassVar[str] = "dead-letters"
     stream: str
@@ -32,11 +41,15 @@ class SendDeadLetters(OutputStreamSpec):
         return f"up to {self.at_most} rejected records of a batch to {self.stream}"
 
     def derive_columns(self, context: PlanContext, arriving: Sequence[Columns]) -> Columns:
-        self.check_output(context, _DEAD_LETTERS, "a dead letter", "Correct the output stream's key=.")
+        self.check_output(
+            context, _DEAD_LETTERS, "a dead letter", "Correct the output stream's key=."
+        )
         return _DEAD_LETTERS
 
     def exchange_before(self, context: PlanContext, flow: Flow, partitions: int) -> Exchange | None:
-        letters = Flow(context.operator, (), UNKNOWN)  # dead letters come from the driver, in no partitions
+        letters = Flow(
+            context.operator, (), UNKNOWN
+        )  # dead letters come from the driver, in no partitions
         return OutputStreamSpec.exchange_before(self, context, letters, partitions)
 
     def written(self, arriving: Columns) -> Columns:
@@ -45,5 +58,7 @@ class SendDeadLetters(OutputStreamSpec):
     def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:
         output = batch.app.outputs[self.stream]
         letters = batch.refused_records(operator)
-        batch.send_dead_letters(operator, letters, self.stream, key=output.key, partitions=output.partitions)
+        batch.send_dead_letters(
+            operator, letters, self.stream, key=output.key, partitions=output.partitions
+        )
         return letters

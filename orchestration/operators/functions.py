@@ -1,7 +1,8 @@
-"""Users' functions that Spark tasks call with one record at a time, and the operators `Explode` and `FlatMap`.
+"""Users' functions that Spark tasks call with one record at a time, and the operators `Explode` and
+`FlatMap`.
 
-Functions receive records as dictionaries with Arrow's Python values, and return dictionaries of declared columns.
-`_call_function` is the only place that calls them.
+Functions receive records as dictionaries with Arrow's Python values, and return dictionaries of
+declared columns. `_call_function` is the only place that calls them.
 """
 
 from __future__ import annotations
@@ -30,7 +31,12 @@ from dagster_adjunct.orchestration.operators.stream_facts import Columns
 from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.common import argument_error
 from dagster_adjunct.resources.lazy_modules import F, pa
-from dagster_adjunct.resources.schemas.schema import Schema, arrow_type, named_column, to_exact_array
+from dagster_adjunct.resources.schemas.schema import (
+    Schema,
+    arrow_type,
+    named_column,
+    to_exact_array,
+)
 from dagster_adjunct.resources.schemas.values import first_unreadable, readable_value
 from dagster_adjunct.resources.spark.tasks import encode_task_errors, map_in_arrow
 from dagster_adjunct.resources.sql.checking import check_expression
@@ -49,45 +55,70 @@ if TYPE_CHECKING:
 
 
 def flow_after_function(
-    operator: str, flow: Flow, function: Callable[..., object], schema: Schema, *, keeps_partitioning: bool
+    operator: str,
+    flow: Flow,
+    function: Callable[..., object],
+    schema: Schema,
+    *,
+    keeps_partitioning: bool,
 ) -> Flow:
-    """Return the flow after a user's function; its partitioning is known only if `keeps_partitioning` promises it.
+    """Return the flow after a user's function; its partitioning is known only if
+    `keeps_partitioning` promises it.
 
-    Raises PlanningError if `schema`, the columns of the results, lacks a partitioning column despite the promise.
+    Raises PlanningError if `schema`, the columns of the results, lacks a partitioning column
+    despite the promise.
     """
     if not keeps_partitioning or not flow.partitioned_by:
         return flow.lose(operator)
     side = f"what {function_label(function)} returns with keeps_partitioning=True"
-    next_step = f"The records are partitioned by {', '.join(flow.partitioned_by)}: return these, too."
+    next_step = (
+        f"The records are partitioned by {', '.join(flow.partitioned_by)}: return these, too."
+    )
     require_columns(operator, side, flow.partitioned_by, schema.names, next_step)
     return flow
 
 
 @dataclass(frozen=True, slots=True)
 class PickledFunction:
-    """A pickled function, or a pickled object that calls it, and `sys.path` of the process that pickled it."""
+    """A pickled function, or a pickled object that calls it, and `sys.path` of the process that
+    pickled it.
+    """
 
     pickled: bytes
     path: tuple[str, ...]
 
     def here(self) -> Any:
-        """Unpickle the function or object in this process, a task's, after extending its `sys.path`."""
-        # The function's module may be importable only from the driver's import path, such as a script's folder.
+        """Unpickle the function or object in this process, a task's, after extending its
+        `sys.path`.
+        """
+        # The function's module may be importable only from the driver's import path, such as a
+        # script's folder.
         sys.path.extend(place for place in self.path if place not in sys.path)
         return pickle.loads(self.pickled)
 
 
-def pickle_function(operator: str, function: Callable[..., Any], call: object = None) -> PickledFunction:
-    """Pickle `function`, or `call`, an object that calls it; raises ConfigurationError if it can't be pickled."""
+def pickle_function(
+    operator: str, function: Callable[..., Any], call: object = None
+) -> PickledFunction:
+    """Pickle `function`, or `call`, an object that calls it; raises ConfigurationError if it
+    can't be pickled.
+    """
     from pyspark import cloudpickle
 
     pickling: Any = cloudpickle
     try:
         pickled = bytes(pickling.dumps(function if call is None else call))
     except Exception as error:  # pickling calls code of users' objects
-        problem = f"{operator}: {function_label(function)} can't be sent to tasks: {type(error).__name__}: {error}."
-        step = "Let it create connections, locks and the like itself, for example at its first call."
-        raise errors.ConfigurationError(problem, step, argument="function", operator=operator) from error
+        problem = (
+            f"{operator}: {function_label(function)} can't be sent to tasks:"
+            f" {type(error).__name__}: {error}."
+        )
+        step = (
+            "Let it create connections, locks and the like itself, for example at its first call."
+        )
+        raise errors.ConfigurationError(
+            problem, step, argument="function", operator=operator
+        ) from error
     return PickledFunction(pickled, tuple(place or str(Path.cwd()) for place in sys.path))
 
 
@@ -98,10 +129,12 @@ _ROWS = 10_000
 
 @dataclass(frozen=True, slots=True)
 class RecordCall:
-    """How an operator calls a user's function: with a record, and with its entry if `entry` names a column of entries.
+    """How an operator calls a user's function: with a record, and with its entry if `entry` names a
+    column of entries.
 
-    The function returns a dictionary with the columns of `schema`, or None; with `several`, any number of dictionaries.
-    Errors contain the position of the record in its `stream`, but no values of `sensitive` columns.
+    The function returns a dictionary with the columns of `schema`, or None; with `several`, any
+    number of dictionaries. Errors contain the position of the record in its `stream`, but no values
+    of `sensitive` columns.
     """
 
     operator: str
@@ -114,9 +147,11 @@ class RecordCall:
 
 
 def call_in_tasks(frame: DataFrame, call: RecordCall, kept: Sequence[str]) -> DataFrame:
-    """Return a record for each result: the columns `kept` of the record that the function got, and those of the result.
+    """Return a record for each result: the columns `kept` of the record that the function got, and
+    those of the result.
 
-    If the function returns several results for a record, each gets an ORDINAL. It is called in Spark tasks.
+    If the function returns several results for a record, each gets an ORDINAL. It is called in
+    Spark tasks.
     """
     from pyspark.sql.types import StringType, StructField, StructType
 
@@ -132,40 +167,65 @@ def call_in_process(records: pa.Table, call: RecordCall, kept: Sequence[str]) ->
     """Do what `call_in_tasks` does for records in memory, calling the function in this process."""
     names = [name for name in kept if not (call.several and name == ORDINAL)]
     fields = [pa.field(name, records.schema.field(name).type) for name in names]
-    fields += [pa.field(ORDINAL, pa.string()), *call.schema.to_arrow()] if call.several else call.schema.to_arrow()
-    batches = [made for batch in records.combine_chunks().to_batches() for made in _process_batch(batch, call, names)]
+    fields += (
+        [pa.field(ORDINAL, pa.string()), *call.schema.to_arrow()]
+        if call.several
+        else call.schema.to_arrow()
+    )
+    batches = [
+        made
+        for batch in records.combine_chunks().to_batches()
+        for made in _process_batch(batch, call, names)
+    ]
     return pa.Table.from_batches(batches, pa.schema(fields))
 
 
 def validate_record_function(what: str, function: object, schema: object, *given: str) -> None:
-    """Raise ConfigurationError unless `function` takes the arguments `given`, and `schema` declares its results."""
+    """Raise ConfigurationError unless `function` takes the arguments `given`, and `schema`
+    declares its results.
+    """
     if not callable(function):
-        raise errors.ConfigurationError(f"{what} got {function!r}.", "Pass a function.", argument="function")
+        raise errors.ConfigurationError(
+            f"{what} got {function!r}.", "Pass a function.", argument="function"
+        )
     check_plain_function(what, function, "function", *given)
     if not isinstance(schema, Schema) or not schema.fields:
         raise errors.ConfigurationError(
-            f"{what}: the columns of the results of {function_label(function)} are not declared; schema is {schema!r}.",
+            f"{what}: the columns of the results of {function_label(function)} are not declared;"
+            f" schema is {schema!r}.",
             'Declare them: schema=Schema.of(word="string", length="int").',
             argument="schema",
         )
 
 
-def _task(call: RecordCall, kept: Sequence[str]) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+def _task(
+    call: RecordCall, kept: Sequence[str]
+) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     shipped = pickle_function(call.operator, call.function, call)
 
     def task(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         here = shipped.here()
-        yield from encode_task_errors(made for batch in batches for made in _process_batch(batch, here, kept))
+        yield from encode_task_errors(
+            made for batch in batches for made in _process_batch(batch, here, kept)
+        )
 
     return task
 
 
-def _process_batch(batch: pa.RecordBatch, call: RecordCall, kept: Sequence[str]) -> Iterator[pa.RecordBatch]:
+def _process_batch(
+    batch: pa.RecordBatch, call: RecordCall, kept: Sequence[str]
+) -> Iterator[pa.RecordBatch]:
     names = batch.schema.names
-    check_readable_records(batch, call.operator, function_label(call.function), call.stream, call.sensitive)
+    check_readable_records(
+        batch, call.operator, function_label(call.function), call.stream, call.sensitive
+    )
     records = batch.select([name for name in names if not name.startswith("__")]).to_pylist()
     entries = batch.column(call.entry).to_pylist() if call.entry else None
-    before = batch.column(ORDINAL).to_pylist() if call.several and ORDINAL in names else [None] * len(records)
+    before = (
+        batch.column(ORDINAL).to_pylist()
+        if call.several and ORDINAL in names
+        else [None] * len(records)
+    )
     rows: list[int] = []
     ordinals: list[str] = []
     results: list[Record] = []
@@ -183,22 +243,37 @@ def _process_batch(batch: pa.RecordBatch, call: RecordCall, kept: Sequence[str])
 
 
 def check_readable_records(
-    records: pa.RecordBatch, operator: str, function: str, stream: str | None, sensitive: Collection[str]
+    records: pa.RecordBatch,
+    operator: str,
+    function: str,
+    stream: str | None,
+    sensitive: Collection[str],
 ) -> None:
-    """Raise OperatorFailedError for a record whose values Python can't represent, before the function is called."""
-    found = first_unreadable(records, [name for name in records.schema.names if not name.startswith("__")])
+    """Raise OperatorFailedError for a record whose values Python can't represent, before the
+    function is called.
+    """
+    found = first_unreadable(
+        records, [name for name in records.schema.names if not name.startswith("__")]
+    )
     if found is None:
         return
-    record = {name: readable_value(records.column(name)[found.row]) for name in records.schema.names}
+    record = {
+        name: readable_value(records.column(name)[found.row]) for name in records.schema.names
+    }
     hidden = found.column.lower() in {name.lower() for name in sensitive}
     problem = f"{operator}: {found.problem(f'a record for {function}', hidden=hidden)}"
     place = record_position(records, found.row, stream)
     error = operator_failed_error(problem, None, record, sensitive, operator=operator, **place)
-    step = "Replace the value before, or drop the record or the column: with_columns(…), filter(…), select(…)."
+    step = (
+        "Replace the value before, or drop the record or the column: with_columns(…), filter(…),"
+        " select(…)."
+    )
     raise error.reworded(error.problem, step)
 
 
-def _call_function(call: RecordCall, arguments: tuple[Any, ...], batch: pa.RecordBatch, row: int) -> Iterator[Record]:
+def _call_function(
+    call: RecordCall, arguments: tuple[Any, ...], batch: pa.RecordBatch, row: int
+) -> Iterator[Record]:
     """Yield the function's results for one record. Only this function runs the user's code.
 
     Errors contain the record and its position.
@@ -208,31 +283,55 @@ def _call_function(call: RecordCall, arguments: tuple[Any, ...], batch: pa.Recor
         given = call.function(*arguments)
         if given is None:
             return
-        if call.several and (isinstance(given, str | bytes | Mapping) or not hasattr(given, "__iter__")):
-            problem = f"{label} returned {type(given).__name__} for a record: expected any number of dictionaries"
+        if call.several and (
+            isinstance(given, str | bytes | Mapping) or not hasattr(given, "__iter__")
+        ):
+            problem = (
+                f"{label} returned {type(given).__name__} for a record: expected any number of"
+                " dictionaries"
+            )
             step = "Return a list of dictionaries, or yield them."
             raise _result_error(call, problem, step, arguments[0], batch, row)
         for result in given if call.several else (given,):
             if not isinstance(result, Mapping) or set(result) != set(names):
-                columns = "other columns" if call.sensitive else f"the columns {', '.join(map(str, result))}"
+                columns = (
+                    "other columns"
+                    if call.sensitive
+                    else f"the columns {', '.join(map(str, result))}"
+                )
                 found = columns if isinstance(result, Mapping) and result else repr(type(result))
                 problem = f"a result of {label} has {found}; its schema says {', '.join(names)}"
-                step = "Return a dictionary of exactly these, None where there is no value; or correct schema=."
+                step = (
+                    "Return a dictionary of exactly these, None where there is no value; or correct"
+                    " schema=."
+                )
                 raise _result_error(call, problem, step, arguments[0], batch, row)
             yield dict(result)
     except errors.SchemaMismatchError as error:  # raised by what the user's function called
-        raise _result_error(call, error.problem.rstrip("."), error.next_step, arguments[0], batch, row) from None
+        raise _result_error(
+            call, error.problem.rstrip("."), error.next_step, arguments[0], batch, row
+        ) from None
     except errors.AdjunctError:
         raise
     except Exception as error:  # noqa: BLE001 - it is a user's function
-        about = {"record": arguments[0], "sensitive": call.sensitive, **record_position(batch, row, call.stream)}
+        about = {
+            "record": arguments[0],
+            "sensitive": call.sensitive,
+            **record_position(batch, row, call.stream),
+        }
         failed = function_failed_error(call.operator, label, call.function, error, **about)
         raise failed from (None if call.sensitive else error)
 
 
 def record_position(batch: pa.RecordBatch, row: int, stream: str | None) -> dict[str, Any]:
-    """Return the fields of an error that say where a record was read: stream, partition, offset (None if unknown)."""
-    place = {name: batch.column(name)[row].as_py() for name in (PARTITION, OFFSET) if name in batch.schema.names}
+    """Return the fields of an error that say where a record was read: stream, partition, offset
+    (None if unknown).
+    """
+    place = {
+        name: batch.column(name)[row].as_py()
+        for name in (PARTITION, OFFSET)
+        if name in batch.schema.names
+    }
     offset = str(place[OFFSET]) if OFFSET in place else None
     return {"stream": stream, "partition": place.get(PARTITION), "offset": offset}
 
@@ -243,7 +342,9 @@ def _result_error(
     """Return the error for a result that does not match the schema, with its source record."""
     place, position = definition_line(call.function), record_position(batch, row, call.stream)
     problem = f"{call.operator}: {problem}"
-    error = operator_failed_error(problem, place, record, call.sensitive, operator=call.operator, **position)
+    error = operator_failed_error(
+        problem, place, record, call.sensitive, operator=call.operator, **position
+    )
     return error.reworded(error.problem, step)
 
 
@@ -265,7 +366,9 @@ def _build_batch(
         try:
             arrays.append(to_exact_array([result[field.name] for result in results], kind))
         except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
-            at = next((at for at, result in enumerate(results) if not _fits(result[field.name], kind)), 0)
+            at = next(
+                (at for at, result in enumerate(results) if not _fits(result[field.name], kind)), 0
+            )
             own = batch.select([name for name in batch.schema.names if not name.startswith("__")])
             (record,) = own.slice(rows[at], 1).to_pylist()
             problem = (
@@ -292,7 +395,8 @@ _NUMBER, _ELEMENT = "__number", "__element"
 
 @dataclass(frozen=True, slots=True)
 class Explode(Spec):
-    """A record for each element of an array or map: all columns, and the element as column `name`, new or replaced.
+    """A record for each element of an array or map: all columns, and the element as column `name`,
+    new or replaced.
 
     A record without elements is dropped, or kept with null if `keep_empty`.
     """
@@ -303,7 +407,9 @@ class Explode(Spec):
     keep_empty: bool = False
 
     def summary(self) -> str:
-        return f"each of {self.expression} as {self.name}" + (", or null" if self.keep_empty else "")
+        return f"each of {self.expression} as {self.name}" + (
+            ", or null" if self.keep_empty else ""
+        )
 
     @property
     def sql(self) -> Sequence[str]:
@@ -311,13 +417,19 @@ class Explode(Spec):
 
     @property
     def _as_columns(self) -> WithColumns:
-        """An operator that changes columns in the same way, by which columns and partitioning are planned."""
+        """An operator that changes columns in the same way, by which columns and partitioning
+        are planned.
+        """
         return WithColumns(((self.name, f"explode({self.expression})"),))
 
     def derive_columns(self, context: PlanContext, arriving: Sequence[Columns]) -> Columns:
         (columns,) = arriving
         kind = check_expression(context.operator, self.expression, columns.names, columns.types)
-        if kind is not None and columns.types is not None and not kind.startswith(("array<", "map<")):
+        if (
+            kind is not None
+            and columns.types is not None
+            and not kind.startswith(("array<", "map<"))
+        ):
             raise self._no_elements(context.operator, kind)
         made = self._as_columns.derive_columns(context, arriving)
         if kind is not None and kind.startswith("array<") and "…" not in kind:
@@ -341,11 +453,16 @@ class Explode(Spec):
         number = F.coalesce(F.col(_NUMBER), F.lit(0))
         names = {name.lower(): name for name in frame.columns if name != ORDINAL}
         element = F.col(_ELEMENT).alias(self.name)
-        columns = {lower: named_column(name) for lower, name in names.items()} | {self.name.lower(): element}
+        columns = {lower: named_column(name) for lower, name in names.items()} | {
+            self.name.lower(): element
+        }
         return made.select(*columns.values(), ordinal_column(frame, number).alias(ORDINAL))
 
     def _no_elements(self, operator: str, kind: str) -> errors.PlanningError:
-        problem = f"{operator}: {self.expression} is {kind}, which has no elements: expected an array or a map."
+        problem = (
+            f"{operator}: {self.expression} is {kind}, which has no elements: expected an array or"
+            " a map."
+        )
         step = "Convert it, for example with split(words, ' ') or from_json(text, 'array<string>')."
         return errors.PlanningError(problem, step, operator=operator)
 
@@ -367,7 +484,9 @@ class FlatMap(Spec):
 
     def flow(self, context: PlanContext, arriving: Sequence[Flow]) -> Flow:
         kept = self.keeps_partitioning
-        return flow_after_function(context.operator, arriving[0], self.function, self.schema, keeps_partitioning=kept)
+        return flow_after_function(
+            context.operator, arriving[0], self.function, self.schema, keeps_partitioning=kept
+        )
 
     def spark_need(self, context: PlanContext, arriving: Sequence[Columns]) -> str:
         return ""
@@ -375,18 +494,29 @@ class FlatMap(Spec):
     def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:
         (frame,) = frames
         stream, sensitive = batch.stream_of(operator), batch.sensitive(operator)
-        call = RecordCall(operator, self.function, self.schema, several=True, stream=stream, sensitive=sensitive)
+        call = RecordCall(
+            operator, self.function, self.schema, several=True, stream=stream, sensitive=sensitive
+        )
         return batch.call_for_records(frame, call, list_hidden_columns(batch.names(frame)))
 
 
 def build_flat_map(
-    after: str, what: str | RecordFunction, schema: Schema | None, keep_empty: bool, keeps_partitioning: bool
+    after: str,
+    what: str | RecordFunction,
+    schema: Schema | None,
+    keep_empty: bool,
+    keeps_partitioning: bool,
 ) -> Explode | FlatMap:
-    """Return the operator for a user's arguments; `after` is the id of the operator before it, for errors."""
+    """Return the operator for a user's arguments; `after` is the id of the operator before it,
+    for errors.
+    """
     place = f"flat_map after {after}"
     if isinstance(what, str):
         if schema is not None or keeps_partitioning:
-            problem = f"{place} has an expression, and schema= or keeps_partitioning=, which are for functions."
+            problem = (
+                f"{place} has an expression, and schema= or keeps_partitioning=, which are for"
+                " functions."
+            )
             raise errors.ConfigurationError(problem, "Leave them out.", argument="schema")
         expression, alias = split_alias(what)
         name = alias or plain_column(expression)

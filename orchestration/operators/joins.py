@@ -1,4 +1,6 @@
-"""`Join`, which adds the columns of a dataset's entries, and `JoinFunction`, which calls a function with them."""
+"""`Join`, which adds the columns of a dataset's entries, and `JoinFunction`, which calls a
+function with them.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,12 @@ from dagster_adjunct.orchestration.operators.operator import (
     Requirement,
     check_equal_types,
 )
-from dagster_adjunct.orchestration.operators.stream_facts import Catalog, ColumnFacts, Columns, LineageNode
+from dagster_adjunct.orchestration.operators.stream_facts import (
+    Catalog,
+    ColumnFacts,
+    Columns,
+    LineageNode,
+)
 from dagster_adjunct.resources.common import argument_error
 from dagster_adjunct.resources.errors import ConfigurationError, PlanningError, SchemaMismatchError
 from dagster_adjunct.resources.lazy_modules import F
@@ -44,7 +51,18 @@ if TYPE_CHECKING:
 
 # Types of keys whose values are equal in Arrow exactly if they are equal in Spark.
 _EXACT = frozenset(
-    {"string", "tinyint", "smallint", "int", "bigint", "boolean", "date", "timestamp", "decimal", "binary"}
+    {
+        "string",
+        "tinyint",
+        "smallint",
+        "int",
+        "bigint",
+        "boolean",
+        "date",
+        "timestamp",
+        "decimal",
+        "binary",
+    }
 )
 MATCHED = "__matched"
 """True if a joined record has an entry, else null."""
@@ -56,7 +74,9 @@ Pairs: TypeAlias = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True, slots=True)
 class SelectedColumn:
-    """A `column` of the dataset or table to add, its `name` in the joined record, and its type if the user gave one."""
+    """A `column` of the dataset or table to add, its `name` in the joined record, and its type
+    if the user gave one.
+    """
 
     column: str
     name: str
@@ -67,11 +87,15 @@ def check_match_rate(operator: str, rate: float | None) -> None:
     """Raise ConfigurationError for an invalid `min_match_rate=`."""
     if rate is not None and not 0 <= rate <= 1:
         found = f"{operator} has min_match_rate={rate!r}"
-        raise argument_error(found, "0 to 1, such as 0.95 for 95 %", argument="min_match_rate", operator=operator)
+        raise argument_error(
+            found, "0 to 1, such as 0.95 for 95 %", argument="min_match_rate", operator=operator
+        )
 
 
 def parse_on(operator: str, on: On) -> Pairs:
-    """Return pairs (stream column, column of the other side) in the order in which the user gave them."""
+    """Return pairs (stream column, column of the other side) in the order in which the user gave
+    them.
+    """
     if isinstance(on, Mapping):
         return tuple((str(stream), str(entry)) for stream, entry in on.items())
     return tuple((column, column) for column in validate_column_names(f"{operator}: on=", on))
@@ -94,20 +118,32 @@ def pair_key_columns(
             raise PlanningError(problem, step, column=entry, operator=operator)
         if entry not in key:
             problem = f"{operator}: on= names {entry!r}, which is not in {shown}."
-            step = f"Join on the key; for other names on the stream write on={{stream column: {key[0]!r}}}."
+            step = (
+                "Join on the key; for other names on the stream write on={stream column:"
+                f" {key[0]!r}}}."
+            )
             raise PlanningError(problem, step, dataset=dataset, operator=operator)
         by_column[entry] = stream
     missing = ", ".join(repr(part) for part in key if part not in by_column)
     if missing:
-        problem = f"{operator}: on= lacks {missing} of {shown}, so a record could match several entries."
-        raise PlanningError(problem, "Name every column of the key in on=.", dataset=dataset, operator=operator)
+        problem = (
+            f"{operator}: on= lacks {missing} of {shown}, so a record could match several entries."
+        )
+        raise PlanningError(
+            problem, "Name every column of the key in on=.", dataset=dataset, operator=operator
+        )
     validate_column_names(f"{operator}: on=", list(by_column.values()))
     return tuple((by_column[part], part) for part in key)
 
 
 def require_keys(operator: str, on: Pairs, stream: Columns, other: str, key: Sequence[str]) -> None:
-    """Raise PlanningError if the stream certainly lacks a column of `on`; `key` is that of the other side."""
-    step = f"Correct on=, or join before the column is dropped; the key of {other} is {', '.join(key)}."
+    """Raise PlanningError if the stream certainly lacks a column of `on`; `key` is that of the
+    other side.
+    """
+    step = (
+        f"Correct on=, or join before the column is dropped; the key of {other} is"
+        f" {', '.join(key)}."
+    )
     require_columns(operator, "the stream", tuple(name for name, _ in on), stream.names, step)
 
 
@@ -119,15 +155,21 @@ def describe_on(on: Pairs) -> str:
 def select_columns(
     select: tuple[SelectedColumn, ...] | None, on: Pairs, prefix: str, columns: Iterable[str]
 ) -> tuple[SelectedColumn, ...]:
-    """Return the columns to add: those of `select`, by default all `columns` of the other side except its key."""
+    """Return the columns to add: those of `select`, by default all `columns` of the other side
+    except its key.
+    """
     keys = {other for _, other in on}
     if select is not None:
         return select
     return tuple(SelectedColumn(name, prefix + name) for name in columns if name not in keys)
 
 
-def parse_selection(operator: str, select: Sequence[str] | None, prefix: str) -> tuple[SelectedColumn, ...] | None:
-    """Return the columns that the user selected: "year as plane_year" gets that name, a plain name gets `prefix`."""
+def parse_selection(
+    operator: str, select: Sequence[str] | None, prefix: str
+) -> tuple[SelectedColumn, ...] | None:
+    """Return the columns that the user selected: "year as plane_year" gets that name, a plain
+    name gets `prefix`.
+    """
     if select is None:
         return None
     chosen = []
@@ -150,9 +192,9 @@ def parse_selection(operator: str, select: Sequence[str] | None, prefix: str) ->
 class Join(PassThroughSpec):
     """Records joined with the columns of their entry in a dataset.
 
-    `on` has pairs (stream column, dataset column) in the order of the dataset's key. `select` None means all columns of
-    the dataset except its key, with `prefix` before their names. `min_match_rate` is the fraction of records that must
-    have an entry, or None.
+    `on` has pairs (stream column, dataset column) in the order of the dataset's key. `select` None
+    means all columns of the dataset except its key, with `prefix` before their names.
+    `min_match_rate` is the fraction of records that must have an entry, or None.
     """
 
     kind: ClassVar[str] = "join"
@@ -186,7 +228,9 @@ class Join(PassThroughSpec):
         dataset = context.app.dataset(self.dataset)
         records = source_schema(dataset, context.catalog)
         try:
-            entries = Columns.of_schema(None if records is None else derive_stored_schema(dataset, records))
+            entries = Columns.of_schema(
+                None if records is None else derive_stored_schema(dataset, records)
+            )
         except SchemaMismatchError as error:
             step = "Correct key=, columns= or the extractor of the dataset."
             raise PlanningError(error.problem, step, dataset=dataset.name) from error
@@ -198,9 +242,14 @@ class Join(PassThroughSpec):
     def _compare(self, stream: Columns, entries: Columns) -> list[ComparedColumn]:
         own, others = stream.types or {}, entries.types or {}
         name = f"of dataset {self.dataset}"
-        return [ComparedColumn(one, own.get(one), f"{other!r} {name}", others.get(other)) for one, other in self.on]
+        return [
+            ComparedColumn(one, own.get(one), f"{other!r} {name}", others.get(other))
+            for one, other in self.on
+        ]
 
-    def _join_columns(self, operator: str, stream: Columns, entries: Columns, dataset: AdjunctDataset) -> Columns:
+    def _join_columns(
+        self, operator: str, stream: Columns, entries: Columns, dataset: AdjunctDataset
+    ) -> Columns:
         """Return the columns of joined records.
 
         Raises PlanningError for missing and duplicate columns, and for keys of different types.
@@ -208,41 +257,75 @@ class Join(PassThroughSpec):
         require_keys(operator, self.on, stream, f"dataset {dataset.name}", dataset.key)
         side = f"dataset {dataset.name} (input {dataset.input})"
         require_columns(
-            operator, side, tuple(name for _, name in self.on), entries.names, "Correct the dataset's key=."
+            operator,
+            side,
+            tuple(name for _, name in self.on),
+            entries.names,
+            "Correct the dataset's key=.",
         )
         chosen = self.selection(entries.known)
-        require_columns(operator, side, tuple(item.column for item in chosen), entries.names, "Correct select=.")
+        require_columns(
+            operator, side, tuple(item.column for item in chosen), entries.names, "Correct select=."
+        )
         if self.select is None and not entries.complete:
             return replace(stream, complete=False)
         added = [item.name for item in chosen]
-        check_added_names(operator, stream.names, added, f"dataset {self.dataset}", self.dataset, dataset=self.dataset)
+        check_added_names(
+            operator,
+            stream.names,
+            added,
+            f"dataset {self.dataset}",
+            self.dataset,
+            dataset=self.dataset,
+        )
         check_equal_types(operator, self._compare(stream, entries), dataset=self.dataset)
         node = LineageNode("dataset", self.dataset)
         kinds = entries.types or {}
-        more = {item.name: ColumnFacts(kinds.get(item.column), ((node, item.column),)) for item in chosen}
+        more = {
+            item.name: ColumnFacts(kinds.get(item.column), ((node, item.column),))
+            for item in chosen
+        }
         return stream.add(more, typed=entries.types is not None)
 
     def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:
         (frame,) = frames
         entries, schema = batch.entries(self.dataset)
         self._check(operator, Columns.of_frame(frame), schema, batch)
-        added = [named_column(chosen.column).alias(chosen.name) for chosen in self.selection(schema.names)]
+        added = [
+            named_column(chosen.column).alias(chosen.name)
+            for chosen in self.selection(schema.names)
+        ]
         return self._joined(operator, frame, entries, added, batch)
 
     def _joined(
-        self, operator: str, frame: DataFrame, entries: DataFrame, added: Sequence[Column], batch: BatchContext
+        self,
+        operator: str,
+        frame: DataFrame,
+        entries: DataFrame,
+        added: Sequence[Column],
+        batch: BatchContext,
     ) -> DataFrame:
-        """Return the records joined with the columns `added` of their entries; matches are counted."""
+        """Return the records joined with the columns `added` of their entries; matches are
+        counted.
+        """
         keys = [f"__key_{index}" for index in range(len(self.on))]
         side = entries.select(
-            *[named_column(entry).alias(key) for (_, entry), key in zip(self.on, keys, strict=True)],
+            *[
+                named_column(entry).alias(key)
+                for (_, entry), key in zip(self.on, keys, strict=True)
+            ],
             *added,
             F.lit(True).alias("__matched"),
         )
-        equal = [frame[quote_name(stream)] == side[key] for (stream, _), key in zip(self.on, keys, strict=True)]
+        equal = [
+            frame[quote_name(stream)] == side[key]
+            for (stream, _), key in zip(self.on, keys, strict=True)
+        ]
         side = batch.hint_join(self.dataset, side)
         # An inner join is a left join whose unmatched records are counted and then dropped.
-        counted = batch.count_matches(operator, self.dataset, frame.join(side, reduce(and_, equal), "left"))
+        counted = batch.count_matches(
+            operator, self.dataset, frame.join(side, reduce(and_, equal), "left")
+        )
         kept = counted.filter("__matched") if self.how == "inner" else counted
         return kept.drop(*keys, "__matched")
 
@@ -252,7 +335,9 @@ class Join(PassThroughSpec):
         if not context.app.dataset(self.dataset).following.persistent:
             return f"dataset {self.dataset}, a table of one run"
         kinds = {name: (arriving[0].types or {}).get(name) or "unknown" for name, _ in self.on}
-        other = next((name for name, kind in kinds.items() if kind.partition("(")[0] not in _EXACT), None)
+        other = next(
+            (name for name, kind in kinds.items() if kind.partition("(")[0] not in _EXACT), None
+        )
         return "" if other is None else f"the key {other}, whose type is {kinds[other]}"
 
     def compute(self, operator: str, tables: Sequence[Any], batch: ArrowBatch) -> Any:
@@ -266,16 +351,26 @@ class Join(PassThroughSpec):
 
         With `chosen` None, the whole entry is added, as the struct `_ENTRY`.
         """
-        self._check(operator, Columns.of_schema(batch.output_schema(table)), batch.schema_of(self.dataset), batch)
+        self._check(
+            operator,
+            Columns.of_schema(batch.output_schema(table)),
+            batch.schema_of(self.dataset),
+            batch,
+        )
         joined, matched = batch.join(operator, table, self.dataset, self.on, chosen, _ENTRY)
         return joined.filter(matched) if self.how == "inner" else joined
 
-    def _check(self, operator: str, arriving: Columns, schema: Schema, batch: BatchContext | ArrowBatch) -> None:
-        """Check the columns of the arriving records against `schema`, that of the version which the batch joins.
+    def _check(
+        self, operator: str, arriving: Columns, schema: Schema, batch: BatchContext | ArrowBatch
+    ) -> None:
+        """Check the columns of the arriving records against `schema`, that of the version which the
+        batch joins.
 
         Raises PlanningError as planning does, now that all types are known.
         """
-        self._join_columns(operator, arriving, Columns.of_schema(schema), batch.app.dataset(self.dataset))
+        self._join_columns(
+            operator, arriving, Columns.of_schema(schema), batch.app.dataset(self.dataset)
+        )
 
 
 def build_join(
@@ -289,10 +384,20 @@ def build_join(
     min_match_rate: float | None,
     **more: Any,
 ) -> Join:
-    """Return the join for a user's arguments; `operator` is its id, `more` has the fields that only `kind` has."""
+    """Return the join for a user's arguments; `operator` is its id, `more` has the fields that
+    only `kind` has.
+    """
     check_match_rate(operator, min_match_rate)
     pairs = pair_key_columns(operator, "dataset", dataset.name, dataset.key, on)
-    return kind(dataset.name, pairs, how, parse_selection(operator, select, prefix), prefix, min_match_rate, **more)
+    return kind(
+        dataset.name,
+        pairs,
+        how,
+        parse_selection(operator, select, prefix),
+        prefix,
+        min_match_rate,
+        **more,
+    )
 
 
 def source_schema(dataset: AdjunctDataset, catalog: Catalog) -> Schema | None:
@@ -308,9 +413,11 @@ _ENTRY = "__entry"
 
 @dataclass(frozen=True, slots=True)
 class JoinFunction(Join):
-    """Records with the columns that `function(record, entry)` returns added; if it returns None, the record is dropped.
+    """Records with the columns that `function(record, entry)` returns added; if it returns None,
+    the record is dropped.
 
-    An inner join calls it for records with an entry only, a left join for all records: a missing entry is None.
+    An inner join calls it for records with an entry only, a left join for all records: a missing
+    entry is None.
     """
 
     kind: ClassVar[str] = "join"
@@ -320,16 +427,21 @@ class JoinFunction(Join):
     def summary(self) -> str:
         return f"{Join.summary(self)}, by {function_label(self.function)}"
 
-    def _join_columns(self, operator: str, stream: Columns, entries: Columns, dataset: AdjunctDataset) -> Columns:
+    def _join_columns(
+        self, operator: str, stream: Columns, entries: Columns, dataset: AdjunctDataset
+    ) -> Columns:
         columns = Join._join_columns(self, operator, stream, entries, dataset)
         there = {name.lower() for name in columns.names or ()}
         taken = next((name for name in self.schema.names if name.lower() in there), None)
         if taken is not None:
             problem = (
-                f"{operator}: the stream and {function_label(self.function)} both have a column {taken!r}; "
-                f"the stream's columns there are {', '.join(columns.names or ())}."
+                f"{operator}: the stream and {function_label(self.function)} both have a column"
+                f" {taken!r}; the stream's columns there are {', '.join(columns.names or ())}."
             )
-            step = "Use another name in schema=, and replace the stream's column with select() after the join."
+            step = (
+                "Use another name in schema=, and replace the stream's column with select() after"
+                " the join."
+            )
             raise PlanningError(problem, step, operator=operator, column=taken)
         return columns.add(Columns.of_schema(self.schema).known)
 
@@ -347,4 +459,6 @@ class JoinFunction(Join):
 
     def _call(self, operator: str, batch: BatchContext | ArrowBatch) -> RecordCall:
         stream, sensitive = batch.stream_of(operator), batch.sensitive(operator)
-        return RecordCall(operator, self.function, self.schema, entry=_ENTRY, stream=stream, sensitive=sensitive)
+        return RecordCall(
+            operator, self.function, self.schema, entry=_ENTRY, stream=stream, sensitive=sensitive
+        )

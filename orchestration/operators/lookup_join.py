@@ -35,7 +35,9 @@ _KEY_TYPES = ("string", "tinyint", "smallint", "int", "bigint", "date", "timesta
 
 @dataclass(frozen=True, slots=True)
 class LookupColumn:
-    """A `column` of a table's records, the `name` that it has in the joined record, and its Spark type."""
+    """A `column` of a table's records, the `name` that it has in the joined record, and its
+    Spark type.
+    """
 
     column: str
     name: str
@@ -44,7 +46,8 @@ class LookupColumn:
 
 @dataclass(frozen=True, slots=True)
 class TableLookup:
-    """A lookup in the remote table named `table`: `keys` are the stream's columns in the order of the table's key.
+    """A lookup in the remote table named `table`: `keys` are the stream's columns in the order of
+    the table's key.
 
     `answers` are the columns to add; `args` are passed to the table's read function.
     """
@@ -57,7 +60,9 @@ class TableLookup:
 
 def function_column_types(function: Any) -> dict[str, str] | None:
     """Return {column: type} as a table's read or write function declares it, or None."""
-    column_types: Callable[[], dict[str, str] | None] | None = getattr(function, "column_types", None)
+    column_types: Callable[[], dict[str, str] | None] | None = getattr(
+        function, "column_types", None
+    )
     return None if column_types is None else column_types()
 
 
@@ -90,13 +95,20 @@ def function_problems(table: AnyTable, function: Any, args: tuple[object, ...]) 
 def _lookup_problems(table: AnyTable, args: tuple[object, ...]) -> Problems:
     """Yield why the table does not support lookups, or not with these `args`."""
     if table.read_function is None:
-        yield " has no read function, and records are looked up in it.", "Declare it with read_function=…."
+        yield (
+            " has no read function, and records are looked up in it.",
+            "Declare it with read_function=….",
+        )
     else:
         yield from function_problems(table, table.read_function, args)
 
 
-def check_lookup_key_types(operator: str, table: AnyTable, on: tuple[tuple[str, str], ...], types: Types) -> None:
-    """Raise PlanningError if a column of the stream can't be a key, or has another type than the table's column."""
+def check_lookup_key_types(
+    operator: str, table: AnyTable, on: tuple[tuple[str, str], ...], types: Types
+) -> None:
+    """Raise PlanningError if a column of the stream can't be a key, or has another type than the
+    table's column.
+    """
     declared = declared_column_types(table) or {}
     for stream, entry in on:
         kind = (types or {}).get(stream)
@@ -104,23 +116,28 @@ def check_lookup_key_types(operator: str, table: AnyTable, on: tuple[tuple[str, 
             continue
         if kind not in _KEY_TYPES and not kind.startswith("decimal("):
             problem = (
-                f"{operator}: the stream's {stream!r} is {kind}, which can't be a key: expected a string, an integer, "
-                "a date, a timestamp, a decimal or binary."
+                f"{operator}: the stream's {stream!r} is {kind}, which can't be a key: expected a"
+                " string, an integer, a date, a timestamp, a decimal or binary."
             )
             step = f'Cast it first: .map("*", "cast({stream} as string) as {stream}_key").'
             raise PlanningError(problem, step, column=stream, operator=operator)
-        if entry in declared and parse_column(stream, kind).kind is not parse_column(entry, declared[entry]).kind:
+        if (
+            entry in declared
+            and parse_column(stream, kind).kind is not parse_column(entry, declared[entry]).kind
+        ):
             raise PlanningError(
-                f"{operator}: the stream's {stream!r} is {kind} and {entry!r} of table {table.name} is "
-                f"{declared[entry]}, so no record would be found.",
-                f'Cast it first: .map("*", "cast({stream} as {to_spark_type(declared[entry]) or declared[entry]}) as '
-                f'{stream}_key").',
+                f"{operator}: the stream's {stream!r} is {kind} and {entry!r} of table"
+                f" {table.name} is {declared[entry]}, so no record would be found.",
+                f'Cast it first: .map("*", "cast({stream} as'
+                f' {to_spark_type(declared[entry]) or declared[entry]}) as {stream}_key").',
                 column=stream,
                 operator=operator,
             )
 
 
-def check_stored_columns(operator: str, table: AnyTable, lookup: TableLookup, stored: dict[str, str] | None) -> None:
+def check_stored_columns(
+    operator: str, table: AnyTable, lookup: TableLookup, stored: dict[str, str] | None
+) -> None:
     """Raise PlanningError if a column to look up is missing in the store or has another type there.
 
     `stored` is {column: type} as the store reports it, or None: nothing is checked.
@@ -131,17 +148,23 @@ def check_stored_columns(operator: str, table: AnyTable, lookup: TableLookup, st
         if answer.column not in stored:
             raise _no_column(operator, table, answer.column, stored)
         stored_type = to_spark_type(stored[answer.column])
-        if stored_type is not None and parse_column("a", stored_type).kind is not parse_column("b", answer.type).kind:
+        if (
+            stored_type is not None
+            and parse_column("a", stored_type).kind is not parse_column("b", answer.type).kind
+        ):
             problem = (
-                f"{operator}: table {table.name} has {answer.column!r} as {stored_type}, and it is looked up as "
-                f"{answer.type}."
+                f"{operator}: table {table.name} has {answer.column!r} as {stored_type}, and it is"
+                f" looked up as {answer.type}."
             )
             step = "Correct the table's declared columns, or the type in select=."
             raise PlanningError(problem, step, column=answer.column, operator=operator)
 
 
-def lookup_columns(operator: str, table: AnyTable, chosen: Sequence[joins.SelectedColumn]) -> tuple[LookupColumn, ...]:
-    """Return the `chosen` columns with their Spark types: as the user gave them, else as the read function declares.
+def lookup_columns(
+    operator: str, table: AnyTable, chosen: Sequence[joins.SelectedColumn]
+) -> tuple[LookupColumn, ...]:
+    """Return the `chosen` columns with their Spark types: as the user gave them, else as the read
+    function declares.
 
     Raises PlanningError for a column that the table does not have, or whose type is unknown.
     """
@@ -154,14 +177,22 @@ def lookup_columns(operator: str, table: AnyTable, chosen: Sequence[joins.Select
         type_declared = None if declared is None else to_spark_type(declared[column])
         problem = step = ""
         if None not in (type_given, type_declared) and type_given != type_declared:
-            problem = f"has {column!r} as {type_declared}, and select= gives it the type {type_given}"
+            problem = (
+                f"has {column!r} as {type_declared}, and select= gives it the type {type_given}"
+            )
             step = "Leave the type out, and cast with map() after the join."
         elif type_given is None and declared is None:
             problem = f"declares no columns, so the type of {column!r} is not known"
-            step = f'Give the type: select={{"{column}": "string"}}; or declare the columns of its function.'
+            step = (
+                f'Give the type: select={{"{column}": "string"}}; or declare the columns of its'
+                " function."
+            )
         elif type_given is None and type_declared is None:
             problem = f"has {column!r} as {(declared or {})[column]}, which has no Spark type"
-            step = f'Leave it out of select=, or give a type, for example select={{"{column}": "decimal(38,9)"}}.'
+            step = (
+                f'Leave it out of select=, or give a type, for example select={{"{column}":'
+                ' "decimal(38,9)"}.'
+            )
         if problem:
             problem = f"{operator}: table {table.name} {problem}."
             raise PlanningError(problem, step, column=column, operator=operator)
@@ -171,15 +202,21 @@ def lookup_columns(operator: str, table: AnyTable, chosen: Sequence[joins.Select
 
 def _no_column(operator: str, table: AnyTable, column: str, there: dict[str, str]) -> PlanningError:
     problem = f"{operator}: table {table.name} has no column {column!r}; it has {', '.join(there)}."
-    return PlanningError(problem, "Correct select=, or add the column to the table.", column=column, operator=operator)
+    return PlanningError(
+        problem,
+        "Correct select=, or add the column to the table.",
+        column=column,
+        operator=operator,
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class LookupJoin(PassThroughSpec):
-    """Records joined with the columns of the record for their key in a remote table. They stay in their partitions.
+    """Records joined with the columns of the record for their key in a remote table. They stay in
+    their partitions.
 
-    `on` has pairs (stream column, table column) in the order of the table's key. `select` None means all declared
-    columns of the table except its key, with `prefix` before their names.
+    `on` has pairs (stream column, table column) in the order of the table's key. `select` None
+    means all declared columns of the table except its key, with `prefix` before their names.
     """
 
     kind: ClassVar[str] = "join"
@@ -212,8 +249,8 @@ class LookupJoin(PassThroughSpec):
         if self.select is None and declared is None:
             raise PlanningError(
                 f"{operator}: table {table.name} declares no columns, and the join names none.",
-                'Name those to add, with their types: select={"seats": "int"}; or declare the columns of the '
-                "table's function.",
+                'Name those to add, with their types: select={"seats": "int"}; or declare the'
+                " columns of the table's function.",
                 operator=operator,
             )
         chosen = joins.select_columns(self.select, self.on, self.prefix, declared or ())
@@ -242,7 +279,9 @@ class LookupJoin(PassThroughSpec):
         return ""
 
     def compute(self, operator: str, tables: Sequence[Any], batch: ArrowBatch) -> Any:
-        joined = batch.look_up(operator, tables[0], self.lookup(operator, batch.app.tables[self.table]))
+        joined = batch.look_up(
+            operator, tables[0], self.lookup(operator, batch.app.tables[self.table])
+        )
         kept = joined.filter(joined.column(joins.MATCHED)) if self.how == "inner" else joined
         return kept.drop_columns([joins.MATCHED])
 
@@ -268,7 +307,9 @@ def build_lookup_join(
     """Return the join for a user's arguments; `operator` is its id."""
     joins.check_match_rate(operator, min_match_rate)
     pairs = joins.pair_key_columns(operator, "table", table, key, on)
-    chosen = joins.parse_selection(operator, list(select) if isinstance(select, Mapping) else select, prefix)
+    chosen = joins.parse_selection(
+        operator, list(select) if isinstance(select, Mapping) else select, prefix
+    )
     if isinstance(select, Mapping):
         kinds = zip(chosen or (), select.values(), strict=True)
         chosen = tuple(replace(item, type=Field(item.column, kind).type) for item, kind in kinds)

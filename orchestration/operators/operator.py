@@ -1,7 +1,8 @@
 """`Spec`, the interface of every operator, and `Operator`, its node in an application's graph.
 
-The planner, the Spark step, lineage and rendering use only `Spec`, so they need not know the kinds of operators. Spark
-is imported inside functions, because specs are created wherever an application is loaded.
+The planner, the Spark step, lineage and rendering use only `Spec`, so they need not know the kinds
+of operators. Spark is imported inside functions, because specs are created wherever an application
+is loaded.
 """
 
 from __future__ import annotations
@@ -13,7 +14,13 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from dagster_adjunct.orchestration.operators.columns import is_sure_name
-from dagster_adjunct.orchestration.operators.stream_facts import UNKNOWN, Catalog, Columns, LineageNode, Partitioner
+from dagster_adjunct.orchestration.operators.stream_facts import (
+    UNKNOWN,
+    Catalog,
+    Columns,
+    LineageNode,
+    Partitioner,
+)
 from dagster_adjunct.resources.common import CodeLine
 from dagster_adjunct.resources.errors import PlanningError
 from dagster_adjunct.resources.schemas.schema import Schema
@@ -31,7 +38,9 @@ if TYPE_CHECKING:
 
 
 def find_schemas_in_fields(spec: object) -> Iterator[Schema]:
-    """Yield the schemas in the fields of a dataclass, at any depth; none for an object that is no dataclass."""
+    """Yield the schemas in the fields of a dataclass, at any depth; none for an object that is
+    no dataclass.
+    """
     for member in fields(spec) if is_dataclass(spec) else ():
         yield from find_schemas(getattr(spec, member.name))
 
@@ -59,11 +68,12 @@ OnNullTime = Literal["null", "fail"]
 
 @dataclass(frozen=True, slots=True)
 class AsOf:
-    """The options of an as-of join, which uses the entry that was valid at the time in the record's `column`.
+    """The options of an as-of join, which uses the entry that was valid at the time in the record's
+    `column`.
 
-    A record from before the history of its key has no entry ("null"), the key's first entry ("oldest"; of a bounded
-    dataset, the one in the oldest version, if any), or fails the batch; a record without a time has no entry or fails
-    the batch.
+    A record from before the history of its key has no entry ("null"), the key's first entry
+    ("oldest"; of a bounded dataset, the one in the oldest version, if any), or fails the batch; a
+    record without a time has no entry or fails the batch.
     """
 
     column: str
@@ -75,7 +85,8 @@ class AsOf:
 class Match:
     """A lookup of each record in a dataset, or else in a remote table.
 
-    `min_rate` is the fraction of records that must have an entry. With `as_of` None, the current entry is looked up.
+    `min_rate` is the fraction of records that must have an entry. With `as_of` None, the current
+    entry is looked up.
     """
 
     dataset: str | None
@@ -86,13 +97,19 @@ class Match:
     @property
     def node(self) -> LineageNode:
         """The dataset or table that the records are looked up in."""
-        return LineageNode("table", self.table or "") if self.dataset is None else LineageNode("dataset", self.dataset)
+        return (
+            LineageNode("table", self.table or "")
+            if self.dataset is None
+            else LineageNode("dataset", self.dataset)
+        )
 
 
 class Spec(ABC):
-    """An operator: how it is planned, computed and shown. A subclass must define the abstract members and `kind`.
+    """An operator: how it is planned, computed and shown. A subclass must define the abstract
+    members and `kind`.
 
-    "It" is the operator. Sequences with one item per input, such as `arriving`, are in the order of its inputs.
+    "It" is the operator. Sequences with one item per input, such as `arriving`, are in the order of
+    its inputs.
     """
 
     __slots__ = ()
@@ -107,9 +124,9 @@ class Spec(ABC):
     def derive_columns(self, context: PlanContext, arriving: Sequence[Columns]) -> Columns:
         """Return the columns of the records that leave it, given those of the records that arrive.
 
-        Raises PlanningError for a column that is known to be missing or duplicate, or whose type certainly does not
-        fit. Columns that must have the type of another column are added to `context`: the planner notes those whose
-        types are unknown.
+        Raises PlanningError for a column that is known to be missing or duplicate, or whose type
+        certainly does not fit. Columns that must have the type of another column are added to
+        `context`: the planner notes those whose types are unknown.
         """
 
     @abstractmethod
@@ -120,7 +137,8 @@ class Spec(ABC):
     def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:
         """Return the records that leave the operator of this id, given those that arrive.
 
-        They keep their hidden columns (`list_hidden_columns`). Analysis errors of Spark are reported with the id.
+        They keep their hidden columns (`list_hidden_columns`). Analysis errors of Spark are
+        reported with the id.
         """
 
     def spark_need(self, context: PlanContext, arriving: Sequence[Columns]) -> str:
@@ -131,18 +149,21 @@ class Spec(ABC):
         return f"operator {self.kind}"
 
     def compute(self, operator: str, tables: Sequence[Any], batch: ArrowBatch) -> Any:
-        """Return the records that leave the operator as an Arrow table, computed in this process without Spark.
+        """Return the records that leave the operator as an Arrow table, computed in this process
+        without Spark.
 
-        Called only if `spark_need` returns "". By default it calls `compile`, for operators that only call methods of
-        the batch, which both kinds of batches have.
+        Called only if `spark_need` returns "". By default it calls `compile`, for operators that
+        only call methods of the batch, which both kinds of batches have.
         """
         return self.compile(operator, tables, batch)
 
     @property
     def role(self) -> Role | None:
-        """The role of the stream that begins at this operator; None if records stay in their partitions.
+        """The role of the stream that begins at this operator; None if records stay in their
+        partitions.
 
-        The stream has the name of the one that the operator `reads` or `writes`, else APPLICATION-OPERATOR.
+        The stream has the name of the one that the operator `reads` or `writes`, else
+        APPLICATION-OPERATOR.
         """
         return None
 
@@ -153,7 +174,9 @@ class Spec(ABC):
 
     @property
     def reads(self) -> str | None:
-        """The name of the input stream that it reads; None if it gets records only from other operators."""
+        """The name of the input stream that it reads; None if it gets records only from other
+        operators.
+        """
         return None
 
     @property
@@ -163,8 +186,8 @@ class Spec(ABC):
 
     @property
     def declared_schemas(self) -> Sequence[Schema]:
-        """The schemas that users gave it, such as that of a function's results; errors show no values of their
-        sensitive columns. By default all schemas in the fields of the dataclass."""
+        """The schemas that users gave it, such as that of a function's results; errors show no
+        values of their sensitive columns. By default all schemas in the fields of the dataclass."""
         return tuple(find_schemas_in_fields(self))
 
     @property
@@ -187,7 +210,9 @@ class Spec(ABC):
 
     @property
     def feeds(self) -> str | None:
-        """The name of the dataset (a local table, or one fed by a stream) that it sends records to, or None."""
+        """The name of the dataset (a local table, or one fed by a stream) that it sends records
+        to, or None.
+        """
         return None
 
     @property
@@ -202,7 +227,8 @@ class Spec(ABC):
 
     @property
     def ordered_by(self) -> Sequence[str] | None:
-        """Columns of its results: those with equal values come in the order of their time, also over batches.
+        """Columns of its results: those with equal values come in the order of their time, also
+        over batches.
 
         None for an operator whose records are those that arrive, in their order.
         """
@@ -215,7 +241,9 @@ class Spec(ABC):
 
     @property
     def keeps_partitioning(self) -> bool:
-        """Whether the user promises that a function leaves records in their partitions, with the same key columns."""
+        """Whether the user promises that a function leaves records in their partitions, with the
+        same key columns.
+        """
         return False
 
     diverts_late_records: ClassVar[bool] = False
@@ -223,7 +251,9 @@ class Spec(ABC):
     reads_late_records: ClassVar[bool] = False
     """Whether it reads the late records of the operator before it."""
     assigns_positions: ClassVar[bool] = False
-    """Whether the records that leave it have new positions instead of those of an input (`make_records`)."""
+    """Whether the records that leave it have new positions instead of those of an input
+    (`make_records`).
+    """
 
     @property
     def needs_tasks(self) -> bool:
@@ -235,15 +265,21 @@ class Spec(ABC):
 
     @property
     def moves(self) -> int:
-        """How many exchanges at most its `compile` adds for rows of its own. Plans do not list them."""
+        """How many exchanges at most its `compile` adds for rows of its own. Plans do not list
+        them.
+        """
         return 0
 
     takes_partition_by: ClassVar[bool] = False
-    """Whether users can give it `partition_by`, the columns of its key by which its input must be partitioned."""
+    """Whether users can give it `partition_by`, the columns of its key by which its input must
+    be partitioned.
+    """
 
     @property
     def over_time(self) -> str | None:
-        """The name under which its state and watermarks are stored; None for an operator without state over time."""
+        """The name under which its state and watermarks are stored; None for an operator without
+        state over time.
+        """
         return None
 
     @property
@@ -253,7 +289,9 @@ class Spec(ABC):
 
     @property
     def keeps_only_final(self) -> bool:
-        """Whether it drops all updates of results except the final one, as a filter by `final` does."""
+        """Whether it drops all updates of results except the final one, as a filter by `final`
+        does.
+        """
         return False
 
     @property
@@ -263,21 +301,29 @@ class Spec(ABC):
 
     @property
     def max_result_delay(self) -> timedelta:
-        """By how much the event time of a result may be later than that of a record that it is made of."""
+        """By how much the event time of a result may be later than that of a record that it is
+        made of.
+        """
         return timedelta(0)
 
     @property
     def record_retention(self) -> timedelta:
-        """How long after its event time a record may be needed. The sum of both must be before the year 10000."""
+        """How long after its event time a record may be needed. The sum of both must be before
+        the year 10000.
+        """
         return timedelta(0)
 
     @property
     def is_side_output(self) -> bool:
-        """Whether it writes the records and also passes them on, in the partitions in which they arrived."""
+        """Whether it writes the records and also passes them on, in the partitions in which they
+        arrived.
+        """
         return self.writes is not None and self.role is None
 
     def call(self, operator: str, app: Application) -> PlannedCall | None:
-        """Return the call, a lookup or a sink, that it makes for its records and that plans list; or None."""
+        """Return the call, a lookup or a sink, that it makes for its records and that plans
+        list; or None.
+        """
         return None
 
     def target(self, app: Application) -> LineageNode | None:
@@ -285,25 +331,30 @@ class Spec(ABC):
         return None
 
     def requirements(self, app: Application) -> Sequence[Requirement | None]:
-        """Return the partitioning that it requires of each input, None if any will do; () if it requires nothing."""
+        """Return the partitioning that it requires of each input, None if any will do; () if it
+        requires nothing.
+        """
         return ()
 
     def changed(self, app: Application, arriving: Columns) -> ChangedColumns | None:
-        """Return the columns of the remote table that it changes; None for all of them, or if that is unknown.
+        """Return the columns of the remote table that it changes; None for all of them, or if that
+        is unknown.
 
         `arriving` are the columns of its input.
         """
         return None
 
     def declared_count(self, context: PlanContext) -> tuple[int | None, str]:
-        """Return the declared partition count of the stream that begins at this operator, and where it was declared.
+        """Return the declared partition count of the stream that begins at this operator, and where
+        it was declared.
 
         The count is None if the planner chooses it.
         """
         return None, ""
 
     def exchange_before(self, context: PlanContext, flow: Flow, partitions: int) -> Exchange | None:
-        """Return the exchange that is needed before it writes; None if the records are partitioned as the target needs.
+        """Return the exchange that is needed before it writes; None if the records are partitioned
+        as the target needs.
 
         `flow` is their partitioning, into `partitions` partitions.
         """
@@ -314,15 +365,20 @@ class Spec(ABC):
         return arriving
 
     def check_frames(self, operator: str, frames: Sequence[DataFrame], app: Application) -> Columns:
-        """Check the columns again, now that Spark knows their types; return the columns of the records that leave it.
+        """Check the columns again, now that Spark knows their types; return the columns of the
+        records that leave it.
 
         Raises PlanningError as `derive_columns` does.
         """
-        return self.derive_columns(PlanContext(operator, app, Catalog()), [Columns.of_frame(frame) for frame in frames])
+        return self.derive_columns(
+            PlanContext(operator, app, Catalog()), [Columns.of_frame(frame) for frame in frames]
+        )
 
 
 def expressions_need(texts: Iterable[str], arriving: Columns) -> str:
-    """Return why these Spark SQL expressions need Spark, as `Spec.spark_need`; `arriving` are the columns they read."""
+    """Return why these Spark SQL expressions need Spark, as `Spec.spark_need`; `arriving` are
+    the columns they read.
+    """
     if arriving.types is None or None in arriving.types.values():
         return "columns whose types are not known before it runs"
     types = {name: kind for name, kind in arriving.types.items() if kind is not None}
@@ -331,7 +387,8 @@ def expressions_need(texts: Iterable[str], arriving: Columns) -> str:
 
 
 def names_need(names: Iterable[str], arriving: Columns) -> str:
-    """Return why only Spark can say which columns these names stand for, as `Spec.spark_need`; "" if Python can, too.
+    """Return why only Spark can say which columns these names stand for, as `Spec.spark_need`; ""
+    if Python can, too.
 
     Each name is compared with the arriving columns and with the names before it.
     """
@@ -361,10 +418,11 @@ class PassThroughSpec(Spec):
 
 @dataclass(frozen=True, slots=True)
 class Operator:
-    """A node of the graph: `id` ("join-2-weather"), the ids of its inputs, its spec, and the user's line that added it.
+    """A node of the graph: `id` ("join-2-weather"), the ids of its inputs, its spec, and the user's
+    line that added it.
 
-    Operators are ordered by definition, so an operator follows its inputs. A record stays in its partition until the
-    next operator that begins a stream.
+    Operators are ordered by definition, so an operator follows its inputs. A record stays in its
+    partition until the next operator that begins a stream.
     """
 
     id: str
@@ -377,8 +435,18 @@ class Operator:
         return self.spec.kind
 
 
-Role = Literal["input", "broadcast-input", "broadcast", "output", "intermediate", "side-input", "local-table"]
-Reason = Literal["partition_by", "broadcast", "auto_repartition", "output", "remote table", "dataset", "local table"]
+Role = Literal[
+    "input", "broadcast-input", "broadcast", "output", "intermediate", "side-input", "local-table"
+]
+Reason = Literal[
+    "partition_by",
+    "broadcast",
+    "auto_repartition",
+    "output",
+    "remote table",
+    "dataset",
+    "local table",
+]
 BROADCAST: Collection[Role] = ("broadcast-input", "broadcast")
 """The roles of streams that every task reads completely."""
 
@@ -387,9 +455,9 @@ BROADCAST: Collection[Role] = ("broadcast-input", "broadcast")
 class PlanContext:
     """The context of planning an operator: its id, its application, and the facts of the streams.
 
-    `counts` has the partition count of each `Flow.stream`; None before counts are decided. The operator adds to
-    `compared` pairs of columns that need equal types, and to `declared` columns that are written to, or looked up in,
-    columns of a declared type.
+    `counts` has the partition count of each `Flow.stream`; None before counts are decided. The
+    operator adds to `compared` pairs of columns that need equal types, and to `declared` columns
+    that are written to, or looked up in, columns of a declared type.
     """
 
     operator: str
@@ -404,9 +472,10 @@ class PlanContext:
 class Flow:
     """The partitioning of records between two operators.
 
-    `stream` is the id of the node that determines their partitions: the operator that begins a stream, an inserted
-    exchange, or an operator that merges streams (`merge_flows`). `partitioned_by` is () if the partitioning is unknown;
-    `lost_at` is then the id of the operator that lost it, or "" if the input stream has no key.
+    `stream` is the id of the node that determines their partitions: the operator that begins a
+    stream, an inserted exchange, or an operator that merges streams (`merge_flows`).
+    `partitioned_by` is () if the partitioning is unknown; `lost_at` is then the id of the operator
+    that lost it, or "" if the input stream has no key.
     """
 
     stream: str
@@ -415,23 +484,31 @@ class Flow:
     lost_at: str = ""
 
     def lose(self, operator: str) -> Flow:
-        """Return the flow with unknown partitioning, lost at this operator if it was known until then."""
+        """Return the flow with unknown partitioning, lost at this operator if it was known until
+        then.
+        """
         return (
-            self if not self.partitioned_by else replace(self, partitioned_by=(), partitioner=UNKNOWN, lost_at=operator)
+            self
+            if not self.partitioned_by
+            else replace(self, partitioned_by=(), partitioner=UNKNOWN, lost_at=operator)
         )
 
 
 def merge_flows(context: PlanContext, flows: Sequence[Flow]) -> Flow:
     """Return the flow of the merged records of several inputs.
 
-    If all inputs are partitioned by the same columns with the same hash, so is the result; an operator that relies on
-    that requires equal partition counts of them. If the inputs differ, or once their counts are known to differ, the
-    partitioning is unknown. The merging operator must check that partitioning columns have equal types in all inputs.
+    If all inputs are partitioned by the same columns with the same hash, so is the result; an
+    operator that relies on that requires equal partition counts of them. If the inputs differ, or
+    once their counts are known to differ, the partitioning is unknown. The merging operator must
+    check that partitioning columns have equal types in all inputs.
     """
     first = flows[0]
     one_stream = all(flow.stream == first.stream for flow in flows)
     stream = first.stream if one_stream else context.operator
-    alike = all((flow.partitioned_by, flow.partitioner) == (first.partitioned_by, first.partitioner) for flow in flows)
+    alike = all(
+        (flow.partitioned_by, flow.partitioner) == (first.partitioned_by, first.partitioner)
+        for flow in flows
+    )
     if context.counts is not None and len({context.counts[flow.stream] for flow in flows}) > 1:
         alike = False
     if alike and first.partitioned_by:
@@ -444,10 +521,11 @@ def merge_flows(context: PlanContext, flows: Sequence[Flow]) -> Flow:
 class Requirement:
     """The partitioning that an operator requires of one input: by `columns`, into `partitions`.
 
-    `columns` None requires the count only; `partitions` None leaves the count open. All inputs with a requirement must
-    have the same count. `dataset` names the partitioned dataset that the records are looked up in, or, with `feeds`,
-    sent to; the latter applies only if a join reads the dataset. Each input of a stream join, and that of a window, has
-    a Requirement(None, None, columns).
+    `columns` None requires the count only; `partitions` None leaves the count open. All inputs with
+    a requirement must have the same count. `dataset` names the partitioned dataset that the records
+    are looked up in, or, with `feeds`, sent to; the latter applies only if a join reads the
+    dataset. Each input of a stream join, and that of a window, has a Requirement(None, None,
+    columns).
     """
 
     dataset: str | None
@@ -458,7 +536,9 @@ class Requirement:
 
 @dataclass(frozen=True, slots=True)
 class ComparedColumn:
-    """A column that must have the type of `other` ("'id' of dataset planes"); types are None where unknown."""
+    """A column that must have the type of `other` ("'id' of dataset planes"); types are None
+    where unknown.
+    """
 
     column: str
     type: str | None
@@ -466,21 +546,35 @@ class ComparedColumn:
     other_type: str | None
 
 
-def check_equal_types(operator: str, compared: Sequence[ComparedColumn], *, dataset: str | None = None) -> None:
-    """Raise PlanningError for a pair of columns with different types; `dataset` has the other column of each pair."""
+def check_equal_types(
+    operator: str, compared: Sequence[ComparedColumn], *, dataset: str | None = None
+) -> None:
+    """Raise PlanningError for a pair of columns with different types; `dataset` has the other
+    column of each pair.
+    """
     for pair in compared:
-        if pair.type is not None and pair.other_type is not None and types_differ(pair.type, pair.other_type):
+        if (
+            pair.type is not None
+            and pair.other_type is not None
+            and types_differ(pair.type, pair.other_type)
+        ):
             problem = (
-                f"{operator}: the stream's {pair.column!r} is {pair.type} and {pair.other} is {pair.other_type}; "
-                "equal values of different types hash to different buckets."
+                f"{operator}: the stream's {pair.column!r} is {pair.type} and {pair.other} is"
+                f" {pair.other_type}; equal values of different types hash to different buckets."
             )
-            step = f'Cast it first: .map("*", "cast({pair.column} as {pair.other_type}) as {pair.column}_key").'
-            raise PlanningError(problem, step, operator=operator, column=pair.column, dataset=dataset)
+            step = (
+                f'Cast it first: .map("*", "cast({pair.column} as {pair.other_type}) as'
+                f' {pair.column}_key").'
+            )
+            raise PlanningError(
+                problem, step, operator=operator, column=pair.column, dataset=dataset
+            )
 
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """A repartitioning of one input of `operator` (for partition_by, its own), into `partitions` by `partitioned_by`.
+    """A repartitioning of one input of `operator` (for partition_by, its own), into `partitions` by
+    `partitioned_by`.
 
     With `partitioned_by` () records are spread evenly. `input` is the number of the input, from 0.
     """
@@ -495,10 +589,11 @@ class Exchange:
 
 @dataclass(frozen=True, slots=True)
 class PlannedCall:
-    """A call that a batch makes for its records: a "lookup" in a remote table, or a "sink", a user's function.
+    """A call that a batch makes for its records: a "lookup" in a remote table, or a "sink", a
+    user's function.
 
-    `of` names the table or function, `guarantee` says how often it is called. If its results are `recorded`, a repeated
-    batch uses the recorded ones.
+    `of` names the table or function, `guarantee` says how often it is called. If its results are
+    `recorded`, a repeated batch uses the recorded ones.
     """
 
     operator: str
@@ -510,12 +605,14 @@ class PlannedCall:
 
 @dataclass(frozen=True, slots=True)
 class PlannedStream:
-    """A stream that the application reads, writes or makes, or what a declared dataset is built from (a side input).
+    """A stream that the application reads, writes or makes, or what a declared dataset is built
+    from (a side input).
 
-    A side input has the name of its source, and `dataset` is set; for a local table, both are the table's name. All
-    others have the `operator` at which they begin. `partitions` is None for a broadcast dataset; for another dataset it
-    is the dataset's own count. `count_from` says where the count comes from ("input", "dataset planes", "inferred from
-    dataset planes in join-2-planes").
+    A side input has the name of its source, and `dataset` is set; for a local table, both are the
+    table's name. All others have the `operator` at which they begin. `partitions` is None for a
+    broadcast dataset; for another dataset it is the dataset's own count. `count_from` says where
+    the count comes from ("input", "dataset planes", "inferred from dataset planes in
+    join-2-planes").
     """
 
     name: str

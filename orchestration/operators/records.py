@@ -1,4 +1,6 @@
-"""The operators on records: `Input`, `Broadcast`, `Filter`, `Map`, `Select`, `WithColumns`, `Merge`, `PartitionBy`."""
+"""The operators on records: `Input`, `Broadcast`, `Filter`, `Map`, `Select`, `WithColumns`,
+`Merge`, `PartitionBy`.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,11 @@ from dagster_adjunct.resources.common import argument_error
 from dagster_adjunct.resources.errors import ConfigurationError, PlanningError
 from dagster_adjunct.resources.lazy_modules import F
 from dagster_adjunct.resources.schemas.schema import named_column
-from dagster_adjunct.resources.sql.checking import check_condition, check_expression, check_expressions
+from dagster_adjunct.resources.sql.checking import (
+    check_condition,
+    check_expression,
+    check_expressions,
+)
 from dagster_adjunct.resources.sql.expression import implies_true, parse_expression, struct_fields
 from dagster_adjunct.resources.sql.types import expression_type, types_differ
 from dagster_adjunct.resources.tables.arrow import DEFAULT, UPDATE
@@ -70,10 +76,12 @@ OnLost = Literal["fail", "oldest"]
 
 @dataclass(frozen=True, slots=True)
 class Input(Spec):
-    """The records of an input stream; `default_offset` is where reading starts without a checkpoint.
+    """The records of an input stream; `default_offset` is where reading starts without a
+    checkpoint.
 
-    If `broadcast` is given, every task reads all records; it names the column that gets the task's number. With an
-    `event_time`, records have hidden columns with their time and with the watermark that they are behind, if any.
+    If `broadcast` is given, every task reads all records; it names the column that gets the task's
+    number. With an `event_time`, records have hidden columns with their time and with the watermark
+    that they are behind, if any.
     """
 
     kind: ClassVar[str] = "input"
@@ -97,7 +105,11 @@ class Input(Spec):
         return self.stream
 
     def summary(self) -> str:
-        return self.stream if self.broadcast is None else f"{self.stream}, all of it for each {self.broadcast}"
+        return (
+            self.stream
+            if self.broadcast is None
+            else f"{self.stream}, all of it for each {self.broadcast}"
+        )
 
     def derive_columns(self, context: PlanContext, arriving: Sequence[Columns]) -> Columns:
         facts = require_facts(context.catalog, self.stream, context.operator)
@@ -106,7 +118,9 @@ class Input(Spec):
             self.event_time.check(context.operator, columns.names, columns.types)
         if self.broadcast is None:
             return columns
-        return add_task_column(context.operator, f"stream {self.stream}", columns, self.broadcast, "input_stream")
+        return add_task_column(
+            context.operator, f"stream {self.stream}", columns, self.broadcast, "input_stream"
+        )
 
     def flow(self, context: PlanContext, arriving: Sequence[Flow]) -> Flow:
         if self.broadcast is not None:
@@ -115,15 +129,21 @@ class Input(Spec):
         return Flow(context.operator, facts.key, facts.partitioner if facts.key else UNKNOWN)
 
     def declared_count(self, context: PlanContext) -> tuple[int | None, str]:
-        # A broadcast input has one partition per task. The number of tasks follows from other streams: see
-        # `add_broadcast_counts`.
+        # A broadcast input has one partition per task. The number of tasks follows from other
+        # streams: see `add_broadcast_counts`.
         facts = require_facts(context.catalog, self.stream, context.operator)
         return facts.partitions if self.broadcast is None else None, "input"
 
     def spark_need(self, context: PlanContext, arriving: Sequence[Columns]) -> str:
         if not require_facts(context.catalog, self.stream, context.operator).in_arrow:
             return f"reading stream {self.stream}"
-        return "event_time=" if self.event_time is not None else "broadcast=" if self.broadcast is not None else ""
+        return (
+            "event_time="
+            if self.event_time is not None
+            else "broadcast="
+            if self.broadcast is not None
+            else ""
+        )
 
     @property
     def needs_tasks(self) -> bool:
@@ -131,7 +151,11 @@ class Input(Spec):
 
     def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:
         records = batch.read(self.stream)
-        return records if self.broadcast is None else copy_for_each_task(records, self.broadcast, batch.tasks)
+        return (
+            records
+            if self.broadcast is None
+            else copy_for_each_task(records, self.broadcast, batch.tasks)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,40 +187,56 @@ class Broadcast(PassThroughSpec):
 
 
 def add_task_column(operator: str, what: str, columns: Columns, task: str, method: str) -> Columns:
-    """Return the columns and `task`, the one for the task's number; raises PlanningError if a column has that name.
+    """Return the columns and `task`, the one for the task's number; raises PlanningError if a
+    column has that name.
 
     `what` has the columns, and `method` is the one that the user called.
     """
     if task.lower() in map(str.lower, columns.names or ()):
-        problem = f"{operator}: {what} has a column {task!r}, which is the name of the column for the task's number."
-        step = f'Choose another name: {method}({"task" if method == "broadcast" else "broadcast"}="task_number").'
+        problem = (
+            f"{operator}: {what} has a column {task!r}, which is the name of the column for the"
+            " task's number."
+        )
+        step = (
+            "Choose another name:"
+            f' {method}({"task" if method == "broadcast" else "broadcast"}="task_number").'
+        )
         raise PlanningError(problem, step, column=task, operator=operator)
     return columns.add({task: ColumnFacts("int")})
 
 
 def check_task_column(task: str, found: str, **about: Any) -> None:
-    """Raise ConfigurationError unless `task` can name the column for the task's number; `found` says what was given."""
+    """Raise ConfigurationError unless `task` can name the column for the task's number; `found`
+    says what was given.
+    """
     if plain_column(task) != task or task.startswith("__"):
         raise argument_error(found, 'a plain column name, by default "task"', **about)
 
 
 def copy_for_each_task(records: DataFrame, name: str, tasks: int) -> DataFrame:
-    """Return all records once per task: those for task n are in partition n, and have n in the column `name`.
+    """Return all records once per task: those for task n are in partition n, and have n in the
+    column `name`.
 
-    The hidden column TASK has the number, too: it orders the copies of one record when they are in one partition again,
-    so that a repeated batch sends the same bytes. If the records are copies already, their earlier TASK moves to
-    ORDINAL.
+    The hidden column TASK has the number, too: it orders the copies of one record when they are in
+    one partition again, so that a repeated batch sends the same bytes. If the records are copies
+    already, their earlier TASK moves to ORDINAL.
     """
     if TASK in records.columns:
         records = records.withColumn(ORDINAL, ordinal_column(records, F.col(TASK))).drop(TASK)
-    numbers = records.sparkSession.range(0, tasks, 1, tasks).select(F.col("id").cast("int").alias(TASK))
+    numbers = records.sparkSession.range(0, tasks, 1, tasks).select(
+        F.col("id").cast("int").alias(TASK)
+    )
     # `numbers` has one partition per task. The broadcast join gives each of them all records.
-    return numbers.crossJoin(F.broadcast(records)).select(*records.columns, F.col(TASK).alias(name), TASK)
+    return numbers.crossJoin(F.broadcast(records)).select(
+        *records.columns, F.col(TASK).alias(name), TASK
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class Filter(PassThroughSpec):
-    """The records that match a Spark SQL condition, or that a DataFrame function returns with the same columns."""
+    """The records that match a Spark SQL condition, or that a DataFrame function returns with
+    the same columns.
+    """
 
     kind: ClassVar[str] = "filter"
     condition: str | DataFrameFunction
@@ -221,10 +261,18 @@ class Filter(PassThroughSpec):
 
     def flow(self, context: PlanContext, arriving: Sequence[Flow]) -> Flow:
         (flow,) = arriving
-        return flow if isinstance(self.condition, str) or self.keeps_partitioning else flow.lose(context.operator)
+        return (
+            flow
+            if isinstance(self.condition, str) or self.keeps_partitioning
+            else flow.lose(context.operator)
+        )
 
     def spark_need(self, context: PlanContext, arriving: Sequence[Columns]) -> str:
-        return expressions_need(self.sql, arriving[0]) if isinstance(self.condition, str) else "a DataFrame function"
+        return (
+            expressions_need(self.sql, arriving[0])
+            if isinstance(self.condition, str)
+            else "a DataFrame function"
+        )
 
     def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:
         (frame,) = frames
@@ -238,7 +286,9 @@ class Filter(PassThroughSpec):
 def _check_columns_unchanged(
     operator: str, function: DataFrameFunction, before: Mapping[str, str], after: Mapping[str, str]
 ) -> None:
-    """Raise PlanningError if a filter's function has changed the columns: later operators rely on them."""
+    """Raise PlanningError if a filter's function has changed the columns: later operators rely
+    on them.
+    """
     name = next((name for name in (*before, *after) if before.get(name) != after.get(name)), None)
     if name is None:
         return
@@ -251,13 +301,19 @@ def _check_columns_unchanged(
     raise PlanningError(problem, step, operator=operator, column=name)
 
 
-def build_filter(after: str, condition: str | DataFrameFunction, keeps_partitioning: bool) -> Filter:
-    """Return the filter for a user's arguments; `after` is the id of the operator before it, for errors."""
+def build_filter(
+    after: str, condition: str | DataFrameFunction, keeps_partitioning: bool
+) -> Filter:
+    """Return the filter for a user's arguments; `after` is the id of the operator before it, for
+    errors.
+    """
     what = f"filter after {after}"
     if callable(condition):
         check_plain_function(what, condition, "condition", "frame")
     elif not condition.strip():
-        raise argument_error(f"{what} got {condition!r}", "a Spark SQL condition or a function", argument="condition")
+        raise argument_error(
+            f"{what} got {condition!r}", "a Spark SQL condition or a function", argument="condition"
+        )
     elif keeps_partitioning:
         step = "Leave it out: a condition always keeps the partitioning."
         problem = f"{what} has keeps_partitioning=True with a condition."
@@ -267,7 +323,9 @@ def build_filter(after: str, condition: str | DataFrameFunction, keeps_partition
 
 @dataclass(frozen=True, slots=True)
 class Map(Spec):
-    """Records whose columns are the Spark SQL `expressions`, or what the DataFrame `function` returns."""
+    """Records whose columns are the Spark SQL `expressions`, or what the DataFrame `function`
+    returns.
+    """
 
     kind: ClassVar[str] = "map"
     expressions: tuple[str, ...] = ()
@@ -308,12 +366,19 @@ class Map(Spec):
             named.append(name)
             fields = struct_fields(read) if name in (UPDATE, DEFAULT) else ()
             parts = {
-                field: ColumnFacts(expression_type(value, types or {}), sources_from_expression(value, sources, made))
+                field: ColumnFacts(
+                    expression_type(value, types or {}),
+                    sources_from_expression(value, sources, made),
+                )
                 for field, value in fields
             }
             made[name] = () if fields else sources_from_expression(read, sources, made)
             result[name] = ColumnFacts(kind, made[name], parts)
-        check_new_names(context.operator, named, "List the columns to keep instead of '*', or choose another name.")
+        check_new_names(
+            context.operator,
+            named,
+            "List the columns to keep instead of '*', or choose another name.",
+        )
         return Columns(result, complete, columns.typed and columns.complete)
 
     def flow(self, context: PlanContext, arriving: Sequence[Flow]) -> Flow:
@@ -322,7 +387,8 @@ class Map(Spec):
         return flow.lose(context.operator) if kept is None else replace(flow, partitioned_by=kept)
 
     def _partitioning(self, partitioned_by: tuple[str, ...]) -> tuple[str, ...] | None:
-        """Return the names that the partitioning columns have after the map, None if one of them is lost.
+        """Return the names that the partitioning columns have after the map, None if one of them is
+        lost.
 
         A plain name, "dest as faa" and "*" keep a column unchanged.
         """
@@ -339,7 +405,10 @@ class Map(Spec):
                 passed.setdefault(expression.column.lower(), expression.name or expression.column)
             elif expression.alias is not None:
                 lost.add(expression.alias.lower())
-        names = [each if star and each.lower() not in lost else passed.get(each.lower()) for each in partitioned_by]
+        names = [
+            each if star and each.lower() not in lost else passed.get(each.lower())
+            for each in partitioned_by
+        ]
         kept = tuple(name for name in names if name is not None)
         return kept if len(kept) == len(partitioned_by) else None
 
@@ -348,7 +417,11 @@ class Map(Spec):
             return "a DataFrame function"
         read = [(text, parse_expression(text)) for text in self.expressions]
         need = expressions_need([text for text, each in read if not each.star], arriving[0])
-        unnamed = [f"the name that Spark gives {text}" for text, each in read if not each.star and each.name is None]
+        unnamed = [
+            f"the name that Spark gives {text}"
+            for text, each in read
+            if not each.star and each.name is None
+        ]
         need = need or next(iter(unnamed), "")
         return need or names_need((name for _, each in read for name in each.excepted), arriving[0])
 
@@ -357,12 +430,18 @@ class Map(Spec):
         if self.function is not None:
             return batch.call(operator, self.function, frame)
         has_star = any(parse_expression(text).star for text in self.expressions)
-        hidden = [] if has_star else [f"`{name}`" for name in list_hidden_columns(batch.names(frame))]
+        hidden = (
+            [] if has_star else [f"`{name}`" for name in list_hidden_columns(batch.names(frame))]
+        )
         return batch.select(frame, (*hidden, *self.expressions))
 
 
-def build_map(after: str, expressions: Sequence[str | DataFrameFunction], keeps_partitioning: bool) -> Map:
-    """Return the map for a user's arguments; `after` is the id of the operator before it, for errors."""
+def build_map(
+    after: str, expressions: Sequence[str | DataFrameFunction], keeps_partitioning: bool
+) -> Map:
+    """Return the map for a user's arguments; `after` is the id of the operator before it, for
+    errors.
+    """
     what = f"map after {after}"
     functions = [item for item in expressions if callable(item)]
     texts = tuple(item for item in expressions if isinstance(item, str))
@@ -370,7 +449,9 @@ def build_map(after: str, expressions: Sequence[str | DataFrameFunction], keeps_
         check_plain_function(what, functions[0], "expressions", "frame")
         return Map((), functions[0], keeps_partitioning)
     if not texts or functions or not all(text.strip() for text in texts):
-        expected = 'Spark SQL expressions, such as "tailnum" and "upper(model) as model", or one function'
+        expected = (
+            'Spark SQL expressions, such as "tailnum" and "upper(model) as model", or one function'
+        )
         raise argument_error(f"{what} got {expressions!r}", expected, argument="expressions")
     if keeps_partitioning:
         step = "Leave it out: the planner knows the effect of expressions."
@@ -381,7 +462,8 @@ def build_map(after: str, expressions: Sequence[str | DataFrameFunction], keeps_
 
 @dataclass(frozen=True, slots=True)
 class Merge(Spec):
-    """The records of all inputs, which have the same columns of the same types; the first input gives their order.
+    """The records of all inputs, which have the same columns of the same types; the first input
+    gives their order.
 
     `inputs` are the ids of the input operators.
     """
@@ -408,15 +490,20 @@ class Merge(Spec):
         for name in first.known:
             columns = [one.known[name] for one in arriving if name in one.known]
             kind = next((column.type for column in columns if column.type), None)
-            result[name] = ColumnFacts(kind, merge_sources(columns) if len(columns) == len(arriving) else ())
+            result[name] = ColumnFacts(
+                kind, merge_sources(columns) if len(columns) == len(arriving) else ()
+            )
         return Columns(result, first.complete, typed)
 
     def flow(self, context: PlanContext, arriving: Sequence[Flow]) -> Flow:
         flow = merge_flows(context, arriving)
-        # Partitions by another hash were chosen by the client of another stream system; several tasks may read one.
+        # Partitions by another hash were chosen by the client of another stream system; several
+        # tasks may read one.
         return flow if flow.partitioner == SPARK else flow.lose(context.operator)
 
-    def _check_names(self, operator: str, first: Sequence[str], source: str, other: Sequence[str]) -> None:
+    def _check_names(
+        self, operator: str, first: Sequence[str], source: str, other: Sequence[str]
+    ) -> None:
         missing = [name for name in first if name not in other]
         more = [name for name in other if name not in first]
         if not missing and not more:
@@ -426,18 +513,26 @@ class Merge(Spec):
         kept = ", ".join(f'"{name}"' for name in first if name in other) or '"…"'
         differs = f"{source} {' and '.join(lacks + has)}, unlike {self.inputs[0]}"
         problem = f"{operator}: its inputs have different columns: {differs}."
-        step = f"Give all of them the same: .select({kept}) of each, or .with_columns(…) for what is missing."
+        step = (
+            f"Give all of them the same: .select({kept}) of each, or .with_columns(…) for what is"
+            " missing."
+        )
         raise PlanningError(problem, step, operator=operator, column=(missing or more)[0])
 
     def _check_types(
-        self, operator: str, first: Mapping[str, ColumnFacts], source: str, other: Mapping[str, ColumnFacts]
+        self,
+        operator: str,
+        first: Mapping[str, ColumnFacts],
+        source: str,
+        other: Mapping[str, ColumnFacts],
     ) -> None:
         for name, column in first.items():
             kind, there = column.type, other[name].type
             if kind is not None and there is not None and types_differ(kind, there):
                 problem = (
-                    f"{operator}: its inputs have different types of {name!r}: {there} in {source}, {kind} in "
-                    f"{self.inputs[0]}; equal values of different types hash to different partitions."
+                    f"{operator}: its inputs have different types of {name!r}: {there} in {source},"
+                    f" {kind} in {self.inputs[0]}; equal values of different types hash to"
+                    " different partitions."
                 )
                 step = f'Cast it in one of them: .with_columns({name}="cast({name} as {kind})").'
                 raise PlanningError(problem, step, operator=operator, column=name)
@@ -453,11 +548,16 @@ class Merge(Spec):
         by = batch.required_partitioning(operator)
         first, *others = frames
         if by:
-            # If all inputs are partitioned alike, Spark unions partition by partition. To find out, it compares the
-            # names that the columns have in files; an alias with metadata makes it compare the current names.
-            first = first.withColumns({name: named_column(name).alias(name, metadata={"merged": 1}) for name in by})
+            # If all inputs are partitioned alike, Spark unions partition by partition. To find out,
+            # it compares the names that the columns have in files; an alias with metadata makes it
+            # compare the current names.
+            first = first.withColumns(
+                {name: named_column(name).alias(name, metadata={"merged": 1}) for name in by}
+            )
         # Hidden columns that only some inputs have are null for the others.
-        merged = reduce(lambda left, right: left.unionByName(right, allowMissingColumns=True), others, first)
+        merged = reduce(
+            lambda left, right: left.unionByName(right, allowMissingColumns=True), others, first
+        )
         if not by:
             return merged
         partitions = batch.partitions_at(operator)
@@ -472,7 +572,9 @@ _NAMED = re.compile(r"\sas\s", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True)
 class PartitionBy(PassThroughSpec):
-    """An intermediate stream: the records repartitioned by `columns` into `partitions` (None: a planned count)."""
+    """An intermediate stream: the records repartitioned by `columns` into `partitions` (None: a
+    planned count).
+    """
 
     kind: ClassVar[str] = "partition-by"
     role: ClassVar[Role] = "intermediate"
@@ -483,7 +585,10 @@ class PartitionBy(PassThroughSpec):
         return f"by {', '.join(self.columns)}"
 
     def derive_columns(self, context: PlanContext, arriving: Sequence[Columns]) -> Columns:
-        next_step = 'Name columns that it has; an expression needs a name: partition_by("upper(city) as city_key").'
+        next_step = (
+            'Name columns that it has; an expression needs a name: partition_by("upper(city) as'
+            ' city_key").'
+        )
         require_columns(context.operator, "the stream", self.columns, arriving[0].names, next_step)
         return arriving[0]
 
@@ -491,7 +596,10 @@ class PartitionBy(PassThroughSpec):
         return Flow(context.operator, self.columns, SPARK)
 
     def declared_count(self, context: PlanContext) -> tuple[int | None, str]:
-        return self.partitions, "" if self.partitions is None else f"partition_by(partitions={self.partitions})"
+        return (
+            self.partitions,
+            "" if self.partitions is None else f"partition_by(partitions={self.partitions})",
+        )
 
     def spark_need(self, context: PlanContext, arriving: Sequence[Columns]) -> str:
         return ""
@@ -501,16 +609,22 @@ class PartitionBy(PassThroughSpec):
 
 
 def build_partition_by(after: str, columns: Sequence[str], partitions: int | None) -> PartitionBy:
-    """Return the operator for a user's arguments; `after` is the id of the operator before it, for errors."""
+    """Return the operator for a user's arguments; `after` is the id of the operator before it,
+    for errors.
+    """
     what = f"partition_by after {after}"
     names = validate_column_names(what, columns)
     if not names:
-        raise ConfigurationError(f"{what} names no column.", "Name the columns to partition by.", argument="columns")
+        raise ConfigurationError(
+            f"{what} names no column.", "Name the columns to partition by.", argument="columns"
+        )
     return PartitionBy(names, validate_partition_count(f"{what}: partitions", partitions))
 
 
 def parse_key_columns(columns: Sequence[str]) -> tuple[tuple[str, ...], dict[str, str]]:
-    """Return the names of the columns to partition by, and {name: expression} of those to compute first."""
+    """Return the names of the columns to partition by, and {name: expression} of those to
+    compute first.
+    """
     # A column may be called "loud name": only "as" names an expression here.
     split = [split_alias(item) if _NAMED.search(str(item)) else (item, None) for item in columns]
     computed = {alias: what for what, alias in split if alias is not None}
@@ -525,15 +639,21 @@ class Select(Map):
 
 
 def build_select(after: str, columns: Sequence[str]) -> Select:
-    """Return the operator for a user's arguments; `after` is the id of the operator before it, for errors."""
+    """Return the operator for a user's arguments; `after` is the id of the operator before it,
+    for errors.
+    """
     if not columns:
-        raise ConfigurationError(f"select after {after} names no column.", "Name those to keep.", argument="columns")
+        raise ConfigurationError(
+            f"select after {after} names no column.", "Name those to keep.", argument="columns"
+        )
     for item in columns:
         what, name = split_alias(item)
         if not item.strip() or (name is None and plain_column(what) is None):
             raise ConfigurationError(
-                f"select after {after} got {item!r}: expected a column, 'column as name', or 'expression as name'.",
-                'Give the expression a name, "upper(shop) as shop"; to keep all columns, use with_columns().',
+                f"select after {after} got {item!r}: expected a column, 'column as name', or"
+                " 'expression as name'.",
+                'Give the expression a name, "upper(shop) as shop"; to keep all columns, use'
+                " with_columns().",
                 argument="columns",
             )
     return Select(tuple(columns))
@@ -541,9 +661,11 @@ def build_select(after: str, columns: Sequence[str]) -> Select:
 
 @dataclass(frozen=True, slots=True)
 class WithColumns(Spec):
-    """Records with their columns and further ones: pairs (name, Spark SQL expression over the input's columns).
+    """Records with their columns and further ones: pairs (name, Spark SQL expression over the
+    input's columns).
 
-    An existing column of the same name is replaced in place; the case of names is ignored, as in Spark.
+    An existing column of the same name is replaced in place; the case of names is ignored, as in
+    Spark.
     """
 
     kind: ClassVar[str] = "with-columns"
@@ -578,24 +700,34 @@ class WithColumns(Spec):
         return flow.lose(context.operator)
 
     def _kept(self, column: str) -> str | None:
-        """Return the name that an input column has after this operator, None if its values are replaced."""
+        """Return the name that an input column has after this operator, None if its values are
+        replaced.
+        """
         for name, expression in self.columns:
             if name.lower() == column.lower():
                 return name if (plain_column(expression) or "").lower() == column.lower() else None
         return column
 
     def spark_need(self, context: PlanContext, arriving: Sequence[Columns]) -> str:
-        return expressions_need(self.sql, arriving[0]) or names_need((name for name, _ in self.columns), arriving[0])
+        return expressions_need(self.sql, arriving[0]) or names_need(
+            (name for name, _ in self.columns), arriving[0]
+        )
 
     def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:
         return batch.with_columns(frames[0], self.columns)
 
 
 def build_with_columns(after: str, columns: Mapping[str, str]) -> WithColumns:
-    """Return the operator for a user's arguments; `after` is the id of the operator before it, for errors."""
+    """Return the operator for a user's arguments; `after` is the id of the operator before it,
+    for errors.
+    """
     what = f"with_columns after {after}"
     if not columns:
-        raise argument_error(f"{what} names no column", 'at least one, such as gross="spent * 1.2"', argument="columns")
+        raise argument_error(
+            f"{what} names no column",
+            'at least one, such as gross="spent * 1.2"',
+            argument="columns",
+        )
     validate_column_names(what, list(columns))
     for name, expression in columns.items():
         if not expression.strip():

@@ -1,4 +1,6 @@
-"""Operators that write records to streams, datasets and sinks, and the exchanges that are needed before writing."""
+"""Operators that write records to streams, datasets and sinks, and the exchanges that are needed
+before writing.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,12 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, OwnedBy
-from dagster_adjunct.orchestration.operators.columns import OnNullKey, Types, function_label, require_columns
+from dagster_adjunct.orchestration.operators.columns import (
+    OnNullKey,
+    Types,
+    function_label,
+    require_columns,
+)
 from dagster_adjunct.orchestration.operators.functions import flow_after_function
 from dagster_adjunct.orchestration.operators.operator import (
     ComparedColumn,
@@ -47,10 +54,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class SinkContext:
-    """The origin of the records of one call of a sink: the application's batch, and their partition.
+    """The origin of the records of one call of a sink: the application's batch, and their
+    partition.
 
-    `call` is the number of the call within the partition, `attempt` that of the Spark task's attempt, both from 0. A
-    repeated batch makes the same calls, so (application, batch, partition, call) identifies a call made before.
+    `call` is the number of the call within the partition, `attempt` that of the Spark task's
+    attempt, both from 0. A repeated batch makes the same calls, so (application, batch, partition,
+    call) identifies a call made before.
     """
 
     application: str
@@ -66,7 +75,8 @@ SinkFunction: TypeAlias = Callable[[Any, SinkContext], Any]
 def exchange_before_stream(
     operator: str, reason: Reason, stream: StreamFacts, flow: Flow, current: int
 ) -> Exchange | None:
-    """Return the exchange needed before records are written to a stream; None if they are partitioned as it needs.
+    """Return the exchange needed before records are written to a stream; None if they are
+    partitioned as it needs.
 
     `flow` is their partitioning, into `current` partitions.
     """
@@ -74,21 +84,33 @@ def exchange_before_stream(
     if not key:
         if flow.partitioned_by and current == partitions:
             return None
-        return Exchange(operator, reason, (), partitions, f"{stream.name} has {partitions} partitions and no key")
+        return Exchange(
+            operator,
+            reason,
+            (),
+            partitions,
+            f"{stream.name} has {partitions} partitions and no key",
+        )
     if stream.partitioner == SPARK:
         right = flow.partitioned_by == key and flow.partitioner == SPARK and current == partitions
     else:
-        # The client of the stream system chooses the partition. To keep the order of a key's records, one task must
-        # write them all.
+        # The client of the stream system chooses the partition. To keep the order of a key's
+        # records, one task must write them all.
         right = _has_one_task_per_key(flow, key)
     if right:
         return None
-    why = f"{stream.name} has {partitions} partitions by ({', '.join(key)}); {_describe_partitioning(flow, current)}"
+    why = (
+        f"{stream.name} has {partitions} partitions by ({', '.join(key)});"
+        f" {_describe_partitioning(flow, current)}"
+    )
     return Exchange(operator, reason, key, partitions, why)
 
 
-def exchange_before_table(operator: str, table: str, key: tuple[str, ...], flow: Flow, current: int) -> Exchange | None:
-    """Return the exchange after which one task writes all records of a key to a table; None if one does already.
+def exchange_before_table(
+    operator: str, table: str, key: tuple[str, ...], flow: Flow, current: int
+) -> Exchange | None:
+    """Return the exchange after which one task writes all records of a key to a table; None if one
+    does already.
 
     `flow` is the partitioning of the records, into `current` partitions.
     """
@@ -100,19 +122,29 @@ def exchange_before_table(operator: str, table: str, key: tuple[str, ...], flow:
 
 
 def _has_one_task_per_key(flow: Flow, key: tuple[str, ...]) -> bool:
-    # With another hash, the partitions are those of another stream system, and several tasks may read one of them.
-    return bool(flow.partitioned_by) and flow.partitioner == SPARK and set(flow.partitioned_by) <= set(key)
+    # With another hash, the partitions are those of another stream system, and several tasks may
+    # read one of them.
+    return (
+        bool(flow.partitioned_by)
+        and flow.partitioner == SPARK
+        and set(flow.partitioned_by) <= set(key)
+    )
 
 
 def _describe_partitioning(flow: Flow, partitions: int) -> str:
     if not flow.partitioned_by:
         since = f" since {flow.lost_at}" if flow.lost_at else ""
         return f"the records are in {partitions} partitions by no known key{since}"
-    return f"the records are in {partitions} by ({', '.join(flow.partitioned_by)}) with {flow.partitioner}"
+    return (
+        f"the records are in {partitions} by ({', '.join(flow.partitioned_by)}) with"
+        f" {flow.partitioner}"
+    )
 
 
 class OutputStreamSpec(Spec):
-    """An operator that writes the output stream `stream`. The records that leave it are in the stream's partitions."""
+    """An operator that writes the output stream `stream`. The records that leave it are in the
+    stream's partitions.
+    """
 
     __slots__ = ()
     role: ClassVar[Role] = "output"
@@ -135,25 +167,30 @@ class OutputStreamSpec(Spec):
     def check_output(self, context: PlanContext, columns: Columns, what: str, why: str) -> None:
         """Raise PlanningError if the records can't be written to the stream.
 
-        That is if `what`, which has these columns, lacks a column of the key, if the stream exists with another
-        key or partition count than declared, or if it needs a key and none is declared. `why` is the next step.
+        That is if `what`, which has these columns, lacks a column of the key, if the stream exists
+        with another key or partition count than declared, or if it needs a key and none is
+        declared. `why` is the next step.
         """
         output = context.app.outputs[self.stream]
         require_columns(context.operator, what, output.key, columns.names, why)
         facts = context.catalog.get(output.name)
         if facts is not None and (facts.partitions, facts.key) != (output.partitions, output.key):
             raise PlanningError(
-                f"output stream {output.name!r} exists with {facts.partitions} partitions and key "
-                f"({', '.join(facts.key)}); it is declared with {output.partitions} and ({', '.join(output.key)}).",
-                "Declare it as it exists, or choose another name. A lake stream's partitions can be changed: adjunct "
-                f"stream repartition {split_stream_name(output.name)[1]} --partitions {output.partitions} --reason ….",
+                f"output stream {output.name!r} exists with {facts.partitions} partitions and key"
+                f" ({', '.join(facts.key)}); it is declared with {output.partitions} and"
+                f" ({', '.join(output.key)}).",
+                "Declare it as it exists, or choose another name. A lake stream's partitions can"
+                " be changed: adjunct stream repartition"
+                f" {split_stream_name(output.name)[1]} --partitions"
+                f" {output.partitions} --reason ….",
                 stream=output.name,
             )
         needs_key = new_stream_defaults(context.catalog, output.name).needs_key
         if facts is None and needs_key and not output.key and output.partitions > 1:
             problem = (
-                f"{context.operator}: output stream {output.name!r} is declared with {output.partitions} partitions "
-                "and without a key, so the partition of a record is undefined."
+                f"{context.operator}: output stream {output.name!r} is declared with"
+                f" {output.partitions} partitions and without a key, so the partition of a record"
+                " is undefined."
             )
             step = 'Declare key="…", or partitions=1.'
             raise PlanningError(problem, step, operator=context.operator, stream=output.name)
@@ -190,12 +227,16 @@ class DatasetSend(PassThroughSpec):
 
     def requirements(self, app: Application) -> Sequence[Requirement | None]:
         partitions = app.dataset(self.table).partitions
-        return () if partitions is None else (Requirement(self.table, partitions, None, feeds=True),)
+        return (
+            () if partitions is None else (Requirement(self.table, partitions, None, feeds=True),)
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class SendToLocal(DatasetSend):
-    """Records whose columns `schema` are stored by key in a local table; `deleted` is the condition for deletions."""
+    """Records whose columns `schema` are stored by key in a local table; `deleted` is the
+    condition for deletions.
+    """
 
     table: str
     schema: Schema
@@ -225,13 +266,21 @@ class SendToLocal(DatasetSend):
     def _compare_types(self, operator: str, types: Types) -> list[ComparedColumn]:
         """Return the table's columns, each with its type in the records and in the table.
 
-        Raises PlanningError for a column whose types differ. `types` are those of the records' columns.
+        Raises PlanningError for a column whose types differ. `types` are those of the records'
+        columns.
         """
         what, known = f"local table {self.table}", types or {}
-        compared = [ComparedColumn(it.name, known.get(it.name), what, it.type) for it in self.schema.fields]
-        for name, kind, declared in ((pair.column, pair.type, pair.other_type) for pair in compared):
+        compared = [
+            ComparedColumn(it.name, known.get(it.name), what, it.type) for it in self.schema.fields
+        ]
+        for name, kind, declared in (
+            (pair.column, pair.type, pair.other_type) for pair in compared
+        ):
             if kind is not None and kind != declared:
-                problem = f"{operator}: column {name!r} is {kind}, and {what} is declared with {declared}."
+                problem = (
+                    f"{operator}: column {name!r} is {kind}, and {what} is declared with"
+                    f" {declared}."
+                )
                 cast = f'Cast it first: .with_columns({name}="cast({name} as {declared})")'
                 step = f"{cast}; or declare the column as {kind}."
                 raise PlanningError(problem, step, column=name, operator=operator)
@@ -248,7 +297,10 @@ class SendToLocal(DatasetSend):
         return Exchange(context.operator, "local table", by, buckets, why)
 
     def written(self, arriving: Columns) -> Columns:
-        return replace(arriving, known={name: made for name, made in arriving.known.items() if name in self.schema})
+        return replace(
+            arriving,
+            known={name: made for name, made in arriving.known.items() if name in self.schema},
+        )
 
     def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:
         """Write the records and return them unchanged, computed once."""
@@ -256,26 +308,32 @@ class SendToLocal(DatasetSend):
         self._compare_types(operator, dict(frame.dtypes))
         if batch.has_consumers(operator):
             frame = batch.materialize(operator, frame)
-        batch.write_local(operator, frame, self.table, deleted=self.deleted, on_null_key=self.on_null_key)
+        batch.write_local(
+            operator, frame, self.table, deleted=self.deleted, on_null_key=self.on_null_key
+        )
         return frame
 
 
 def build_send_to_local(
     application: str, after: str, table: AdjunctDataset, deleted: str | None, on_null_key: OnNullKey
 ) -> SendToLocal:
-    """Return the send for a user's arguments; `after` is the id of the operator before it, for errors."""
+    """Return the send for a user's arguments; `after` is the id of the operator before it, for
+    errors.
+    """
     owned = table.input
     assert isinstance(owned, OwnedBy), "it is a local table"
     if owned.application != application:
         problem = (
-            f"send_to after {after}: local table {table.name!r} belongs to application {owned.application!r}; only "
-            "that application writes it."
+            f"send_to after {after}: local table {table.name!r} belongs to application"
+            f" {owned.application!r}; only that application writes it."
         )
         step = "Send to a stream that the other application reads. Joining the table is allowed."
         raise PlanningError(problem, step, dataset=table.name, operator=after)
     if deleted is not None and not deleted.strip():
         expected = 'a Spark SQL condition for entries to delete, such as "visits = 0"'
-        raise argument_error(f"send_to after {after} has deleted={deleted!r}", expected, argument="deleted")
+        raise argument_error(
+            f"send_to after {after} has deleted={deleted!r}", expected, argument="deleted"
+        )
     return SendToLocal(table.name, owned.schema, deleted, on_null_key)
 
 
@@ -298,7 +356,9 @@ class SendToDataset(DatasetSend):
 
     def derive_columns(self, context: PlanContext, arriving: Sequence[Columns]) -> Columns:
         key, names = context.app.dataset(self.table).key, arriving[0].names
-        require_columns(context.operator, "the stream", key, names, f"They are the key of table {self.table}.")
+        require_columns(
+            context.operator, "the stream", key, names, f"They are the key of table {self.table}."
+        )
         return arriving[0]
 
     def exchange_before(self, context: PlanContext, flow: Flow, partitions: int) -> Exchange | None:
@@ -310,8 +370,8 @@ class SendToDataset(DatasetSend):
     def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:
         """Write the records to the dataset's stream; the dataset reads them when it next advances.
 
-        They are partitioned as the stream is, which may differ from the dataset's buckets: another deployment may have
-        repartitioned the dataset.
+        They are partitioned as the stream is, which may differ from the dataset's buckets: another
+        deployment may have repartitioned the dataset.
         """
         (frame,) = frames
         fed = self._fed(batch.app)
@@ -336,22 +396,29 @@ class SendToStream(OutputStreamSpec):
         self.check_output(context, columns, "the stream", why)
         node = LineageNode("stream", self.stream)
         return replace(
-            columns, known={name: replace(it, sources=((node, name),)) for name, it in columns.known.items()}
+            columns,
+            known={
+                name: replace(it, sources=((node, name),)) for name, it in columns.known.items()
+            },
         )
 
     def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:
         """Append to the output stream; return the appended records for the next operators.
 
-        They are read back from the stream if nobody else can have written between them (`appends_alone`).
+        They are read back from the stream if nobody else can have written between them
+        (`appends_alone`).
         """
         (frame,) = frames
         output = batch.app.outputs[self.stream]
         system = require_writer(batch.system_of(self.stream))
         goes_on = batch.has_consumers(operator)
         if goes_on and not system.appends_alone:
-            # Others may write between these records, so they are not read back: materialize what is sent.
+            # Others may write between these records, so they are not read back: materialize what is
+            # sent.
             frame = batch.materialize(operator, frame)
-        result = batch.send(operator, frame, self.stream, key=output.key, partitions=output.partitions)
+        result = batch.send(
+            operator, frame, self.stream, key=output.key, partitions=output.partitions
+        )
         if result is None or not goes_on or not system.appends_alone:
             return frame
         return batch.read_appended(self.stream, result)
@@ -359,7 +426,9 @@ class SendToStream(OutputStreamSpec):
 
 @dataclass(frozen=True, slots=True)
 class Sink(Spec):
-    """Records passed to `function` in Spark tasks. With `returns`, its results continue, else the records."""
+    """Records passed to `function` in Spark tasks. With `returns`, its results continue, else
+    the records.
+    """
 
     kind: ClassVar[str] = "sink"
     function: SinkFunction
@@ -383,8 +452,18 @@ class Sink(Spec):
 
     def call(self, operator: str, app: Application) -> PlannedCall:
         recorded = self.returns is not None
-        again = "; not again once its results are recorded" if recorded else ", and again if the batch is repeated"
-        return PlannedCall(operator, "sink", self.writes, f"at least once for each record of a batch{again}", recorded)
+        again = (
+            "; not again once its results are recorded"
+            if recorded
+            else ", and again if the batch is repeated"
+        )
+        return PlannedCall(
+            operator,
+            "sink",
+            self.writes,
+            f"at least once for each record of a batch{again}",
+            recorded,
+        )
 
     def derive_columns(self, context: PlanContext, arriving: Sequence[Columns]) -> Columns:
         return arriving[0] if self.returns is None else Columns.of_schema(self.returns)
@@ -394,7 +473,9 @@ class Sink(Spec):
         if self.returns is None:
             return flow
         kept = self.keeps_partitioning
-        return flow_after_function(context.operator, flow, self.function, self.returns, keeps_partitioning=kept)
+        return flow_after_function(
+            context.operator, flow, self.function, self.returns, keeps_partitioning=kept
+        )
 
     def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:
         (frame,) = frames
@@ -406,14 +487,22 @@ class Sink(Spec):
         return frame
 
 
-def build_sink(after: str, function: SinkFunction, returns: Schema | None, keeps_partitioning: bool) -> Sink:
-    """Return the sink for a user's arguments; `after` is the id of the operator before it, for errors."""
+def build_sink(
+    after: str, function: SinkFunction, returns: Schema | None, keeps_partitioning: bool
+) -> Sink:
+    """Return the sink for a user's arguments; `after` is the id of the operator before it, for
+    errors.
+    """
     what = f"sink after {after}"
     check_plain_function(what, function, "function", "records", "context")
     if returns is not None and not returns.fields:
         expected = 'the columns of its results, such as Schema.of(order="bigint", state="string")'
         raise argument_error(f"{what} has returns={returns!r}", expected, argument="returns")
     if keeps_partitioning and returns is None:
-        problem = f"{what} has keeps_partitioning=True without returns=: the records continue unchanged."
-        raise ConfigurationError(problem, "Leave keeps_partitioning out.", argument="keeps_partitioning")
+        problem = (
+            f"{what} has keeps_partitioning=True without returns=: the records continue unchanged."
+        )
+        raise ConfigurationError(
+            problem, "Leave keeps_partitioning out.", argument="keeps_partitioning"
+        )
     return Sink(function, returns, keeps_partitioning)

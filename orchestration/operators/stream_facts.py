@@ -1,4 +1,5 @@
-"""What the planner knows of streams and columns: their facts, the lineage of columns, and delays of watermarks.
+"""What the planner knows of streams and columns: their facts, the lineage of columns, and delays of
+watermarks.
 
 Plain data, without I/O.
 """
@@ -31,8 +32,8 @@ Kind = Literal["stream", "files", "dataset", "table", "sink"]
 
 @dataclass(frozen=True, slots=True, order=True)
 class LineageNode:
-    """An asset: a stream ("lake.flights"), files (their URL), a dataset ("planes"), a remote table, or a sink
-    ("alerts/notify")."""
+    """An asset: a stream ("lake.flights"), files (their URL), a dataset ("planes"), a remote table,
+    or a sink ("alerts/notify")."""
 
     kind: Kind
     name: str
@@ -58,7 +59,8 @@ class ColumnFacts:
 
 @dataclass(frozen=True)
 class Columns:
-    """The columns of records in order, as far as they are known. If `complete`, there are no others.
+    """The columns of records in order, as far as they are known. If `complete`, there are no
+    others.
 
     If also `typed`, their types are known, except for columns whose type is None.
     """
@@ -69,20 +71,26 @@ class Columns:
 
     @classmethod
     def of_schema(cls, schema: Schema | None, source: LineageNode | None = None) -> Columns:
-        """Return the columns of a schema; the source of each is the column of the same name in `source`, if given.
+        """Return the columns of a schema; the source of each is the column of the same name in
+        `source`, if given.
 
         With `schema` None, the columns are unknown.
         """
         if schema is None:
             return cls(complete=False)
         return cls(
-            {field.name: ColumnFacts(field.type, ((source, field.name),) if source else ()) for field in schema.fields}
+            {
+                field.name: ColumnFacts(field.type, ((source, field.name),) if source else ())
+                for field in schema.fields
+            }
         )
 
     @classmethod
     def of_frame(cls, frame: DataFrame) -> Columns:
         """Return the columns of a DataFrame without the hidden ones; their sources are unknown."""
-        return cls({name: ColumnFacts(kind) for name, kind in frame.dtypes if not name.startswith("__")})
+        return cls(
+            {name: ColumnFacts(kind) for name, kind in frame.dtypes if not name.startswith("__")}
+        )
 
     @property
     def names(self) -> Names:
@@ -90,7 +98,9 @@ class Columns:
 
     @cached_property
     def types(self) -> Types:
-        """The types of columns by name, also those of `fields` ("update.seats"); None if the columns are unknown."""
+        """The types of columns by name, also those of `fields` ("update.seats"); None if the
+        columns are unknown.
+        """
         if not (self.complete and self.typed):
             return None
         return {name: column.type for name, column in self._flat.items()}
@@ -101,7 +111,9 @@ class Columns:
         return {name: column.sources for name, column in self._flat.items()}
 
     def add(self, more: Mapping[str, ColumnFacts], *, typed: bool = True) -> Columns:
-        """Return these columns and `more`, which replace columns of the same names; `typed` is that of `more`."""
+        """Return these columns and `more`, which replace columns of the same names; `typed` is
+        that of `more`.
+        """
         return replace(self, known={**self.known, **more}, typed=self.typed and typed)
 
     @cached_property
@@ -125,24 +137,32 @@ def add_sources(made: ColumnSources, name: str, sources: Sources) -> None:
 
 
 def merge_sources(columns: Iterable[ColumnFacts]) -> Sources:
-    """Return the sources of a column that is made of these columns; () if those of one of them are unknown."""
+    """Return the sources of a column that is made of these columns; () if those of one of them
+    are unknown.
+    """
     all_sources = [column.sources for column in columns]
     return tuple(dict.fromkeys(chain.from_iterable(all_sources))) if all(all_sources) else ()
 
 
 def sources_from_sql(expression: str, columns: Mapping[str, Sources]) -> Sources:
-    """Return the sources of a column with this expression; () if those of one of the columns in it are unknown."""
+    """Return the sources of a column with this expression; () if those of one of the columns in
+    it are unknown.
+    """
     return sources_from_expression(parse_expression(expression), columns)
 
 
 def sources_from_expression(
     read: Expression, columns: Mapping[str, Sources], aliases: Mapping[str, Sources] | None = None
 ) -> Sources:
-    """Return the sources of a column with this parsed expression; () if those of one of the columns in it are unknown.
+    """Return the sources of a column with this parsed expression; () if those of one of the columns
+    in it are unknown.
 
-    `aliases` has the sources of the names given before it in its select list, which it may use like columns.
+    `aliases` has the sources of the names given before it in its select list, which it may use like
+    columns.
     """
-    known = {name.lower(): sources for name, sources in (*(aliases or {}).items(), *columns.items())}
+    known = {
+        name.lower(): sources for name, sources in (*(aliases or {}).items(), *columns.items())
+    }
     result: dict[tuple[LineageNode, str], None] = {}
     for name in read.columns:
         column = name.name.lower()
@@ -164,11 +184,12 @@ UNKNOWN: Partitioner = "unknown"
 
 @dataclass(frozen=True, slots=True)
 class StreamFacts:
-    """What the planner knows of an existing stream: `name` is "system.stream", `key` are its partitioning columns.
+    """What the planner knows of an existing stream: `name` is "system.stream", `key` are its
+    partitioning columns.
 
-    `schema` is None where the columns are unknown. `evolves` says that writers may add and widen columns, `numbered`
-    that offsets are numbers, and `in_arrow` that its records can be read without Spark. `identity` is that of
-    `StreamInfo`.
+    `schema` is None where the columns are unknown. `evolves` says that writers may add and widen
+    columns, `numbered` that offsets are numbers, and `in_arrow` that its records can be read
+    without Spark. `identity` is that of `StreamInfo`.
     """
 
     name: str
@@ -188,9 +209,10 @@ class StreamFacts:
 class Catalog(dict[str, StreamFacts]):
     """The facts of existing streams, by name.
 
-    `missing` has the reasons why other streams could not be read, by name. `size_of` returns the stored bytes of a
-    stream, None if unknown; it is called only for errors. `new_streams` has, by stream system, the properties that a
-    stream gets when it is created. `empty_folders` are the places without files of datasets made of files, by url.
+    `missing` has the reasons why other streams could not be read, by name. `size_of` returns the
+    stored bytes of a stream, None if unknown; it is called only for errors. `new_streams` has, by
+    stream system, the properties that a stream gets when it is created. `empty_folders` are the
+    places without files of datasets made of files, by url.
     """
 
     def __init__(
@@ -210,7 +232,9 @@ class Catalog(dict[str, StreamFacts]):
 
 
 def require_facts(catalog: Catalog, stream: str, what: str) -> StreamFacts:
-    """Return the facts of a stream; raises PlanningError if it does not exist. `what` names who reads it."""
+    """Return the facts of a stream; raises PlanningError if it does not exist. `what` names who
+    reads it.
+    """
     facts = catalog.get(stream)
     if facts is not None:
         return facts
@@ -218,9 +242,16 @@ def require_facts(catalog: Catalog, stream: str, what: str) -> StreamFacts:
     system, name = split_stream_name(stream)
     step = "Correct the name, or create the stream first."
     if system == LAKE:
-        create = f"LakeStreams(open_lake()).create({name!r}, schema=Schema.of(…), key=[…], partitions=…)"
-        step = f"Correct the name, run first what writes the stream, or create it and append to it: {create}."
-    raise PlanningError(f"{what} reads stream {stream!r}, which does not exist: {there}", step, stream=stream)
+        create = (
+            f"LakeStreams(open_lake()).create({name!r}, schema=Schema.of(…), key=[…], partitions=…)"
+        )
+        step = (
+            "Correct the name, run first what writes the stream, or create it and append to it:"
+            f" {create}."
+        )
+    raise PlanningError(
+        f"{what} reads stream {stream!r}, which does not exist: {there}", step, stream=stream
+    )
 
 
 def output_partitioner(catalog: Catalog, stream: str) -> Partitioner:
@@ -233,10 +264,10 @@ def new_stream_defaults(catalog: Catalog, stream: str) -> NewStreams:
     return catalog.new_streams.get(split_stream_name(stream)[0], NewStreams())
 
 
-# as-of: as-of joins use the entry that was valid at the record's time, other joins the served version.
-# current: all joins use the served version; as-of joins use its current entries, whatever the record's time.
-# recorded: all joins use the version that the first batch with the record used; as-of joins the entry at the
-# record's time.
+# as-of: as-of joins use the entry that was valid at the record's time, other joins the served
+# version. current: all joins use the served version; as-of joins use its current entries, whatever
+# the record's time. recorded: all joins use the version that the first batch with the record used;
+# as-of joins the entry at the record's time.
 JoinVersions: TypeAlias = Literal["as-of", "current", "recorded"]
 AS_OF: JoinVersions = "as-of"
 CURRENT: JoinVersions = "current"
@@ -250,14 +281,21 @@ _ZERO = timedelta(0)
 def watermark_inputs(operators: Iterable[Operator]) -> dict[str, dict[str, timedelta]]:
     """Return {state name: {input stream: delay}} for each operator with state over time.
 
-    The delay is how much the operators in between hold back the stream's watermark on its way to the operator.
+    The delay is how much the operators in between hold back the stream's watermark on its way to
+    the operator.
     """
     arriving = _sum_on_the_way(operators, lambda spec: spec.watermark_delay)
-    return {operator.spec.over_time: spans for operator, spans in arriving if operator.spec.over_time is not None}
+    return {
+        operator.spec.over_time: spans
+        for operator, spans in arriving
+        if operator.spec.over_time is not None
+    }
 
 
 def required_retention(operators: Iterable[Operator]) -> dict[str, timedelta]:
-    """Return, by input stream, how long after its event time a record may still be needed by an operator."""
+    """Return, by input stream, how long after its event time a record may still be needed by an
+    operator.
+    """
     needed: dict[str, timedelta] = {}
     for operator, spans in _sum_on_the_way(operators, lambda spec: spec.max_result_delay):
         for stream, span in spans.items():
@@ -268,17 +306,22 @@ def required_retention(operators: Iterable[Operator]) -> dict[str, timedelta]:
 def _sum_on_the_way(
     operators: Iterable[Operator], own: Callable[[Spec], timedelta]
 ) -> list[tuple[Operator, dict[str, timedelta]]]:
-    """Return each operator with {input stream: sum} of what `own` returns for the operators between the two.
+    """Return each operator with {input stream: sum} of what `own` returns for the operators between
+    the two.
 
     If there are several ways from the stream to the operator, the largest sum counts.
     """
     leaving: dict[str, dict[str, timedelta]] = {}
     found = []
     for operator in operators:
-        arriving: dict[str, timedelta] = {} if operator.spec.reads is None else {operator.spec.reads: _ZERO}
+        arriving: dict[str, timedelta] = (
+            {} if operator.spec.reads is None else {operator.spec.reads: _ZERO}
+        )
         for source in operator.inputs:
             for stream, span in leaving[source].items():
                 arriving[stream] = max(span, arriving.get(stream, _ZERO))
         found.append((operator, arriving))
-        leaving[operator.id] = {stream: span + own(operator.spec) for stream, span in arriving.items()}
+        leaving[operator.id] = {
+            stream: span + own(operator.spec) for stream, span in arriving.items()
+        }
     return found

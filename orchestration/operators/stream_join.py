@@ -1,4 +1,6 @@
-"""`StreamJoin`, which joins records of two streams whose times are close. Rows are stored while matches may arrive."""
+"""`StreamJoin`, which joins records of two streams whose times are close. Rows are stored while
+matches may arrive.
+"""
 
 from __future__ import annotations
 
@@ -66,10 +68,12 @@ UNMATCHABLE = (NULL_TIME, NULL_KEY)
 """Values of EXCLUSION for records that can have no match: outer joins emit them."""
 NEW = "__new"
 KIND, FIRST, SECOND, TIME = "__kind", "__first", "__second", "__time"
-"""Columns of a result: the sides of which it has a row ("both", "left", "right"); the unique keys of these one or two
-rows; its event time, in microseconds."""
+"""Columns of a result: the sides of which it has a row ("both", "left", "right"); the unique keys
+of these one or two rows; its event time, in microseconds."""
 LIMIT = "__limit"
-"""The watermark that a result is behind, if it is made of a late record, which can have no match; else null."""
+"""The watermark that a result is behind, if it is made of a late record, which can have no
+match; else null.
+"""
 BOTH = "both"
 _SPAN = "__span"
 
@@ -85,17 +89,19 @@ class Bound:
     def width(self) -> int:
         """The length of a span in microseconds, at least 1.
 
-        Time is divided into spans of this length, so that the matches of a row are in at most two of them.
+        Time is divided into spans of this length, so that the matches of a row are in at most two
+        of them.
         """
         return max(self.before + self.after, 1)
 
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One side of the join: its name ("left", "right"), its key columns, the ones among them that it is partitioned by,
-    and all columns that are stored of it.
+    """One side of the join: its name ("left", "right"), its key columns, the ones among them that
+    it is partitioned by, and all columns that are stored of it.
 
-    If `outer`, rows without a match are emitted. A match may be up to `ahead` microseconds later than its row.
+    If `outer`, rows without a match are emitted. A match may be up to `ahead` microseconds later
+    than its row.
     """
 
     name: str
@@ -115,7 +121,9 @@ class Side:
 
 
 def unmatchable_results(frame: DataFrame, side: Side) -> DataFrame:
-    """Return a result for each record of this side that can have no match; `frame` has the column EXCLUSION."""
+    """Return a result for each record of this side that can have no match; `frame` has the
+    column EXCLUSION.
+    """
     return frame.where(F.col(EXCLUSION).isin(*UNMATCHABLE)).select(
         *[named_column(name).alias(side.prefixed(name)) for name in side.columns],
         F.lit(side.name).alias(KIND),
@@ -129,10 +137,11 @@ def unmatchable_results(frame: DataFrame, side: Side) -> DataFrame:
 def match_rows(
     left: DataFrame, right: DataFrame, sides: tuple[Side, Side], bound: Bound, since: int | None
 ) -> DataFrame:
-    """Return the pairs that a batch adds: its new left rows with all right rows, and its new right rows with older left
-    rows.
+    """Return the pairs that a batch adds: its new left rows with all right rows, and its new right
+    rows with older left rows.
 
-    `since`, in microseconds, is a time that no new row is earlier than, so that older rows can be skipped.
+    `since`, in microseconds, is a time that no new row is earlier than, so that older rows can be
+    skipped.
     """
     one, other = sides
     lefts, rights = _prefix_columns(left, one), _prefix_columns(right, other)
@@ -145,27 +154,42 @@ def match_rows(
     pairs = _join_spans(new_left, _add_spans(rights, other, bound), sides, bound, "inner")
     pairs = pairs.unionByName(_join_spans(old_left, new_right, sides, bound, "inner"))
     time = F.greatest(one.column(AT), other.column(AT))
-    return pairs.withColumns({KIND: F.lit(BOTH), FIRST: one.column(RECORD), SECOND: other.column(RECORD), TIME: time})
+    return pairs.withColumns(
+        {KIND: F.lit(BOTH), FIRST: one.column(RECORD), SECOND: other.column(RECORD), TIME: time}
+    )
 
 
 def find_unmatched(
-    left: DataFrame, right: DataFrame, sides: tuple[Side, Side], bound: Bound, of: Side, watermarks: Watermarks
+    left: DataFrame,
+    right: DataFrame,
+    sides: tuple[Side, Side],
+    bound: Bound,
+    of: Side,
+    watermarks: Watermarks,
 ) -> DataFrame:
-    """Return results for the rows of the side `of` without a match whose latest possible match the watermark has passed
-    in this batch."""
+    """Return results for the rows of the side `of` without a match whose latest possible match the
+    watermark has passed in this batch."""
     assert watermarks.after is not None, "nothing has passed"
     other = sides[1] if of is sides[0] else sides[0]
-    rows = {side.name: _prefix_columns(frame, side) for side, frame in zip(sides, (left, right), strict=True)}
+    rows = {
+        side.name: _prefix_columns(frame, side)
+        for side, frame in zip(sides, (left, right), strict=True)
+    }
     # The latest match is `ahead` later than the row.
     until = to_microseconds(watermarks.after) - of.ahead
     passed, near = of.column(AT) < F.lit(until), other.column(AT) <= until + of.ahead
     if watermarks.before is not None:
         since = to_microseconds(watermarks.before) - of.ahead
-        passed, near = passed & (of.column(AT) >= F.lit(since)), near & (other.column(AT) >= since - other.ahead)
+        passed, near = (
+            passed & (of.column(AT) >= F.lit(since)),
+            near & (other.column(AT) >= since - other.ahead),
+        )
     mine = _add_spans(rows[of.name].where(passed), of, bound)
     theirs = _add_spans(rows[other.name].where(near), other, bound, both=True)
     alone = _join_spans(mine, theirs, sides, bound, "left_anti")
-    return alone.withColumns({KIND: F.lit(of.name), FIRST: of.column(RECORD), SECOND: F.lit(""), TIME: of.column(AT)})
+    return alone.withColumns(
+        {KIND: F.lit(of.name), FIRST: of.column(RECORD), SECOND: F.lit(""), TIME: of.column(AT)}
+    )
 
 
 def combine_results(
@@ -174,10 +198,11 @@ def combine_results(
     types: Sequence[dict[str, str]],
     added: Sequence[joins.SelectedColumn],
 ) -> DataFrame:
-    """Return the union of all results, with the left columns and the columns `added` of the right side.
+    """Return the union of all results, with the left columns and the columns `added` of the right
+    side.
 
-    Columns of a side without a row are null, except for the key: the left key columns have it from either side.
-    `types` are the types of both inputs' columns.
+    Columns of a side without a row are null, except for the key: the left key columns have it from
+    either side. `types` are the types of both inputs' columns.
     """
     left, right = sides
     right_keys = dict(zip(left.keys, right.keys, strict=True))
@@ -193,7 +218,10 @@ def combine_results(
             from_right = name in right_keys and left.prefixed(name) not in there
             side, source = (right, right_keys[name]) if from_right else (left, name)
             columns.append(value(side, source, types[0][name]).alias(name))
-        columns += [value(right, selected.column, types[1][selected.column]).alias(selected.name) for selected in added]
+        columns += [
+            value(right, selected.column, types[1][selected.column]).alias(selected.name)
+            for selected in added
+        ]
         limit = F.col(LIMIT) if LIMIT in there else F.lit(None).cast("timestamp").alias(LIMIT)
         return part.select(*columns, *map(F.col, (KIND, FIRST, SECOND, TIME)), limit)
 
@@ -201,16 +229,20 @@ def combine_results(
 
 
 def _prefix_columns(rows: DataFrame, side: Side) -> DataFrame:
-    """Return stored rows with prefixed column names, which the other side does not have, and AT in microseconds."""
+    """Return stored rows with prefixed column names, which the other side does not have, and AT
+    in microseconds.
+    """
     named = [named_column(name).alias(side.prefixed(name)) for name in (*side.columns, RECORD, NEW)]
     return rows.select(*named, F.unix_micros(named_column(AT)).alias(side.prefixed(AT)))
 
 
 def _add_spans(rows: DataFrame, side: Side, bound: Bound, *, both: bool = False) -> DataFrame:
-    """Return the rows with the start of a span in `_SPAN`; with `both`, each row twice, with two adjacent spans.
+    """Return the rows with the start of a span in `_SPAN`; with `both`, each row twice, with two
+    adjacent spans.
 
-    A right row's one span is that of its own time; a left row's one span is that of its earliest possible match, whose
-    latest is in that span or the next. So of the rows that are joined, one side must have both spans.
+    A right row's one span is that of its own time; a left row's one span is that of its earliest
+    possible match, whose latest is in that span or the next. So of the rows that are joined, one
+    side must have both spans.
     """
     time, width = side.column(AT), bound.width
     time, width = (time - bound.before, width) if side.name == "left" else (time, -width)
@@ -218,14 +250,18 @@ def _add_spans(rows: DataFrame, side: Side, bound: Bound, *, both: bool = False)
     return rows.withColumn(_SPAN, F.explode(F.array(first, first + width)) if both else first)
 
 
-def _join_spans(one: DataFrame, other: DataFrame, sides: tuple[Side, Side], bound: Bound, how: str) -> DataFrame:
+def _join_spans(
+    one: DataFrame, other: DataFrame, sides: tuple[Side, Side], bound: Bound, how: str
+) -> DataFrame:
     left, right = sides
     pairs = [left.column(a) == right.column(b) for a, b in zip(left.keys, right.keys, strict=True)]
     one, other = one.withColumnRenamed(_SPAN, "__one"), other.withColumnRenamed(_SPAN, "__other")
     pairs.append(named_column("__one") == named_column("__other"))
     distance = right.column(AT) >= left.column(AT) - bound.before
     distance = distance & (right.column(AT) <= left.column(AT) + bound.after)
-    return one.join(other.hint("merge"), reduce(and_, [*pairs, distance]), how).drop("__one", "__other")
+    return one.join(other.hint("merge"), reduce(and_, [*pairs, distance]), how).drop(
+        "__one", "__other"
+    )
 
 
 HowStreams = Literal["inner", "left", "right", "full"]
@@ -234,11 +270,12 @@ _MICROSECOND = timedelta(microseconds=1)
 
 @dataclass(frozen=True, slots=True)
 class StreamJoin(Spec):
-    """Pairs of a left and a right record with equal keys; the right one is at most `before` earlier or `after` later.
+    """Pairs of a left and a right record with equal keys; the right one is at most `before` earlier
+    or `after` later.
 
-    `on` has pairs (left column, right column). `partition_by` names the left columns of these pairs by which both
-    streams are partitioned. `select` None means all columns of the right side except its key, with `prefix` before
-    their names. `name` begins the names of the state tables.
+    `on` has pairs (left column, right column). `partition_by` names the left columns of these pairs
+    by which both streams are partitioned. `select` None means all columns of the right side except
+    its key, with `prefix` before their names. `name` begins the names of the state tables.
     """
 
     kind: ClassVar[str] = "stream-join"
@@ -278,10 +315,16 @@ class StreamJoin(Spec):
         return self.before + self.after + _MICROSECOND
 
     def summary(self) -> str:
-        return f"{self.how} join on {joins.describe_on(self.on)}, from {self.before} before to {self.after} after"
+        return (
+            f"{self.how} join on {joins.describe_on(self.on)}, from {self.before} before to"
+            f" {self.after} after"
+        )
 
     def requirements(self, app: Application) -> Sequence[Requirement | None]:
-        return [Requirement(None, None, partition_columns) for partition_columns in self._partition_columns]
+        return [
+            Requirement(None, None, partition_columns)
+            for partition_columns in self._partition_columns
+        ]
 
     @property
     def _partition_columns(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -301,24 +344,36 @@ class StreamJoin(Spec):
 
     def derive_columns(self, context: PlanContext, arriving: Sequence[Columns]) -> Columns:
         left, right = arriving
-        operator, left_keys, right_keys = context.operator, [a for a, _ in self.on], [b for _, b in self.on]
+        operator, left_keys, right_keys = (
+            context.operator,
+            [a for a, _ in self.on],
+            [b for _, b in self.on],
+        )
         require_columns(operator, "the left stream", tuple(left_keys), left.names, "Correct on=.")
-        require_columns(operator, "the right stream", tuple(right_keys), right.names, "Correct on=.")
+        require_columns(
+            operator, "the right stream", tuple(right_keys), right.names, "Correct on=."
+        )
         chosen = self.selection(tuple(right.known))
         taken = [item.column for item in chosen]
         require_columns(operator, "the right stream", tuple(taken), right.names, "Correct select=.")
         if right.complete or self.select is not None:
-            check_added_names(operator, left.names, [item.name for item in chosen], "the right stream", "right")
+            check_added_names(
+                operator, left.names, [item.name for item in chosen], "the right stream", "right"
+            )
         if left.types is not None:
             check_state_columns(operator, left.types, left.known, left_keys)
         if right.types is not None:
             check_state_columns(operator, right.types, taken, right_keys)
         own, theirs = left.types or {}, right.types or {}
-        compared = [ComparedColumn(a, own.get(a), f"{b!r} of the right stream", theirs.get(b)) for a, b in self.on]
+        compared = [
+            ComparedColumn(a, own.get(a), f"{b!r} of the right stream", theirs.get(b))
+            for a, b in self.on
+        ]
         check_equal_types(operator, compared)
         context.compared.extend(compared)
         made = left.add(
-            {item.name: right.known.get(item.column, ColumnFacts()) for item in chosen}, typed=right.types is not None
+            {item.name: right.known.get(item.column, ColumnFacts()) for item in chosen},
+            typed=right.types is not None,
         )
         return made if right.complete or self.select is not None else replace(made, complete=False)
 
@@ -326,14 +381,21 @@ class StreamJoin(Spec):
         sides, added = self._sides(operator, frames, batch)
         watermarks = batch.watermarks(self.name)
         classified = [
-            self._classify(operator, frame, side, watermarks, batch) for frame, side in zip(frames, sides, strict=True)
+            self._classify(operator, frame, side, watermarks, batch)
+            for frame, side in zip(frames, sides, strict=True)
         ]
-        left, right = (self._store(operator, frame, side, batch) for frame, side in zip(classified, sides, strict=True))
+        left, right = (
+            self._store(operator, frame, side, batch)
+            for frame, side in zip(classified, sides, strict=True)
+        )
         since = None if watermarks.before is None else to_microseconds(watermarks.before)
         parts = [match_rows(left, right, sides, self.bound, since)]
         outer = [(frame, side) for frame, side in zip(classified, sides, strict=True) if side.outer]
         if watermarks.after is not None:
-            parts += [find_unmatched(left, right, sides, self.bound, side, watermarks) for _, side in outer]
+            parts += [
+                find_unmatched(left, right, sides, self.bound, side, watermarks)
+                for _, side in outer
+            ]
         parts += [unmatchable_results(frame, side) for frame, side in outer]
         results = combine_results(parts, sides, [dict(frame.dtypes) for frame in frames], added)
         conditions = {"matched": F.col(KIND) == BOTH, "unmatched": F.col(KIND) != BOTH}
@@ -351,35 +413,58 @@ class StreamJoin(Spec):
         required = batch.required_partitioning(operator)
         if not required:
             return records
-        # Spark omits this exchange if it knows the partitioning, which it never does for a single partition.
-        return records.repartition(partitions, *map(named_column, required)) if partitions > 1 else records.coalesce(1)
+        # Spark omits this exchange if it knows the partitioning, which it never does for a single
+        # partition.
+        return (
+            records.repartition(partitions, *map(named_column, required))
+            if partitions > 1
+            else records.coalesce(1)
+        )
 
     def _sides(
         self, operator: str, frames: Sequence[DataFrame], batch: BatchContext
     ) -> tuple[tuple[Side, Side], Sequence[joins.SelectedColumn]]:
-        """Return both sides, and the columns that the right one adds; of these and its key its stored rows consist."""
+        """Return both sides, and the columns that the right one adds; of these and its key its
+        stored rows consist.
+        """
         self.check_frames(operator, frames, batch.app)
         own = [[name for name in frame.columns if not name.startswith("__")] for frame in frames]
         chosen = self.selection(own[1])
         left_keys, right_keys = tuple(a for a, _ in self.on), tuple(b for _, b in self.on)
-        added = tuple(dict.fromkeys(item.column for item in chosen if item.column not in right_keys))
+        added = tuple(
+            dict.fromkeys(item.column for item in chosen if item.column not in right_keys)
+        )
         bound, (left_by, right_by) = self.bound, self._partition_columns
         left = Side("left", left_keys, left_by, tuple(own[0]), self._is_outer("left"), bound.after)
-        right = Side("right", right_keys, right_by, (*right_keys, *added), self._is_outer("right"), bound.before)
+        right = Side(
+            "right",
+            right_keys,
+            right_by,
+            (*right_keys, *added),
+            self._is_outer("right"),
+            bound.before,
+        )
         return (left, right), chosen
 
     def _is_outer(self, side: str) -> bool:
         return self.how in (side, "full")
 
     def _classify(
-        self, operator: str, frame: DataFrame, side: Side, watermarks: Watermarks, batch: BatchContext
+        self,
+        operator: str,
+        frame: DataFrame,
+        side: Side,
+        watermarks: Watermarks,
+        batch: BatchContext,
     ) -> DataFrame:
-        """Return the records of one side with EXCLUSION, and pass the rejected ones on if an operator reads them.
+        """Return the records of one side with EXCLUSION, and pass the rejected ones on if an
+        operator reads them.
 
-        Those are late records and, unless the join emits them as unmatched, records without a time or key. A time is
-        taken for null if the record would be retained after the year 9999. Whether a record is late depends only on
-        the records before it in its own partition, and so not on how batches are cut; only where idle partitions were
-        not waited for, the watermark at the start of the batch is higher.
+        Those are late records and, unless the join emits them as unmatched, records without a time
+        or key. A time is taken for null if the record would be retained after the year 9999.
+        Whether a record is late depends only on the records before it in its own partition, and so
+        not on how batches are cut; only where idle partitions were not waited for, the watermark at
+        the start of the batch is higher.
         """
         time, is_late = F.unix_micros(EVENT_TIME), F.col(BEHIND).isNotNull()
         if watermarks.before is not None:
@@ -392,14 +477,19 @@ class StreamJoin(Spec):
         if has_late_consumer:
             why = F.col(EXCLUSION)
             late = frame.where(why.isin(LATE, *(() if side.outer else UNMATCHABLE)))
-            batch.divert_late_records(operator, to_late_records(late, why, self.watermark_delay, side.name))
+            batch.divert_late_records(
+                operator, to_late_records(late, why, self.watermark_delay, side.name)
+            )
         return frame
 
     def _store(self, operator: str, frame: DataFrame, side: Side, batch: BatchContext) -> DataFrame:
-        """Add the records of one side to its state table; return all rows of the table, with NEW."""
+        """Add the records of one side to its state table; return all rows of the table, with
+        NEW.
+        """
         conditions = exclusion_conditions() | {side.name: F.col(EXCLUSION).isNull()}
         counted = batch.count_records(operator, frame, conditions)
-        # A row is needed while matches may arrive; if the other side is outer, until its rows within reach are decided.
+        # A row is needed while matches may arrive; if the other side is outer, until its rows
+        # within reach are decided.
         is_outer = self._is_outer("right" if side.name == "left" else "left")
         needed = (self.bound.before + self.bound.after if is_outer else side.ahead) + 1
         columns = [named_column(name) for name in side.columns]
@@ -443,11 +533,17 @@ def build_stream_join(
     bound = within if isinstance(within, tuple) else (within, within)
     for distance in bound:
         found = f"{operator} has within"
-        check_duration(distance, found, argument="within", zero=True, most=MAX_DURATION, operator=operator)
+        check_duration(
+            distance, found, argument="within", zero=True, most=MAX_DURATION, operator=operator
+        )
     pairs = joins.parse_on(operator, on)
     if not pairs:
         expected = "the columns that are equal in both streams"
-        raise argument_error(f"{operator}: on= names no column", expected, argument="on", operator=operator)
+        raise argument_error(
+            f"{operator}: on= names no column", expected, argument="on", operator=operator
+        )
     validate_column_names(f"{operator}: on=", [right for _, right in pairs])
     by = validate_partition_by(operator, partition_by, tuple(left for left, _ in pairs), "on")
-    return StreamJoin(name, pairs, by, *bound, how, joins.parse_selection(operator, select, prefix), prefix)
+    return StreamJoin(
+        name, pairs, by, *bound, how, joins.parse_selection(operator, select, prefix), prefix
+    )

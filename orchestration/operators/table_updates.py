@@ -1,4 +1,6 @@
-"""`SendToTable`, which sends records or updates to a remote table, and the checks of what it sends."""
+"""`SendToTable`, which sends records or updates to a remote table, and the checks of what it
+sends.
+"""
 
 from __future__ import annotations
 
@@ -62,10 +64,12 @@ Pairs = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """The expressions that make an update of a record: pairs (the table's column, Spark SQL expression).
+    """The expressions that make an update of a record: pairs (the table's column, Spark SQL
+    expression).
 
-    The value is assigned (`set`), added or appended. `remove` names columns that are set to null. `if_missing` has the
-    default record, to which an update is applied if there is no record; None: a missing record is an error.
+    The value is assigned (`set`), added or appended. `remove` names columns that are set to null.
+    `if_missing` has the default record, to which an update is applied if there is no record; None:
+    a missing record is an error.
     """
 
     set: Pairs = ()
@@ -86,13 +90,17 @@ class Update:
 
     @property
     def written(self) -> tuple[tuple[str, str, str], ...]:
-        """All expressions, as (argument, the table's column, expression); the argument is "set", "add", "append" or
-        "if_missing"."""
+        """All expressions, as (argument, the table's column, expression); the argument is "set",
+        "add", "append" or "if_missing"."""
         parts = {**self.parts, "if_missing": self.if_missing or ()}
-        return tuple((part, name, expression) for part, pairs in parts.items() for name, expression in pairs)
+        return tuple(
+            (part, name, expression) for part, pairs in parts.items() for name, expression in pairs
+        )
 
     def expressions(self) -> tuple[str, ...]:
-        """Return the expressions by which `map` makes the update and, if there is one, the default record."""
+        """Return the expressions by which `map` makes the update and, if there is one, the
+        default record.
+        """
         structs = [f"'{name}', {struct_expression(pairs)}" for name, pairs in self.parts.items()]
         # Spark has no struct without fields: an update that only removes columns is a boolean.
         update = f"named_struct({', '.join(structs)})" if structs else "true"
@@ -113,19 +121,29 @@ def struct_expression(pairs: Pairs) -> str:
 
 
 def parse_pairs(what: str, columns: Expressions, *, empty: bool = False) -> Pairs:
-    """Return pairs (column, expression), given as a mapping or as a list of columns that keep their names.
+    """Return pairs (column, expression), given as a mapping or as a list of columns that keep their
+    names.
 
     `what` names operator and argument in errors: "update after join-2: set=".
     """
     argument = what.rpartition(" ")[2].rstrip("=")
-    pairs = dict(columns) if isinstance(columns, Mapping) else {name: quote_name(name) for name in columns}
+    pairs = (
+        dict(columns)
+        if isinstance(columns, Mapping)
+        else {name: quote_name(name) for name in columns}
+    )
     names = validate_column_names(what, list(pairs))
     for name in names:
         if not pairs[name].strip():
             expected = "Spark SQL as a string, a text in quotes of its own: \"'north'\""
-            raise argument_error(f"{what} gives {name!r} the value {pairs[name]!r}", expected, argument=argument)
+            raise argument_error(
+                f"{what} gives {name!r} the value {pairs[name]!r}", expected, argument=argument
+            )
         if (alias := parse_expression(pairs[name]).alias) is not None:
-            found, expected = f"{what} gives {name!r} the value {pairs[name]!r}", f"the expression without 'as {alias}'"
+            found, expected = (
+                f"{what} gives {name!r} the value {pairs[name]!r}",
+                f"the expression without 'as {alias}'",
+            )
             raise argument_error(found, expected, argument=argument, column=name)
     if not names and not empty:
         raise argument_error(f"{what} names no column", "at least one", argument=argument)
@@ -143,12 +161,20 @@ def build_update(
 ) -> Update:
     """Return the update for a user's arguments; `what` names the operator in errors."""
     given = {"set": set, "add": add, "append": append}
-    parts = {name: parse_pairs(f"{what}: {name}=", columns, empty=True) for name, columns in given.items() if columns}
+    parts = {
+        name: parse_pairs(f"{what}: {name}=", columns, empty=True)
+        for name, columns in given.items()
+        if columns
+    }
     removed = validate_column_names(f"{what}: remove=", remove)
-    default = None if if_missing is None else parse_pairs(f"{what}: if_missing=", if_missing, empty=True)
+    default = (
+        None if if_missing is None else parse_pairs(f"{what}: if_missing=", if_missing, empty=True)
+    )
     update = Update(remove=removed, if_missing=default, **parts)
     if not update.columns:
-        raise ConfigurationError(f"{what} changes nothing.", "Give set=, add=, append= or remove=.", argument="set")
+        raise ConfigurationError(
+            f"{what} changes nothing.", "Give set=, add=, append= or remove=.", argument="set"
+        )
     double = first_duplicate(update.columns)
     if double is not None:
         step = "Name a column in one of set, add, append and remove."
@@ -156,21 +182,30 @@ def build_update(
     keyed = [name for name in update.columns if name in key]
     if keyed:
         problem = f"{what} changes {keyed[0]!r}, which is in the table's key ({', '.join(key)})."
-        raise ConfigurationError(problem, "Leave it out: a record with another key is another record.", argument="set")
+        raise ConfigurationError(
+            problem, "Leave it out: a record with another key is another record.", argument="set"
+        )
     check_key_unchanged(f"{what}: if_missing=", key, default or ())
     return update
 
 
 def check_key_unchanged(what: str, key: Sequence[str], pairs: Pairs) -> None:
-    """Raise ConfigurationError for expressions that give a key column another value than the record has."""
+    """Raise ConfigurationError for expressions that give a key column another value than the
+    record has.
+    """
     for name, expression in pairs:
         if name in key and (parse_expression(expression).column or "").lower() != name.lower():
             problem = (
-                f"{what} gives {name!r}, which is in the table's key ({', '.join(key)}), the expression "
-                f"{expression!r}: a record has the key by which it is looked up."
+                f"{what} gives {name!r}, which is in the table's key ({', '.join(key)}), the"
+                f" expression {expression!r}: a record has the key by which it is looked up."
             )
-            step = f"Leave {name!r} out: the key is always part of the record. For another key, compute it before."
-            raise ConfigurationError(problem, step, argument=what.rpartition(" ")[2].rstrip("="), column=name)
+            step = (
+                f"Leave {name!r} out: the key is always part of the record. For another key,"
+                " compute it before."
+            )
+            raise ConfigurationError(
+                problem, step, argument=what.rpartition(" ")[2].rstrip("="), column=name
+            )
 
 
 @validated
@@ -179,12 +214,13 @@ def update_message(
 ) -> tuple[str, ...]:
     """Return what `map` takes to turn records into (key, UpdateMessage(update, default)).
 
-    `key` names the table's key columns, which the records must have. `update` is what each message sets: {table column:
-    Spark SQL expression}, or a list of columns that keep their names. `default` is the record inserted where none
-    exists, before the update is applied; it includes the key automatically. `default=[]` is a plain upsert: the first
-    record is what the update sets.
+    `key` names the table's key columns, which the records must have. `update` is what each message
+    sets: {table column: Spark SQL expression}, or a list of columns that keep their names.
+    `default` is the record inserted where none exists, before the update is applied; it includes
+    the key automatically. `default=[]` is a plain upsert: the first record is what the update sets.
 
-        stream.map(*update_message(key="tailnum", update={"last_dest": "dest"}, default=["model", "seats"]))
+        stream.map(*update_message(key="tailnum", update={"last_dest": "dest"}, default=["model",
+        "seats"]))
              .send_to(aircraft, UpdateContract.UPDATE_WITH_DEFAULTS)
     """
     keys = validate_column_names("update_message: key=", key)
@@ -193,10 +229,16 @@ def update_message(
             "update_message() has no key.", "Pass the table's key columns as key=.", argument="key"
         )
     pairs = parse_pairs("update_message: update=", update)
-    first = None if default is None else parse_pairs("update_message: default=", default, empty=True)
+    first = (
+        None if default is None else parse_pairs("update_message: default=", default, empty=True)
+    )
     check_key_unchanged("update_message: update=", keys, pairs)
     check_key_unchanged("update_message: default=", keys, first or ())
-    return (*(quote_name(name) for name in keys), f"{struct_expression(pairs)} as {UPDATE}", *default_expression(first))
+    return (
+        *(quote_name(name) for name in keys),
+        f"{struct_expression(pairs)} as {UPDATE}",
+        *default_expression(first),
+    )
 
 
 _WIDENS_TO = {Kind.INTEGER: (Kind.FLOAT, Kind.DECIMAL)}
@@ -215,11 +257,11 @@ _APPENDABLE = (Kind.LIST, Kind.OTHER)
 class TableSend:
     """A send to the remote table named `table`: of whole records, or with a `contract` of updates.
 
-    `update` has the expressions that turn each record into an update; without it, the records must be update messages.
-    `dead_letters` is how many records of a batch the table may reject permanently, which are passed to the next
-    operator; with None, the first one fails the batch. `args` are passed to the table's write function. A table with
-    marks stores the position of the last record that it applied from each source partition; `marks_as` names this send
-    there.
+    `update` has the expressions that turn each record into an update; without it, the records must
+    be update messages. `dead_letters` is how many records of a batch the table may reject
+    permanently, which are passed to the next operator; with None, the first one fails the batch.
+    `args` are passed to the table's write function. A table with marks stores the position of the
+    last record that it applied from each source partition; `marks_as` names this send there.
     """
 
     table: str
@@ -234,9 +276,9 @@ class TableSend:
 class ChangedColumns(NamedTuple):
     """The columns of a table that updates change, and how.
 
-    A value is assigned (`set`), a number is added (`summed`), an element is appended to a list (`appended`), or a value
-    is added to JSON or to an unknown type (`merged`). `begun` are further columns of the default record. Only the
-    effect of sums does not depend on the order of updates.
+    A value is assigned (`set`), a number is added (`summed`), an element is appended to a list
+    (`appended`), or a value is added to JSON or to an unknown type (`merged`). `begun` are further
+    columns of the default record. Only the effect of sums does not depend on the order of updates.
     """
 
     set: frozenset[str]
@@ -259,8 +301,12 @@ class ChangedColumns(NamedTuple):
         return self.set | self.appended | self.merged
 
     def depends_on_order_with(self, other: ChangedColumns) -> bool:
-        """Whether the order of two updates matters: both change a column, and one does more than add a number."""
-        return bool(self._ordered & (other._ordered | other.summed)) or bool(other._ordered & self.summed)
+        """Whether the order of two updates matters: both change a column, and one does more than
+        add a number.
+        """
+        return bool(self._ordered & (other._ordered | other.summed)) or bool(
+            other._ordered & self.summed
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,7 +318,9 @@ class TableSink:
 
     @property
     def update(self) -> Update:
-        """The expressions of the update; an empty `Update` if records or update messages are sent."""
+        """The expressions of the update; an empty `Update` if records or update messages are
+        sent.
+        """
         return self.send.update or Update()
 
     @property
@@ -289,7 +337,10 @@ def _sink_problems(sink: TableSink) -> Problems:
     """Yield why the table does not support the send, whatever columns the records have."""
     function = sink.function
     if function is None:
-        yield " has no write function, and records are sent to it.", "Declare it with write_function=…."
+        yield (
+            " has no write function, and records are sent to it.",
+            "Declare it with write_function=….",
+        )
         return
     yield from function_problems(sink.table, function, sink.send.args)
     can, name = getattr(function, "capabilities", None), type(function).__name__
@@ -315,45 +366,67 @@ def _update_problems(sink: TableSink, name: str, can: Capabilities) -> Problems:
             f" is sent updates, and {name} supports only whole records.",
             "Send whole records without a contract, or override update() in the function.",
         )
-    changes = {*update.parts, *(["remove"] if update.remove else [])} if sink.send.update else {"set"}
+    changes = (
+        {*update.parts, *(["remove"] if update.remove else [])} if sink.send.update else {"set"}
+    )
     lacking = sorted(changes - can.changes) if can.changes else []
     if lacking:
         yield (
-            f": {name} can't {' or '.join(lacking)} columns; it can {', '.join(sorted(can.changes))}.",
+            (
+                f": {name} can't {' or '.join(lacking)} columns; it can"
+                f" {', '.join(sorted(can.changes))}."
+            ),
             "Set the columns to their new values, or choose a store that can.",
         )
-    has_safe_defaults = can.puts_if_absent or can.updates_with_defaults or table.defaults_may_overwrite
+    has_safe_defaults = (
+        can.puts_if_absent or can.updates_with_defaults or table.defaults_may_overwrite
+    )
     if sink.send.contract is UpdateContract.UPDATE_WITH_DEFAULTS and not has_safe_defaults:
         yield (
-            f": {name} can't put a record only where there is none, so a default could replace the record of another "
-            "writer.",
-            "Give the function put_if_absent(), or accept that with RemoteTable(…, defaults_may_overwrite=True), or "
-            "use UPDATE_ONLY.",
+            (
+                f": {name} can't put a record only where there is none, so a default could replace"
+                " the record of another writer."
+            ),
+            (
+                "Give the function put_if_absent(), or accept that with RemoteTable(…,"
+                " defaults_may_overwrite=True), or use UPDATE_ONLY."
+            ),
         )
     newest_by = table.newest_by
     if newest_by is not None and not table.idempotent and changes & {"add", "append"}:
         yield (
-            f" keeps the newest record by {newest_by!r}, and applies an update of the same time again: after a crash "
-            "it would add or append twice.",
+            (
+                f" keeps the newest record by {newest_by!r}, and applies an update of the same time"
+                " again: after a crash it would add or append twice."
+            ),
             "Declare the table with idempotent=True, too.",
         )
 
 
-def check_sink_columns(operator: str, sink: TableSink, types: Types, stored: dict[str, str] | None = None) -> None:
-    """Raise PlanningError for a sent column that the table certainly does not have, or has with another type.
+def check_sink_columns(
+    operator: str, sink: TableSink, types: Types, stored: dict[str, str] | None = None
+) -> None:
+    """Raise PlanningError for a sent column that the table certainly does not have, or has with
+    another type.
 
-    `types` are those of the records' columns; fields of structs have names like "update.seats". `stored` is {column:
-    type} as the store reports it, used instead of the declared columns.
+    `types` are those of the records' columns; fields of structs have names like "update.seats".
+    `stored` is {column: type} as the store reports it, used instead of the declared columns.
     """
     raise_first_problem(operator, sink.table, _column_problems(sink, types, stored))
 
 
 def compare_sink_types(sink: TableSink, types: Types) -> list[ComparedColumn]:
-    """Return the table's columns that are written, each with the type of what is sent and the declared type."""
+    """Return the table's columns that are written, each with the type of what is sent and the
+    declared type.
+    """
     columns = sink.columns or {}
     if sink.send.update is not None:
         written = [(name, (types or {}).get(name)) for name in sink.table.key]
-        written += [(name, _type(text, types)) for pairs in sink.update.parts.values() for name, text in pairs]
+        written += [
+            (name, _type(text, types))
+            for pairs in sink.update.parts.values()
+            for name, text in pairs
+        ]
     else:
         unknown = dict.fromkeys(columns) if sink.send.contract is None else {}
         written = list((_sent_types(sink, types) or unknown).items())
@@ -368,13 +441,17 @@ def compare_sink_types(sink: TableSink, types: Types) -> list[ComparedColumn]:
 def find_summed_columns(sink: TableSink, types: Types) -> frozenset[str]:
     """Return the columns to which updates add numbers, as opposed to JSON.
 
-    For that, the column's declared type or the type of the added value must be known to be a number.
+    For that, the column's declared type or the type of the added value must be known to be a
+    number.
     """
     columns = sink.columns or {}
     return frozenset(
         name
         for name, text in sink.update.add
-        if any(kind and parse_column(name, kind).kind in _NUMBERS for kind in (columns.get(name), _type(text, types)))
+        if any(
+            kind and parse_column(name, kind).kind in _NUMBERS
+            for kind in (columns.get(name), _type(text, types))
+        )
     )
 
 
@@ -385,7 +462,10 @@ def _column_problems(sink: TableSink, types: Types, stored: dict[str, str] | Non
     if sink.send.contract is None and any(name.startswith(f"{UPDATE}.") for name in types or ()):
         yield (
             " is sent updates without a contract, as whole records.",
-            "May updates create records? send_to(table, UpdateContract.UPDATE_ONLY), or UPDATE_WITH_DEFAULTS.",
+            (
+                "May updates create records? send_to(table, UpdateContract.UPDATE_ONLY), or"
+                " UPDATE_WITH_DEFAULTS."
+            ),
         )
     columns, update = sink.columns if stored is None else stored, sink.update
     yield from _newest_by_problems(sink, sent, columns)
@@ -408,7 +488,9 @@ def _column_problems(sink: TableSink, types: Types, stored: dict[str, str] | Non
 
 
 def _addition_problems(sink: TableSink, types: Types, columns: dict[str, str]) -> Problems:
-    """Yield a problem for each value that can't be added or appended to its column; `columns` is {column: type}."""
+    """Yield a problem for each value that can't be added or appended to its column; `columns` is
+    {column: type}.
+    """
     update = sink.update
     for name, text in update.add:  # only the members of a struct can be added to JSON
         kind = _sent_type(name, text, types) or "null"
@@ -431,18 +513,32 @@ def _addition_problems(sink: TableSink, types: Types, columns: dict[str, str]) -
                 f" has the column {name!r} as {columns[name]}, and {sent} is appended to it.",
                 _suggest_cast(text, sent, f"{element.type}{element.size}"),
             )
-    appendable = (*_APPENDABLE, Kind.JSON) if getattr(sink.function, "appends_to_json", True) else _APPENDABLE
+    appendable = (
+        (*_APPENDABLE, Kind.JSON)
+        if getattr(sink.function, "appends_to_json", True)
+        else _APPENDABLE
+    )
     for part, pairs, kinds, step in (
         ("add", update.add, _ADDABLE, "Add to a number, or members to JSON."),
         ("append", update.append, appendable, "Append to an array."),
     ):
         for name, _ in pairs:
             if parse_column(name, columns[name]).kind not in kinds:
-                yield f" has the column {name!r} as {columns[name]}, and an update would {part} to it.", step
+                yield (
+                    (
+                        f" has the column {name!r} as {columns[name]}, and an update would"
+                        f" {part} to it."
+                    ),
+                    step,
+                )
 
 
-def _newest_by_problems(sink: TableSink, sent: dict[str, str | None], columns: dict[str, str] | None) -> Problems:
-    """Yield problems of the column `newest_by`: it is not sent, updates do not set it, or its values have no order."""
+def _newest_by_problems(
+    sink: TableSink, sent: dict[str, str | None], columns: dict[str, str] | None
+) -> Problems:
+    """Yield problems of the column `newest_by`: it is not sent, updates do not set it, or its
+    values have no order.
+    """
     name = sink.table.newest_by
     if name is None:
         return
@@ -451,11 +547,18 @@ def _newest_by_problems(sink: TableSink, sent: dict[str, str | None], columns: d
         argument = "set=" if is_update else ""
         yield (
             f"{what}, which is not sent; the columns that are sent are {', '.join(sent)}.",
-            f"Send it with each record: {argument}{{'{name}': …}}." if sink.send.contract else "Keep the column.",
+            (
+                f"Send it with each record: {argument}{{'{name}': …}}."
+                if sink.send.contract
+                else "Keep the column."
+            ),
         )
         return
     if is_update and name not in dict(sink.update.set):
-        yield f"{what}, and updates do not set it.", f"Set it with each update: set={{'{name}': …}}."
+        yield (
+            f"{what}, and updates do not set it.",
+            f"Set it with each update: set={{'{name}': …}}.",
+        )
     kind = sent[name] or (columns or {}).get(name)
     if kind is not None and parse_column(name, kind).kind in _UNORDERED:
         yield (
@@ -465,7 +568,9 @@ def _newest_by_problems(sink: TableSink, sent: dict[str, str | None], columns: d
 
 
 def _sent_types(sink: TableSink, types: Types) -> dict[str, str | None] | None:
-    """Return {the table's column: type of what is sent to it}; None if the sent columns are unknown."""
+    """Return {the table's column: type of what is sent to it}; None if the sent columns are
+    unknown.
+    """
     known: dict[str, str | None] = types or {}
     keys = {name: known.get(name) for name in sink.table.key}
     if sink.send.update is not None:
@@ -481,7 +586,11 @@ def _sent_types(sink: TableSink, types: Types) -> dict[str, str | None] | None:
 
 
 def _field_types(struct: str, types: dict[str, str | None]) -> dict[str, str | None]:
-    return {name.partition(".")[2]: kind for name, kind in types.items() if name.startswith(f"{struct}.")}
+    return {
+        name.partition(".")[2]: kind
+        for name, kind in types.items()
+        if name.startswith(f"{struct}.")
+    }
 
 
 def _default_types(sink: TableSink, types: Types) -> dict[str, str | None]:
@@ -489,7 +598,9 @@ def _default_types(sink: TableSink, types: Types) -> dict[str, str | None]:
         return {}
     if sink.send.update is None:
         return _field_types(DEFAULT, types or {})
-    return {name: _sent_type(name, text, types, DEFAULT) for name, text in sink.update.if_missing or ()}
+    return {
+        name: _sent_type(name, text, types, DEFAULT) for name, text in sink.update.if_missing or ()
+    }
 
 
 def _sent_type(name: str, expression: str, types: Types, struct: str = UPDATE) -> str | None:
@@ -501,8 +612,12 @@ def _type(expression: str, types: Types) -> str | None:
 
 
 def _fits(sent: str | None, declared: str) -> bool:
-    """Whether values of the type `sent` can be stored in a column; an unknown type (None) is assumed to fit."""
-    return sent is None or _fits_column(parse_column("sent", sent), parse_column("declared", declared))
+    """Whether values of the type `sent` can be stored in a column; an unknown type (None) is
+    assumed to fit.
+    """
+    return sent is None or _fits_column(
+        parse_column("sent", sent), parse_column("declared", declared)
+    )
 
 
 def _fits_column(sent: Column, declared: Column) -> bool:
@@ -521,7 +636,9 @@ def _fits_column(sent: Column, declared: Column) -> bool:
 
 
 def _suggest_cast(name: str, sent: str | None, declared: str) -> str:
-    """Return a next step: how to convert the value sent to the column `name` to its `declared` type."""
+    """Return a next step: how to convert the value sent to the column `name` to its `declared`
+    type.
+    """
     kind, sent = parse_column("declared", declared).kind, sent or ""
     if kind is Kind.JSON:
         if sent.startswith("map<"):
@@ -536,7 +653,9 @@ def _suggest_cast(name: str, sent: str | None, declared: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class SendToTable(PassThroughSpec):
-    """Records, or updates made of them, sent to a remote table as `send` describes; the records continue."""
+    """Records, or updates made of them, sent to a remote table as `send` describes; the records
+    continue.
+    """
 
     kind: ClassVar[str] = "send-to-table"
     send: TableSend
@@ -559,7 +678,10 @@ class SendToTable(PassThroughSpec):
     def summary(self) -> str:
         contract = f" ({self.send.contract.value})" if self.send.contract is not None else ""
         update = self._update
-        parts = "".join(f", {part} {', '.join(name for name, _ in pairs)}" for part, pairs in update.parts.items())
+        parts = "".join(
+            f", {part} {', '.join(name for name, _ in pairs)}"
+            for part, pairs in update.parts.items()
+        )
         removed = f", remove {', '.join(update.remove)}" if update.remove else ""
         return f"table {self.send.table}{contract}{parts}{removed}"
 
@@ -567,17 +689,22 @@ class SendToTable(PassThroughSpec):
         (columns,) = arriving
         table, names, types = self.send.table, columns.names, columns.types
         key, sink = context.app.table_key(table), self._sink(context.app)
-        require_columns(context.operator, "the stream", key, names, f"They are the key of table {table}.")
+        require_columns(
+            context.operator, "the stream", key, names, f"They are the key of table {table}."
+        )
         raise_first_problem(context.operator, sink.table, _sink_problems(sink))
         for part, name, expression in self._update.written:
             where = f"Correct {part}= for column {name!r} of table {table}."
             check_expression(context.operator, expression, names, types, next_step=where)
         if self.send.contract is not None and self.send.update is None:
             require_columns(
-                context.operator, "the stream", (UPDATE,), names,
+                context.operator,
+                "the stream",
+                (UPDATE,),
+                names,
                 f"With a contract table {table} takes updates: give records their form with "
                 ".map(*update_message(…)), or write stream.update(table, set={…}); or leave the contract out.",
-            )  # fmt: skip
+            )
         context.declared.extend(compare_sink_types(sink, types))
         check_sink_columns(context.operator, sink, types)
         return columns
@@ -592,7 +719,8 @@ class SendToTable(PassThroughSpec):
             summed,
             frozenset(name for name, _ in update.append),
             frozenset(name for name, _ in update.add) - summed,
-            frozenset(name for name, _ in update.if_missing or ()) - frozenset(app.table_key(self.send.table)),
+            frozenset(name for name, _ in update.if_missing or ())
+            - frozenset(app.table_key(self.send.table)),
         )
 
     def spark_need(self, context: PlanContext, arriving: Sequence[Columns]) -> str:
@@ -607,7 +735,9 @@ class SendToTable(PassThroughSpec):
 
     def exchange_before(self, context: PlanContext, flow: Flow, partitions: int) -> Exchange | None:
         table = self.send.table
-        return exchange_before_table(context.operator, table, context.app.table_key(table), flow, partitions)
+        return exchange_before_table(
+            context.operator, table, context.app.table_key(table), flow, partitions
+        )
 
     def written(self, arriving: Columns) -> Columns:
         written: dict[str, Sources] = {}
@@ -618,7 +748,10 @@ class SendToTable(PassThroughSpec):
         ]
         if self.send.update is not None:
             sources = arriving.sources
-            made = [(name, sources_from_sql(expression, sources)) for _, name, expression in self._update.written]
+            made = [
+                (name, sources_from_sql(expression, sources))
+                for _, name, expression in self._update.written
+            ]
         for name, its in made:
             written[name] = tuple(dict.fromkeys((*written.get(name, ()), *its)))
         return Columns({name: ColumnFacts(None, its) for name, its in written.items()}, typed=False)
@@ -638,13 +771,21 @@ class SendToTable(PassThroughSpec):
         return frame
 
     def _with_lists(self, frame: DataFrame) -> Update:
-        """Return the update with lists to append: a single value becomes a list of it, null appends nothing."""
+        """Return the update with lists to append: a single value becomes a list of it, null
+        appends nothing.
+        """
         pairs = self._update.append
-        kinds = frame.selectExpr(*[expression for _, expression in pairs]).schema.fields if pairs else []
+        kinds = (
+            frame.selectExpr(*[expression for _, expression in pairs]).schema.fields
+            if pairs
+            else []
+        )
         lists = {
-            name: text
-            if field.dataType.typeName() == "array"
-            else f"case when ({text}) is not null then array({text}) end"
+            name: (
+                text
+                if field.dataType.typeName() == "array"
+                else f"case when ({text}) is not null then array({text}) end"
+            )
             for (name, text), field in zip(pairs, kinds, strict=True)
         }
         return replace(self._update, append=tuple(lists.items()))

@@ -1,1 +1,3 @@
-"""The execution planner: turns an application into a proven plan, without Spark. Its only I/O: facts of streams."""
+"""The execution planner: turns an application into a proven plan, without Spark. Its only I/O:
+facts of streams.
+"""

@@ -1,4 +1,6 @@
-"""The parts of a plan on how its datasets are advanced: what needs Spark, and what their sources will not give."""
+"""The parts of a plan on how its datasets are advanced: what needs Spark, and what their sources
+will not give.
+"""
 
 from __future__ import annotations
 
@@ -24,11 +26,15 @@ from dagster_adjunct.resources.schemas.schema import Schema
 
 
 def plan_advances(app: Application, catalog: Catalog) -> tuple[PlannedAdvance, ...]:
-    """Return, for each dataset that is made from a source, what needs Spark to advance it, however few records."""
+    """Return, for each dataset that is made from a source, what needs Spark to advance it,
+    however few records.
+    """
     advances = []
     for dataset in app.datasets:
         if not dataset.is_local:
-            advances.append(PlannedAdvance(dataset.name, tuple(_list_spark_needs(dataset, catalog))))
+            advances.append(
+                PlannedAdvance(dataset.name, tuple(_list_spark_needs(dataset, catalog)))
+            )
     return tuple(advances)
 
 
@@ -58,12 +64,15 @@ def _list_spark_needs(dataset: AdjunctDataset, catalog: Catalog) -> Iterator[str
 
 
 def check_order_paths(dataset: AdjunctDataset, records: Schema) -> None:
-    """Raise SchemaMismatchError for a path in `order_by` that is a misspelling of one that connectors send."""
+    """Raise SchemaMismatchError for a path in `order_by` that is a misspelling of one that
+    connectors send.
+    """
     for path in _list_unknown_paths(dataset, records):
         meant = suggest_path(path)
         if meant is not None:
             raise SchemaMismatchError(
-                f"dataset {dataset.name!r} (input {dataset.input}): order_by is {path!r}, which no connector sends.",
+                f"dataset {dataset.name!r} (input {dataset.input}): order_by is {path!r}, which no"
+                " connector sends.",
                 f"Did you mean {meant!r}?",
                 dataset=dataset.name,
                 column=path,
@@ -76,7 +85,9 @@ def _list_unknown_paths(dataset: AdjunctDataset, records: Schema) -> list[str]:
     if not isinstance(following.changes, DebeziumEnvelope) or not following.order_by:
         return []
     rows = derive_row_schema(dataset, records)
-    return [name for name in following.order_by if name not in rows.names and not is_known_path(name)]
+    return [
+        name for name in following.order_by if name not in rows.names and not is_known_path(name)
+    ]
 
 
 def note_sources(app: Application, catalog: Catalog) -> Iterator[str]:
@@ -84,21 +95,23 @@ def note_sources(app: Application, catalog: Catalog) -> Iterator[str]:
     for dataset in app.datasets:
         if isinstance(dataset.input, FileSource) and dataset.input.url in catalog.empty_folders:
             yield (
-                f"Dataset {dataset.name} waits for files in {catalog.empty_folders[dataset.input.url]}, which does not "
-                "exist or has no files. If nothing will be delivered there, correct the url of its FileSource."
+                f"Dataset {dataset.name} waits for files in"
+                f" {catalog.empty_folders[dataset.input.url]}, which does not exist or has no"
+                " files. If nothing will be delivered there, correct the url of its FileSource."
             )
         facts = catalog.get(dataset.input) if isinstance(dataset.input, str) else None
         if facts is None or facts.schema is None or not dataset.follows_changes:
             continue
         for path in _list_unknown_paths(dataset, facts.schema):
             yield (
-                f"Dataset {dataset.name} is ordered by {path}, which is not known to be sent by any connector: if no "
-                "change has it, the first advance fails."
+                f"Dataset {dataset.name} is ordered by {path}, which is not known to be sent by any"
+                " connector: if no change has it, the first advance fails."
             )
 
 
 def find_empty_folders(app: Application) -> Mapping[str, str]:
-    """Return the folders of the datasets' files that do not exist or have no files: their places, by url.
+    """Return the folders of the datasets' files that do not exist or have no files: their places,
+    by url.
 
     A folder that can't be listed now is left out.
     """

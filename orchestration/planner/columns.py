@@ -1,7 +1,9 @@
-"""Traces columns and partitioning through an application, and checks names and types of columns before anything runs.
+"""Traces columns and partitioning through an application, and checks names and types of columns
+before anything runs.
 
-Types are known for columns that are passed on, come from a dataset, or are computed by most expressions
-(`resources/sql/types.py`), but not after a function. Spark checks unknown ones in a dry run before a batch.
+Types are known for columns that are passed on, come from a dataset, or are computed by most
+expressions (`resources/sql/types.py`), but not after a function. Spark checks unknown ones in a dry
+run before a batch.
 """
 
 from __future__ import annotations
@@ -13,11 +15,24 @@ from pathlib import Path
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.declaration.extractors import Projection, is_assignable
-from dagster_adjunct.assets.sources.entries import check_changes_ordered, derive_row_schema, derive_stored_schema
-from dagster_adjunct.assets.validation.validators import check_validator_columns, is_left_to_spark, iterate_sql_rules
+from dagster_adjunct.assets.sources.entries import (
+    check_changes_ordered,
+    derive_row_schema,
+    derive_stored_schema,
+)
+from dagster_adjunct.assets.validation.validators import (
+    check_validator_columns,
+    is_left_to_spark,
+    iterate_sql_rules,
+)
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.operators.joins import source_schema
-from dagster_adjunct.orchestration.operators.operator import ComparedColumn, Flow, Operator, PlanContext
+from dagster_adjunct.orchestration.operators.operator import (
+    ComparedColumn,
+    Flow,
+    Operator,
+    PlanContext,
+)
 from dagster_adjunct.orchestration.operators.stream_facts import (
     SPARK,
     Catalog,
@@ -28,7 +43,13 @@ from dagster_adjunct.orchestration.operators.stream_facts import (
 from dagster_adjunct.orchestration.planner.advances import check_order_paths
 from dagster_adjunct.resources.common import CodeLine, split_stream_name
 from dagster_adjunct.resources.errors import AdjunctError, PlanningError, SchemaMismatchError
-from dagster_adjunct.resources.schemas.schema import Field, Schema, check_key_types, evolve_schema, incompatible_changes
+from dagster_adjunct.resources.schemas.schema import (
+    Field,
+    Schema,
+    check_key_types,
+    evolve_schema,
+    incompatible_changes,
+)
 from dagster_adjunct.resources.sql.checking import (
     check_condition,
     check_expression,
@@ -53,7 +74,9 @@ Repartition = Callable[[Operator, Arriving], Arriving]
 
 
 def format_place(place: CodeLine | None) -> str | None:
-    """Return a line of code as "visits.py:12"; the path is relative if the file is below the working directory."""
+    """Return a line of code as "visits.py:12"; the path is relative if the file is below the
+    working directory.
+    """
     if place is None:
         return None
     file = Path(place.file)
@@ -62,7 +85,9 @@ def format_place(place: CodeLine | None) -> str | None:
 
 
 def add_location(error: PlanningError, operator: Operator) -> PlanningError:
-    """Return an operator's error with the user's line that added the operator as `declared_at`, unless it has one."""
+    """Return an operator's error with the user's line that added the operator as `declared_at`,
+    unless it has one.
+    """
     line = format_place(operator.declared_at)
     if line is None or error.declared_at is not None:
         return error
@@ -74,15 +99,20 @@ def add_location(error: PlanningError, operator: Operator) -> PlanningError:
 def note_unless_strict(
     app: Application, operator: Operator, problem: str, next_step: str, *, column: str | None = None
 ) -> str:
-    """Return the problem, to be a note of the plan; raises it as a PlanningError if the application is strict."""
+    """Return the problem, to be a note of the plan; raises it as a PlanningError if the
+    application is strict.
+    """
     if not app.strict:
         return problem
-    error = PlanningError(f"{problem} The application is strict.", next_step, operator=operator.id, column=column)
+    error = PlanningError(
+        f"{problem} The application is strict.", next_step, operator=operator.id, column=column
+    )
     raise add_location(error, operator)
 
 
 def visit_operators(app: Application, visit: Callable[[Operator], None]) -> None:
-    """Call `visit` with each operator, except those after an operator for which it has raised a PlanningError.
+    """Call `visit` with each operator, except those after an operator for which it has raised a
+    PlanningError.
 
     After all calls, raises that error, or one PlanningError that lists all of them.
     """
@@ -97,21 +127,29 @@ def visit_operators(app: Application, visit: Callable[[Operator], None]) -> None
             errors.append(add_location(error, operator))
         skipped.add(operator.id)
     if len(errors) > 1:
-        problem = f"{len(errors)} operators can't work:\n" + "\n".join(f"- {error}" for error in errors)
-        raise PlanningError(problem, "Fix each of them.", operator=errors[0].operator, column=errors[0].column)
+        problem = f"{len(errors)} operators can't work:\n" + "\n".join(
+            f"- {error}" for error in errors
+        )
+        raise PlanningError(
+            problem, "Fix each of them.", operator=errors[0].operator, column=errors[0].column
+        )
     if errors:
         raise errors[0]
 
 
 @dataclass(frozen=True, slots=True)
 class Flows:
-    """The flow of records by operator: of each input (`arriving`), and of the records that leave it (`after`)."""
+    """The flow of records by operator: of each input (`arriving`), and of the records that leave
+    it (`after`).
+    """
 
     arriving: dict[str, Arriving]
     after: dict[str, Flow]
 
     def merges_streams(self, operator: Operator) -> bool:
-        """Whether the operator merges several streams, whose records then form a stream named by the operator's id."""
+        """Whether the operator merges several streams, whose records then form a stream named by
+        the operator's id.
+        """
         return operator.spec.role is None and self.after[operator.id].stream == operator.id
 
 
@@ -123,10 +161,12 @@ def trace_flows(
     *,
     earlier: Flows | None = None,
 ) -> Flows:
-    """Return the flows of all operators; `counts` are the partition counts of streams, once decided.
+    """Return the flows of all operators; `counts` are the partition counts of streams, once
+    decided.
 
-    `repartition` returns the flows that arrive at an operator after the exchanges that it inserts. `earlier` flows of
-    the same application and counts are reused for an operator whose arriving flows are the same.
+    `repartition` returns the flows that arrive at an operator after the exchanges that it inserts.
+    `earlier` flows of the same application and counts are reused for an operator whose arriving
+    flows are the same.
     """
     flows = Flows({}, {})
 
@@ -138,7 +178,9 @@ def trace_flows(
             flows.after[operator.id] = earlier.after[operator.id]
             return
         onward = arriving if operator.spec.is_side_output else moved
-        flows.after[operator.id] = operator.spec.flow(PlanContext(operator.id, app, catalog, counts), onward)
+        flows.after[operator.id] = operator.spec.flow(
+            PlanContext(operator.id, app, catalog, counts), onward
+        )
         _check_sql_windows(operator, onward)
 
     visit_operators(app, trace)
@@ -146,14 +188,19 @@ def trace_flows(
 
 
 def _check_sql_windows(operator: Operator, arriving: Sequence[Flow]) -> None:
-    """Raise PlanningError for a SQL window (`over`) unless all records that it takes together arrive in one partition.
+    """Raise PlanningError for a SQL window (`over`) unless all records that it takes together
+    arrive in one partition.
 
     Otherwise Spark would repartition the records, into other partitions than planned.
     """
-    for text in operator.spec.sql if arriving else ():  # without inputs, SQL is an event time, which has no windows
+    for text in (
+        operator.spec.sql if arriving else ()
+    ):  # without inputs, SQL is an event time, which has no windows
         for window in window_clauses(text):
             (flow,) = arriving
-            shared, lie_by = ({name.lower() for name in names} for names in (window.columns, flow.partitioned_by))
+            shared, lie_by = (
+                {name.lower() for name in names} for names in (window.columns, flow.partitioned_by)
+            )
             if not lie_by or not lie_by <= shared or flow.partitioner != SPARK:
                 raise _window_error(operator.id, text, window, flow)
 
@@ -162,14 +209,21 @@ def _window_error(operator: str, text: str, window: WindowClause, flow: Flow) ->
     taken = f"the records of one ({window.partition_by})" if window.partition_by else "all records"
     lie = f"are partitioned by ({', '.join(flow.partitioned_by)}) with {flow.partitioner}"
     if not flow.partitioned_by:
-        lie = f"have no known partitioning after {flow.lost_at}" if flow.lost_at else "are partitioned by no key"
-    step = "Partition the window by columns, over (partition by a, b), and write .partition_by(…) with these before it."
+        lie = (
+            f"have no known partitioning after {flow.lost_at}"
+            if flow.lost_at
+            else "are partitioned by no key"
+        )
+    step = (
+        "Partition the window by columns, over (partition by a, b), and write .partition_by(…) with"
+        " these before it."
+    )
     if window.columns:
         quoted = ", ".join(f'"{name}"' for name in window.columns)
         step = f"Write .partition_by({quoted}) before it."
     problem = (
-        f"{operator}: {text!r} needs {taken} in one partition, but they {lie}: Spark would add an exchange that is "
-        "not in the plan."
+        f"{operator}: {text!r} needs {taken} in one partition, but they {lie}: Spark would add an"
+        " exchange that is not in the plan."
     )
     return PlanningError(problem, step, operator=operator)
 
@@ -177,7 +231,8 @@ def _window_error(operator: str, text: str, window: WindowClause, flow: Flow) ->
 def check_datasets(app: Application, catalog: Catalog) -> None:
     """Raise PlanningError for a declared dataset that can't be built from its source.
 
-    That is if its key, columns, order, projection or validators name columns that are missing or have other types.
+    That is if its key, columns, order, projection or validators name columns that are missing or
+    have other types.
     """
     for dataset in app.datasets:
         facts = catalog.get(dataset.input) if isinstance(dataset.input, str) else None
@@ -192,7 +247,11 @@ def check_datasets(app: Application, catalog: Catalog) -> None:
                 if facts.schema is not None:
                     check_order_paths(dataset, facts.schema)
         except AdjunctError as error:
-            known = {field.name for field in fields(PlanningError)} - {"problem", "next_step", "operator"}
+            known = {field.name for field in fields(PlanningError)} - {
+                "problem",
+                "next_step",
+                "operator",
+            }
             about = {name: value for name, value in error.facts.items() if name in known}
             about |= {"dataset": dataset.name, "declared_at": format_place(dataset.declared_at)}
             raise PlanningError(error.problem, error.next_step, **about) from None
@@ -200,7 +259,9 @@ def check_datasets(app: Application, catalog: Catalog) -> None:
 
 def _check_projection(dataset: AdjunctDataset, projection: Projection, records: Schema) -> None:
     rows = (
-        derive_row_schema(dataset, records) if dataset.follows_changes and isinstance(dataset.input, str) else records
+        derive_row_schema(dataset, records)
+        if dataset.follows_changes and isinstance(dataset.input, str)
+        else records
     )
     what = f"dataset {dataset.name!r}"
     types: dict[str, str | None] = {field.name: field.type for field in rows.fields}
@@ -209,25 +270,38 @@ def _check_projection(dataset: AdjunctDataset, projection: Projection, records: 
         if any(name.name.startswith("__") for name in parse_expression(text).columns):
             return None  # a hidden column exists in Spark, but not in the schema
         check_single_record(what, text)
-        return check_expression(what, text, tuple(types), types, side="the record", next_step=next_step)
+        return check_expression(
+            what, text, tuple(types), types, side="the record", next_step=next_step
+        )
 
-    declared = {field.name: field.type for field in Schema.from_ddl(projection.columns, what).fields}
+    declared = {
+        field.name: field.type for field in Schema.from_ddl(projection.columns, what).fields
+    }
     for name, text in dict(projection.select).items():
         kind = check(text, f"Correct the projection's column {name!r}.")
         if kind is not None and not is_assignable(kind, declared[name]):
-            problem = f"{what}: the projection declares {name} as {declared[name]}, but {text!r} has the type {kind}."
-            raise PlanningError(problem, f"Declare it as {kind}, or cast it in the expression.", column=name)
+            problem = (
+                f"{what}: the projection declares {name} as {declared[name]}, but {text!r} has the"
+                f" type {kind}."
+            )
+            raise PlanningError(
+                problem, f"Declare it as {kind}, or cast it in the expression.", column=name
+            )
     where = projection.where
-    if where is not None and not any(name.name.startswith("__") for name in parse_expression(where).columns):
+    if where is not None and not any(
+        name.name.startswith("__") for name in parse_expression(where).columns
+    ):
         check(where, "Correct the projection's where=.")
         check_condition(f"{what}: where=", where, tuple(types), types)
 
 
-def check_fed_datasets(app: Application, operator: str, stream: str, stored: Schema, sent: Schema) -> None:
+def check_fed_datasets(
+    app: Application, operator: str, stream: str, stored: Schema, sent: Schema
+) -> None:
     """Raise PlanningError if a dataset on `stream` would not accept the columns sent to the stream.
 
-    `stored` are the stream's columns now. It accepts wider types; a dataset's key, order and extractor do not. If such
-    records were committed, the dataset could never advance again.
+    `stored` are the stream's columns now. It accepts wider types; a dataset's key, order and
+    extractor do not. If such records were committed, the dataset could never advance again.
     """
     for dataset in app.datasets:
         if dataset.stream != stream:
@@ -245,19 +319,21 @@ def check_fed_datasets(app: Application, operator: str, stream: str, stored: Sch
             raise PlanningError(
                 f"{operator}: dataset {dataset.name!r} would not accept the records sent to its stream {stream}: "
                 f"{'; '.join(problems)}.",
-                "Keep the type of these columns, with .with_columns(NAME=\"cast(NAME as TYPE)\"); or feed another "
+                'Keep the type of these columns, with .with_columns(NAME="cast(NAME as TYPE)"); or feed another '
                 "dataset on a stream of its own.",
                 operator=operator,
                 dataset=dataset.name,
                 stream=stream,
-            )  # fmt: skip
+            )
 
 
-def derive_columns(app: Application, catalog: Catalog) -> tuple[tuple[str, ...], dict[str, Columns]]:
+def derive_columns(
+    app: Application, catalog: Catalog
+) -> tuple[tuple[str, ...], dict[str, Columns]]:
     """Return notes on types that are not known yet, and the columns after each operator, by its id.
 
-    Raises PlanningError for a missing stream, for columns that are missing, duplicate or of types that certainly do not
-    fit, and for outputs whose columns their streams can't accept.
+    Raises PlanningError for a missing stream, for columns that are missing, duplicate or of types
+    that certainly do not fit, and for outputs whose columns their streams can't accept.
     """
     after: dict[str, Columns] = {}
     unproven: list[str] = []
@@ -269,7 +345,9 @@ def derive_columns(app: Application, catalog: Catalog) -> tuple[tuple[str, ...],
         arriving = [after[source] for source in operator.inputs]
         after[operator.id] = spec.derive_columns(context, arriving)
         target = spec.target(app)
-        facts = None if target is None else catalog.get(target.name)  # None for other assets, whose names have no dot
+        facts = (
+            None if target is None else catalog.get(target.name)
+        )  # None for other assets, whose names have no dot
         if target is not None:
             (columns,) = arriving
             written = spec.written(columns).types
@@ -277,37 +355,53 @@ def derive_columns(app: Application, catalog: Catalog) -> tuple[tuple[str, ...],
                 context.declared.extend(_compare_stored_types(facts, written))
             if written is not None and facts is not None:
                 _check_existing_stream(app, operator.id, facts, written)
-            elif written is not None and spec.role == "output" and new_stream_defaults(catalog, target.name).typed:
+            elif (
+                written is not None
+                and spec.role == "output"
+                and new_stream_defaults(catalog, target.name).typed
+            ):
                 with _as_column_error(operator.id, target.name):  # an unknown type counts as string
-                    schema = Schema(tuple(Field(name, kind or "string") for name, kind in written.items()))
+                    schema = Schema(
+                        tuple(Field(name, kind or "string") for name, kind in written.items())
+                    )
                     check_key_types(schema, app.outputs[target.name].key, "there")
                 if unknown := [repr(name) for name, kind in written.items() if kind is None]:
                     unproven.append(
-                        f"{operator.id}: whether stream {target.name} can hold {abbreviate(unknown)} is unproven: "
-                        "the type is not known yet."
+                        f"{operator.id}: whether stream {target.name} can hold"
+                        f" {abbreviate(unknown)} is unproven: the type is not known yet."
                     )
         columns_known = all(columns.types is not None for columns in arriving)
-        unproven.extend(_note_declared_types(app, operator, context.declared, columns_known=columns_known))
+        unproven.extend(
+            _note_declared_types(app, operator, context.declared, columns_known=columns_known)
+        )
         unproven.extend(_note_compared_types(app, operator, context.compared))
 
     visit_operators(app, derive)
     return tuple(unproven), after
 
 
-def _note_compared_types(app: Application, operator: Operator, compared: Sequence[ComparedColumn]) -> list[str]:
+def _note_compared_types(
+    app: Application, operator: Operator, compared: Sequence[ComparedColumn]
+) -> list[str]:
     """Return a note for each pair of columns that need equal types, if a type is unknown."""
     unproven = []
     for pair in compared:
         if pair.type is None or pair.other_type is None:
             what = f"the types of the stream's {pair.column!r} and of {pair.other} are"
             if pair.other_type is not None:
-                what = f"the type of the stream's {pair.column!r}, to be {pair.other_type} as {pair.other} is, is"
+                what = (
+                    f"the type of the stream's {pair.column!r}, to be {pair.other_type} as"
+                    f" {pair.other} is, is"
+                )
             elif pair.type is not None:
-                what = f"the type of {pair.other}, to be {pair.type} as the stream's {pair.column!r} is, is"
+                what = (
+                    f"the type of {pair.other}, to be {pair.type} as the stream's"
+                    f" {pair.column!r} is, is"
+                )
             unproven.append(f"{operator.id}: {what} not known before it runs, and unproven.")
     step = (
-        "Make the type known: declare the columns of the streams, and cast columns with map() after a function. "
-        "Or leave strict out."
+        "Make the type known: declare the columns of the streams, and cast columns with map() after"
+        " a function. Or leave strict out."
     )
     return [note_unless_strict(app, operator, problem, step) for problem in unproven]
 
@@ -315,9 +409,11 @@ def _note_compared_types(app: Application, operator: Operator, compared: Sequenc
 def _note_declared_types(
     app: Application, operator: Operator, declared: Sequence[ComparedColumn], *, columns_known: bool
 ) -> list[str]:
-    """Return a note on the columns of unknown type for which a table, stream or key declares a type; [] for none.
+    """Return a note on the columns of unknown type for which a table, stream or key declares a
+    type; [] for none.
 
-    Without `columns_known`, another note says that all columns are unknown; only a strict application gets this, too.
+    Without `columns_known`, another note says that all columns are unknown; only a strict
+    application gets this, too.
     """
     unknown = [pair for pair in declared if pair.type is None]
     if not unknown or not (app.strict or columns_known):
@@ -327,15 +423,18 @@ def _note_declared_types(
     what = verb.format(f"{shown}, as {unknown[0].other} declares,")
     column, kind = unknown[0].column, unknown[0].other_type
     step = (
-        f'Make the type known: .with_columns({column}="cast({column} as {kind})"), or a function with schema=. Or '
-        "leave strict out."
+        f'Make the type known: .with_columns({column}="cast({column} as {kind})"), or a function'
+        " with schema=. Or leave strict out."
     )
     problem = f"{operator.id}: {what} not known before it runs, and unproven."
     return [note_unless_strict(app, operator, problem, step, column=column)]
 
 
-def _compare_stored_types(facts: StreamFacts, types: Mapping[str, str | None] | None) -> list[ComparedColumn]:
-    """Return the columns that are written to an existing stream, each with the sent type and the stored type.
+def _compare_stored_types(
+    facts: StreamFacts, types: Mapping[str, str | None] | None
+) -> list[ComparedColumn]:
+    """Return the columns that are written to an existing stream, each with the sent type and the
+    stored type.
 
     `types` are those of the sent columns; None if these are unknown.
     """
@@ -343,28 +442,36 @@ def _compare_stored_types(facts: StreamFacts, types: Mapping[str, str | None] | 
         return []
     stored = {field.name: field.type for field in facts.schema.fields}
     return [
-        ComparedColumn(name, None if types is None else types[name], f"stream {facts.name}", stored[name])
+        ComparedColumn(
+            name, None if types is None else types[name], f"stream {facts.name}", stored[name]
+        )
         for name in (stored if types is None else types)
         if name in stored
     ]
 
 
-def _check_existing_stream(app: Application, operator: str, facts: StreamFacts, types: dict[str, str | None]) -> None:
+def _check_existing_stream(
+    app: Application, operator: str, facts: StreamFacts, types: dict[str, str | None]
+) -> None:
     if facts.schema is None or not facts.evolves:
         return
     stored = {field.name: field.type for field in facts.schema.fields}
     # A column of nulls has the type void, which fits every column.
-    known = {name: stored.get(name, "string") if kind in (None, "void") else kind for name, kind in types.items()}
+    known = {
+        name: stored.get(name, "string") if kind in (None, "void") else kind
+        for name, kind in types.items()
+    }
     with _as_column_error(operator, facts.name):
         declared = Schema(tuple(Field(name, str(kind)) for name, kind in known.items()))
     changes = incompatible_changes(facts.schema, declared, facts.key)
     if changes:
         raise PlanningError(
-            f"{operator}: the records do not fit the columns of stream {facts.name}: {'; '.join(changes)}. "
-            "Columns can only be added, or widened.",
-            "Keep these columns (send null for an unused one: cast(null as …) as …), send to another stream, or delete "
-            f"this one (adjunct stream delete {split_stream_name(facts.name)[1]} --reason …): the next run creates it "
-            "with the new columns.",
+            f"{operator}: the records do not fit the columns of stream {facts.name}:"
+            f" {'; '.join(changes)}. Columns can only be added, or widened.",
+            "Keep these columns (send null for an unused one: cast(null as …) as …), send to"
+            " another stream, or delete this one (adjunct stream delete"
+            f" {split_stream_name(facts.name)[1]} --reason …): the next run creates it with the new"
+            " columns.",
             stream=facts.name,
             operator=operator,
         )
@@ -373,53 +480,68 @@ def _check_existing_stream(app: Application, operator: str, facts: StreamFacts, 
 
 @contextmanager
 def _as_column_error(operator: str, stream: str) -> Iterator[None]:
-    """Turn a SchemaMismatchError of the block into the PlanningError that the stream can't store the sent columns."""
+    """Turn a SchemaMismatchError of the block into the PlanningError that the stream can't store
+    the sent columns.
+    """
     try:
         yield
     except SchemaMismatchError as error:
         problem = f"{operator}: stream {stream} can't store the records sent to it: {error.problem}"
-        raise PlanningError(problem, error.next_step, stream=stream, operator=operator, column=error.column) from error
+        raise PlanningError(
+            problem, error.next_step, stream=stream, operator=operator, column=error.column
+        ) from error
 
 
 def note_batch_windows(app: Application) -> Iterator[str]:
-    """Yield a note for each operator with a SQL window (`over`): the window sees the records of one batch only."""
+    """Yield a note for each operator with a SQL window (`over`): the window sees the records of
+    one batch only.
+    """
     for operator in app.operators:
         texts = [text for text in operator.spec.sql if window_clauses(text)]
         if texts:
-            called = dict.fromkeys(f"{name}()" for text in texts for name, over in multi_record_functions(text) if over)
+            called = dict.fromkeys(
+                f"{name}()" for text in texts for name, over in multi_record_functions(text) if over
+            )
             yield note_unless_strict(
                 app,
                 operator,
-                f"{operator.id}: {', '.join(called)} over (…) sees the records of one batch only: its result depends "
-                "on how the input is cut into batches.",
-                "Use a window over time, stream.window(…), or a local table, which keep state between batches. Or "
-                "leave strict out.",
+                f"{operator.id}: {', '.join(called)} over (…) sees the records of one batch only:"
+                " its result depends on how the input is cut into batches.",
+                "Use a window over time, stream.window(…), or a local table, which keep state"
+                " between batches. Or leave strict out.",
             )
 
 
-def note_nondeterministic_results(app: Application, columns: Mapping[str, Columns]) -> Iterator[str]:
-    """Yield a note for each operator whose SQL may give other results in a repeated batch, such as `rand()`.
+def note_nondeterministic_results(
+    app: Application, columns: Mapping[str, Columns]
+) -> Iterator[str]:
+    """Yield a note for each operator whose SQL may give other results in a repeated batch, such as
+    `rand()`.
 
     `columns` are those after each operator, by its id. Users' functions are not checked.
     """
     for operator in app.operators:
         arriving = columns[(operator.inputs or (operator.id,))[0]].types or {}
-        changing = dict.fromkeys(name for text in operator.spec.sql for name in nondeterministic_parts(text, arriving))
+        changing = dict.fromkeys(
+            name for text in operator.spec.sql for name in nondeterministic_parts(text, arriving)
+        )
         if changing:
             yield note_unless_strict(
                 app,
                 operator,
-                f"{operator.id} gives other records when a batch is repeated after a crash, because of "
-                f"{', '.join(changing)}: an output stream that has the first ones rejects the others "
-                "(ProducerConflictError), and a remote table gets both.",
+                f"{operator.id} gives other records when a batch is repeated after a crash, because"
+                f" of {', '.join(changing)}: an output stream that has the first ones rejects the"
+                " others (ProducerConflictError), and a remote table gets both.",
                 "Take the value from the record, such as the time that its producer gave it.",
             )
 
 
 def note_unproven_columns(app: Application, columns: Mapping[str, Columns]) -> tuple[str, ...]:
-    """Return a note on what of columns and expressions is not known before a dry run; () if everything is.
+    """Return a note on what of columns and expressions is not known before a dry run; () if
+    everything is.
 
-    `columns` are those after each operator. An operator whose input columns are unknown already is not listed.
+    `columns` are those after each operator. An operator whose input columns are unknown already is
+    not listed.
     """
     unproven: list[str] = []
     for operator in app.operators:
@@ -427,22 +549,33 @@ def note_unproven_columns(app: Application, columns: Mapping[str, Columns]) -> t
         known_before = all(columns[source].complete for source in operator.inputs)
         if known_before and not columns[operator.id].complete:
             parsed = ((text, parse_expression(text)) for text in operator.spec.sql)
-            nameless = next((text for text, read in parsed if not read.star and read.name is None), None)
-            why = operator.spec.summary() if nameless is None else f"{_shorten(nameless)} has no name"
+            nameless = next(
+                (text for text, read in parsed if not read.star and read.name is None), None
+            )
+            why = (
+                operator.spec.summary() if nameless is None else f"{_shorten(nameless)} has no name"
+            )
             unproven.append(f"the columns after {operator.id} ({why})")
     return _join_note("Unproven; Spark checks it in a dry run before a batch", unproven)
 
 
 def iterate_dataset_sql(dataset: AdjunctDataset) -> Iterator[tuple[str, str, bool]]:
-    """Yield (owner, SQL, whether it is a SELECT) for the SQL in a dataset's validators and projection."""
-    yield from ((f"validator {name!r}", text, is_select) for name, text, is_select in iterate_sql_rules(dataset))
+    """Yield (owner, SQL, whether it is a SELECT) for the SQL in a dataset's validators and
+    projection.
+    """
+    yield from (
+        (f"validator {name!r}", text, is_select)
+        for name, text, is_select in iterate_sql_rules(dataset)
+    )
     if isinstance(dataset.extractor, Projection):
         texts = (*dict(dataset.extractor.select).values(), dataset.extractor.where)
         yield from (("the projection", text, False) for text in texts if text)
 
 
 def note_unproven_datasets(app: Application, catalog: Catalog) -> tuple[str, ...]:
-    """Return a note on the SQL of datasets that is only checked when they advance; () if there is none."""
+    """Return a note on the SQL of datasets that is only checked when they advance; () if there
+    is none.
+    """
     unproven: list[str] = []
     for dataset in app.datasets:
         records = source_schema(dataset, catalog)
@@ -455,12 +588,15 @@ def note_unproven_datasets(app: Application, catalog: Catalog) -> tuple[str, ...
             else:
                 unproven += _describe_unread(where, texts, is_select=is_select)
         if records is None and places:
-            unproven.append(f"the columns of dataset {dataset.name!r} ({dataset.input} declares none)")
+            unproven.append(
+                f"the columns of dataset {dataset.name!r} ({dataset.input} declares none)"
+            )
     return _join_note("Unproven; Spark checks it when the dataset advances", unproven)
 
 
 def _describe_unread(where: str, texts: Sequence[str], *, is_select: bool = False) -> list[str]:
-    """Return an item for each expression that our parser can't read, and for each function that Spark does not have.
+    """Return an item for each expression that our parser can't read, and for each function that
+    Spark does not have.
 
     `where` names their owner.
     """
@@ -468,12 +604,16 @@ def _describe_unread(where: str, texts: Sequence[str], *, is_select: bool = Fals
     unread = [f"{where}: {_shorten(text)} ({problem})" for text, problem in parsed if problem]
     for name in dict.fromkeys(name for text in texts for name in unknown_functions(text)):
         like = nearest_names(name, SPARK_FUNCTIONS, 1)
-        unread.append(f"{where}: {name}() is not a Spark function" + (f" ({like[0]}?)" if like else ""))
+        unread.append(
+            f"{where}: {name}() is not a Spark function" + (f" ({like[0]}?)" if like else "")
+        )
     return unread
 
 
 def _join_note(what: str, unproven: Sequence[str]) -> tuple[str, ...]:
-    """Return one note, which begins with `what`, lists the first items and counts the others; () for no items."""
+    """Return one note, which begins with `what`, lists the first items and counts the others; ()
+    for no items.
+    """
     more = f"; and {len(unproven) - _MAX_LISTED} more" if len(unproven) > _MAX_LISTED else ""
     return (f"{what}: {'; '.join(unproven[:_MAX_LISTED])}{more}.",) if unproven else ()
 

@@ -1,9 +1,10 @@
-"""Plans an application: proves that joins need no shuffle, infers partition counts, and assigns partitions to tasks.
+"""Plans an application: proves that joins need no shuffle, infers partition counts, and assigns
+partitions to tasks.
 
     requirements -> flows (columns and partitioning) -> join groups -> counts -> proof -> plan
 
-`build_plan` is pure: an application and the facts of its streams in, a plan or an error out. After SAMZA-1889.
-`plan_application` reads these facts, the only I/O of planning.
+`build_plan` is pure: an application and the facts of its streams in, a plan or an error out. After
+SAMZA-1889. `plan_application` reads these facts, the only I/O of planning.
 """
 
 from __future__ import annotations
@@ -20,7 +21,11 @@ from dagster_adjunct.orchestration.operators.operator import Exchange, PlanConte
 from dagster_adjunct.orchestration.operators.stream_facts import Catalog, Columns, StreamFacts
 from dagster_adjunct.orchestration.operators.windows.zone_rules import check_zones_in_jvm
 from dagster_adjunct.orchestration.planner import notes, partition_counts
-from dagster_adjunct.orchestration.planner.advances import find_empty_folders, note_sources, plan_advances
+from dagster_adjunct.orchestration.planner.advances import (
+    find_empty_folders,
+    note_sources,
+    plan_advances,
+)
 from dagster_adjunct.orchestration.planner.co_partitioning import (
     apply_insertions,
     check_co_partitioning,
@@ -37,7 +42,13 @@ from dagster_adjunct.orchestration.planner.columns import (
     note_unproven_datasets,
     trace_flows,
 )
-from dagster_adjunct.orchestration.planner.plan import ExecutionPlan, FedDataset, JoinGroup, PlannedOperator, SparkNeed
+from dagster_adjunct.orchestration.planner.plan import (
+    ExecutionPlan,
+    FedDataset,
+    JoinGroup,
+    PlannedOperator,
+    SparkNeed,
+)
 from dagster_adjunct.resources.common import map_in_threads, split_stream_name
 from dagster_adjunct.resources.errors import ConfigurationError, PlanningError, StreamNotFoundError
 from dagster_adjunct.resources.objects.lake import Lake, open_lake
@@ -50,7 +61,9 @@ from dagster_adjunct.resources.validation import validated
 
 @validated
 def systems_for(app: Application, *, lake: Lake | None = None) -> dict[str, StreamSystem]:
-    """Return the stream systems of an application's streams by their names; `lake` defaults to `open_lake()`."""
+    """Return the stream systems of an application's streams by their names; `lake` defaults to
+    `open_lake()`.
+    """
     return open_systems(open_lake() if lake is None else lake, _stream_names(app))
 
 
@@ -63,11 +76,14 @@ def open_dataset_systems(datasets: Iterable[AdjunctDataset], lake: Lake) -> dict
 def plan_application(
     app: Application, *, lake: Lake | None = None, systems: Mapping[str, StreamSystem] | None = None
 ) -> ExecutionPlan:
-    """Return the application's plan over the current streams; raises PlanningError if it can't be planned.
+    """Return the application's plan over the current streams; raises PlanningError if it can't be
+    planned.
 
     `systems` defaults to those of the application in `lake`, and `lake` to `open_lake()`.
     """
-    return build_plan(app, read_catalog(app, systems_for(app, lake=lake) if systems is None else systems))
+    return build_plan(
+        app, read_catalog(app, systems_for(app, lake=lake) if systems is None else systems)
+    )
 
 
 def read_catalog(app: Application, systems: Mapping[str, StreamSystem]) -> Catalog:
@@ -78,10 +94,12 @@ def read_catalog(app: Application, systems: Mapping[str, StreamSystem]) -> Catal
         system_name, stream = split_stream_name(name)
         if system_name not in systems:
             problem = (
-                f"application {app.name!r} reads {name}, but systems= has no stream system {system_name!r}: it "
-                f"has {', '.join(sorted(systems)) or 'none'}."
+                f"application {app.name!r} reads {name}, but systems= has no stream system"
+                f" {system_name!r}: it has {', '.join(sorted(systems)) or 'none'}."
             )
-            raise ConfigurationError(problem, "Pass systems=systems_for(app).", application=app.name)
+            raise ConfigurationError(
+                problem, "Pass systems=systems_for(app).", application=app.name
+            )
         system = systems[system_name]
         try:
             info = system.info(stream)
@@ -96,26 +114,39 @@ def read_catalog(app: Application, systems: Mapping[str, StreamSystem]) -> Catal
         system, name = split_stream_name(stream)
         return systems[system].stored_bytes(name)
 
-    new_streams = {name: system.new_streams for name, system in systems.items() if isinstance(system, StreamWriter)}
+    new_streams = {
+        name: system.new_streams
+        for name, system in systems.items()
+        if isinstance(system, StreamWriter)
+    }
     names = sorted(_stream_names(app))
     found = dict(zip(names, map_in_threads(read_facts, names), strict=True))
     facts = {name: fact for name, fact in found.items() if isinstance(fact, StreamFacts)}
     missing = {name: reason for name, reason in found.items() if isinstance(reason, str)}
     return Catalog(
-        facts, missing=missing, size_of=size_of, new_streams=new_streams, empty_folders=find_empty_folders(app)
+        facts,
+        missing=missing,
+        size_of=size_of,
+        new_streams=new_streams,
+        empty_folders=find_empty_folders(app),
     )
 
 
 def _stream_names(app: Application) -> set[str]:
-    return {*app.inputs, *app.outputs, *(dataset.stream for dataset in app.datasets if dataset.stream)}
+    return {
+        *app.inputs,
+        *app.outputs,
+        *(dataset.stream for dataset in app.datasets if dataset.stream),
+    }
 
 
 def build_plan(app: Application, facts: Mapping[str, StreamFacts]) -> ExecutionPlan:
     """Return the plan of an application; `facts` are those of the existing streams, by name.
 
-    Inputs and source streams of datasets must exist; outputs may. Raises PartitionCountMismatchError if
-    partition counts can't agree, and PlanningError for anything else that can't work: a missing stream, a missing or
-    duplicate column, a join that is not co-partitioned.
+    Inputs and source streams of datasets must exist; outputs may. Raises
+    PartitionCountMismatchError if partition counts can't agree, and PlanningError for anything else
+    that can't work: a missing stream, a missing or duplicate column, a join that is not
+    co-partitioned.
     """
     if not app.inputs:
         problem = f"application {app.name!r} has no input stream."
@@ -134,7 +165,9 @@ def build_plan(app: Application, facts: Mapping[str, StreamFacts]) -> ExecutionP
     open_counts = partition_counts.declared_counts(app, catalog)
     open_counts |= {item.node: item.partitions for item in inserted.values()}
     counts = partition_counts.assign_counts(open_counts, groups, default)
-    counts = partition_counts.add_merged_counts(app, flows, partition_counts.add_broadcast_counts(app, counts))
+    counts = partition_counts.add_merged_counts(
+        app, flows, partition_counts.add_broadcast_counts(app, counts)
+    )
     draft = partition_counts.Draft(app, catalog, needs, inserted, flows, groups, counts)
     draft = replace(draft, streams=partition_counts.build_planned_streams(draft, default_from))
     check_co_partitioning(draft)
@@ -178,7 +211,9 @@ def build_plan(app: Application, facts: Mapping[str, StreamFacts]) -> ExecutionP
     )
 
 
-def _iter_spark_needs(app: Application, catalog: Catalog, columns: Mapping[str, Columns]) -> Iterator[SparkNeed]:
+def _iter_spark_needs(
+    app: Application, catalog: Catalog, columns: Mapping[str, Columns]
+) -> Iterator[SparkNeed]:
     for operator in app.operators:
         arriving = [columns[source] for source in operator.inputs]
         what = operator.spec.spark_need(PlanContext(operator.id, app, catalog), arriving)
@@ -193,14 +228,20 @@ def _iter_exchanges(draft: partition_counts.Draft) -> Iterator[Exchange]:
             item = draft.inserted.get((operator.id, number))
             if item is not None:
                 why = f"the stream: {item.why}"
-                yield Exchange(operator.id, "auto_repartition", item.columns, counts[item.node], why, number)
+                yield Exchange(
+                    operator.id, "auto_repartition", item.columns, counts[item.node], why, number
+                )
         if operator.spec.role == "intermediate":
             stream = streams[operator.id]
             why = f"count: {stream.count_from}"
-            yield Exchange(operator.id, "partition_by", stream.partitioned_by, counts[operator.id], why)
+            yield Exchange(
+                operator.id, "partition_by", stream.partitioned_by, counts[operator.id], why
+            )
         if operator.spec.role == "broadcast":
             by = streams[operator.id].partitioned_by
-            yield Exchange(operator.id, "broadcast", by, counts[operator.id], "every task gets all records")
+            yield Exchange(
+                operator.id, "broadcast", by, counts[operator.id], "every task gets all records"
+            )
         if operator.spec.writes is not None:
             (flow,) = draft.flows.arriving[operator.id]
             context = PlanContext(operator.id, app, draft.catalog)
@@ -209,7 +250,9 @@ def _iter_exchanges(draft: partition_counts.Draft) -> Iterator[Exchange]:
                 yield before
 
 
-def _iter_operators(draft: partition_counts.Draft, columns: Mapping[str, Columns]) -> Iterator[PlannedOperator]:
+def _iter_operators(
+    draft: partition_counts.Draft, columns: Mapping[str, Columns]
+) -> Iterator[PlannedOperator]:
     counts = draft.counts.partitions
     for operator in draft.app.operators:
         flow, spec = draft.flows.after[operator.id], operator.spec
@@ -218,41 +261,72 @@ def _iter_operators(draft: partition_counts.Draft, columns: Mapping[str, Columns
             summary = f"{summary}: {output.description}"
         looks_up = None if spec.match is None else spec.match.node.name
         yield PlannedOperator(
-            operator.id, operator.kind, operator.inputs, summary, counts[flow.stream], flow.partitioned_by,
-            columns[operator.id].names, spec.reads, looks_up, spec.writes,
-        )  # fmt: skip
+            operator.id,
+            operator.kind,
+            operator.inputs,
+            summary,
+            counts[flow.stream],
+            flow.partitioned_by,
+            columns[operator.id].names,
+            spec.reads,
+            looks_up,
+            spec.writes,
+        )
 
 
 def _iter_join_groups(draft: partition_counts.Draft) -> Iterator[JoinGroup]:
     for join, requirements in draft.needs.items():
         both = zip(requirements, draft.flows.arriving[join], strict=True)
-        joined = [(needed, flow) for needed, flow in both if needed is not None and not needed.feeds]
+        joined = [
+            (needed, flow) for needed, flow in both if needed is not None and not needed.feeds
+        ]
         if joined:
             nodes = dict.fromkeys(flow.stream for _, flow in joined)
-            nodes |= {partition_counts.dataset_node(needed.dataset): None for needed, _ in joined if needed.dataset}
+            nodes |= {
+                partition_counts.dataset_node(needed.dataset): None
+                for needed, _ in joined
+                if needed.dataset
+            }
             needed, flow = joined[0]
             names = tuple(_stream_label(node, draft.streams) for node in nodes)
-            yield JoinGroup(join, needed.dataset, names, draft.counts.partitions[flow.stream], needed.columns or ())
+            yield JoinGroup(
+                join,
+                needed.dataset,
+                names,
+                draft.counts.partitions[flow.stream],
+                needed.columns or (),
+            )
 
 
 def _plan_fed_datasets(draft: partition_counts.Draft) -> tuple[FedDataset, ...]:
-    """Return the joined datasets that the application itself sends records to, in order of declaration."""
+    """Return the joined datasets that the application itself sends records to, in order of
+    declaration.
+    """
     sinks: dict[str, list[str]] = {}
     streams: dict[str, dict[str, None]] = {}
     for operator, requirements in draft.needs.items():
         for needed, flow in zip(requirements, draft.flows.arriving[operator], strict=True):
             if needed is not None and needed.feeds and needed.dataset is not None:
                 sinks.setdefault(needed.dataset, []).append(operator)
-                streams.setdefault(needed.dataset, {})[_stream_label(flow.stream, draft.streams)] = None
+                streams.setdefault(needed.dataset, {})[
+                    _stream_label(flow.stream, draft.streams)
+                ] = None
     return tuple(
-        FedDataset(dataset.name, tuple(streams[dataset.name]), tuple(sinks[dataset.name]), dataset.partitions or 0)
+        FedDataset(
+            dataset.name,
+            tuple(streams[dataset.name]),
+            tuple(sinks[dataset.name]),
+            dataset.partitions or 0,
+        )
         for dataset in draft.app.datasets
         if dataset.name in sinks
     )
 
 
 def _stream_label(node: str, streams: Mapping[str, PlannedStream]) -> str:
-    """Return the name of the stream with this node id; of merged streams, the id of the operator that merges them."""
+    """Return the name of the stream with this node id; of merged streams, the id of the operator
+    that merges them.
+    """
     return streams[node].name if node in streams else node
 
 
@@ -260,8 +334,9 @@ def _iter_notes(draft: partition_counts.Draft) -> Iterator[str]:
     app, streams = draft.app, draft.streams
     for item in draft.inserted.values():
         yield (
-            f"auto_repartition: {_stream_label(item.stream, streams)} moves before {item.operator} into "
-            f"{streams[item.node].partitions} partitions by ({', '.join(item.columns)}), because {item.why}."
+            f"auto_repartition: {_stream_label(item.stream, streams)} moves before"
+            f" {item.operator} into {streams[item.node].partitions} partitions by"
+            f" ({', '.join(item.columns)}), because {item.why}."
         )
     specs = [operator.spec for operator in app.operators]
     written = {spec.writes for spec in specs if spec.writes is not None}
@@ -269,18 +344,26 @@ def _iter_notes(draft: partition_counts.Draft) -> Iterator[str]:
         yield "Nothing is written: no stream ends in send_to()."
     used = written | {spec.match.node.name for spec in specs if spec.match is not None}
     yield from (
-        f"Output stream {name} is declared and nothing is sent to it." for name in app.outputs if name not in written
+        f"Output stream {name} is declared and nothing is sent to it."
+        for name in app.outputs
+        if name not in written
     )
-    yield from (f"Dataset {item.name} is declared and not used." for item in app.datasets if item.name not in used)
-    yield from (f"Table {name} is declared and not used." for name in app.tables if name not in used)
+    yield from (
+        f"Dataset {item.name} is declared and not used."
+        for item in app.datasets
+        if item.name not in used
+    )
+    yield from (
+        f"Table {name} is declared and not used." for name in app.tables if name not in used
+    )
     yield from filter(None, map(describe_partitions, app.datasets))
 
 
 def check_syntax(app: Application) -> None:
     """Raise PlanningError for the first SQL of an application that Spark can't parse.
 
-    Spark's parser runs in a JVM without a session, which is started only for a query, or for an expression that is not
-    certain to be valid. Without Java, these are not checked.
+    Spark's parser runs in a JVM without a session, which is started only for a query, or for an
+    expression that is not certain to be valid. Without Java, these are not checked.
     """
     to_parse = [each for each in _iter_sql(app) if each[1] or not is_valid_for_spark(each[0])]
     if not to_parse:
@@ -292,7 +375,10 @@ def check_syntax(app: Application) -> None:
         mistakes = syntax_errors([(text, whole) for text, whole, _, _ in to_parse])
     for mistake, (text, whole, what, facts) in zip(mistakes, to_parse, strict=False):
         if mistake:
-            problem = f"{what}: {text!r} is not a valid Spark SQL {'query' if whole else 'expression'}: {mistake}."
+            problem = (
+                f"{what}: {text!r} is not a valid Spark SQL {'query' if whole else 'expression'}:"
+                f" {mistake}."
+            )
             step = "Correct the SQL; Spark's parser reports the position."
             raise PlanningError(problem, step, application=app.name, **facts)
 
@@ -320,7 +406,9 @@ def check_zones(app: Application) -> None:
 
 
 def _iter_sql(app: Application) -> Iterator[tuple[str, bool, str, dict[str, str | None]]]:
-    """Yield (SQL, whether it is a whole query, its owner, the fields of an error) for all SQL of an application."""
+    """Yield (SQL, whether it is a whole query, its owner, the fields of an error) for all SQL of
+    an application.
+    """
     for operator in app.operators:
         facts = {"operator": operator.id, "declared_at": format_place(operator.declared_at)}
         yield from ((text, False, operator.id, facts) for text in operator.spec.sql)
@@ -333,4 +421,7 @@ def _iter_sql(app: Application) -> Iterator[tuple[str, bool, str, dict[str, str 
         if isinstance(initial, QuerySnapshot) and initial.sql is not None:
             texts.append(("the snapshot's query", initial.sql, True))
         facts = {"dataset": dataset.name, "declared_at": format_place(dataset.declared_at)}
-        yield from ((text, whole, f"{what} of dataset {dataset.name!r}", facts) for what, text, whole in texts)
+        yield from (
+            (text, whole, f"{what} of dataset {dataset.name!r}", facts)
+            for what, text, whole in texts
+        )

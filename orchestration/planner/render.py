@@ -2,9 +2,9 @@
 
 A plan as JSON is `ExecutionPlan.to_json` (planner/plan.py).
 
-Operators are numbered in order of definition, so inserting one renumbers those after it. Operators of two plans are
-therefore paired by kind, name and summary, and differences use the numbers of the newer plan. Members of the JSON that
-only one of the plans has are not compared.
+Operators are numbered in order of definition, so inserting one renumbers those after it. Operators
+of two plans are therefore paired by kind, name and summary, and differences use the numbers of the
+newer plan. Members of the JSON that only one of the plans has are not compared.
 """
 
 from __future__ import annotations
@@ -17,13 +17,20 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from dagster_adjunct.orchestration.operators.operator import BROADCAST, Exchange, PlannedStream
 
 if TYPE_CHECKING:
-    from dagster_adjunct.orchestration.planner.plan import ExecutionPlan, FedJoin, PlannedAdvance, PlannedOperator, Task
+    from dagster_adjunct.orchestration.planner.plan import (
+        ExecutionPlan,
+        FedJoin,
+        PlannedAdvance,
+        PlannedOperator,
+        Task,
+    )
 
 Item = Mapping[str, Any]
 
 _TOKEN = re.compile(r"[\w-]+")
 _NUMBER = re.compile(r"-\d+(?=-|$)")
-# Members of a plan's JSON that are lists: what an item is called in differences, and a template of its name.
+# Members of a plan's JSON that are lists: what an item is called in differences, and a template of
+# its name.
 _ITEMS = {
     "streams": ("stream", "{name} ({place})"),
     "join_groups": ("proven join", "{join}"),
@@ -43,15 +50,19 @@ _CHANGE_TEXTS = {
     "partitioner": "is partitioned with {new}, was with {old}",
     "count_from": "has its count from {new}, had it from {old}",
     "order": "keeps the order {new}, kept {old}",
-    "marks": "marks applied records as {new}, did as {old}: records of an interrupted batch are applied again, and "
-    "those that {new} has applied are skipped; name it by marks_as",
+    "marks": (
+        "marks applied records as {new}, did as {old}: records of an interrupted batch are applied"
+        " again, and those that {new} has applied are skipped; name it by marks_as"
+    ),
     "streams": "has the streams {new}, had {old}",
     "needs_spark": "needs Spark because of {new}, did because of {old}",
 }
 
 
 def describe_differences(older: Item, newer: Item) -> tuple[str, ...]:
-    """Return the differences between two plan documents (`ExecutionPlan.to_json`), one line each."""
+    """Return the differences between two plan documents (`ExecutionPlan.to_json`), one line
+    each.
+    """
     pairs = _pair_operators(older.get("operators", ()), newer.get("operators", ()))
     renamed = {old["id"]: new["id"] for old, new in pairs if old is not None and new is not None}
     before = _renumber(older, renamed, older.get("application", ""))
@@ -70,8 +81,11 @@ def describe_differences(older: Item, newer: Item) -> tuple[str, ...]:
     return (*lines, *_describe_other_changes(before, newer))
 
 
-def _pair_operators(older: Sequence[Item], newer: Sequence[Item]) -> list[tuple[Item | None, Item | None]]:
-    """Return pairs (old, new) of operators whose ids differ at most in the number; None for a missing partner.
+def _pair_operators(
+    older: Sequence[Item], newer: Sequence[Item]
+) -> list[tuple[Item | None, Item | None]]:
+    """Return pairs (old, new) of operators whose ids differ at most in the number; None for a
+    missing partner.
 
     Operators that also have the same summary are paired first.
     """
@@ -89,12 +103,16 @@ def _pair_operators(older: Sequence[Item], newer: Sequence[Item]) -> list[tuple[
             if number not in paired and waiting[signature(item)]:
                 paired[number] = waiting[signature(item)].pop()
                 del unpaired[paired[number]["id"]]
-    pairs: list[tuple[Item | None, Item | None]] = [(paired.get(number), item) for number, item in enumerate(newer)]
+    pairs: list[tuple[Item | None, Item | None]] = [
+        (paired.get(number), item) for number, item in enumerate(newer)
+    ]
     return [*((item, None) for item in unpaired.values()), *pairs]
 
 
 def _renumber(value: Any, renamed: Mapping[str, str], application: str) -> Any:
-    """Return a plan's JSON with operator ids replaced (old: new), also within texts and names of streams."""
+    """Return a plan's JSON with operator ids replaced (old: new), also within texts and names of
+    streams.
+    """
 
     def token(match: re.Match[str]) -> str:
         for prefix in ("", f"{application}-", f"{application}-before-"):
@@ -121,7 +139,9 @@ def _describe_items(part: str, older: Sequence[Item], newer: Sequence[Item]) -> 
         elif item.get("partitions") is None:
             yield f"{label} is new"
         else:
-            yield f"{label} is new: {item['partitions']} partitions{_by(item.get('partitioned_by'))}"
+            yield (
+                f"{label} is new: {item['partitions']} partitions{_by(item.get('partitioned_by'))}"
+            )
 
 
 def _by_label(part: str, items: Sequence[Item]) -> dict[str, Item]:
@@ -139,7 +159,9 @@ def _by_label(part: str, items: Sequence[Item]) -> dict[str, Item]:
 
 
 def _describe_changes(what: str, old: Item, new: Item, without: Sequence[str]) -> Iterator[str]:
-    """Yield a line for each member that both items have with different values, except members in `without`."""
+    """Yield a line for each member that both items have with different values, except members in
+    `without`.
+    """
     for name in (name for name in new if name in old and name not in without):
         before, after = _to_lists(old[name]), _to_lists(new[name])
         if before == after:
@@ -149,17 +171,24 @@ def _describe_changes(what: str, old: Item, new: Item, without: Sequence[str]) -
             removed = [str(column) for column in before if column not in after]
             parts = [f"new columns {', '.join(added)}"] if added else []
             parts += [f"columns {', '.join(removed)} are gone"] if removed else []
-            yield f"{what}: {'; '.join(parts) or f'the columns are in another order: {_format_value(after)}'}"
+            yield (
+                f"{what}:"
+                f" {'; '.join(parts) or f'the columns are in another order: {_format_value(after)}'}"
+            )
             continue
         wording = _CHANGE_TEXTS.get(name, f"{name} is {{new}}, was {{old}}")
         yield f"{what} {wording.format(new=_format_value(after), old=_format_value(before))}"
 
 
 def _describe_other_changes(before: Item, newer: Item) -> Iterator[str]:
-    yield from _describe_changes("the plan:", before, newer, ("format", "operators", "tasks", "notes", *_ITEMS))
+    yield from _describe_changes(
+        "the plan:", before, newer, ("format", "operators", "tasks", "notes", *_ITEMS)
+    )
     for what, there, other in (("is new", newer, before), ("is gone", before, newer)):
         known = set(map(str, other.get("notes", ())))
-        yield from (f"note {what}: {note}" for note in there.get("notes", ()) if str(note) not in known)
+        yield from (
+            f"note {what}: {note}" for note in there.get("notes", ()) if str(note) not in known
+        )
     old, new = _to_lists(before.get("tasks", [])), _to_lists(newer.get("tasks", []))
     if len(old) != len(new):
         yield f"there are {len(new)} tasks, there were {len(old)}"
@@ -180,8 +209,14 @@ def _format_value(value: Any) -> str:
 
 
 LONGEST_LINE = 48
-# Of the nodes of a flowchart: the brackets that give their shape, and the colours of fill and stroke.
-_BRACKETS = {"box": ("[", "]"), "stream": ("([", "])"), "dataset": ("[(", ")]"), "table": ("[[", "]]")}
+# Of the nodes of a flowchart: the brackets that give their shape, and the colours of fill and
+# stroke.
+_BRACKETS = {
+    "box": ("[", "]"),
+    "stream": ("([", "])"),
+    "dataset": ("[(", ")]"),
+    "table": ("[[", "]]"),
+}
 _COLOURS = {
     "input": ("#dbeafe", "#2563eb"),
     "transform": ("#f3f4f6", "#6b7280"),
@@ -196,22 +231,34 @@ _TARGET_REASONS = ("output", "remote table", "dataset", "local table")
 
 
 def render_mermaid(plan: ExecutionPlan) -> str:
-    """Return a Mermaid flowchart from top to bottom; the links with an exchange are thick and say so."""
+    """Return a Mermaid flowchart from top to bottom; the links with an exchange are thick and
+    say so.
+    """
     counts = {stream.name: stream for stream in plan.streams if stream.dataset is None}
     datasets = {stream.dataset: stream for stream in plan.streams if stream.dataset is not None}
     remote = {table.table for table in plan.tables}
-    before = {(item.operator, item.input): item for item in plan.exchanges if item.reason not in _TARGET_REASONS}
+    before = {
+        (item.operator, item.input): item
+        for item in plan.exchanges
+        if item.reason not in _TARGET_REASONS
+    }
     written = {item.operator: item for item in plan.exchanges if item.reason in _TARGET_REASONS}
-    moves = {item.operator for item in plan.exchanges if item.reason in ("partition_by", "broadcast")}
+    moves = {
+        item.operator for item in plan.exchanges if item.reason in ("partition_by", "broadcast")
+    }
     calling = {call.operator for call in plan.calls if call.kind == "sink"}
-    nodes: dict[str, tuple[str, str, Sequence[str]]] = {}  # by key: shape, name of the colour, lines of text
+    nodes: dict[
+        str, tuple[str, str, Sequence[str]]
+    ] = {}  # by key: shape, name of the colour, lines of text
     links: list[tuple[str, str, Exchange | None]] = []
 
     def outside(name: str) -> str:
         key = f"outside {name}"
         if key not in nodes:
             stream = datasets.get(name) or counts.get(name)
-            is_stream = name in counts or (name not in datasets and name not in remote and "." in name)
+            is_stream = name in counts or (
+                name not in datasets and name not in remote and "." in name
+            )
             shape = "dataset" if name in datasets else "stream" if is_stream else "table"
             nodes[key] = (shape, "outside", (name, _describe_count(stream)) if stream else (name,))
         return key
@@ -227,9 +274,20 @@ def render_mermaid(plan: ExecutionPlan) -> str:
             "several": len(item.inputs) > 1,
             "transform": True,
         }
-        label = (item.id, " ".join(item.summary.split()), _partitions(item.partitions) + _by(item.partitioned_by))
-        nodes[item.id] = ("box", next(colour for colour, applies in colours.items() if applies), label)
-        links += [(source, item.id, before.get((item.id, number))) for number, source in enumerate(item.inputs)]
+        label = (
+            item.id,
+            " ".join(item.summary.split()),
+            _partitions(item.partitions) + _by(item.partitioned_by),
+        )
+        nodes[item.id] = (
+            "box",
+            next(colour for colour, applies in colours.items() if applies),
+            label,
+        )
+        links += [
+            (source, item.id, before.get((item.id, number)))
+            for number, source in enumerate(item.inputs)
+        ]
         if item.looks_up is not None:
             links.append((outside(item.looks_up), item.id, None))
         if item.writes is not None:
@@ -277,13 +335,16 @@ def _truncate(line: str, length: int) -> str:
 
 
 def _escape(text: str) -> str:
-    """Return the text with characters that mean something in Mermaid, Markdown or HTML as numbered entities."""
+    """Return the text with characters that mean something in Mermaid, Markdown or HTML as
+    numbered entities.
+    """
     return "".join(c if (c.isalnum() or c in _PLAIN) else f"#{ord(c)};" for c in text)
 
 
 AS_OF_NOTE = (
-    "A record later than the dataset's last change of its key is joined with the last known entry. Output that is "
-    "written does not change when the dataset learns of an earlier change later; a replay rewrites it."
+    "A record later than the dataset's last change of its key is joined with the last known entry."
+    " Output that is written does not change when the dataset learns of an earlier change later; a"
+    " replay rewrites it."
 )
 _WITHOUT_ENTRY = {
     "null": "nothing",
@@ -296,36 +357,73 @@ _MAX_DEPTH = 20
 
 
 _Table: TypeAlias = dict[str, str | Callable[[Any], object]]
-"""The columns of a text table of items: {title: the item's member to show, or a function of the item}."""
+"""The columns of a text table of items: {title: the item's member to show, or a function of the
+item}.
+"""
 
 
 def render_text(plan: ExecutionPlan) -> str:
-    """Return a plan as text: operators, streams, joins, exchanges, tables, calls, state, tasks and notes."""
+    """Return a plan as text: operators, streams, joins, exchanges, tables, calls, state, tasks
+    and notes.
+    """
     lines = [f"Application {plan.application}"]
 
-    def section(title: str, columns: _Table, items: Sequence[Any], more: Sequence[str] = ()) -> None:
-        rows = [[_cell(of(item) if callable(of) else getattr(item, of)) for of in columns.values()] for item in items]
+    def section(
+        title: str, columns: _Table, items: Sequence[Any], more: Sequence[str] = ()
+    ) -> None:
+        rows = [
+            [_cell(of(item) if callable(of) else getattr(item, of)) for of in columns.values()]
+            for item in items
+        ]
         if rows or more:
             lines.extend(["", title, *(_align([list(columns), *rows]) if rows else ()), *more])
 
     section("Operators", {}, (), _draw_graph(plan.operators))
-    streams: _Table = {"name": "name", "role": "role", "partitions": "partitions", "by": "partitioned_by"}
+    streams: _Table = {
+        "name": "name",
+        "role": "role",
+        "partitions": "partitions",
+        "by": "partitioned_by",
+    }
     streams["partitioner"] = lambda stream: stream.partitioner if stream.partitioned_by else "-"
     streams["count from"] = "count_from"
     section("Streams", streams, plan.streams)
     groups: _Table = {"partitions": "partitions", "by": "partitioned_by", "streams": "streams"}
     joins = [group for group in plan.join_groups if group.dataset is not None]
     states = [group for group in plan.join_groups if group.dataset is None]
-    fed = [f"  {one.dataset} ({one.partitions}) is fed by {', '.join(one.streams)}" for one in plan.fed if joins]
-    section("Joins that need no exchange on the dataset's side", {"join": "join", **groups}, joins, fed)
+    fed = [
+        f"  {one.dataset} ({one.partitions}) is fed by {', '.join(one.streams)}"
+        for one in plan.fed
+        if joins
+    ]
+    section(
+        "Joins that need no exchange on the dataset's side", {"join": "join", **groups}, joins, fed
+    )
     section("Operators with state, which needs no exchange", {"at": "join", **groups}, states)
-    exchanges: _Table = {"at": _describe_input, "reason": "reason", "partitions": "partitions", "by": "partitioned_by"}
+    exchanges: _Table = {
+        "at": _describe_input,
+        "reason": "reason",
+        "partitions": "partitions",
+        "by": "partitioned_by",
+    }
     exchanges["why"] = "why"
     section("Exchanges", exchanges, plan.exchanges)
     replays = [f"  A replay leaves {item.table} {item.replay}." for item in plan.tables]
-    section("Tables", {"at": "operator", "table": "table", "order": "order", "why": "why"}, plan.tables, replays)
-    section("Calls", {"at": "operator", "what": "kind", "of": "of", "guarantee": "guarantee"}, plan.calls)
-    written = [f"  local table {item.table}, written at {', '.join(item.sends)}. {item.replay}" for item in plan.state]
+    section(
+        "Tables",
+        {"at": "operator", "table": "table", "order": "order", "why": "why"},
+        plan.tables,
+        replays,
+    )
+    section(
+        "Calls",
+        {"at": "operator", "what": "kind", "of": "of", "guarantee": "guarantee"},
+        plan.calls,
+    )
+    written = [
+        f"  local table {item.table}, written at {', '.join(item.sends)}. {item.replay}"
+        for item in plan.state
+    ]
     section("State", {}, (), written)
     section(
         "Joins with what the application itself writes",
@@ -339,7 +437,12 @@ def render_text(plan: ExecutionPlan) -> str:
         "before the history": lambda item: _WITHOUT_ENTRY[item.before_history],
         "dataset": lambda item: f"{item.dataset}: {item.known}",
     }
-    section("Joins by the records' own times", by_time, plan.by_time, [f"  {AS_OF_NOTE}"] if plan.by_time else ())
+    section(
+        "Joins by the records' own times",
+        by_time,
+        plan.by_time,
+        [f"  {AS_OF_NOTE}"] if plan.by_time else (),
+    )
     lines += ["", "Tasks", *_describe_tasks(plan.tasks)]
     if plan.engine == "auto":
         needs = [f"  - {need.operator}: {need.what}" for need in plan.needs_spark]
@@ -353,26 +456,44 @@ def render_text(plan: ExecutionPlan) -> str:
 def _describe_advance(advance: PlannedAdvance) -> str:
     if not advance.needs_spark:
         return f"  Dataset {advance.dataset}: few records are advanced without Spark."
-    return f"  Dataset {advance.dataset} is advanced with Spark, because of {'; '.join(advance.needs_spark)}."
+    return (
+        f"  Dataset {advance.dataset} is advanced with Spark, because of"
+        f" {'; '.join(advance.needs_spark)}."
+    )
 
 
 def _cell(value: object) -> str:
-    """Return a value of a plan as text. None is shown as "broadcast": only those datasets have no partition count."""
-    return ", ".join(value) or "-" if isinstance(value, tuple) else "broadcast" if value is None else str(value)
+    """Return a value of a plan as text. None is shown as "broadcast": only those datasets have
+    no partition count.
+    """
+    return (
+        ", ".join(value) or "-"
+        if isinstance(value, tuple)
+        else "broadcast"
+        if value is None
+        else str(value)
+    )
 
 
 def _describe_input(exchange: Exchange) -> str:
-    return f"{exchange.operator}, input {exchange.input + 1}" if exchange.input else exchange.operator
+    return (
+        f"{exchange.operator}, input {exchange.input + 1}" if exchange.input else exchange.operator
+    )
 
 
 def _describe_seen(join: FedJoin) -> str:
-    return f"this batch, up to {join.last_send}; later sends in the next batch" if join.sees == "both" else join.sees
+    return (
+        f"this batch, up to {join.last_send}; later sends in the next batch"
+        if join.sees == "both"
+        else join.sees
+    )
 
 
 def _draw_graph(operators: Sequence[PlannedOperator]) -> list[str]:
     """Return the graph as lines of text: chains go down, branches are indented and begin with "+".
 
-    An operator with several inputs is drawn after the last of them; after the others, "-> ID" refers to it.
+    An operator with several inputs is drawn after the last of them; after the others, "-> ID"
+    refers to it.
     """
     following: dict[str, list[PlannedOperator]] = defaultdict(list)
     for operator in operators:
@@ -390,7 +511,10 @@ def _draw_graph(operators: Sequence[PlannedOperator]) -> list[str]:
             lines.append(f"  {deeper}-> {operator.id}")
             continue
         summary = _truncate(" ".join(operator.summary.split()), 80)
-        lines.append(f"  {deeper}{operator.id}  [{operator.partitions}{_by(operator.partitioned_by)}]  {summary}")
+        lines.append(
+            f"  {deeper}{operator.id}  [{operator.partitions}{_by(operator.partitioned_by)}] "
+            f" {summary}"
+        )
         after = following[operator.id]
         if len(after) == 1:
             waiting.append((after[0], depth, False))
@@ -400,7 +524,9 @@ def _draw_graph(operators: Sequence[PlannedOperator]) -> list[str]:
 
 
 def _describe_tasks(tasks: Sequence[Task]) -> list[str]:
-    """Return lines about the tasks: one for consecutive tasks that own partitions or buckets of the same things."""
+    """Return lines about the tasks: one for consecutive tasks that own partitions or buckets of
+    the same things.
+    """
     lines: list[str] = []
     if tasks and tasks[0].name.startswith("Task"):
         lines.append(f"  task i modulo {len(tasks)} owns partition i, and bucket i of each dataset")
@@ -420,7 +546,9 @@ def _describe_tasks(tasks: Sequence[Task]) -> list[str]:
 
 
 def _owned(task: Task) -> tuple[list[str], list[str]]:
-    """Return the names of the inputs and of the datasets of which a task owns partitions or buckets."""
+    """Return the names of the inputs and of the datasets of which a task owns partitions or
+    buckets.
+    """
     streams = dict.fromkeys(ssp.qualified_stream for ssp in task.ssps)
     buckets = dict.fromkeys(bucket.rpartition(".")[0] for bucket in task.buckets)
     return [name for name in streams if name not in task.broadcast], list(buckets)

@@ -1,13 +1,16 @@
-"""Fans out startpoint requests for a run, applies those for datasets, and decides where the run's tasks start.
+"""Fans out startpoint requests for a run, applies those for datasets, and decides where the run's
+tasks start.
 
 Every input partition gets a position, from the first of these that it has:
 
-    startpoint       a request that was fanned out: its offset is found once, and stored before anything is read
-    checkpoint       the next offset to read, from the last commit of offsets; streams to reset lose it
+    startpoint       a request that was fanned out: its offset is found once, and stored before
+                     anything is read
+    checkpoint       the next offset to read, from the last commit of offsets; streams to reset lose
+                     it
     default          the input's own setting, the stream's, the system's, else upcoming
 
-A checkpoint is valid only for the stream that it was made of (not for a recreated one), and only if the stream still
-has that offset.
+A checkpoint is valid only for the stream that it was made of (not for a recreated one), and only if
+the stream still has that offset.
 """
 
 from __future__ import annotations
@@ -79,9 +82,9 @@ _log = logging.getLogger(__name__)
 class DatasetOutcome:
     """The outcome of applying the startpoint requests for datasets.
 
-    `failed` has, by dataset, the error of a request that was rejected or could not be applied: the dataset's requests
-    stay, and it must not advance until somebody has taken them back or solved the problem. `fan_out` is the fan-out
-    made for this; None if none was needed.
+    `failed` has, by dataset, the error of a request that was rejected or could not be applied: the
+    dataset's requests stay, and it must not advance until somebody has taken them back or solved
+    the problem. `fan_out` is the fan-out made for this; None if none was needed.
     """
 
     reports: tuple[AdvanceReport, ...] = ()
@@ -102,12 +105,13 @@ def apply_dataset_startpoints(
     only: Collection[str] | None = None,
     on_report: Callable[[AdvanceReport], None] = lambda report: None,
 ) -> DatasetOutcome:
-    """Rewind, or rebuild, the datasets that startpoints were fanned out to, each in one commit. Call it before the
-    datasets advance.
+    """Rewind, or rebuild, the datasets that startpoints were fanned out to, each in one commit.
+    Call it before the datasets advance.
 
-    `handed` is the result of a fan-out; a dataset that was handed an unreadable entry fails. `only` names the datasets
-    (None: all). Applied requests are removed from the fan-outs after the commit: if a run dies in between, the next one
-    sees from the commit that they are applied. A failing dataset does not stop the others.
+    `handed` is the result of a fan-out; a dataset that was handed an unreadable entry fails. `only`
+    names the datasets (None: all). Applied requests are removed from the fan-outs after the commit:
+    if a run dies in between, the next one sees from the commit that they are applied. A failing
+    dataset does not stop the others.
     """
     reports: list[AdvanceReport] = []
     failed: dict[str, errors.AdjunctError] = {}
@@ -117,12 +121,17 @@ def apply_dataset_startpoints(
         task = dataset_task_name(dataset.name)
         if task in handed.held:
             ssps = handed.held[task]
-            why = [entry.error for entry in handed.unreadable if entry.at == task or (entry.at and entry.ssp in ssps)]
+            why = [
+                entry.error
+                for entry in handed.unreadable
+                if entry.at == task or (entry.at and entry.ssp in ssps)
+            ]
             stream = min(ssps).qualified_stream
             failed[dataset.name] = errors.MalformedDocumentError(
-                f"dataset {dataset.name!r} was handed a startpoint that can't be read, and does not advance. "
-                f"{why[0] if why else ''}",
-                f"Take it back (adjunct startpoint clear MODULE:APP {stream} --reason …), or upgrade.",
+                f"dataset {dataset.name!r} was handed a startpoint that can't be read, and does not"
+                f" advance. {why[0] if why else ''}",
+                f"Take it back (adjunct startpoint clear MODULE:APP {stream} --reason …), or"
+                " upgrade.",
                 dataset=dataset.name,
             )
             continue
@@ -130,9 +139,13 @@ def apply_dataset_startpoints(
         for ssp, request in handed.tasks.get(task, {}).items():
             try:
                 if request.on_unresolved == "checkpoint":
-                    resolve_startpoint_to_offset(runtime.systems[ssp.system], ssp, request.startpoint)
+                    resolve_startpoint_to_offset(
+                        runtime.systems[ssp.system], ssp, request.startpoint
+                    )
             except errors.PermanentError as error:
-                _log.warning("%s: dataset %s continues without its startpoint: %s", ssp, dataset.name, error)
+                _log.warning(
+                    "%s: dataset %s continues without its startpoint: %s", ssp, dataset.name, error
+                )
             else:
                 requests[ssp] = request
         if not requests:
@@ -142,7 +155,9 @@ def apply_dataset_startpoints(
         except errors.AdjunctError as error:
             failed[dataset.name] = error
         else:
-            startpoints.remove_fan_outs({task: {ssp: request.id for ssp, request in requests.items()}})
+            startpoints.remove_fan_outs(
+                {task: {ssp: request.id for ssp, request in requests.items()}}
+            )
             on_report(reports[-1])
     return DatasetOutcome(tuple(reports), failed)
 
@@ -151,8 +166,9 @@ def _rewind_dataset(runtime: Runtime, dataset: AdjunctDataset, requests: Request
     bounded = [ssp for ssp, request in requests.items() if request.until is not None]
     if bounded:
         raise errors.DatasetError(
-            f"dataset {dataset.name!r}: the startpoint of {bounded[0]} has an end (until), and the table of a dataset "
-            "can't be replayed: it always holds what its stream says up to its position.",
+            f"dataset {dataset.name!r}: the startpoint of {bounded[0]} has an end (until), and the"
+            " table of a dataset can't be replayed: it always holds what its stream says up to its"
+            " position.",
             "Take the request back, and request a startpoint without an end.",
             dataset=dataset.name,
         )
@@ -173,11 +189,12 @@ def fan_out_requests(
     plan: ExecutionPlan | None,
     offsets: OffsetState,
 ) -> FanOut:
-    """Fan the waiting requests out to the plan's tasks and to rewindable datasets; return what each has to apply.
+    """Fan the waiting requests out to the plan's tasks and to rewindable datasets; return what each
+    has to apply.
 
-    `offsets` says which requests the batch log has applied. Sensors and runs at their start may call this at the same
-    time. Nothing is fanned out, and requests stay as they are, if the application has neither inputs nor rewindable
-    datasets, or disables startpoints.
+    `offsets` says which requests the batch log has applied. Sensors and runs at their start may
+    call this at the same time. Nothing is fanned out, and requests stay as they are, if the
+    application has neither inputs nor rewindable datasets, or disables startpoints.
     """
     if not app.startpoints:
         stored = startpoints.read()
@@ -186,17 +203,23 @@ def fan_out_requests(
     readers = find_reading_tasks(app, plan, systems)
     if not readers.tasks:
         return FanOut({})
-    datasets = {dataset_task_name(dataset.name): dataset.name for dataset in list_rewindable_datasets(app)}
+    datasets = {
+        dataset_task_name(dataset.name): dataset.name for dataset in list_rewindable_datasets(app)
+    }
     read_table = cache(lambda name: DatasetLog(startpoints.lake, name).read_or_newest()[1])
 
     def taken(task: str, request: StartpointRequest) -> bool:
-        """Return whether a commit, of the batch log or of the dataset, has applied a request for this task."""
+        """Return whether a commit, of the batch log or of the dataset, has applied a request for
+        this task.
+        """
         if task not in datasets:
             return offsets.has_taken(request.ssp, request.id)
         table = read_table(datasets[task])
         return table is not None and as_unbounded(table).has_applied(str(request.ssp), request.id)
 
-    return startpoints.fan_out(readers.tasks, named_only=readers.named_only, taken=taken, complete=True)
+    return startpoints.fan_out(
+        readers.tasks, named_only=readers.named_only, taken=taken, complete=True
+    )
 
 
 def fan_out_for_run(runtime: Runtime, app: Application, plan: ExecutionPlan | None) -> FanOut:
@@ -208,11 +231,12 @@ def fan_out_for_run(runtime: Runtime, app: Application, plan: ExecutionPlan | No
 
 @dataclass(slots=True)
 class _Resolving:
-    """What was found for the requests of a run: `startpoints` with their offsets, and `replays` that begin.
+    """What was found for the requests of a run: `startpoints` with their offsets, and `replays`
+    that begin.
 
-    `done` has, by task and partition, the id of each request that was applied by an earlier commit, or will be by the
-    commit that stores this: it is to be removed from the fan-out. `messages` describe offsets that were looked up now,
-    and requests without one.
+    `done` has, by task and partition, the id of each request that was applied by an earlier commit,
+    or will be by the commit that stores this: it is to be removed from the fan-out. `messages`
+    describe offsets that were looked up now, and requests without one.
     """
 
     startpoints: dict[SystemStreamPartition, ResolvedStartpoint] = field(default_factory=dict)
@@ -232,13 +256,16 @@ def _resolve_handed(
 ) -> _Resolving:
     """Return the offsets of the requests that these tasks were handed.
 
-    An offset that an earlier run has stored, and no batch has applied, is kept; others are looked up in their stream.
-    Replays of recorded versions get their offsets from `plans`, which has an error for a plan that can't be used.
-    Raises an error for a request without an offset, unless it then continues from the checkpoint.
+    An offset that an earlier run has stored, and no batch has applied, is kept; others are looked
+    up in their stream. Replays of recorded versions get their offsets from `plans`, which has an
+    error for a plan that can't be used. Raises an error for a request without an offset, unless it
+    then continues from the checkpoint.
     """
     resolved, waiting = _Resolving(), list[tuple[str, StartpointRequest]]()
     continued: list[tuple[StartpointRequest, str]] = []
-    for task, request in ((name, one) for name in tasks for one in fan_out.tasks.get(name, {}).values()):
+    for task, request in (
+        (name, one) for name in tasks for one in fan_out.tasks.get(name, {}).values()
+    ):
         if known.has_taken(request.ssp, request.id):
             resolved.done.setdefault(task, {})[request.ssp] = request.id
         elif request.task is None or not is_broadcast(app, request.ssp):
@@ -247,8 +274,11 @@ def _resolve_handed(
             if request.on_unresolved == "fail":
                 raise broadcast_task_error(request)
             continued.append((request, str(broadcast_task_error(request))))
-    # The newest request of each partition. Several tasks have the same partition only if the input is broadcast.
-    newest = {request.ssp: request for _, request in sorted(waiting, key=lambda held: held[1].sequence)}
+    # The newest request of each partition. Several tasks have the same partition only if the input
+    # is broadcast.
+    newest = {
+        request.ssp: request for _, request in sorted(waiting, key=lambda held: held[1].sequence)
+    }
     for ssp, request in sorted(newest.items()):
         stream, before = streams[ssp.qualified_stream], known.resolved.get(ssp)
         if before is not None and before.id == request.id and before.stream == stream.info.identity:
@@ -262,13 +292,17 @@ def _resolve_handed(
             resolved.replays[ssp], offset = start, start.start
         else:
             resolved.startpoints[ssp], offset = start, start.offset
-        text = f"{ssp}: starts at {start.position}, which is offset {offset} ({start.by}: {start.reason})"
+        text = (
+            f"{ssp}: starts at {start.position}, which is offset {offset} ({start.by}:"
+            f" {start.reason})"
+        )
         resolved.messages.append(text)
     resolved.messages += [
         f"{request.ssp}: continues from its checkpoint ({request.by}: {request.reason}): {why}"
         for request, why in continued
     ]
-    # Requests that a newer one replaces are done too, and those of replays, which are stored as replays from here on.
+    # Requests that a newer one replaces are done too, and those of replays, which are stored as
+    # replays from here on.
     for task, request in waiting:
         if request.ssp in resolved.replays or request.sequence < newest[request.ssp].sequence:
             resolved.done.setdefault(task, {})[request.ssp] = request.id
@@ -276,22 +310,32 @@ def _resolve_handed(
 
 
 def _resolve_or_skip(
-    app: Application, stream: StreamSnapshot, request: StartpointRequest, plans: Plans, now: datetime, epoch: int
+    app: Application,
+    stream: StreamSnapshot,
+    request: StartpointRequest,
+    plans: Plans,
+    now: datetime,
+    epoch: int,
 ) -> ResolvedStartpoint | Replay | str:
     """Return the request with its offset, or the reason why it has none.
 
-    If the request has on_unresolved="fail", an error with the reason and the request's author is raised instead."""
+    If the request has on_unresolved="fail", an error with the reason and the request's author is
+    raised instead."""
     try:
         versions = choose_versions(app, request)
-        return resolve_request(stream, request, versions=versions, now=now, epoch=epoch, plans=plans)
+        return resolve_request(
+            stream, request, versions=versions, now=now, epoch=epoch, plans=plans
+        )
     except errors.PermanentError as error:
         if request.on_unresolved != "fail":
             return str(error)
         what = "can't be applied" if request.versions is not None else "has no offset"
         raise error.reworded(
-            f"the startpoint of {request.by} ({request.reason}) at {request.ssp} {what}: {error.problem}",
-            f"{error.next_step} Or take it back: adjunct startpoint clear MODULE:APP {request.ssp} --reason …. With "
-            "--on-unresolved checkpoint it would have continued from the checkpoint.",
+            f"the startpoint of {request.by} ({request.reason}) at {request.ssp} {what}:"
+            f" {error.problem}",
+            f"{error.next_step} Or take it back: adjunct startpoint clear MODULE:APP"
+            f" {request.ssp} --reason …. With --on-unresolved checkpoint it would have continued"
+            " from the checkpoint.",
         ) from error
 
 
@@ -299,10 +343,11 @@ def _resolve_or_skip(
 class RunStart:
     """The start of a run; its `state` is to be stored before anything is read.
 
-    `done` has, by task and partition, the id of each request that was applied by an earlier commit, or is by the commit
-    of `state`: after that commit it is to be removed from the fan-out. `carried` has a note for each repartitioned
-    stream to which the checkpoint was carried over. Partitions in `held` are not read in this run, because an
-    unreadable startpoint was handed out for them. `messages` has a line for each request that was resolved or is left.
+    `done` has, by task and partition, the id of each request that was applied by an earlier commit,
+    or is by the commit of `state`: after that commit it is to be removed from the fan-out.
+    `carried` has a note for each repartitioned stream to which the checkpoint was carried over.
+    Partitions in `held` are not read in this run, because an unreadable startpoint was handed out
+    for them. `messages` has a line for each request that was resolved or is left.
     """
 
     state: ApplicationState
@@ -323,42 +368,57 @@ def start_run(
     *,
     is_first: bool,
 ) -> RunStart:
-    """Find the offsets of the startpoints that were fanned out to these tasks, and give every partition a position.
+    """Find the offsets of the startpoints that were fanned out to these tasks, and give every
+    partition a position.
 
-    Streams are read only to find offsets of times; all else is decided by the snapshots. `plans` are those that
-    requests for recorded versions name. `is_first` is whether this is the first step of its run: only that resets
-    inputs.
+    Streams are read only to find offsets of times; all else is decided by the snapshots. `plans`
+    are those that requests for recorded versions name. `is_first` is whether this is the first step
+    of its run: only that resets inputs.
 
-    Raises OffsetOutOfRangeError and ConfigurationError for a startpoint that can't be resolved (it is not consumed),
-    for a recreated stream, and for new partitions of a keyed stream; VersionDiscardedError if a version that a replay
-    needs is gone.
+    Raises OffsetOutOfRangeError and ConfigurationError for a startpoint that can't be resolved (it
+    is not consumed), for a recreated stream, and for new partitions of a keyed stream;
+    VersionDiscardedError if a version that a replay needs is gone.
     """
     state, carried = carry_over_positions(state, streams)
     known = state.offsets
     resolved = _resolve_handed(app, streams, tasks, fan_out, known, plans or {}, now)
     reset = {source.stream for source in app.inputs.values() if source.reset_offset}
     check_same_streams(app, streams, known, resolved.startpoints, reset)
-    checkpoint = state.checkpoint | choose_first_positions(app, streams, state, resolved.startpoints, is_first=is_first)
+    checkpoint = state.checkpoint | choose_first_positions(
+        app, streams, state, resolved.startpoints, is_first=is_first
+    )
 
     moved = [ssp for ssp, start in checkpoint.items() if start != state.checkpoint.get(ssp)]
-    still_there = {replay_id(ssp, request) for ids in resolved.done.values() for ssp, request in ids.items()}
+    still_there = {
+        replay_id(ssp, request) for ids in resolved.done.values() for ssp, request in ids.items()
+    }
     offsets = known.model_copy(
         update={
             "resolved": dict(resolved.startpoints),
             "begun": known.begun & still_there if app.startpoints else known.begun,
-            "streams": {name: identity for name, stream in streams.items() if (identity := stream.info.identity)},
+            "streams": {
+                name: identity
+                for name, stream in streams.items()
+                if (identity := stream.info.identity)
+            },
             "furthest": find_furthest(state, streams, [*moved, *resolved.startpoints]),
         }
     ).with_replays(tuple(resolved.replays.values()))
-    recreated = [name for name, stream in streams.items() if stream.info.was_recreated(known.streams.get(name))]
+    recreated = [
+        name
+        for name, stream in streams.items()
+        if stream.info.was_recreated(known.streams.get(name))
+    ]
     times = state.times.without_streams(recreated)
     paused = [
-        f"{replay.ssp}: startpoints are disabled: the replay from {replay.position} stays at offset "
-        f"{replay.next} ({replay.by}: {replay.reason})"
+        f"{replay.ssp}: startpoints are disabled: the replay from {replay.position} stays at offset"
+        f" {replay.next} ({replay.by}: {replay.reason})"
         for replay in (() if app.startpoints else offsets.replays.values())
     ]
     return RunStart(
-        state=state.model_copy(update={"checkpoint": checkpoint, "offsets": offsets, "times": times}),
+        state=state.model_copy(
+            update={"checkpoint": checkpoint, "offsets": offsets, "times": times}
+        ),
         done=resolved.done,
         carried=carried,
         held=frozenset(ssp for task in tasks for ssp in fan_out.held.get(task, ())),
@@ -378,29 +438,39 @@ _SHOWN = 5
 
 
 def describe_other_writers(lake: Lake, app: Application) -> list[str]:
-    """Return notes for the plan on why a run would be rejected: the application was renamed, or has never run while
-    another one has written its outputs."""
+    """Return notes for the plan on why a run would be rejected: the application was renamed, or has
+    never run while another one has written its outputs."""
     if not lake.exists():
         return []
     commit, state = BatchLog(lake, app.name).read()
     if state.renamed_to is not None:
-        return [f"application {app.name!r} was renamed {state.renamed_to!r}: no run starts under its former name."]
+        return [
+            f"application {app.name!r} was renamed {state.renamed_to!r}: no run starts under its"
+            " former name."
+        ]
     writers = [] if commit is not None else _find_writers(app, list_application_states(lake))
-    return [f"{summary} (adjunct app rename {name} {app.name} --reason …)." for name, _, summary in writers]
+    return [
+        f"{summary} (adjunct app rename {name} {app.name} --reason …)."
+        for name, _, summary in writers
+    ]
 
 
 def check_first_run(lake: Lake, app: Application, *, adopt: bool = False) -> None:
-    """Raise ConfigurationError for a renamed application, and for a first run that would write records again.
+    """Raise ConfigurationError for a renamed application, and for a first run that would write
+    records again.
 
-    It would if another application has written the same outputs from the same inputs. The run is allowed if startpoints
-    say where each of those partitions begins, or with `adopt`.
+    It would if another application has written the same outputs from the same inputs. The run is
+    allowed if startpoints say where each of those partitions begins, or with `adopt`.
     """
     commit, state = BatchLog(lake, app.name).read()
     check_not_renamed(app.name, state)
     others = {} if commit is not None else list_application_states(lake)
     for name, other in others.items():
         if other.renamed_to == app.name:
-            problem = f"application {name!r} is being renamed {app.name!r}, and the rename has not finished."
+            problem = (
+                f"application {name!r} is being renamed {app.name!r}, and the rename has not"
+                " finished."
+            )
             step = f"Finish it: adjunct app rename {name} {app.name} --reason …."
             raise errors.ConfigurationError(problem, step, application=app.name)
     writers = [] if adopt else list(_find_writers(app, others))
@@ -413,32 +483,41 @@ def check_first_run(lake: Lake, app: Application, *, adopt: bool = False) -> Non
         if not asked.issuperset(partitions):
             stream = partitions[0].qualified_stream
             step = (
-                f"If it is the same application, take over its log: adjunct app rename {name} {app.name} --reason …. "
-                f"Otherwise set where it begins (adjunct startpoint set MODULE:APP {stream} --upcoming --reason …), or "
-                "let it add all records to the existing outputs: --adopt (adopt=True; adopt in the config of the "
-                "Dagster op)."
+                "If it is the same application, take over its log: adjunct app rename"
+                f" {name} {app.name} --reason …. Otherwise set where it begins (adjunct startpoint"
+                f" set MODULE:APP {stream} --upcoming --reason …), or let it add all records to the"
+                " existing outputs: --adopt (adopt=True; adopt in the config of the Dagster op)."
             )
-            raise errors.ConfigurationError(f"{summary}.", step, application=app.name, stream=stream)
+            raise errors.ConfigurationError(
+                f"{summary}.", step, application=app.name, stream=stream
+            )
 
 
 def _find_writers(
     app: Application, others: Mapping[str, ApplicationState]
 ) -> Iterator[tuple[str, tuple[SystemStreamPartition, ...], str]]:
-    """Yield each application that has written outputs of `app` from inputs of `app`, those partitions, and a summary.
+    """Yield each application that has written outputs of `app` from inputs of `app`, those
+    partitions, and a summary.
 
     The summary says what a run of `app` would write again.
     """
     targets = (operator.spec.target(app) for operator in app.operators)
-    outputs = sorted({target.name for target in targets if target is not None and target.kind in _SHARED})
+    outputs = sorted(
+        {target.name for target in targets if target is not None and target.kind in _SHARED}
+    )
     for name, state in others.items():
-        # Totals are by output, except "lost_offsets", which are by input: an output may have an input's name.
-        written = tuple(output for output in outputs if state.totals.get(output, {}).keys() - {"lost_offsets"})
+        # Totals are by output, except "lost_offsets", which are by input: an output may have an
+        # input's name.
+        written = tuple(
+            output for output in outputs if state.totals.get(output, {}).keys() - {"lost_offsets"}
+        )
         read = tuple(sorted(ssp for ssp in state.checkpoint if ssp.qualified_stream in app.inputs))
         if name != app.name and written and read:
             streams = ", ".join(dict.fromkeys(ssp.qualified_stream for ssp in read))
             shown = ", ".join(written[:_SHOWN]) + (", …" if len(written) > _SHOWN else "")
             summary = (
-                f"application {app.name!r} has never run, and application {name!r} has written {shown} from {streams} "
-                f"({state.batch:,} batches): a run would read and write these records again"
+                f"application {app.name!r} has never run, and application {name!r} has written"
+                f" {shown} from {streams} ({state.batch:,} batches): a run would read and write"
+                " these records again"
             )
             yield name, read, summary

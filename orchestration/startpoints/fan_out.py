@@ -1,4 +1,6 @@
-"""Decides which task is handed which startpoint requests, given what tasks were handed before; pure functions."""
+"""Decides which task is handed which startpoint requests, given what tasks were handed before;
+pure functions.
+"""
 
 from __future__ import annotations
 
@@ -24,9 +26,10 @@ Taken = Callable[[str, StartpointRequest], bool]
 class TaskFanOut:
     """What one task was handed: `pending` are the requests that it still has to apply.
 
-    `handed` has the sequence numbers of requests for all tasks that it was handed, applied or not, as long as another
-    task has not applied them. If that task vanishes, its request goes to the tasks that read the partition then, but
-    never twice to one task. `unread` are requests that this release can't read; they stay as they are.
+    `handed` has the sequence numbers of requests for all tasks that it was handed, applied or not,
+    as long as another task has not applied them. If that task vanishes, its request goes to the
+    tasks that read the partition then, but never twice to one task. `unread` are requests that this
+    release can't read; they stay as they are.
     """
 
     pending: Requests = field(default_factory=dict)
@@ -38,9 +41,9 @@ class TaskFanOut:
 class FanOutState:
     """What all tasks of an application were handed.
 
-    `settled` has, by target, the sequence number of a request that was fanned out but is perhaps not deleted yet: if
-    the fan-out died before that, the next one only deletes the request. `unreadable` are entries that this release
-    can't read.
+    `settled` has, by target, the sequence number of a request that was fanned out but is perhaps
+    not deleted yet: if the fan-out died before that, the next one only deletes the request.
+    `unreadable` are entries that this release can't read.
     """
 
     tasks: Mapping[str, TaskFanOut] = field(default_factory=dict)
@@ -56,15 +59,16 @@ class FanOutState:
 class FanOut:
     """The result of a fan-out.
 
-    `tasks` has the requests that each task has to apply, including those of earlier fan-outs. `unknown` requests are
-    for a partition that no task reads, or that the named task does not read; they stay until they expire. `stranded`
-    requests, by task, were handed to a task that no longer reads the partition, and no other task can get them; they
-    stay with it. Three kinds are deleted: `expired` requests, those `superseded` by a later one at the same task, and
-    `already_applied` ones, which were written again after they were applied.
+    `tasks` has the requests that each task has to apply, including those of earlier fan-outs.
+    `unknown` requests are for a partition that no task reads, or that the named task does not read;
+    they stay until they expire. `stranded` requests, by task, were handed to a task that no longer
+    reads the partition, and no other task can get them; they stay with it. Three kinds are deleted:
+    `expired` requests, those `superseded` by a later one at the same task, and `already_applied`
+    ones, which were written again after they were applied.
 
-    `unreadable` entries stay until they are taken back. `held` has, by task, the partitions with such an entry: their
-    position is unknown, so the task must not read them, and the `blocked` requests wait. `disabled` are requests of an
-    application that disables startpoints.
+    `unreadable` entries stay until they are taken back. `held` has, by task, the partitions with
+    such an entry: their position is unknown, so the task must not read them, and the `blocked`
+    requests wait. `disabled` are requests of an application that disables startpoints.
     """
 
     tasks: Mapping[str, Requests] = field(default_factory=dict)
@@ -79,10 +83,20 @@ class FanOut:
     disabled: tuple[StartpointRequest, ...] = ()
 
     def without_taken_back(self, handed: Mapping[str, Requests]) -> FanOut:
-        """Return the fan-out with only what is still `handed` to the tasks; the rest was taken back or replaced."""
-        ids = {(task, ssp): request.id for task, held in handed.items() for ssp, request in held.items()}
+        """Return the fan-out with only what is still `handed` to the tasks; the rest was taken
+        back or replaced.
+        """
+        ids = {
+            (task, ssp): request.id
+            for task, held in handed.items()
+            for ssp, request in held.items()
+        }
         tasks = {
-            task: {ssp: request for ssp, request in requests.items() if ids.get((task, ssp)) == request.id}
+            task: {
+                ssp: request
+                for ssp, request in requests.items()
+                if ids.get((task, ssp)) == request.id
+            }
             for task, requests in self.tasks.items()
         }
         return replace(self, tasks=tasks)
@@ -99,10 +113,10 @@ def decide_fan_out(
 ) -> tuple[FanOutState, FanOut, list[StartpointRequest]]:
     """Hand the requests to the tasks that they are for.
 
-    Returns the state afterwards, the result, and the requests that can be deleted. Pending requests that a commit has
-    `taken` are dropped first, so that they replace no newer one: a run that died after its commit has left them. Unless
-    `readers` has all tasks of the application (`complete`), tasks that it does not have keep their requests if no other
-    task takes them over.
+    Returns the state afterwards, the result, and the requests that can be deleted. Pending requests
+    that a commit has `taken` are dropped first, so that they replace no newer one: a run that died
+    after its commit has left them. Unless `readers` has all tasks of the application (`complete`),
+    tasks that it does not have keep their requests if no other task takes them over.
     """
     held = _find_held(state, readers)
     distribution = _Distribution(state, readers.tasks, held, taken)
@@ -146,8 +160,11 @@ def decide_fan_out(
     return FanOutState(distribution.after(), settled, state.unreadable), report, finished
 
 
-def _find_held(state: FanOutState, readers: ReadingTasks) -> dict[str, frozenset[SystemStreamPartition]]:
-    """Return, by task, the partitions that it must not read, because an unreadable entry was handed out for them.
+def _find_held(
+    state: FanOutState, readers: ReadingTasks
+) -> dict[str, frozenset[SystemStreamPartition]]:
+    """Return, by task, the partitions that it must not read, because an unreadable entry was handed
+    out for them.
 
     If the entry does not say for which partition it is, these are all partitions of its task.
     """
@@ -167,8 +184,8 @@ def _find_held(state: FanOutState, readers: ReadingTasks) -> dict[str, frozenset
 class _Distribution:
     """What each task has to apply (`pending`) and was handed, while a fan-out is decided.
 
-    It begins with the pending requests of the state, without those that were `taken`. Requests at tasks that no longer
-    read the partition are orphans, until `reassign_orphans`.
+    It begins with the pending requests of the state, without those that were `taken`. Requests at
+    tasks that no longer read the partition are orphans, until `reassign_orphans`.
     """
 
     def __init__(
@@ -178,7 +195,9 @@ class _Distribution:
         held: Mapping[str, frozenset[SystemStreamPartition]],
         taken: Taken,
     ) -> None:
-        self.pending: dict[str, dict[SystemStreamPartition, StartpointRequest]] = {task: {} for task in tasks}
+        self.pending: dict[str, dict[SystemStreamPartition, StartpointRequest]] = {
+            task: {} for task in tasks
+        }
         self.stranded: dict[str, dict[SystemStreamPartition, StartpointRequest]] = {}
         self.superseded: list[StartpointRequest] = []
         self._before, self._held = state, held
@@ -201,21 +220,27 @@ class _Distribution:
         if request.task is None:
             self._handed.setdefault(task, {})[ssp] = request.sequence
 
-    def reassign_orphans(self, owners: Mapping[SystemStreamPartition, Sequence[str]], keep: Collection[str]) -> None:
-        """Give each orphan that was for all tasks to the tasks that read its partition now (`owners`).
+    def reassign_orphans(
+        self, owners: Mapping[SystemStreamPartition, Sequence[str]], keep: Collection[str]
+    ) -> None:
+        """Give each orphan that was for all tasks to the tasks that read its partition now
+        (`owners`).
 
-        A task that was handed the same request before does not get it again. Orphans for one task, and those that no
-        other task may get, stay where they are, as stranded. At a task in `keep`, so do those that every owner was
-        handed before; at other tasks these are dropped.
+        A task that was handed the same request before does not get it again. Orphans for one task,
+        and those that no other task may get, stay where they are, as stranded. At a task in `keep`,
+        so do those that every owner was handed before; at other tasks these are dropped.
         """
         orphans = []
         for task, orphan in self._orphans:
             successors = owners.get(orphan.ssp, ()) if orphan.task is None else ()
             if task in keep and all(
-                self._handed.get(successor, {}).get(orphan.ssp) == orphan.sequence for successor in successors
+                self._handed.get(successor, {}).get(orphan.ssp) == orphan.sequence
+                for successor in successors
             ):
                 successors = ()
-            if successors and not any(orphan.ssp in self._held.get(successor, ()) for successor in successors):
+            if successors and not any(
+                orphan.ssp in self._held.get(successor, ()) for successor in successors
+            ):
                 orphans.append((orphan, successors))
                 self._handed[task].pop(orphan.ssp, None)
             else:
@@ -226,17 +251,26 @@ class _Distribution:
                     self.give(successor, orphan)
 
     def after(self) -> dict[str, TaskFanOut]:
-        """Return what all tasks were handed; a sequence number is kept while the request is pending at any task."""
+        """Return what all tasks were handed; a sequence number is kept while the request is
+        pending at any task.
+        """
         whole = {
             task: {**self.stranded.get(task, {}), **self.pending.get(task, {})}
             for task in {**self.pending, **self.stranded, **self._handed}
         }
         shared = {
-            (ssp, request.sequence) for held in whole.values() for ssp, request in held.items() if request.task is None
+            (ssp, request.sequence)
+            for held in whole.values()
+            for ssp, request in held.items()
+            if request.task is None
         }
         after: dict[str, TaskFanOut] = {}
         for task, pending in whole.items():
-            handed = {ssp: number for ssp, number in self._handed.get(task, {}).items() if (ssp, number) in shared}
+            handed = {
+                ssp: number
+                for ssp, number in self._handed.get(task, {}).items()
+                if (ssp, number) in shared
+            }
             unread = self._before.tasks.get(task, TaskFanOut()).unread
             if pending or handed or unread:
                 after[task] = TaskFanOut(pending, handed, unread)
@@ -248,9 +282,13 @@ def describe_dropped(fan_out: FanOut) -> list[str]:
     why = {
         "has expired: no run has taken it up in time": fan_out.expired,
         "is skipped: a later request waits there": fan_out.superseded,
-        "had been applied already, and each request is applied once: write a new one": fan_out.already_applied,
+        "had been applied already, and each request is applied once: write a new one": (
+            fan_out.already_applied
+        ),
     }
-    return [f"{_describe(request)} {text}" for text, requests in why.items() for request in requests]
+    return [
+        f"{_describe(request)} {text}" for text, requests in why.items() for request in requests
+    ]
 
 
 def describe_unapplied(fan_out: FanOut) -> list[str]:
@@ -261,22 +299,38 @@ def describe_unapplied(fan_out: FanOut) -> list[str]:
         lines.append(f"{_describe(request)} waits, and no task {task}reads the partition")
     for task, requests in fan_out.stranded.items():
         for request in requests.values():
-            lines.append(f"{_describe(request)}, handed to {task!r}, waits, and no task reads the partition any more")
-    lines += [f"{_describe(request)} waits behind one that can't be read" for request in fan_out.blocked]
+            lines.append(
+                f"{_describe(request)}, handed to {task!r}, waits, and no task reads the partition"
+                " any more"
+            )
+    lines += [
+        f"{_describe(request)} waits behind one that can't be read" for request in fan_out.blocked
+    ]
     held = {ssp for ssps in fan_out.held.values() for ssp in ssps}
     for entry in fan_out.unreadable:
         waits = "a startpoint was handed out" if entry.kind == "fan-out" else "a startpoint waits"
-        more = "; nothing is read there until it is taken back" if entry.at and entry.ssp in held else ""
-        lines.append(f"{entry.partition or entry.key}: {waits} that is left alone{more}: {entry.error}")
+        more = (
+            "; nothing is read there until it is taken back"
+            if entry.at and entry.ssp in held
+            else ""
+        )
+        lines.append(
+            f"{entry.partition or entry.key}: {waits} that is left alone{more}: {entry.error}"
+        )
     unexplained = sorted(held - {entry.ssp for entry in fan_out.unreadable})
-    return lines + [f"{ssp}: nothing is read there: what its task was handed can't be read" for ssp in unexplained]
+    return lines + [
+        f"{ssp}: nothing is read there: what its task was handed can't be read"
+        for ssp in unexplained
+    ]
 
 
 def describe_disabled(fan_out: FanOut) -> list[str]:
-    """Return a line for each request that is left alone because the application disables startpoints."""
+    """Return a line for each request that is left alone because the application disables
+    startpoints.
+    """
     return [
-        f"{request.ssp}: startpoints are disabled: {describe_startpoint(request.startpoint)} is left alone "
-        f"({request.by}: {request.reason})"
+        f"{request.ssp}: startpoints are disabled: {describe_startpoint(request.startpoint)} is"
+        f" left alone ({request.by}: {request.reason})"
         for request in fan_out.disabled
     ]
 

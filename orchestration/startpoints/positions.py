@@ -1,4 +1,6 @@
-"""Positions of input partitions: first positions, offsets of startpoints, and checks that records there still exist."""
+"""Positions of input partitions: first positions, offsets of startpoints, and checks that
+records there still exist.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +23,22 @@ from dagster_adjunct.orchestration.operators.records import Input
 from dagster_adjunct.orchestration.operators.stream_facts import RECORDED, JoinVersions
 from dagster_adjunct.orchestration.startpoints.request import StartpointRequest
 from dagster_adjunct.resources.common import map_in_threads, split_stream_name
-from dagster_adjunct.resources.errors import ConfigurationError, OffsetOutOfRangeError, PermanentError
-from dagster_adjunct.resources.streams.startpoint import check_offset, describe_startpoint, resolve_startpoint_to_offset
-from dagster_adjunct.resources.streams.system import OffsetRange, StreamInfo, StreamSystem, SystemStreamPartition
+from dagster_adjunct.resources.errors import (
+    ConfigurationError,
+    OffsetOutOfRangeError,
+    PermanentError,
+)
+from dagster_adjunct.resources.streams.startpoint import (
+    check_offset,
+    describe_startpoint,
+    resolve_startpoint_to_offset,
+)
+from dagster_adjunct.resources.streams.system import (
+    OffsetRange,
+    StreamInfo,
+    StreamSystem,
+    SystemStreamPartition,
+)
 
 if TYPE_CHECKING:
     from dagster_adjunct.orchestration.startpoints.recorded_replay import RecordedPlan
@@ -40,11 +55,13 @@ def choose_first_positions(
     *,
     is_first: bool,
 ) -> dict[SystemStreamPartition, str]:
-    """Return the checkpoint to begin with for every input partition, also for those that have a startpoint.
+    """Return the checkpoint to begin with for every input partition, also for those that have a
+    startpoint.
 
-    `resolved` are the startpoints; a recreated stream must have one at each partition, or be reset. Inputs to reset are
-    reset by the first step of a run (`is_first`); later steps only reset recreated ones, or those with new partitions.
-    Raises ConfigurationError for partitions that were added to a keyed stream, unless they have a startpoint.
+    `resolved` are the startpoints; a recreated stream must have one at each partition, or be reset.
+    Inputs to reset are reset by the first step of a run (`is_first`); later steps only reset
+    recreated ones, or those with new partitions. Raises ConfigurationError for partitions that were
+    added to a keyed stream, unless they have a startpoint.
     """
     positions: dict[SystemStreamPartition, str] = {}
     for source in app.inputs.values():
@@ -58,7 +75,8 @@ def choose_first_positions(
         fresh = [ssp for ssp in stream.partitions if ssp not in kept]
         choice = choose_default_offset(source, stream.info, stream.system)
         if kept and fresh:
-            # All records of a partition that was added later are new, so it begins at the oldest, whatever the default.
+            # All records of a partition that was added later are new, so it begins at the oldest,
+            # whatever the default.
             _check_added(app, source, stream.info, [ssp for ssp in fresh if ssp not in resolved])
             choice = "oldest"
         edges = stream.oldest if choice == "oldest" else stream.upcoming
@@ -67,7 +85,9 @@ def choose_first_positions(
 
 
 def find_furthest(
-    state: ApplicationState, streams: Mapping[str, StreamSnapshot], moved: Collection[SystemStreamPartition]
+    state: ApplicationState,
+    streams: Mapping[str, StreamSnapshot],
+    moved: Collection[SystemStreamPartition],
 ) -> dict[SystemStreamPartition, str]:
     """Return the end of all that the main position has read, by partition where it moves or moved.
 
@@ -88,20 +108,28 @@ def find_furthest(
     return furthest
 
 
-def choose_default_offset(source: Input, info: StreamInfo, system: StreamSystem) -> Literal["oldest", "upcoming"]:
-    """Return where a partition without checkpoint and startpoint begins: the first default that is set."""
+def choose_default_offset(
+    source: Input, info: StreamInfo, system: StreamSystem
+) -> Literal["oldest", "upcoming"]:
+    """Return where a partition without checkpoint and startpoint begins: the first default that
+    is set.
+    """
     return source.default_offset or info.default_offset or system.default_offset or "upcoming"
 
 
-def _check_added(app: Application, source: Input, info: StreamInfo, added: Sequence[SystemStreamPartition]) -> None:
+def _check_added(
+    app: Application, source: Input, info: StreamInfo, added: Sequence[SystemStreamPartition]
+) -> None:
     if info.key and added:
         names = " ".join(map(str, sorted(added)))
         raise ConfigurationError(
-            f"{names}: added to {source.stream}, which is partitioned by key ({', '.join(info.key)}), after "
-            f"application {app.name!r} began to read it: records of one key are in two partitions now.",
-            "Set a startpoint for each to accept that older records of such a key may be applied after newer ones "
-            f"(adjunct startpoint set MODULE:APP {names} --oldest --reason …). Where that does harm, declare tables "
-            "with newest_by, or let the records be sent into a new stream that has its partitions from the start.",
+            f"{names}: added to {source.stream}, which is partitioned by key"
+            f" ({', '.join(info.key)}), after application {app.name!r} began to read it: records of"
+            " one key are in two partitions now.",
+            "Set a startpoint for each to accept that older records of such a key may be applied"
+            f" after newer ones (adjunct startpoint set MODULE:APP {names} --oldest --reason …)."
+            " Where that does harm, declare tables with newest_by, or let the records be sent into"
+            " a new stream that has its partitions from the start.",
             application=app.name,
         )
 
@@ -110,10 +138,11 @@ def _check_added(app: Application, source: Input, info: StreamInfo, added: Seque
 class InputPositions:
     """Where reading continues, by partition of the input streams.
 
-    `unread` are the offsets to read (an empty range if there are none), `lost` the unread ones that retention has
-    deleted. `startpoints` are those that the next batch applies, `replays` the bounded replays to continue. No batch
-    can read the following, for which `check_positions` raises an error: `past_end` has the position and the end of a
-    partition that ends before its position, `stuck_replays` replays that can't continue, each with the reason.
+    `unread` are the offsets to read (an empty range if there are none), `lost` the unread ones that
+    retention has deleted. `startpoints` are those that the next batch applies, `replays` the
+    bounded replays to continue. No batch can read the following, for which `check_positions` raises
+    an error: `past_end` has the position and the end of a partition that ends before its position,
+    `stuck_replays` replays that can't continue, each with the reason.
     """
 
     unread: dict[SystemStreamPartition, OffsetRange] = field(default_factory=dict)
@@ -130,12 +159,15 @@ def input_positions(
     state: ApplicationState,
     held: Container[SystemStreamPartition] = (),
 ) -> InputPositions:
-    """Return where reading continues in these streams, up to their current ends; partitions in `held` are not read.
+    """Return where reading continues in these streams, up to their current ends; partitions in
+    `held` are not read.
 
     Partitions that were added since the start of the run wait for the next run.
     """
     positions = InputPositions()
-    for replay in sorted(state.offsets.replays.values(), key=replay_order) if app.startpoints else ():
+    for replay in (
+        sorted(state.offsets.replays.values(), key=replay_order) if app.startpoints else ()
+    ):
         positions.replays.setdefault(replay.ssp, replay)
     for _, replay in sorted(positions.replays.items()):
         if why := _describe_stuck(replay, streams):
@@ -146,7 +178,11 @@ def input_positions(
         for ssp in stream.partitions:
             if ssp not in state.checkpoint or ssp in held:
                 continue
-            startpoint, oldest, upcoming = state.offsets.resolved.get(ssp), stream.oldest[ssp], stream.upcoming[ssp]
+            startpoint, oldest, upcoming = (
+                state.offsets.resolved.get(ssp),
+                stream.oldest[ssp],
+                stream.upcoming[ssp],
+            )
             start = startpoint.offset if startpoint else state.checkpoint[ssp]
             if startpoint is not None:
                 positions.startpoints[ssp] = startpoint
@@ -162,7 +198,8 @@ def input_positions(
 
 
 def replay_order(replay: Replay) -> tuple[datetime, str, int, str]:
-    """Return the sort key of replays: those that began first come first, and replays of one plan are together.
+    """Return the sort key of replays: those that began first come first, and replays of one plan
+    are together.
 
     The epoch comes late in the key, because it increases when a batch is abandoned.
     """
@@ -194,9 +231,11 @@ def check_same_streams(
     resolved: Container[SystemStreamPartition] = (),
     reset: Container[str] = (),
 ) -> None:
-    """Raise OffsetOutOfRangeError for an input stream that was recreated since the checkpoint (`known`) was made.
+    """Raise OffsetOutOfRangeError for an input stream that was recreated since the checkpoint
+    (`known`) was made.
 
-    Recreated streams are allowed if each partition has a startpoint in `resolved`, or if the stream is in `reset`.
+    Recreated streams are allowed if each partition has a startpoint in `resolved`, or if the stream
+    is in `reset`.
     """
     for name, stream in streams.items():
         info, before = stream.info, known.streams.get(name)
@@ -205,39 +244,51 @@ def check_same_streams(
         without = [str(ssp) for ssp in stream.partitions if ssp not in resolved]
         if without:
             problem = (
-                f"{name} was {info.change_since(before)} (its identity is {info.identity}, and was {before}): the "
-                f"checkpoint of application {app.name!r} is of the former stream, in "
-                f"{', '.join(without[:3])}{', …' if len(without) > 3 else ''}."
+                f"{name} was {info.change_since(before)} (its identity is {info.identity}, and was"
+                f" {before}): the checkpoint of application {app.name!r} is of the former stream,"
+                f" in {', '.join(without[:3])}{', …' if len(without) > 3 else ''}."
             )
             step = _describe_new_start(name, info, before)
             raise OffsetOutOfRangeError(problem, step, application=app.name, stream=name)
 
 
 def check_positions(
-    app: Application, streams: Mapping[str, StreamSnapshot], known: OffsetState, positions: InputPositions
+    app: Application,
+    streams: Mapping[str, StreamSnapshot],
+    known: OffsetState,
+    positions: InputPositions,
 ) -> list[str]:
     """Raise OffsetOutOfRangeError if an input or a bounded replay can't continue at its position.
 
-    If retention has deleted unread records of an input that declares on_lost="oldest", there is no error: the result
-    has a line for each such partition.
+    If retention has deleted unread records of an input that declares on_lost="oldest", there is no
+    error: the result has a line for each such partition.
     """
     check_same_streams(app, streams, known)
     for ssp, (start, upcoming) in positions.past_end.items():
-        reader = _describe_owner(positions.startpoints.get(ssp)) or f"application {app.name!r} continues at "
+        reader = (
+            _describe_owner(positions.startpoints.get(ssp))
+            or f"application {app.name!r} continues at "
+        )
         raise _past_end_error(app, ssp, start, upcoming, reader, "Restore the stream, or")
     for source in app.inputs.values():
-        lost = {ssp: span for ssp, span in positions.lost.items() if ssp.qualified_stream == source.stream}
+        lost = {
+            ssp: span
+            for ssp, span in positions.lost.items()
+            if ssp.qualified_stream == source.stream
+        }
         if lost and source.on_lost != "oldest":
             raise _retention_error(app, source, lost, positions.startpoints)
     for replay, why in positions.stuck_replays:
         stream = streams.get(replay.ssp.qualified_stream)
-        named = replay.ssp if stream is not None and replay.ssp in stream.partitions else "--all"  # it no longer exists
+        named = (
+            replay.ssp if stream is not None and replay.ssp in stream.partitions else "--all"
+        )  # it no longer exists
         raise offset_error(
             replay.ssp,
-            f"{replay.ssp}: the replay of {replay.by} ({replay.reason}) is at offset {replay.next} of {replay.until} "
-            f"and can't continue: {why}.",
-            f"Cancel it (adjunct startpoint clear MODULE:APP {named} --reason …), then request it again from an "
-            "existing offset.",
+            f"{replay.ssp}: the replay of {replay.by} ({replay.reason}) is at offset"
+            f" {replay.next} of {replay.until} and can't continue: {why}.",
+            f"Cancel it (adjunct startpoint clear MODULE:APP {named} --reason …), then request it"
+            " again from an existing offset.",
             offset=replay.next,
             application=app.name,
         )
@@ -248,27 +299,41 @@ def check_positions(
 
 
 def describe_loss(ssp: SystemStreamPartition, span: OffsetRange, whose: str = "") -> str:
-    """Return a line on the unread offsets (`span`) that retention has deleted; `whose` is put before the offset."""
+    """Return a line on the unread offsets (`span`) that retention has deleted; `whose` is put
+    before the offset.
+    """
     return (
-        f"{ssp}: retention has deleted {whose}offset {span.start}; the input continues from {span.end}, the oldest left"
+        f"{ssp}: retention has deleted {whose}offset {span.start}; the input continues from"
+        f" {span.end}, the oldest left"
     )
 
 
-def check_same_stream(app: Application, intent: Intent, stream: str, info: StreamInfo, identity: str | None) -> None:
-    """Raise OffsetOutOfRangeError if an open batch reads this stream, and its identity is no longer this one."""
-    if info.was_recreated(identity) and any(ssp.qualified_stream == stream for ssp in intent.ranges):
+def check_same_stream(
+    app: Application, intent: Intent, stream: str, info: StreamInfo, identity: str | None
+) -> None:
+    """Raise OffsetOutOfRangeError if an open batch reads this stream, and its identity is no
+    longer this one.
+    """
+    if info.was_recreated(identity) and any(
+        ssp.qualified_stream == stream for ssp in intent.ranges
+    ):
         raise OffsetOutOfRangeError(
-            f"{stream} was {info.change_since(identity)} (its identity is {info.identity}, and was {identity}), and "
-            f"the open batch {intent.batch} of application {app.name!r} reads the former stream.",
-            f"Abandon the batch (adjunct checkpoint abandon {app.name} --reason …), then set a startpoint "
-            f"in the new stream: adjunct startpoint set MODULE:APP {stream} --oldest --reason ….",
+            f"{stream} was {info.change_since(identity)} (its identity is {info.identity}, and was"
+            f" {identity}), and the open batch {intent.batch} of application {app.name!r} reads the"
+            " former stream.",
+            f"Abandon the batch (adjunct checkpoint abandon {app.name} --reason …), then set a"
+            f" startpoint in the new stream: adjunct startpoint set MODULE:APP {stream} --oldest"
+            " --reason ….",
             application=app.name,
             stream=stream,
         )
 
 
-def check_open_batch(app: Application, intent: Intent, lost: Mapping[SystemStreamPartition, OffsetRange]) -> None:
-    """Raise OffsetOutOfRangeError if an open batch can't finish without records that retention has deleted (`lost`).
+def check_open_batch(
+    app: Application, intent: Intent, lost: Mapping[SystemStreamPartition, OffsetRange]
+) -> None:
+    """Raise OffsetOutOfRangeError if an open batch can't finish without records that retention has
+    deleted (`lost`).
 
     It can if the inputs declare on_lost="oldest", but not if it is a batch of a bounded replay.
     """
@@ -285,18 +350,19 @@ def check_open_batch(app: Application, intent: Intent, lost: Mapping[SystemStrea
     which = f"{stream}.{','.join(str(ssp.partition) for ssp in there)}"
     if intent.replays:
         step = (
-            f"Abandon the batch ({give_up}), then cancel the replay (adjunct startpoint clear MODULE:APP {which} "
-            "--reason …) and request it again from an existing offset."
+            f"Abandon the batch ({give_up}), then cancel the replay (adjunct startpoint clear"
+            f" MODULE:APP {which} --reason …) and request it again from an existing offset."
         )
     else:
         step = (
-            f'Declare on_lost="oldest" at the input stream: the next run then ends the batch with what is left, and '
-            f"counts what is lost. Or give the batch up ({give_up}) and accept the loss once: adjunct startpoint set "
-            f"MODULE:APP {which} --oldest --reason …. A startpoint alone changes nothing while the batch is open."
+            'Declare on_lost="oldest" at the input stream: the next run then ends the batch with'
+            f" what is left, and counts what is lost. Or give the batch up ({give_up}) and accept"
+            f" the loss once: adjunct startpoint set MODULE:APP {which} --oldest --reason …. A"
+            " startpoint alone changes nothing while the batch is open."
         )
     raise OffsetOutOfRangeError(
-        f"retention has deleted records of the open batch {intent.batch} of application {app.name!r}: "
-        f"{_describe_spans(there)}.",
+        f"retention has deleted records of the open batch {intent.batch} of application"
+        f" {app.name!r}: {_describe_spans(there)}.",
         step,
         application=app.name,
         stream=stream,
@@ -309,19 +375,29 @@ def check_open_batch(app: Application, intent: Intent, lost: Mapping[SystemStrea
 def past_end_of_batch_error(
     app: Application, batch: int, ssp: SystemStreamPartition, end: str, upcoming: str
 ) -> OffsetOutOfRangeError:
-    """Return the error for an open batch that reads up to `end` in a stream that ends before (`upcoming`)."""
+    """Return the error for an open batch that reads up to `end` in a stream that ends before
+    (`upcoming`).
+    """
     problem = f"the open batch {batch} of application {app.name!r} reads up to "
-    step = f"Restore the stream; or abandon the batch (adjunct checkpoint abandon {app.name} --reason …), then"
+    step = (
+        f"Restore the stream; or abandon the batch (adjunct checkpoint abandon {app.name} --reason"
+        " …), then"
+    )
     return _past_end_error(app, ssp, end, upcoming, problem, step)
 
 
 def _past_end_error(
-    app: Application, ssp: SystemStreamPartition, offset: str, upcoming: str, reader: str, restore: str
+    app: Application,
+    ssp: SystemStreamPartition,
+    offset: str,
+    upcoming: str,
+    reader: str,
+    restore: str,
 ) -> OffsetOutOfRangeError:
     return offset_error(
         ssp,
-        f"{ssp}: {reader}offset {offset}, and the stream ends before {upcoming}: it has lost records, or is a "
-        "different stream.",
+        f"{ssp}: {reader}offset {offset}, and the stream ends before {upcoming}: it has lost"
+        " records, or is a different stream.",
         f"{restore} set a startpoint: adjunct startpoint set MODULE:APP {ssp} --oldest --reason ….",
         offset=offset,
         application=app.name,
@@ -335,53 +411,75 @@ def _retention_error(
     lost: Mapping[SystemStreamPartition, OffsetRange],
     startpoints: Mapping[SystemStreamPartition, ResolvedStartpoint],
 ) -> OffsetOutOfRangeError:
-    """Return the error for unread records that retention has deleted (`lost`), after the checkpoint or a startpoint."""
+    """Return the error for unread records that retention has deleted (`lost`), after the
+    checkpoint or a startpoint.
+    """
     of_startpoints = sorted(ssp for ssp in lost if ssp in startpoints)
     where = [ssp for ssp in sorted(lost) if ssp not in startpoints] or of_startpoints
-    shown, numbers = _describe_spans({ssp: lost[ssp] for ssp in where}), ",".join(str(ssp.partition) for ssp in where)
+    shown, numbers = (
+        _describe_spans({ssp: lost[ssp] for ssp in where}),
+        ",".join(str(ssp.partition) for ssp in where),
+    )
     oldest = f"adjunct startpoint set MODULE:APP {source.stream}.{numbers} --oldest --reason …"
     if where == of_startpoints:
         whose = dict.fromkeys(_describe_owner(startpoints[ssp]) for ssp in where[:_SHOWN])
         return OffsetOutOfRangeError(
-            f"retention has passed {'; '.join(whose).removesuffix(' at ')} in {shown}, since its offset was found: "
-            "the records in between are lost.",
-            f"Begin at the oldest record left ({oldest}), or cancel the startpoint: adjunct startpoint clear "
-            f"MODULE:APP {source.stream}.{numbers} --reason ….",
+            f"retention has passed {'; '.join(whose).removesuffix(' at ')} in {shown}, since its"
+            " offset was found: the records in between are lost.",
+            f"Begin at the oldest record left ({oldest}), or cancel the startpoint: adjunct"
+            f" startpoint clear MODULE:APP {source.stream}.{numbers} --reason ….",
             application=app.name,
             stream=source.stream,
         )
     return OffsetOutOfRangeError(
-        f"retention has passed the checkpoint of application {app.name!r} in {shown}: the records in between are lost.",
-        f'Accept the loss once ({oldest}), or for good: declare on_lost="oldest" at the input stream, which counts '
-        "what is lost. To lose nothing, deliver the records again; then give the stream a longer retention.",
+        f"retention has passed the checkpoint of application {app.name!r} in {shown}: the records"
+        " in between are lost.",
+        f'Accept the loss once ({oldest}), or for good: declare on_lost="oldest" at the input'
+        " stream, which counts what is lost. To lose nothing, deliver the records again; then give"
+        " the stream a longer retention.",
         application=app.name,
         stream=source.stream,
     )
 
 
 def _describe_spans(lost: Mapping[SystemStreamPartition, OffsetRange]) -> str:
-    spans = [f"{ssp} (at offset {span.start}, the oldest left is {span.end})" for ssp, span in lost.items()]
-    return ", ".join(spans[:_SHOWN]) + (f" and {len(spans) - _SHOWN} more partitions" if len(spans) > _SHOWN else "")
+    spans = [
+        f"{ssp} (at offset {span.start}, the oldest left is {span.end})"
+        for ssp, span in lost.items()
+    ]
+    return ", ".join(spans[:_SHOWN]) + (
+        f" and {len(spans) - _SHOWN} more partitions" if len(spans) > _SHOWN else ""
+    )
 
 
 def _describe_owner(startpoint: ResolvedStartpoint | None) -> str:
-    """Return a text that ends with "at ", to be followed by an offset, on whose startpoint it is; "" for none."""
+    """Return a text that ends with "at ", to be followed by an offset, on whose startpoint it
+    is; "" for none.
+    """
     if startpoint is None:
         return ""
     return f"the startpoint {startpoint.position} of {startpoint.by} ({startpoint.reason}) at "
 
 
 def _describe_new_start(stream: str, info: StreamInfo, before: str | None) -> str:
-    begin = f"Set a startpoint in the new stream: adjunct startpoint set MODULE:APP {stream} --oldest --reason …."
+    begin = (
+        f"Set a startpoint in the new stream: adjunct startpoint set MODULE:APP {stream} --oldest"
+        " --reason …."
+    )
     if info.was_repartitioned(before):
-        return f"Run again: a reader that had read all of the former stream continues. Otherwise: {begin}"
+        return (
+            "Run again: a reader that had read all of the former stream continues. Otherwise:"
+            f" {begin}"
+        )
     return begin
 
 
 def carry_over_positions(
     state: ApplicationState, streams: Mapping[str, StreamSnapshot]
 ) -> tuple[ApplicationState, tuple[str, ...]]:
-    """Return the state with its positions carried over to streams that were repartitioned, and a note for each."""
+    """Return the state with its positions carried over to streams that were repartitioned, and a
+    note for each.
+    """
     notes: list[str] = []
     for name, stream in streams.items():
         carried = carry_over_stream(state, name, stream.info)
@@ -391,34 +489,52 @@ def carry_over_positions(
     return state, tuple(notes)
 
 
-def carry_over_stream(state: ApplicationState, stream: str, info: StreamInfo) -> ApplicationState | None:
-    """Return the state with its positions in the repartitioned stream ("lake.orders"): at the first later records.
+def carry_over_stream(
+    state: ApplicationState, stream: str, info: StreamInfo
+) -> ApplicationState | None:
+    """Return the state with its positions in the repartitioned stream ("lake.orders"): at the first
+    later records.
 
-    None if the stream was not repartitioned, if the application had not read exactly all of it before, or has pending
-    startpoints or replays there. All partitions continue with the highest epoch that any of them had.
+    None if the stream was not repartitioned, if the application had not read exactly all of it
+    before, or has pending startpoints or replays there. All partitions continue with the highest
+    epoch that any of them had.
     """
     rewritten, offsets = info.repartitioned, state.offsets
-    if rewritten is None or info.identity is None or offsets.streams.get(stream) != rewritten.identity:
+    if (
+        rewritten is None
+        or info.identity is None
+        or offsets.streams.get(stream) != rewritten.identity
+    ):
         return None
     ended = _by_partition(stream, rewritten.ended)
-    mine = {ssp: offset for ssp, offset in state.checkpoint.items() if ssp.qualified_stream == stream}
+    mine = {
+        ssp: offset for ssp, offset in state.checkpoint.items() if ssp.qualified_stream == stream
+    }
     if mine != ended or has_pending_startpoints(state, stream):
         return None
     now = _by_partition(stream, rewritten.continued_at)
 
     def spread(epochs: Mapping[SystemStreamPartition, int]) -> dict[SystemStreamPartition, int]:
-        highest = max((epoch for ssp, epoch in epochs.items() if ssp.qualified_stream == stream), default=0)
+        highest = max(
+            (epoch for ssp, epoch in epochs.items() if ssp.qualified_stream == stream), default=0
+        )
         others = {ssp: epoch for ssp, epoch in epochs.items() if ssp.qualified_stream != stream}
         return others | (dict.fromkeys(now, highest) if highest else {})
 
     update = {
         "streams": {**offsets.streams, stream: info.identity},
-        "applied": {ssp: start for ssp, start in offsets.applied.items() if ssp.qualified_stream != stream},
-        "furthest": {ssp: end for ssp, end in offsets.furthest.items() if ssp.qualified_stream != stream},
+        "applied": {
+            ssp: start for ssp, start in offsets.applied.items() if ssp.qualified_stream != stream
+        },
+        "furthest": {
+            ssp: end for ssp, end in offsets.furthest.items() if ssp.qualified_stream != stream
+        },
         "epochs": spread(offsets.epochs),
         "opened": spread(offsets.opened),
     }
-    others = {ssp: offset for ssp, offset in state.checkpoint.items() if ssp.qualified_stream != stream}
+    others = {
+        ssp: offset for ssp, offset in state.checkpoint.items() if ssp.qualified_stream != stream
+    }
     return state.model_copy(
         update={
             "checkpoint": others | now,
@@ -441,19 +557,27 @@ def has_pending_startpoints(state: ApplicationState, stream: str) -> bool:
 
 def _by_partition(stream: str, offsets: Iterable[str]) -> dict[SystemStreamPartition, str]:
     system, name = split_stream_name(stream)
-    return {SystemStreamPartition(system, name, number): offset for number, offset in enumerate(offsets)}
+    return {
+        SystemStreamPartition(system, name, number): offset for number, offset in enumerate(offsets)
+    }
 
 
-def offset_error(ssp: SystemStreamPartition, problem: str, next_step: str, **facts: Any) -> OffsetOutOfRangeError:
+def offset_error(
+    ssp: SystemStreamPartition, problem: str, next_step: str, **facts: Any
+) -> OffsetOutOfRangeError:
     """Return the error for a partition's offset, with the stream and partition as facts."""
-    return OffsetOutOfRangeError(problem, next_step, stream=ssp.qualified_stream, partition=ssp.partition, **facts)
+    return OffsetOutOfRangeError(
+        problem, next_step, stream=ssp.qualified_stream, partition=ssp.partition, **facts
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class StreamSnapshot:
-    """A snapshot of one stream ("lake.flights"): its info, and the oldest and the upcoming offset of each partition.
+    """A snapshot of one stream ("lake.flights"): its info, and the oldest and the upcoming offset
+    of each partition.
 
-    `system` is the stream system as of the snapshot, which compares offsets and finds offsets of times.
+    `system` is the stream system as of the snapshot, which compares offsets and finds offsets of
+    times.
     """
 
     name: str
@@ -465,16 +589,28 @@ class StreamSnapshot:
 
 
 def snapshot_stream(systems: Mapping[str, StreamSystem], stream: str) -> StreamSnapshot:
-    """Return a stream as it is now. Raises StreamNotFoundError, and ConfigurationError for an invalid offset."""
+    """Return a stream as it is now. Raises StreamNotFoundError, and ConfigurationError for an
+    invalid offset.
+    """
     system_name, name = split_stream_name(stream)
     system = systems[system_name].snapshot(name)
     info = system.info(name)
-    ssps = tuple(SystemStreamPartition(system_name, name, number) for number in range(info.partitions))
+    ssps = tuple(
+        SystemStreamPartition(system_name, name, number) for number in range(info.partitions)
+    )
 
-    def checked(which: str, answers: Mapping[SystemStreamPartition, str]) -> dict[SystemStreamPartition, str]:
-        return {ssp: check_offset(system, ssp, answers.get(ssp), f"asked for its {which} offset") for ssp in ssps}
+    def checked(
+        which: str, answers: Mapping[SystemStreamPartition, str]
+    ) -> dict[SystemStreamPartition, str]:
+        return {
+            ssp: check_offset(system, ssp, answers.get(ssp), f"asked for its {which} offset")
+            for ssp in ssps
+        }
 
-    oldest, upcoming = checked("oldest", system.oldest(ssps)), checked("upcoming", system.upcoming(ssps))
+    oldest, upcoming = (
+        checked("oldest", system.oldest(ssps)),
+        checked("upcoming", system.upcoming(ssps)),
+    )
     return StreamSnapshot(stream, system, info, ssps, oldest, upcoming)
 
 
@@ -483,7 +619,9 @@ def snapshot_streams(
 ) -> dict[str, StreamSnapshot]:
     """Return these streams as they are now, by name, from up to `at_once` concurrent requests."""
     names = list(streams)
-    return dict(zip(names, map_in_threads(partial(snapshot_stream, systems), names, at_once), strict=True))
+    return dict(
+        zip(names, map_in_threads(partial(snapshot_stream, systems), names, at_once), strict=True)
+    )
 
 
 def resolve_request(
@@ -495,22 +633,32 @@ def resolve_request(
     epoch: int = 0,
     plans: Plans | None = None,
 ) -> ResolvedStartpoint | Replay:
-    """Return the request with its start offset; a bounded request as a Replay, which begins `now` with this epoch.
+    """Return the request with its start offset; a bounded request as a Replay, which begins `now`
+    with this epoch.
 
-    A replay is joined with these `versions`. If they are the recorded ones, its offsets come from the plan in `plans`
-    that the request names (in a preview, without `plans`, from the stream). If there are no records between its start
-    and end, both are the same text. Raises the errors of `resolve_startpoint_to_offset`, OffsetOutOfRangeError for an
-    end before the start, and the error that `plans` has for the plan.
+    A replay is joined with these `versions`. If they are the recorded ones, its offsets come from
+    the plan in `plans` that the request names (in a preview, without `plans`, from the stream). If
+    there are no records between its start and end, both are the same text. Raises the errors of
+    `resolve_startpoint_to_offset`, OffsetOutOfRangeError for an end before the start, and the error
+    that `plans` has for the plan.
     """
     ssp, system = request.ssp, stream.system
     plan = None if plans is None or versions != RECORDED else _find_plan(stream, request, plans)
     position = describe_startpoint(request.startpoint)
-    start = resolve_startpoint_to_offset(system, ssp, request.startpoint) if plan is None else plan.spans[ssp].start
+    start = (
+        resolve_startpoint_to_offset(system, ssp, request.startpoint)
+        if plan is None
+        else plan.spans[ssp].start
+    )
     shared: dict[str, Any] = {"ssp": ssp, "stream": stream.info.identity, "position": position}
     shared |= {"by": request.by, "reason": request.reason}
     if request.until is None:
         return ResolvedStartpoint(id=request.id, offset=start, resolved_at=now, **shared)
-    end = resolve_startpoint_to_offset(system, ssp, request.until) if plan is None else plan.spans[ssp].end
+    end = (
+        resolve_startpoint_to_offset(system, ssp, request.until)
+        if plan is None
+        else plan.spans[ssp].end
+    )
     order = system.compare(start, end)
     if order > 0:
         raise offset_error(
@@ -535,22 +683,28 @@ def resolve_request(
 
 
 def _find_plan(stream: StreamSnapshot, request: StartpointRequest, plans: Plans) -> RecordedPlan:
-    """Return the plan that a request for recorded versions names; it has the offsets to read in this partition.
+    """Return the plan that a request for recorded versions names; it has the offsets to read in
+    this partition.
 
-    Raises ConfigurationError for a request without one, OffsetOutOfRangeError if the stream was recreated since, and
-    the error that `plans` has instead of a plan.
+    Raises ConfigurationError for a request without one, OffsetOutOfRangeError if the stream was
+    recreated since, and the error that `plans` has instead of a plan.
     """
     ssp, plan = request.ssp, plans.get(request.recorded or "")
     if isinstance(plan, PermanentError):
         raise plan
     if plan is None or ssp not in plan.spans or request.until is None:
-        problem = f"the request for {ssp} has no plan of recorded versions: it was written without one."
-        step = "Request it with Startpoints(…).request(…), the command or the job, which write the plan."
+        problem = (
+            f"the request for {ssp} has no plan of recorded versions: it was written without one."
+        )
+        step = (
+            "Request it with Startpoints(…).request(…), the command or the job, which write the"
+            " plan."
+        )
         raise ConfigurationError(problem, step, argument="versions")
     if stream.info.was_recreated(plan.streams.get(ssp.qualified_stream)):
         problem = (
-            f"{ssp}: the stream was deleted and created again after a replay with recorded versions was requested, so "
-            "the recorded offsets no longer apply."
+            f"{ssp}: the stream was deleted and created again after a replay with recorded versions"
+            " was requested, so the recorded offsets no longer apply."
         )
         step = "Request a replay with versions=as-of or current."
         raise offset_error(ssp, problem, step)

@@ -1,4 +1,6 @@
-"""What a startpoint would do: where reading would continue, how far the position moves, and the effects on tables."""
+"""What a startpoint would do: where reading would continue, how far the position moves, and the
+effects on tables.
+"""
 
 from __future__ import annotations
 
@@ -38,12 +40,13 @@ from dagster_adjunct.resources.streams.system import StreamSystem, SystemStreamP
 class Preview:
     """What one request would do if a run started now.
 
-    `tasks` are the tasks that it is for (`dataset NAME` for a dataset). They read `offsets` offsets from `start` to
-    `end`: the end of the bounded replay, else the current end of the stream. `checkpoint` is where reading would
-    continue without the request, after an open batch. `moved` is by how many offsets the request moves that position,
-    negative for backwards; None for a replay, which does not move it, and without a checkpoint of this stream. With an
-    `error` the run would fail, unless the request then continues from the checkpoint (`falls_back`). `versions` are the
-    dataset versions that a replay is joined with.
+    `tasks` are the tasks that it is for (`dataset NAME` for a dataset). They read `offsets` offsets
+    from `start` to `end`: the end of the bounded replay, else the current end of the stream.
+    `checkpoint` is where reading would continue without the request, after an open batch. `moved`
+    is by how many offsets the request moves that position, negative for backwards; None for a
+    replay, which does not move it, and without a checkpoint of this stream. With an `error` the run
+    would fail, unless the request then continues from the checkpoint (`falls_back`). `versions` are
+    the dataset versions that a replay is joined with.
     """
 
     request: StartpointRequest
@@ -59,7 +62,9 @@ class Preview:
 
     @property
     def move(self) -> str:
-        """What happens to the position, in a few words ("goes back by 20"); if the request can't be applied, why."""
+        """What happens to the position, in a few words ("goes back by 20"); if the request can't
+        be applied, why.
+        """
         if self.error is not None:
             return f"goes on from its checkpoint: {self.error}" if self.falls_back else self.error
         if self.request.until is not None:
@@ -72,7 +77,8 @@ class Preview:
 
     @property
     def reads_again(self) -> bool:
-        """Whether the application may read records again: in a replay, or if the position does not go forward.
+        """Whether the application may read records again: in a replay, or if the position does not
+        go forward.
 
         The rewind of a dataset reads none of its inputs again.
         """
@@ -96,7 +102,17 @@ class Preview:
     def to_json(self) -> dict[str, Any]:
         """Return the preview as JSON values."""
         asked, until = self.request, self.request.until
-        names = ("checkpoint", "start", "end", "offsets", "moved", "error", "falls_back", "effect", "versions")
+        names = (
+            "checkpoint",
+            "start",
+            "end",
+            "offsets",
+            "moved",
+            "error",
+            "falls_back",
+            "effect",
+            "versions",
+        )
         return {
             "partition": str(asked.ssp),
             "tasks": list(self.tasks),
@@ -114,53 +130,74 @@ def preview_request(
     request: StartpointRequest,
     now: datetime,
 ) -> Preview:
-    """Return what a request would do in this state; a request that is not allowed or can't be applied has an `error`.
+    """Return what a request would do in this state; a request that is not allowed or can't be
+    applied has an `error`.
 
-    The preview of a rewind or of a replay with recorded versions is not complete: it is made without reading the
-    dataset's table or the batch log (see `preview_rewinds` and `plan_recorded`).
+    The preview of a rewind or of a replay with recorded versions is not complete: it is made
+    without reading the dataset's table or the batch log (see `preview_rewinds` and
+    `plan_recorded`).
     """
     ssp, bounded = request.ssp, request.until is not None
     try:
         versions = choose_versions(app, request)
     except ConfigurationError as error:
-        return Preview(request, (), error=str(error), versions=request.versions or CURRENT if bounded else None)
+        return Preview(
+            request, (), error=str(error), versions=request.versions or CURRENT if bounded else None
+        )
     shown = Preview(request, readers.targets_of(request))
     shown = with_fields(shown, versions=versions if bounded else None)
     if request.task in readers.of_plan and is_broadcast(app, ssp):
-        return with_fields(shown, tasks=(str(request.task),), error=str(broadcast_task_error(request)))
+        return with_fields(
+            shown, tasks=(str(request.task),), error=str(broadcast_task_error(request))
+        )
     if not shown.tasks:
         return with_fields(shown, error=_describe_unread(request, readers.tasks))
     rewinds = any(task in readers.of_datasets for task in shown.tasks)
     if rewinds and bounded:
         refusal = (
-            f"{ssp} is read by {', '.join(shown.tasks)}, and the table of a dataset can't be replayed: it always "
-            "holds what its stream says up to its position. Leave the end (until) out."
+            f"{ssp} is read by {', '.join(shown.tasks)}, and the table of a dataset can't be"
+            " replayed: it always holds what its stream says up to its position. Leave the end"
+            " (until) out."
         )
         return with_fields(shown, error=refusal)
     if not rewinds:
         # Requests are applied after the open batch, if there is one.
         batch = state.open
         reads = batch is not None and not batch.replays and ssp in batch.ranges
-        shown = with_fields(shown, checkpoint=batch.ranges[ssp].end if batch and reads else state.checkpoint.get(ssp))
+        shown = with_fields(
+            shown,
+            checkpoint=batch.ranges[ssp].end if batch and reads else state.checkpoint.get(ssp),
+        )
     try:
         stream = snapshot_of(ssp.qualified_stream)
         start = resolve_request(stream, request, versions=versions, now=now)
     except PermanentError as error:
-        return with_fields(shown, error=str(error), falls_back=request.on_unresolved == "checkpoint")
+        return with_fields(
+            shown, error=str(error), falls_back=request.on_unresolved == "checkpoint"
+        )
     distance = partial(stream.system.distance, ssp)
     if isinstance(start, Replay):
-        return with_fields(shown, start=start.start, end=start.until, offsets=distance(start.start, start.until))
+        return with_fields(
+            shown, start=start.start, end=start.until, offsets=distance(start.start, start.until)
+        )
     if rewinds:
         return with_fields(shown, start=start.offset)
     end, before, moved = stream.upcoming[ssp], shown.checkpoint, None
-    # The checkpoint of a recreated stream is an offset of the former stream, which can't be compared.
+    # The checkpoint of a recreated stream is an offset of the former stream, which can't be
+    # compared.
     if before is not None and not stream.info.was_recreated(state.offsets.streams.get(stream.name)):
         moved = distance(before, start.offset) - distance(start.offset, before)
-    return with_fields(shown, start=start.offset, end=end, offsets=distance(start.offset, end), moved=moved)
+    return with_fields(
+        shown, start=start.offset, end=end, offsets=distance(start.offset, end), moved=moved
+    )
 
 
-def _describe_unread(request: StartpointRequest, tasks: Mapping[str, frozenset[SystemStreamPartition]]) -> str:
-    """Return the error text for a request that is for no task: which tasks, if any, read its partition."""
+def _describe_unread(
+    request: StartpointRequest, tasks: Mapping[str, frozenset[SystemStreamPartition]]
+) -> str:
+    """Return the error text for a request that is for no task: which tasks, if any, read its
+    partition.
+    """
     if request.task is None:
         return f"no task reads {request.ssp}."
     readers = [task for task, ssps in tasks.items() if request.ssp in ssps]
@@ -174,7 +211,9 @@ def find_streams_read_again(previews: Iterable[Preview]) -> frozenset[str]:
 
 
 def describe_remote_tables(plan: ExecutionPlan | None, streams: Set[str]) -> dict[str, str]:
-    """Return, by remote table that is written from these streams, what records that are read again do to it."""
+    """Return, by remote table that is written from these streams, what records that are read
+    again do to it.
+    """
     effects: dict[str, dict[str, None]] = {}
     for table in () if plan is None else plan.tables:
         if streams & set(table.again):
@@ -185,20 +224,26 @@ def describe_remote_tables(plan: ExecutionPlan | None, streams: Set[str]) -> dic
 
 
 def describe_state_effects(app: Application, streams: Set[str]) -> tuple[str, ...]:
-    """Return what stateful operators do with records of these streams that are read again, a line each."""
+    """Return what stateful operators do with records of these streams that are read again, a
+    line each.
+    """
     again = trace_records_read_again(app)
     return tuple(
-        f"{operator.id} keeps state: it leaves out records that were read before, and counts them (again)"
+        f"{operator.id} keeps state: it leaves out records that were read before, and counts them"
+        " (again)"
         for operator in app.operators
-        if operator.spec.over_time is not None and any(streams & again[source].streams for source in operator.inputs)
+        if operator.spec.over_time is not None
+        and any(streams & again[source].streams for source in operator.inputs)
     )
 
 
-def mark_blocked_previews(unreadable: Sequence[Unreadable], previews: Sequence[Preview]) -> list[Preview]:
+def mark_blocked_previews(
+    unreadable: Sequence[Unreadable], previews: Sequence[Preview]
+) -> list[Preview]:
     """Return the previews, with an error for each request that an unreadable entry blocks.
 
-    The entry is a request for the same partition and task, which the new one would replace, or was handed to a task for
-    this partition or an unknown one: then the partition is not read.
+    The entry is a request for the same partition and task, which the new one would replace, or was
+    handed to a task for this partition or an unknown one: then the partition is not read.
     """
 
     def checked(shown: Preview) -> Preview:
@@ -206,7 +251,9 @@ def mark_blocked_previews(unreadable: Sequence[Unreadable], previews: Sequence[P
         for unread in unreadable:
             waits = unread.kind == "request" and unread.key == request_key(asked.target)
             of_task = unread.at is not None and unread.at in shown.tasks
-            holds = unread.at is not None and (unread.ssp == asked.ssp or (unread.ssp is None and of_task))
+            holds = unread.at is not None and (
+                unread.ssp == asked.ssp or (unread.ssp is None and of_task)
+            )
             if waits or holds:
                 way = asked.ssp if unread.ssp else f"--all --task {str(unread.at)!r}"
                 clear = f"adjunct startpoint clear MODULE:APP {way} --reason …"
@@ -221,8 +268,14 @@ def check_previews(previews: Sequence[Preview]) -> None:
     """Raise ConfigurationError for requests that can't be applied now."""
     wrong = [shown for shown in previews if shown.error and not shown.falls_back]
     if wrong:
-        more = "" if len(wrong) == 1 else f" The same goes for {len(wrong) - 1} more of the {len(previews)} partitions."
-        problem = f"the startpoint can't be applied now, and nothing is written. {wrong[0].error}{more}"
+        more = (
+            ""
+            if len(wrong) == 1
+            else f" The same goes for {len(wrong) - 1} more of the {len(previews)} partitions."
+        )
+        problem = (
+            f"the startpoint can't be applied now, and nothing is written. {wrong[0].error}{more}"
+        )
         step = "See what each would do: --dry-run, or preview(…) in Python."
         raise ConfigurationError(problem, step, stream=wrong[0].request.ssp.qualified_stream)
 
@@ -232,15 +285,20 @@ def empty_replay_error(previews: Sequence[Preview]) -> ConfigurationError | None
     if all(shown.request.until is not None and shown.offsets == 0 for shown in previews):
         first, others = previews[0], "" if len(previews) == 1 else ", nor in the other partitions"
         problem = (
-            f"{first.request.ssp}: there are no records between the startpoint (offset {first.start}) and the end of "
-            f"the replay (offset {first.end}){others}; nothing is written."
+            f"{first.request.ssp}: there are no records between the startpoint (offset"
+            f" {first.start}) and the end of the replay (offset {first.end}){others}; nothing is"
+            " written."
         )
-        return ConfigurationError(problem, "Choose an end after the start.", stream=first.request.ssp.qualified_stream)
+        return ConfigurationError(
+            problem, "Choose an end after the start.", stream=first.request.ssp.qualified_stream
+        )
     return None
 
 
 def find_replaced(
-    requests: Iterable[StartpointRequest], pending: Iterable[PendingStartpoint], named_only: Collection[str]
+    requests: Iterable[StartpointRequest],
+    pending: Iterable[PendingStartpoint],
+    named_only: Collection[str],
 ) -> list[tuple[PendingStartpoint, StartpointRequest]]:
     """Return each `pending` startpoint that a request would replace, with that request.
 
@@ -258,16 +316,29 @@ def find_replaced(
     return replaced
 
 
-def other_kind_error(replaced: Sequence[tuple[PendingStartpoint, StartpointRequest]]) -> ConfigurationError | None:
-    """Return the error for a replay that would replace a startpoint that moves the position, or the reverse, if any."""
+def other_kind_error(
+    replaced: Sequence[tuple[PendingStartpoint, StartpointRequest]],
+) -> ConfigurationError | None:
+    """Return the error for a replay that would replace a startpoint that moves the position, or
+    the reverse, if any.
+    """
     for held, request in replaced:
         if (held.request.until is None) != (request.until is None):
-            what = "a bounded replay" if request.until is not None else "a startpoint that moves the position"
-            other = "a startpoint that moves the position" if request.until is not None else "a bounded replay"
+            what = (
+                "a bounded replay"
+                if request.until is not None
+                else "a startpoint that moves the position"
+            )
+            other = (
+                "a startpoint that moves the position"
+                if request.until is not None
+                else "a bounded replay"
+            )
             return ConfigurationError(
                 f"{what} would replace {other}: {held.summary()}.",
-                f"Let a run apply that first, take it back (adjunct startpoint clear MODULE:APP {request.ssp} --reason "
-                "…), or replace it with --replace (replace=True in Python).",
+                "Let a run apply that first, take it back (adjunct startpoint clear MODULE:APP"
+                f" {request.ssp} --reason …), or replace it with --replace (replace=True in"
+                " Python).",
                 stream=request.ssp.qualified_stream,
             )
     return None
@@ -276,11 +347,15 @@ def other_kind_error(replaced: Sequence[tuple[PendingStartpoint, StartpointReque
 def preview_rewinds(
     lake: Lake, systems: Mapping[str, StreamSystem], app: Application, previews: Sequence[Preview]
 ) -> list[Preview]:
-    """Return the previews; those for datasets are completed by what all requests for the dataset would do together."""
+    """Return the previews; those for datasets are completed by what all requests for the dataset
+    would do together.
+    """
     shown = list(previews)
     for dataset in app.datasets:
         task = dataset_task_name(dataset.name)
-        mine = [number for number, one in enumerate(shown) if task in one.tasks and one.error is None]
+        mine = [
+            number for number, one in enumerate(shown) if task in one.tasks and one.error is None
+        ]
         requests = {shown[number].request.ssp: shown[number].request for number in mine}
         if not requests:
             continue

@@ -1,17 +1,20 @@
-"""Recorded replays read records again with the dataset versions of the batches that read them first.
+"""Recorded replays read records again with the dataset versions of the batches that read them
+first.
 
-    history      batch 7: p0 [10, 20) p1 [4, 9)    batch 8: p0 [20, 25)    batch 9: a replay, ignored
+    history      batch 7: p0 [10, 20) p1 [4, 9)    batch 8: p0 [20, 25)    batch 9: a replay,
+                                                   ignored
     request      p0 [15, 25) p1 [4, 6)
     pieces       p0: up to 20 as batch 7, up to 25 as batch 8; p1: up to 6 as batch 7
 
 The plan of a replay keeps these versions from being deleted until the replay has ended:
 
-    applications/{name}/recorded/{id}.json      pieces of each partition, and the versions of each piece
+    applications/{name}/recorded/{id}.json      pieces of each partition, and the versions of each
+                                                piece
 
-It is written before the requests that name it, and only then are its versions checked; a discard dooms versions first
-and reads the plans afterwards. So one of the two always sees the other, as with leases. A plan is live (and retains its
-versions) while it is younger than ten minutes, while a request or a fan-out names it, and while one of its replays is
-under way.
+It is written before the requests that name it, and only then are its versions checked; a discard
+dooms versions first and reads the plans afterwards. So one of the two always sees the other, as
+with leases. A plan is live (and retains its versions) while it is younger than ten minutes, while a
+request or a fan-out names it, and while one of its replays is under way.
 """
 
 from __future__ import annotations
@@ -61,7 +64,9 @@ _GRACE = timedelta(minutes=10)
 
 
 class RecordedPiece(StoredDocument):
-    """Offsets that one batch was the first to read: from the end of the previous piece up to, excluding, `end`."""
+    """Offsets that one batch was the first to read: from the end of the previous piece up to,
+    excluding, `end`.
+    """
 
     end: str
     batch: int
@@ -70,10 +75,11 @@ class RecordedPiece(StoredDocument):
 class RecordedPlan(StoredDocument):
     """The offsets to read again, in pieces, and the dataset versions that each batch read.
 
-    `spans` has, by partition, all offsets, `pieces` those of each batch. `versions` has, by batch and dataset, the
-    version that the batch read (None: the dataset had none); `over_time`, by batch and dataset, all versions of bounded
-    datasets that its as-of joins read. Requests that no run has been handed by `expires_at` do not retain versions any
-    more. `streams` has the identities of the streams, which tell whether one was recreated.
+    `spans` has, by partition, all offsets, `pieces` those of each batch. `versions` has, by batch
+    and dataset, the version that the batch read (None: the dataset had none); `over_time`, by batch
+    and dataset, all versions of bounded datasets that its as-of joins read. Requests that no run
+    has been handed by `expires_at` do not retain versions any more. `streams` has the identities of
+    the streams, which tell whether one was recreated.
     """
 
     id: str
@@ -86,7 +92,9 @@ class RecordedPlan(StoredDocument):
     over_time: dict[int, dict[str, tuple[str, ...]]] = Default(default_factory=dict)
 
     def versions_read(self) -> Iterator[tuple[str, str, list[int]]]:
-        """Yield each dataset and version that the batches read, with the numbers of these batches."""
+        """Yield each dataset and version that the batches read, with the numbers of these
+        batches.
+        """
         batches_of: dict[tuple[str, str], list[int]] = {}
         for batch, versions in sorted(self.versions.items()):
             for dataset, version in versions.items():
@@ -100,7 +108,11 @@ class RecordedPlan(StoredDocument):
         batches = sorted(self.versions)
         if not batches:
             return ()
-        which = f"batch {batches[0]}" if len(batches) == 1 else f"{len(batches)} batches, {batches[0]} to {batches[-1]}"
+        which = (
+            f"batch {batches[0]}"
+            if len(batches) == 1
+            else f"{len(batches)} batches, {batches[0]} to {batches[-1]}"
+        )
         versions: dict[str, list[str]] = {}
         for dataset, version, _ in self.versions_read():
             versions.setdefault(dataset, []).append(version)
@@ -112,8 +124,8 @@ class RecordedPlan(StoredDocument):
 
 
 def write_plan(lake: Lake, plan: RecordedPlan) -> None:
-    """Store the plan, which retains its versions from here on. If one is gone, raises VersionDiscardedError and stores
-    nothing."""
+    """Store the plan, which retains its versions from here on. If one is gone, raises
+    VersionDiscardedError and stores nothing."""
     key = _key(lake, plan.application, plan.id)
     lake.store.put_if_absent(key, plan.model_dump_json().encode())
     try:
@@ -130,9 +142,10 @@ def read_plan(lake: Lake, application: str, plan: str) -> RecordedPlan:
         return RecordedPlan.model_validate_json(lake.store.get(key).data)
     except ValidationError as error:
         raise MalformedDocumentError(
-            f"the plan of a recorded replay can't be read in {key}: {first_validation_problem(error)}.",
-            "Take the replay back (adjunct startpoint clear MODULE:APP PARTITION --reason …) and request it again, or "
-            "upgrade if a newer version wrote it.",
+            f"the plan of a recorded replay can't be read in {key}:"
+            f" {first_validation_problem(error)}.",
+            "Take the replay back (adjunct startpoint clear MODULE:APP PARTITION --reason …) and"
+            " request it again, or upgrade if a newer version wrote it.",
             document=key,
         ) from error
 
@@ -140,8 +153,9 @@ def read_plan(lake: Lake, application: str, plan: str) -> RecordedPlan:
 def check_all_retained(lake: Lake, plan: RecordedPlan, *, or_spared: bool = False) -> None:
     """Raise VersionDiscardedError for the first version of the plan that can't be read any more.
 
-    A version that a discard has doomed is gone, for a new plan. With `or_spared`, for a plan that was stored before the
-    discard, it is not, as long as its files exist: the discard has spared them because of the plan.
+    A version that a discard has doomed is gone, for a new plan. With `or_spared`, for a plan that
+    was stored before the discard, it is not, as long as its files exist: the discard has spared
+    them because of the plan.
     """
     manifests: dict[str, DatasetManifest | None] = {}
     for dataset, version, batches in plan.versions_read():
@@ -159,12 +173,15 @@ def check_all_retained(lake: Lake, plan: RecordedPlan, *, or_spared: bool = Fals
                 why = "it was discarded"
             if or_spared and is_readable(lake, manifest, version):
                 continue
-        met = f"batch {batches[0]}" if len(batches) == 1 else f"batches {batches[0]} to {batches[-1]}"
+        met = (
+            f"batch {batches[0]}" if len(batches) == 1 else f"batches {batches[0]} to {batches[-1]}"
+        )
         raise VersionDiscardedError(
-            f"dataset {dataset!r}: version {version}, which {met} of application {plan.application!r} read, is gone: "
-            f"{why}.",
-            "Replay with versions=as-of, if joins are as-of, or versions=current (--versions). To keep earlier "
-            "versions longer, change the policy: discard=DiscardPolicy(keep=…, grace=…).",
+            f"dataset {dataset!r}: version {version}, which {met} of application"
+            f" {plan.application!r} read, is gone: {why}.",
+            "Replay with versions=as-of, if joins are as-of, or versions=current (--versions). To"
+            " keep earlier versions longer, change the policy: discard=DiscardPolicy(keep=…,"
+            " grace=…).",
             dataset=dataset,
             version=version,
         )
@@ -180,8 +197,12 @@ def is_readable(lake: Lake, manifest: DatasetManifest, version: str) -> bool:
     return all(generation.folder in there for generation in sealed.generations if generation.files)
 
 
-def load_plans(lake: Lake, application: str, fan_out: FanOut) -> dict[str, RecordedPlan | PermanentError]:
-    """Return, by id, the plans that requests at tasks name; for a plan that can't be used any more, the error."""
+def load_plans(
+    lake: Lake, application: str, fan_out: FanOut
+) -> dict[str, RecordedPlan | PermanentError]:
+    """Return, by id, the plans that requests at tasks name; for a plan that can't be used any
+    more, the error.
+    """
     plans: dict[str, RecordedPlan | PermanentError] = {}
     for held in fan_out.tasks.values():
         for request in held.values():
@@ -198,11 +219,16 @@ def load_plans(lake: Lake, application: str, fan_out: FanOut) -> dict[str, Recor
 
 
 def find_held_versions(lake: Lake, application: str) -> dict[str, dict[str, str]]:
-    """Return, by dataset and version, a text on the recorded replay of an application that needs the version."""
+    """Return, by dataset and version, a text on the recorded replay of an application that needs
+    the version.
+    """
     held: dict[str, dict[str, str]] = {}
     for plan in _live_plans(lake, application):
         for dataset, version, _ in plan.versions_read():
-            why = f"a recorded replay of application {application}, {', '.join(map(str, sorted(plan.spans)[:3]))}"
+            why = (
+                f"a recorded replay of application {application},"
+                f" {', '.join(map(str, sorted(plan.spans)[:3]))}"
+            )
             held.setdefault(dataset, {})[version] = why
     return held
 
@@ -221,7 +247,8 @@ def _live_plans(lake: Lake, application: str) -> list[RecordedPlan]:
     if not stored:
         return []
     now = read_store_clock(lake.store, f"{lake.application_prefix(application)}/clock")
-    # A request moves from the waiting ones to a task, then to the replays. Read in this order, none is missed.
+    # A request moves from the waiting ones to a task, then to the replays. Read in this order, none
+    # is missed.
     startpoints = StartpointManager(MetadataStore(lake), application).read()
     replays = application_state(lake, application).offsets.replays.values()
     waiting = {request.recorded for request in (*startpoints.waiting, *startpoints.expired)}
@@ -243,7 +270,10 @@ def _live_plans(lake: Lake, application: str) -> list[RecordedPlan]:
 def _list_plans(lake: Lake, application: str) -> dict[str, ObjectInfo]:
     """Return, by plan id, the objects that store the plans of an application."""
     folder = f"{lake.application_prefix(application)}/recorded/"
-    return {item.key.removeprefix(folder).removesuffix(".json"): item for item in lake.store.list(folder)}
+    return {
+        item.key.removeprefix(folder).removesuffix(".json"): item
+        for item in lake.store.list(folder)
+    }
 
 
 def _key(lake: Lake, application: str, plan: str) -> str:
@@ -254,7 +284,10 @@ Span = tuple[str, str]
 # Compares two offsets of one partition (below 0, 0 or above 0), or counts the offsets between them.
 OffsetFunction = Callable[[SystemStreamPartition, str, str], int]
 
-_NEXT = "Request offsets that batches have read, or other versions (--versions): as-of, if joins are as-of, or current."
+_NEXT = (
+    "Request offsets that batches have read, or other versions (--versions): as-of, if joins are"
+    " as-of, or current."
+)
 
 
 def plan_recorded(
@@ -265,9 +298,11 @@ def plan_recorded(
     spans: Mapping[SystemStreamPartition, Span],
     now: datetime,
 ) -> tuple[dict[SystemStreamPartition, str], RecordedPlan | None]:
-    """Return the problems by partition, and the plan to read these offsets again (None if there are problems).
+    """Return the problems by partition, and the plan to read these offsets again (None if there are
+    problems).
 
-    Nothing is stored or retained yet. `plan` is the application's plan, `snapshot_of` returns the snapshot of a stream.
+    Nothing is stored or retained yet. `plan` is the application's plan, `snapshot_of` returns the
+    snapshot of a stream.
     """
     streams = {ssp.qualified_stream: snapshot_of(ssp.qualified_stream) for ssp in spans}
     asked = AskedOffsets(
@@ -276,10 +311,14 @@ def plan_recorded(
         lambda at, left, right: streams[at.qualified_stream].system.compare(left, right),
         lambda at, left, right: streams[at.qualified_stream].system.distance(at, left, right),
     )
-    batches, newest, oldest, gone = collect_main_batches(BatchLog(lake, app.name).history(None), asked)
+    batches, newest, oldest, gone = collect_main_batches(
+        BatchLog(lake, app.name).history(None), asked
+    )
     reads = find_first_reads(batches, asked, gone)
     joined_after_sends = frozenset[str]() if plan is None else plan.tables_joined_after_sends()
-    problems = explain_unread(asked, reads, newest, oldest, gone) | explain_cut(asked, reads, joined_after_sends)
+    problems = explain_unread(asked, reads, newest, oldest, gone) | explain_cut(
+        asked, reads, joined_after_sends
+    )
     recorded = _build_plan(app, asked, reads, now)
     if not problems:
         try:
@@ -289,8 +328,12 @@ def plan_recorded(
     return problems, None if problems else recorded
 
 
-def _build_plan(app: Application, asked: AskedOffsets, reads: FirstReads, now: datetime) -> RecordedPlan:
-    """Return the plan to read the requested offsets as `reads` says. It retains nothing before `write_plan`."""
+def _build_plan(
+    app: Application, asked: AskedOffsets, reads: FirstReads, now: datetime
+) -> RecordedPlan:
+    """Return the plan to read the requested offsets as `reads` says. It retains nothing before
+    `write_plan`.
+    """
     pieces: dict[SystemStreamPartition, tuple[RecordedPiece, ...]] = {}
     spans: dict[SystemStreamPartition, OffsetRange] = {}
     for ssp, (start, end) in asked.spans.items():
@@ -304,7 +347,9 @@ def _build_plan(app: Application, asked: AskedOffsets, reads: FirstReads, now: d
         id=uuid.uuid4().hex,
         application=app.name,
         expires_at=add_span(now, app.startpoints_expire_after),
-        streams={name: identity for name, identity in asked.identities.items() if identity is not None},
+        streams={
+            name: identity for name, identity in asked.identities.items() if identity is not None
+        },
         spans=spans,
         pieces=pieces,
         versions={
@@ -317,7 +362,8 @@ def _build_plan(app: Application, asked: AskedOffsets, reads: FirstReads, now: d
 
 @dataclass(frozen=True, slots=True)
 class AskedOffsets:
-    """The offsets to read again: `spans` has [start, end) by partition, `identities` the identity of each stream.
+    """The offsets to read again: `spans` has [start, end) by partition, `identities` the identity
+    of each stream.
 
     `compare` orders the offsets of a partition, `distance` counts them.
     """
@@ -332,10 +378,10 @@ class AskedOffsets:
 class FirstReads:
     """Which batches read the requested offsets first.
 
-    `pieces` has, by partition and in order of offsets, the end of each piece and the number of the batch that read it
-    first. Pieces are contiguous except where `unread` has offsets, of which no such batch is known. `versions` and
-    `over_time` have the dataset versions that each batch read, as in RecordedPlan. `cut` are the batches of which only
-    a part is requested.
+    `pieces` has, by partition and in order of offsets, the end of each piece and the number of the
+    batch that read it first. Pieces are contiguous except where `unread` has offsets, of which no
+    such batch is known. `versions` and `over_time` have the dataset versions that each batch read,
+    as in RecordedPlan. `cut` are the batches of which only a part is requested.
     """
 
     pieces: Mapping[SystemStreamPartition, tuple[tuple[str, int], ...]]
@@ -350,9 +396,9 @@ def collect_main_batches(
 ) -> tuple[dict[int, Intent], ApplicationState | None, int, dict[SystemStreamPartition, Span]]:
     """Return, by number, the intents of closed batches (no replays) that may have read the offsets.
 
-    Also returns the newest state, the number of the oldest commit read, and, by partition, which of the offsets may
-    have been read by batches whose commits the log has deleted. `history` is newest first; it is read only as far back
-    as batches may have read the offsets.
+    Also returns the newest state, the number of the oldest commit read, and, by partition, which of
+    the offsets may have been read by batches whose commits the log has deleted. `history` is newest
+    first; it is read only as far back as batches may have read the offsets.
     """
     intents: dict[int, Intent] = {}
     newest, oldest = None, 0
@@ -361,14 +407,21 @@ def collect_main_batches(
         done = state.last.intent if state.last is not None else None
         if done is not None and done.batch not in intents and not done.replays:
             ranges = {
-                ssp: span for ssp, span in done.ranges.items() if _is_same_stream(state, asked, ssp.qualified_stream)
+                ssp: span
+                for ssp, span in done.ranges.items()
+                if _is_same_stream(state, asked, ssp.qualified_stream)
             }
             intents[done.batch] = done.model_copy(update={"ranges": ranges})
         if all(_has_read_none(state, asked, ssp) for ssp in asked.spans):
             break
     else:
         if oldest > 1:
-            return intents, newest, oldest, {ssp: _read_up_to(state, asked, ssp) for ssp in asked.spans}
+            return (
+                intents,
+                newest,
+                oldest,
+                {ssp: _read_up_to(state, asked, ssp) for ssp in asked.spans},
+            )
     return intents, newest, oldest, {}
 
 
@@ -377,7 +430,8 @@ def find_first_reads(
 ) -> FirstReads:
     """Return which of these batches read each offset first.
 
-    `gone` has, by partition, the offsets that batches of deleted commits may have read before: these are unread.
+    `gone` has, by partition, the offsets that batches of deleted commits may have read before:
+    these are unread.
     """
     unknown: dict[SystemStreamPartition, list[Span]] = {}
     open_spans: dict[SystemStreamPartition, list[Span]] = {}
@@ -392,7 +446,9 @@ def find_first_reads(
         for ssp, span in intent.ranges.items():
             if ssp not in open_spans or asked.compare(ssp, span.start, span.end) == 0:
                 continue
-            pieces, open_spans[ssp] = _split_spans(asked.compare, ssp, open_spans[ssp], (span.start, span.end))
+            pieces, open_spans[ssp] = _split_spans(
+                asked.compare, ssp, open_spans[ssp], (span.start, span.end)
+            )
             read[ssp] += [(piece, number) for piece in pieces]
             taken += bool(pieces)
             if pieces:
@@ -400,9 +456,14 @@ def find_first_reads(
         if taken and _is_cut(intent, read, number, asked):
             cut.append(number)
 
-    def in_order(ssp: SystemStreamPartition, pieces: list[tuple[Span, int]]) -> tuple[tuple[str, int], ...]:
+    def in_order(
+        ssp: SystemStreamPartition, pieces: list[tuple[Span, int]]
+    ) -> tuple[tuple[str, int], ...]:
         by_start = cmp_to_key(partial(asked.compare, ssp))
-        return tuple((span[1], number) for span, number in sorted(pieces, key=lambda piece: by_start(piece[0][0])))
+        return tuple(
+            (span[1], number)
+            for span, number in sorted(pieces, key=lambda piece: by_start(piece[0][0]))
+        )
 
     return FirstReads(
         {ssp: in_order(ssp, pieces) for ssp, pieces in read.items()},
@@ -420,9 +481,11 @@ def explain_unread(
     oldest: int,
     gone: Mapping[SystemStreamPartition, Span],
 ) -> dict[SystemStreamPartition, str]:
-    """Return, by partition with such offsets, an error text on why no batch is known that has read them first.
+    """Return, by partition with such offsets, an error text on why no batch is known that has read
+    them first.
 
-    `state` is the newest state of the application. `oldest` and `gone` are those of `collect_main_batches`.
+    `state` is the newest state of the application. `oldest` and `gone` are those of
+    `collect_main_batches`.
     """
     errors = {}
     for ssp, spans in reads.unread.items():
@@ -438,7 +501,10 @@ def explain_unread(
             why = f"the open batch {opened.batch}, or a later one, reads them first"
         elif state is None or asked.compare(ssp, state.checkpoint.get(ssp, start), start) <= 0:
             why = "no batch has read them yet"
-        problem = f"{ssp}: it is unknown which versions were read with offsets {start} up to {end}: {why}."
+        problem = (
+            f"{ssp}: it is unknown which versions were read with offsets {start} up to {end}:"
+            f" {why}."
+        )
         errors[ssp] = str(offset_error(ssp, problem, _NEXT, offset=start))
     return errors
 
@@ -446,34 +512,52 @@ def explain_unread(
 def explain_cut(
     asked: AskedOffsets, reads: FirstReads, joined_after_sends: AbstractSet[str]
 ) -> dict[SystemStreamPartition, str]:
-    """Return, by partition, an error text on why a batch can't be replayed in part; empty if that is possible.
+    """Return, by partition, an error text on why a batch can't be replayed in part; empty if that
+    is possible.
 
-    It is not if a join of the application reads a local table after the batch has sent records to it: the join has read
-    what the whole batch sent. `joined_after_sends` are these tables.
+    It is not if a join of the application reads a local table after the batch has sent records to
+    it: the join has read what the whole batch sent. `joined_after_sends` are these tables.
     """
     if not joined_after_sends or not reads.cut:
         return {}
-    problem = f"only a part of batch {reads.cut[0]} is requested, and its joins read in {min(joined_after_sends)!r} "
+    problem = (
+        f"only a part of batch {reads.cut[0]} is requested, and its joins read in"
+        f" {min(joined_after_sends)!r} "
+    )
     problem += "what the whole batch had sent there before."
-    step = "Request whole batches, of all their partitions at once: adjunct checkpoint history APPLICATION lists their "
+    step = (
+        "Request whole batches, of all their partitions at once: adjunct checkpoint history"
+        " APPLICATION lists their "
+    )
     step += "offsets."
     return {ssp: str(offset_error(ssp, f"{ssp}: {problem}", step)) for ssp in asked.spans}
 
 
 def _is_same_stream(state: ApplicationState, asked: AskedOffsets, stream: str) -> bool:
-    """Return whether the state's offsets are of the same stream as the requested ones, not of a former stream of its
-    name. True for a stream that is not requested."""
-    return stream not in asked.identities or state.offsets.streams.get(stream) == asked.identities[stream]
+    """Return whether the state's offsets are of the same stream as the requested ones, not of a
+    former stream of its name. True for a stream that is not requested."""
+    return (
+        stream not in asked.identities
+        or state.offsets.streams.get(stream) == asked.identities[stream]
+    )
 
 
-def _has_read_none(state: ApplicationState, asked: AskedOffsets, ssp: SystemStreamPartition) -> bool:
-    """Return whether it is certain that no batch up to this state has read any of the partition's requested offsets."""
+def _has_read_none(
+    state: ApplicationState, asked: AskedOffsets, ssp: SystemStreamPartition
+) -> bool:
+    """Return whether it is certain that no batch up to this state has read any of the
+    partition's requested offsets.
+    """
     start, end = asked.spans[ssp]
-    return asked.compare(ssp, start, end) == 0 or asked.compare(ssp, _reached(state, asked, ssp), start) <= 0
+    return (
+        asked.compare(ssp, start, end) == 0
+        or asked.compare(ssp, _reached(state, asked, ssp), start) <= 0
+    )
 
 
 def _read_up_to(state: ApplicationState, asked: AskedOffsets, ssp: SystemStreamPartition) -> Span:
-    """Return which of the partition's requested offsets batches up to this state may have read; an empty span for none.
+    """Return which of the partition's requested offsets batches up to this state may have read; an
+    empty span for none.
 
     These are the offsets before the furthest position that the state knows.
     """
@@ -493,7 +577,9 @@ def _reached(state: ApplicationState, asked: AskedOffsets, ssp: SystemStreamPart
 def _split_spans(
     compare: OffsetFunction, ssp: SystemStreamPartition, spans: Iterable[Span], read: Span
 ) -> tuple[list[Span], list[Span]]:
-    """Return the parts of these spans inside the span `read`, and the parts outside it, without empty ones."""
+    """Return the parts of these spans inside the span `read`, and the parts outside it, without
+    empty ones.
+    """
     within, left = [], []
     for start, end in spans:
         first = start if compare(ssp, start, read[0]) >= 0 else read[0]
@@ -508,9 +594,14 @@ def _split_spans(
 
 
 def _is_cut(
-    intent: Intent, read: Mapping[SystemStreamPartition, list[tuple[Span, int]]], number: int, asked: AskedOffsets
+    intent: Intent,
+    read: Mapping[SystemStreamPartition, list[tuple[Span, int]]],
+    number: int,
+    asked: AskedOffsets,
 ) -> bool:
-    """Return whether the batch `number` read other offsets than the ones in `read` that it read first."""
+    """Return whether the batch `number` read other offsets than the ones in `read` that it read
+    first.
+    """
     for ssp, whole in intent.ranges.items():
         if asked.compare(ssp, whole.start, whole.end) == 0:
             continue

@@ -1,8 +1,10 @@
-"""Startpoint requests: their fields and stored form, how users write partitions and positions, what is allowed.
+"""Startpoint requests: their fields and stored form, how users write partitions and positions, what
+is allowed.
 
-A dataset whose table can be rewound is a task too, "dataset NAME", which reads the partitions of its stream. A request
-for all tasks that read a partition includes the dataset only if the application does not read the stream itself;
-otherwise only requests that name the dataset's task do.
+A dataset whose table can be rewound is a task too, "dataset NAME", which reads the partitions of
+its stream. A request for all tasks that read a partition includes the dataset only if the
+application does not read the stream itself; otherwise only requests that name the dataset's task
+do.
 """
 
 from __future__ import annotations
@@ -17,10 +19,20 @@ from typing import Any, Literal
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.operators.stream_facts import AS_OF, CURRENT, RECORDED, JoinVersions
+from dagster_adjunct.orchestration.operators.stream_facts import (
+    AS_OF,
+    CURRENT,
+    RECORDED,
+    JoinVersions,
+)
 from dagster_adjunct.orchestration.planner.plan import ExecutionPlan
 from dagster_adjunct.resources import errors
-from dagster_adjunct.resources.common import argument_error, check_choice, split_partitions, split_stream_name
+from dagster_adjunct.resources.common import (
+    argument_error,
+    check_choice,
+    split_partitions,
+    split_stream_name,
+)
 from dagster_adjunct.resources.streams.startpoint import (
     MAX_MS,
     MIN_MS,
@@ -41,7 +53,8 @@ from dagster_adjunct.resources.validation import validated_methods
 
 @dataclass(frozen=True)
 class ReadingTasks:
-    """By name of the task, the partitions that it reads: the tasks of the plan, and those of rewindable datasets.
+    """By name of the task, the partitions that it reads: the tasks of the plan, and those of
+    rewindable datasets.
 
     Tasks in `named_only` get only requests that name them.
     """
@@ -57,7 +70,9 @@ class ReadingTasks:
 
     @cached_property
     def owners(self) -> dict[SystemStreamPartition, list[str]]:
-        """By partition, the tasks that get requests for all tasks: all that read it, except those in `named_only`."""
+        """By partition, the tasks that get requests for all tasks: all that read it, except
+        those in `named_only`.
+        """
         owners: dict[SystemStreamPartition, list[str]] = {}
         for task, ssps in self.tasks.items():
             for ssp in ssps if task not in self.named_only else ():
@@ -65,7 +80,9 @@ class ReadingTasks:
         return owners
 
     def targets_of(self, request: StartpointRequest) -> tuple[str, ...]:
-        """Return the tasks that a request is for: the named task if it reads the partition, or all owners."""
+        """Return the tasks that a request is for: the named task if it reads the partition, or
+        all owners.
+        """
         if request.task is None:
             return tuple(self.owners.get(request.ssp, ()))
         return (request.task,) if request.ssp in self.tasks.get(request.task, ()) else ()
@@ -74,20 +91,25 @@ class ReadingTasks:
 def find_reading_tasks(
     app: Application, plan: ExecutionPlan | None, systems: Mapping[str, StreamSystem]
 ) -> ReadingTasks:
-    """Return the partitions that each task reads; `plan` is None for an application that has only datasets.
+    """Return the partitions that each task reads; `plan` is None for an application that has only
+    datasets.
 
-    Bounded datasets and tables of one run can't be rewound, so they have no task; no task gets a request for a stream
-    that only they read. If the application itself reads a dataset's stream, the dataset's task gets only requests that
-    name it.
+    Bounded datasets and tables of one run can't be rewound, so they have no task; no task gets a
+    request for a stream that only they read. If the application itself reads a dataset's stream,
+    the dataset's task gets only requests that name it.
     """
     named_only, of_datasets = set(), {}
     for dataset in list_rewindable_datasets(app):
         task, (system, stream) = dataset_task_name(dataset.name), dataset.system_stream
         if dataset.stream in app.inputs:
             named_only.add(task)
-        with suppress(errors.StreamNotFoundError):  # the application may create it in its first batch
+        with suppress(
+            errors.StreamNotFoundError
+        ):  # the application may create it in its first batch
             of_datasets[task] = frozenset(systems[system].partitions(stream))
-    return ReadingTasks({} if plan is None else plan.partitions_by_task(), of_datasets, frozenset(named_only))
+    return ReadingTasks(
+        {} if plan is None else plan.partitions_by_task(), of_datasets, frozenset(named_only)
+    )
 
 
 _DATASET = "dataset "
@@ -103,9 +125,17 @@ def is_dataset_task(task: str) -> bool:
     return task.startswith(_DATASET)
 
 
-def list_rewindable_datasets(app: Application, only: Collection[str] | None = None) -> list[AdjunctDataset]:
-    """Return the datasets that startpoints can rewind: the stored unbounded ones, or `only` those with these names."""
-    followed = [dataset for dataset in app.datasets if dataset.follows_changes and dataset.stream is not None]
+def list_rewindable_datasets(
+    app: Application, only: Collection[str] | None = None
+) -> list[AdjunctDataset]:
+    """Return the datasets that startpoints can rewind: the stored unbounded ones, or `only`
+    those with these names.
+    """
+    followed = [
+        dataset
+        for dataset in app.datasets
+        if dataset.follows_changes and dataset.stream is not None
+    ]
     tables = [dataset for dataset in followed if dataset.following.persistent]
     return [dataset for dataset in tables if only is None or dataset.name in only]
 
@@ -113,12 +143,16 @@ def list_rewindable_datasets(app: Application, only: Collection[str] | None = No
 def find_as_of_joins(app: Application) -> tuple[str, ...]:
     """Return the ids of the application's as-of joins."""
     looked_up = {operator.id: operator.spec.match for operator in app.operators}
-    return tuple(operator for operator, match in looked_up.items() if match is not None and match.as_of is not None)
+    return tuple(
+        operator
+        for operator, match in looked_up.items()
+        if match is not None and match.as_of is not None
+    )
 
 
 def choose_versions(app: Application, request: StartpointRequest) -> JoinVersions:
-    """Return which dataset versions the request's replay is joined with: its own choice, else the application's
-    default.
+    """Return which dataset versions the request's replay is joined with: its own choice, else the
+    application's default.
 
     Raises ConfigurationError if its choice is not possible.
     """
@@ -126,40 +160,53 @@ def choose_versions(app: Application, request: StartpointRequest) -> JoinVersion
     if asked is None:
         return default
     if request.until is None and asked != default:
-        joined = "the entries that were valid at each record's time" if default == AS_OF else "the versions served then"
+        joined = (
+            "the entries that were valid at each record's time"
+            if default == AS_OF
+            else "the versions served then"
+        )
         raise errors.ConfigurationError(
-            f"{request.ssp}: versions={asked} is for a bounded replay, and this request has no end. It moves the main "
-            f"position, and its batches are joined with {joined}.",
-            "Give the request an end (--until-timestamp, --until-offset, --until-upcoming; until=… in Python), or "
-            "leave versions out.",
+            f"{request.ssp}: versions={asked} is for a bounded replay, and this request has no end."
+            f" It moves the main position, and its batches are joined with {joined}.",
+            "Give the request an end (--until-timestamp, --until-offset, --until-upcoming; until=…"
+            " in Python), or leave versions out.",
             argument="versions",
             application=app.name,
         )
     if asked == AS_OF and default != AS_OF:
-        problem = f"{request.ssp}: versions=as-of, and no join of application {app.name!r} is as-of."
+        problem = (
+            f"{request.ssp}: versions=as-of, and no join of application {app.name!r} is as-of."
+        )
         step = "Declare one (join(…, as_of=…)), or use versions=current or recorded."
         raise errors.ConfigurationError(problem, step, argument="versions", application=app.name)
     return asked
 
 
 def describe_versions(app: Application, requests: Sequence[StartpointRequest]) -> tuple[str, ...]:
-    """Return a line for each kind of versions with which the bounded replays among the requests are joined.
+    """Return a line for each kind of versions with which the bounded replays among the requests are
+    joined.
 
-    Empty if the versions are not chosen and no join is as-of. Recorded versions are described by their plan instead.
+    Empty if the versions are not chosen and no join is as-of. Recorded versions are described by
+    their plan instead.
     """
     by_time = find_as_of_joins(app)
     default = AS_OF if by_time else CURRENT
     bounded = [request.versions for request in requests if request.until is not None]
     asked = {versions or default for versions in bounded if by_time or versions}
     lines = {
-        AS_OF: f"versions as-of: {', '.join(by_time)}: what was valid at each record's time; else what is served",
+        AS_OF: (
+            f"versions as-of: {', '.join(by_time)}: what was valid at each record's time; else what"
+            " is served"
+        ),
         CURRENT: "versions current: every join uses what is served when the replay runs",
     }
     return tuple(line for versions, line in lines.items() if versions in asked)
 
 
 def is_broadcast(app: Application, ssp: SystemStreamPartition) -> bool:
-    """Return whether the partition is of a broadcast input, which all tasks read with one common position."""
+    """Return whether the partition is of a broadcast input, which all tasks read with one common
+    position.
+    """
     source = app.inputs.get(ssp.qualified_stream)
     return source is not None and source.broadcast is not None
 
@@ -167,8 +214,8 @@ def is_broadcast(app: Application, ssp: SystemStreamPartition) -> bool:
 def broadcast_task_error(request: StartpointRequest) -> errors.ConfigurationError:
     """Return the error for a request that names one task, at a partition of a broadcast input."""
     return errors.ConfigurationError(
-        f"{request.ssp} is of a broadcast input, which all tasks read with one position: {request.task!r} alone can't "
-        "start elsewhere.",
+        f"{request.ssp} is of a broadcast input, which all tasks read with one position:"
+        f" {request.task!r} alone can't start elsewhere.",
         "Leave the task out, so that all tasks start there; take a waiting request back with "
         f"adjunct startpoint clear MODULE:APP {request.ssp} --reason ….",
         stream=request.ssp.qualified_stream,
@@ -189,20 +236,28 @@ _FINER = re.compile(r"\d{16,30}", re.ASCII)
 def parse_position(kind: str, value: str | None = None) -> Startpoint:
     """Return the startpoint for `oldest`, `upcoming`, `timestamp` VALUE or `offset` VALUE.
 
-    A timestamp is ISO 8601 with a time zone, a date (its start in UTC), or milliseconds since 1970. Raises
-    ConfigurationError for anything else.
+    A timestamp is ISO 8601 with a time zone, a date (its start in UTC), or milliseconds since 1970.
+    Raises ConfigurationError for anything else.
     """
     check_choice(kind, f"position {kind!r} is unknown", POSITIONS, argument="position")
     text = (value or "").strip()
     if kind in ("oldest", "upcoming"):
         if text:
             raise errors.ConfigurationError(
-                f"position {kind} takes no value, and {text!r} was given.", "Leave the value out.", argument="position"
+                f"position {kind} takes no value, and {text!r} was given.",
+                "Leave the value out.",
+                argument="position",
             )
         return StartpointOldest() if kind == "oldest" else StartpointUpcoming()
     if not text:
-        example = "Write it as in 2026-01-31T18:00Z." if kind == "timestamp" else "Write the offset as its system does."
-        raise errors.ConfigurationError(f"position {kind} needs a value.", example, argument="position")
+        example = (
+            "Write it as in 2026-01-31T18:00Z."
+            if kind == "timestamp"
+            else "Write the offset as its system does."
+        )
+        raise errors.ConfigurationError(
+            f"position {kind} needs a value.", example, argument="position"
+        )
     if kind == "offset":
         return StartpointSpecific(offset=text)
     return StartpointTimestamp(timestamp_ms=_parse_timestamp(text))
@@ -211,10 +266,12 @@ def parse_position(kind: str, value: str | None = None) -> Startpoint:
 def expand_partitions(
     app: Application, systems: Mapping[str, StreamSystem], texts: Iterable[str]
 ) -> list[SystemStreamPartition]:
-    """Return the partitions that texts name: `lake.flights.3`, `lake.flights.0-3,7`, or `lake.flights` for all.
+    """Return the partitions that texts name: `lake.flights.3`, `lake.flights.0-3,7`, or
+    `lake.flights` for all.
 
-    Each partition is returned once, in order. Raises ConfigurationError for a stream that the application does not read
-    and for a partition that the stream does not have; InvalidNameError and StreamNotFoundError.
+    Each partition is returned once, in order. Raises ConfigurationError for a stream that the
+    application does not read and for a partition that the stream does not have; InvalidNameError
+    and StreamNotFoundError.
     """
     counts: dict[str, int] = {}
     partitions: dict[SystemStreamPartition, None] = {}
@@ -224,7 +281,11 @@ def expand_partitions(
         system, stream = split_stream_name(qualified)
         if qualified not in counts:
             counts[qualified] = systems[system].info(stream).partitions
-        for number in range(counts[qualified]) if numbers is None else _parse_numbers(text, numbers, counts[qualified]):
+        for number in (
+            range(counts[qualified])
+            if numbers is None
+            else _parse_numbers(text, numbers, counts[qualified])
+        ):
             partitions[SystemStreamPartition(system, stream, number)] = None
     return list(partitions)
 
@@ -233,7 +294,9 @@ def _parse_timestamp(text: str) -> int:
     if _DIGITS.fullmatch(text):
         if int(text) < _LEAST_MS:
             shown = f"{_EPOCH + int(text) * MS:%Y-%m-%d %H:%M} UTC"
-            problem = f"is {shown} in milliseconds since 1970: it looks like a year, or like seconds"
+            problem = (
+                f"is {shown} in milliseconds since 1970: it looks like a year, or like seconds"
+            )
             step = "Write milliseconds, or the time in ISO form, as in 2026-01-31T18:00Z."
             raise _timestamp_error(text, problem, step)
         return int(text)
@@ -242,7 +305,9 @@ def _parse_timestamp(text: str) -> int:
     try:
         moment = datetime.fromisoformat(text)
     except ValueError:
-        expected = "can't be read: expected ISO 8601 with its zone, a date, or milliseconds since 1970"
+        expected = (
+            "can't be read: expected ISO 8601 with its zone, a date, or milliseconds since 1970"
+        )
         raise _timestamp_error(text, expected, "Write it as in 2026-01-31T18:00Z.") from None
     if moment.tzinfo is None and _DATE.fullmatch(text):
         moment = moment.replace(tzinfo=UTC)
@@ -265,7 +330,9 @@ def to_epoch_ms(moment: datetime) -> int:
 
 
 def _timestamp_error(text: str, problem: str, next_step: str) -> errors.ConfigurationError:
-    return errors.ConfigurationError(f"timestamp {text!r} {problem}.", next_step, argument="timestamp")
+    return errors.ConfigurationError(
+        f"timestamp {text!r} {problem}.", next_step, argument="timestamp"
+    )
 
 
 def _parse_numbers(text: str, spans: str, count: int) -> list[int]:
@@ -275,11 +342,19 @@ def _parse_numbers(text: str, spans: str, count: int) -> list[int]:
         first, last = (int(bounds[1]), int(bounds[2] or bounds[1])) if bounds else (1, 0)
         if first > last:
             problem = f"{text!r} can't be read: {span!r} is neither a partition nor a range."
-            step = "Write partitions as in lake.flights.3, lake.flights.0-3,7, or lake.flights for all."
+            step = (
+                "Write partitions as in lake.flights.3, lake.flights.0-3,7, or lake.flights for"
+                " all."
+            )
             raise errors.ConfigurationError(problem, step, argument="partitions")
         if last >= count:
-            problem = f"{text!r} names partition {last}, and the stream has {count} partitions, 0 to {count - 1}."
-            raise errors.ConfigurationError(problem, "Name existing partitions.", argument="partitions")
+            problem = (
+                f"{text!r} names partition {last}, and the stream has {count} partitions, 0 to"
+                f" {count - 1}."
+            )
+            raise errors.ConfigurationError(
+                problem, "Name existing partitions.", argument="partitions"
+            )
         numbers += range(first, last + 1)
     return numbers
 
@@ -287,7 +362,11 @@ def _parse_numbers(text: str, spans: str, count: int) -> list[int]:
 def _check_stream_read(app: Application, stream: str) -> None:
     split_stream_name(stream)
     fed = {str(dataset.stream): dataset for dataset in app.datasets if dataset.stream is not None}
-    goes_back = {name for name, dataset in fed.items() if dataset.follows_changes and dataset.following.persistent}
+    goes_back = {
+        name
+        for name, dataset in fed.items()
+        if dataset.follows_changes and dataset.following.persistent
+    }
     if stream in {*app.inputs, *goes_back}:
         return
     if stream not in fed:
@@ -297,13 +376,19 @@ def _check_stream_read(app: Application, stream: str) -> None:
     name = fed[stream].name
     if not fed[stream].follows_changes:
         raise errors.ConfigurationError(
-            f"{stream} is the input of dataset {name!r}, which is bounded: it rolls back to a version, not to an "
-            f"offset.",
-            f"Choose one (adjunct dataset versions {name}), then: adjunct dataset rollback {name} VERSION --reason ….",
+            f"{stream} is the input of dataset {name!r}, which is bounded: it rolls back to a"
+            " version, not to an offset.",
+            f"Choose one (adjunct dataset versions {name}), then: adjunct dataset rollback"
+            f" {name} VERSION --reason ….",
             dataset=name,
         )
-    problem = f"{stream} is the input of dataset {name!r}, whose table lives for one run, so it can't be rewound."
-    raise errors.ConfigurationError(problem, "Run the application again: it rebuilds the table.", dataset=name)
+    problem = (
+        f"{stream} is the input of dataset {name!r}, whose table lives for one run, so it can't be"
+        " rewound."
+    )
+    raise errors.ConfigurationError(
+        problem, "Run the application again: it rebuilds the table.", dataset=name
+    )
 
 
 OnUnresolved = Literal["fail", "checkpoint"]
@@ -318,18 +403,21 @@ Target = tuple[SystemStreamPartition, str | None]
 @validated_methods
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartpointRequest:
-    """A startpoint for a partition, for one task, or (`task` None) for every task that reads the partition.
+    """A startpoint for a partition, for one task, or (`task` None) for every task that reads the
+    partition.
 
-    `by` and `reason` say who asks and why. `on_unresolved` says what a run does if the startpoint has no offset:
-    fail, or continue from the checkpoint. With `until` it is a bounded replay: the records from the startpoint up to,
-    excluding, that position are read again, and the main position does not move. `force` allows a dataset's table to
-    get older, or to lack changes. `versions` says which dataset versions a replay is joined with: those of each
-    record's time ("as-of"), those served then ("current"), or those of the batches that read the records first
-    ("recorded", retained by the plan `recorded`); None is as-of if the application has as-of joins, else current.
+    `by` and `reason` say who asks and why. `on_unresolved` says what a run does if the startpoint
+    has no offset: fail, or continue from the checkpoint. With `until` it is a bounded replay: the
+    records from the startpoint up to, excluding, that position are read again, and the main
+    position does not move. `force` allows a dataset's table to get older, or to lack changes.
+    `versions` says which dataset versions a replay is joined with: those of each record's time
+    ("as-of"), those served then ("current"), or those of the batches that read the records first
+    ("recorded", retained by the plan `recorded`); None is as-of if the application has as-of joins,
+    else current.
 
-    A request is applied once, however often it is written, by its `id`, by default its startpoint's. `sequence` is its
-    place in the store's order of requests, set when it is written: it says which of two came later even if clocks do
-    not.
+    A request is applied once, however often it is written, by its `id`, by default its
+    startpoint's. `sequence` is its place in the store's order of requests, set when it is written:
+    it says which of two came later even if clocks do not.
     """
 
     ssp: SystemStreamPartition
@@ -350,7 +438,9 @@ class StartpointRequest:
         if self.until is not None:
             check_startpoint(self.until, f"the end (until) of the request for {self.ssp}")
         what = f"the startpoint request for {self.ssp} has "
-        if self.recorded is not None and (self.versions != RECORDED or not _NAME.fullmatch(self.recorded)):
+        if self.recorded is not None and (
+            self.versions != RECORDED or not _NAME.fullmatch(self.recorded)
+        ):
             found = f"{what}recorded={self.recorded!r:.80} and versions={self.versions!r}"
             expected = "the id of a plan, of a request for recorded versions"
             step = "Leave it out: Startpoints.request sets it for versions=recorded."
@@ -362,7 +452,10 @@ class StartpointRequest:
             check_task(self.task)
         for name, value in (("by", self.by), ("reason", self.reason)):
             if not value.strip() or len(value) > _TEXT_LENGTH or not is_storable_text(value):
-                found, expected = f"{what}{name}={value!r:.100}", f"a text of 1 to {_TEXT_LENGTH} characters"
+                found, expected = (
+                    f"{what}{name}={value!r:.100}",
+                    f"a text of 1 to {_TEXT_LENGTH} characters",
+                )
                 step = "Say who asks (by) and why (reason): both are shown with the replay."
                 raise argument_error(found, expected, step, argument=name)
 
@@ -371,7 +464,9 @@ class StartpointRequest:
         return self.ssp, self.task
 
     def is_expired(self, now_ms: int, expiry_ms: int) -> bool:
-        """Return whether it is too old to be handed out: its startpoint was created `expiry_ms` ago, or earlier."""
+        """Return whether it is too old to be handed out: its startpoint was created `expiry_ms`
+        ago, or earlier.
+        """
         return now_ms - self.startpoint.creation_timestamp_ms >= expiry_ms
 
     def to_json(self) -> dict[str, Any]:
@@ -386,16 +481,22 @@ class StartpointRequest:
 
     @staticmethod
     def from_json(value: object, where: str = "startpoint request") -> StartpointRequest:
-        """Return the request from its stored form. Raises MalformedDocumentError, in which `where` names the entry."""
+        """Return the request from its stored form. Raises MalformedDocumentError, in which
+        `where` names the entry.
+        """
         if not isinstance(value, Mapping):
             raise malformed_error(where, f"{value!r:.80} is not an object")
         check_stored_version(value, where)
         expected = {*_NAMED, "version"}
         if set(value) != expected:
-            raise malformed_error(where, f"it has the fields {sorted(map(str, value))}, expected {sorted(expected)}")
+            raise malformed_error(
+                where, f"it has the fields {sorted(map(str, value))}, expected {sorted(expected)}"
+            )
         startpoint = Startpoint.from_json(value["startpoint"], f"the startpoint of {where}")
         bounded = value["until"] is not None
-        until = Startpoint.from_json(value["until"], f"the end (until) of {where}") if bounded else None
+        until = (
+            Startpoint.from_json(value["until"], f"the end (until) of {where}") if bounded else None
+        )
         given = {name: value[name] for name in _NAMED - {"ssp", "startpoint", "until"}}
         try:
             ssp = SystemStreamPartition.parse(value["ssp"])
@@ -410,8 +511,9 @@ _NAMED = {field.name for field in fields(StartpointRequest)}
 def pick_newer(left: StartpointRequest, right: StartpointRequest) -> StartpointRequest:
     """Return which of two requests for one partition a task applies.
 
-    Of two with the same target, that is the one that the store received later, whatever the clocks of their writers
-    say. Of one for the task and one for all tasks, it is the one created later, or the task's if both are equally old.
+    Of two with the same target, that is the one that the store received later, whatever the clocks
+    of their writers say. Of one for the task and one for all tasks, it is the one created later, or
+    the task's if both are equally old.
     """
     if (left.task is None) == (right.task is None):
         return left if left.sequence > right.sequence else right
@@ -421,33 +523,44 @@ def pick_newer(left: StartpointRequest, right: StartpointRequest) -> StartpointR
 
 
 def to_startpoint(request: StartpointRequest) -> Startpoint:
-    """Return the startpoint of a request, with the id of the request, which a dataset stores once it is applied."""
+    """Return the startpoint of a request, with the id of the request, which a dataset stores
+    once it is applied.
+    """
     return replace(request.startpoint, id=request.id)
 
 
 def check_task(task: str) -> str:
     """Return `task` if it is a valid task name: any text, as in "Partition 3"."""
     if not isinstance(task, str) or not 0 < len(task) <= _TASK_LENGTH or not is_storable_text(task):
-        problem = f"task name {task!r} can't be stored: expected a text of 1 to {_TASK_LENGTH} characters."
-        raise errors.InvalidNameError(problem, "Name the task as the plan does, as in 'Partition 3'.", argument="task")
+        problem = (
+            f"task name {task!r} can't be stored: expected a text of 1 to"
+            f" {_TASK_LENGTH} characters."
+        )
+        raise errors.InvalidNameError(
+            problem, "Name the task as the plan does, as in 'Partition 3'.", argument="task"
+        )
     return task
 
 
 def malformed_error(where: str, problem: str) -> errors.MalformedDocumentError:
     """Return the error for a stored entry that can't be read; `where` names the entry."""
     step = (
-        "Take it back (adjunct startpoint clear MODULE:APP PARTITION --reason …, or --all for PARTITION) and "
-        "request it again, or upgrade if a newer version wrote it."
+        "Take it back (adjunct startpoint clear MODULE:APP PARTITION --reason …, or --all for"
+        " PARTITION) and request it again, or upgrade if a newer version wrote it."
     )
-    return errors.MalformedDocumentError(f"{where} can't be read: {problem.rstrip('.')}.", step, document=where)
+    return errors.MalformedDocumentError(
+        f"{where} can't be read: {problem.rstrip('.')}.", step, document=where
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class Unreadable:
-    """A stored entry that this release of Adjunct can't read, as `error` says; other entries are not affected.
+    """A stored entry that this release of Adjunct can't read, as `error` says; other entries are
+    not affected.
 
-    `value` is stored under `key`. It is a waiting "request", or a "fan-out": what was handed to the task `at`, either
-    all of it or one of its requests. `partition` and `task` are what it is for, None if unknown.
+    `value` is stored under `key`. It is a waiting "request", or a "fan-out": what was handed to the
+    task `at`, either all of it or one of its requests. `partition` and `task` are what it is for,
+    None if unknown.
     """
 
     kind: Literal["request", "fan-out"]
@@ -460,7 +573,9 @@ class Unreadable:
 
     @property
     def ssp(self) -> SystemStreamPartition | None:
-        """The partition that the entry is for, None if `partition` is unknown or not a valid name."""
+        """The partition that the entry is for, None if `partition` is unknown or not a valid
+        name.
+        """
         return parse_partition(self.partition)
 
     def summary(self) -> str:

@@ -1,4 +1,6 @@
-"""The public API for an application's startpoints: preview what requests would do, request, list and take back."""
+"""The public API for an application's startpoints: preview what requests would do, request, list
+and take back.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,11 @@ from dagster_adjunct.orchestration.startpoints.preview import (
     preview_request,
     preview_rewinds,
 )
-from dagster_adjunct.orchestration.startpoints.recorded_replay import RecordedPlan, plan_recorded, write_plan
+from dagster_adjunct.orchestration.startpoints.recorded_replay import (
+    RecordedPlan,
+    plan_recorded,
+    write_plan,
+)
 from dagster_adjunct.orchestration.startpoints.request import (
     MS,
     OnUnresolved,
@@ -58,7 +64,11 @@ from dagster_adjunct.orchestration.startpoints.store import (
 )
 from dagster_adjunct.resources.errors import ConfigurationError, raise_first
 from dagster_adjunct.resources.objects.lake import Lake, open_lake
-from dagster_adjunct.resources.streams.startpoint import Startpoint, check_startpoint, describe_startpoint
+from dagster_adjunct.resources.streams.startpoint import (
+    Startpoint,
+    check_startpoint,
+    describe_startpoint,
+)
 from dagster_adjunct.resources.streams.system import StreamSystem, SystemStreamPartition
 from dagster_adjunct.resources.validation import validated_methods
 
@@ -68,8 +78,8 @@ def collect_startpoints(
 ) -> dict[str, list[dict[str, Any]]]:
     """Return all startpoints of an application, by state, as rows of JSON values.
 
-    The states are `waiting`, `expired` (to be deleted by the next run), `handed` to tasks, running `replays` (`left` is
-    the number of offsets still to read), `applied`, and `unreadable` entries.
+    The states are `waiting`, `expired` (to be deleted by the next run), `handed` to tasks, running
+    `replays` (`left` is the number of offsets still to read), `applied`, and `unreadable` entries.
     """
     stored, state = open_startpoints(lake, app).read(), application_state(lake, app.name)
 
@@ -95,7 +105,12 @@ def collect_startpoints(
             for ssp, start in sorted(state.offsets.applied.items())
         ],
         "unreadable": [
-            {"partition": one.partition or one.key, "task": one.task, "handed_to": one.at, "error": one.error}
+            {
+                "partition": one.partition or one.key,
+                "task": one.task,
+                "handed_to": one.at,
+                "error": one.error,
+            }
             for one in stored.unreadable
         ],
     }
@@ -106,21 +121,29 @@ def _request_row(request: StartpointRequest) -> dict[str, Any]:
         "partition": str(request.ssp),
         "position": describe_startpoint(request.startpoint),
         "until": None if request.until is None else describe_startpoint(request.until),
-        **{name: getattr(request, name) for name in ("by", "reason", "on_unresolved", "versions", "id")},
+        **{
+            name: getattr(request, name)
+            for name in ("by", "reason", "on_unresolved", "versions", "id")
+        },
     }
 
 
 def _replay_row(systems: Mapping[str, StreamSystem], replay: Replay) -> dict[str, Any]:
     ssp, left, per_cent = replay.ssp, None, None
     if ssp.system in systems:  # the application may no longer use it
-        left, whole = (systems[ssp.system].distance(ssp, start, replay.until) for start in (replay.next, replay.start))
+        left, whole = (
+            systems[ssp.system].distance(ssp, start, replay.until)
+            for start in (replay.next, replay.start)
+        )
         per_cent = 100 * (whole - left) // max(whole, 1)
     facts = replay.model_dump(mode="json", exclude={"ssp"})
     return facts | {"partition": str(ssp), "left": left, "per_cent": per_cent}
 
 
 def _format_span(ms: int) -> str:
-    """Return a time span as text, in whole seconds, at least 0. Stored times may be too far apart for a timedelta."""
+    """Return a time span as text, in whole seconds, at least 0. Stored times may be too far
+    apart for a timedelta.
+    """
     return str(timedelta(seconds=min(max(ms // 1000, 0), timedelta.max // timedelta(seconds=1))))
 
 
@@ -131,7 +154,8 @@ _MAX_REMOVALS = 5
 class TakenBack:
     """What was taken back: `startpoints`, `unreadable` entries, and `replays`, which were stopped.
 
-    `not_removed` has a line for each startpoint, replay or partition for which nothing was taken back, with the reason.
+    `not_removed` has a line for each startpoint, replay or partition for which nothing was taken
+    back, with the reason.
     """
 
     startpoints: tuple[PendingStartpoint, ...]
@@ -143,8 +167,8 @@ class TakenBack:
         """Return a line for each entry."""
         lines = [f"taken back: {held.summary()}" for held in self.startpoints]
         lines += [
-            f"stopped: {replay.ssp}: the replay from {replay.position} ({replay.by}: {replay.reason}) at offset "
-            f"{replay.next}, {replay.until} not reached"
+            f"stopped: {replay.ssp}: the replay from {replay.position} ({replay.by}:"
+            f" {replay.reason}) at offset {replay.next}, {replay.until} not reached"
             for replay in self.replays
         ]
         lines += [f"not removed: {text}" for text in self.not_removed]
@@ -211,12 +235,16 @@ def take_back_startpoints(
     waiting = [PendingStartpoint(request) for request in stored.waiting]
     asked = [held.request for held in waiting if selection.includes(held)]
     taken = startpoints.take_back(asked, by=by)
-    unread = startpoints.delete_unreadable(filter(selection.includes_unread, stored.unreadable), by=by)
+    unread = startpoints.delete_unreadable(
+        filter(selection.includes_unread, stored.unreadable), by=by
+    )
     handed = _remove_handed(startpoints, state, selection)
     ids = [(held.request.ssp, held.request.id) for held in handed]
     commit, state = log.take_back(ids, by=by, reason=reason)
     stopped, going = _stop_replays(log, state, selection, by, reason)
-    left = [*waiting, *iter_unapplied(startpoints.get_fan_outs(), state)] if task is not None else []
+    left = (
+        [*waiting, *iter_unapplied(startpoints.get_fan_outs(), state)] if task is not None else []
+    )
     attempt = _Attempt(
         waiting=[PendingStartpoint(request) for request in taken],
         handed=handed,
@@ -248,7 +276,9 @@ class _Attempt:
     left: Sequence[PendingStartpoint]
 
 
-def _describe_attempt(selection: _Selection, attempt: _Attempt, state: ApplicationState) -> TakenBack:
+def _describe_attempt(
+    selection: _Selection, attempt: _Attempt, state: ApplicationState
+) -> TakenBack:
     """Return what was taken back, and for all else that was selected, why not; a pure function."""
     taken = list(attempt.waiting)
     replayed = {replay.ssp for replay in (*attempt.stopped, *attempt.going)}
@@ -304,7 +334,9 @@ def _describe_going(app: Application, replay: Replay) -> str:
 
 
 def _find_left(
-    selection: _Selection, others: Iterable[PendingStartpoint], found: Collection[SystemStreamPartition]
+    selection: _Selection,
+    others: Iterable[PendingStartpoint],
+    found: Collection[SystemStreamPartition],
 ) -> dict[SystemStreamPartition, str]:
     """Return, by partition, why startpoints that are not of the selected task alone were left."""
     left: dict[SystemStreamPartition, str] = {}
@@ -315,7 +347,10 @@ def _find_left(
         if held.at is not None and is_broadcast(selection.app, ssp):
             left[ssp] = f"{held.summary()}: it is for all tasks, and can't be taken back from one"
         elif held.at is None and held.request.task is None:
-            left[ssp] = f"{held.summary()}: it is for every task that reads the partition; leave the task out"
+            left[ssp] = (
+                f"{held.summary()}: it is for every task that reads the partition; leave the"
+                " task out"
+            )
     return left
 
 
@@ -341,23 +376,27 @@ def _describe_nothing(ssp: SystemStreamPartition, state: ApplicationState) -> st
     if last is None:
         return f"{ssp}: there is no request"
     return (
-        f"{ssp}: there is no request; {last.position} ({last.by}: {last.reason}) was applied at "
-        f"{last.applied_at:%Y-%m-%d %H:%M} UTC, and only another startpoint moves the position again"
+        f"{ssp}: there is no request; {last.position} ({last.by}: {last.reason}) was applied at"
+        f" {last.applied_at:%Y-%m-%d %H:%M} UTC, and only another startpoint moves the position"
+        " again"
     )
 
 
-# "lake.flights.3", "lake.flights.0-3,7", "lake.flights" for all its partitions, a SystemStreamPartition, or several.
+# "lake.flights.3", "lake.flights.0-3,7", "lake.flights" for all its partitions, a
+# SystemStreamPartition, or several.
 Partitions: TypeAlias = str | SystemStreamPartition | Iterable[str | SystemStreamPartition]
 Rows: TypeAlias = list[dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
 class AskedStartpoints:
-    """The result of requesting startpoints, or of a preview: what each request would do if a run started now.
+    """The result of requesting startpoints, or of a preview: what each request would do if a run
+    started now.
 
-    `replaced` are the startpoints that the requests replace; `written` is whether the requests are stored. `tables`
-    says what records that are read again do to each remote table. `notes` say which versions replays are joined with,
-    which operators leave out records that are read again, and in a preview, why the requests would be rejected.
+    `replaced` are the startpoints that the requests replace; `written` is whether the requests are
+    stored. `tables` says what records that are read again do to each remote table. `notes` say
+    which versions replays are joined with, which operators leave out records that are read again,
+    and in a preview, why the requests would be rejected.
     """
 
     previews: tuple[Preview, ...]
@@ -368,8 +407,15 @@ class AskedStartpoints:
 
     def describe_effects(self) -> list[str]:
         """Return a line for each replaced startpoint, each table, and each note."""
-        lines = [f"{'replaced' if self.written else 'would be replaced'}: {held.summary()}" for held in self.replaced]
-        return [*lines, *(f"table {table}: {becomes}" for table, becomes in self.tables.items()), *self.notes]
+        lines = [
+            f"{'replaced' if self.written else 'would be replaced'}: {held.summary()}"
+            for held in self.replaced
+        ]
+        return [
+            *lines,
+            *(f"table {table}: {becomes}" for table, becomes in self.tables.items()),
+            *self.notes,
+        ]
 
     def to_json(self) -> dict[str, Any]:
         """Return the result as JSON values."""
@@ -387,12 +433,12 @@ class AskedStartpoints:
 class Startpoints:
     """The startpoints of one application in one lake: preview, request, list and take back.
 
-        startpoints = Startpoints(app)
-        startpoints.preview("lake.orders.1,3", StartpointOldest())
-        startpoints.request("lake.orders.1,3", StartpointOldest(), by="ada", reason="discounts were wrong")
+        startpoints = Startpoints(app) startpoints.preview("lake.orders.1,3", StartpointOldest())
+        startpoints.request("lake.orders.1,3", StartpointOldest(), by="ada", reason="discounts were
+        wrong")
 
-    Requests go to the tasks of the application's plan, and expire as it says. None of these methods reads records: the
-    next run of the application applies the requests.
+    Requests go to the tasks of the application's plan, and expire as it says. None of these methods
+    reads records: the next run of the application applies the requests.
     """
 
     app: SkipValidation[Application]
@@ -400,10 +446,16 @@ class Startpoints:
 
     def __post_init__(self) -> None:
         if not isinstance(self.app, Application):
-            known = f": {describe_similar_names(self.lake, self.app)}" if isinstance(self.app, str) else ""
+            known = (
+                f": {describe_similar_names(self.lake, self.app)}"
+                if isinstance(self.app, str)
+                else ""
+            )
             step = "Pass the Application itself: its plan says which task reads what."
             raise ConfigurationError(
-                f"Startpoints: app is {self.app!r}, not an Application{known}.", step, argument="app"
+                f"Startpoints: app is {self.app!r}, not an Application{known}.",
+                step,
+                argument="app",
             )
 
     def preview(
@@ -418,13 +470,24 @@ class Startpoints:
         replace: bool = False,
         versions: JoinVersions | None = None,
     ) -> AskedStartpoints:
-        """Return what `request` would do with these arguments, and what it would replace; write nothing.
+        """Return what `request` would do with these arguments, and what it would replace; write
+        nothing.
 
-        A request that can't be applied has an `error` in its preview. `notes` say why `request` would reject others.
+        A request that can't be applied has an `error` in its preview. `notes` say why `request`
+        would reject others.
         """
-        wanted = {"task": task, "on_unresolved": on_unresolved, "force": force, "versions": versions}
-        requests = build_requests(self._expanded(partitions), position, until, by="preview", reason="-", **wanted)
-        return request_startpoints(self.lake, self._systems, self.app, requests, replace=replace, dry_run=True)
+        wanted = {
+            "task": task,
+            "on_unresolved": on_unresolved,
+            "force": force,
+            "versions": versions,
+        }
+        requests = build_requests(
+            self._expanded(partitions), position, until, by="preview", reason="-", **wanted
+        )
+        return request_startpoints(
+            self.lake, self._systems, self.app, requests, replace=replace, dry_run=True
+        )
 
     def request(
         self,
@@ -440,47 +503,63 @@ class Startpoints:
         by: str,
         reason: str,
     ) -> AskedStartpoints:
-        """Request that these partitions are read from `position` on, all or none; return what a run would do now.
+        """Request that these partitions are read from `position` on, all or none; return what a run
+        would do now.
 
-        Each request is applied once, also if the same `position` was requested before. With `until` it is a bounded
-        replay: that part is read again, and the main position stays. `task` is one of the plan, or "dataset NAME"; by
-        default every task that reads the partition. `on_unresolved` says what a run does if there is no offset: "fail",
-        or continue from the "checkpoint". `force` allows the table of a dataset to get older. `versions` says what a
-        replay's records are joined with: the entries valid at their time ("as-of", the default if the application has
-        as-of joins), what is served then ("current", the default otherwise), or what they were joined with when they
-        were first read ("recorded"), which is retained until the replay has ended.
+        Each request is applied once, also if the same `position` was requested before. With `until`
+        it is a bounded replay: that part is read again, and the main position stays. `task` is one
+        of the plan, or "dataset NAME"; by default every task that reads the partition.
+        `on_unresolved` says what a run does if there is no offset: "fail", or continue from the
+        "checkpoint". `force` allows the table of a dataset to get older. `versions` says what a
+        replay's records are joined with: the entries valid at their time ("as-of", the default if
+        the application has as-of joins), what is served then ("current", the default otherwise), or
+        what they were joined with when they were first read ("recorded"), which is retained until
+        the replay has ended.
 
-        Replaces what is requested there and not applied. Raises ConfigurationError, and writes nothing, if no task
-        reads a partition, if the position has no offset now, if startpoints are disabled, if recorded versions are
-        gone, and, without `replace`, if a bounded replay would replace a startpoint that moves the position, or the
-        reverse.
+        Replaces what is requested there and not applied. Raises ConfigurationError, and writes
+        nothing, if no task reads a partition, if the position has no offset now, if startpoints are
+        disabled, if recorded versions are gone, and, without `replace`, if a bounded replay would
+        replace a startpoint that moves the position, or the reverse.
         """
-        wanted = {"task": task, "on_unresolved": on_unresolved, "force": force, "versions": versions}
-        requests = build_requests(self._expanded(partitions), position, until, by=by, reason=reason, **wanted)
+        wanted = {
+            "task": task,
+            "on_unresolved": on_unresolved,
+            "force": force,
+            "versions": versions,
+        }
+        requests = build_requests(
+            self._expanded(partitions), position, until, by=by, reason=reason, **wanted
+        )
         return request_startpoints(self.lake, self._systems, self.app, requests, replace=replace)
 
     def list(self) -> dict[str, Rows]:
         """Return all startpoints by state, as rows of JSON values.
 
-        The states are `waiting`, `expired`, `handed` to tasks, running `replays`, `applied`, and `unreadable` entries.
+        The states are `waiting`, `expired`, `handed` to tasks, running `replays`, `applied`, and
+        `unreadable` entries.
         """
         return collect_startpoints(self.lake, self._systems, self.app, self.lake.now())
 
-    def take_back(self, partitions: Partitions, *, task: str | None = None, by: str, reason: str) -> TakenBack:
-        """Take back the startpoints at these partitions that are not applied, and stop bounded replays there.
+    def take_back(
+        self, partitions: Partitions, *, task: str | None = None, by: str, reason: str
+    ) -> TakenBack:
+        """Take back the startpoints at these partitions that are not applied, and stop bounded
+        replays there.
 
-        With `task`, only those that name this task or were handed to it; replays continue then. A startpoint that a
-        batch has begun to apply stays, and is listed in `not_removed`. Raises CommitConflictError if a run commits at
-        the same moment.
+        With `task`, only those that name this task or were handed to it; replays continue then. A
+        startpoint that a batch has begun to apply stays, and is listed in `not_removed`. Raises
+        CommitConflictError if a run commits at the same moment.
         """
-        return take_back_startpoints(self.lake, self.app, self._expanded(partitions), task=task, by=by, reason=reason)
+        return take_back_startpoints(
+            self.lake, self.app, self._expanded(partitions), task=task, by=by, reason=reason
+        )
 
     def clear(self, *, task: str | None = None, by: str, reason: str) -> TakenBack:
-        """Take back all startpoints that are not applied, also for streams that the application no longer reads, and
-        stop all bounded replays.
+        """Take back all startpoints that are not applied, also for streams that the application no
+        longer reads, and stop all bounded replays.
 
-        With `task`, only those that name this task or were handed to it; replays continue then. Raises the errors of
-        `take_back`.
+        With `task`, only those that name this task or were handed to it; replays continue then.
+        Raises the errors of `take_back`.
         """
         return take_back_startpoints(self.lake, self.app, None, task=task, by=by, reason=reason)
 
@@ -489,7 +568,9 @@ class Startpoints:
         return systems_for(self.app, lake=self.lake)
 
     def _expanded(self, partitions: Partitions) -> tuple[SystemStreamPartition, ...]:
-        named = [partitions] if isinstance(partitions, str | SystemStreamPartition) else [*partitions]
+        named = (
+            [partitions] if isinstance(partitions, str | SystemStreamPartition) else [*partitions]
+        )
         if not named:
             step = "Name one, as in lake.flights.3, or a stream: lake.flights."
             raise ConfigurationError("no partition is named.", step, argument="partitions")
@@ -497,16 +578,23 @@ class Startpoints:
 
 
 def build_requests(
-    ssps: Iterable[SystemStreamPartition], position: Startpoint, until: Startpoint | None = None, **wanted: Any
+    ssps: Iterable[SystemStreamPartition],
+    position: Startpoint,
+    until: Startpoint | None = None,
+    **wanted: Any,
 ) -> list[StartpointRequest]:
-    """Return a request for each partition, created now; `wanted` are the other fields of StartpointRequest.
+    """Return a request for each partition, created now; `wanted` are the other fields of
+    StartpointRequest.
 
     Raises ConfigurationError for an invalid field.
     """
     check_startpoint(position, "position", "position")
     if until is not None:
         check_startpoint(until, "until", "until")
-    return [StartpointRequest(ssp=ssp, startpoint=position.reissue(), until=until, **wanted) for ssp in ssps]
+    return [
+        StartpointRequest(ssp=ssp, startpoint=position.reissue(), until=until, **wanted)
+        for ssp in ssps
+    ]
 
 
 def request_startpoints(
@@ -520,11 +608,12 @@ def request_startpoints(
 ) -> AskedStartpoints:
     """Write these requests, all or none; return what they would do if a run started now.
 
-    Each replaces the startpoint at the same partition and task that is not applied yet. Raises ConfigurationError if no
-    task reads a partition; if the startpoint to replace can't be read; if the position has no offset now, unless the
-    request continues from the checkpoint; and, without `replace`, if a bounded replay would replace a startpoint that
-    moves the position, or the reverse. With `dry_run` nothing is written, and the previews and notes have these errors;
-    only for an application that disables startpoints or was renamed the error is raised all the same.
+    Each replaces the startpoint at the same partition and task that is not applied yet. Raises
+    ConfigurationError if no task reads a partition; if the startpoint to replace can't be read; if
+    the position has no offset now, unless the request continues from the checkpoint; and, without
+    `replace`, if a bounded replay would replace a startpoint that moves the position, or the
+    reverse. With `dry_run` nothing is written, and the previews and notes have these errors; only
+    for an application that disables startpoints or was renamed the error is raised all the same.
     """
     startpoints = open_startpoints(lake, app)
     startpoints.check_on()
@@ -535,7 +624,10 @@ def request_startpoints(
     versions = describe_versions(app, requests)
 
     snapshot_of = cache(partial(snapshot_stream, systems))  # one snapshot of each stream
-    previews = [preview_request(app, readers, snapshot_of, state, request, stored.at) for request in requests]
+    previews = [
+        preview_request(app, readers, snapshot_of, state, request, stored.at)
+        for request in requests
+    ]
     previews = preview_rewinds(lake, systems, app, previews)
     previews = mark_blocked_previews(stored.unreadable, previews)
     previews, recorded = _plan_recorded_versions(lake, app, plan, snapshot_of, previews, stored.at)
@@ -543,18 +635,30 @@ def request_startpoints(
     tables, keeping_state = describe_remote_tables(plan, again), describe_state_effects(app, again)
     there = [*map(PendingStartpoint, stored.waiting), *iter_unapplied(stored.handed, state)]
     replaced = find_replaced(requests, there, readers.named_only)
-    refusals = [*filter(None, [empty_replay_error(previews), None if replace else other_kind_error(replaced)])]
+    refusals = [
+        *filter(
+            None, [empty_replay_error(previews), None if replace else other_kind_error(replaced)]
+        )
+    ]
     if not dry_run:
         check_previews(previews)
         raise_first(refusals)
         if recorded is not None:
             write_plan(lake, recorded)  # retains its versions from here on
             plan_id = recorded.id
-            requests = [with_fields(one, recorded=plan_id) if one.versions == RECORDED else one for one in requests]
+            requests = [
+                with_fields(one, recorded=plan_id) if one.versions == RECORDED else one
+                for one in requests
+            ]
         startpoints.write_startpoints(requests)
     taken_over = tuple(dict.fromkeys(old for old, _ in replaced))
     rejected = [f"would be rejected: {refusal}" for refusal in refusals]
-    notes = (*rejected, *versions, *(() if recorded is None else recorded.describe()), *keeping_state)
+    notes = (
+        *rejected,
+        *versions,
+        *(() if recorded is None else recorded.describe()),
+        *keeping_state,
+    )
     return AskedStartpoints(tuple(previews), taken_over, not dry_run, tables, notes)
 
 
@@ -566,11 +670,12 @@ def _plan_recorded_versions(
     previews: list[Preview],
     now: datetime,
 ) -> tuple[list[Preview], RecordedPlan | None]:
-    """Return the previews, and the plan for all requests with recorded versions (None for no such requests).
+    """Return the previews, and the plan for all requests with recorded versions (None for no such
+    requests).
 
-    They share a plan, so that the records of one batch are read together again. Nothing is written or retained yet. If
-    no batch has read the records of a request, or versions are gone, its preview has an `error`. There is no plan if
-    one of all the requests can't be applied.
+    They share a plan, so that the records of one batch are read together again. Nothing is written
+    or retained yet. If no batch has read the records of a request, or versions are gone, its
+    preview has an `error`. There is no plan if one of all the requests can't be applied.
     """
     replays = [one for one in previews if one.request.versions == RECORDED and one.error is None]
     wanted = {one.request.ssp: one for one in replays if one.request.until is not None}

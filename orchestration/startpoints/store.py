@@ -1,13 +1,15 @@
 """Stores startpoint requests, and which of them tasks were handed, in the lake's metadata.
 
     metadata/startpoints/APPLICATION            by [SSP, TASK or null]:               a request
-    metadata/startpoints-fan-out/APPLICATION    by ["task", TASK]:                    pending requests; handed sequences
+    metadata/startpoints-fan-out/APPLICATION    by ["task", TASK]:                    pending
+                                                requests; handed sequences
                                                 by ["settled", SSP, TASK or null]:    a sequence
 
-The sequence of a request is the number of the commit that wrote it. A fan-out reads what tasks were handed, then the
-requests; it commits what they are handed now at once, and then deletes the requests that still have the same sequence.
-If another process commits in between, it starts over. If it dies after the commit, the next fan-out finds the sequences
-settled, and only deletes the requests. Entries that can't be read are kept, and reported.
+The sequence of a request is the number of the commit that wrote it. A fan-out reads what tasks were
+handed, then the requests; it commits what they are handed now at once, and then deletes the
+requests that still have the same sequence. If another process commits in between, it starts over.
+If it dies after the commit, the next fan-out finds the sequences settled, and only deletes the
+requests. Entries that can't be read are kept, and reported.
 """
 
 from __future__ import annotations
@@ -57,7 +59,9 @@ from dagster_adjunct.resources.validation import validated_methods
 def read_requests(
     application: str, entries: Iterable[tuple[str, Any]]
 ) -> tuple[list[StartpointRequest], list[Unreadable]]:
-    """Return the requests in these stored entries (key, value), and the entries that can't be read."""
+    """Return the requests in these stored entries (key, value), and the entries that can't be
+    read.
+    """
     requests: list[StartpointRequest] = []
     unreadable: list[Unreadable] = []
     for key, value in entries:
@@ -70,7 +74,9 @@ def read_requests(
 
 
 def read_request(application: str, key: str, value: object) -> StartpointRequest:
-    """Return the request stored under this key. Raises MalformedDocumentError, also if it is for another target."""
+    """Return the request stored under this key. Raises MalformedDocumentError, also if it is for
+    another target.
+    """
     where = f"startpoint request {key} of application {application!r}"
     request = StartpointRequest.from_json(value, where)
     if request_key(request.target) != key:
@@ -79,7 +85,9 @@ def read_request(application: str, key: str, value: object) -> StartpointRequest
 
 
 def read_fan_outs(application: str, entries: Iterable[tuple[str, Any]]) -> FanOutState:
-    """Return what tasks were handed, from these stored entries (key, value), including unreadable entries."""
+    """Return what tasks were handed, from these stored entries (key, value), including
+    unreadable entries.
+    """
     tasks: dict[str, TaskFanOut] = {}
     settled: dict[Target, int] = {}
     unreadable: list[Unreadable] = []
@@ -94,7 +102,9 @@ def read_fan_outs(application: str, entries: Iterable[tuple[str, Any]]) -> FanOu
                 case _:
                     raise malformed_error(where, "its key is unknown")
         except MalformedDocumentError as error:
-            unreadable.append(Unreadable("fan-out", key, value, str(error), *_parse_fan_out_key(key)))
+            unreadable.append(
+                Unreadable("fan-out", key, value, str(error), *_parse_fan_out_key(key))
+            )
     return FanOutState(tasks, settled, tuple(unreadable))
 
 
@@ -107,7 +117,9 @@ def read_task(application: str, key: str, value: object) -> TaskFanOut:
         return TaskFanOut()
     where = _where(application, key)
     if not isinstance(value, Mapping) or set(value) != {"pending", "handed"}:
-        raise malformed_error(where, f"it is {type(value).__name__} {value!r:.80}, expected pending and handed")
+        raise malformed_error(
+            where, f"it is {type(value).__name__} {value!r:.80}, expected pending and handed"
+        )
     if not isinstance(value["pending"], list) or not isinstance(value["handed"], Mapping):
         raise malformed_error(where, "pending is not a list, or handed is not an object")
     pending: dict[SystemStreamPartition, StartpointRequest] = {}
@@ -121,7 +133,9 @@ def read_task(application: str, key: str, value: object) -> TaskFanOut:
             unread.append(Unreadable("fan-out", key, item, str(error), ssp, task, _parts(key)[1]))
         else:
             pending[request.ssp] = request
-    handed = {_read_target(where, ssp)[0]: _read_sequence(where, n) for ssp, n in value["handed"].items()}
+    handed = {
+        _read_target(where, ssp)[0]: _read_sequence(where, n) for ssp, n in value["handed"].items()
+    }
     return TaskFanOut(pending, handed, tuple(unread))
 
 
@@ -143,7 +157,9 @@ def _read_sequence(where: str, value: object) -> int:
 
 
 def diff_states(before: FanOutState, after: FanOutState) -> dict[str, Any]:
-    """Return, by key, the stored form of each entry that has changed; None for an entry to remove."""
+    """Return, by key, the stored form of each entry that has changed; None for an entry to
+    remove.
+    """
     changes: dict[str, Any] = {}
     for task in {*before.tasks, *after.tasks}:
         held = after.tasks.get(task, TaskFanOut())
@@ -157,7 +173,9 @@ def diff_states(before: FanOutState, after: FanOutState) -> dict[str, Any]:
 
 
 def task_to_json(held: TaskFanOut) -> dict[str, Any] | None:
-    """Return the stored form of what a task was handed, with unreadable requests as they were; None for nothing."""
+    """Return the stored form of what a task was handed, with unreadable requests as they were;
+    None for nothing.
+    """
     if not held.pending and not held.handed and not held.unread:
         return None
     return {
@@ -183,7 +201,8 @@ def task_key(task: str) -> str:
 
 
 def concerns_stream(stream: str, key: str, value: object) -> bool:
-    """Return whether an entry has a request for the stream that is not applied: a waiting one, or one at a task.
+    """Return whether an entry has a request for the stream that is not applied: a waiting one, or
+    one at a task.
 
     Sequences of requests that were handed out or settled do not count.
     """
@@ -192,7 +211,9 @@ def concerns_stream(stream: str, key: str, value: object) -> bool:
 
 
 def parse_sequence(stored: object) -> int | None:
-    """Return the sequence of a request in stored form, which may be unreadable otherwise; None if it has none."""
+    """Return the sequence of a request in stored form, which may be unreadable otherwise; None
+    if it has none.
+    """
     sequence = stored.get("sequence") if isinstance(stored, Mapping) else None
     return sequence if isinstance(sequence, int) and not isinstance(sequence, bool) else None
 
@@ -209,7 +230,9 @@ def _key(*parts: str | None) -> str:
 
 
 def _parts(key: str) -> list[Any]:
-    """Return the parts of a key; [] for a key that is not a JSON array, which this release would not have written."""
+    """Return the parts of a key; [] for a key that is not a JSON array, which this release would
+    not have written.
+    """
     try:
         parts = json.loads(key)
     except ValueError:
@@ -218,8 +241,8 @@ def _parts(key: str) -> list[Any]:
 
 
 def _parse_fan_out_key(key: str) -> tuple[str | None, str | None, str | None]:
-    """Return what the key of an unreadable fan-out entry says: a request's partition and task (of a settled sequence),
-    or the task that was handed something. Unknown parts are None."""
+    """Return what the key of an unreadable fan-out entry says: a request's partition and task (of a
+    settled sequence), or the task that was handed something. Unknown parts are None."""
     kind, first, second = [*map(_text, _parts(key)), None, None, None][:3]
     return (None, None, first) if kind == "task" else (first, second, None)
 
@@ -232,9 +255,10 @@ def _text(value: object) -> str | None:
 class StoredStartpoints:
     """An application's stored startpoints, read `at` this time by the lake's clock.
 
-    `waiting` are requests that no fan-out has handed out, in the order in which they were written; `expired` ones are
-    deleted by the next fan-out. `handed` has, by task, the requests that it still has to apply. `unreadable` are
-    entries that this release of Adjunct can't read; they stay until they are taken back.
+    `waiting` are requests that no fan-out has handed out, in the order in which they were written;
+    `expired` ones are deleted by the next fan-out. `handed` has, by task, the requests that it
+    still has to apply. `unreadable` are entries that this release of Adjunct can't read; they stay
+    until they are taken back.
     """
 
     waiting: Sequence[StartpointRequest]
@@ -246,7 +270,8 @@ class StoredStartpoints:
 
 @dataclass(frozen=True, slots=True)
 class PendingStartpoint:
-    """A startpoint that is not applied yet: it waits (`at` is None), or was handed to the task `at`.
+    """A startpoint that is not applied yet: it waits (`at` is None), or was handed to the task
+    `at`.
 
     `offset` is its start offset, if a run has found and stored it.
     """
@@ -266,14 +291,20 @@ class PendingStartpoint:
         return f"{asked}, {where} ({request.by}: {request.reason})"
 
 
-def iter_unapplied(handed: Mapping[str, Requests], state: ApplicationState) -> Iterator[PendingStartpoint]:
-    """Yield the startpoints in `handed` that no batch has applied; a crash may have left applied ones there."""
+def iter_unapplied(
+    handed: Mapping[str, Requests], state: ApplicationState
+) -> Iterator[PendingStartpoint]:
+    """Yield the startpoints in `handed` that no batch has applied; a crash may have left applied
+    ones there.
+    """
     for task, requests in handed.items():
         for ssp, request in requests.items():
             if not state.offsets.has_taken(ssp, request.id):
                 resolved = state.offsets.resolved.get(ssp)
                 yield PendingStartpoint(
-                    request, task, resolved.offset if resolved and resolved.id == request.id else None
+                    request,
+                    task,
+                    resolved.offset if resolved and resolved.id == request.id else None,
                 )
 
 
@@ -284,27 +315,38 @@ EXPIRES_AFTER = timedelta(hours=12)
 
 @validated_methods
 class StartpointManager:
-    """The stored startpoints of one application. It does not check whether they can be applied, as `Startpoints` does.
+    """The stored startpoints of one application. It does not check whether they can be applied, as
+    `Startpoints` does.
 
-    Safe to use from threads and processes. A waiting request expires `expires_after` the creation of its startpoint, by
-    the lake's clock; one that was handed to a task does not. The default is the Application's setting, or 12 hours if
-    `application` is a name. The first use raises ConfigurationError for a name that the lake does not know, if it knows
-    other applications.
+    Safe to use from threads and processes. A waiting request expires `expires_after` the creation
+    of its startpoint, by the lake's clock; one that was handed to a task does not. The default is
+    the Application's setting, or 12 hours if `application` is a name. The first use raises
+    ConfigurationError for a name that the lake does not know, if it knows other applications.
     """
 
     def __init__(
-        self, store: MetadataStore, application: Application | str, *, expires_after: timedelta | None = None
+        self,
+        store: MetadataStore,
+        application: Application | str,
+        *,
+        expires_after: timedelta | None = None,
     ) -> None:
         name = application if isinstance(application, str) else application.name
         if expires_after is None:
-            expires_after = EXPIRES_AFTER if isinstance(application, str) else application.startpoints_expire_after
+            expires_after = (
+                EXPIRES_AFTER
+                if isinstance(application, str)
+                else application.startpoints_expire_after
+            )
         if expires_after < MS:
             problem = (
                 f"startpoints of {name!r} expire after {describe_span(expires_after)}: expected a "
                 "timedelta of at least a millisecond."
             )
             raise ConfigurationError(
-                problem, f"Leave expires_after out for the default, {EXPIRES_AFTER}.", argument="expires_after"
+                problem,
+                f"Leave expires_after out for the default, {EXPIRES_AFTER}.",
+                argument="expires_after",
             )
         self.application, self.lake = name, store.lake
         self._is_known = not isinstance(application, str)
@@ -314,7 +356,9 @@ class StartpointManager:
         self._expiry_ms = expires_after // MS
 
     def continue_from(self, old: str, *, by: str) -> None:
-        """Take over the requests and fan-outs of the application's former name `old`; called by a rename."""
+        """Take over the requests and fan-outs of the application's former name `old`; called by
+        a rename.
+        """
         store = MetadataStore(self.lake)
         self._requests.continue_from(store.namespace(REQUESTS, old), by=by)
         self._fan_outs.continue_from(store.namespace(FAN_OUTS, old), by=by)
@@ -322,10 +366,11 @@ class StartpointManager:
     # -- requests
 
     def write_startpoints(self, requests: Iterable[StartpointRequest]) -> None:
-        """Write many requests in one commit, all or none. Of two for the same target, only the last is written.
+        """Write many requests in one commit, all or none. Of two for the same target, only the last
+        is written.
 
-        Each is applied once, by its id, however often it is written. Raises ConfigurationError, also if it would
-        replace a request that can't be read.
+        Each is applied once, by its id, however often it is written. Raises ConfigurationError,
+        also if it would replace a request that can't be read.
         """
         self.check_on()
         wanted = {request_key(request.target): request for request in map(_check_request, requests)}
@@ -352,9 +397,10 @@ class StartpointManager:
                 read_request(self.application, key, there)
         except MalformedDocumentError as error:
             raise ConfigurationError(
-                f"nothing is written: it would replace a request that can't be read. {error.problem}",
-                "Take that back first (adjunct startpoint clear MODULE:APP PARTITION --reason …, or delete_startpoint "
-                "in Python), or upgrade if a newer version wrote it.",
+                "nothing is written: it would replace a request that can't be read."
+                f" {error.problem}",
+                "Take that back first (adjunct startpoint clear MODULE:APP PARTITION --reason …, or"
+                " delete_startpoint in Python), or upgrade if a newer version wrote it.",
                 application=self.application,
             ) from error
 
@@ -362,23 +408,28 @@ class StartpointManager:
         """Raise ConfigurationError if the application disables startpoints."""
         if not self._is_on:
             problem = (
-                f"application {self.application!r} has startpoints disabled (startpoints=False): nothing is "
-                "written, and no run would apply it."
+                f"application {self.application!r} has startpoints disabled (startpoints=False):"
+                " nothing is written, and no run would apply it."
             )
             step = "Enable them in the Application; stored requests can be listed and taken back."
-            raise ConfigurationError(problem, step, argument="startpoints", application=self.application)
+            raise ConfigurationError(
+                problem, step, argument="startpoints", application=self.application
+            )
 
     def read(self) -> StoredStartpoints:
         """Return all requests and fan-outs."""
         at = self.lake.now()
         now = to_epoch_ms(at)
-        # Requests first: a fan-out in between moves requests to tasks, so each is read in at least one of the two.
+        # Requests first: a fan-out in between moves requests to tasks, so each is read in at least
+        # one of the two.
         asked, handed = self._checked(self._requests.read()), self._fan_outs.read()
         requests, unread = read_requests(self.application, asked.items())
         state = read_fan_outs(self.application, handed.items())
         requests.sort(key=lambda request: (request.sequence, request.ssp, request.task or ""))
         return StoredStartpoints(
-            waiting=[request for request in requests if not request.is_expired(now, self._expiry_ms)],
+            waiting=[
+                request for request in requests if not request.is_expired(now, self._expiry_ms)
+            ],
             expired=[request for request in requests if request.is_expired(now, self._expiry_ms)],
             handed={task: held.pending for task, held in state.tasks.items() if held.pending},
             unreadable=[*unread, *state.all_unreadable()],
@@ -386,7 +437,8 @@ class StartpointManager:
         )
 
     def fingerprint(self) -> str | None:
-        """Return a text that changes with every change to the stored requests; None if there never were any.
+        """Return a text that changes with every change to the stored requests; None if there never
+        were any.
 
         Costs one read of the store.
         """
@@ -397,10 +449,11 @@ class StartpointManager:
         return bool(len(self._requests.read()) or len(self._fan_outs.read()))
 
     def delete_startpoint(self, ssp: SystemStreamPartition | str, task: str | None = None) -> bool:
-        """Take back the waiting request for exactly this target, even an unreadable one; return whether there was one.
+        """Take back the waiting request for exactly this target, even an unreadable one; return
+        whether there was one.
 
-        If an unreadable request names no valid partition, pass the text that it has there, as returned by `read`.
-        Requests that were handed to tasks stay: see `remove_fan_out_for_task`.
+        If an unreadable request names no valid partition, pass the text that it has there, as
+        returned by `read`. Requests that were handed to tasks stay: see `remove_fan_out_for_task`.
         """
         known = parse_partition(ssp) if isinstance(ssp, str) else ssp
         key = request_key((known or ssp, task))
@@ -408,7 +461,9 @@ class StartpointManager:
         return there is not None and self._delete_request(key, there, known, task, by="delete")
 
     def delete_unreadable(self, unreadable: Iterable[Unreadable], *, by: str) -> list[Unreadable]:
-        """Take back unreadable entries that have not changed since they were read; return those taken back."""
+        """Take back unreadable entries that have not changed since they were read; return those
+        taken back.
+        """
         gone: list[Unreadable] = []
         for entry in unreadable:
             if entry.kind == "fan-out":
@@ -418,24 +473,37 @@ class StartpointManager:
             gone += [entry] if taken else []
         return gone
 
-    def take_back(self, requests: Iterable[StartpointRequest], *, by: str) -> list[StartpointRequest]:
-        """Take back these requests, if they are still stored; return those that no task has been handed."""
+    def take_back(
+        self, requests: Iterable[StartpointRequest], *, by: str
+    ) -> list[StartpointRequest]:
+        """Take back these requests, if they are still stored; return those that no task has been
+        handed.
+        """
         wanted = {request.target: request for request in requests}
-        taken = self._take_back({target: request.sequence for target, request in wanted.items()}, by=by)
+        taken = self._take_back(
+            {target: request.sequence for target, request in wanted.items()}, by=by
+        )
         return [request for target, request in wanted.items() if target in taken]
 
     def _take_back(self, wanted: Mapping[Target, int], *, by: str) -> set[Target]:
-        """Delete the requests with these targets and sequences; return the targets of those that no task was handed.
+        """Delete the requests with these targets and sequences; return the targets of those that no
+        task was handed.
 
-        Before that, their sequences are stored as settled: a fan-out that has read a request and not committed yet then
-        has a conflict, starts over, and does not hand it out.
+        Before that, their sequences are stored as settled: a fan-out that has read a request and
+        not committed yet then has a conflict, starts over, and does not hand it out.
         """
 
         def decide(snapshot: NamespaceSnapshot) -> tuple[dict[str, Any], set[Target]]:
             state = read_fan_outs(self.application, snapshot.items())
-            pending = [request for held in state.tasks.values() for request in held.pending.values()]
-            handed = {(request.target, request.sequence) for request in pending} | set(state.settled.items())
-            ours = {target for target, sequence in wanted.items() if (target, sequence) not in handed}
+            pending = [
+                request for held in state.tasks.values() for request in held.pending.values()
+            ]
+            handed = {(request.target, request.sequence) for request in pending} | set(
+                state.settled.items()
+            )
+            ours = {
+                target for target, sequence in wanted.items() if (target, sequence) not in handed
+            }
             return {settled_key(target): wanted[target] for target in ours}, ours
 
         if not wanted:
@@ -445,21 +513,35 @@ class StartpointManager:
         return taken
 
     def _delete(self, wanted: Mapping[Target, int], *, by: str) -> None:
-        """Delete the request of each target if it still has this sequence, so that a newer one stays."""
+        """Delete the request of each target if it still has this sequence, so that a newer one
+        stays.
+        """
         sequences = {request_key(target): sequence for target, sequence in wanted.items()}
 
         def decide(snapshot: NamespaceSnapshot) -> tuple[dict[str, Any], None]:
-            return {key: None for key, number in sequences.items() if parse_sequence(snapshot.get(key)) == number}, None
+            return {
+                key: None
+                for key, number in sequences.items()
+                if parse_sequence(snapshot.get(key)) == number
+            }, None
 
         if sequences:
             self._requests.transact(decide, by=by)
 
     def _delete_request(
-        self, key: str, value: object, ssp: SystemStreamPartition | None, task: str | None, *, by: str
+        self,
+        key: str,
+        value: object,
+        ssp: SystemStreamPartition | None,
+        task: str | None,
+        *,
+        by: str,
     ) -> bool:
-        """Take back a request, which may be unreadable, if it has not changed since it was read; return whether it was.
+        """Take back a request, which may be unreadable, if it has not changed since it was read;
+        return whether it was.
 
-        Without a valid target or sequence it can't have been handed out: then its entry is only deleted.
+        Without a valid target or sequence it can't have been handed out: then its entry is only
+        deleted.
         """
         sequence = parse_sequence(value)
         if ssp is not None and sequence is not None and request_key((ssp, task)) == key:
@@ -472,7 +554,8 @@ class StartpointManager:
         return self._requests.transact(decide, by=by)
 
     def _remove_unreadable(self, unread: Unreadable, by: str) -> bool:
-        """Remove an unreadable entry, or unreadable request of an entry, of the fan-outs if it has not changed.
+        """Remove an unreadable entry, or unreadable request of an entry, of the fan-outs if it has
+        not changed.
 
         Returns whether it was removed.
         """
@@ -500,22 +583,27 @@ class StartpointManager:
         taken: Taken | None = None,
         complete: bool = False,
     ) -> FanOut:
-        """Hand all requests to the tasks that read their partitions; return what each task has to apply now.
+        """Hand all requests to the tasks that read their partitions; return what each task has to
+        apply now.
 
-        `tasks` has, by task, all partitions that it reads; if it has one task that reads a partition, it must have all
-        that do. Tasks in `named_only` get only requests that name them. A request is added to those that the task has
-        not applied yet; of two for one partition the newer one stays.
+        `tasks` has, by task, all partitions that it reads; if it has one task that reads a
+        partition, it must have all that do. Tasks in `named_only` get only requests that name them.
+        A request is added to those that the task has not applied yet; of two for one partition the
+        newer one stays.
 
-        A pending request at a task that is gone, or no longer reads the partition, goes to the tasks that read it now
-        if it was for all tasks; else it stays there. With `complete`, `tasks` has all tasks of the application: then a
-        request at any other task is dropped if all readers of the partition were handed it.
+        A pending request at a task that is gone, or no longer reads the partition, goes to the
+        tasks that read it now if it was for all tasks; else it stays there. With `complete`,
+        `tasks` has all tasks of the application: then a request at any other task is dropped if all
+        readers of the partition were handed it.
 
-        Requests that are applied are removed first: `taken` returns whether a commit has applied a request for a task
-        (default: looks in the application's own commits). Safe to repeat, and to call in several processes at once.
+        Requests that are applied are removed first: `taken` returns whether a commit has applied a
+        request for a task (default: looks in the application's own commits). Safe to repeat, and to
+        call in several processes at once.
         """
         if not tasks:
             problem = (
-                f"a fan-out for application {self.application!r} names no tasks, and would drop all pending requests."
+                f"a fan-out for application {self.application!r} names no tasks, and would drop all"
+                " pending requests."
             )
             step = "Pass every task of the plan with the partitions it reads."
             raise ConfigurationError(problem, step, argument="tasks", application=self.application)
@@ -526,10 +614,13 @@ class StartpointManager:
         def decide(snapshot: NamespaceSnapshot) -> tuple[dict[str, Any], Outcome]:
             # Read when first needed, and again if the transaction is repeated after a conflict.
             offsets = cache(lambda: application_state(self.lake, self.application).offsets)
-            has_taken = taken or (lambda task, request: offsets().has_taken(request.ssp, request.id))
+            has_taken = taken or (
+                lambda task, request: offsets().has_taken(request.ssp, request.id)
+            )
             before = read_fan_outs(self.application, snapshot.items())
-            # Requests are read after the fan-outs: one that is still stored had not been handed out and deleted before
-            # the fan-outs were read, and the commit fails if these have changed since.
+            # Requests are read after the fan-outs: one that is still stored had not been handed out
+            # and deleted before the fan-outs were read, and the commit fails if these have changed
+            # since.
             asked, now = self._checked(self._requests.read()), to_epoch_ms(self.lake.now())
             requests, unreadable = read_requests(self.application, asked.items())
             after, report, finished = decide_fan_out(
@@ -540,14 +631,16 @@ class StartpointManager:
             return changes, (None if changes else snapshot.version, report, finished)
 
         unchanged, report, finished = self._fan_outs.transact(decide, by="fan-out")
-        # Without changes there is no commit, which would have detected another fan-out between the two reads.
+        # Without changes there is no commit, which would have detected another fan-out between the
+        # two reads.
         while unchanged is not None and self._fan_outs.read().version != unchanged:
             unchanged, report, finished = self._fan_outs.transact(decide, by="fan-out")
         self._delete({request.target: request.sequence for request in finished}, by="fan-out")
         return report
 
     def get_fan_outs(self) -> dict[str, Requests]:
-        """Return, by task and partition, the requests that are still to be applied, from one read of the store.
+        """Return, by task and partition, the requests that are still to be applied, from one read
+        of the store.
 
         Unreadable entries are left out.
         """
@@ -563,8 +656,9 @@ class StartpointManager:
     ) -> None:
         """Remove the requests that the task has to apply, all or those for these partitions.
 
-        With `ids`, only the request with this id, or whose startpoint has it, is removed at each partition, so that a
-        newer one stays. Unreadable entries stay too; `delete_unreadable` removes them.
+        With `ids`, only the request with this id, or whose startpoint has it, is removed at each
+        partition, so that a newer one stays. Unreadable entries stay too; `delete_unreadable`
+        removes them.
         """
         chosen = None if ssps == "all" else frozenset(ssps)
 
@@ -575,23 +669,34 @@ class StartpointManager:
         self._remove({task: goes})
 
     def remove_fan_outs(self, applied: Mapping[str, Mapping[SystemStreamPartition, str]]) -> None:
-        """Remove the requests with these ids, given by task and partition, from what the tasks have to apply."""
+        """Remove the requests with these ids, given by task and partition, from what the tasks
+        have to apply.
+        """
         self._remove({task: partial(_has_id, ids) for task, ids in applied.items() if ids})
 
     def remove_applied(
-        self, tasks: Mapping[str, Iterable[SystemStreamPartition]], applied: Mapping[SystemStreamPartition, str]
+        self,
+        tasks: Mapping[str, Iterable[SystemStreamPartition]],
+        applied: Mapping[SystemStreamPartition, str],
     ) -> None:
-        """Remove the startpoints that a commit of offsets has applied from all tasks that read their partitions.
+        """Remove the startpoints that a commit of offsets has applied from all tasks that read
+        their partitions.
 
-        `tasks` has the partitions that each of the plan's tasks reads, `applied` the id of the request by partition.
+        `tasks` has the partitions that each of the plan's tasks reads, `applied` the id of the
+        request by partition.
         """
         if applied:
             self.remove_fan_outs(
-                {task: {ssp: applied[ssp] for ssp in ssps if ssp in applied} for task, ssps in tasks.items()}
+                {
+                    task: {ssp: applied[ssp] for ssp in ssps if ssp in applied}
+                    for task, ssps in tasks.items()
+                }
             )
 
     def _remove(self, chosen: Mapping[str, Callable[[StartpointRequest], bool]]) -> None:
-        """Remove from what each task has to apply the requests for which the task's function returns True."""
+        """Remove from what each task has to apply the requests for which the task's function
+        returns True.
+        """
         if not chosen:
             return
 
@@ -601,7 +706,9 @@ class StartpointManager:
                 key = task_key(task)
                 with suppress(MalformedDocumentError):  # unreadable entries stay
                     held = read_task(self.application, key, snapshot.get(key))
-                    left = {ssp: request for ssp, request in held.pending.items() if not goes(request)}
+                    left = {
+                        ssp: request for ssp, request in held.pending.items() if not goes(request)
+                    }
                     changes[key] = task_to_json(replace(held, pending=left))
             return changes, None
 
@@ -610,8 +717,8 @@ class StartpointManager:
     # -- inside
 
     def _checked(self, snapshot: NamespaceSnapshot) -> NamespaceSnapshot:
-        """Return the snapshot. If nothing was ever stored, raises ConfigurationError for a name that the lake does not
-        know, which is probably mistyped."""
+        """Return the snapshot. If nothing was ever stored, raises ConfigurationError for a name
+        that the lake does not know, which is probably mistyped."""
         if not self._is_known and snapshot.version == 0:
             if self._requests.read().version == 0:
                 check_application_known(self.lake, self.application)
@@ -620,12 +727,16 @@ class StartpointManager:
 
 
 def _has_id(ids: Mapping[SystemStreamPartition, str], request: StartpointRequest) -> bool:
-    """Return whether the id at the request's partition is that of the request or of its startpoint."""
+    """Return whether the id at the request's partition is that of the request or of its
+    startpoint.
+    """
     return ids.get(request.ssp) in (request.id, request.startpoint.id)
 
 
 def _check_request(request: object) -> StartpointRequest:
-    if isinstance(request, StartpointRequest) and type(request) is StartpointRequest:  # a subclass can't be read back
+    if (
+        isinstance(request, StartpointRequest) and type(request) is StartpointRequest
+    ):  # a subclass can't be read back
         return request
     problem = f"{request!r:.200} is not a StartpointRequest, so it can't be written."
     step = "Write StartpointRequest(ssp=…, startpoint=…, by=…, reason=…)."

@@ -1,1 +1,3 @@
-"""Running an application: advances its datasets, then runs its step, which is batch after batch of its operators."""
+"""Running an application: advances its datasets, then runs its step, which is batch after batch
+of its operators.
+"""

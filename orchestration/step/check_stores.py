@@ -1,7 +1,9 @@
-"""Asks the stores of an application's remote tables, and its sinks, before a batch is begun whether they can do it.
+"""Asks the stores of an application's remote tables, and its sinks, before a batch is begun whether
+they can do it.
 
-Each is asked once a run, before the intent is committed: a password that is wrong, a server that is away or a column
-that was dropped then leaves no batch open, and no output has been written. Nothing is created or written.
+Each is asked once a run, before the intent is committed: a password that is wrong, a server that is
+away or a column that was dropped then leaves no batch open, and no output has been written. Nothing
+is created or written.
 """
 
 from __future__ import annotations
@@ -23,10 +25,11 @@ from dagster_adjunct.resources.tables.operation import Conditions, OperationKind
 
 
 def check_stores(app: Application) -> None:
-    """Ask each remote table and sink that the application uses; raise the first error, in the order of declaration.
+    """Ask each remote table and sink that the application uses; raise the first error, in the order
+    of declaration.
 
-    A table that can't be reached is asked again as its retry policy says. A function of a user is asked if it has a
-    method `check`.
+    A table that can't be reached is asked again as its retry policy says. A function of a user is
+    asked if it has a method `check`.
     """
     asked = [partial(_check_table, used) for used in list_uses(app)]
     for operator in app.operators:
@@ -91,7 +94,11 @@ def _check_table(used: UsedFunction) -> None:
         except Exception as error:
             problem = function.problem_of(error, sent=False)
             waited = time.monotonic() - began
-            pause = retry.wait(attempts, waited, problem.retry_after or 0.0) if problem.may_pass else None
+            pause = (
+                retry.wait(attempts, waited, problem.retry_after or 0.0)
+                if problem.may_pass
+                else None
+            )
             if pause is None:
                 raise _table_error(used, error, passing=problem.may_pass) from error
             time.sleep(pause)
@@ -113,7 +120,11 @@ def _table_error(used: UsedFunction, error: Exception, *, passing: bool) -> erro
     step = "No batch was begun or continued: the next run goes on from here."
     if not isinstance(error, errors.AdjunctError):
         kind = errors.TableUnavailableError if passing else errors.TableAccessError
-        reason = "it did not answer in time" if isinstance(error, TimeoutError) else f"{type(error).__name__}: {error}"
+        reason = (
+            "it did not answer in time"
+            if isinstance(error, TimeoutError)
+            else f"{type(error).__name__}: {error}"
+        )
         problem = f"{used.operator}: table {table}: {reason.removesuffix('.')}."
         return kind(problem, f"Check its store. {step}", table=table, operator=used.operator)
     problem, next_step = f"{used.operator}: {error.problem}", f"{error.next_step} {step}"

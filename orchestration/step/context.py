@@ -1,4 +1,6 @@
-"""What a run of the step works with, how far it has come, and the dataset versions that its batches read."""
+"""What a run of the step works with, how far it has come, and the dataset versions that its
+batches read.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,11 @@ from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.reading.valid_time import VersionsOverTime
 from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.unbounded.local_table import state_dataset_name
-from dagster_adjunct.assets.unbounded.transient_table import TransientTable, TransientVersion, is_transient
+from dagster_adjunct.assets.unbounded.transient_table import (
+    TransientTable,
+    TransientVersion,
+    is_transient,
+)
 from dagster_adjunct.assets.versions.leases import Lease
 from dagster_adjunct.assets.writing.generation import Runtime
 from dagster_adjunct.orchestration.application.application import Application
@@ -44,11 +50,20 @@ from dagster_adjunct.orchestration.step.progress import (
     measure_state_sizes,
 )
 from dagster_adjunct.resources.common import map_in_threads, split_stream_name, sum_counters
-from dagster_adjunct.resources.errors import ConfigurationError, ObjectNotFoundError, VersionDiscardedError
+from dagster_adjunct.resources.errors import (
+    ConfigurationError,
+    ObjectNotFoundError,
+    VersionDiscardedError,
+)
 from dagster_adjunct.resources.objects.fence import Fence
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.objects.store import requests_at_once
-from dagster_adjunct.resources.streams.system import SourceRange, Sources, StreamSystem, SystemStreamPartition
+from dagster_adjunct.resources.streams.system import (
+    SourceRange,
+    Sources,
+    StreamSystem,
+    SystemStreamPartition,
+)
 from dagster_adjunct.resources.tables.metrics import TableMetrics
 from dagster_adjunct.resources.tables.shared_rate import RunCredits
 
@@ -65,8 +80,8 @@ View = VersionReader | TransientVersion | None
 class BatchInputs:
     """What one batch reads: its intent, and what the intent names, opened.
 
-    - `views`: the version of each dataset. It is None for a dataset without `bootstrap` that has no version yet, in
-      which joins find no match.
+    - `views`: the version of each dataset. It is None for a dataset without `bootstrap` that has no
+      version yet, in which joins find no match.
     - `identities`: the identity of each input stream that has one; a recreated stream has another.
     - `records`: the number of input records, or of offsets where these may have gaps.
     - `few`: whether there are so few records that Spark uses one task a stage.
@@ -92,14 +107,20 @@ class BatchInputs:
 
     @property
     def consumed(self) -> dict[SystemStreamPartition, str] | None:
-        """The offsets at which the main input continues after the batch; None for a bounded replay and a dry run."""
+        """The offsets at which the main input continues after the batch; None for a bounded
+        replay and a dry run.
+        """
         if self.intent.replays or self.intent.batch == 0:
             return None
         return {ssp: span.end for ssp, span in self.intent.ranges.items()}
 
     def sources(self, application: str, stream: str) -> Sources | None:
-        """Return the ranges that the batch reads of a stream, as outputs store them; None if offsets are no numbers."""
-        ranges = {ssp: span for ssp, span in self.intent.ranges.items() if ssp.qualified_stream == stream}
+        """Return the ranges that the batch reads of a stream, as outputs store them; None if
+        offsets are no numbers.
+        """
+        ranges = {
+            ssp: span for ssp, span in self.intent.ranges.items() if ssp.qualified_stream == stream
+        }
         if not all(text.isdecimal() for span in ranges.values() for text in (span.start, span.end)):
             return None
         identity = self.identities.get(stream)
@@ -107,7 +128,9 @@ class BatchInputs:
             stream,
             f"{application}@{identity}" if identity else application,
             tuple(
-                SourceRange(str(ssp), int(span.start), int(span.end), self.intent.epochs.get(ssp, 0))
+                SourceRange(
+                    str(ssp), int(span.start), int(span.end), self.intent.epochs.get(ssp, 0)
+                )
                 for ssp, span in sorted(ranges.items())
             ),
         )
@@ -117,8 +140,9 @@ class BatchInputs:
 class BatchMetrics:
     """The metrics of a batch.
 
-    `counters` are by output or join, `measured` has the metrics of each remote table. `times` are the event times of
-    the inputs after the batch, None if they did not change. `in_process` says that Spark was not used.
+    `counters` are by output or join, `measured` has the metrics of each remote table. `times` are
+    the event times of the inputs after the batch, None if they did not change. `in_process` says
+    that Spark was not used.
     """
 
     counters: Counters
@@ -128,10 +152,11 @@ class BatchMetrics:
 
 
 class BatchVersions:
-    """The dataset versions that the batches of one run read, opened once, and a lease for each dataset.
+    """The dataset versions that the batches of one run read, opened once, and a lease for each
+    dataset.
 
-    The leases are on the versions that the current batch reads. It also keeps the tables of datasets that live for one
-    run, and the plans of recorded replays.
+    The leases are on the versions that the current batch reads. It also keeps the tables of
+    datasets that live for one run, and the plans of recorded replays.
     """
 
     def __init__(self, runtime: Runtime, app: Application) -> None:
@@ -146,20 +171,30 @@ class BatchVersions:
     def stored(self, name: str) -> StoredVersions:
         """Return the stored versions of a dataset or state table."""
         if name not in self._stored:
-            declared = next((dataset for dataset in self._app.datasets if dataset.name == name), name)
+            declared = next(
+                (dataset for dataset in self._app.datasets if dataset.name == name), name
+            )
             self._stored[name] = StoredVersions(self._runtime.lake, declared)
         return self._stored[name]
 
     def table(self, name: str, state: ApplicationState) -> TransientTable:
-        """Return the table of a dataset that lives for one run; it continues from the version of the last batch."""
+        """Return the table of a dataset that lives for one run; it continues from the version of
+        the last batch.
+        """
         if name not in self._tables:
             last = state.last.intent.versions.get(name) if state.last else None
-            self._tables[name] = TransientTable(self._runtime.systems, self._app.dataset(name), last=last)
+            self._tables[name] = TransientTable(
+                self._runtime.systems, self._app.dataset(name), last=last
+            )
         return self._tables[name]
 
     def keep(self, readers: Mapping[str, VersionReader | None]) -> None:
-        """Take over these readers, by dataset, so that `view` need not open their versions again."""
-        self._readers |= {(name, reader.version): reader for name, reader in readers.items() if reader is not None}
+        """Take over these readers, by dataset, so that `view` need not open their versions
+        again.
+        """
+        self._readers |= {
+            (name, reader.version): reader for name, reader in readers.items() if reader is not None
+        }
 
     def view(self, name: str, version: str | None, state: ApplicationState) -> View:
         """Return this version of a dataset as joins read it; None if `version` is None."""
@@ -180,7 +215,8 @@ class BatchVersions:
         return VersionsOverTime(self._runtime.lake.store, name, sealed)
 
     def persisted(self, rows: str, versions: object, frame: Callable[[], DataFrame]) -> DataFrame:
-        """Return the DataFrame that Spark has cached under the name `rows`, or cache the one that `frame` makes.
+        """Return the DataFrame that Spark has cached under the name `rows`, or cache the one that
+        `frame` makes.
 
         It is cached until `unpersist`, or until it is asked for with other `versions`.
         """
@@ -192,7 +228,9 @@ class BatchVersions:
         return self._frames[rows][1]
 
     def unpersist(self) -> None:
-        """Drop everything that `persisted` has cached, which frees Spark's memory for the tasks of a large batch."""
+        """Drop everything that `persisted` has cached, which frees Spark's memory for the tasks
+        of a large batch.
+        """
         for _, frame in self._frames.values():
             with suppress(Exception):  # its session has ended
                 frame.unpersist()
@@ -205,19 +243,31 @@ class BatchVersions:
             try:
                 self._plans[plan] = read_plan(self._runtime.lake, app, plan)
             except ObjectNotFoundError as error:
-                problem = f"{replay.describe()} can't continue: the plan of its versions is gone ({error.key})."
-                step = f"Cancel it (adjunct startpoint clear MODULE:APP {replay.ssp} --reason …) and ask again."
+                problem = (
+                    f"{replay.describe()} can't continue: the plan of its versions is gone"
+                    f" ({error.key})."
+                )
+                step = (
+                    f"Cancel it (adjunct startpoint clear MODULE:APP {replay.ssp} --reason …) and"
+                    " ask again."
+                )
                 raise ConfigurationError(problem, step, application=app) from error
         return self._plans[plan]
 
     def lease(
-        self, versions: Mapping[str, str | None], over_time: Mapping[str, Sequence[str]], *, reopened: bool = False
+        self,
+        versions: Mapping[str, str | None],
+        over_time: Mapping[str, Sequence[str]],
+        *,
+        reopened: bool = False,
     ) -> list[str]:
-        """Lease the dataset versions that a batch reads; `over_time` has those that joins by time read besides.
+        """Lease the dataset versions that a batch reads; `over_time` has those that joins by time
+        read besides.
 
-        Leases begin before the intent is committed; an open intent retains its versions, too. Raises
-        VersionDiscardedError if a version can't be leased. For a `reopened` batch, whose intent alone may retain a
-        version, returns the names of the datasets of such versions instead.
+        Leases begin before the intent is committed; an open intent retains its versions, too.
+        Raises VersionDiscardedError if a version can't be leased. For a `reopened` batch, whose
+        intent alone may retain a version, returns the names of the datasets of such versions
+        instead.
         """
         missing: dict[str, set[str]] = {}
         for name, version in versions.items():
@@ -230,7 +280,9 @@ class BatchVersions:
         def acquire(name: str) -> bool:
             held, wanted = self._leases.get(name), missing[name]
             try:
-                self._leases[name] = Lease.acquire(self._runtime.lake, name, sorted(wanted), holder=self._runtime.by)
+                self._leases[name] = Lease.acquire(
+                    self._runtime.lake, name, sorted(wanted), holder=self._runtime.by
+                )
             except VersionDiscardedError:
                 if not reopened:  # a reopened version may have been rewritten by an erasure
                     raise
@@ -244,8 +296,12 @@ class BatchVersions:
         return [name for name, done in zip(missing, taken, strict=True) if not done]
 
     def _forget_readers(self, name: str, wanted: Collection[str]) -> None:
-        """Drop the readers of versions that the batch does not read: a run that stays sees thousands of versions."""
-        for key in list(self._readers):  # several threads do so at the same time, of different datasets
+        """Drop the readers of versions that the batch does not read: a run that stays sees
+        thousands of versions.
+        """
+        for key in list(
+            self._readers
+        ):  # several threads do so at the same time, of different datasets
             if key[0] == name and key[1] not in wanted:
                 del self._readers[key]
 
@@ -257,7 +313,9 @@ class BatchVersions:
     def close(self) -> None:
         """Release the leases, what Spark has cached, and the tables that live for one run."""
         try:
-            map_in_threads(Lease.release, self._leases.values(), requests_at_once(self._runtime.lake.store))
+            map_in_threads(
+                Lease.release, self._leases.values(), requests_at_once(self._runtime.lake.store)
+            )
         finally:
             self.unpersist()
             for table in self._tables.values():
@@ -269,17 +327,20 @@ class StepContext:
     """What a run of the step works with.
 
     - `fan_out`: the startpoints that were handed to this run's tasks.
-    - `before_batch`: called with the fence before each batch's intent is committed; raises if a remote table that it
-      writes is gone.
-    - `begun_tables`: the remote tables that `before_batch` has found or created; no write creates them again.
+    - `before_batch`: called with the fence before each batch's intent is committed; raises if a
+      remote table that it writes is gone.
+    - `begun_tables`: the remote tables that `before_batch` has found or created; no write creates
+      them again.
     - `between_batches`: called before each batch but the first.
-    - `still_ours`: called before each batch, output and commit; raises if another run may have taken over. It is None
-      for a run without a lease, which fails as soon as another run has committed. A run with a lease starts again from
-      that commit if it has not committed anything itself.
+    - `still_ours`: called before each batch, output and commit; raises if another run may have
+      taken over. It is None for a run without a lease, which fails as soon as another run has
+      committed. A run with a lease starts again from that commit if it has not committed anything
+      itself.
     - `lease`: the run's lease, whose fence its writes to tables carry; None for a run without one.
     - `credits`: hands out the run's part of the tables' rate limits.
     - `open_tables`: the tables of lookups, with their caches.
-    - `writes_as`: the former name of a renamed application, which its outputs and state tables keep.
+    - `writes_as`: the former name of a renamed application, which its outputs and state tables
+      keep.
     - `wait`: called when there is nothing to read; waits, and returns whether the step goes on.
     - `go_on`: called after each batch; returns whether the step goes on, without waiting.
     - `on_report`: receives the report after each batch.
@@ -363,7 +424,9 @@ class StepContext:
 
     @property
     def unit(self) -> str:
-        """The unit in which inputs are counted: "offsets" where a system's offsets may have gaps, else "records"."""
+        """The unit in which inputs are counted: "offsets" where a system's offsets may have
+        gaps, else "records".
+        """
         names = {split_stream_name(stream)[0] for stream in self.app.inputs}
         return "records" if all(self.systems[name].counts_unread for name in names) else "offsets"
 
@@ -375,11 +438,12 @@ class StepContext:
 
 @dataclass(frozen=True, slots=True)
 class StepState:
-    """How far a run of the step has come: the batch log as it last committed it, and its report so far.
+    """How far a run of the step has come: the batch log as it last committed it, and its report so
+    far.
 
-    `held` are the partitions that this run does not read, because their startpoint can't be read; None before the run's
-    first positions are stored. `shapes` are the columns of inputs and datasets, and the numbers of buckets, that the
-    last dry run checked; None before the first.
+    `held` are the partitions that this run does not read, because their startpoint can't be read;
+    None before the run's first positions are stored. `shapes` are the columns of inputs and
+    datasets, and the numbers of buckets, that the last dry run checked; None before the first.
     """
 
     logged: LoggedState
@@ -388,16 +452,25 @@ class StepState:
     shapes: Mapping[str, object] | None = None
 
     def with_messages(self, context: StepContext, texts: Sequence[str]) -> StepState:
-        """Send an event for each text about startpoints; return the state whose report has these texts, too."""
+        """Send an event for each text about startpoints; return the state whose report has these
+        texts, too.
+        """
         for text in texts:
             context.on_event(StepEvent("startpoint", self.logged.state.batch, {"text": text}))
         told = (*self.report.startpoints, *texts)[-MAX_STARTPOINTS:]
         return replace(self, report=replace(self.report, startpoints=told))
 
-    def with_batch(self, done: ClosedBatch, commit_seconds: float, outputs: BatchMetrics, *, few: bool) -> StepState:
-        """Return the state whose report includes one more batch; `few` says that Spark used one task a stage."""
+    def with_batch(
+        self, done: ClosedBatch, commit_seconds: float, outputs: BatchMetrics, *, few: bool
+    ) -> StepState:
+        """Return the state whose report includes one more batch; `few` says that Spark used one
+        task a stage.
+        """
         before, took = self.report, {**done.seconds, "commit": commit_seconds}
-        versions = {name: before.versions.get(name, []) for name in {**before.versions, **done.intent.versions}}
+        versions = {
+            name: before.versions.get(name, [])
+            for name in {**before.versions, **done.intent.versions}
+        }
         for name, version in done.intent.versions.items():
             if version is not None and version not in versions[name]:
                 versions[name] = [*versions[name], version][-MAX_VERSIONS:]
@@ -410,7 +483,10 @@ class StepState:
             versions=versions,
             seconds=sum_counters(before.seconds, took),
             measured=before.measured
-            | {name: before.measured.get(name, TableMetrics()) + metrics for name, metrics in outputs.measured.items()},
+            | {
+                name: before.measured.get(name, TableMetrics()) + metrics
+                for name, metrics in outputs.measured.items()
+            },
         )
         return replace(self, report=report)
 

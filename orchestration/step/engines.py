@@ -1,4 +1,6 @@
-"""The engines that check and compute batches: Spark, or this process where the results are certain to be the same."""
+"""The engines that check and compute batches: Spark, or this process where the results are
+certain to be the same.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,11 @@ from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.planner.plan import ExecutionPlan
 from dagster_adjunct.orchestration.step.batch import BatchContext, run_batch
 from dagster_adjunct.orchestration.step.context import BatchInputs, BatchMetrics, StepContext, View
-from dagster_adjunct.orchestration.step.in_process_batch import check_in_process, find_spark_need, run_in_process
+from dagster_adjunct.orchestration.step.in_process_batch import (
+    check_in_process,
+    find_spark_need,
+    run_in_process,
+)
 from dagster_adjunct.orchestration.step.kept_entries import EntryCache
 from dagster_adjunct.orchestration.step.progress import StepEvent
 from dagster_adjunct.orchestration.step.small_spark_batch import SmallBatch, read_small_batch
@@ -30,20 +36,27 @@ Starts = Mapping[SystemStreamPartition, str]
 
 
 class BatchEngine:
-    """Checks and computes batches with Spark; the step decides and commits what they read. Tests replace it."""
+    """Checks and computes batches with Spark; the step decides and commits what they read. Tests
+    replace it.
+    """
 
-    def analyze(self, context: StepContext, views: Mapping[str, View], starts: Starts) -> PhysicalProof:
-        """Check a batch over these dataset versions in a dry run; return how Spark's plans differ from the plan.
+    def analyze(
+        self, context: StepContext, views: Mapping[str, View], starts: Starts
+    ) -> PhysicalProof:
+        """Check a batch over these dataset versions in a dry run; return how Spark's plans differ
+        from the plan.
 
-        Nothing is read or written. Raises the error of a batch that could not finish. Also starts the Python workers
-        that the output tasks will need.
+        Nothing is read or written. Raises the error of a batch that could not finish. Also starts
+        the Python workers that the output tasks will need.
         """
         session = resolve_session(context.spark)
         check_credits(session, context.app)
         prewarm_workers(session)
         return analyze_batch(context, views, starts)
 
-    def run(self, context: StepContext, inputs: BatchInputs, before_output: Callable[[str], None]) -> BatchMetrics:
+    def run(
+        self, context: StepContext, inputs: BatchInputs, before_output: Callable[[str], None]
+    ) -> BatchMetrics:
         """Write every output of the batch once; return its metrics."""
         small = read_small_batch(context, inputs)
         if small is not None:
@@ -52,7 +65,8 @@ class BatchEngine:
 
 
 class SmallBatchesInProcess(BatchEngine):
-    """Computes small batches in this process; other batches with Spark, which is started for the first of them.
+    """Computes small batches in this process; other batches with Spark, which is started for the
+    first of them.
 
     For applications whose plan says that none of their operators needs Spark.
     """
@@ -61,16 +75,22 @@ class SmallBatchesInProcess(BatchEngine):
         self._cache = EntryCache()
         self._unproven: tuple[Mapping[str, View], Starts] | None = None
 
-    def analyze(self, context: StepContext, views: Mapping[str, View], starts: Starts) -> PhysicalProof:
+    def analyze(
+        self, context: StepContext, views: Mapping[str, View], starts: Starts
+    ) -> PhysicalProof:
         try:
             check_in_process(context, views, starts)
-        except NeedsSpark:  # other columns than planned: in a dataset's version, or since the run began
+        except (
+            NeedsSpark
+        ):  # other columns than planned: in a dataset's version, or since the run began
             self._unproven = None
             return super().analyze(context, views, starts)
         self._unproven = views, starts
         return PhysicalProof((), (), (), ())
 
-    def run(self, context: StepContext, inputs: BatchInputs, before_output: Callable[[str], None]) -> BatchMetrics:
+    def run(
+        self, context: StepContext, inputs: BatchInputs, before_output: Callable[[str], None]
+    ) -> BatchMetrics:
         need = find_spark_need(context, inputs)
         if not need:
             try:
@@ -88,14 +108,24 @@ class SmallBatchesInProcess(BatchEngine):
 
 
 def check_credits(session: SparkSession, app: Application) -> None:
-    """Raise ConfigurationError if tables have rate limits, and tasks run where they can't ask this process for credits.
+    """Raise ConfigurationError if tables have rate limits, and tasks run where they can't ask this
+    process for credits.
 
     That is on the server of a Spark Connect session on another machine.
     """
     limited = list_budgets(app.tables.values())
-    if limited and is_remote(session) and session.conf.get("spark.driver.host") not in ("127.0.0.1", "localhost"):
-        problem = f"application {app.name!r} has tables with a rate limit ({limited[0].name}), for which tasks "
-        problem += "ask this process. Those of a Spark Connect server on another machine can't reach it."
+    if (
+        limited
+        and is_remote(session)
+        and session.conf.get("spark.driver.host") not in ("127.0.0.1", "localhost")
+    ):
+        problem = (
+            f"application {app.name!r} has tables with a rate limit ({limited[0].name}), for which"
+            " tasks "
+        )
+        problem += (
+            "ask this process. Those of a Spark Connect server on another machine can't reach it."
+        )
         step = "Run it with a session of its own (local[*], spark://…), or remove the rate limits."
         raise ConfigurationError(problem, step, application=app.name)
 
@@ -103,17 +133,22 @@ def check_credits(session: SparkSession, app: Application) -> None:
 def no_session_error(application: str, needs: Sequence[str]) -> ConfigurationError:
     """Return the error of an application that needs Spark, and has no session."""
     return ConfigurationError(
-        f"application {application!r} needs Spark, and there is no session (the master is none): {'; '.join(needs)}.",
-        "Run it with another master, such as ADJUNCT_SPARK_MASTER=local[2], which needs Java; or write it without what "
-        "needs Spark (adjunct plan MODULE:APP says what does).",
+        f"application {application!r} needs Spark, and there is no session (the master is none):"
+        f" {'; '.join(needs)}.",
+        "Run it with another master, such as ADJUNCT_SPARK_MASTER=local[2], which needs Java; or"
+        " write it without what needs Spark (adjunct plan MODULE:APP says what does).",
         application=application,
     )
 
 
 def check_session(runtime: Runtime, plan: ExecutionPlan) -> None:
-    """Raise ConfigurationError, before anything is advanced, where an application needs Spark and has no session."""
+    """Raise ConfigurationError, before anything is advanced, where an application needs Spark
+    and has no session.
+    """
     if runtime.spark is IN_PROCESS and plan.needs_spark:
-        raise no_session_error(plan.application, [f"{need.operator}: {need.what}" for need in plan.needs_spark])
+        raise no_session_error(
+            plan.application, [f"{need.operator}: {need.what}" for need in plan.needs_spark]
+        )
 
 
 def choose_engine(context: StepContext) -> BatchEngine:

@@ -1,12 +1,14 @@
-"""Reads a batch's records with their event times, and finds those that are behind their partition's watermark.
+"""Reads a batch's records with their event times, and finds those that are behind their partition's
+watermark.
 
-A record is behind if its time is below the watermark that its source partition had when it arrived: the newest time of
-all earlier records, less the delay. Few records are checked by the driver. Many are checked by the tasks that read
-them: each task reports blocks of offsets with their oldest and newest times, and the records that it found behind. A
-block is checked again, exactly, where its task had not read all earlier records and these could make a difference.
+A record is behind if its time is below the watermark that its source partition had when it arrived:
+the newest time of all earlier records, less the delay. Few records are checked by the driver. Many
+are checked by the tasks that read them: each task reports blocks of offsets with their oldest and
+newest times, and the records that it found behind. A block is checked again, exactly, where its
+task had not read all earlier records and these could make a difference.
 
-Times are read with Arrow where possible: in tasks, because Spark hands records to Python one by one, or in this
-process, where a few records are read sooner than Spark plans a job.
+Times are read with Arrow where possible: in tasks, because Spark hands records to Python one by
+one, or in this process, where a few records are read sooner than Spark plans a job.
 """
 
 from __future__ import annotations
@@ -24,7 +26,11 @@ from dagster_adjunct.orchestration.operators.operator import Operator
 from dagster_adjunct.orchestration.operators.stream_facts import required_retention
 from dagster_adjunct.orchestration.startpoints.positions import check_same_stream
 from dagster_adjunct.orchestration.step.context import BatchInputs, StepContext
-from dagster_adjunct.orchestration.step.progress import Measured, declared_event_times, times_after_batch
+from dagster_adjunct.orchestration.step.progress import (
+    Measured,
+    declared_event_times,
+    times_after_batch,
+)
 from dagster_adjunct.resources.common import split_stream_name, to_microseconds
 from dagster_adjunct.resources.lazy_modules import F, np, pa, pc
 from dagster_adjunct.resources.spark.tasks import small_frame
@@ -45,14 +51,18 @@ if TYPE_CHECKING:
 
 
 TIME = "time"
-"""The column with a record's event time in microseconds since 1970, null for none; next to PARTITION and OFFSET."""
+"""The column with a record's event time in microseconds since 1970, null for none; next to
+PARTITION and OFFSET.
+"""
 NEVER = -(2**62)
 """Stands for no time, in microseconds: it is before all times."""
 
 
 @dataclass(frozen=True, slots=True)
 class PriorTimes:
-    """The newest time and the watermark of a partition before some records, in microseconds; NEVER for none."""
+    """The newest time and the watermark of a partition before some records, in microseconds;
+    NEVER for none.
+    """
 
     newest: int = NEVER
     watermark: int = NEVER
@@ -67,18 +77,25 @@ def iter_partitions(partition: np.ndarray[Any, Any]) -> Iterator[tuple[int, slic
         yield int(partition[start]), slice(start, end)
 
 
-def running_watermarks(before: PriorTimes, newest: np.ndarray[Any, Any], delay: int) -> np.ndarray[Any, Any]:
-    """Return the watermark at each record; `newest` is the newest time of all earlier records. In microseconds."""
+def running_watermarks(
+    before: PriorTimes, newest: np.ndarray[Any, Any], delay: int
+) -> np.ndarray[Any, Any]:
+    """Return the watermark at each record; `newest` is the newest time of all earlier records.
+    In microseconds.
+    """
     return np.maximum(np.where(newest > NEVER, newest - delay, NEVER), before.watermark)
 
 
 BLOCK_COLUMNS = ("partition", "first", "last", "oldest", "latest", "mark")
-BLOCK_SCHEMA = f"{BLOCK_COLUMNS[0]} int, {', '.join(f'{name} bigint' for name in BLOCK_COLUMNS[1:])}"
-"""What tasks report of the times that they read, one row for each block of offsets and for each record behind.
+BLOCK_SCHEMA = (
+    f"{BLOCK_COLUMNS[0]} int, {', '.join(f'{name} bigint' for name in BLOCK_COLUMNS[1:])}"
+)
+"""What tasks report of the times that they read, one row for each block of offsets and for each
+record behind.
 
-Of a block: its first and last offset, the oldest time of records that were not found behind, and the latest of all;
-`mark` is null. Of a record that is behind: its offset, as the first and the last, and `mark`, the watermark that it is
-below, by what the task had read before it.
+Of a block: its first and last offset, the oldest time of records that were not found behind, and
+the latest of all; `mark` is null. Of a record that is behind: its offset, as the first and the
+last, and `mark`, the watermark that it is below, by what the task had read before it.
 """
 ALWAYS = 2**62
 """The oldest time of a block without times, in microseconds: it is after all times."""
@@ -86,8 +103,8 @@ ALWAYS = 2**62
 
 @dataclass(frozen=True, slots=True)
 class TimeBlockMapper:
-    """Maps batches of (partition, offset, time) to rows of BLOCK_SCHEMA, of at most `length` offsets; `delay` in
-    microseconds.
+    """Maps batches of (partition, offset, time) to rows of BLOCK_SCHEMA, of at most `length`
+    offsets; `delay` in microseconds.
     """
 
     prior: Mapping[int, PriorTimes]
@@ -95,7 +112,9 @@ class TimeBlockMapper:
     length: int
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        reached: dict[int, tuple[int, int]] = {}  # partition: the last offset, and the newest time up to it
+        reached: dict[
+            int, tuple[int, int]
+        ] = {}  # partition: the last offset, and the newest time up to it
         for batch in batches:
             partition, offset, time = _sort_by_offset(batch)
             for number, span in iter_partitions(partition):
@@ -105,10 +124,19 @@ class TimeBlockMapper:
                     before = PriorTimes(newest, before.watermark)
                 after = np.maximum.accumulate(np.r_[before.newest, time[span]])
                 reached[number] = int(offset[span][-1]), int(after[-1])
-                yield self._blocks(number, offset[span], time[span], running_watermarks(before, after[:-1], self.delay))
+                yield self._blocks(
+                    number,
+                    offset[span],
+                    time[span],
+                    running_watermarks(before, after[:-1], self.delay),
+                )
 
     def _blocks(
-        self, number: int, offset: np.ndarray[Any, Any], time: np.ndarray[Any, Any], mark: np.ndarray[Any, Any]
+        self,
+        number: int,
+        offset: np.ndarray[Any, Any],
+        time: np.ndarray[Any, Any],
+        mark: np.ndarray[Any, Any],
     ) -> pa.RecordBatch:
         behind = (time > NEVER) & (time < mark)
         block = offset // self.length
@@ -142,11 +170,15 @@ def _sort_by_offset(
 BLOCK_LENGTH = 1_024
 """The number of offsets in a block, which is checked again as a whole."""
 DRIVER_LIMIT = 100_000
-"""The largest number of offsets that the driver checks; more are checked by the tasks that read them."""
+"""The largest number of offsets that the driver checks; more are checked by the tasks that read
+them.
+"""
 
 
 def find_late_in_memory(records: pa.Table, prior: Mapping[int, PriorTimes], delay: int) -> Measured:
-    """Return the event times and late records of `records`, which has PARTITION, OFFSET and TIME, in any order."""
+    """Return the event times and late records of `records`, which has PARTITION, OFFSET and
+    TIME, in any order.
+    """
     partition, offset, time = _sort_by_offset(records.select([PARTITION, OFFSET, TIME]))
     mark = np.full(len(time), NEVER)
     newest, read_to = {}, {}
@@ -158,14 +190,19 @@ def find_late_in_memory(records: pa.Table, prior: Mapping[int, PriorTimes], dela
         if reached[-1] > NEVER:
             newest[number] = int(reached[-1])
     late = (time > NEVER) & (time < mark)
-    return Measured(newest, read_to, _late_table(partition[late], offset[late], mark[late]) if late.any() else None)
+    return Measured(
+        newest,
+        read_to,
+        _late_table(partition[late], offset[late], mark[late]) if late.any() else None,
+    )
 
 
 def _find_late_by_blocks(
     times: DataFrame, prior: Mapping[int, PriorTimes], delay: int, in_tasks: TaskTimeReader | None
 ) -> Measured:
-    """Return the event times and late records; each record is checked in the task that reads it, and again where that
-    task can't be sure. `in_tasks` reads the records, if given; else `times` has them.
+    """Return the event times and late records; each record is checked in the task that reads it,
+    and again where that task can't be sure. `in_tasks` reads the records, if given; else `times`
+    has them.
     """
     mapper = TimeBlockMapper(prior, delay, BLOCK_LENGTH)
     if in_tasks is None:
@@ -183,14 +220,23 @@ def merge_blocks(
 ) -> tuple[Measured, pa.Table, pa.Table]:
     """Merge the rows of BLOCK_SCHEMA of all tasks, in blocks of `length` offsets.
 
-    Returns the event times, the late records of blocks whose tasks were certain, and the other blocks, as rows of their
-    partition, the first offset, and the newest time and the watermark before the block.
+    Returns the event times, the late records of blocks whose tasks were certain, and the other
+    blocks, as rows of their partition, the first offset, and the newest time and the watermark
+    before the block.
     """
     rows = rows.sort_by([("partition", "ascending"), ("last", "ascending")])
     blocks, late = rows.filter(rows["mark"].is_null()), rows.filter(rows["mark"].is_valid())
-    partition, first, last, oldest, latest = (blocks[name].to_numpy() for name in blocks.column_names[:-1])
-    late_partition, late_offset, late_mark = (late[name].to_numpy() for name in ("partition", "last", "mark"))
-    begun, mark, place = np.full(len(last), NEVER), np.full(len(last), NEVER), np.zeros(len(late_mark), np.int64)
+    partition, first, last, oldest, latest = (
+        blocks[name].to_numpy() for name in blocks.column_names[:-1]
+    )
+    late_partition, late_offset, late_mark = (
+        late[name].to_numpy() for name in ("partition", "last", "mark")
+    )
+    begun, mark, place = (
+        np.full(len(last), NEVER),
+        np.full(len(last), NEVER),
+        np.zeros(len(late_mark), np.int64),
+    )
     newest, read_to = {}, {}
     for number, span in iter_partitions(partition):
         before = prior.get(number, PriorTimes())
@@ -201,14 +247,19 @@ def merge_blocks(
         read_to[number] = int(last[span][-1]) + 1
         if reached[-1] > NEVER:
             newest[number] = int(reached[-1])
-    # Several Arrow batches or tasks may each have reported a part of a block, the tasks in any order.
+    # Several Arrow batches or tasks may each have reported a part of a block, the tasks in any
+    # order.
     begins = last - last % length
-    other = np.r_[len(last) > 0, (partition[1:] != partition[:-1]) | (begins[1:] != begins[:-1])][: len(last)]
+    other = np.r_[len(last) > 0, (partition[1:] != partition[:-1]) | (begins[1:] != begins[:-1])][
+        : len(last)
+    ]
     mixed = ~other & np.r_[False, first[1:] <= last[:-1]][: len(last)]
     block = np.cumsum(other) - 1
     unsure = np.bincount(block, (oldest < mark) | mixed) > 0
     sure = ~unsure[block[place]]
-    behind = _late_table(late_partition[sure], late_offset[sure], np.maximum(late_mark, mark[place])[sure])
+    behind = _late_table(
+        late_partition[sure], late_offset[sure], np.maximum(late_mark, mark[place])[sure]
+    )
     again = np.flatnonzero(other)[unsure]
     floors = [prior.get(number, PriorTimes()).watermark for number in partition[again].tolist()]
     recheck = {
@@ -221,21 +272,31 @@ def merge_blocks(
 
 
 def _find_late_in_blocks(times: DataFrame, blocks: pa.Table, delay: int) -> pa.Table:
-    """Return the late records of these blocks; `blocks` has the rows of unsure blocks from `merge_blocks`."""
+    """Return the late records of these blocks; `blocks` has the rows of unsure blocks from
+    `merge_blocks`.
+    """
     from pyspark.sql import Window
 
     spark = times.sparkSession
     times = times.withColumn("block", F.col(OFFSET) - F.pmod(F.col(OFFSET), F.lit(BLOCK_LENGTH)))
     rechecked = times.join(F.broadcast(spark.createDataFrame(blocks)), [PARTITION, "block"])
-    earlier = Window.partitionBy(PARTITION, "block").orderBy(OFFSET).rowsBetween(Window.unboundedPreceding, -1)
+    earlier = (
+        Window.partitionBy(PARTITION, "block")
+        .orderBy(OFFSET)
+        .rowsBetween(Window.unboundedPreceding, -1)
+    )
     running = F.greatest(F.max(TIME).over(earlier), F.col("begun"))
     mark = F.greatest(running - F.lit(delay), F.col("floor"))
-    late = rechecked.select(PARTITION, OFFSET, TIME, mark.alias("mark")).where(F.col(TIME) < F.col("mark"))
+    late = rechecked.select(PARTITION, OFFSET, TIME, mark.alias("mark")).where(
+        F.col(TIME) < F.col("mark")
+    )
     rows = late.select(PARTITION, OFFSET, "mark").toArrow()
     return _late_table(*(rows[name].to_numpy() for name in (PARTITION, OFFSET, "mark")))
 
 
-def _late_table(partition: np.ndarray[Any, Any], offset: np.ndarray[Any, Any], mark: np.ndarray[Any, Any]) -> pa.Table:
+def _late_table(
+    partition: np.ndarray[Any, Any], offset: np.ndarray[Any, Any], mark: np.ndarray[Any, Any]
+) -> pa.Table:
     return pa.table(
         {
             PARTITION: pa.array(partition, pa.int32()),
@@ -260,15 +321,21 @@ class TaskTimeReader:
     def blocks(self, spark: SparkSession, mapper: TimeBlockMapper) -> DataFrame:
         """Return rows of BLOCK_SCHEMA, computed by one task for each partition."""
         number = len(self.partitions)
-        return spark.range(0, number, 1, max(1, number)).mapInArrow(partial(self._map, mapper), BLOCK_SCHEMA)
+        return spark.range(0, number, 1, max(1, number)).mapInArrow(
+            partial(self._map, mapper), BLOCK_SCHEMA
+        )
 
-    def _map(self, mapper: TimeBlockMapper, places: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def _map(
+        self, mapper: TimeBlockMapper, places: Iterator[pa.RecordBatch]
+    ) -> Iterator[pa.RecordBatch]:
         for batch in places:
             for place in batch.column(0).to_pylist():
                 yield from mapper(self.of(self.partitions[place]))
 
     def of(self, partition: int) -> Iterator[pa.RecordBatch]:
-        """Yield (partition, offset, time) of a partition's records: microseconds, null for times that count as none."""
+        """Yield (partition, offset, time) of a partition's records: microseconds, null for times
+        that count as none.
+        """
         for records in self.reads(partition):
             yield from extract_times(records, self.name, self.latest).combine_chunks().to_batches()
 
@@ -279,7 +346,9 @@ def extract_times(records: pa.Table, name: str, latest: int = MAX_MICROS) -> pa.
     Times before the year 1, and after `latest`, count as none.
     """
     time = records[name].cast(pa.timestamp("us", tz="UTC")).cast(pa.int64())
-    time = pc.if_else(pc.and_(pc.greater_equal(time, MIN_MICROS), pc.less_equal(time, latest)), time, None)
+    time = pc.if_else(
+        pc.and_(pc.greater_equal(time, MIN_MICROS), pc.less_equal(time, latest)), time, None
+    )
     return pa.table({PARTITION: records[PARTITION], OFFSET: records[OFFSET], TIME: time})
 
 
@@ -289,7 +358,9 @@ _LONGEST = 2**60  # microseconds: longer than from the first time to the last
 def ranges_to_read(
     streams: StreamSystem, stream: str, intent: Intent
 ) -> tuple[dict[SystemStreamPartition, OffsetRange], dict[int, int]]:
-    """Return the ranges that a batch reads of a stream, and the epochs of their partitions that are not 0."""
+    """Return the ranges that a batch reads of a stream, and the epochs of their partitions that
+    are not 0.
+    """
     ranges = {ssp: span for ssp, span in intent.ranges.items() if ssp.qualified_stream == stream}
     if not ranges:  # the batch replays other streams: read no records of this one
         first = streams.upcoming(streams.partitions(split_stream_name(stream)[1])[:1])
@@ -298,10 +369,11 @@ def ranges_to_read(
 
 
 class BatchTimes:
-    """Reads the inputs of one batch, and measures their event times once for each stream, when first needed.
+    """Reads the inputs of one batch, and measures their event times once for each stream, when
+    first needed.
 
-    In a bounded replay all records count as read before, and no event times change; nor do they in a dry run, which is
-    batch 0.
+    In a bounded replay all records count as read before, and no event times change; nor do they in
+    a dry run, which is batch 0.
     """
 
     def __init__(self, context: StepContext, inputs: BatchInputs) -> None:
@@ -313,32 +385,42 @@ class BatchTimes:
         self._read: dict[str, DataFrame] = {}
 
     def read(self, stream: str) -> DataFrame:
-        """Return the stream's records of the batch; with EVENT_TIME, BEHIND and REPLAYED if it declares event times."""
+        """Return the stream's records of the batch; with EVENT_TIME, BEHIND and REPLAYED if it
+        declares event times.
+        """
         records = self._records(stream)
         declared = self._declared.get(stream)
         if declared is None:
             return records
         records = records.withColumns(
-            {EVENT_TIME: declared.column(f"input {stream}", records), REPLAYED: self._was_read_before(stream)}
+            {
+                EVENT_TIME: declared.column(f"input {stream}", records),
+                REPLAYED: self._was_read_before(stream),
+            }
         )
         return self._with_behind(stream, records)
 
     def arriving(self, operator: Operator, frame: DataFrame) -> DataFrame:
-        """Return the records that arrive at an operator; at a stateful one, records below its watermark count as behind
-        it.
+        """Return the records that arrive at an operator; at a stateful one, records below its
+        watermark count as behind it.
 
-        This includes records of a partition that was idle, and of a new input: what is closed stays closed.
+        This includes records of a partition that was idle, and of a new input: what is closed stays
+        closed.
         """
         name = operator.spec.over_time
         closed = None if name is None else self._inputs.times.operators.get(name)
         if closed is None or EVENT_TIME not in frame.columns:
             return frame
         mark = F.timestamp_micros(F.lit(to_microseconds(closed)))
-        behind = F.when(F.col(EVENT_TIME) < mark, F.greatest(F.col(BEHIND), mark)).otherwise(F.col(BEHIND))
+        behind = F.when(F.col(EVENT_TIME) < mark, F.greatest(F.col(BEHIND), mark)).otherwise(
+            F.col(BEHIND)
+        )
         return frame.withColumn(BEHIND, behind)
 
     def watermarks(self, name: str) -> Watermarks:
-        """Return the watermarks of the stateful operator of this name, before and after the batch."""
+        """Return the watermarks of the stateful operator of this name, before and after the
+        batch.
+        """
         prior = self._inputs.times.operators.get(name)
         return Watermarks(prior, prior if self.after is None else self.after.operators.get(name))
 
@@ -354,7 +436,9 @@ class BatchTimes:
             for ssp, span in intent.ranges.items()
             if isinstance(self._context.systems[ssp.system], NumberedOffsets)
         }
-        return times_after_batch(self._context.app, self._inputs.times, measured, intent.clock, numbered)
+        return times_after_batch(
+            self._context.app, self._inputs.times, measured, intent.clock, numbered
+        )
 
     def close(self) -> None:
         """Release cached records."""
@@ -363,7 +447,11 @@ class BatchTimes:
     # -- columns
 
     def _ranges(self, stream: str) -> dict[SystemStreamPartition, OffsetRange]:
-        return {ssp: span for ssp, span in self._inputs.intent.ranges.items() if ssp.qualified_stream == stream}
+        return {
+            ssp: span
+            for ssp, span in self._inputs.intent.ranges.items()
+            if ssp.qualified_stream == stream
+        }
 
     def _records(self, stream: str) -> DataFrame:
         if stream in self._read:
@@ -374,8 +462,12 @@ class BatchTimes:
             records = small_frame(self._context.spark(), self._inputs.arrived[stream])
         else:
             records = self._system_now(stream).read(self._context.spark(), ranges)
-        if epochs:  # they are added: records that an application wrote in a replay have an epoch already
-            records = records.withColumn(EPOCH, (F.col(EPOCH) + number_by_partition(epochs)).cast("int"))
+        if (
+            epochs
+        ):  # they are added: records that an application wrote in a replay have an epoch already
+            records = records.withColumn(
+                EPOCH, (F.col(EPOCH) + number_by_partition(epochs)).cast("int")
+            )
         if (
             stream in self._declared
             and not streams.implements("task_reads")
@@ -386,19 +478,31 @@ class BatchTimes:
         return records
 
     def _system_now(self, stream: str) -> StreamSystem:
-        """Return the system of an input as it is now. Raises OffsetOutOfRangeError if the input was recreated."""
+        """Return the system of an input as it is now. Raises OffsetOutOfRangeError if the input
+        was recreated.
+        """
         name, short = split_stream_name(stream)
         system, inputs = self._context.systems[name].snapshot(short), self._inputs
-        check_same_stream(self._context.app, inputs.intent, stream, system.info(short), inputs.identities.get(stream))
+        check_same_stream(
+            self._context.app,
+            inputs.intent,
+            stream,
+            system.info(short),
+            inputs.identities.get(stream),
+        )
         return system
 
     def _offsets(self, stream: str) -> int:
         system = self._context.systems[split_stream_name(stream)[0]]
-        return sum(system.distance(ssp, span.start, span.end) for ssp, span in self._ranges(stream).items())
+        return sum(
+            system.distance(ssp, span.start, span.end) for ssp, span in self._ranges(stream).items()
+        )
 
     def _was_read_before(self, stream: str) -> Column:
         if self._is_replay and not self._is_dry_run:
-            return F.col(OFFSET) >= F.lit(-1)  # not a literal: Spark would drop the count of these records
+            return F.col(OFFSET) >= F.lit(
+                -1
+            )  # not a literal: Spark would drop the count of these records
         known = self._partition_times(stream)
         read_to = {ssp.partition: times.read_to for ssp, times in known.items() if times.read_to}
         if not read_to and not self._is_dry_run:
@@ -406,7 +510,11 @@ class BatchTimes:
         again = F.col(OFFSET) < number_by_partition(read_to)
         for ssp, prior in known.items():
             for low, high in prior.skipped:  # skipped before, so this is the first read
-                here = (F.col(PARTITION) == ssp.partition) & (F.col(OFFSET) >= low) & (F.col(OFFSET) < high)
+                here = (
+                    (F.col(PARTITION) == ssp.partition)
+                    & (F.col(OFFSET) >= low)
+                    & (F.col(OFFSET) < high)
+                )
                 again = again & ~here
         return again
 
@@ -419,10 +527,16 @@ class BatchTimes:
         if self._is_replay or not offsets:
             return Measured()
         records = self._records(stream)
-        prior = {ssp.partition: _to_prior_times(times) for ssp, times in self._partition_times(stream).items()}
+        prior = {
+            ssp.partition: _to_prior_times(times)
+            for ssp, times in self._partition_times(stream).items()
+        }
         delay = _to_micros(declared.delay)
-        # Times so far in the future that their state could never expire move no watermark; operators skip such records.
-        latest = MAX_MICROS - _to_micros(required_retention(self._context.app.operators).get(stream, timedelta(0)))
+        # Times so far in the future that their state could never expire move no watermark;
+        # operators skip such records.
+        latest = MAX_MICROS - _to_micros(
+            required_retention(self._context.app.operators).get(stream, timedelta(0))
+        )
         in_tasks = None
         name, system = declared.column_name(dict(records.dtypes)), self._system_now(stream)
         if name is not None and isinstance(system, NumberedOffsets):
@@ -452,9 +566,17 @@ class BatchTimes:
         """
         unread = {}
         for ssp, span in self._ranges(stream).items():
-            prior, start, end = self._partition_times(stream).get(ssp), int(span.start), int(span.end)
+            prior, start, end = (
+                self._partition_times(stream).get(ssp),
+                int(span.start),
+                int(span.end),
+            )
             gaps = [(0, end)] if prior is None else [*prior.skipped, (prior.read_to, end)]
-            parts = [(max(low, start), min(high, end)) for low, high in gaps if max(low, start) < min(high, end)]
+            parts = [
+                (max(low, start), min(high, end))
+                for low, high in gaps
+                if max(low, start) < min(high, end)
+            ]
             if len(parts) > 1:
                 return None
             if parts:
@@ -466,19 +588,27 @@ class BatchTimes:
         if marks is None:
             none = F.lit(None).cast("timestamp")
             # Not a constant in a dry run: Spark would drop the branch for records that are behind.
-            return records.withColumn(BEHIND, F.when(F.col(OFFSET) < 0, F.col(TIMESTAMP)) if self._is_dry_run else none)
+            return records.withColumn(
+                BEHIND, F.when(F.col(OFFSET) < 0, F.col(TIMESTAMP)) if self._is_dry_run else none
+            )
         behind = F.broadcast(self._context.spark().createDataFrame(marks))
         return records.join(behind, [PARTITION, OFFSET], "left").select(*records.columns, BEHIND)
 
 
 def number_by_partition(numbers: Mapping[int, int]) -> Column:
-    """Return a column that looks up each record's partition in `numbers`; 0 for partitions that it does not list."""
-    by_place = bigint_array(numbers.get(partition, 0) for partition in range(max(numbers, default=0) + 1))
+    """Return a column that looks up each record's partition in `numbers`; 0 for partitions that
+    it does not list.
+    """
+    by_place = bigint_array(
+        numbers.get(partition, 0) for partition in range(max(numbers, default=0) + 1)
+    )
     return F.coalesce(F.get(by_place, F.col(PARTITION)), F.lit(0))
 
 
 def _to_prior_times(times: PartitionTimes) -> PriorTimes:
-    known = (NEVER if time is None else to_microseconds(time) for time in (times.newest, times.watermark))
+    known = (
+        NEVER if time is None else to_microseconds(time) for time in (times.newest, times.watermark)
+    )
     return PriorTimes(*known)
 
 

@@ -1,4 +1,6 @@
-"""Turns Spark's error for a job that failed in user code into an error with operator, line and a sample record."""
+"""Turns Spark's error for a job that failed in user code into an error with operator, line and a
+sample record.
+"""
 
 from __future__ import annotations
 
@@ -45,12 +47,16 @@ if TYPE_CHECKING:
 
 
 T = TypeVar("T")
-# How Spark quotes the expression that failed: its text, cut at both ends, then a line of carets under the part.
+# How Spark quotes the expression that failed: its text, cut at both ends, then a line of carets
+# under the part.
 _QUOTED = re.compile(
-    r"^== SQL[^\n]*==\n(?P<text>.*?(?P<line>[^\n]*))\n(?P<before> *)(?P<part>\^+)[ ^]*$", re.MULTILINE | re.DOTALL
+    r"^== SQL[^\n]*==\n(?P<text>.*?(?P<line>[^\n]*))\n(?P<before> *)(?P<part>\^+)[ ^]*$",
+    re.MULTILINE | re.DOTALL,
 )
 _CONDITION = re.compile(r"\[(?P<condition>[A-Z][A-Z0-9_.]+)\]")
-_DATA = re.compile(r"\[(?:MALFORMED_RECORD_IN_PARSING|MALFORMED_CSV_RECORD|MALFORMED_PROTOBUF_MESSAGE)[A-Z_.]*\]")
+_DATA = re.compile(
+    r"\[(?:MALFORMED_RECORD_IN_PARSING|MALFORMED_CSV_RECORD|MALFORMED_PROTOBUF_MESSAGE)[A-Z_.]*\]"
+)
 _RAISED = re.compile(r"^(?P<kind>[A-Za-z_][\w.]*): ?(?P<said>.*)$")
 
 
@@ -58,8 +64,9 @@ _RAISED = re.compile(r"^(?P<kind>[A-Za-z_][\w.]*): ?(?P<said>.*)$")
 class Failure:
     """What Spark reported of an expression or function that failed on a record.
 
-    `kind` is the class of a Python error or the name of Spark's condition, `message` its text. `quoted` is the
-    expression as Spark quotes it, `part` the part that failed, and `place` the line of a Python function.
+    `kind` is the class of a Python error or the name of Spark's condition, `message` its text.
+    `quoted` is the expression as Spark quotes it, `part` the part that failed, and `place` the line
+    of a Python function.
     """
 
     kind: str
@@ -70,7 +77,9 @@ class Failure:
 
     @property
     def of_expression(self) -> bool:
-        """Whether an expression failed in Spark itself: the names of its conditions are in capitals."""
+        """Whether an expression failed in Spark itself: the names of its conditions are in
+        capitals.
+        """
         return self.kind.isupper()
 
     def problem(self, what: str, *, show_text: bool) -> str:
@@ -79,13 +88,19 @@ class Failure:
             return f"{what}: {truncate_text(self.part)}: {self.message if show_text else self.kind}"
         if f"[{self.kind}]" in self.message:  # Spark's own text, which ends with what to do
             return f"{what}: {self.message if show_text else self.kind}"
-        return f"{what} raised {self.kind}{f': {truncate_text(self.message)}' if show_text and self.message else ''}"
+        return (
+            f"{what} raised"
+            f" {self.kind}{f': {truncate_text(self.message)}' if show_text and self.message else ''}"
+        )
 
 
 def parse_failure(error: Exception) -> Failure | None:
     """Return the failure of user code that a Spark error reports; None for any other error."""
     text = str(error)
-    if type(error).__name__ == "PythonException" or "An exception was thrown from the Python worker" in text:
+    if (
+        type(error).__name__ == "PythonException"
+        or "An exception was thrown from the Python worker" in text
+    ):
         last = [line for line in text.strip().splitlines() if _RAISED.match(line)]
         raised = _RAISED.match(last[-1]) if last else None
         kind = raised["kind"].rpartition(".")[2] if raised else "an error"
@@ -93,11 +108,21 @@ def parse_failure(error: Exception) -> Failure | None:
     quoted, condition = _QUOTED.search(text), _CONDITION.search(text)
     if condition is None:
         return None
-    if quoted is None and not _DATA.search(text):  # Spark reports conditions of the data without the exception's class
+    if quoted is None and not _DATA.search(
+        text
+    ):  # Spark reports conditions of the data without the exception's class
         name = type(error).__name__
-        if "Exception" not in name or name in ("SparkException", "Py4JJavaError", "AnalysisException"):
+        if "Exception" not in name or name in (
+            "SparkException",
+            "Py4JJavaError",
+            "AnalysisException",
+        ):
             return None
-    message = first_message_line(error).partition(" SQLSTATE")[0].partition(' If necessary set "spark.sql')[0]
+    message = (
+        first_message_line(error)
+        .partition(" SQLSTATE")[0]
+        .partition(' If necessary set "spark.sql')[0]
+    )
     message = message.removeprefix("org.apache.spark.SparkException: ")
     if quoted is None:
         return Failure(condition["condition"], message)
@@ -107,13 +132,17 @@ def parse_failure(error: Exception) -> Failure | None:
 
 
 def _find_suspects(before: Sequence[Operator], failure: Failure) -> list[Operator]:
-    """Return those of the operators `before` that most likely failed; [] if it may be any of them."""
+    """Return those of the operators `before` that most likely failed; [] if it may be any of
+    them.
+    """
     if failure.quoted is not None:
         for wanted in (failure.quoted, failure.part or ""):
             quoting = [
                 candidate
                 for candidate in before
-                if any(wanted in part for part in _iter_parts(candidate.spec) if isinstance(part, str))
+                if any(
+                    wanted in part for part in _iter_parts(candidate.spec) if isinstance(part, str)
+                )
             ]
             if quoting:
                 return quoting
@@ -122,12 +151,18 @@ def _find_suspects(before: Sequence[Operator], failure: Failure) -> list[Operato
     calling = [candidate for candidate in before if _functions(candidate.spec)]
     at_line = []
     if (place := failure.place) is not None:
-        at_line = [one for one in calling if any(place.line in _lines(f, place.file) for f in _functions(one.spec))]
+        at_line = [
+            one
+            for one in calling
+            if any(place.line in _lines(f, place.file) for f in _functions(one.spec))
+        ]
     return at_line or calling
 
 
 def iter_upstream(app: Application, operator: str) -> Iterator[Operator]:
-    """Yield this operator and those before it, back to the inputs and outputs that its records are read from."""
+    """Yield this operator and those before it, back to the inputs and outputs that its records
+    are read from.
+    """
     waiting, seen = [operator], set()
     while waiting:
         here = app.operator(waiting.pop())
@@ -157,7 +192,9 @@ def _iter_parts(value: Any) -> Iterator[Any]:
 def _lines(function: Callable[..., Any], file: str) -> set[int]:
     """Return the lines of a function in this file, including functions defined inside it."""
     inner = getattr(function, "__wrapped__", getattr(function, "func", function))
-    code = getattr(inner, "__code__", None) or getattr(type(inner).__dict__.get("__call__"), "__code__", None)
+    code = getattr(inner, "__code__", None) or getattr(
+        type(inner).__dict__.get("__call__"), "__code__", None
+    )
     lines: set[int] = set()
     waiting = [code] if isinstance(code, CodeType) else []
     while waiting:
@@ -175,8 +212,12 @@ Sample = tuple[int, int, dict[str, Any]]
 """A record that an operator failed on, after its partition and offset."""
 
 
-def _run_with_timeout(arriving: DataFrame, search: Callable[[float], T], seconds: float = SEARCH_SECONDS) -> T | None:
-    """Return the result of `search`, called with the monotonic time of its end; None if it fails or takes longer."""
+def _run_with_timeout(
+    arriving: DataFrame, search: Callable[[float], T], seconds: float = SEARCH_SECONDS
+) -> T | None:
+    """Return the result of `search`, called with the monotonic time of its end; None if it fails
+    or takes longer.
+    """
     session = arriving.sparkSession
     tag = f"adjunct-sample-{uuid.uuid4().hex}"
     ends = time.monotonic() + seconds
@@ -192,13 +233,16 @@ def _run_with_timeout(arriving: DataFrame, search: Callable[[float], T], seconds
         session.removeTag(tag)
 
 
-def _bisect_records(arriving: DataFrame, probe: Probe, same: Callable[[Exception], bool], ends: float) -> Sample | None:
+def _bisect_records(
+    arriving: DataFrame, probe: Probe, same: Callable[[Exception], bool], ends: float
+) -> Sample | None:
     """Return a record on which `probe` fails with the `same` error; None if none is found.
 
     Each half is computed again: a batch of 100,000 records takes some twenty small jobs.
     """
     places = [
-        (row[0], row[1]) for row in arriving.select(PARTITION, OFFSET).distinct().limit(_MAX_POSITIONS + 1).collect()
+        (row[0], row[1])
+        for row in arriving.select(PARTITION, OFFSET).distinct().limit(_MAX_POSITIONS + 1).collect()
     ]
     if len(places) > _MAX_POSITIONS:
         return None
@@ -233,8 +277,11 @@ def _fails(frame: DataFrame, same: Callable[[Exception], bool]) -> bool:
     return False
 
 
-def sensitive_columns(context: StepContext, operator: str, columns: Iterable[str]) -> frozenset[str]:
-    """Return which columns of an operator's records hold values that a schema or a dataset marks as sensitive.
+def sensitive_columns(
+    context: StepContext, operator: str, columns: Iterable[str]
+) -> frozenset[str]:
+    """Return which columns of an operator's records hold values that a schema or a dataset marks as
+    sensitive.
 
     If anything is sensitive, a column of unknown origin counts as sensitive too.
     """
@@ -250,8 +297,12 @@ def sensitive_columns(context: StepContext, operator: str, columns: Iterable[str
     )
 
 
-def _may_be_sensitive(context: StepContext, sensitive: Collection[tuple[LineageNode, str]], sources: Sources) -> bool:
-    """Whether a column made of these sources may hold sensitive values; an output's column holds what is sent to it."""
+def _may_be_sensitive(
+    context: StepContext, sensitive: Collection[tuple[LineageNode, str]], sources: Sources
+) -> bool:
+    """Whether a column made of these sources may hold sensitive values; an output's column holds
+    what is sent to it.
+    """
     app, plan = context.app, context.plan
     sent = [
         operator.spec.written(plan.columns[operator.inputs[0]]).sources.get(column, ())
@@ -263,8 +314,12 @@ def _may_be_sensitive(context: StepContext, sensitive: Collection[tuple[LineageN
     return known or any(_may_be_sensitive(context, sensitive, those) for those in sent)
 
 
-def list_sensitive_columns(app: Application, systems: Mapping[str, StreamSystem]) -> frozenset[tuple[LineageNode, str]]:
-    """Return the columns that datasets and schemas, also those in operators, mark as sensitive, in lower case."""
+def list_sensitive_columns(
+    app: Application, systems: Mapping[str, StreamSystem]
+) -> frozenset[tuple[LineageNode, str]]:
+    """Return the columns that datasets and schemas, also those in operators, mark as sensitive,
+    in lower case.
+    """
 
     @cache
     def of_stream(stream: str) -> frozenset[str]:
@@ -289,14 +344,19 @@ def list_sensitive_columns(app: Application, systems: Mapping[str, StreamSystem]
 
 
 def _sensitive_names(schema: Schema | None) -> frozenset[str]:
-    return frozenset(field.name.lower() for field in (schema.fields if schema else ()) if field.sensitive)
+    return frozenset(
+        field.name.lower() for field in (schema.fields if schema else ()) if field.sensitive
+    )
 
 
-def explain_failure(batch: BatchContext, operator: str, error: Exception) -> errors.OperatorFailedError | None:
-    """Return the error that says what failed in a job of this operator; None if no user code failed.
+def explain_failure(
+    batch: BatchContext, operator: str, error: Exception
+) -> errors.OperatorFailedError | None:
+    """Return the error that says what failed in a job of this operator; None if no user code
+    failed.
 
-    Finding the operator and the record runs small jobs, for at most a minute each. If columns are sensitive, their
-    values, the text of the failing code's error and the error itself are left out.
+    Finding the operator and the record runs small jobs, for at most a minute each. If columns are
+    sensitive, their values, the text of the failing code's error and the error itself are left out.
     """
     ours = find_adjunct_error(error)
     if isinstance(ours, errors.ManifestMismatchError) and ours.partition_by is not None:
@@ -329,7 +389,9 @@ def explain_failure(batch: BatchContext, operator: str, error: Exception) -> err
 def _explain_broken_promise(
     batch: BatchContext, operator: str, error: errors.AdjunctError
 ) -> errors.OperatorFailedError | None:
-    """Return the error that blames the functions with keeps_partitioning=True; None if there is none."""
+    """Return the error that blames the functions with keeps_partitioning=True; None if there is
+    none.
+    """
     promising = [one for one in iter_upstream(batch.app, operator) if one.spec.keeps_partitioning]
     if not promising:
         return None
@@ -337,7 +399,8 @@ def _explain_broken_promise(
     line = "" if place is None else f" ({place.describe()})"
     explained = errors.OperatorFailedError(
         f"{names}{line} breaks its promise keeps_partitioning=True: {error.problem}",
-        "Nothing of it was committed. Remove keeps_partitioning=True, and use partition_by(…) after the function.",
+        "Nothing of it was committed. Remove keeps_partitioning=True, and use partition_by(…) after"
+        " the function.",
         operator=promising[0].id,
         file=None if place is None else place.file,
         line=None if place is None else place.line,
@@ -346,8 +409,11 @@ def _explain_broken_promise(
     return explained
 
 
-def _find_failing_operator(batch: BatchContext, likely: list[Operator], failure: Failure) -> Operator | None:
-    """Return the first of these operators that fails in the same way when it runs alone over its records.
+def _find_failing_operator(
+    batch: BatchContext, likely: list[Operator], failure: Failure
+) -> Operator | None:
+    """Return the first of these operators that fails in the same way when it runs alone over its
+    records.
 
     Spark's error quotes the failed expression only if Spark has not rewritten it.
     """
@@ -360,7 +426,10 @@ def _find_failing_operator(batch: BatchContext, likely: list[Operator], failure:
     for candidate in batch.app.operators:  # if one fails, those before it did not
         spec = candidate.spec
         if candidate.id in wanted and len(candidate.inputs) == 1 and (spec.sql or _functions(spec)):
-            (arriving,), probe = batch.arrived[candidate.id], partial(_Probe(batch).apply, candidate)
+            (arriving,), probe = (
+                batch.arrived[candidate.id],
+                partial(_Probe(batch).apply, candidate),
+            )
             left = ends - time.monotonic()
             if left <= 0:
                 return None
@@ -378,7 +447,9 @@ def _is_alike(other: Failure | None, failure: Failure) -> bool:
 def _explain_with_sample(
     batch: BatchContext, failed: Operator, failure: Failure, hidden: frozenset[str]
 ) -> errors.OperatorFailedError:
-    """Return the error of an operator, with a record that it fails on if one is found within a minute."""
+    """Return the error of an operator, with a record that it fails on if one is found within a
+    minute.
+    """
     functions = _functions(failed.spec)
     what = failed.id
     if failure.part is None and functions:
@@ -395,29 +466,56 @@ def _explain_with_sample(
     arriving = batch.arrived[failed.id]
     if len(arriving) == 1:
         probe = partial(_Probe(batch).apply, failed)
-        sample = _run_with_timeout(arriving[0], lambda ends: _bisect_records(arriving[0], probe, same, ends))
+        sample = _run_with_timeout(
+            arriving[0], lambda ends: _bisect_records(arriving[0], probe, same, ends)
+        )
     about: dict[str, Any] = {"operator": failed.id}
     if sample is None:
         problem, record = failure.problem(what, show_text=not hidden), None
     else:
         partition, offset, record = sample
         problem = seen[-1].problem(what, show_text=not hidden)
-        about |= {"stream": batch.stream_of(failed.inputs[0]), "partition": partition, "offset": str(offset)}
-    return operator_failed_error(problem, failure.place or failed.declared_at, record, hidden, **about)
+        about |= {
+            "stream": batch.stream_of(failed.inputs[0]),
+            "partition": partition,
+            "offset": str(offset),
+        }
+    return operator_failed_error(
+        problem, failure.place or failed.declared_at, record, hidden, **about
+    )
 
 
 # Methods of a batch without side effects.
 _PROBE_ALLOWED = {
-    *("app", "call", "entries", "required_partitioning", "partitions_at", "sensitive", "stream_of", "system_of"),
-    *("tasks", "gather_small", "names", "filter", "select", "select_update", "with_columns", "repartition"),
+    *(
+        "app",
+        "call",
+        "entries",
+        "required_partitioning",
+        "partitions_at",
+        "sensitive",
+        "stream_of",
+        "system_of",
+    ),
+    *(
+        "tasks",
+        "gather_small",
+        "names",
+        "filter",
+        "select",
+        "select_update",
+        "with_columns",
+        "repartition",
+    ),
 }
 
 
 class _Probe:
-    """A batch context that compiles an operator again over some of its records: nothing is written or stored.
+    """A batch context that compiles an operator again over some of its records: nothing is written
+    or stored.
 
-    Other methods of a batch raise AttributeError, so that no function gets records twice and no table is queried again.
-    The failure is then reported without a sample.
+    Other methods of a batch raise AttributeError, so that no function gets records twice and no
+    table is queried again. The failure is then reported without a sample.
     """
 
     def __init__(self, batch: BatchContext) -> None:
@@ -453,9 +551,9 @@ class _Probe:
 def call_frame_function(operator: str, function: DataFrameFunction, frame: DataFrame) -> DataFrame:
     """Return the DataFrame that a user's function returns for the records.
 
-    Raises OperatorFailedError for what the function raises, and PlanningError for a result that is no DataFrame, lacks
-    the records' hidden columns, or has two columns with one name. Errors of Adjunct and of Spark's analyzer pass
-    unchanged.
+    Raises OperatorFailedError for what the function raises, and PlanningError for a result that is
+    no DataFrame, lacks the records' hidden columns, or has two columns with one name. Errors of
+    Adjunct and of Spark's analyzer pass unchanged.
     """
     from pyspark.errors import AnalysisException
     from pyspark.sql import DataFrame
@@ -468,16 +566,18 @@ def call_frame_function(operator: str, function: DataFrameFunction, frame: DataF
         raise function_failed_error(operator, function_label(function), function, error) from error
     if not isinstance(result, DataFrame):
         returned = "None" if result is None else type(result).__name__
-        problem = f"{operator}: {function_label(function)} returned {returned}: expected a DataFrame."
+        problem = (
+            f"{operator}: {function_label(function)} returned {returned}: expected a DataFrame."
+        )
         step = "Return a DataFrame made from the given records, with other columns or fewer rows."
         raise errors.PlanningError(problem, step, operator=operator)
     lost = [name for name in list_hidden_columns(frame.columns) if name not in result.columns]
     if lost:
         raise errors.PlanningError(
-            f"{operator}: its function returned records without {', '.join(lost)}, which hold each record's "
-            "position and epoch.",
-            'Keep them: add columns with withColumn or select("*", …), and drop only your own; or give '
-            "expressions instead of a function.",
+            f"{operator}: its function returned records without {', '.join(lost)}, which hold each"
+            " record's position and epoch.",
+            'Keep them: add columns with withColumn or select("*", …), and drop only your own; or'
+            " give expressions instead of a function.",
             operator=operator,
         )
     double = first_duplicate(result.columns)
@@ -493,6 +593,7 @@ def analysis_error(operator: Operator, error: AnalysisException) -> errors.Plann
     place = failing_line(error) or operator.declared_at
     return errors.PlanningError(
         f"{operator.id}: {problem}{f' ({place.describe()})' if place else ''}.",
-        "Correct the expression or function; adjunct plan MODULE:APP lists the operators by these names.",
+        "Correct the expression or function; adjunct plan MODULE:APP lists the operators by these"
+        " names.",
         operator=operator.id,
     )

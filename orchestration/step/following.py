@@ -1,8 +1,9 @@
-"""A run that stays: having caught up, it waits for something new and goes on, until its time is over.
+"""A run that stays: having caught up, it waits for something new and goes on, until its time is
+over.
 
-While it waits, it sends one request every half second, or every quarter second for ten seconds after something new. In
-turn it looks at each stream, at the startpoints, and whether another run asks for the application. What it has opened
-stays open.
+While it waits, it sends one request every half second, or every quarter second for ten seconds
+after something new. In turn it looks at each stream, at the startpoints, and whether another run
+asks for the application. What it has opened stays open.
 
     new records, markers, changes           the step goes on with its next batch
     startpoints, other partition counts     the step ends and begins again, as in a new run
@@ -26,7 +27,10 @@ from pathlib import Path
 
 from dagster_adjunct.assets.writing.generation import Runtime
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.application.graph import advances_between_batches, is_advanced_by_runs
+from dagster_adjunct.orchestration.application.graph import (
+    advances_between_batches,
+    is_advanced_by_runs,
+)
 from dagster_adjunct.orchestration.startpoints.store import open_startpoints
 from dagster_adjunct.orchestration.step.context import StepContext
 from dagster_adjunct.orchestration.step.progress import StepReport
@@ -35,19 +39,24 @@ from dagster_adjunct.resources.common import REQUESTS_AT_ONCE, call_in_threads, 
 from dagster_adjunct.resources.errors import RunLeaseLostError, TransientError
 from dagster_adjunct.resources.objects.store import requests_at_once
 
-# Seconds between two requests of a run that waits; and for how many seconds after something new it is half of that.
+# Seconds between two requests of a run that waits; and for how many seconds after something new it
+# is half of that.
 _PAUSE = 0.5
 _EAGER_FOR = 10.0
 # Of this many requests one is not for a stream.
 _TURNS = 4
-# Seconds between two looks at datasets that are read from files or queries, which take several requests.
+# Seconds between two looks at datasets that are read from files or queries, which take several
+# requests.
 _SOURCES_EVERY = 30.0
 # Seconds after which a run that does not wait advances its datasets again.
 _BUSY_EVERY = 10.0
-# For how many seconds datasets may fail to advance, because a store does not answer, before the run fails.
+# For how many seconds datasets may fail to advance, because a store does not answer, before the run
+# fails.
 _PATIENCE = 120.0
 MAX_MEMORY = 4 * 1024**3
-"""The bytes of memory of the Python process at which a staying run ends, so that the next one begins afresh."""
+"""The bytes of memory of the Python process at which a staying run ends, so that the next one
+begins afresh.
+"""
 _log = logging.getLogger("adjunct.run")
 
 # Returns a text that changes when there is something new.
@@ -57,11 +66,12 @@ Look = Callable[[], object]
 class Following:
     """How long a run stays, and what it looks at.
 
-    `streams` and `startpoints` return texts that change with what they look at; `asked` returns who asks for the
-    application, "" for nobody. `refresh` is called when a stream has changed: it advances the datasets, and returns
-    whether the step can go on, or has to begin again. `datasets` are streams that are looked at after each batch, too.
-    With `sources`, datasets that are read from files or queries, `refresh` is also called every 30 seconds. `say`
-    receives messages for the user. `tick` is called again and again while the run waits. Up to `at_once` looks are made
+    `streams` and `startpoints` return texts that change with what they look at; `asked` returns who
+    asks for the application, "" for nobody. `refresh` is called when a stream has changed: it
+    advances the datasets, and returns whether the step can go on, or has to begin again. `datasets`
+    are streams that are looked at after each batch, too. With `sources`, datasets that are read
+    from files or queries, `refresh` is also called every 30 seconds. `say` receives messages for
+    the user. `tick` is called again and again while the run waits. Up to `at_once` looks are made
     at the same time. `ended` is the reason for the run's end, "" before it.
     """
 
@@ -108,7 +118,8 @@ class Following:
     def wait(self) -> bool:
         """Wait for something new.
 
-        Returns whether the step goes on; if not, it begins again, or `ended` says why the run is over.
+        Returns whether the step goes on; if not, it begins again, or `ended` says why the run is
+        over.
         """
         if not self._said:
             self._said = True
@@ -119,7 +130,9 @@ class Following:
             if pause > 0:
                 self._sleep(min(pause, max(0.0, self._end - self._clock())))
                 continue
-            self._next = self._clock() + (_PAUSE / 2 if self._clock() < self._eager_until else _PAUSE)
+            self._next = self._clock() + (
+                _PAUSE / 2 if self._clock() < self._eager_until else _PAUSE
+            )
             if self._sources and self._clock() >= self._next_sources:
                 self._next_sources = self._clock() + _SOURCES_EVERY
                 if (holds := self._try_refresh()) is not None:
@@ -139,10 +152,11 @@ class Following:
         return False
 
     def go_on(self) -> bool:
-        """Check once, after a batch, what `wait` checks again and again; return whether the step goes on.
+        """Check once, after a batch, what `wait` checks again and again; return whether the step
+        goes on.
 
-        A run that always has something to read notices only here that its time is over, that startpoints were
-        requested, or that another run asks for the application.
+        A run that always has something to read notices only here that its time is over, that
+        startpoints were requested, or that another run asks for the application.
         """
         self._tick()
         if not self._is_over():
@@ -169,7 +183,9 @@ class Following:
         try:
             holds = self._refresh()
         except TransientError as error:
-            since = self._failing_since = self._clock() if self._failing_since is None else self._failing_since
+            since = self._failing_since = (
+                self._clock() if self._failing_since is None else self._failing_since
+            )
             if isinstance(error, RunLeaseLostError) or self._clock() - since >= _PATIENCE:
                 raise
             _log.warning("%s It is tried again.", error.problem)
@@ -181,7 +197,10 @@ class Following:
         if not self.ended and self._clock() >= self._end:
             self.ended = f"it has stayed for {self._lasts}"
         if not self.ended and (used := self._memory()) > MAX_MEMORY:
-            self.ended = f"its process uses {used / 1024**3:.1f} GiB of memory, over {MAX_MEMORY / 1024**3:.0f}"
+            self.ended = (
+                f"its process uses {used / 1024**3:.1f} GiB of memory, over"
+                f" {MAX_MEMORY / 1024**3:.0f}"
+            )
         return bool(self.ended)
 
     def _has_changed(self, name: str) -> bool:
@@ -189,7 +208,9 @@ class Following:
         return self._seen[name] != before
 
     def _look(self, name: str) -> object:
-        """Return the current text of a stream or the startpoints; the text seen last if the store does not answer."""
+        """Return the current text of a stream or the startpoints; the text seen last if the
+        store does not answer.
+        """
         try:
             return self._looks[name]()
         except TransientError as error:
@@ -197,7 +218,9 @@ class Following:
             return self._seen.get(name)
 
     def _ask(self) -> None:
-        """End this run if another one asks for the application; raise RunLeaseLostError if one has taken it over."""
+        """End this run if another one asks for the application; raise RunLeaseLostError if one
+        has taken it over.
+        """
         who = ""
         try:
             who = self._asked()
@@ -209,7 +232,9 @@ class Following:
             self.ended = f"{who} asks for the application"
 
     def _take_turns(self) -> Iterator[str | None]:
-        """Yield the name of what to look at next, mostly a stream; None to check whether another run asks."""
+        """Yield the name of what to look at next, mostly a stream; None to check whether another
+        run asks.
+        """
         streams, others = cycle(sorted(self._streams)), cycle(["startpoints", None])
         while True:
             if self._streams:
@@ -227,7 +252,9 @@ def follow_application(
     say: Callable[[str], None],
     tick: Callable[[], None] = lambda: None,
 ) -> Following:
-    """Return what a run that stays with this application waits for; `refresh` is as in `Following`."""
+    """Return what a run that stays with this application waits for; `refresh` is as in
+    `Following`.
+    """
     advanced = [dataset for dataset in app.datasets if is_advanced_by_runs(dataset)]
     fed = {operator.spec.feeds for operator in app.operators}
     streams = [(dataset, dataset.stream) for dataset in advanced if dataset.stream is not None]
@@ -243,8 +270,12 @@ def follow_application(
         startpoints=open_startpoints(runtime.lake, app).fingerprint,
         asked=asked,
         refresh=refresh,
-        datasets={stream for dataset, stream in streams if not advances_between_batches(dataset, fed)},
-        sources=any(dataset.stream is None and not dataset.is_owned_by(app.name) for dataset in advanced),
+        datasets={
+            stream for dataset, stream in streams if not advances_between_batches(dataset, fed)
+        },
+        sources=any(
+            dataset.stream is None and not dataset.is_owned_by(app.name) for dataset in advanced
+        ),
         say=say,
         tick=tick,
         at_once=requests_at_once(runtime.lake.store),
@@ -252,7 +283,8 @@ def follow_application(
 
 
 def run_steps(following: Following | None, begin: Callable[[], StepContext]) -> StepReport:
-    """Run the step of an application: once, or again and again while the run stays; return the report of all.
+    """Run the step of an application: once, or again and again while the run stays; return the
+    report of all.
 
     `begin` plans, hands out the startpoints, and returns the context of the next step.
     """
@@ -271,5 +303,7 @@ def run_steps(following: Following | None, begin: Callable[[], StepContext]) -> 
 def memory_in_use() -> int:
     """Return the bytes of memory of this process, 0 where the system does not say."""
     with suppress(OSError, ValueError, IndexError):
-        return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * os.sysconf(
+            "SC_PAGE_SIZE"
+        )
     return 0

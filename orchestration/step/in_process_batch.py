@@ -1,8 +1,9 @@
-"""Computes a small batch in this process with Arrow, without a Spark session; outputs get the same as from Spark.
+"""Computes a small batch in this process with Arrow, without a Spark session; outputs get the same
+as from Spark.
 
-That is for applications none of whose operators needs Spark (`Spec.spark_need`), and for batches that do not need it
-for another reason (`find_spark_need`). Appends have the same digests and updates the same marks, so a batch
-that one engine has begun may be ended by the other.
+That is for applications none of whose operators needs Spark (`Spec.spark_need`), and for batches
+that do not need it for another reason (`find_spark_need`). Appends have the same digests and
+updates the same marks, so a batch that one engine has begun may be ended by the other.
 """
 
 from __future__ import annotations
@@ -24,7 +25,11 @@ from dagster_adjunct.orchestration.operators.operator import AsOf, Exchange, Ope
 from dagster_adjunct.orchestration.operators.table_updates import TableSend
 from dagster_adjunct.orchestration.step import lookups, recorded_answers
 from dagster_adjunct.orchestration.step.batch import BatchContext
-from dagster_adjunct.orchestration.step.batch_outputs import Letters, epochs_of_partitions, table_of_letters
+from dagster_adjunct.orchestration.step.batch_outputs import (
+    Letters,
+    epochs_of_partitions,
+    table_of_letters,
+)
 from dagster_adjunct.orchestration.step.context import BatchInputs, BatchMetrics, StepContext, View
 from dagster_adjunct.orchestration.step.event_times import ranges_to_read
 from dagster_adjunct.orchestration.step.kept_entries import (
@@ -41,9 +46,19 @@ from dagster_adjunct.resources.lazy_modules import pa, pc
 from dagster_adjunct.resources.objects.store import requests_at_once
 from dagster_adjunct.resources.schemas.schema import Schema, arrow_type, type_from_arrow
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
-from dagster_adjunct.resources.sql.arrow_expressions import ArrowExpression, NeedsSpark, compile_expression
+from dagster_adjunct.resources.sql.arrow_expressions import (
+    ArrowExpression,
+    NeedsSpark,
+    compile_expression,
+)
 from dagster_adjunct.resources.sql.expression import parse_expression
-from dagster_adjunct.resources.streams.system import EPOCH, PARTITION, POSITION, AppendResult, SystemStreamPartition
+from dagster_adjunct.resources.streams.system import (
+    EPOCH,
+    PARTITION,
+    POSITION,
+    AppendResult,
+    SystemStreamPartition,
+)
 from dagster_adjunct.resources.tables.arrow import DEFAULT, UPDATE, to_struct_array
 from dagster_adjunct.resources.tables.metrics import TableMetrics
 from dagster_adjunct.resources.tables.spark import TableWrite, WriteResult, write_rows
@@ -53,7 +68,8 @@ if TYPE_CHECKING:
 
 
 def find_spark_need(context: StepContext, inputs: BatchInputs) -> str:
-    """Return why a batch needs Spark, although no operator of its application does; "" if it does not.
+    """Return why a batch needs Spark, although no operator of its application does; "" if it does
+    not.
 
     Without a session, batches of any size are computed in this process.
     """
@@ -61,18 +77,29 @@ def find_spark_need(context: StepContext, inputs: BatchInputs) -> str:
         return "a batch that retention has cut"
     if context.spark is IN_PROCESS:
         return ""
-    readers = [view for view in (*inputs.views.values(), *inputs.over_time.values()) if isinstance(view, Reader)]
-    large = next((reader.dataset for reader in readers if count_stored_rows(reader) > MAX_DATASET_ROWS), None)
-    return f"the size of dataset {large}" if large else "" if inputs.few else "the size of the batch"
+    readers = [
+        view
+        for view in (*inputs.views.values(), *inputs.over_time.values())
+        if isinstance(view, Reader)
+    ]
+    large = next(
+        (reader.dataset for reader in readers if count_stored_rows(reader) > MAX_DATASET_ROWS), None
+    )
+    return (
+        f"the size of dataset {large}" if large else "" if inputs.few else "the size of the batch"
+    )
 
 
 def run_in_process(
-    context: StepContext, inputs: BatchInputs, before_output: Callable[[str], None], cache: EntryCache
+    context: StepContext,
+    inputs: BatchInputs,
+    before_output: Callable[[str], None],
+    cache: EntryCache,
 ) -> BatchMetrics:
     """Write every output of the application once, as `run_batch` does, without Spark.
 
-    Raises NeedsSpark for values for which Spark's result might differ. No remote table is written by then: as some do
-    not ignore repeats, the batch is first computed without writing anything.
+    Raises NeedsSpark for values for which Spark's result might differ. No remote table is written
+    by then: as some do not ignore repeats, the batch is first computed without writing anything.
     """
     known: dict[str, Any] = {}
     if any(operator.spec.send is not None for operator in context.app.operators):
@@ -86,9 +113,11 @@ def run_in_process(
 def check_in_process(
     context: StepContext, views: Mapping[str, View], starts: Mapping[SystemStreamPartition, str]
 ) -> None:
-    """Raise the errors that creating an output stream, or writing a table, would raise; nothing is read or written.
+    """Raise the errors that creating an output stream, or writing a table, would raise; nothing is
+    read or written.
 
-    Raises NeedsSpark if this process can't compute the batch with the columns that streams and datasets have now.
+    Raises NeedsSpark if this process can't compute the batch with the columns that streams and
+    datasets have now.
     """
     with closing(ArrowDryRun(context, inputs_of_dry_run(context, views, starts))) as batch:
         batch.run()
@@ -97,9 +126,9 @@ def check_in_process(
 class ArrowBatch(BatchContext):
     """A batch whose records are Arrow tables.
 
-    Methods that it does not override work for DataFrames and Arrow tables, or are never called. `known` has what the
-    rehearsal of the batch has read and made: the records of input streams, the results of functions, and the metrics of
-    lookups.
+    Methods that it does not override work for DataFrames and Arrow tables, or are never called.
+    `known` has what the rehearsal of the batch has read and made: the records of input streams, the
+    results of functions, and the metrics of lookups.
     """
 
     def __init__(
@@ -117,10 +146,18 @@ class ArrowBatch(BatchContext):
     def run(self) -> None:
         specs = [operator.spec for operator in self.operators]
         matches = (spec.match for spec in specs)
-        joined = {match.dataset for match in matches if match is not None and match.dataset and match.as_of is None}
-        records = [partial(self.read, stream) for stream in {spec.reads for spec in specs if spec.reads is not None}]
+        joined = {
+            match.dataset
+            for match in matches
+            if match is not None and match.dataset and match.as_of is None
+        }
+        records = [
+            partial(self.read, stream)
+            for stream in {spec.reads for spec in specs if spec.reads is not None}
+        ]
         entries = [partial(self._entries, name, self.app.dataset(name).key) for name in joined]
-        # Here, where a store behind a network is asked at the same time, and not by one operator after the other.
+        # Here, where a store behind a network is asked at the same time, and not by one operator
+        # after the other.
         call_in_threads(*records, *entries, at_once=requests_at_once(self.context.lake.store))
         super().run()
 
@@ -136,7 +173,9 @@ class ArrowBatch(BatchContext):
         for number, source in enumerate(operator.inputs if len(tables) > 1 else ()):
             table = tables[number]
             if len(self.origins[operator.id].streams) > 1:
-                table = table.drop_columns([name for name in POSITION if name in table.column_names])
+                table = table.drop_columns(
+                    [name for name in POSITION if name in table.column_names]
+                )
                 if ORIGIN not in table.column_names:
                     table = _set_column(table, ORIGIN, _repeat(self.stream_of(source) or "", table))
             branch = _repeat(str(number), table)
@@ -184,23 +223,35 @@ class ArrowBatch(BatchContext):
             read = parse_expression(text)
             if read.star:
                 excepted = set(map(str.lower, read.excepted))
-                columns += [(name, frame.column(name)) for name in frame.column_names if name.lower() not in excepted]
+                columns += [
+                    (name, frame.column(name))
+                    for name in frame.column_names
+                    if name.lower() not in excepted
+                ]
             else:
                 columns.append((str(read.name), self._evaluate(frame, text)))
-        if double := first_duplicate([name for name, _ in columns]):  # the records have more columns than planned
+        if double := first_duplicate(
+            [name for name, _ in columns]
+        ):  # the records have more columns than planned
             raise NeedsSpark(f"two columns {double}")
         return pa.table(dict(columns))
 
     def select_update(self, frame: Any, names: Sequence[str], update: Update) -> Any:
         def struct(pairs: Sequence[tuple[str, str]]) -> Any:
-            return to_struct_array({name: self._evaluate(frame, text) for name, text in pairs}, frame.num_rows)
+            return to_struct_array(
+                {name: self._evaluate(frame, text) for name, text in pairs}, frame.num_rows
+            )
 
         selected, nothing = self.select(frame, names), pa.repeat(pa.scalar(True), frame.num_rows)
         parts = {name: struct(pairs) for name, pairs in update.parts.items()}
-        selected = selected.append_column(UPDATE, to_struct_array(parts, frame.num_rows) if parts else nothing)
+        selected = selected.append_column(
+            UPDATE, to_struct_array(parts, frame.num_rows) if parts else nothing
+        )
         if update.if_missing is None:
             return selected
-        return selected.append_column(DEFAULT, struct(update.if_missing) if update.if_missing else nothing)
+        return selected.append_column(
+            DEFAULT, struct(update.if_missing) if update.if_missing else nothing
+        )
 
     def with_columns(self, frame: Any, columns: Sequence[tuple[str, str]]) -> Any:
         made = [(name, self._evaluate(frame, text)) for name, text in columns]
@@ -210,7 +261,9 @@ class ArrowBatch(BatchContext):
         return frame
 
     def merge(self, frames: Sequence[Any]) -> Any:
-        """Return the records of all inputs with the columns of the first; hidden ones that one lacks are null there."""
+        """Return the records of all inputs with the columns of the first; hidden ones that one
+        lacks are null there.
+        """
         names = [[name for name in frame.column_names if name[:2] != "__"] for frame in frames]
         if any(set(other) != set(names[0]) for other in names):
             raise NeedsSpark("names of columns that differ in their case")
@@ -253,12 +306,14 @@ class ArrowBatch(BatchContext):
         chosen: Sequence[SelectedColumn] | None,
         entry: str,
     ) -> tuple[Any, Any]:
-        """Return the records with the chosen columns of their entries, or all as the struct `entry`, and which records
-        have one; counts both."""
+        """Return the records with the chosen columns of their entries, or all as the struct
+        `entry`, and which records have one; counts both."""
         found = self._entries(dataset, tuple(name for _, name in on))
         places, entries = found.find([frame.column(stream) for stream, _ in on]), found.entries
         if chosen is None:
-            frame = frame.append_column(entry, entries.to_struct_array().combine_chunks().take(places))
+            frame = frame.append_column(
+                entry, entries.to_struct_array().combine_chunks().take(places)
+            )
         for item in chosen or ():
             frame = frame.append_column(item.name, entries.column(item.column).take(places))
         self._count(operator, {"rows": frame.num_rows, "unmatched": places.null_count})
@@ -273,25 +328,35 @@ class ArrowBatch(BatchContext):
         chosen: Sequence[SelectedColumn],
         as_of: AsOf,
     ) -> tuple[Any, Any]:
-        """Return the records with the chosen columns of the entries that were valid at their times, BEFORE_HISTORY and
-        NO_TIME, and which records have an entry; counts all of these."""
+        """Return the records with the chosen columns of the entries that were valid at their times,
+        BEFORE_HISTORY and NO_TIME, and which records have an entry; counts all of these."""
         found = self._timed_entries(dataset, tuple(name for _, name in on))
         times = frame.column(as_of.column).cast(arrow_type("timestamp"))
         columns = [frame.column(stream) for stream, _ in on]
-        places, early = found.find(columns, times.cast("int64").to_pylist(), oldest=as_of.before_history == "oldest")
+        places, early = found.find(
+            columns, times.cast("int64").to_pylist(), oldest=as_of.before_history == "oldest"
+        )
         for item in chosen:
             frame = frame.append_column(item.name, found.entries.column(item.column).take(places))
         counts = {"rows": frame.num_rows, "unmatched": places.null_count}
         counts |= {"before_history": pc.sum(early).as_py() or 0, "null_times": times.null_count}
         self._count(operator, counts)
-        return frame.append_column(BEFORE_HISTORY, early).append_column(NO_TIME, times.is_null()), pc.is_valid(places)
+        return frame.append_column(BEFORE_HISTORY, early).append_column(
+            NO_TIME, times.is_null()
+        ), pc.is_valid(places)
 
     def look_up(self, operator: str, frame: Any, lookup: TableLookup) -> Any:
-        """Return the records with the columns looked up in a remote table, and MATCHED, null where there are none."""
+        """Return the records with the columns looked up in a remote table, and MATCHED, null
+        where there are none.
+        """
         keys = frame.select(list(lookup.keys)).rename_columns(lookups.key_columns(lookup))
         asked = lookups.describe_lookup(lookup, self._types(frame))
-        record = recorded_answers.RecordedAnswers(self.context.lake, self.app.name, self.number, operator, asked)
-        reader = self.context.open_tables.reader(self._with_credits(self.app.tables[lookup.table]), self.context.spark)
+        record = recorded_answers.RecordedAnswers(
+            self.context.lake, self.app.name, self.number, operator, asked
+        )
+        reader = self.context.open_tables.reader(
+            self._with_credits(self.app.tables[lookup.table]), self.context.spark
+        )
         sensitive = bool(self.sensitive(operator))
         distinct = lookups.distinct_keys(operator, keys.drop_null(), lookup, sensitive=sensitive)
         answers, metrics = lookups.answer_keys(distinct, lookup, record, reader, 1)
@@ -312,7 +377,9 @@ class ArrowBatch(BatchContext):
         return self._declared_schema(self.app.dataset(dataset)) if view is None else view.schema
 
     def schema_over_time(self, dataset: str) -> Schema:
-        """Return the columns of a dataset's rows over time, of the versions that the batch reads."""
+        """Return the columns of a dataset's rows over time, of the versions that the batch
+        reads.
+        """
         reader, _ = self.reader_over_time(dataset)
         return self.schema_of(dataset) if reader is None else reader.schema
 
@@ -331,7 +398,9 @@ class ArrowBatch(BatchContext):
     # -- outputs
 
     def output_schema(self, frame: Any) -> Schema:
-        return Schema.from_arrow(frame.select([name for name in frame.column_names if name[:2] != "__"]).schema)
+        return Schema.from_arrow(
+            frame.select([name for name in frame.column_names if name[:2] != "__"]).schema
+        )
 
     def _append(self, operator: str, frame: Any, stream: str) -> AppendResult:
         return self._append_rows(operator, frame, stream)
@@ -356,9 +425,13 @@ class ArrowBatch(BatchContext):
 
 
 class _Rehearsal(ArrowBatch):
-    """Computes a batch without writing anything, to find out whether it needs Spark before it writes a table."""
+    """Computes a batch without writing anything, to find out whether it needs Spark before it
+    writes a table.
+    """
 
-    def send(self, operator: str, frame: Any, stream: str, *, key: Sequence[str], partitions: int) -> None:
+    def send(
+        self, operator: str, frame: Any, stream: str, *, key: Sequence[str], partitions: int
+    ) -> None:
         return None
 
     def write(self, operator: str, frame: Any, send: TableSend) -> None:
@@ -366,7 +439,9 @@ class _Rehearsal(ArrowBatch):
 
 
 class ArrowDryRun(DryRun, ArrowBatch):
-    """A dry run without Spark: it checks what the outputs accept, and there are no physical plans to inspect."""
+    """A dry run without Spark: it checks what the outputs accept, and there are no physical
+    plans to inspect.
+    """
 
     def hand_on(self, operator: Operator, frame: Any) -> Any:
         return frame
@@ -379,14 +454,22 @@ class ArrowDryRun(DryRun, ArrowBatch):
         for field in [field for field in frame.schema if not field.name.startswith("__")]:
             types[field.name] = type_from_arrow(field)
             if field.name in (UPDATE, DEFAULT) and pa.types.is_struct(field.type):
-                parts = [part.type if pa.types.is_struct(part.type) else [part] for part in field.type]
-                types |= {f"{field.name}.{one.name}": type_from_arrow(one) for part in parts for one in part}
+                parts = [
+                    part.type if pa.types.is_struct(part.type) else [part] for part in field.type
+                ]
+                types |= {
+                    f"{field.name}.{one.name}": type_from_arrow(one)
+                    for part in parts
+                    for one in part
+                }
         return types
 
     def look_up(self, operator: str, frame: Any, lookup: TableLookup) -> Any:
         self.check_looked_up(operator, lookup)
         for answer in lookup.answers:
-            frame = frame.append_column(answer.name, pa.nulls(frame.num_rows, to_arrow_type(answer.type)))
+            frame = frame.append_column(
+                answer.name, pa.nulls(frame.num_rows, to_arrow_type(answer.type))
+            )
         return frame.append_column(MATCHED, pa.nulls(frame.num_rows, pa.bool_()))
 
     def _inspect(self, operator: str, frame: Any, *, persisted: bool = False) -> Any:
@@ -408,4 +491,8 @@ def _repeat(text: str, records: pa.Table) -> pa.Array:
 
 def _set_column(records: pa.Table, name: str, values: Any, replaced: str | None = None) -> pa.Table:
     place = records.schema.get_field_index(replaced or name)
-    return records.append_column(name, values) if place < 0 else records.set_column(place, name, values)
+    return (
+        records.append_column(name, values)
+        if place < 0
+        else records.set_column(place, name, values)
+    )

@@ -1,4 +1,6 @@
-"""What a run without Spark keeps in memory of datasets: entries by their key, or by key and time."""
+"""What a run without Spark keeps in memory of datasets: entries by their key, or by key and
+time.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ from dagster_adjunct.resources.lazy_modules import pa, pc
 from dagster_adjunct.resources.schemas.schema import Schema
 
 MAX_DATASET_ROWS = 300_000
-"""Datasets with more rows are joined by Spark, if there is a session; others are kept in memory between batches."""
+"""Datasets with more rows are joined by Spark, if there is a session; others are kept in memory
+between batches.
+"""
 _MAX_KEPT = 32
 _OPEN = 2**62
 """Microseconds: the end of an interval that has none."""
@@ -39,10 +43,14 @@ class KeyedEntries:
         if len(key) == 1:
             return KeyedEntries(entries, key, None)
         columns = [entries.column(name).to_pylist() for name in key]
-        return KeyedEntries(entries, key, {values: row for row, values in enumerate(zip(*columns, strict=True))})
+        return KeyedEntries(
+            entries, key, {values: row for row, values in enumerate(zip(*columns, strict=True))}
+        )
 
     def find(self, columns: Sequence[pa.ChunkedArray]) -> pa.Array:
-        """Return the row number of each key's entry, null for a key without one; `columns` are those of the keys."""
+        """Return the row number of each key's entry, null for a key without one; `columns` are
+        those of the keys.
+        """
         if self.rows is None:
             found = pc.index_in(columns[0], value_set=self.entries.column(self.key[0]))
             return found.combine_chunks() if isinstance(found, pa.ChunkedArray) else found
@@ -52,12 +60,13 @@ class KeyedEntries:
 
 @dataclass(frozen=True, slots=True)
 class TimedEntries:
-    """The rows over time of a dataset: those of a key are adjacent, in the order of their time, and do not overlap.
+    """The rows over time of a dataset: those of a key are adjacent, in the order of their time, and
+    do not overlap.
 
-    The rows of the key number n of `keys` are those from `starts[n]` up to `starts[n + 1]`. A row is valid from
-    `begins` up to `ends`, in microseconds. Where `there` is false, the row is a deletion. If `firsts` is true for the
-    first row of a key, nothing is known of the key before it; else the key had no entry before it, but what is before
-    `known_from` (None: nothing) is unknown.
+    The rows of the key number n of `keys` are those from `starts[n]` up to `starts[n + 1]`. A row
+    is valid from `begins` up to `ends`, in microseconds. Where `there` is false, the row is a
+    deletion. If `firsts` is true for the first row of a key, nothing is known of the key before it;
+    else the key had no entry before it, but what is before `known_from` (None: nothing) is unknown.
     """
 
     keys: KeyedEntries
@@ -70,7 +79,9 @@ class TimedEntries:
     known_from: int | None
 
     @staticmethod
-    def of(rows: pa.Table, schema: Schema, key: tuple[str, ...], known_from: int | None) -> TimedEntries:
+    def of(
+        rows: pa.Table, schema: Schema, key: tuple[str, ...], known_from: int | None
+    ) -> TimedEntries:
         """Index rows from `read_rows_over_time` by these columns of their key."""
         columns = [rows.column(name).to_pylist() for name in key]
         keys = list(zip(*columns, strict=True))
@@ -90,25 +101,34 @@ class TimedEntries:
     def empty(schema: Schema, key: tuple[str, ...]) -> TimedEntries:
         """Return the rows over time of a dataset without a version: none."""
         entries = schema.to_arrow().empty_table()
-        return TimedEntries(KeyedEntries.of(entries.select(key), key), entries, [0], [], [], [], [], None)
+        return TimedEntries(
+            KeyedEntries.of(entries.select(key), key), entries, [0], [], [], [], [], None
+        )
 
     def find(
         self, columns: Sequence[pa.ChunkedArray], times: Sequence[int | None], *, oldest: bool
     ) -> tuple[pa.Array, pa.Array]:
-        """Return two arrays with a value for each record: the row of its key's entry at its time (null for none), and
-        whether that time is before the history of the key.
+        """Return two arrays with a value for each record: the row of its key's entry at its time
+        (null for none), and whether that time is before the history of the key.
 
-        `times` are in microseconds. A record without a key or time gets null and False. With `oldest`, a record from
-        before the history gets the key's first entry, but null if the key has no rows or `firsts` does not mark its
-        first row: a bounded dataset's oldest version lacks the key.
+        `times` are in microseconds. A record without a key or time gets null and False. With
+        `oldest`, a record from before the history gets the key's first entry, but null if the key
+        has no rows or `firsts` does not mark its first row: a bounded dataset's oldest version
+        lacks the key.
         """
         known = reduce(pc.and_, [column.is_valid() for column in columns]).to_pylist()
         numbers = self.keys.find(columns).to_pylist()
         found = [
-            self._find(number, time, oldest=oldest) if has_key and time is not None else (None, False)
+            (
+                self._find(number, time, oldest=oldest)
+                if has_key and time is not None
+                else (None, False)
+            )
             for number, time, has_key in zip(numbers, times, known, strict=True)
         ]
-        return pa.array([row for row, _ in found], pa.int64()), pa.array([early for _, early in found], pa.bool_())
+        return pa.array([row for row, _ in found], pa.int64()), pa.array(
+            [early for _, early in found], pa.bool_()
+        )
 
     def _find(self, number: int | None, time: int, *, oldest: bool) -> tuple[int | None, bool]:
         is_unknown = self.known_from is not None and time < self.known_from
@@ -127,7 +147,9 @@ class TimedEntries:
 
 
 class EntryCache:
-    """The entries that the batches of a run have joined, of each dataset in the version that was used last."""
+    """The entries that the batches of a run have joined, of each dataset in the version that was
+    used last.
+    """
 
     def __init__(self) -> None:
         self._kept: OrderedDict[tuple[Any, ...], Any] = OrderedDict()
@@ -135,12 +157,18 @@ class EntryCache:
     def get(self, view: VersionReader, key: tuple[str, ...]) -> KeyedEntries:
         """Return the entries of a version by its key."""
         found: KeyedEntries = self._get(
-            (view.dataset, key), view.version, lambda: KeyedEntries.of(read_entries(view, None, threads=False), key)
+            (view.dataset, key),
+            view.version,
+            lambda: KeyedEntries.of(read_entries(view, None, threads=False), key),
         )
         return found
 
-    def get_over_time(self, reader: Reader, key: tuple[str, ...], known_from: int | None) -> TimedEntries:
-        """Return the rows over time of a version with history, or of several versions, by their key."""
+    def get_over_time(
+        self, reader: Reader, key: tuple[str, ...], known_from: int | None
+    ) -> TimedEntries:
+        """Return the rows over time of a version with history, or of several versions, by their
+        key.
+        """
         versions = reader.versions if isinstance(reader, VersionsOverTime) else (reader.version,)
         found: TimedEntries = self._get(
             (reader.dataset, key, "over time"),
@@ -150,7 +178,9 @@ class EntryCache:
         return found
 
     def _get(self, what: tuple[Any, ...], version: Any, read: Callable[[], Any]) -> Any:
-        """Return the value kept as `what` in this version; else `read` it, and keep it instead of another version's."""
+        """Return the value kept as `what` in this version; else `read` it, and keep it instead
+        of another version's.
+        """
         kept = self._kept.pop(what, None)  # taken out, as several threads do this at the same time
         if kept is None or kept[0] != version:
             kept = version, read()
@@ -162,5 +192,7 @@ class EntryCache:
 
 def count_stored_rows(reader: Reader) -> int:
     """Return the rows in all files of a version, or of several."""
-    generations = reader.generations if isinstance(reader, VersionsOverTime) else reader.sealed.generations
+    generations = (
+        reader.generations if isinstance(reader, VersionsOverTime) else reader.sealed.generations
+    )
     return sum(generation.rows for generation in generations)

@@ -1,6 +1,8 @@
-"""Looks records up in remote tables during a batch: collects their keys, asks the table, and joins its answers.
+"""Looks records up in remote tables during a batch: collects their keys, asks the table, and joins
+its answers.
 
-Each distinct key of a batch is requested once. The answers are recorded, so a repeated batch gets the same ones.
+Each distinct key of a batch is requested once. The answers are recorded, so a repeated batch gets
+the same ones.
 """
 
 from __future__ import annotations
@@ -35,11 +37,15 @@ FOUND = "__found"
 
 @dataclass(slots=True)
 class OpenTables:
-    """The remote tables in which a run looks records up; they stay open between batches, with their caches."""
+    """The remote tables in which a run looks records up; they stay open between batches, with
+    their caches.
+    """
 
     _readers: dict[str, BulkReader] = field(default_factory=dict)
 
-    def reader(self, table: RemoteTable[Any, Any, Any], spark: Callable[[], SparkSession]) -> BulkReader:
+    def reader(
+        self, table: RemoteTable[Any, Any, Any], spark: Callable[[], SparkSession]
+    ) -> BulkReader:
         """Return the reader of a table; the first call opens it.
 
         If `table` has a rate limit, it must be restricted to the run's part of it already.
@@ -59,10 +65,11 @@ class OpenTables:
 
 
 def describe_lookup(lookup: TableLookup, types: Mapping[str, str]) -> dict[str, Any]:
-    """Return what a lookup asks of its table, for `RecordedAnswers.about`; `types` are those of the records' columns.
+    """Return what a lookup asks of its table, for `RecordedAnswers.about`; `types` are those of the
+    records' columns.
 
-    `args` are included as a digest of their JSON, since they may be secret. They are left out if they are not JSON
-    values, which can't be compared between processes.
+    `args` are included as a digest of their JSON, since they may be secret. They are left out if
+    they are not JSON values, which can't be compared between processes.
     """
     asked: dict[str, Any] = {
         "table": lookup.table,
@@ -76,27 +83,37 @@ def describe_lookup(lookup: TableLookup, types: Mapping[str, str]) -> dict[str, 
     return asked
 
 
-def collect_distinct_keys(operator: str, frame: DataFrame, lookup: TableLookup, *, sensitive: bool = False) -> pa.Table:
-    """Return the distinct keys of the records, in the columns `key_columns(…)`; keys with a null are left out."""
+def collect_distinct_keys(
+    operator: str, frame: DataFrame, lookup: TableLookup, *, sensitive: bool = False
+) -> pa.Table:
+    """Return the distinct keys of the records, in the columns `key_columns(…)`; keys with a null
+    are left out.
+    """
     keys = frame.select(
-        *[named_column(name).alias(key) for name, key in zip(lookup.keys, key_columns(lookup), strict=True)]
+        *[
+            named_column(name).alias(key)
+            for name, key in zip(lookup.keys, key_columns(lookup), strict=True)
+        ]
     )
     # Collected with duplicates: a shuffle would cost more than the few extra bytes.
     return distinct_keys(operator, keys.dropna().toArrow(), lookup, sensitive=sensitive)
 
 
-def distinct_keys(operator: str, keys: pa.Table, lookup: TableLookup, *, sensitive: bool) -> pa.Table:
+def distinct_keys(
+    operator: str, keys: pa.Table, lookup: TableLookup, *, sensitive: bool
+) -> pa.Table:
     """Return each of these keys once, with times in microseconds of UTC; `keys` has no nulls.
 
-    Raises SchemaMismatchError for a value that Python can't hold, such as a date after the year 9999. The error omits
-    the value if the key is `sensitive`.
+    Raises SchemaMismatchError for a value that Python can't hold, such as a date after the year
+    9999. The error omits the value if the key is `sensitive`.
     """
     distinct = keys.group_by(key_columns(lookup)).aggregate([])
     if (found := first_unreadable(distinct.rename_columns(list(lookup.keys)))) is not None:
         place = f"a record to look up in table {lookup.table}"
         raise found.error(operator, place, hidden=sensitive, operator=operator, table=lookup.table)
     fields = [
-        pa.timestamp("us", tz="UTC") if pa.types.is_timestamp(part.type) else part.type for part in distinct.schema
+        pa.timestamp("us", tz="UTC") if pa.types.is_timestamp(part.type) else part.type
+        for part in distinct.schema
     ]
     return distinct.cast(pa.schema(list(zip(distinct.schema.names, fields, strict=True))))
 
@@ -106,9 +123,10 @@ def answer_keys(
 ) -> tuple[pa.Table, TableMetrics]:
     """Return the answers for these distinct keys, and the metrics of reading the table.
 
-    Recorded answers are used; for other keys the table is read, by at most this number of Spark `tasks`, and what it
-    answers is recorded. If the batch runs several times, the first run that records an answer decides for all. The
-    columns are `key_columns(…)`, FOUND, and one for each column that is looked up.
+    Recorded answers are used; for other keys the table is read, by at most this number of Spark
+    `tasks`, and what it answers is recorded. If the batch runs several times, the first run that
+    records an answer decides for all. The columns are `key_columns(…)`, FOUND, and one for each
+    column that is looked up.
     """
     known, metrics, turn = [_answers_schema(keys, lookup).empty_table()], TableMetrics(), 1
     while True:
@@ -116,7 +134,9 @@ def answer_keys(
             known.append(recorded.replace_schema_metadata(None).cast(known[0].schema))
             turn += 1
         answered_keys = {key for part in known for key in _as_keys(part, lookup)}
-        asked = [place for place, key in enumerate(_as_keys(keys, lookup)) if key not in answered_keys]
+        asked = [
+            place for place, key in enumerate(_as_keys(keys, lookup)) if key not in answered_keys
+        ]
         if not asked:
             return pa.concat_tables(known), metrics
         fresh = keys.take(asked)
@@ -129,18 +149,24 @@ def answer_keys(
             turn += 1
 
 
-def join_answers(operator: str, frame: DataFrame, lookup: TableLookup, answers: DataFrame) -> DataFrame:
-    """Return all records with their answers, and `__matched`: true if the table has a record for the key, else null.
+def join_answers(
+    operator: str, frame: DataFrame, lookup: TableLookup, answers: DataFrame
+) -> DataFrame:
+    """Return all records with their answers, and `__matched`: true if the table has a record for
+    the key, else null.
 
-    The Spark job fails on a key that was not looked up: the operators before the join gave other records the first
-    time.
+    The Spark job fails on a key that was not looked up: the operators before the join gave other
+    records the first time.
     """
     names, side = key_columns(lookup), F.broadcast(answers)
-    equal = [frame[quote_name(stream)] == side[name] for stream, name in zip(lookup.keys, names, strict=True)]
+    equal = [
+        frame[quote_name(stream)] == side[name]
+        for stream, name in zip(lookup.keys, names, strict=True)
+    ]
     whole = reduce(and_, [named_column(stream).isNotNull() for stream in lookup.keys])
     lacking = (
-        f"{operator}: a record has a key that this batch did not look up in table {lookup.table}: the operators "
-        "before the join are not deterministic."
+        f"{operator}: a record has a key that this batch did not look up in table {lookup.table}:"
+        " the operators before the join are not deterministic."
     )
     unknown = F.raise_error(F.lit(lacking)).cast("boolean")
     matched = F.when(F.col(FOUND), True).when(F.col(FOUND).isNull() & whole, unknown)
@@ -148,7 +174,9 @@ def join_answers(operator: str, frame: DataFrame, lookup: TableLookup, answers: 
 
 
 def add_unknown_answers(frame: DataFrame, lookup: TableLookup) -> DataFrame:
-    """Return the records with the columns that `join_answers` adds, of the same types, for a dry run."""
+    """Return the records with the columns that `join_answers` adds, of the same types, for a dry
+    run.
+    """
 
     def column_for(kind: str) -> Column:
         # Not plain nulls: Spark would infer that records partitioned by them are in one partition.
@@ -159,8 +187,12 @@ def add_unknown_answers(frame: DataFrame, lookup: TableLookup) -> DataFrame:
 
 
 def frame_from_answers(spark: SparkSession, answers: pa.Table, lookup: TableLookup) -> DataFrame:
-    """Return answers as a DataFrame whose columns have the names that they get in joined records."""
-    named = answers.rename_columns([*key_columns(lookup), FOUND, *(answer.name for answer in lookup.answers)])
+    """Return answers as a DataFrame whose columns have the names that they get in joined
+    records.
+    """
+    named = answers.rename_columns(
+        [*key_columns(lookup), FOUND, *(answer.name for answer in lookup.answers)]
+    )
     return spark.createDataFrame(named)
 
 
@@ -170,24 +202,46 @@ def key_columns(lookup: TableLookup) -> list[str]:
 
 
 def _as_keys(part: pa.Table, lookup: TableLookup) -> Sequence[Any]:
-    """Return the keys in the first columns of `part`, each a value, or a tuple for a composite key."""
+    """Return the keys in the first columns of `part`, each a value, or a tuple for a composite
+    key.
+    """
     columns = [part.column(place).to_pylist() for place in range(len(lookup.keys))]
     return columns[0] if len(columns) == 1 else list(zip(*columns, strict=True))
 
 
-def _build_answers(keys: pa.Table, wanted: Sequence[Any], records: Sequence[Any], lookup: TableLookup) -> pa.Table:
+def _build_answers(
+    keys: pa.Table, wanted: Sequence[Any], records: Sequence[Any], lookup: TableLookup
+) -> pa.Table:
     what = f"table {lookup.table}"
-    strange = next((record for record in records if record is not None and not isinstance(record, Mapping)), None)
+    strange = next(
+        (record for record in records if record is not None and not isinstance(record, Mapping)),
+        None,
+    )
     if strange is not None:
-        problem = f"{what} gave a {type(strange).__name__} for a record: expected a mapping of columns."
-        raise errors.TableError(problem, "Have its function return dictionaries.", table=lookup.table)
+        problem = (
+            f"{what} gave a {type(strange).__name__} for a record: expected a mapping of columns."
+        )
+        raise errors.TableError(
+            problem, "Have its function return dictionaries.", table=lookup.table
+        )
     columns = [keys.column(place) for place in range(len(lookup.keys))]
     columns.append(pa.array([record is not None for record in records], pa.bool_()))
-    columns += [arrow_column_from_records(what, wanted, records, one.column, one.type) for one in lookup.answers]
+    columns += [
+        arrow_column_from_records(what, wanted, records, one.column, one.type)
+        for one in lookup.answers
+    ]
     return pa.table(columns, names=_answers_schema(keys, lookup).names)
 
 
 def _answers_schema(keys: pa.Table, lookup: TableLookup) -> pa.Schema:
-    types = [*(part.type for part in keys.schema), pa.bool_(), *(to_arrow_type(one.type) for one in lookup.answers)]
-    names = [*key_columns(lookup), FOUND, *(f"{place}:{one.column}" for place, one in enumerate(lookup.answers))]
+    types = [
+        *(part.type for part in keys.schema),
+        pa.bool_(),
+        *(to_arrow_type(one.type) for one in lookup.answers),
+    ]
+    names = [
+        *key_columns(lookup),
+        FOUND,
+        *(f"{place}:{one.column}" for place, one in enumerate(lookup.answers)),
+    ]
     return pa.schema(list(zip(names, types, strict=True)))

@@ -1,4 +1,5 @@
-"""How far an application has come: lag and event times of its inputs, events and reports of its runs, state sizes.
+"""How far an application has come: lag and event times of its inputs, events and reports of its
+runs, state sizes.
 
 Watermarks follow from the event times in the batch log, by pure functions:
 
@@ -23,7 +24,12 @@ from dagster_adjunct.assets.versions.dataset_log import DatasetLog
 from dagster_adjunct.assets.versions.manifest import as_bounded
 from dagster_adjunct.assets.versions.version import datetime_from_micros
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.batch_log.batch_log import ApplicationState, Intent, PartitionTimes, TimeState
+from dagster_adjunct.orchestration.batch_log.batch_log import (
+    ApplicationState,
+    Intent,
+    PartitionTimes,
+    TimeState,
+)
 from dagster_adjunct.orchestration.operators.event_time import EventTime
 from dagster_adjunct.orchestration.operators.records import Input
 from dagster_adjunct.orchestration.operators.stream_facts import watermark_inputs
@@ -42,8 +48,9 @@ if TYPE_CHECKING:
 class StreamProgress:
     """How far an application has come in one input stream.
 
-    `unread` has the next offset of each partition with unread records; `lag` counts unread offsets, including those of
-    replays. `due` says why a run is needed regardless of the lag; "" for no reason.
+    `unread` has the next offset of each partition with unread records; `lag` counts unread offsets,
+    including those of replays. `due` says why a run is needed regardless of the lag; "" for no
+    reason.
     """
 
     lag: int = 0
@@ -52,10 +59,14 @@ class StreamProgress:
 
 
 def ignore_disabled_startpoints(app: Application, state: ApplicationState) -> ApplicationState:
-    """Return the state as a run uses it: without startpoints and replays if the application disables them."""
+    """Return the state as a run uses it: without startpoints and replays if the application
+    disables them.
+    """
     if app.startpoints:
         return state
-    return state.model_copy(update={"offsets": state.offsets.model_copy(update={"resolved": {}, "replays": {}})})
+    return state.model_copy(
+        update={"offsets": state.offsets.model_copy(update={"resolved": {}, "replays": {}})}
+    )
 
 
 def snapshot_system(systems: Mapping[str, StreamSystem], stream: str) -> StreamSystem:
@@ -64,8 +75,12 @@ def snapshot_system(systems: Mapping[str, StreamSystem], stream: str) -> StreamS
     return systems[name].snapshot(short)
 
 
-def measure_stream_progress(system: StreamSystem, source: Input, state: ApplicationState) -> StreamProgress:
-    """Return how far the application has come in one input stream; `system` is a snapshot for that stream."""
+def measure_stream_progress(
+    system: StreamSystem, source: Input, state: ApplicationState
+) -> StreamProgress:
+    """Return how far the application has come in one input stream; `system` is a snapshot for
+    that stream.
+    """
     name, stream = split_stream_name(source.stream)
     try:
         info = system.info(stream)
@@ -88,16 +103,28 @@ def measure_stream_progress(system: StreamSystem, source: Input, state: Applicat
     elif fresh:
         starts |= system.oldest(fresh)
     lags = {ssp: system.distance(ssp, start, upcoming[ssp]) for ssp, start in starts.items()}
-    replays = [replay for replay in state.offsets.replays.values() if replay.ssp.qualified_stream == source.stream]
+    replays = [
+        replay
+        for replay in state.offsets.replays.values()
+        if replay.ssp.qualified_stream == source.stream
+    ]
     again = sum(system.distance(replay.ssp, replay.next, replay.until) for replay in replays)
-    return StreamProgress(sum(lags.values()) + again, {ssp: starts[ssp] for ssp, lag in lags.items() if lag}, due)
+    return StreamProgress(
+        sum(lags.values()) + again, {ssp: starts[ssp] for ssp, lag in lags.items() if lag}, due
+    )
 
 
 def position_to_json(app: Application, state: ApplicationState) -> dict[str, object]:
-    """Return the application's position as JSON values; it changes with every batch and every startpoint."""
+    """Return the application's position as JSON values; it changes with every batch and every
+    startpoint.
+    """
     offsets = state.offsets
     return {
-        "checkpoint": {str(ssp): at for ssp, at in state.checkpoint.items() if ssp.qualified_stream in app.inputs},
+        "checkpoint": {
+            str(ssp): at
+            for ssp, at in state.checkpoint.items()
+            if ssp.qualified_stream in app.inputs
+        },
         "resolved": {str(ssp): start.id for ssp, start in offsets.resolved.items()},
         "replays": {key: replay.next for key, replay in offsets.replays.items()},
         "opened": {str(ssp): epoch for ssp, epoch in offsets.opened.items()},
@@ -108,45 +135,66 @@ def describe_unfinished(state: ApplicationState) -> tuple[str, ...]:
     """Return what a run has begun and not finished, one text each."""
     open_batch = [f"batch {state.open.batch} is open"] if state.open is not None else []
     replays = sorted({str(replay.ssp) for replay in state.offsets.replays.values()})
-    return (*open_batch, *([f"a replay is under way on {', '.join(replays[:3])}"] if replays else []))
+    return (
+        *open_batch,
+        *([f"a replay is under way on {', '.join(replays[:3])}"] if replays else []),
+    )
 
 
 def find_version_delivered_to_all(
     lake: Lake, systems: Mapping[str, StreamSystem], datasets: Sequence[AdjunctDataset]
 ) -> tuple[str | None, str]:
-    """Return the next version that a dataset, or all members of a version set, can build; else what they wait for.
+    """Return the next version that a dataset, or all members of a version set, can build; else what
+    they wait for.
 
     A member that published the version before it joined the set is not waited for.
     """
-    delivered = {dataset.name: find_delivered_version(lake, systems, dataset) for dataset in datasets}
-    for version in dict.fromkeys(found.version for found in delivered.values() if found.version is not None):
+    delivered = {
+        dataset.name: find_delivered_version(lake, systems, dataset) for dataset in datasets
+    }
+    for version in dict.fromkeys(
+        found.version for found in delivered.values() if found.version is not None
+    ):
         without = [dataset for dataset in datasets if delivered[dataset.name].version != version]
         manifests = [StoredVersions(lake, dataset).manifest() for dataset in without]
-        if all(manifest is not None and version in as_bounded(manifest).taken for manifest in manifests):
+        if all(
+            manifest is not None and version in as_bounded(manifest).taken for manifest in manifests
+        ):
             return version, ""
     if len(datasets) == 1:
         return None, delivered[datasets[0].name].awaited
-    awaited = [f"{name}: {found.awaited or f'version {found.version} is there'}" for name, found in delivered.items()]
+    awaited = [
+        f"{name}: {found.awaited or f'version {found.version} is there'}"
+        for name, found in delivered.items()
+    ]
     return None, "; ".join(awaited)
 
 
 def list_dataset_streams(app: Application) -> tuple[str, ...]:
     """Return the streams that the application's datasets are built from, each once."""
-    return tuple(dict.fromkeys(dataset.stream for dataset in app.datasets if dataset.stream is not None))
+    return tuple(
+        dict.fromkeys(dataset.stream for dataset in app.datasets if dataset.stream is not None)
+    )
 
 
 def read_stream_ends(system: StreamSystem, stream: str) -> dict[str, str]:
     """Return the end offset of each partition of a stream; empty if the stream does not exist."""
     try:
-        return {str(ssp): end for ssp, end in system.upcoming(system.partitions(split_stream_name(stream)[1])).items()}
+        return {
+            str(ssp): end
+            for ssp, end in system.upcoming(system.partitions(split_stream_name(stream)[1])).items()
+        }
     except StreamNotFoundError:
         return {}
 
 
-def describe_waiting_datasets(lake: Lake, systems: Mapping[str, StreamSystem], app: Application) -> tuple[str, ...]:
+def describe_waiting_datasets(
+    lake: Lake, systems: Mapping[str, StreamSystem], app: Application
+) -> tuple[str, ...]:
     """Return a text for each dataset with `bootstrap` that can't be built yet: what it waits for.
 
-    A dataset that has a version, or whose first version is delivered, does not delay the input: a run builds it.
+    A dataset that has a version, or whose first version is delivered, does not delay the input: a
+    run builds it.
     """
     waiting = []
     for dataset in app.datasets:
@@ -167,7 +215,10 @@ def describe_waiting_datasets(lake: Lake, systems: Mapping[str, StreamSystem], a
                 system, stream = dataset.system_stream
                 systems[system].info(stream)
             elif dataset.versions is not None:
-                waiting.append(f"dataset {dataset.name!r} has no version yet: materialise a partition of its asset")
+                waiting.append(
+                    f"dataset {dataset.name!r} has no version yet: materialise a partition of its"
+                    " asset"
+                )
             elif (awaiting := store.awaiting(systems, manifest)) is not None:
                 waiting.append(no_complete_version_error(dataset, manifest, awaiting).problem)
         except StreamNotFoundError as error:
@@ -177,7 +228,8 @@ def describe_waiting_datasets(lake: Lake, systems: Mapping[str, StreamSystem], a
 
 @dataclass(frozen=True, slots=True)
 class NextVersion:
-    """The next completely delivered version of a bounded dataset; None if there is none, with what is `awaited`.
+    """The next completely delivered version of a bounded dataset; None if there is none, with what
+    is `awaited`.
 
     `outside` names versions that have arrived, but are no partitions of the dataset.
     """
@@ -187,7 +239,9 @@ class NextVersion:
     outside: tuple[str, ...] = ()
 
 
-def find_delivered_version(lake: Lake, systems: Mapping[str, StreamSystem], dataset: AdjunctDataset) -> NextVersion:
+def find_delivered_version(
+    lake: Lake, systems: Mapping[str, StreamSystem], dataset: AdjunctDataset
+) -> NextVersion:
     """Return the next completely delivered version of a bounded dataset, or what it waits for."""
     try:
         source = open_source(systems, dataset, lake)
@@ -199,13 +253,18 @@ def find_delivered_version(lake: Lake, systems: Mapping[str, StreamSystem], data
     if not isinstance(arrived, Awaiting):
         return NextVersion(arrived.version, "", arrived.outside)
     named = f"version {arrived.version}" if arrived.version else "the next one"
-    awaited = f"{named} waits for {', '.join(arrived.missing)}" if arrived.missing else "nothing was delivered"
+    awaited = (
+        f"{named} waits for {', '.join(arrived.missing)}"
+        if arrived.missing
+        else "nothing was delivered"
+    )
     return NextVersion(None, awaited, arrived.outside)
 
 
 @dataclass(frozen=True, slots=True)
 class StepEvent:
-    """An event of a run of the step; `batch` is the batch that it belongs to, else the last one before it, or 0.
+    """An event of a run of the step; `batch` is the batch that it belongs to, else the last one
+    before it, or 0.
 
     The values of `what`, in order of time, with the keys of `detail` in parentheses:
 
@@ -215,12 +274,13 @@ class StepEvent:
     - "table" (report): a dataset that lives for one run was built, or has changed.
     - "lost" (text): retention deleted records before they were read.
     - "analysis": the dry run begins; once a run, and when columns change.
-    - "intent" (records, unit, versions, few: whether it takes one task a stage): the intent is committed.
+    - "intent" (records, unit, versions, few: whether it takes one task a stage): the intent is
+      committed.
     - "output" (output): an output is about to be written.
     - "again" (text): the batch is retried after a store failure, or computed by Spark after all.
     - "outputs": all outputs are written.
-    - "batch" (records so far, unit, counters, watermarks, in_process: whether it was computed without Spark): its end
-      is committed.
+    - "batch" (records so far, unit, counters, watermarks, in_process: whether it was computed
+      without Spark): its end is committed.
     - "caught-up": the run has read its inputs to their ends.
     - "follow" (text): a run stays, or ends after that.
     """
@@ -239,7 +299,11 @@ class StepEvent:
         if self.what in ("lease", "startpoint", "lost", "follow"):
             return str(detail["text"])
         if self.what == "planned":
-            parts = [f"{count} {kind}{'s' if count > 1 else ''}" for kind, count in detail.items() if count]
+            parts = [
+                f"{count} {kind}{'s' if count > 1 else ''}"
+                for kind, count in detail.items()
+                if count
+            ]
             return f"planned: {', '.join(parts)}"
         text = _EVENT_TEXTS[self.what].format(**{"unit": "records", **detail})
         few = "; one task a stage, as they are few" if detail.get("few") else ""
@@ -259,25 +323,31 @@ _EVENT_TEXTS = {
 
 
 def new_planned_event(app: Application) -> StepEvent:
-    """Return the event of a plan without conflicts: the numbers of inputs, operators, outputs, tables and datasets."""
+    """Return the event of a plan without conflicts: the numbers of inputs, operators, outputs,
+    tables and datasets.
+    """
     kinds = {"input": app.inputs, "operator": app.operators, "output": app.outputs}
     kinds |= {"table": app.tables, "dataset": app.datasets}
     return StepEvent("planned", 0, {kind: len(all_of_it) for kind, all_of_it in kinds.items()})
 
 
 MAX_VERSIONS, MAX_STARTPOINTS = 100, 10_000
-"""How many versions of a dataset and lines about startpoints a report has; a run that stays may have more of them."""
+"""How many versions of a dataset and lines about startpoints a report has; a run that stays may
+have more of them.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class StepReport(Report):
-    """What one run of the step did. Counters are of this run; `state` is the application's state after it.
+    """What one run of the step did. Counters are of this run; `state` is the application's state
+    after it.
 
-    `versions` are the dataset versions that its batches read, the last MAX_VERSIONS of each. `startpoints` describes
-    the startpoints that were resolved and applied, and the replays that began and ended (the last lines). `measured`
-    has the metrics of each remote table in this run's tasks, `seconds` the time by stage. `few_batches` took one task a
-    stage, `in_process_batches` were computed without Spark. `watermarks` has the event times of each input that
-    declares them, `state_sizes` the size of each state table.
+    `versions` are the dataset versions that its batches read, the last MAX_VERSIONS of each.
+    `startpoints` describes the startpoints that were resolved and applied, and the replays that
+    began and ended (the last lines). `measured` has the metrics of each remote table in this run's
+    tasks, `seconds` the time by stage. `few_batches` took one task a stage, `in_process_batches`
+    were computed without Spark. `watermarks` has the event times of each input that declares them,
+    `state_sizes` the size of each state table.
     """
 
     batches: int
@@ -295,15 +365,18 @@ class StepReport(Report):
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as JSON values."""
-        return Report.to_json(self) | {"measured": {name: metrics.to_dict() for name, metrics in self.measured.items()}}
+        return Report.to_json(self) | {
+            "measured": {name: metrics.to_dict() for name, metrics in self.measured.items()}
+        }
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
     """The event times of a batch's records of one stream, by partition number.
 
-    `newest` has the latest event time in microseconds (no entry if no record has one), `read_to` the offset after the
-    last. `behind` are the records behind the watermark, if any: partition, offset, and the watermark at that record.
+    `newest` has the latest event time in microseconds (no entry if no record has one), `read_to`
+    the offset after the last. `behind` are the records behind the watermark, if any: partition,
+    offset, and the watermark at that record.
     """
 
     newest: Mapping[int, int] = field(default_factory=dict)
@@ -318,15 +391,19 @@ def declared_event_times(app: Application) -> dict[str, EventTime]:
 
 
 def times_at_batch_start(app: Application, state: ApplicationState, intent: Intent) -> TimeState:
-    """Return the event times with which a batch begins: the stored ones, plus all source partitions known by now.
+    """Return the event times with which a batch begins: the stored ones, plus all source partitions
+    known by now.
 
-    Partitions with records that wait for a later batch count as active, so that a backlog never makes them idle.
+    Partitions with records that wait for a later batch count as active, so that a backlog never
+    makes them idle.
     """
     declared, prior = declared_event_times(app), state.times.partitions
     known = {ssp for ssp in (*state.checkpoint, *intent.ranges) if ssp.qualified_stream in declared}
     changed = {ssp: PartitionTimes(active_at=intent.clock) for ssp in sorted(known - prior.keys())}
     changed |= {
-        ssp: prior[ssp].model_copy(update={"active_at": intent.clock}) for ssp in intent.waiting if ssp in prior
+        ssp: prior[ssp].model_copy(update={"active_at": intent.clock})
+        for ssp in intent.waiting
+        if ssp in prior
     }
     if not changed:
         return state.times
@@ -340,7 +417,8 @@ def times_after_batch(
     clock: datetime,
     ranges: Mapping[SystemStreamPartition, tuple[int, int]] | None = None,
 ) -> TimeState:
-    """Return the event times after a batch, in whose records these times were `measured`, by stream.
+    """Return the event times after a batch, in whose records these times were `measured`, by
+    stream.
 
     `ranges` are the offsets [from, to) that it read, of partitions with numeric offsets.
     """
@@ -373,8 +451,12 @@ def times_after_batch(
     return after.model_copy(update={"operators": operators})
 
 
-def compute_operator_watermark(app: Application, times: TimeState, name: str, clock: datetime) -> datetime | None:
-    """Return the watermark of a stateful operator at these times of its sources; never below its former one."""
+def compute_operator_watermark(
+    app: Application, times: TimeState, name: str, clock: datetime
+) -> datetime | None:
+    """Return the watermark of a stateful operator at these times of its sources; never below its
+    former one.
+    """
     prior, (_, lowest) = times.operators.get(name), _find_holding_partition(app, times, name, clock)
     return prior if lowest is None else max(lowest, prior or lowest)
 
@@ -382,8 +464,8 @@ def compute_operator_watermark(app: Application, times: TimeState, name: str, cl
 def _find_holding_partition(
     app: Application, times: TimeState, name: str, clock: datetime
 ) -> tuple[SystemStreamPartition | None, datetime | None]:
-    """Return the source partition that holds an operator's watermark back, None if all are idle; and the watermark that
-    it allows, None before any record.
+    """Return the source partition that holds an operator's watermark back, None if all are idle;
+    and the watermark that it allows, None before any record.
     """
     declared = declared_event_times(app)
     lowest: tuple[SystemStreamPartition | None, datetime | None] = (None, None)
@@ -402,12 +484,19 @@ def _find_holding_partition(
 def find_holding_partitions(
     app: Application, times: TimeState, clock: datetime
 ) -> dict[str, SystemStreamPartition | None]:
-    """Return, by stateful operator, the source partition that holds its watermark back; None if all are idle."""
-    return {name: _find_holding_partition(app, times, name, clock)[0] for name in watermark_inputs(app.operators)}
+    """Return, by stateful operator, the source partition that holds its watermark back; None if
+    all are idle.
+    """
+    return {
+        name: _find_holding_partition(app, times, name, clock)[0]
+        for name in watermark_inputs(app.operators)
+    }
 
 
 def is_idle(declared: EventTime | None, times: PartitionTimes, clock: datetime) -> bool:
-    """Return whether a source partition is not waited for, because it had no record for the input's `idle_after`."""
+    """Return whether a source partition is not waited for, because it had no record for the
+    input's `idle_after`.
+    """
     if declared is None or declared.idle_after is None:
         return False
     return clock - times.active_at >= declared.idle_after
@@ -415,10 +504,11 @@ def is_idle(declared: EventTime | None, times: PartitionTimes, clock: datetime) 
 
 @dataclass(frozen=True, slots=True)
 class InputTimes(Report):
-    """The event times of one input: the watermark of the partition that holds it back; None if that had no record.
+    """The event times of one input: the watermark of the partition that holds it back; None if that
+    had no record.
 
-    `lag` is how far the watermark is behind the clock, `behind_newest` behind the newest event time. `idle` partitions
-    are not waited for; if all are idle, the newest watermark of any counts.
+    `lag` is how far the watermark is behind the clock, `behind_newest` behind the newest event
+    time. `idle` partitions are not waited for; if all are idle, the newest watermark of any counts.
     """
 
     stream: str
@@ -434,7 +524,8 @@ class InputTimes(Report):
     def exceeds(self) -> bool:
         """Whether the lag exceeds `max_lag`.
 
-        Also true if a partition without records holds the watermark back; but not before the input has any record.
+        Also true if a partition without records holds the watermark back; but not before the input
+        has any record.
         """
         if self.max_lag is None or self.newest is None:
             return False
@@ -446,7 +537,9 @@ class InputTimes(Report):
         if self.watermark is None or self.lag is None:
             return f"{self.stream}: no watermark yet{held}"
         lag = timedelta(seconds=round(self.lag.total_seconds()))
-        return f"{self.stream}: watermark {format_time(self.watermark)}, {lag} behind the clock{held}"
+        return (
+            f"{self.stream}: watermark {format_time(self.watermark)}, {lag} behind the clock{held}"
+        )
 
     def to_json(self) -> dict[str, Any]:
         """Return the times as JSON values, durations in seconds."""
@@ -458,17 +551,30 @@ def format_time(moment: datetime | None) -> str:
     return "-" if moment is None else f"{moment:%Y-%m-%d %H:%M:%S} UTC"
 
 
-def measure_input_times(app: Application, times: TimeState, clock: datetime) -> tuple[InputTimes, ...]:
+def measure_input_times(
+    app: Application, times: TimeState, clock: datetime
+) -> tuple[InputTimes, ...]:
     """Return the event times of each input that declares them, by this clock."""
     measured = []
     for name, declared in declared_event_times(app).items():
-        prior = {ssp: known for ssp, known in sorted(times.partitions.items()) if ssp.qualified_stream == name}
+        prior = {
+            ssp: known
+            for ssp, known in sorted(times.partitions.items())
+            if ssp.qualified_stream == name
+        }
         idle = {ssp for ssp, known in prior.items() if is_idle(declared, known, clock)}
         marks = {ssp: known.watermark for ssp, known in prior.items() if ssp not in idle}
-        held = min(marks, key=lambda ssp: (marks[ssp] is not None, marks[ssp] or clock, ssp), default=None)
-        highest = max((known.watermark for known in prior.values() if known.watermark is not None), default=None)
+        held = min(
+            marks, key=lambda ssp: (marks[ssp] is not None, marks[ssp] or clock, ssp), default=None
+        )
+        highest = max(
+            (known.watermark for known in prior.values() if known.watermark is not None),
+            default=None,
+        )
         watermark = marks[held] if held is not None else highest
-        newest = max((known.newest for known in prior.values() if known.newest is not None), default=None)
+        newest = max(
+            (known.newest for known in prior.values() if known.newest is not None), default=None
+        )
         measured.append(
             InputTimes(
                 stream=name,
@@ -506,6 +612,8 @@ def measure_state_sizes(lake: Lake, names: Iterable[str]) -> dict[str, StateSize
         stored = () if manifest.version is None else manifest.version.generations
         files = [file for generation in stored for file in generation.files]
         sizes[name] = StateSize(
-            sum(file.rows for file in files), sum(file.size for file in files), manifest.declaration.kept_for
+            sum(file.rows for file in files),
+            sum(file.size for file in files),
+            manifest.declaration.kept_for,
         )
     return sizes

@@ -1,8 +1,9 @@
-"""Records what a batch receives from outside, before any output depends on it; and calls the functions of sinks.
+"""Records what a batch receives from outside, before any output depends on it; and calls the
+functions of sinks.
 
-That is the answers of remote tables and the results of functions. They are objects in the lake, under (application,
-batch, operator), written only if absent: if a batch runs several times, the answers of the first run count for all.
-They are deleted after the batch is closed.
+That is the answers of remote tables and the results of functions. They are objects in the lake,
+under (application, batch, operator), written only if absent: if a batch runs several times, the
+answers of the first run count for all. They are deleted after the batch is closed.
 """
 
 from __future__ import annotations
@@ -14,7 +15,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from dagster_adjunct.orchestration.operators.columns import list_hidden_columns, tie_breakers
-from dagster_adjunct.orchestration.operators.functions import PickledFunction, check_readable_records, record_position
+from dagster_adjunct.orchestration.operators.functions import (
+    PickledFunction,
+    check_readable_records,
+    record_position,
+)
 from dagster_adjunct.orchestration.operators.sends import SinkContext
 from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.lazy_modules import F, pa
@@ -37,10 +42,10 @@ PLACE = "__place"
 class SinkCall:
     """How an operator calls a user's function in a batch.
 
-    `name` is the function's name for errors, `shipped` the function as tasks unpickle it, `returns` the declared
-    columns of its results, None if it returns none. Errors name the `stream` of the records, and omit values of
-    `sensitive` columns. A `cut` batch has lost records to retention since it began. The `fence` of the run is checked
-    before each call.
+    `name` is the function's name for errors, `shipped` the function as tasks unpickle it, `returns`
+    the declared columns of its results, None if it returns none. Errors name the `stream` of the
+    records, and omit values of `sensitive` columns. A `cut` batch has lost records to retention
+    since it began. The `fence` of the run is checked before each call.
     """
 
     operator: str
@@ -56,7 +61,9 @@ class SinkCall:
 
 
 def call_function(frame: DataFrame, call: SinkCall) -> dict[str, int]:
-    """Call the function with all records, in tasks; return the number of records ("rows") and of "calls"."""
+    """Call the function with all records, in tasks; return the number of records ("rows") and of
+    "calls".
+    """
     done = map_in_arrow(_sort_records(frame), partial(_call_in_task, call, []), "rows bigint")
     rows, calls = done.agg(F.sum("rows"), F.count("*")).collect()[0]
     return {"rows": rows or 0, "calls": calls}
@@ -65,12 +72,13 @@ def call_function(frame: DataFrame, call: SinkCall) -> dict[str, int]:
 def call_unless_recorded(
     frame: DataFrame, call: SinkCall, record: RecordedAnswers, before_call: Callable[[], None]
 ) -> tuple[pa.Table, dict[str, int]]:
-    """Return the function's results for the batch, and the number of records ("rows") and of "calls".
+    """Return the function's results for the batch, and the number of records ("rows") and of
+    "calls".
 
-    If results are recorded, the function is not called. Otherwise `before_call` and then the function are called, and
-    the results are recorded; if another run of the batch has recorded its own meanwhile, these are returned. Raises
-    PlanningError if the number of recorded results is not that of the records, and CommitConflictError if another run
-    has closed the batch.
+    If results are recorded, the function is not called. Otherwise `before_call` and then the
+    function are called, and the results are recorded; if another run of the batch has recorded its
+    own meanwhile, these are returned. Raises PlanningError if the number of recorded results is not
+    that of the records, and CommitConflictError if another run has closed the batch.
     """
     assert call.returns is not None
     recorded = record.read(1)
@@ -78,10 +86,10 @@ def call_unless_recorded(
         rows = frame.count()  # counts upstream complete only once their records are consumed
         if rows != recorded.num_rows and not call.cut:
             raise errors.PlanningError(
-                f"{call.operator}: this retry of the batch passes {rows} records to {call.name}, but "
-                f"{recorded.num_rows} results were recorded for it.",
-                f"Make the operators before {call.operator} deterministic, or abandon the batch: adjunct checkpoint "
-                f"abandon {call.application} --reason ….",
+                f"{call.operator}: this retry of the batch passes {rows} records to {call.name},"
+                f" but {recorded.num_rows} results were recorded for it.",
+                f"Make the operators before {call.operator} deterministic, or abandon the batch:"
+                f" adjunct checkpoint abandon {call.application} --reason ….",
                 operator=call.operator,
             )
         return recorded, {"rows": recorded.num_rows, "calls": 0}
@@ -92,8 +100,8 @@ def call_unless_recorded(
     first = kept if kept is not None else record.read(1)
     if first is None:
         raise errors.CommitConflictError(
-            f"batch {record.batch} of application {record.application!r} was closed by another run, while this one "
-            f"passed its records to {call.name}.",
+            f"batch {record.batch} of application {record.application!r} was closed by another run,"
+            f" while this one passed its records to {call.name}.",
             "Nothing is lost: run the application again, it continues after that batch.",
             application=record.application,
         )
@@ -112,7 +120,10 @@ def _call_on_frame(frame: DataFrame, call: SinkCall) -> DataFrame:
     from pyspark.sql.types import IntegerType, StructField, StructType
 
     assert call.returns is not None
-    hidden, made = list_hidden_columns(frame.columns), cast("StructType", StructType.fromDDL(call.returns.ddl()))
+    hidden, made = (
+        list_hidden_columns(frame.columns),
+        cast("StructType", StructType.fromDDL(call.returns.ddl())),
+    )
     own = [StructField(PLACE, IntegerType()), StructField(_CALL, IntegerType())]
     schema = StructType([*(frame.schema[name] for name in hidden), *made.fields, *own])
     return map_in_arrow(_sort_records(frame), partial(_call_in_task, call, hidden), schema)
@@ -121,7 +132,8 @@ def _call_on_frame(frame: DataFrame, call: SinkCall) -> DataFrame:
 def frame_from_results(spark: SparkSession, table: pa.Table, partitions: int | None) -> DataFrame:
     """Return recorded results as a DataFrame.
 
-    With `partitions`, the number of Spark partitions, each result is in the partition that its record was in.
+    With `partitions`, the number of Spark partitions, each result is in the partition that its
+    record was in.
     """
     frame = spark.createDataFrame(table.replace_schema_metadata(None))
     if partitions is not None:
@@ -148,13 +160,20 @@ def _call_on_batches(call: SinkCall, kept: Sequence[str], batches: Iterator[Any]
     partition, attempt = (task.partitionId(), task.attemptNumber()) if task is not None else (0, 0)
     for number, records in enumerate(part for part in batches if part.num_rows):
         check_readable_records(records, operator, name, call.stream, call.sensitive)
-        context, count = SinkContext(call.application, call.batch, partition, number, attempt), records.num_rows
+        context, count = (
+            SinkContext(call.application, call.batch, partition, number, attempt),
+            records.num_rows,
+        )
         if call.fence is not None:
             call.fence.check()
         try:
             result = function(records, context)
         except Exception as error:  # noqa: BLE001 - it is a user's function
-            about = {"record": records.slice(0, 1).to_pylist()[0], "sensitive": call.sensitive, "among": count}
+            about = {
+                "record": records.slice(0, 1).to_pylist()[0],
+                "sensitive": call.sensitive,
+                "among": count,
+            }
             about |= record_position(records, 0, call.stream)
             failed = function_failed_error(operator, name, function, error, **about)
             raise failed from (None if call.sensitive else error)
@@ -167,16 +186,19 @@ def _call_on_batches(call: SinkCall, kept: Sequence[str], batches: Iterator[Any]
         made = cast_result(operator, name, result, count, returns, show_values=not call.sensitive)
         own = [pa.array([value] * count, pa.int32()) for value in (partition, number)]
         yield pa.RecordBatch.from_arrays(
-            [*(records.column(column) for column in kept), *made, *own], [*kept, *returns.names, PLACE, _CALL]
+            [*(records.column(column) for column in kept), *made, *own],
+            [*kept, *returns.names, PLACE, _CALL],
         )
 
 
 def cast_result(
     operator: str, name: str, result: Any, rows: int, returns: Schema, *, show_values: bool = True
 ) -> list[Any]:
-    """Return the declared columns of a function's result, which must have one row for each of `rows` records.
+    """Return the declared columns of a function's result, which must have one row for each of
+    `rows` records.
 
-    Raises OperatorFailedError for any other result. `show_values` says whether errors may quote values.
+    Raises OperatorFailedError for any other result. `show_values` says whether errors may quote
+    values.
     """
 
     def wrong(what: str) -> errors.OperatorFailedError:
@@ -187,7 +209,10 @@ def cast_result(
     if not isinstance(result, pa.RecordBatch):
         raise wrong(f"{type(result).__name__}: expected a pyarrow Table or RecordBatch")
     if sorted(result.schema.names) != sorted(returns.names):
-        raise wrong(f"the columns {', '.join(result.schema.names) or 'none'}: expected {', '.join(returns.names)}")
+        raise wrong(
+            f"the columns {', '.join(result.schema.names) or 'none'}: expected"
+            f" {', '.join(returns.names)}"
+        )
     if result.num_rows != rows:
         raise wrong(f"{result.num_rows} rows for {rows} records: expected one for each")
     columns = []
@@ -208,7 +233,9 @@ def cast_result(
 
 def _result_error(operator: str, name: str, what: str) -> errors.OperatorFailedError:
     return errors.OperatorFailedError(
-        f"{operator}: {name} {what}.", "Change the function or the declared returns=.", operator=operator
+        f"{operator}: {name} {what}.",
+        "Change the function or the declared returns=.",
+        operator=operator,
     )
 
 
@@ -219,8 +246,9 @@ _ABOUT = b"adjunct"
 class RecordedAnswers:
     """The answers that one operator has recorded in one batch, numbered by *turn* from 1.
 
-    A repeated batch that asks for further keys records their answers in a further turn; results of functions are all in
-    turn 1. `about` says what was asked, as JSON values: `read` rejects answers to another question.
+    A repeated batch that asks for further keys records their answers in a further turn; results of
+    functions are all in turn 1. `about` says what was asked, as JSON values: `read` rejects answers
+    to another question.
     """
 
     lake: Lake
@@ -244,28 +272,41 @@ class RecordedAnswers:
             about = json.loads((table.schema.metadata or {})[_ABOUT])
         except (pa.ArrowException, KeyError, ValueError) as error:
             raise errors.MalformedDocumentError(
-                f"the answers of {self.operator} in batch {self.batch} of application {self.application!r} can't be "
-                f"read: {error}.",
-                "Restore that object from a backup, or abandon the batch: adjunct checkpoint abandon "
-                f"{self.application} --reason ….",
+                f"the answers of {self.operator} in batch {self.batch} of application"
+                f" {self.application!r} can't be read: {error}.",
+                "Restore that object from a backup, or abandon the batch: adjunct checkpoint"
+                f" abandon {self.application} --reason ….",
                 document=key,
             ) from error
         if about != self.about:
-            before, now = (", ".join(f"{name} {value}" for name, value in it.items()) for it in (about, self.about))
+            before, now = (
+                ", ".join(f"{name} {value}" for name, value in it.items())
+                for it in (about, self.about)
+            )
             problem = (
-                f"{self.operator}: batch {self.batch} of application {self.application!r} was started by another "
-                f"version of the code, which asked for {before}; this one asks for {now}."
+                f"{self.operator}: batch {self.batch} of application {self.application!r} was"
+                f" started by another version of the code, which asked for {before}; this one asks"
+                f" for {now}."
             )
             abandon = f"adjunct checkpoint abandon {self.application} --reason …"
-            step = f"Let that version finish the batch, then deploy this one; or abandon it: {abandon}."
-            raise errors.ConfigurationError(problem, step, application=self.application, operator=self.operator)
+            step = (
+                "Let that version finish the batch, then deploy this one; or abandon it:"
+                f" {abandon}."
+            )
+            raise errors.ConfigurationError(
+                problem, step, application=self.application, operator=self.operator
+            )
         return table
 
     def keep(self, turn: int, answers: pa.Table) -> pa.Table | None:
-        """Record the answers of this turn and return them; None if another run of the batch has recorded its own."""
+        """Record the answers of this turn and return them; None if another run of the batch has
+        recorded its own.
+        """
         answers = answers.replace_schema_metadata({_ABOUT: json.dumps(self.about)})
         sink = pa.BufferOutputStream()
-        with pa.ipc.new_file(sink, answers.schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as writer:
+        with pa.ipc.new_file(
+            sink, answers.schema, options=pa.ipc.IpcWriteOptions(compression="zstd")
+        ) as writer:
             writer.write_table(answers)
         try:
             self.lake.store.put_if_absent(self._key(turn), sink.getvalue().to_pybytes())
@@ -280,8 +321,13 @@ class RecordedAnswers:
 def purge_answers(lake: Lake, application: str, closed: int) -> None:
     """Delete the recorded answers of batches up to `closed`, which never run again."""
     prefix = _prefix(lake, application)
-    batches = ((info.key, info.key.removeprefix(prefix).partition("/")[0]) for info in lake.store.list(prefix))
-    lake.store.delete_many([key for key, batch in batches if batch.isdecimal() and int(batch) <= closed])
+    batches = (
+        (info.key, info.key.removeprefix(prefix).partition("/")[0])
+        for info in lake.store.list(prefix)
+    )
+    lake.store.delete_many(
+        [key for key, batch in batches if batch.isdecimal() and int(batch) <= closed]
+    )
 
 
 def _prefix(lake: Lake, application: str) -> str:

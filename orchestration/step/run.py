@@ -26,12 +26,25 @@ from dagster_adjunct.orchestration.application.graph import (
     group_datasets,
     is_advanced_by_runs,
 )
-from dagster_adjunct.orchestration.application.table_registry import RegisteredTables, register_tables
-from dagster_adjunct.orchestration.batch_log.run_lease import DEFAULT_WAIT, Claim, RunLease, validate_span
+from dagster_adjunct.orchestration.application.table_registry import (
+    RegisteredTables,
+    register_tables,
+)
+from dagster_adjunct.orchestration.batch_log.run_lease import (
+    DEFAULT_WAIT,
+    Claim,
+    RunLease,
+    validate_span,
+)
 from dagster_adjunct.orchestration.maintenance.expire import expire_all_versions
 from dagster_adjunct.orchestration.planner.notes import note_table_order
 from dagster_adjunct.orchestration.planner.plan import ExecutionPlan
-from dagster_adjunct.orchestration.planner.planner import build_plan, plan_application, read_catalog, systems_for
+from dagster_adjunct.orchestration.planner.planner import (
+    build_plan,
+    plan_application,
+    read_catalog,
+    systems_for,
+)
 from dagster_adjunct.orchestration.startpoints.coordinator import (
     DatasetOutcome,
     apply_dataset_startpoints,
@@ -49,7 +62,11 @@ from dagster_adjunct.resources.common import Report, call_in_threads, subtract_s
 from dagster_adjunct.resources.errors import CommitConflictError, raise_first
 from dagster_adjunct.resources.objects.lake import Lake, open_lake
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
-from dagster_adjunct.resources.spark.tasks import find_adjunct_error, first_message_line, translate_spark_errors
+from dagster_adjunct.resources.spark.tasks import (
+    find_adjunct_error,
+    first_message_line,
+    translate_spark_errors,
+)
 from dagster_adjunct.resources.streams.system import StreamSystem
 from dagster_adjunct.resources.validation import validated
 
@@ -68,10 +85,12 @@ def advance_followed_datasets(
     on_report: Callable[[AdvanceReport], None] = lambda report: None,
     on_stage: OnStage = ignore_stage,
 ) -> None:
-    """Advance the datasets that are followed while batches run, so that the next batch sees their new entries.
+    """Advance the datasets that are followed while batches run, so that the next batch sees their
+    new entries.
 
-    These are the datasets without `bootstrap`, and those that the application itself feeds. Nothing is reported where
-    nothing changed, or where another process advances the dataset at the same time.
+    These are the datasets without `bootstrap`, and those that the application itself feeds. Nothing
+    is reported where nothing changed, or where another process advances the dataset at the same
+    time.
     """
     fed = {operator.spec.feeds for operator in app.operators}
     for dataset in app.datasets:
@@ -94,17 +113,25 @@ def advance_unit(
     else:
         reports = [advance_with_runtime(runtime, unit[0], on_stage=on_stage)]
     pairs = zip(unit, reports, strict=True)
-    return [_discard_retired(runtime.lake, dataset, report, runtime.by, on_stage) for dataset, report in pairs]
+    return [
+        _discard_retired(runtime.lake, dataset, report, runtime.by, on_stage)
+        for dataset, report in pairs
+    ]
 
 
 def _discard_retired(
     lake: Lake, dataset: AdjunctDataset, report: AdvanceReport, by: str, on_stage: OnStage
 ) -> AdvanceReport:
-    """Delete what a new version made unnecessary; return the report with the time that this took."""
+    """Delete what a new version made unnecessary; return the report with the time that this
+    took.
+    """
     if not report.sealed:
         return report
     if dataset.follows_changes:  # a commit of changes alone retires no files
-        manifest, limit = DatasetLog(lake, dataset.name).read()[1], subtract_span(lake.now(), dataset.discard.grace)
+        manifest, limit = (
+            DatasetLog(lake, dataset.name).read()[1],
+            subtract_span(lake.now(), dataset.discard.grace),
+        )
         if manifest is None or all(retired.at > limit for retired in manifest.retired):
             return report
     began = time.perf_counter()
@@ -122,8 +149,9 @@ MAX_REPORTS = 100
 class RunReport(Report):
     """What one run did: a report for each dataset that advanced, and the step's report.
 
-    A dataset that advanced again between batches has a further report each time, after the initial ones. Of a run that
-    stays these are the last ones: at least MAX_REPORTS, and all with a rejected version.
+    A dataset that advanced again between batches has a further report each time, after the initial
+    ones. Of a run that stays these are the last ones: at least MAX_REPORTS, and all with a rejected
+    version.
     """
 
     datasets: tuple[AdvanceReport, ...]
@@ -138,7 +166,8 @@ def apply_startpoints(
     only: Collection[str] | None = None,
     on_report: Callable[[AdvanceReport], None] = lambda report: None,
 ) -> DatasetOutcome:
-    """Rewind the application's datasets (or `only` these) to their requested startpoints; return the outcome.
+    """Rewind the application's datasets (or `only` these) to their requested startpoints; return
+    the outcome.
 
     `plan` is the application's plan, if the run has it already.
     """
@@ -149,8 +178,12 @@ def apply_startpoints(
         plan = plan_application(app, systems=runtime.systems)
     handed = fan_out_for_run(runtime, app, plan)
     if handed.disabled:
-        _log.warning("application %s: startpoints are disabled: %s wait", app.name, len(handed.disabled))
-    outcome = apply_dataset_startpoints(runtime, app, startpoints, handed, only=only, on_report=on_report)
+        _log.warning(
+            "application %s: startpoints are disabled: %s wait", app.name, len(handed.disabled)
+        )
+    outcome = apply_dataset_startpoints(
+        runtime, app, startpoints, handed, only=only, on_report=on_report
+    )
     return replace(outcome, fan_out=handed)
 
 
@@ -162,14 +195,19 @@ def advance_datasets(
     on_report: Callable[[AdvanceReport], None] = lambda report: None,
     on_stage: OnStage = ignore_stage,
 ) -> DatasetOutcome:
-    """Rewind datasets to their startpoints, then advance all of them; return the reports of both, in order.
+    """Rewind datasets to their startpoints, then advance all of them; return the reports of both,
+    in order.
 
-    Datasets and version sets advance in parallel threads of one Spark session. One that fails does not stop the others:
-    the first error is raised at the end and names the rest. `on_report` is called in declaration order by the calling
-    thread, `on_stage` by one thread at a time.
+    Datasets and version sets advance in parallel threads of one Spark session. One that fails does
+    not stop the others: the first error is raised at the end and names the rest. `on_report` is
+    called in declaration order by the calling thread, `on_stage` by one thread at a time.
     """
     applied = apply_startpoints(runtime, app, plan, on_report=on_report)
-    able = [dataset for dataset in app.datasets if is_advanced_by_runs(dataset) and dataset.name not in applied.failed]
+    able = [
+        dataset
+        for dataset in app.datasets
+        if is_advanced_by_runs(dataset) and dataset.name not in applied.failed
+    ]
     units = group_datasets(able, f"application {app.name!r}")
     lock, stage_lock = threading.Lock(), threading.Lock()
 
@@ -186,7 +224,9 @@ def advance_datasets(
     errors: list[Exception] = []
     pool = ThreadPoolExecutor(_MAX_PARALLEL, thread_name_prefix="adjunct-advance")
     try:
-        futures = [pool.submit(advance_unit, shared, unit, on_stage=forward_stage) for unit in units]
+        futures = [
+            pool.submit(advance_unit, shared, unit, on_stage=forward_stage) for unit in units
+        ]
         for future in futures:
             try:
                 done = future.result()
@@ -218,8 +258,8 @@ def advance_changed(
 ) -> None:
     """Advance the datasets of a run that stays; report those that changed.
 
-    Where another process advances a dataset at the same time, it is advanced again: that process may not have seen what
-    this run looks for.
+    Where another process advances a dataset at the same time, it is advanced again: that process
+    may not have seen what this run looks for.
     """
 
     def report_changed(report: AdvanceReport) -> None:
@@ -233,11 +273,14 @@ def advance_changed(
 
 
 _UNLIMITED_REQUEST = 60.0
-"""The seconds that a request without a limit of its own counts as under way: a user's function, `timeout=None`."""
+"""The seconds that a request without a limit of its own counts as under way: a user's function,
+`timeout=None`.
+"""
 
 
 def longest_request(app: Application, systems: Mapping[str, StreamSystem]) -> float:
-    """Return how many seconds a write of an application's run may be under way, as far as that is limited.
+    """Return how many seconds a write of an application's run may be under way, as far as that is
+    limited.
 
     Writes to the lake do not count: what a run sends that has lost its lease changes nothing there.
     """
@@ -271,12 +314,14 @@ def run_batches(
     on_report: Callable[[StepReport], None] = lambda report: None,
     max_batches: int | None = None,
 ) -> tuple[StepReport, ExecutionPlan]:
-    """Run the step of an application under its run lease: once, or again and again for as long as the run `lasts`.
+    """Run the step of an application under its run lease: once, or again and again for as long as
+    the run `lasts`.
 
-    `advance` advances the datasets before a step, with the runtime of the run, whose writes check its lease. It returns
-    the fan-out, if it has made one; `on_advance` receives the reports of datasets that advance later,
-    `on_report` the step's report after each batch, and `warn` the plan's notes.
-    `say` and `tick` are for a run that stays (see `Following`). Returns the report and the latest plan.
+    `advance` advances the datasets before a step, with the runtime of the run, whose writes check
+    its lease. It returns the fan-out, if it has made one; `on_advance` receives the reports of
+    datasets that advance later, `on_report` the step's report after each batch, and `warn` the
+    plan's notes. `say` and `tick` are for a run that stays (see `Following`). Returns the report
+    and the latest plan.
     """
     lake, systems = runtime.lake, runtime.systems
     of_run = runtime
@@ -284,10 +329,17 @@ def run_batches(
     registered: RegisteredTables | None = None
 
     def plan_step() -> tuple[ExecutionPlan, dict[str, str | None]]:
-        """Return the plan over the streams as they are now, and the identities of those that the run reads."""
+        """Return the plan over the streams as they are now, and the identities of those that the
+        run reads.
+        """
         catalog = read_catalog(app, systems)
-        read = {*app.inputs, *(dataset.stream for dataset in app.datasets if dataset.stream is not None)}
-        return build_plan(app, catalog), {name: facts.identity for name, facts in catalog.items() if name in read}
+        read = {
+            *app.inputs,
+            *(dataset.stream for dataset in app.datasets if dataset.stream is not None),
+        }
+        return build_plan(app, catalog), {
+            name: facts.identity for name, facts in catalog.items() if name in read
+        }
 
     def refresh() -> bool:
         """Advance the datasets; return whether the plan still holds, and change nothing if not."""
@@ -306,23 +358,34 @@ def run_batches(
         def begin() -> StepContext:
             nonlocal planned, registered
             is_first, check = planned is None, partial(check_first_run, lake, app, adopt=adopt)
-            planned, *_ = call_in_threads(plan_step, *([check] if is_first else []))  # after waiting for the lease
+            planned, *_ = call_in_threads(
+                plan_step, *([check] if is_first else [])
+            )  # after waiting for the lease
             plan = planned[0]
             check_session(of_run, plan)
             if is_first:
                 for note in note_table_order(plan.tables):
                     warn(note)
                 on_event(new_planned_event(app))
-                registered = stack.enter_context(register_tables(of_run.lake, app, by=runtime.by, warn=warn))
+                registered = stack.enter_context(
+                    register_tables(of_run.lake, app, by=runtime.by, warn=warn)
+                )
             assert registered is not None
             handed = advance(of_run, plan)
-            # Startpoints are fanned out once a step, which rewinding datasets may have done already.
+            # Startpoints are fanned out once a step, which rewinding datasets may have done
+            # already.
             fan_out = fan_out_for_run(of_run, app, plan) if handed is None else handed
-            context = StepContext(of_run, app, plan, fan_out, on_event, max_batches, follow, lease.check, lease)
-            context = replace(context, before_batch=registered.begin_batch, begun_tables=registered.begun)
+            context = StepContext(
+                of_run, app, plan, fan_out, on_event, max_batches, follow, lease.check, lease
+            )
+            context = replace(
+                context, before_batch=registered.begin_batch, begun_tables=registered.begun
+            )
             return replace(context, on_report=on_report)
 
-        follow = partial(advance_followed_datasets, of_run, app, on_report=on_advance, on_stage=on_stage)
+        follow = partial(
+            advance_followed_datasets, of_run, app, on_report=on_advance, on_stage=on_stage
+        )
         following = None
         if lasts is not None:
             following = follow_application(of_run, app, lasts, lease.asked_by, refresh, say, tick)
@@ -351,31 +414,37 @@ def run_application(
 ) -> RunReport:
     """Advance every dataset in parallel, then run the step until it has caught up.
 
-    With `follow` (a timedelta or seconds), the run then stays for that long: it keeps what it has opened, and goes on
-    when there are new records, versions, changes or startpoints. It ends earlier when another run asks for the
-    application, after `max_batches`, and when its memory exceeds a limit.
+    With `follow` (a timedelta or seconds), the run then stays for that long: it keeps what it has
+    opened, and goes on when there are new records, versions, changes or startpoints. It ends
+    earlier when another run asks for the application, after `max_batches`, and when its memory
+    exceeds a limit.
 
-    Lake, systems and session default to those of `open_lake()`, `systems_for(app)` and `session_scope()`. Partitioned
-    datasets that are built by a query are read as they are. Datasets without `bootstrap` are advanced again between
-    batches. `run` names this run in commits; by default the name is random. `on_event` receives the events of datasets
-    and batches, `on_report` the report of the step after each batch, `on_stage` each stage of a dataset, such as the
+    Lake, systems and session default to those of `open_lake()`, `systems_for(app)` and
+    `session_scope()`. Partitioned datasets that are built by a query are read as they are. Datasets
+    without `bootstrap` are advanced again between batches. `run` names this run in commits; by
+    default the name is random. `on_event` receives the events of datasets and batches, `on_report`
+    the report of the step after each batch, `on_stage` each stage of a dataset, such as the
     progress of a bootstrap. Startpoints on the streams of datasets are applied first.
 
-    One run of an application works at a time. If another run is alive, this one waits at most `wait` (a timedelta or
-    seconds; 0 does not wait), then raises ApplicationBusyError, which names the other run. A dead run is taken over at
-    once, a live one only with `take_over`: this run takes its lease, and begins when the other, which stops at its next
-    request, can't write any more. The first run of an application is rejected if another application, such as
-    its own former name, has written its outputs from its inputs, unless startpoints say where to begin, or `adopt`
+    One run of an application works at a time. If another run is alive, this one waits at most
+    `wait` (a timedelta or seconds; 0 does not wait), then raises ApplicationBusyError, which names
+    the other run. A dead run is taken over at once, a live one only with `take_over`: this run
+    takes its lease, and begins when the other, which stops at its next request, can't write any
+    more. The first run of an application is rejected if another application, such as its own former
+    name, has written its outputs from its inputs, unless startpoints say where to begin, or `adopt`
     accepts the outputs as they are.
 
-    Raises the errors of planning, datasets and step, and RunLeaseLostError. What was committed before an error stays,
-    and the next run continues from there. A failing dataset does not stop the others.
+    Raises the errors of planning, datasets and step, and RunLeaseLostError. What was committed
+    before an error stays, and the next run continues from there. A failing dataset does not stop
+    the others.
     """
     run = f"run-{uuid4().hex[:12]}" if run is None else run
     lake = open_lake() if lake is None else lake
     systems = systems_for(app, lake=lake) if systems is None else systems
     lasts = None if follow is None else validate_span("follow", follow)
-    if not lake.exists():  # plan before taking the lease, which would create the lake: its URL may be mistyped
+    if (
+        not lake.exists()
+    ):  # plan before taking the lease, which would create the lake: its URL may be mistyped
         plan_application(app, systems=systems)
 
     def report_lease(text: str) -> None:
@@ -391,7 +460,12 @@ def run_application(
         if len(datasets) >= 2 * MAX_REPORTS:
             datasets[:-MAX_REPORTS] = [older for older in datasets[:-MAX_REPORTS] if older.rejected]
 
-    claim = Claim(wait=validate_span("wait", wait), take_over=take_over, stays=lasts is not None, say=report_lease)
+    claim = Claim(
+        wait=validate_span("wait", wait),
+        take_over=take_over,
+        stays=lasts is not None,
+        say=report_lease,
+    )
     datasets: list[AdvanceReport] = []
     with open_runtime((), lake=lake, systems=systems, spark=spark, by=run) as opened:
         runtime = replace(opened, few_in_process=app.engine == "auto")

@@ -1,19 +1,28 @@
-"""The step of a planned application: runs batch after batch until it has caught up or reached its limit.
+"""The step of a planned application: runs batch after batch until it has caught up or reached its
+limit.
 
-    resume     replaces the stages up to lease: the batch that a crash left open, as logged    plan_batch.py
-    maintain   local tables: undo an abandoned batch, merge small generations                    plan_batch.py
-    snapshot   the served dataset versions and the input streams                                 plan_batch.py
-    start      once a run: resolve startpoints, give every partition a position                  plan_batch.py
-    plan       what the batch reads                                                              plan_batch.py
-    lease      the dataset versions that it reads                                                plan_batch.py
+    resume     replaces the stages up to lease: the batch that a crash left open, as logged
+               plan_batch.py
+    maintain   local tables: undo an abandoned batch, merge small generations
+               plan_batch.py
+    snapshot   the served dataset versions and the input streams
+               plan_batch.py
+    start      once a run: resolve startpoints, give every partition a position
+               plan_batch.py
+    plan       what the batch reads
+               plan_batch.py
+    lease      the dataset versions that it reads
+               plan_batch.py
     intent     commit what it reads, before anything is read
-    outputs    write all outputs; streams and local tables take each batch once                  batch.py
+    outputs    write all outputs; streams and local tables take each batch once
+               batch.py
     close      commit the end of the batch, which is the checkpoint
-    positions  replaces lease and later stages if there is nothing to read: commit how far the inputs were read
+    positions  replaces lease and later stages if there is nothing to read: commit how far the
+               inputs were read
 
-A crash leaves either a closed batch or an open intent; the next run repeats that intent as logged. The commit
-of a checkpoint applies the batch's startpoints; after it, they are removed from the fan-outs. If a crash prevents the
-removal, the log still records that they were applied.
+A crash leaves either a closed batch or an open intent; the next run repeats that intent as logged.
+The commit of a checkpoint applies the batch's startpoints; after it, they are removed from the
+fan-outs. If a crash prevents the removal, the log still records that they were applied.
 """
 
 from __future__ import annotations
@@ -29,9 +38,19 @@ from typing import Any
 from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.unbounded.local_table import create_state
 from dagster_adjunct.assets.unbounded.transient_table import TransientVersion
-from dagster_adjunct.orchestration.batch_log.batch_log import ClosedBatch, Counters, add_counters, check_not_renamed
+from dagster_adjunct.orchestration.batch_log.batch_log import (
+    ClosedBatch,
+    Counters,
+    add_counters,
+    check_not_renamed,
+)
 from dagster_adjunct.orchestration.step.check_stores import check_stores
-from dagster_adjunct.orchestration.step.context import BatchInputs, BatchMetrics, StepContext, StepState
+from dagster_adjunct.orchestration.step.context import (
+    BatchInputs,
+    BatchMetrics,
+    StepContext,
+    StepState,
+)
 from dagster_adjunct.orchestration.step.engines import BatchEngine, choose_engine
 from dagster_adjunct.orchestration.step.lookups import OpenTables
 from dagster_adjunct.orchestration.step.plan_batch import (
@@ -47,7 +66,12 @@ from dagster_adjunct.orchestration.step.plan_batch import (
     snapshot_open_inputs,
     store_first_positions,
 )
-from dagster_adjunct.orchestration.step.progress import StepEvent, StepReport, measure_input_times, times_at_batch_start
+from dagster_adjunct.orchestration.step.progress import (
+    StepEvent,
+    StepReport,
+    measure_input_times,
+    times_at_batch_start,
+)
 from dagster_adjunct.orchestration.step.recorded_answers import purge_answers
 from dagster_adjunct.orchestration.step.small_spark_batch import classify_batch
 from dagster_adjunct.resources import errors
@@ -60,13 +84,15 @@ from dagster_adjunct.resources.tables.shared_rate import RunCredits
 _log = logging.getLogger("adjunct.run")
 # How often a run starts, at most: the run that it took over from may commit once more.
 _MAX_STARTS = 3
-# How often a batch is planned, at most: versions may be discarded between the snapshot and their lease.
+# How often a batch is planned, at most: versions may be discarded between the snapshot and their
+# lease.
 _MAX_SNAPSHOTS = 6
 # Seconds before a batch is retried after a store failure.
 _RETRY_PAUSES = (1.0, 5.0)
 # Old commits are deleted from the batch log once in this many batches.
 _FORGETTING = 100
-# Errors that are fixed in the application, its records or its tables; the batch stays open until then.
+# Errors that are fixed in the application, its records or its tables; the batch stays open until
+# then.
 _APPLICATION_ERRORS = (
     errors.NullKeyError,
     errors.OperatorFailedError,
@@ -81,16 +107,18 @@ _MISSING_RECORDS = (errors.ManifestMismatchError, errors.OffsetOutOfRangeError)
 
 
 def run_step(given: StepContext, engine: BatchEngine | None = None) -> StepReport:
-    """Run batches until the inputs are read to their ends, or `max_batches` is reached; return the report of the run.
+    """Run batches until the inputs are read to their ends, or `max_batches` is reached; return the
+    report of the run.
 
-    A batch that a crash left open comes first. Then the startpoints that the tasks were handed are resolved, once a
-    run. Bounded replays take turns with the main input. `engine` computes what a batch does, by default the one that
-    the application has chosen.
+    A batch that a crash left open comes first. Then the startpoints that the tasks were handed are
+    resolved, once a run. Bounded replays take turns with the main input. `engine` computes what a
+    batch does, by default the one that the application has chosen.
 
-    Raises NoSealedVersionError before reading any input when a dataset marked for bootstrap has no version,
-    StaleDatasetError when one is staler than its table allows, and CommitConflictError when another run takes the
-    application over. A run that holds the lease may find a commit that is not its own: of the run that held the lease
-    before, or of somebody who has taken a startpoint back. Then it starts again from that commit.
+    Raises NoSealedVersionError before reading any input when a dataset marked for bootstrap has no
+    version, StaleDatasetError when one is staler than its table allows, and CommitConflictError
+    when another run takes the application over. A run that holds the lease may find a commit that
+    is not its own: of the run that held the lease before, or of somebody who has taken a startpoint
+    back. Then it starts again from that commit.
     """
     for attempt in range(1, _MAX_STARTS + 1):
         with _open_step(given) as (context, begun):
@@ -127,12 +155,17 @@ def run_step(given: StepContext, engine: BatchEngine | None = None) -> StepRepor
                 context.check()
                 if run.report.batches:
                     given = replace(given, earlier=run.report)
-                text = f"{conflict.problem} This run holds the lease and starts again from that commit."
+                text = (
+                    f"{conflict.problem} This run holds the lease and starts again from that"
+                    " commit."
+                )
                 context.on_event(StepEvent("lease", 0, {"text": text}))
     raise AssertionError("unreachable")
 
 
-def _check_inputs_are_there(context: StepContext, run: StepState, missing: errors.ManifestMismatchError) -> None:
+def _check_inputs_are_there(
+    context: StepContext, run: StepState, missing: errors.ManifestMismatchError
+) -> None:
     """Raise StreamNotFoundError or OffsetOutOfRangeError if files are missing with their stream.
 
     Somebody has deleted it since the batch was planned.
@@ -149,22 +182,31 @@ def _check_inputs_are_there(context: StepContext, run: StepState, missing: error
 
 @contextmanager
 def _open_step(context: StepContext) -> Iterator[tuple[StepContext, StepState]]:
-    """Yield the context of a run of the step with its resources, and its initial state; release them at the end."""
+    """Yield the context of a run of the step with its resources, and its initial state; release
+    them at the end.
+    """
     logged = context.log.read()
     check_not_renamed(context.app.name, logged.state)
-    # What closing a batch does not delete: answers of an abandoned batch, or of an operator that was removed.
+    # What closing a batch does not delete: answers of an abandoned batch, or of an operator that
+    # was removed.
     purge_answers(context.lake, context.app.name, logged.state.batch)
     with RunCredits(context.lake) as credits, closing(OpenTables()) as tables:
-        context = replace(context, writes_as=logged.state.writes_as, credits=credits, open_tables=tables)
+        context = replace(
+            context, writes_as=logged.state.writes_as, credits=credits, open_tables=tables
+        )
         with closing(context.versions):
             report = context.earlier or StepReport(0, False, {}, {}, {}, logged.state)
             yield context, StepState(logged, report)
 
 
-def _prepare_batch(context: StepContext, run: StepState) -> tuple[StepState, PlannedBatch | NothingToRead]:
-    """Return the open batch, or plan and lease the next one; nothing of a new batch is committed yet.
+def _prepare_batch(
+    context: StepContext, run: StepState
+) -> tuple[StepState, PlannedBatch | NothingToRead]:
+    """Return the open batch, or plan and lease the next one; nothing of a new batch is committed
+    yet.
 
-    Where a version is discarded between the snapshot and its lease, the batch is planned again over a new snapshot.
+    Where a version is discarded between the snapshot and its lease, the batch is planned again over
+    a new snapshot.
     """
     if run.logged.state.open is not None:
         context.check()
@@ -189,27 +231,43 @@ def _prepare_batch(context: StepContext, run: StepState) -> tuple[StepState, Pla
 def _commit_intent(
     context: StepContext, engine: BatchEngine, run: StepState, batch: PlannedBatch
 ) -> tuple[StepState, BatchInputs]:
-    """Commit the intent of the batch, after a dry run has shown that its outputs accept it; return what it reads.
+    """Commit the intent of the batch, after a dry run has shown that its outputs accept it; return
+    what it reads.
 
-    Once a step, and when columns change, the stores of its remote tables are asked whether they can be used.
+    Once a step, and when columns change, the stores of its remote tables are asked whether they can
+    be used.
 
     No input is read before the commit.
     """
     app, intent, state = context.app, batch.intent, run.logged.state
-    opened = {name: context.versions.view(name, version, state) for name, version in intent.versions.items()}
+    opened = {
+        name: context.versions.view(name, version, state)
+        for name, version in intent.versions.items()
+    }
     # A resumed batch reads the versions of per-run tables that are left after retention.
-    rebuilt = {name: view.version for name, view in opened.items() if isinstance(view, TransientVersion)}
-    rebuilt = {name: version for name, version in rebuilt.items() if version != intent.versions[name]}
+    rebuilt = {
+        name: view.version for name, view in opened.items() if isinstance(view, TransientVersion)
+    }
+    rebuilt = {
+        name: version for name, version in rebuilt.items() if version != intent.versions[name]
+    }
     for name, version in rebuilt.items():
-        text = f"dataset {name!r}: retention has deleted changes that batch {intent.batch} had read; it reads {version}"
+        text = (
+            f"dataset {name!r}: retention has deleted changes that batch {intent.batch} had read;"
+            f" it reads {version}"
+        )
         context.on_event(StepEvent("lost", intent.batch, {"text": text}))
     if rebuilt:
         intent = intent.model_copy(update={"versions": {**intent.versions, **rebuilt}, "cut": True})
     state_tables = context.states
     views = {name: view for name, view in opened.items() if name not in state_tables}
-    states = {name: view for name, view in opened.items() if isinstance(view, VersionReader) and name not in views}
-    # Local tables are read with the columns and buckets that they are declared with, whatever is stored. Spark's plans
-    # depend on the columns and buckets of all others.
+    states = {
+        name: view
+        for name, view in opened.items()
+        if isinstance(view, VersionReader) and name not in views
+    }
+    # Local tables are read with the columns and buckets that they are declared with, whatever is
+    # stored. Spark's plans depend on the columns and buckets of all others.
     own = {dataset.name for dataset in app.datasets if dataset.is_owned_by(app.name)}
     shapes: dict[str, object] = {name: stream.info.schema for name, stream in batch.streams.items()}
     for name, view in views.items():
@@ -227,7 +285,9 @@ def _commit_intent(
     context.before_batch(context.fence)
     run = replace(run, shapes=shapes, logged=context.log.open(run.logged, intent))
     spans = intent.ranges.items()
-    records = sum(context.systems[ssp.system].distance(ssp, span.start, span.end) for ssp, span in spans)
+    records = sum(
+        context.systems[ssp.system].distance(ssp, span.start, span.end) for ssp, span in spans
+    )
     broadcast = {dataset.name for dataset in app.datasets if dataset.broadcast}
     few, interpreted = classify_batch(records, intent.tasks, app.few_records, opened, broadcast)
     if not few:
@@ -241,7 +301,9 @@ def _commit_intent(
         records=records,
         few=few,
         interpreted=interpreted and not intent.over_time,
-        over_time={name: context.versions.over_time(name, ids) for name, ids in intent.over_time.items()},
+        over_time={
+            name: context.versions.over_time(name, ids) for name, ids in intent.over_time.items()
+        },
         states=states,
         times=times_at_batch_start(app, state, intent),
         streams={name: stream.system for name, stream in batch.streams.items()},
@@ -250,27 +312,40 @@ def _commit_intent(
 
 
 def _write_outputs(
-    context: StepContext, engine: BatchEngine, run: StepState, inputs: BatchInputs, seconds: dict[str, float]
+    context: StepContext,
+    engine: BatchEngine,
+    run: StepState,
+    inputs: BatchInputs,
+    seconds: dict[str, float],
 ) -> BatchMetrics:
-    """Write every output and return the batch's metrics; after a store failure start over, keeping what is written.
+    """Write every output and return the batch's metrics; after a store failure start over, keeping
+    what is written.
 
     Adds the time that it took to `seconds`, as "work".
     """
     began, intent = time.monotonic(), inputs.intent
 
     def before_output(name: str, look: Callable[[], Any] = lambda: None) -> Any:
-        """Raise if the run may not write this output; return the result of `look`, which is called meanwhile."""
+        """Raise if the run may not write this output; return the result of `look`, which is
+        called meanwhile.
+        """
         owned = partial(context.log.check_not_superseded, run.logged)
-        *_, found = call_in_threads(context.check, owned, look, at_once=requests_at_once(context.lake.store))
+        *_, found = call_in_threads(
+            context.check, owned, look, at_once=requests_at_once(context.lake.store)
+        )
         context.versions.check_leases()
         context.on_event(StepEvent("output", intent.batch, {"output": name}))
         return found
 
     for pause in (*_RETRY_PAUSES, None):
         try:
-            if not inputs.streams:  # a retry: files that they had when the batch was planned may have been deleted
+            if (
+                not inputs.streams
+            ):  # a retry: files that they had when the batch was planned may have been deleted
                 now = snapshot_open_inputs(context, intent, inputs.identities)
-                inputs = replace(inputs, streams={name: stream.system for name, stream in now.items()})
+                inputs = replace(
+                    inputs, streams={name: stream.system for name, stream in now.items()}
+                )
             _announce_run(context)
             outputs = engine.run(context, inputs, before_output)
         except Exception as error:
@@ -295,11 +370,17 @@ def _write_outputs(
 
 
 def _announce_run(context: StepContext) -> None:
-    """Let tables refuse writes of earlier runs, if one of them may have been paused and wake up (`Fence`)."""
+    """Let tables refuse writes of earlier runs, if one of them may have been paused and wake up
+    (`Fence`).
+    """
     lease, fence = context.lease, context.fence
     if lease is None or fence is None or not lease.has_unfenced:
         return
-    names = {operator.spec.send.table for operator in context.app.operators if operator.spec.send is not None}
+    names = {
+        operator.spec.send.table
+        for operator in context.app.operators
+        if operator.spec.send is not None
+    }
 
     async def announce() -> None:
         for name in sorted(names):
@@ -311,23 +392,32 @@ def _announce_run(context: StepContext) -> None:
 
 
 def _add_next_steps(error: errors.AdjunctError, app: str, batch: int) -> errors.AdjunctError:
-    """Return the error with how to finish or abandon the batch that it leaves open, in its next step or as a note."""
+    """Return the error with how to finish or abandon the batch that it leaves open, in its next
+    step or as a note.
+    """
     give_up = f"adjunct checkpoint abandon {app} --reason …"
-    if isinstance(error, errors.ProducerConflictError) and error.newest is not None and error.newest > batch:
+    if (
+        isinstance(error, errors.ProducerConflictError)
+        and error.newest is not None
+        and error.newest > batch
+    ):
         return error.reworded(
             error.problem,
-            f"Nothing was written. Batch {batch} is open, and the output has batches of {app!r} up to {error.newest}: "
-            "the batch log was deleted, or another application has this name. Restore the log, or choose another name.",
+            f"Nothing was written. Batch {batch} is open, and the output has batches of {app!r} up"
+            f" to {error.newest}: the batch log was deleted, or another application has this name."
+            " Restore the log, or choose another name.",
         )
     if isinstance(error, errors.ProducerConflictError):
         return error.reworded(
             error.problem,
-            f"Batch {batch} is open, and this output already has it from a run with different code: finish it with "
-            f"that code and deploy again; or abandon it, and its records are sent again in another batch: {give_up}.",
+            f"Batch {batch} is open, and this output already has it from a run with different code:"
+            " finish it with that code and deploy again; or abandon it, and its records are sent"
+            f" again in another batch: {give_up}.",
         )
     way_out = (
-        f"Batch {batch} stays open: the next run retries it with the code deployed by then, and adds nothing to "
-        f"outputs that have it. Or abandon it: {give_up} (--skip also skips its records)."
+        f"Batch {batch} stays open: the next run retries it with the code deployed by then, and"
+        f" adds nothing to outputs that have it. Or abandon it: {give_up} (--skip also skips its"
+        " records)."
     )
     if isinstance(error, errors.OperatorFailedError):
         return error.reworded(error.problem, f"{error.next_step} {way_out}")
@@ -337,9 +427,15 @@ def _add_next_steps(error: errors.AdjunctError, app: str, batch: int) -> errors.
 
 
 def _close_batch(
-    context: StepContext, run: StepState, inputs: BatchInputs, outputs: BatchMetrics, seconds: dict[str, float]
+    context: StepContext,
+    run: StepState,
+    inputs: BatchInputs,
+    outputs: BatchMetrics,
+    seconds: dict[str, float],
 ) -> StepState:
-    """Commit the end of the batch, which applies its startpoints; then remove these from the fan-outs."""
+    """Commit the end of the batch, which applies its startpoints; then remove these from the
+    fan-outs.
+    """
     began, intent = time.monotonic(), inputs.intent
     before = run.logged.state.offsets
     done = ClosedBatch(
@@ -357,11 +453,22 @@ def _close_batch(
     if intent.batch % _FORGETTING == 0:
         _forget_old_batches(context)
     state, after = logged.state, logged.state.offsets
-    texts = [f"{after.applied[ssp].describe(ssp)} applied in batch {intent.batch}" for ssp in intent.startpoints]
-    texts += [f"{before.replays[key].describe()} has ended" for key in before.replays if key not in after.replays]
+    texts = [
+        f"{after.applied[ssp].describe(ssp)} applied in batch {intent.batch}"
+        for ssp in intent.startpoints
+    ]
+    texts += [
+        f"{before.replays[key].describe()} has ended"
+        for key in before.replays
+        if key not in after.replays
+    ]
     run = replace(run, logged=logged).with_messages(context, texts)
     run = run.with_batch(done, time.monotonic() - began, outputs, few=inputs.few)
-    detail: dict[str, Any] = {"records": state.records, "unit": context.unit, "counters": outputs.counters}
+    detail: dict[str, Any] = {
+        "records": state.records,
+        "unit": context.unit,
+        "counters": outputs.counters,
+    }
     detail["in_process"] = outputs.in_process
     if marks := measure_input_times(context.app, state.times, done.closed_at):
         detail["watermarks"] = marks
@@ -370,16 +477,21 @@ def _close_batch(
 
 
 def _forget_old_batches(context: StepContext) -> None:
-    """Delete what the application's batch log no longer retains. Raises nothing: the batch is done."""
+    """Delete what the application's batch log no longer retains. Raises nothing: the batch is
+    done.
+    """
     if context.app.log_retention is not None:
         try:
             context.log.forget(context.app.log_retention)
         except errors.AdjunctError as error:
-            _log.warning("the batch log of %s keeps old commits for now: %s", context.app.name, error)
+            _log.warning(
+                "the batch log of %s keeps old commits for now: %s", context.app.name, error
+            )
 
 
 def _commit_positions(context: StepContext, run: StepState, nothing: NothingToRead) -> StepState:
-    """Commit the positions that the inputs have been read up to, with the startpoints applied there.
+    """Commit the positions that the inputs have been read up to, with the startpoints applied
+    there.
 
     Does nothing if no startpoint or loss has moved a position.
     """
@@ -389,12 +501,17 @@ def _commit_positions(context: StepContext, run: StepState, nothing: NothingToRe
     applied = {ssp: start.id for ssp, start in positions.startpoints.items()}
     lost, state = _count_lost(context, positions.lost), run.logged.state
     update = {
-        "checkpoint": {**state.checkpoint, **{ssp: span.start for ssp, span in positions.unread.items()}},
+        "checkpoint": {
+            **state.checkpoint,
+            **{ssp: span.start for ssp, span in positions.unread.items()},
+        },
         "offsets": state.offsets.with_applied(applied, None, context.lake.now()),
         "totals": add_counters(state.totals, lost),
     }
     note = "; ".join(["positions moved, nothing to read there yet", *nothing.losses])
-    logged = context.log.commit(run.logged, state.model_copy(update=update), by=context.run, note=note)
+    logged = context.log.commit(
+        run.logged, state.model_copy(update=update), by=context.run, note=note
+    )
     context.startpoints.remove_applied(context.tasks, applied)
     after = logged.state.offsets.applied
     texts = [f"{after[ssp].describe(ssp)} applied; there is nothing to read yet" for ssp in applied]

@@ -1,7 +1,9 @@
-"""Compares an application's plan with Spark's physical plans in a dry run: nothing is read or written, no job runs.
+"""Compares an application's plan with Spark's physical plans in a dry run: nothing is read or
+written, no job runs.
 
-The dry run compiles every operator over the real inputs and marks its records with a metric, so that each exchange and
-join in Spark's plan has the name of the nearest operator above it. Batches have no such marks.
+The dry run compiles every operator over the real inputs and marks its records with a metric, so
+that each exchange and join in Spark's plan has the name of the nearest operator above it. Batches
+have no such marks.
 """
 
 from __future__ import annotations
@@ -19,18 +21,35 @@ from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, OwnedBy
 from dagster_adjunct.assets.declaration.extractors import Projection
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.reading.version_reader import VersionReader
-from dagster_adjunct.assets.sources.entries import derive_row_schema, derive_stored_schema, entries_from_frame
-from dagster_adjunct.assets.unbounded.local_table import StateSpec, declare_state_dataset, validate_state
+from dagster_adjunct.assets.sources.entries import (
+    derive_row_schema,
+    derive_stored_schema,
+    entries_from_frame,
+)
+from dagster_adjunct.assets.unbounded.local_table import (
+    StateSpec,
+    declare_state_dataset,
+    validate_state,
+)
 from dagster_adjunct.assets.versions.dataset_log import DatasetLog
 from dagster_adjunct.assets.versions.manifest import as_unbounded
 from dagster_adjunct.assets.writing.generation import Runtime
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.batch_log.batch_log import Intent
-from dagster_adjunct.orchestration.operators.columns import BATCH_ONLY, DataFrameFunction, OnNullKey, tie_breakers
+from dagster_adjunct.orchestration.operators.columns import (
+    BATCH_ONLY,
+    DataFrameFunction,
+    OnNullKey,
+    tie_breakers,
+)
 from dagster_adjunct.orchestration.operators.lookup_join import TableLookup, check_stored_columns
 from dagster_adjunct.orchestration.operators.operator import Operator
 from dagster_adjunct.orchestration.operators.sends import SinkFunction
-from dagster_adjunct.orchestration.operators.table_updates import TableSend, TableSink, check_sink_columns
+from dagster_adjunct.orchestration.operators.table_updates import (
+    TableSend,
+    TableSink,
+    check_sink_columns,
+)
 from dagster_adjunct.orchestration.planner.columns import check_fed_datasets, iterate_dataset_sql
 from dagster_adjunct.orchestration.planner.plan import ExecutionPlan, PlannedOperator
 from dagster_adjunct.orchestration.startpoints.fan_out import FanOut
@@ -39,9 +58,18 @@ from dagster_adjunct.orchestration.step.batch_outputs import StateTable, prepare
 from dagster_adjunct.orchestration.step.context import BatchInputs, StepContext, View
 from dagster_adjunct.orchestration.step.lookups import add_unknown_answers
 from dagster_adjunct.orchestration.step.recorded_answers import plan_results
-from dagster_adjunct.resources.bucketing.files import GENERATION_COLUMN, BucketLayout, bucketed_frame
+from dagster_adjunct.resources.bucketing.files import (
+    GENERATION_COLUMN,
+    BucketLayout,
+    bucketed_frame,
+)
 from dagster_adjunct.resources.common import split_stream_name
-from dagster_adjunct.resources.errors import OperatorFailedError, PermanentError, PlanningError, ZoneRulesError
+from dagster_adjunct.resources.errors import (
+    OperatorFailedError,
+    PermanentError,
+    PlanningError,
+    ZoneRulesError,
+)
 from dagster_adjunct.resources.lazy_modules import F
 from dagster_adjunct.resources.schemas.schema import Schema, named_column
 from dagster_adjunct.resources.spark.in_process import is_remote
@@ -71,8 +99,8 @@ _IN_FRAMES = ("partition_by", "auto_repartition")
 
 @dataclass(frozen=True, slots=True)
 class JoinProof:
-    """How Spark executes one join: the kind of join, how it reads the dataset, and the number of exchanges on each
-    side.
+    """How Spark executes one join: the kind of join, how it reads the dataset, and the number of
+    exchanges on each side.
     """
 
     operator: str
@@ -87,9 +115,9 @@ class JoinProof:
 class PhysicalProof:
     """The result of comparing Spark's physical plans with the application's plan.
 
-    `differences` are exchanges that the plan does not list, as errors that say what to do. `notes` are what the plan
-    makes no claim about, such as a function that repartitions records, or a promise that Spark can't check. `states`
-    are the state tables that a batch writes.
+    `differences` are exchanges that the plan does not list, as errors that say what to do. `notes`
+    are what the plan makes no claim about, such as a function that repartitions records, or a
+    promise that Spark can't check. `states` are the state tables that a batch writes.
     """
 
     joins: tuple[JoinProof, ...] = ()
@@ -98,7 +126,8 @@ class PhysicalProof:
     states: tuple[AdjunctDataset, ...] = ()
 
     def report_differences(self) -> None:
-        """Log a warning for each difference; with ADJUNCT_STRICT_PLANS raise PlanningError for the first.
+        """Log a warning for each difference; with ADJUNCT_STRICT_PLANS raise PlanningError for the
+        first.
 
         Results are right either way; only the speed that the plan promises is lost.
         """
@@ -112,7 +141,10 @@ class PhysicalProof:
         return {
             "joins": [asdict(join) for join in self.joins],
             "differences": [
-                {name: getattr(difference, name) for name in ("operator", "problem", "next_step", "dataset")}
+                {
+                    name: getattr(difference, name)
+                    for name in ("operator", "problem", "next_step", "dataset")
+                }
                 for difference in self.differences
             ],
             "notes": list(self.notes),
@@ -122,21 +154,32 @@ class PhysicalProof:
         """Return the proof as plain text."""
         lines = ["What Spark is going to do"]
         for join in self.joins:
-            moved = f"exchanges: {join.stream_exchanges} of records, {join.dataset_exchanges} of the dataset"
-            lines.append(f"  {join.operator}  {join.kind} with {join.dataset}, {join.reads}; {moved}")
+            moved = (
+                f"exchanges: {join.stream_exchanges} of records, {join.dataset_exchanges} of the"
+                " dataset"
+            )
+            lines.append(
+                f"  {join.operator}  {join.kind} with {join.dataset}, {join.reads}; {moved}"
+            )
         lines += [f"  {note}" for note in self.notes]
-        lines += [f"  NOT IN THE PLAN: {difference.problem} {difference.next_step}" for difference in self.differences]
+        lines += [
+            f"  NOT IN THE PLAN: {difference.problem} {difference.next_step}"
+            for difference in self.differences
+        ]
         if not self.differences:
             lines.append("  No exchange that the plan does not list.")
         return "\n".join(lines)
 
 
-def _check_write_placement(operator: str, source: PlannedOperator, spark_plan: SparkPlan) -> str | None:
-    """Return a note if records are written without an exchange and Spark can't confirm their partitioning; None if it
-    does.
+def _check_write_placement(
+    operator: str, source: PlannedOperator, spark_plan: SparkPlan
+) -> str | None:
+    """Return a note if records are written without an exchange and Spark can't confirm their
+    partitioning; None if it does.
 
-    `source` is the planned operator that the records come from. Raises PlanningError if they are certainly partitioned
-    differently: writing them would fail, or lose the order of a key's records.
+    `source` is the planned operator that the records come from. Raises PlanningError if they are
+    certainly partitioned differently: writing them would fail, or lose the order of a key's
+    records.
     """
     expected, found = (
         f"hashpartitioning({', '.join(source.partitioned_by)}, {source.partitions})",
@@ -145,13 +188,18 @@ def _check_write_placement(operator: str, source: PlannedOperator, spark_plan: S
     if expected in found or (source.partitions == 1 and "singlepartition" in found.lower()):
         return None
     if found in ("UnknownPartitioning(0)", f"UnknownPartitioning({source.partitions})"):
-        return f"{operator}: that records are partitioned by {expected} is a promise that Spark can't check."
-    moving = [name for name, moved in spark_plan.exchanges.items() if any(to in found for to, _ in moved)]
+        return (
+            f"{operator}: that records are partitioned by {expected} is a promise that Spark can't"
+            " check."
+        )
+    moving = [
+        name for name, moved in spark_plan.exchanges.items() if any(to in found for to, _ in moved)
+    ]
     raise PlanningError(
-        f"{operator}: the plan writes records without a shuffle, as already partitioned by {expected}, but after "
-        f"{', '.join(moving) or source.id} their partitioning is {found}.",
-        "If a function shuffles records, do not use it as a filter, and remove its keeps_partitioning; then call "
-        "partition_by after it.",
+        f"{operator}: the plan writes records without a shuffle, as already partitioned by"
+        f" {expected}, but after {', '.join(moving) or source.id} their partitioning is {found}.",
+        "If a function shuffles records, do not use it as a filter, and remove its"
+        " keeps_partitioning; then call partition_by after it.",
         operator=operator,
     )
 
@@ -166,8 +214,8 @@ _ATTRIBUTE = re.compile(r"#\d+L?")
 class SparkJoin:
     """How Spark joins for an operator ("SortMergeJoin"), and how it reads the dataset's side.
 
-    `buckets` is the number of buckets of a bucketed scan, else None; `broadcast` says whether every task gets all of
-    it.
+    `buckets` is the number of buckets of a bucketed scan, else None; `broadcast` says whether every
+    task gets all of it.
     """
 
     kind: str
@@ -184,8 +232,8 @@ class SparkJoin:
 class SparkPlan:
     """The joins and exchanges of one physical plan by operator, and the partitioning of its result.
 
-    An exchange is its partitioning ("hashpartitioning(k, 4)"), and the side of a join that it is on, if any. Operators
-    without one have an empty list.
+    An exchange is its partitioning ("hashpartitioning(k, 4)"), and the side of a join that it is
+    on, if any. Operators without one have an empty list.
     """
 
     joins: Mapping[str, SparkJoin]
@@ -203,12 +251,18 @@ def inspect_spark_plan(
 ) -> SparkPlan:
     """Return Spark's plan for records that arrive at an operator; no job runs.
 
-    `joins` are the operators that join a dataset; the topmost join of each is recorded. For a frame that was just
-    `persisted`, it is the plan that Spark has made to compute its rows.
+    `joins` are the operators that join a dataset; the topmost join of each is recorded. For a frame
+    that was just `persisted`, it is the plan that Spark has made to compute its rows.
     """
     if persisted:  # the frame's own plan may be from before it was persisted
         manager = frame._jdf.sparkSession().sharedState().cacheManager()
-        top = manager.lookupCachedData(frame._jdf).get().cachedRepresentation().cacheBuilder().cachedPlan()
+        top = (
+            manager.lookupCachedData(frame._jdf)
+            .get()
+            .cachedRepresentation()
+            .cacheBuilder()
+            .cachedPlan()
+        )
     else:
         top = frame._jdf.queryExecution().executedPlan()
     found: dict[str, SparkJoin] = {}
@@ -224,7 +278,9 @@ def inspect_spark_plan(
                 owner, sides = node.name().removeprefix(_MARK), (None,)
                 exchanges.setdefault(owner, [])
         elif name.startswith(("BroadcastExchange", "ReusedExchange")):
-            if join is not None and (name[0] == "B" or node.child().nodeName().startswith("Broadcast")):
+            if join is not None and (
+                name[0] == "B" or node.child().nodeName().startswith("Broadcast")
+            ):
                 join.broadcast = True
             continue
         elif name.startswith(("Exchange", "ShuffleExchange")):
@@ -251,15 +307,18 @@ def _partitioning_text(partitioning: Any) -> str:
 
 
 def analyze_batch(
-    context: StepContext, views: Mapping[str, View], starts: Mapping[SystemStreamPartition, str] | None = None
+    context: StepContext,
+    views: Mapping[str, View],
+    starts: Mapping[SystemStreamPartition, str] | None = None,
 ) -> PhysicalProof:
     """Return what Spark would do with a batch over these dataset versions; no record is read.
 
     Jobs run only to compare rules of time zones.
 
-    Raises the errors that creating an output stream would raise, and PlanningError for what Spark rejects. Functions of
-    the application are called with an empty DataFrame, as may happen in a batch; one that fails on it is rejected.
-    `starts` are existing offsets of the input streams; they are looked up where left out.
+    Raises the errors that creating an output stream would raise, and PlanningError for what Spark
+    rejects. Functions of the application are called with an empty DataFrame, as may happen in a
+    batch; one that fails on it is rejected. `starts` are existing offsets of the input streams;
+    they are looked up where left out.
     """
     with closing(DryRun(context, inputs_of_dry_run(context, views, starts or {}))) as batch:
         batch.run()
@@ -271,7 +330,9 @@ def inputs_of_dry_run(
 ) -> BatchInputs:
     """Return the inputs of a batch that reads nothing: it is number 0."""
     ranges = {ssp: OffsetRange(start, start) for ssp, start in starts.items()}
-    return BatchInputs(Intent(batch=0, run=context.run, clock=_EPOCH, ranges=ranges, versions={}), views)
+    return BatchInputs(
+        Intent(batch=0, run=context.run, clock=_EPOCH, ranges=ranges, versions={}), views
+    )
 
 
 _UNSEEN = "Spark Connect does not show its clients the plan: joins and shuffles were not compared."
@@ -280,7 +341,8 @@ _UNSEEN = "Spark Connect does not show its clients the plan: joins and shuffles 
 class DryRun(BatchContext):
     """A batch without records, which writes nothing. Spark jobs only compare rules of time zones.
 
-    It collects Spark's physical plans, each operator once, and compares them with the application's plan.
+    It collects Spark's physical plans, each operator once, and compares them with the application's
+    plan.
     """
 
     def __init__(self, context: StepContext, inputs: BatchInputs) -> None:
@@ -295,7 +357,9 @@ class DryRun(BatchContext):
 
     def proof(self) -> PhysicalProof:
         """Return what was found so far."""
-        return PhysicalProof(tuple(self._joins), tuple(self._differences), tuple(self._notes), tuple(self._states))
+        return PhysicalProof(
+            tuple(self._joins), tuple(self._differences), tuple(self._notes), tuple(self._states)
+        )
 
     def compile_operator(self, operator: Operator, sources: Sequence[DataFrame]) -> DataFrame:
         """Return the operator's records; an error names the operator."""
@@ -305,12 +369,15 @@ class DryRun(BatchContext):
             if getattr(error, "operator", None) is not None:
                 raise
             about = {"operator": operator.id} if hasattr(error, "operator") else {}
-            raise error.reworded(f"{operator.id}: {error.problem}", error.next_step, **about) from error
+            raise error.reworded(
+                f"{operator.id}: {error.problem}", error.next_step, **about
+            ) from error
 
     def hand_on(self, operator: Operator, frame: DataFrame) -> DataFrame:
         """Return the records as the next operators get them, marked with this operator's name.
 
-        Where they are read back from an output, they are cached: so Spark's plan for them starts there.
+        Where they are read back from an output, they are cached: so Spark's plan for them starts
+        there.
         """
         spec = operator.spec
         if spec.reads is not None or not self.has_consumers(operator.id):
@@ -329,13 +396,16 @@ class DryRun(BatchContext):
         return super().hand_on(operator, mark_operator(operator.id, frame))
 
     def materialize(self, operator: str, frame: DataFrame) -> DataFrame:
-        """Return the same records, cached, and inspect their plan; Spark's plans of others no longer contain it."""
+        """Return the same records, cached, and inspect their plan; Spark's plans of others no
+        longer contain it.
+        """
         kept = super().materialize(operator, frame)
         self._inspect(operator, kept, persisted=True)
         return kept
 
     def _inspect(self, operator: str, frame: DataFrame, *, persisted: bool = False) -> SparkPlan:
-        """Compare Spark's plan for records that arrive at an operator with the application's plan, and return it.
+        """Compare Spark's plan for records that arrive at an operator with the application's plan,
+        and return it.
 
         Does nothing with Spark Connect, whose clients do not get Spark's plan.
         """
@@ -352,16 +422,25 @@ class DryRun(BatchContext):
             if dataset is not None and join is not None:
                 of_stream = sum(side == "stream" for _, side in moved)
                 kind, reads = _JOIN_NAMES.get(join.kind, join.kind), join.describe_scan()
-                self._joins.append(JoinProof(name, dataset, kind, reads, of_stream, len(of_dataset)))
+                self._joins.append(
+                    JoinProof(name, dataset, kind, reads, of_stream, len(of_dataset))
+                )
             if of_dataset and dataset is not None:
                 problem = (
-                    f"{name}: Spark shuffles dataset {dataset}, which the plan proved to be co-partitioned "
-                    f"({', '.join(of_dataset)})."
+                    f"{name}: Spark shuffles dataset {dataset}, which the plan proved to be"
+                    f" co-partitioned ({', '.join(of_dataset)})."
                 )
-                step = "Compare the types of the join's keys and the number of partitions on both sides."
-                self._differences.append(PlanningError(problem, step, operator=name, dataset=dataset))
+                step = (
+                    "Compare the types of the join's keys and the number of partitions on both"
+                    " sides."
+                )
+                self._differences.append(
+                    PlanningError(problem, step, operator=name, dataset=dataset)
+                )
             listed = sum(exchange.reason in _IN_FRAMES for exchange in self.exchanges.get(name, ()))
-            self._note_unlisted(name, dataset, others[listed + self.app.operator(name).spec.moves :])
+            self._note_unlisted(
+                name, dataset, others[listed + self.app.operator(name).spec.moves :]
+            )
         return spark_plan
 
     def _note_unlisted(self, operator: str, dataset: str | None, unlisted: Sequence[str]) -> None:
@@ -369,17 +448,27 @@ class DryRun(BatchContext):
         if not unlisted:
             return
         times = "once" if len(unlisted) == 1 else f"{len(unlisted)} times"
-        problem = f"{operator}: Spark shuffles the records {times} more than the plan lists ({', '.join(unlisted)})"
+        problem = (
+            f"{operator}: Spark shuffles the records {times} more than the plan lists"
+            f" ({', '.join(unlisted)})"
+        )
         if dataset is None and not self.planned[operator].partitioned_by:
-            self._notes.append(f"{problem}; the plan makes no claim about their partitioning after it.")
+            self._notes.append(
+                f"{problem}; the plan makes no claim about their partitioning after it."
+            )
             return
         step = (
-            "Shuffle them with partition_by, which the plan lists; a function must leave partitioned records in place."
+            "Shuffle them with partition_by, which the plan lists; a function must leave"
+            " partitioned records in place."
         )
-        self._differences.append(PlanningError(f"{problem}.", step, operator=operator, dataset=dataset))
+        self._differences.append(
+            PlanningError(f"{problem}.", step, operator=operator, dataset=dataset)
+        )
 
     def _inspect_written(self, operator: str, frame: DataFrame) -> None:
-        """Inspect records that are written; without an exchange, check that they are in the output's partitions."""
+        """Inspect records that are written; without an exchange, check that they are in the
+        output's partitions.
+        """
         planned = self._inspect(operator, frame)
         if is_remote(frame):
             return
@@ -395,8 +484,8 @@ class DryRun(BatchContext):
         except OperatorFailedError as error:
             raise error.reworded(
                 f"{error.problem} It was called with no records, in the dry run before the batch.",
-                "Return the same columns for no records, too: a batch may have none for it, as when another stream is "
-                "replayed.",
+                "Return the same columns for no records, too: a batch may have none for it, as when"
+                " another stream is replayed.",
             ) from error.__cause__
 
     def entries(self, dataset: str) -> tuple[DataFrame, Schema]:
@@ -409,7 +498,9 @@ class DryRun(BatchContext):
         if dataset.partitions is None or not set(dataset.partition_by) <= set(schema.names):
             return super()._no_entries(dataset, schema)
         layout = BucketLayout(schema, dataset.partition_by, dataset.partitions, dataset.key)
-        return bucketed_frame(self.spark, self.context.lake.store, dataset.name, layout, []).drop(GENERATION_COLUMN)
+        return bucketed_frame(self.spark, self.context.lake.store, dataset.name, layout, []).drop(
+            GENERATION_COLUMN
+        )
 
     def count_matches(self, operator: str, dataset: str, frame: DataFrame) -> DataFrame:
         self._datasets[operator] = dataset
@@ -423,9 +514,13 @@ class DryRun(BatchContext):
         return add_unknown_answers(self.materialize(operator, frame), lookup)
 
     def check_looked_up(self, operator: str, lookup: TableLookup) -> None:
-        """Compare the columns that are looked up with those in the table's store; no record is read."""
+        """Compare the columns that are looked up with those in the table's store; no record is
+        read.
+        """
         table = self.app.tables[lookup.table]
-        check_stored_columns(operator, table, lookup, self._read_stored(lookup.table, table.read_function))
+        check_stored_columns(
+            operator, table, lookup, self._read_stored(lookup.table, table.read_function)
+        )
 
     def state(self, name: str, spec: StateSpec, *, of: str | None = None) -> StateTable:
         self._states.append(declare_state_dataset(self.context.writer, name, spec))
@@ -433,15 +528,22 @@ class DryRun(BatchContext):
         return super().state(name, spec, of=of)
 
     def check_zone_rules(self, state: StateTable, zone: str, outdated: Column) -> None:
-        """Raise ZoneRulesError for stored rows, not expired, to which the present rules of a zone give other times.
+        """Raise ZoneRulesError for stored rows, not expired, to which the present rules of a zone
+        give other times.
 
         A Spark job looks for them if the rules are not those that the rows were stored under.
         """
         manifest = DatasetLog(self.context.lake, state.writes.name).read()[1]
-        if manifest is None or manifest.version is None or manifest.declaration.zone_rules == state.spec.zone_rules:
+        if (
+            manifest is None
+            or manifest.version is None
+            or manifest.declaration.zone_rules == state.spec.zone_rules
+        ):
             return
         written = as_unbounded(manifest).written
-        rows = VersionReader(self.context.lake.store, manifest.name, manifest.version).frame(self.context.spark)
+        rows = VersionReader(self.context.lake.store, manifest.name, manifest.version).frame(
+            self.context.spark
+        )
         if written is not None and written.watermark is not None:
             rows = rows.filter(named_column(state.spec.expires) > F.lit(written.watermark))
         first = rows.filter(outdated).limit(1).collect()
@@ -449,10 +551,11 @@ class DryRun(BatchContext):
             return
         was, now = manifest.declaration.zone_rules.split()[0], state.spec.zone_rules.split()[0]
         raise ZoneRulesError(
-            f"state {manifest.name!r} has open windows that were computed by the rules {was} of the zone {zone!r}, and "
-            f"by the present ones ({now}) they start or end at other times.",
-            f"Run with the rules {was} until these windows have closed, then change to others. Or start the state "
-            f"over, without the records in open windows: adjunct dataset delete {manifest.name} --reason ….",
+            f"state {manifest.name!r} has open windows that were computed by the rules {was} of the"
+            f" zone {zone!r}, and by the present ones ({now}) they start or end at other times.",
+            f"Run with the rules {was} until these windows have closed, then change to others. Or"
+            " start the state over, without the records in open windows: adjunct dataset delete"
+            f" {manifest.name} --reason ….",
             dataset=manifest.name,
             zone=zone,
             stored_rules=was,
@@ -484,23 +587,35 @@ class DryRun(BatchContext):
         )
 
     def write_local(
-        self, operator: str, frame: DataFrame, table: str, *, deleted: str | None, on_null_key: OnNullKey
+        self,
+        operator: str,
+        frame: DataFrame,
+        table: str,
+        *,
+        deleted: str | None,
+        on_null_key: OnNullKey,
     ) -> None:
         self._inspect_written(operator, frame)
         prepare_table_rows(frame, self.app.dataset(table).key, deleted, on_null_key)
 
     def write(self, operator: str, frame: DataFrame, send: TableSend) -> None:
-        """Compare the columns and types of the records with those in the table's store; no record is written."""
+        """Compare the columns and types of the records with those in the table's store; no
+        record is written.
+        """
         table = self.app.tables[send.table]
         names = self.names(frame)
-        check_record_columns(names, table.name, table.key, updates=send.contract is not None, what=operator)
+        check_record_columns(
+            names, table.name, table.key, updates=send.contract is not None, what=operator
+        )
         sink = TableSink(table, send)
         stored = sink.columns or self._read_stored(sink.table.name, sink.function)
         check_sink_columns(operator, sink, self.column_types(frame), stored)
         self._inspect_written(operator, frame)
 
     def column_types(self, frame: DataFrame) -> dict[str, str | None]:
-        """Return the types of the records' columns, and of the columns in UPDATE and DEFAULT by "struct.column"."""
+        """Return the types of the records' columns, and of the columns in UPDATE and DEFAULT by
+        "struct.column".
+        """
         return _column_types(frame)
 
     def _read_stored(self, table: str, function: TableFunction | None) -> dict[str, str] | None:
@@ -549,15 +664,17 @@ def _column_types(frame: DataFrame) -> dict[str, str | None]:
         if field.name in (UPDATE, DEFAULT) and isinstance(inside := field.dataType, StructType):
             for part in inside.fields:  # of a partial update: set, added and appended columns
                 columns = part.dataType.fields if isinstance(part.dataType, StructType) else [part]
-                types |= {f"{field.name}.{one.name}": one.dataType.simpleString() for one in columns}
+                types |= {
+                    f"{field.name}.{one.name}": one.dataType.simpleString() for one in columns
+                }
     return types
 
 
 def verify_plan(runtime: Runtime, app: Application, plan: ExecutionPlan) -> PhysicalProof:
     """Return what Spark would do with a batch of this application over the served dataset versions.
 
-    A dataset without a version is treated as an empty one with its declared buckets. Raises the errors that a run
-    raises before its first batch for mistakes in expressions and functions.
+    A dataset without a version is treated as an empty one with its declared buckets. Raises the
+    errors that a run raises before its first batch for mistakes in expressions and functions.
     """
     views: dict[str, VersionReader | None] = dict.fromkeys(dataset.name for dataset in app.datasets)
     for dataset in app.datasets if runtime.lake.exists() else ():
@@ -568,17 +685,25 @@ def verify_plan(runtime: Runtime, app: Application, plan: ExecutionPlan) -> Phys
 
 
 def _analyze_projections(runtime: Runtime, app: Application) -> None:
-    """Let Spark analyze the projections of datasets, over no records; raises PlanningError for what it rejects.
+    """Let Spark analyze the projections of datasets, over no records; raises PlanningError for what
+    it rejects.
 
-    A projection of hidden columns that not all stream systems have is left to the run that advances the dataset.
+    A projection of hidden columns that not all stream systems have is left to the run that advances
+    the dataset.
     """
     for dataset in app.datasets:
         if not isinstance(dataset.extractor, Projection) or not isinstance(dataset.input, str):
             continue
         system, stream = split_stream_name(dataset.input)
         records = runtime.systems[system].info(stream).schema
-        parsed = [parse_expression(text) for _, text, is_select in iterate_dataset_sql(dataset) if not is_select]
-        hidden = {name.name for read in parsed for name in read.columns if name.name.startswith("__")}
+        parsed = [
+            parse_expression(text)
+            for _, text, is_select in iterate_dataset_sql(dataset)
+            if not is_select
+        ]
+        hidden = {
+            name.name for read in parsed for name in read.columns if name.name.startswith("__")
+        }
         if records is not None and hidden.issubset(RECORD_META):
             rows = derive_row_schema(dataset, records) if dataset.follows_changes else records
             frame = runtime.spark().createDataFrame([], f"{rows.ddl()}, {RECORD_META_DDL}")

@@ -8,13 +8,15 @@ A column's type may be written as Spark's simple name or as SQL's usual one. Val
     boolean      bool
     timestamp    datetime with a time zone; always an instant, read back in UTC
     date         date
-    decimal      Decimal (an int is accepted); with (p,s) no more digits than that: nothing is rounded
+    decimal      Decimal (an int is accepted); with (p,s) no more digits than that: nothing is
+                 rounded
     binary       bytes
     json         what JSON can represent: dict with str keys, list, str, int, float, bool
     array<type>  list (a tuple is accepted) of a type above except binary and json; may contain None
 
-None is null in all of them. "float" is Spark's, 32 bits wide; "timestamp" is Spark's, an instant. Numbers are finite:
-NaN and infinity are rejected, because not every store supports them and NaN can't be compared.
+None is null in all of them. "float" is Spark's, 32 bits wide; "timestamp" is Spark's, an instant.
+Numbers are finite: NaN and infinity are rejected, because not every store supports them and NaN
+can't be compared.
 """
 
 from __future__ import annotations
@@ -51,7 +53,8 @@ _BACKENDS: ClassRegistry[Any] = ClassRegistry(
 
 @validated
 def register_backend(name: str, backend: Callable[..., Any]) -> None:
-    """Register a function's class, or a callable that makes one, as `name`, so that commands can open its tables.
+    """Register a function's class, or a callable that makes one, as `name`, so that commands can
+    open its tables.
 
     It is called with the entries of the function's `to_dict()` as keyword arguments.
     """
@@ -59,8 +62,9 @@ def register_backend(name: str, backend: Callable[..., Any]) -> None:
 
 
 describe_function, function_from_description = _BACKENDS.describe, _BACKENDS.from_description
-"""`describe_function` returns a registered function's declaration as plain values, such as {"backend": "sqlite", …};
-`function_from_description` makes a function from them, which is not connected yet."""
+"""`describe_function` returns a registered function's declaration as plain values, such as
+{"backend": "sqlite", …}; `function_from_description` makes a function from them, which is not
+connected yet."""
 
 
 class Kind(Enum):
@@ -84,19 +88,26 @@ _WORDS = {
     Kind.INTEGER: "tinyint|smallint|int2|int|integer|int4|bigint|int8|long|short|byte",
     Kind.FLOAT: "float|real|float4|double|double precision|float8",
     Kind.BOOLEAN: "boolean|bool",
-    Kind.TIMESTAMP: "timestamp|timestamptz|datetime|timestamp with time zone|timestamp without time zone",
+    Kind.TIMESTAMP: (
+        "timestamp|timestamptz|datetime|timestamp with time zone|timestamp without time zone"
+    ),
     Kind.DATE: "date",
     Kind.DECIMAL: "decimal|numeric|text decimal",
     Kind.BINARY: "binary|bytea|blob|varbinary",
     Kind.JSON: "json|jsonb|text json",
 }
 _KINDS = {word: kind for kind, words in _WORDS.items() for word in words.split("|")}
-# A type's name: words, optionally a size, then optionally more words ("int", "timestamp(3) with time zone").
-_SPELLED = re.compile(r"\s*([a-z][a-z0-9_ ]*?)\s*(?:(\(\s*\d+\s*(?:,\s*\d+\s*)?\))\s*([a-z ]*?))?\s*", re.IGNORECASE)
-# A list's type: Spark's array<int>, PostgreSQL's integer[], or "TEXT ARRAY INTEGER", as SQLite tables are created.
+# A type's name: words, optionally a size, then optionally more words ("int", "timestamp(3) with
+# time zone").
+_SPELLED = re.compile(
+    r"\s*([a-z][a-z0-9_ ]*?)\s*(?:(\(\s*\d+\s*(?:,\s*\d+\s*)?\))\s*([a-z ]*?))?\s*", re.IGNORECASE
+)
+# A list's type: Spark's array<int>, PostgreSQL's integer[], or "TEXT ARRAY INTEGER", as SQLite
+# tables are created.
 _LIST = re.compile(r"\s*(?:array\s*<(.+)>|(.+)\[\]|text array (.+))\s*", re.IGNORECASE)
 _NOT_IN_LISTS = (Kind.BINARY, Kind.JSON, Kind.LIST, Kind.OTHER)
-# The type in Spark, and the width in bits. A tinyint has 16, because PostgreSQL has no 8-bit integers.
+# The type in Spark, and the width in bits. A tinyint has 16, because PostgreSQL has no 8-bit
+# integers.
 _INTEGERS = {
     **dict.fromkeys(("tinyint", "byte"), ("tinyint", 16)),
     **dict.fromkeys(("smallint", "short", "int2"), ("smallint", 16)),
@@ -120,7 +131,8 @@ class Column:
 
 
 def parse_column(name: str, declared: str) -> Column:
-    """Return the column `name` of the type `declared`, which may have any of its usual SQL or Spark names.
+    """Return the column `name` of the type `declared`, which may have any of its usual SQL or Spark
+    names.
 
     Examples are "int8" and "array<int>". The column's kind is OTHER for an unknown type.
     """
@@ -142,69 +154,99 @@ def parse_known_column(name: str, declared: str) -> Column:
     column = parse_column(name, declared)
     if column.kind is Kind.OTHER:
         raise ConfigurationError(
-            f"column {name!r} has the unknown type {declared!r}; expected "
-            "string, smallint, int, bigint, float, double, boolean, timestamp, date, decimal(p,s), binary, json, "
-            "array<type>, or one of SQL's usual names for them.",
+            f"column {name!r} has the unknown type {declared!r}; expected string, smallint, int,"
+            " bigint, float, double, boolean, timestamp, date, decimal(p,s), binary, json,"
+            " array<type>, or one of SQL's usual names for them.",
             column=name,
         )
     return column
 
 
 def check_columns_and_key(
-    table: str, names: Sequence[str], declared: Iterable[Column], key: Sequence[str], unique_sets: Sequence[set[str]]
+    table: str,
+    names: Sequence[str],
+    declared: Iterable[Column],
+    key: Sequence[str],
+    unique_sets: Sequence[set[str]],
 ) -> None:
-    """Raise SchemaMismatchError if a declared column or the key is missing in the table, or if the key is not unique.
+    """Raise SchemaMismatchError if a declared column or the key is missing in the table, or if the
+    key is not unique.
 
-    `names` are the table's columns. `unique_sets` are the sets of columns of which the table has a primary key or a
-    unique index; the key must be one of them.
+    `names` are the table's columns. `unique_sets` are the sets of columns of which the table has a
+    primary key or a unique index; the key must be one of them.
     """
     for column in declared:
         if column.name not in names:
-            problem = f"{table} has no column {column.name!r}, but one is declared; it has {', '.join(names)}."
-            raise SchemaMismatchError(problem, "Correct the declaration, or add the column.", column=column.name)
+            problem = (
+                f"{table} has no column {column.name!r}, but one is declared; it has"
+                f" {', '.join(names)}."
+            )
+            raise SchemaMismatchError(
+                problem, "Correct the declaration, or add the column.", column=column.name
+            )
     for name in key:
         if name not in names:
-            problem = f"{table} has no column {name!r}, which its key names; it has {', '.join(names)}."
+            problem = (
+                f"{table} has no column {name!r}, which its key names; it has {', '.join(names)}."
+            )
             raise SchemaMismatchError(problem, "Correct key=, or add the column.", column=name)
     if set(key) not in unique_sets:
-        problem = f"{table} has no primary key or unique index on {', '.join(key)} that distinguishes all values."
+        problem = (
+            f"{table} has no primary key or unique index on {', '.join(key)} that distinguishes all"
+            " values."
+        )
         step = "Add one without a collation that equates different texts, or correct the key."
         raise SchemaMismatchError(problem, step, table=table)
 
 
 OWN_PREFIX = "adjunct_"
-"""The prefix of what conditions store in the record itself, in stores without an idempotency table."""
+"""The prefix of what conditions store in the record itself, in stores without an idempotency
+table.
+"""
 
 
 def check_not_reserved(table: str, columns: Iterable[Column]) -> None:
     """Raise ConfigurationError for a column whose name is reserved for conditions."""
     name = next((column.name for column in columns if column.name.startswith(OWN_PREFIX)), None)
     if name is not None:
-        problem = f"{table} has a column {name!r}; names that begin with {OWN_PREFIX} are reserved for conditions."
+        problem = (
+            f"{table} has a column {name!r}; names that begin with {OWN_PREFIX} are reserved for"
+            " conditions."
+        )
         raise ConfigurationError(problem, "Rename it.", argument="columns")
 
 
 def check_key_text(table: str, column: Column) -> None:
-    """Raise SchemaMismatchError for a key column whose type may write equal values as different texts."""
-    if column.kind is Kind.FLOAT or (column.kind is Kind.DECIMAL and declared_digits(column) is None):
+    """Raise SchemaMismatchError for a key column whose type may write equal values as different
+    texts.
+    """
+    if column.kind is Kind.FLOAT or (
+        column.kind is Kind.DECIMAL and declared_digits(column) is None
+    ):
         raise SchemaMismatchError(
-            f"{table}: its key column {column.name!r} is {column.type}, whose equal values may have several texts.",
+            f"{table}: its key column {column.name!r} is {column.type}, whose equal values may have"
+            " several texts.",
             "Use a string, an integer, boolean, timestamp, date, binary or decimal(p,s).",
             column=column.name,
         )
 
 
 def loose_key_error(table: str, column: str, kind: str, wanted: str) -> SchemaMismatchError:
-    """The error for a key column that is `kind`, so that the store considers some different values equal.
+    """The error for a key column that is `kind`, so that the store considers some different values
+    equal.
 
     `wanted` is a type that it could have instead.
     """
     problem = f"{table}: the key column {column!r} is {kind}: several keys would be one record."
-    return SchemaMismatchError(problem, f"Make it {wanted}, or use another column that is as the key.", column=column)
+    return SchemaMismatchError(
+        problem, f"Make it {wanted}, or use another column that is as the key.", column=column
+    )
 
 
 def check_identifier(what: str, name: str) -> str:
-    """Return `name` if every backend can quote it as an identifier: 1 to 63 bytes, no control characters."""
+    """Return `name` if every backend can quote it as an identifier: 1 to 63 bytes, no control
+    characters.
+    """
     if isinstance(name, str) and 0 < len(name.encode()) <= 63 and name.isprintable():
         return name
     raise ConfigurationError(
@@ -213,14 +255,16 @@ def check_identifier(what: str, name: str) -> str:
 
 
 class OutOfRangeError(TypeError):
-    """A value that has the column's type, but can't be stored in the column, so that no record has it."""
+    """A value that has the column's type, but can't be stored in the column, so that no record
+    has it.
+    """
 
 
 def make_checker(column: Column, bits: int | None = None) -> Callable[[Any], Any]:
     """Return the function that checks a value other than None for the column and normalizes it.
 
-    It raises TypeError, naming the expected type, if the value doesn't fit. `bits` is the width of all integers, for
-    stores that have only one.
+    It raises TypeError, naming the expected type, if the value doesn't fit. `bits` is the width of
+    all integers, for stores that have only one.
     """
     if column.kind is Kind.INTEGER:
         return _integer_checker(bits or integer_bits(column))
@@ -238,7 +282,8 @@ def integer_bits(column: Column) -> int:
 
 
 def declared_digits(column: Column) -> tuple[int, int] | None:
-    """Return how many digits a decimal column is declared with, and how many of them are after the point; or None.
+    """Return how many digits a decimal column is declared with, and how many of them are after the
+    point; or None.
 
     For other columns with a size, such as varchar(10), it is (size, 0).
     """
@@ -260,7 +305,9 @@ def decimal_writer(column: Column) -> Callable[[Decimal], str]:
     if digits is None:
         return str
     unit, zero = (Decimal((0, (digit,), -digits[1])) for digit in (1, 0))
-    to_text = str if digits[1] <= 6 else "{:f}".format  # str is faster, but writes numbers below 1E-6 with an exponent
+    to_text = (
+        str if digits[1] <= 6 else "{:f}".format
+    )  # str is faster, but writes numbers below 1E-6 with an exponent
     zero_text = to_text(zero)  # also of -0.00
     return lambda number: to_text(number.quantize(unit, context=_EXACT)) if number else zero_text
 
@@ -360,7 +407,8 @@ def _decimal_checker(precision: int, scale: int) -> Callable[[Any], Any]:
             exponent = _exponent_of(shortest)
             if -exponent > scale or len(shortest.as_tuple().digits) + exponent > precision - scale:
                 raise OutOfRangeError(
-                    f"out of range, expected a Decimal of {precision} digits, {scale} behind the point"
+                    f"out of range, expected a Decimal of {precision} digits, {scale} behind the"
+                    " point"
                 )
         return number
 
@@ -449,7 +497,8 @@ _FLOATS = {"float": "float", "real": "float", "float4": "float"}
 
 
 def to_spark_type(declared: str | Column) -> str | None:
-    """Return the Spark type of a column's declared type; None if the declaration doesn't determine it.
+    """Return the Spark type of a column's declared type; None if the declaration doesn't determine
+    it.
 
     JSON becomes a string. A decimal needs both numbers of digits, as in "decimal(10,2)".
     """
@@ -474,16 +523,24 @@ def to_arrow_type(kind: str) -> pa.DataType:
 
 
 def arrow_column_from_records(
-    what: str, keys: Sequence[Any], records: Sequence[Mapping[str, Any] | None], name: str, kind: str
+    what: str,
+    keys: Sequence[Any],
+    records: Sequence[Mapping[str, Any] | None],
+    name: str,
+    kind: str,
 ) -> pa.Array:
     """Return one column of records as an Arrow array; null for missing records and values.
 
-    `name` is the column, `kind` its Spark type, `keys` are the records' keys. Raises SchemaMismatchError for the first
-    value of another type; `what` says in it where the records come from.
+    `name` is the column, `kind` its Spark type, `keys` are the records' keys. Raises
+    SchemaMismatchError for the first value of another type; `what` says in it where the records
+    come from.
     """
     values = [None if record is None else record.get(name) for record in records]
     if kind == "string" and any(isinstance(value, dict | list) for value in values):
-        values = [json.dumps(value, sort_keys=True) if isinstance(value, dict | list) else value for value in values]
+        values = [
+            json.dumps(value, sort_keys=True) if isinstance(value, dict | list) else value
+            for value in values
+        ]
     try:
         return _array(values, kind)
     except (pa.ArrowException, TypeError, ValueError, OverflowError):
@@ -492,8 +549,8 @@ def arrow_column_from_records(
                 _array([value], kind)
             except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
                 raise SchemaMismatchError(
-                    f"{what}: the record of key {key!r} has {value!r} ({type(value).__name__}) in {name!r}, which is "
-                    f"{kind}: {str(error).splitlines()[0]}.",
+                    f"{what}: the record of key {key!r} has {value!r} ({type(value).__name__}) in"
+                    f" {name!r}, which is {kind}: {str(error).splitlines()[0]}.",
                     "Correct the table's declared columns, or the type given in select=.",
                     column=name,
                 ) from error

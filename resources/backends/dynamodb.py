@@ -1,6 +1,7 @@
 """`DynamoDbTable`: records as items of a DynamoDB table.
 
-`dynamodb_items.py` defines how values are stored, `dynamodb_requests.py` what conditions store with a record.
+`dynamodb_items.py` defines how values are stored, `dynamodb_requests.py` what conditions store with
+a record.
 """
 
 from __future__ import annotations
@@ -17,7 +18,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.backends import dynamodb_requests
 from dagster_adjunct.resources.backends.columns import check_not_reserved, parse_known_column
-from dagster_adjunct.resources.backends.dynamodb_connection import Connection, error_code, problem_from_boto_error
+from dagster_adjunct.resources.backends.dynamodb_connection import (
+    Connection,
+    error_code,
+    problem_from_boto_error,
+)
 from dagster_adjunct.resources.backends.dynamodb_epochs import NAME, FencedWrites
 from dagster_adjunct.resources.backends.dynamodb_items import ItemCodec, key_attribute_type
 from dagster_adjunct.resources.backends.dynamodb_requests import Problems, TableRequests
@@ -55,11 +60,12 @@ def resolve_table_key(
     forgets: bool = False,
     tags: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
-    """Return the attributes of the table's key, each with its type ("S", "N" or "B"), after comparing them with `key`.
+    """Return the attributes of the table's key, each with its type ("S", "N" or "B"), after
+    comparing them with `key`.
 
-    `key` is the declared key, with None for types that only the table knows; SchemaMismatchError if the table has
-    another. With `create` a missing table is created, billed per request, with these tags; `forgets` enables the time
-    to live of its tombstones.
+    `key` is the declared key, with None for types that only the table knows; SchemaMismatchError if
+    the table has another. With `create` a missing table is created, billed per request, with these
+    tags; `forgets` enables the time to live of its tombstones.
     """
     description = _describe_table(client, table)
     if description is None:
@@ -71,7 +77,11 @@ def resolve_table_key(
         description = _wait_until_active(client, label, table)
         if made and forgets:
             client.update_time_to_live(
-                TableName=table, TimeToLiveSpecification={"Enabled": True, "AttributeName": dynamodb_requests.EXPIRES}
+                TableName=table,
+                TimeToLiveSpecification={
+                    "Enabled": True,
+                    "AttributeName": dynamodb_requests.EXPIRES,
+                },
             )
     if description["TableStatus"] not in ("ACTIVE", "UPDATING"):
         description = _wait_until_active(client, label, table)
@@ -85,15 +95,23 @@ def _describe_table(client: DynamoDBClient, table: str) -> Any:
         return None
 
 
-def _create(client: DynamoDBClient, table: str, key: Mapping[str, str | None], tags: Mapping[str, str]) -> bool:
+def _create(
+    client: DynamoDBClient, table: str, key: Mapping[str, str | None], tags: Mapping[str, str]
+) -> bool:
     """Start to create the table; return False if another client has done so."""
     roles = zip(key, ("HASH", "RANGE"), strict=False)
     types: Any = [{"AttributeName": name, "AttributeType": tag} for name, tag in key.items()]
     schema: Any = [{"AttributeName": name, "KeyType": role} for name, role in roles]
-    tagged: Any = {"Tags": [{"Key": name, "Value": value} for name, value in tags.items()]} if tags else {}
+    tagged: Any = (
+        {"Tags": [{"Key": name, "Value": value} for name, value in tags.items()]} if tags else {}
+    )
     try:
         client.create_table(
-            TableName=table, AttributeDefinitions=types, KeySchema=schema, BillingMode="PAY_PER_REQUEST", **tagged
+            TableName=table,
+            AttributeDefinitions=types,
+            KeySchema=schema,
+            BillingMode="PAY_PER_REQUEST",
+            **tagged,
         )
     except Exception as error:
         if error_code(error) != "ResourceInUseException":
@@ -117,13 +135,21 @@ def _wait_until_active(client: DynamoDBClient, label: str, table: str) -> Any:
         pause = min(2.0, pause * 2)
 
 
-def _check_key_schema(label: str, description: Any, declared: Mapping[str, str | None]) -> dict[str, str]:
-    types = {part["AttributeName"]: part["AttributeType"] for part in description["AttributeDefinitions"]}
+def _check_key_schema(
+    label: str, description: Any, declared: Mapping[str, str | None]
+) -> dict[str, str]:
+    types = {
+        part["AttributeName"]: part["AttributeType"] for part in description["AttributeDefinitions"]
+    }
     parts = sorted(description["KeySchema"], key=lambda part: part["KeyType"] != "HASH")
     stored = {part["AttributeName"]: types[part["AttributeName"]] for part in parts}
-    agrees = list(stored) == list(declared) and all(tag in (None, stored[name]) for name, tag in declared.items())
+    agrees = list(stored) == list(declared) and all(
+        tag in (None, stored[name]) for name, tag in declared.items()
+    )
     if not agrees:
-        problem = f"{label} has the key {_format_key(stored)}, but {_format_key(declared)} is declared."
+        problem = (
+            f"{label} has the key {_format_key(stored)}, but {_format_key(declared)} is declared."
+        )
         step = "Correct the key (partition key first) and its types, or use another table."
         raise errors.SchemaMismatchError(problem, step, table=label)
     return stored
@@ -134,7 +160,9 @@ def _format_key(key: Mapping[str, str | None]) -> str:
 
 
 class _OpenClient:
-    """One event loop's client (in `live`, once connected), and the threads in which its requests run."""
+    """One event loop's client (in `live`, once connected), and the threads in which its requests
+    run.
+    """
 
     def __init__(self, name: str, threads: int) -> None:
         self.threads = ThreadPoolExecutor(threads, thread_name_prefix=name)
@@ -142,7 +170,9 @@ class _OpenClient:
         self.live: TableRequests | None = None
 
     def end(self, *, wait: bool = False) -> None:
-        """End the threads and close the connections; with `wait`, first wait for the requests under way."""
+        """End the threads and close the connections; with `wait`, first wait for the requests
+        under way.
+        """
         self.threads.shutdown(wait=wait)
         live, self.live = self.live, None
         if live is not None:
@@ -153,23 +183,25 @@ class _OpenClient:
 class DynamoDbTable(StoreTable):
     """Read and write function for one DynamoDB table.
 
-    `key` names the partition key, or partition key and sort key (then keys are tuples). `columns` gives the columns'
-    types; without it a record may have any columns, and the key's types come from the table, or from `key` as a
-    mapping: key={"id": "string"}. With `create` the first write creates a missing table, billed per request; it needs
-    the key's types. A table with another key is rejected.
+    `key` names the partition key, or partition key and sort key (then keys are tuples). `columns`
+    gives the columns' types; without it a record may have any columns, and the key's types come
+    from the table, or from `key` as a mapping: key={"id": "string"}. With `create` the first write
+    creates a missing table, billed per request; it needs the key's types. A table with another key
+    is rejected.
 
-    Gets are strongly consistent unless `consistent_reads` is false. Up to `threads` requests are under way at a time in
-    each event loop. A request has up to 100 gets, or 25 puts or deletes without conditions; updates, puts if absent and
-    all writes with conditions are one request each.
+    Gets are strongly consistent unless `consistent_reads` is false. Up to `threads` requests are
+    under way at a time in each event loop. A request has up to 100 gets, or 25 puts or deletes
+    without conditions; updates, puts if absent and all writes with conditions are one request each.
 
-    Marks are stored in the item itself: a writer without the same conditions that puts or deletes it removes them.
-    `forget_deleted_after` is how many seconds a deleted record's marks must stay; DynamoDB removes them some time
-    later, if the table's time to live is enabled for `adjunct_expires` (`create` does that). Without
-    `forget_deleted_after` they stay forever.
+    Marks are stored in the item itself: a writer without the same conditions that puts or deletes
+    it removes them. `forget_deleted_after` is how many seconds a deleted record's marks must stay;
+    DynamoDB removes them some time later, if the table's time to live is enabled for
+    `adjunct_expires` (`create` does that). Without `forget_deleted_after` they stay forever.
 
-    Region, endpoint and credentials that are not given come from boto3's own chain. `credentials_env` names the
-    environment variables with the access key's id, the secret and optionally the session token. A boto3 `session` is
-    for this process only: the table can't be pickled or described then, because the session may hold secrets.
+    Region, endpoint and credentials that are not given come from boto3's own chain.
+    `credentials_env` names the environment variables with the access key's id, the secret and
+    optionally the session token. A boto3 `session` is for this process only: the table can't be
+    pickled or described then, because the session may hold secrets.
     """
 
     appends_to_json: ClassVar[bool] = True
@@ -197,22 +229,37 @@ class DynamoDbTable(StoreTable):
         self._declare(table, tuple(key) if isinstance(key, Mapping) else key, columns)
         self.create, self.consistent_reads = create, consistent_reads
         self.forget_deleted_after, self.threads = forget_deleted_after, threads
-        self.region, self.endpoint_url, self.profile, self.session = region, endpoint_url, profile, session
+        self.region, self.endpoint_url, self.profile, self.session = (
+            region,
+            endpoint_url,
+            profile,
+            session,
+        )
         self.connect_timeout, self.read_timeout = connect_timeout, read_timeout
         one = (credentials_env,) if isinstance(credentials_env, str) else credentials_env
         self.credentials_env = None if one is None else tuple(one)
         self.connection = Connection(
-            region, endpoint_url, profile, self.credentials_env, connect_timeout, read_timeout, session=session
+            region,
+            endpoint_url,
+            profile,
+            self.credentials_env,
+            connect_timeout,
+            read_timeout,
+            session=session,
         )
         self.connection.check(self._label)
         for name, seconds in (("connect_timeout", connect_timeout), ("read_timeout", read_timeout)):
             check_seconds(seconds, f"{self._label} has {name}={seconds!r}", argument=name)
         forgets = f"{self._label} has forget_deleted_after={forget_deleted_after!r}"
         check_seconds(forget_deleted_after, forgets, argument="forget_deleted_after", none=True)
-        check_whole_number(threads, f"{self._label} has threads={threads!r}", "at least one", argument="threads")
+        check_whole_number(
+            threads, f"{self._label} has threads={threads!r}", "at least one", argument="threads"
+        )
         self._key_types = self._types_of_key(key if isinstance(key, Mapping) else {})
         self._typed_key = dict(key) if isinstance(key, Mapping) else None
-        self._open: PerLoop[_OpenClient] = PerLoop(partial(_OpenClient, f"dynamodb-{table}", threads), _OpenClient.end)
+        self._open: PerLoop[_OpenClient] = PerLoop(
+            partial(_OpenClient, f"dynamodb-{table}", threads), _OpenClient.end
+        )
 
     def __repr__(self) -> str:
         where = self.endpoint_url or self.region or "by boto3's configuration"
@@ -221,15 +268,23 @@ class DynamoDbTable(StoreTable):
     def to_dict(self) -> dict[str, Any]:
         """The declaration as plain values, without secrets."""
         if self.session is not None:
-            problem = f"{self._label} has a boto3 session, which may hold secrets and can't be serialized."
-            step = "Use credentials_env=… or profile=…, or let boto3 find credentials where tasks run."
+            problem = (
+                f"{self._label} has a boto3 session, which may hold secrets and can't be"
+                " serialized."
+            )
+            step = (
+                "Use credentials_env=… or profile=…, or let boto3 find credentials where tasks run."
+            )
             raise errors.ConfigurationError(problem, step, argument="session")
         key = list(self.key) if self._typed_key is None else self._typed_key
-        return {name: value for name, value in super().to_dict().items() if name != "session"} | {"key": key}
+        return {name: value for name, value in super().to_dict().items() if name != "session"} | {
+            "key": key
+        }
 
     @property
     def capabilities(self) -> Capabilities:
-        # To keep the marks of other sources, a put must name the columns to remove, so these must be declared.
+        # To keep the marks of other sources, a put must name the columns to remove, so these must
+        # be declared.
         return replace(super().capabilities, idempotent=self.columns is not None)
 
     def problem_of(self, error: BaseException, *, sent: bool = True) -> Problem:
@@ -249,10 +304,14 @@ class DynamoDbTable(StoreTable):
         return await self._run_in_thread(self._presence, requests)
 
     def _begin_fenced_run(self, client: DynamoDBClient, fence: Fence) -> None:
-        """Store the run's epoch in the table of epochs, which is created if this table is declared with `create`."""
+        """Store the run's epoch in the table of epochs, which is created if this table is
+        declared with `create`.
+        """
         key = {NAME: "S"}
         what = f"{self._label}: the table {self._epochs_table!r}, which fenced=True needs,"
-        self._translated(partial(resolve_table_key, client, what, self._epochs_table, key, create=self.create))
+        self._translated(
+            partial(resolve_table_key, client, what, self._epochs_table, key, create=self.create)
+        )
         self._translated(self._fenced_writes(client, fence).announce)
 
     def _fenced_writes(self, client: DynamoDBClient, fence: Fence) -> FencedWrites:
@@ -263,11 +322,15 @@ class DynamoDbTable(StoreTable):
         return f"{self.table}{BOOKKEEPING_SUFFIX}"
 
     def _presence(self, requests: TableRequests) -> Presence:
-        """What DynamoDB says about the table; it gives a table that is created or restored an id of its own."""
+        """What DynamoDB says about the table; it gives a table that is created or restored an id
+        of its own.
+        """
         description = self._translated(partial(_describe_table, requests.client, self.table))
         if description is None or description["TableStatus"] == "DELETING":
             return NO_TABLE
-        return Presence(exists=True, id=description.get("TableId") or str(description["CreationDateTime"]))
+        return Presence(
+            exists=True, id=description.get("TableId") or str(description["CreationDateTime"])
+        )
 
     async def open(self) -> None:
         """Connect. A missing table with `create` is no error: the first write creates it."""
@@ -281,7 +344,8 @@ class DynamoDbTable(StoreTable):
     async def check(self, use: TableUse) -> None:
         """Ask whether the table is there with this key, and may be read and updated.
 
-        The right to write batches, which puts and deletes without conditions use, can't be asked for.
+        The right to write batches, which puts and deletes without conditions use, can't be asked
+        for.
         """
         try:
             requests = await self._get_client(make=False)
@@ -320,7 +384,9 @@ class DynamoDbTable(StoreTable):
         if reads:
             return await self._get(requests, valid, len(operation))
         if operation.fence is not None:
-            fenced = self._fenced_writes(requests.client, operation.fence) if operation.fenced else None
+            fenced = (
+                self._fenced_writes(requests.client, operation.fence) if operation.fenced else None
+            )
             requests = replace(requests, fence=operation.fence, fenced=fenced)
         conditions = operation.conditions
         marked = conditions.idempotent or conditions.keeps_marks
@@ -328,14 +394,20 @@ class DynamoDbTable(StoreTable):
             problem = f"{self._label} declares no columns, which idempotent writes need."
             step = 'Declare columns={"name": "type", …}.'
             raise errors.ConfigurationError(problem, step, argument="columns", table=self.table)
-        if not conditions and not marked and operation.kind in (OperationKind.PUT, OperationKind.DELETE):
+        if (
+            not conditions
+            and not marked
+            and operation.kind in (OperationKind.PUT, OperationKind.DELETE)
+        ):
             return await self._write_batches(requests, operation, valid)
         return await self._write_keys(requests, operation, valid)
 
     async def _get_client(self, *, make: bool = True) -> TableRequests:
         mine = self._open.here()
         if mine.live is None:
-            await asyncio.get_running_loop().run_in_executor(mine.threads, self._connect, mine, make)
+            await asyncio.get_running_loop().run_in_executor(
+                mine.threads, self._connect, mine, make
+            )
         assert mine.live is not None
         return mine.live
 
@@ -374,7 +446,9 @@ class DynamoDbTable(StoreTable):
             raise translated from translated.__cause__
 
     async def _run_in_thread(self, work: Callable[..., T], *arguments: Any) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._open.here().threads, work, *arguments)
+        return await asyncio.get_running_loop().run_in_executor(
+            self._open.here().threads, work, *arguments
+        )
 
     async def _get(self, requests: TableRequests, valid: ValidEntries, count: int) -> Outcomes:
         records: list[Any] = [None] * count
@@ -383,18 +457,22 @@ class DynamoDbTable(StoreTable):
         await self._run_in_threads(lambda part: problems.update(requests.get(part, records)), parts)
         return Outcomes(count, records, problems)
 
-    async def _write_batches(self, requests: TableRequests, operation: Operation[Any], valid: ValidEntries) -> Outcomes:
+    async def _write_batches(
+        self, requests: TableRequests, operation: Operation[Any], valid: ValidEntries
+    ) -> Outcomes:
         """Write only the last entry of each key: nobody could see the effect of earlier ones.
 
-        If it is rejected, the one before it is written. If it fails for another reason, earlier ones have its problem
-        too; if it is done, so are they.
+        If it is rejected, the one before it is written. If it fails for another reason, earlier
+        ones have its problem too; if it is done, so are they.
         """
         problems: Problems = dict(valid.problems)
         left = _group_by_key(valid.entries)
         while left:
             last = [entries.pop() for entries in left]
             parts = _parts(last, dynamodb_requests.WRITES_AT_ONCE)
-            await self._run_in_threads(lambda part: problems.update(requests.write_batch(operation.kind, part)), parts)
+            await self._run_in_threads(
+                lambda part: problems.update(requests.write_batch(operation.kind, part)), parts
+            )
             written, left = left, []
             for entry, earlier in zip(last, written, strict=True):
                 problem = problems.get(entry.place)
@@ -404,7 +482,9 @@ class DynamoDbTable(StoreTable):
                     left.append(earlier)
         return Outcomes(len(operation), problems=problems)
 
-    async def _write_keys(self, requests: TableRequests, operation: Operation[Any], valid: ValidEntries) -> Outcomes:
+    async def _write_keys(
+        self, requests: TableRequests, operation: Operation[Any], valid: ValidEntries
+    ) -> Outcomes:
         problems: Problems = dict(valid.problems)
         put: list[int] = []
         await self._run_in_threads(
@@ -420,7 +500,9 @@ class DynamoDbTable(StoreTable):
         try:
             await asyncio.gather(*running)
         finally:
-            for future in running:  # if the caller was cancelled, parts that have not begun are dropped
+            for (
+                future
+            ) in running:  # if the caller was cancelled, parts that have not begun are dropped
                 future.cancel()
 
     def _types_of_key(self, typed: Mapping[str, str]) -> dict[str, str | None]:
@@ -430,21 +512,31 @@ class DynamoDbTable(StoreTable):
         """
         if len(self.key) > 2:
             text = f"{self._label} declares {len(self.key)} key columns; DynamoDB takes one or two."
-            raise errors.ConfigurationError(text, "Combine some of them into one column.", argument="key")
+            raise errors.ConfigurationError(
+                text, "Combine some of them into one column.", argument="key"
+            )
         known = {column.name: column for column in self._declared}
         check_not_reserved(self._label, self._declared)
         known |= {name: parse_known_column(name, word) for name, word in typed.items()}
         for name in self.key:
             if self.columns is not None and name not in known:
-                what = f"{self._label} has the key column {name!r}, which is not among its columns {', '.join(known)}."
-                raise errors.SchemaMismatchError(what, "Correct the key, or the columns.", column=name)
+                what = (
+                    f"{self._label} has the key column {name!r}, which is not among its columns"
+                    f" {', '.join(known)}."
+                )
+                raise errors.SchemaMismatchError(
+                    what, "Correct the key, or the columns.", column=name
+                )
             if name in known and key_attribute_type(known[name]) is None:
                 raise errors.ConfigurationError(
-                    f"{self._label}: its key {name!r} is {known[name].type}; expected text, a number, bytes or a time.",
+                    f"{self._label}: its key {name!r} is {known[name].type}; expected text, a"
+                    " number, bytes or a time.",
                     "Use another column as the key.",
                     argument="key",
                 )
-        types = {name: key_attribute_type(known[name]) if name in known else None for name in self.key}
+        types = {
+            name: key_attribute_type(known[name]) if name in known else None for name in self.key
+        }
         if self.create and None in types.values():
             problem = f"{self._label} can't be created without the types of its key."
             step = 'Declare columns={"name": "type", …}, or the key as {"id": "string"}.'

@@ -29,7 +29,11 @@ _THROTTLED = {
     "TooManyRequestsException",
     "SlowDown",
 }
-_NO_EFFECT = {"TransactionConflictException", "TransactionInProgressException", "ReplicatedWriteConflictException"}
+_NO_EFFECT = {
+    "TransactionConflictException",
+    "TransactionInProgressException",
+    "ReplicatedWriteConflictException",
+}
 _NO_ACCESS = {
     "ResourceNotFoundException",
     "AccessDeniedException",
@@ -41,8 +45,11 @@ _NO_ACCESS = {
     "IncompleteSignatureException",
 }
 _OF_THE_ENTRY = {"ValidationException", "ItemCollectionSizeLimitExceededException"}
-# Messages of a ValidationException which concern every entry: the table was replaced by one with another key.
-_OTHER_KEY = re.compile("required keys was not given|[Mm]issing the key|mismatch for key|does not match the schema")
+# Messages of a ValidationException which concern every entry: the table was replaced by one with
+# another key.
+_OTHER_KEY = re.compile(
+    "required keys was not given|[Mm]issing the key|mismatch for key|does not match the schema"
+)
 _ENDPOINT = re.compile(r"https?://[^@/?#]+/?")
 
 
@@ -50,8 +57,9 @@ _ENDPOINT = re.compile(r"https?://[^@/?#]+/?")
 class Connection:
     """How to connect to DynamoDB, without secrets; boto3 finds what is None.
 
-    `credentials_env` names the environment variables with the access key's id, the secret and optionally the session
-    token; they are read when connecting. `session` is a boto3 session of the caller's, for this process only.
+    `credentials_env` names the environment variables with the access key's id, the secret and
+    optionally the session token; they are read when connecting. `session` is a boto3 session of the
+    caller's, for this process only.
     """
 
     region: str | None = None
@@ -63,15 +71,26 @@ class Connection:
     session: Any = field(default=None, repr=False)
 
     def check(self, label: str) -> None:
-        """Raise ConfigurationError for invalid attributes, and for those that may contain a secret."""
+        """Raise ConfigurationError for invalid attributes, and for those that may contain a
+        secret.
+        """
         if self.endpoint_url is not None and not _ENDPOINT.fullmatch(self.endpoint_url):
-            problem = f"{label}: endpoint_url is not a server's URL (not shown, as it may hold credentials)."
-            step = "Use a URL like http://127.0.0.1:8000 without credentials, which boto3 finds itself."
+            problem = (
+                f"{label}: endpoint_url is not a server's URL (not shown, as it may hold"
+                " credentials)."
+            )
+            step = (
+                "Use a URL like http://127.0.0.1:8000 without credentials, which boto3 finds"
+                " itself."
+            )
             raise errors.ConfigurationError(problem, step, argument="endpoint_url")
         named = self.credentials_env
-        if named is not None and (len(named) not in (2, 3) or not all(isinstance(n, str) and n for n in named)):
+        if named is not None and (
+            len(named) not in (2, 3) or not all(isinstance(n, str) and n for n in named)
+        ):
             raise errors.ConfigurationError(
-                f"{label}: credentials_env has {len(named)} names; expected two, or three with a session token.",
+                f"{label}: credentials_env has {len(named)} names; expected two, or three with a"
+                " session token.",
                 'Pass credentials_env=("MY_KEY_ID", "MY_SECRET").',
                 argument="credentials_env",
             )
@@ -79,7 +98,9 @@ class Connection:
             check_variable_name("credentials_env", name, '("MY_KEY_ID", "MY_SECRET")', label=label)
         if self.session is not None and (named is not None or self.profile is not None):
             raise errors.ConfigurationError(
-                f"{label}: it has both a session and credentials.", "Pass one of them.", argument="session"
+                f"{label}: it has both a session and credentials.",
+                "Pass one of them.",
+                argument="session",
             )
 
     def client(self, label: str, threads: int) -> DynamoDBClient:
@@ -93,20 +114,27 @@ class Connection:
             connect_timeout=self.connect_timeout,
             read_timeout=self.read_timeout,
             max_pool_connections=threads,
-            parameter_validation=False,  # requests are built here; validating each value again costs a third
+            # requests are built here; validating each value again costs a third
+            parameter_validation=False,
             tcp_keepalive=True,
-            # Given, because boto3 would compute it for each request, which is a tenth of the request's cost.
+            # Given, because boto3 would compute it for each request, which is a tenth of the
+            # request's cost.
             user_agent=f"dagster-adjunct Boto3/{boto3.__version__}",
         )
-        create = self._new_session(label).create_client if self.session is None else self.session.client
+        create = (
+            self._new_session(label).create_client if self.session is None else self.session.client
+        )
         try:
-            client = create("dynamodb", region_name=self.region, endpoint_url=self.endpoint_url, config=config)
+            client = create(
+                "dynamodb", region_name=self.region, endpoint_url=self.endpoint_url, config=config
+            )
         except (BotoCoreError, ValueError) as error:
             raise _client_error(label, error) from error
         return cast("DynamoDBClient", client)
 
     def with_session(self, label: str) -> Connection:
-        """Return the same connection with a session, which has the credentials and which all its clients share.
+        """Return the same connection with a session, which has the credentials and which all its
+        clients share.
 
         Two threads must not create clients of it at the same time.
         """
@@ -114,7 +142,9 @@ class Connection:
 
         if self.session is not None:
             return self
-        return replace(self, session=boto3.session.Session(botocore_session=self._new_session(label)))
+        return replace(
+            self, session=boto3.session.Session(botocore_session=self._new_session(label))
+        )
 
     def _new_session(self, label: str) -> Session:
         from botocore.exceptions import BotoCoreError
@@ -136,7 +166,8 @@ class Connection:
 
 
 def problem_from_boto_error(error: BaseException, label: str, *, sent: bool = True) -> Problem:
-    """Return the problem of the entries whose request raised `error`, which is one of boto3's or ours.
+    """Return the problem of the entries whose request raised `error`, which is one of boto3's or
+    ours.
 
     `sent`: DynamoDB may have received the request, so without an answer its outcome is unknown.
     """
@@ -149,7 +180,10 @@ def problem_from_boto_error(error: BaseException, label: str, *, sent: bool = Tr
     state, kind, pause = State.REFUSED, errors.TableError, None
     what, step = f"a request failed ({type(error).__name__}: {error})", ""
     stale, stale_step = stale_reason(error)
-    access = "Check table, region and endpoint_url, and that the credentials may describe, read and write the table."
+    access = (
+        "Check table, region and endpoint_url, and that the credentials may describe, read and"
+        " write the table."
+    )
     if stale:  # the service did nothing
         code = error_code(error) or type(error).__name__
         state, kind, pause = State.FAILED, errors.TableUnavailableError, _STALE_SECONDS
@@ -157,7 +191,10 @@ def problem_from_boto_error(error: BaseException, label: str, *, sent: bool = Tr
     elif isinstance(error, boto.ClientError):
         code, text = error_code(error), str(error.response.get("Error", {}).get("Message", ""))
         status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
-        what, step = f"DynamoDB rejected the request ({code}: {text})", "Correct the data or the table."
+        what, step = (
+            f"DynamoDB rejected the request ({code}: {text})",
+            "Correct the data or the table.",
+        )
         if code in _THROTTLED or status == 429:
             throttled = throttled_problem(label, code, _retry_after(error))
             assert throttled.error is not None
@@ -165,23 +202,37 @@ def problem_from_boto_error(error: BaseException, label: str, *, sent: bool = Tr
             return throttled
         if code in _NO_EFFECT or status >= 500:
             # A server that answers with an internal error may have written before it failed.
-            state, kind = State.FAILED if code in _NO_EFFECT else State.UNKNOWN, errors.TableUnavailableError
+            state, kind = (
+                State.FAILED if code in _NO_EFFECT else State.UNKNOWN,
+                errors.TableUnavailableError,
+            )
             pause, what = _retry_after(error), f"DynamoDB answered {code} ({text})"
             step = "The request is retried; if it keeps failing, contact AWS."
         elif code == "ValidationException" and _OTHER_KEY.search(text):
-            kind, what = errors.TableAccessError, f"its key is another one than when it was opened ({text})"
+            kind, what = (
+                errors.TableAccessError,
+                f"its key is another one than when it was opened ({text})",
+            )
             step = "Declare the key that the table has now, or use another table; then run again."
         elif code in _NO_ACCESS:
-            kind, what, step = errors.TableAccessError, f"it can't be accessed ({code}: {text})", access
+            kind, what, step = (
+                errors.TableAccessError,
+                f"it can't be accessed ({code}: {text})",
+                access,
+            )
     elif isinstance(error, boto.NoCredentialsError | boto.PartialCredentialsError):
         kind, what, step = errors.TableAccessError, f"it can't be accessed ({error})", access
     elif isinstance(error, boto.HTTPClientError | boto.ConnectionError | OSError):
-        unconnected = boto.EndpointConnectionError | boto.ConnectTimeoutError | boto.ProxyConnectionError
+        unconnected = (
+            boto.EndpointConnectionError | boto.ConnectTimeoutError | boto.ProxyConnectionError
+        )
         sent = sent and not isinstance(error, unconnected)
         state, kind = State.UNKNOWN if sent else State.FAILED, errors.TableUnavailableError
         lost = "was sent, and no answer came" if sent else "got no answer"
         what = f"a request {lost} ({type(error).__name__})"
-        step = "The request is retried; if it keeps failing, check the network and DynamoDB's status."
+        step = (
+            "The request is retried; if it keeps failing, check the network and DynamoDB's status."
+        )
     known = kind(f"{label}: {what}.", step, table=label)
     known.__cause__ = error
     is_of_request = kind is errors.TableAccessError or error_code(error) not in _OF_THE_ENTRY
@@ -192,7 +243,8 @@ def throttled_problem(label: str, what: str, retry_after: float | None = None) -
     """The problem of entries that had no effect, because DynamoDB has no capacity for them now."""
     error = errors.TableUnavailableError(
         f"{label} has no capacity for the request now ({what}).",
-        "The request is retried; if it keeps failing, lower the table's rate_limit or raise its capacity.",
+        "The request is retried; if it keeps failing, lower the table's rate_limit or raise its"
+        " capacity.",
         table=label,
     )
     return Problem(State.FAILED, error, THROTTLED_SECONDS if retry_after is None else retry_after)

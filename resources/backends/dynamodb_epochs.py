@@ -1,10 +1,12 @@
-"""Fenced writes to DynamoDB: runs' epochs in a table `<table>__adjunct_runs`, checked by each write's transaction.
+"""Fenced writes to DynamoDB: runs' epochs in a table `<table>__adjunct_runs`, checked by each
+write's transaction.
 
     name     (the key) name of the application's epoch | "/" | number, 0 to 31
     epoch    the epoch of the last run that has begun
 
-All items of an application have the same epoch. A transaction checks one of them, drawn at random, because two that
-check the same one at the same time conflict; `announce` raises all of them in one transaction.
+All items of an application have the same epoch. A transaction checks one of them, drawn at random,
+because two that check the same one at the same time conflict; `announce` raises all of them in one
+transaction.
 """
 
 from __future__ import annotations
@@ -34,12 +36,16 @@ _THROTTLED = ("ThrottlingError", "ProvisionedThroughputExceeded")
 FAILED_CONDITION = "ConditionalCheckFailed"
 
 Reason = Mapping[str, Any]
-"""Why an action of a transaction cancelled it: "Code" ("None": it did not), "Message", and "Item" as it was."""
+"""Why an action of a transaction cancelled it: "Code" ("None": it did not), "Message", and
+"Item" as it was.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class FencedWrites:
-    """Sends the writes of a run in transactions that check its epoch; `table` is the table with the epochs."""
+    """Sends the writes of a run in transactions that check its epoch; `table` is the table with
+    the epochs.
+    """
 
     client: DynamoDBClient
     label: str
@@ -54,8 +60,9 @@ class FencedWrites:
     def send(self, actions: Sequence[dict[str, Any]]) -> Sequence[Reason] | None:
         """Carry out all actions ({"Put": {…}} and so on) or none.
 
-        Returns None if they are done, else the reason of each. Raises RunLeaseLostError if a later run has begun, and
-        what boto3 raises. Transactions that conflict with others are sent again a few times.
+        Returns None if they are done, else the reason of each. Raises RunLeaseLostError if a later
+        run has begun, and what boto3 raises. Transactions that conflict with others are sent again
+        a few times.
         """
         return self._send([self._check(), *actions])
 
@@ -67,7 +74,9 @@ class FencedWrites:
             except Exception as error:
                 if error_code(error) != _CANCELLED:
                     raise
-                reasons: list[Reason] = getattr(error, "response", {}).get("CancellationReasons", [])
+                reasons: list[Reason] = getattr(error, "response", {}).get(
+                    "CancellationReasons", []
+                )
                 if len(reasons) != len(actions):
                     raise
                 self._check_fences(actions, reasons)
@@ -77,7 +86,9 @@ class FencedWrites:
                 return None
             self.pause(min(_LONGEST_PAUSE, _FIRST_PAUSE * 2**turn) * (0.5 + random.random() / 2))
         problem = f"{self.label}: a transaction has met others {_MAX_CONFLICTS} times."
-        step = "The request is retried; if it keeps failing, have fewer writers of the same records."
+        step = (
+            "The request is retried; if it keeps failing, have fewer writers of the same records."
+        )
         raise TableUnavailableError(problem, step, table=self.label)
 
     def _check_fences(self, actions: Sequence[dict[str, Any]], reasons: Sequence[Reason]) -> None:
@@ -88,7 +99,10 @@ class FencedWrites:
                 continue
             stored = (reason.get("Item") or {}).get(EPOCH)
             must_raise_epoch(self.label, None if stored is None else int(stored["N"]), self.fence)
-            problem = f"{self.label}: the epoch of this run is gone from the table {self.table}, where it was stored."
+            problem = (
+                f"{self.label}: the epoch of this run is gone from the table {self.table}, where it"
+                " was stored."
+            )
             step = "Find out who deletes its items, then run again."
             raise TableError(problem, step, table=self.label)
 
@@ -112,7 +126,9 @@ class FencedWrites:
 
 
 def problem_from_reason(label: str, reason: Reason) -> Problem | None:
-    """Return the problem of an action that has cancelled its transaction; None if another one has."""
+    """Return the problem of an action that has cancelled its transaction; None if another one
+    has.
+    """
     code, text = reason["Code"], reason.get("Message") or ""
     if code == "None":
         return None
@@ -120,5 +136,9 @@ def problem_from_reason(label: str, reason: Reason) -> Problem | None:
         return throttled_problem(label, code)
     if code == FAILED_CONDITION:
         return Problem(State.SKIPPED)
-    error = TableError(f"{label}: DynamoDB rejected the request ({code}: {text}).", "Correct the data.", table=label)
+    error = TableError(
+        f"{label}: DynamoDB rejected the request ({code}: {text}).",
+        "Correct the data.",
+        table=label,
+    )
     return Problem(State.REFUSED, error)

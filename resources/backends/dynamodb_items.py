@@ -1,8 +1,10 @@
-"""Converts between records (mappings) and DynamoDB's items, and checks DynamoDB's limits before anything is sent.
+"""Converts between records (mappings) and DynamoDB's items, and checks DynamoDB's limits before
+anything is sent.
 
-All of it is pure. An item has a record's columns as attributes, without null ones; attributes whose names begin with
-`adjunct_` hold what conditions need and are not part of a record. A deleted record whose marks are kept is an item with
-only these and the key (a tombstone). Values are stored without loss, as one of DynamoDB's attribute types:
+All of it is pure. An item has a record's columns as attributes, without null ones; attributes whose
+names begin with `adjunct_` hold what conditions need and are not part of a record. A deleted record
+whose marks are kept is an item with only these and the key (a tombstone). Values are stored without
+loss, as one of DynamoDB's attribute types:
 
     declared column    stored as
     string             S
@@ -10,14 +12,17 @@ only these and the key (a tombstone). Values are stored without loss, as one of 
     float types        N, by the shortest text that reads back as the same float
     decimal            N, of up to 38 digits; trailing zeros are dropped, 1.50 is read as 1.5
     boolean            BOOL
-    timestamp          S, in UTC, "2024-05-01T12:30:00.000000Z": texts of one length, which sort as the times do
+    timestamp          S, in UTC, "2024-05-01T12:30:00.000000Z": texts of one length, which sort as
+                       the times do
     date               S, "2024-05-01"
     binary             B
     array<type>        L
-    json               M, L, S, N, BOOL, NULL, as the value is built; a whole float is read as an int
+    json               M, L, S, N, BOOL, NULL, as the value is built; a whole float is read as an
+                       int
 
-Null columns are left out of the item, so null and missing are the same. Without declared columns a value's own type
-determines how it is stored; numbers are read as int if they are whole, else as Decimal, and times as text.
+Null columns are left out of the item, so null and missing are the same. Without declared columns a
+value's own type determines how it is stored; numbers are read as int if they are whole, else as
+Decimal, and times as text.
 """
 
 from __future__ import annotations
@@ -54,7 +59,8 @@ _MAX_DEPTH = 32  # levels of lists and maps
 
 
 def encoder_for(column: Column) -> Callable[[Any], AttributeValue]:
-    """Return the function that turns a value of this column, other than None, into an attribute value.
+    """Return the function that turns a value of this column, other than None, into an attribute
+    value.
 
     It raises TypeError if the value doesn't fit the column or DynamoDB.
     """
@@ -83,7 +89,9 @@ def decoder_for(column: Column) -> Callable[[AttributeValue], Any]:
     if column.kind is Kind.LIST:
         assert column.element is not None
         decode = decoder_for(column.element)
-        return lambda stored: [decode(item) for item in stored["L"]] if "L" in stored else decode_any(stored)
+        return lambda stored: (
+            [decode(item) for item in stored["L"]] if "L" in stored else decode_any(stored)
+        )
     if column.kind is Kind.JSON:
         return _decode_json
     tag, _, read = _FORMS.get(column.kind, ("BOOL", None, None))
@@ -154,7 +162,9 @@ def attribute_bytes(stored: AttributeValue) -> int:
     if tag == "L":
         return 3 + sum(1 + attribute_bytes(item) for item in value)
     if tag == "M":
-        return 3 + sum(1 + len(name.encode()) + attribute_bytes(item) for name, item in value.items())
+        return 3 + sum(
+            1 + len(name.encode()) + attribute_bytes(item) for name, item in value.items()
+        )
     return 1
 
 
@@ -215,7 +225,8 @@ def _decode_json(stored: AttributeValue) -> Any:
     return decode_any(stored)
 
 
-# For each kind: the attribute type of its values, and the functions that write and read them (None: unchanged).
+# For each kind: the attribute type of its values, and the functions that write and read them (None:
+# unchanged).
 _FORMS: dict[Kind, tuple[str, Callable[[Any], Any] | None, Callable[[Any], Any] | None]] = {
     Kind.STRING: ("S", None, None),
     Kind.INTEGER: ("N", lambda value: str(int(value)), _whole_or_decimal),
@@ -230,7 +241,9 @@ _FORMS: dict[Kind, tuple[str, Callable[[Any], Any] | None, Callable[[Any], Any] 
 
 DELETED = f"{OWN_PREFIX}deleted"
 MAX_ITEM_BYTES = 400 * 1024
-_MOST_SUMS = 60  # an expression can have 300 operators: each sum takes four, and conditions take some
+_MOST_SUMS = (
+    60  # an expression can have 300 operators: each sum takes four, and conditions take some
+)
 _MAX_KEY_BYTES = (2048, 1024)  # of the partition key and of the sort key
 
 KeyItem = dict[str, AttributeValue]
@@ -240,8 +253,9 @@ KeyItem = dict[str, AttributeValue]
 class EncodedChanges:
     """An update's changes as attribute values; `remove` includes the columns that it sets to null.
 
-    `merge` has the maps whose members are added to those of JSON columns. `limits` are what columns must hold before
-    `add` (at most or at least a number), so that the sum is within the column's type.
+    `merge` has the maps whose members are added to those of JSON columns. `limits` are what columns
+    must hold before `add` (at most or at least a number), so that the sum is within the column's
+    type.
     """
 
     set: Item = field(default_factory=dict)
@@ -253,7 +267,9 @@ class EncodedChanges:
 
     @property
     def late(self) -> EncodedChanges:
-        """The part of a late update that still applies to a newer record (`Operation.applies_late_changes`)."""
+        """The part of a late update that still applies to a newer record
+        (`Operation.applies_late_changes`).
+        """
         return EncodedChanges(add=self.add, limits=self.limits, append=self.append)
 
 
@@ -271,21 +287,25 @@ class _AnyColumn(dict[str, Callable[[Any], AttributeValue]]):
 
 
 class ItemCodec(RowCodec):
-    """Encodes and decodes the items of one table; a checked value, as `RowCodec` calls it, is an attribute value.
+    """Encodes and decodes the items of one table; a checked value, as `RowCodec` calls it, is an
+    attribute value.
 
-    `key` has the attribute type ("S", "N" or "B") of the partition key and the sort key, by name. Without `columns`,
-    records may have any columns (`is_open`).
+    `key` has the attribute type ("S", "N" or "B") of the partition key and the sort key, by name.
+    Without `columns`, records may have any columns (`is_open`).
     """
 
-    def __init__(self, label: str, key: Mapping[str, str], columns: Sequence[Column] | None) -> None:
+    def __init__(
+        self, label: str, key: Mapping[str, str], columns: Sequence[Column] | None
+    ) -> None:
         known = [Column(name, tag) for name, tag in key.items()] if columns is None else columns
         super().__init__(label, tuple(key), known, check=encoder_for, decode=decoder_for)
         self.is_open = columns is None
         if columns is None:
             self._check = _AnyColumn(self._check)
         self.key_types = dict(key)
-        # The bounds of sums. There are none for types with more digits than DynamoDB, which rejects larger sums itself,
-        # and for 64-bit integers, which no counter exceeds: the check would make an increment some 4% more expensive.
+        # The bounds of sums. There are none for types with more digits than DynamoDB, which rejects
+        # larger sums itself, and for 64-bit integers, which no counter exceeds: the check would
+        # make an increment some 4% more expensive.
         self._bounds = {
             column.name: bounds
             for column in columns or ()
@@ -302,7 +322,10 @@ class ItemCodec(RowCodec):
                 what = f"{self.table}: its key {name!r} is stored as {tag}, but got {stored}."
                 raise SchemaMismatchError(what, "Convert it to the type of the key.", column=name)
             if tag != "N" and not 0 < attribute_bytes(stored) <= largest:
-                text = f"{self.table}: key {name!r} has {attribute_bytes(stored)} bytes; expected 1 to {largest}."
+                text = (
+                    f"{self.table}: key {name!r} has {attribute_bytes(stored)} bytes; expected 1 to"
+                    f" {largest}."
+                )
                 step = "Shorten the key, for example to a hash of it."
                 raise SchemaMismatchError(text, step, column=name) from OutOfRangeError(text)
         return row
@@ -316,7 +339,11 @@ class ItemCodec(RowCodec):
 
         Raises SchemaMismatchError if the item would be too large.
         """
-        columns = {name: stored for name, stored in record.items() if stored is not None and name not in key}
+        columns = {
+            name: stored
+            for name, stored in record.items()
+            if stored is not None and name not in key
+        }
         self.check_size({**columns, **key})
         return columns
 
@@ -333,7 +360,9 @@ class ItemCodec(RowCodec):
         )
 
     def check_order(self, newest_by: str) -> None:
-        """As in RowCodec, but undeclared columns are accepted: DynamoDB checks the values that it compares."""
+        """As in RowCodec, but undeclared columns are accepted: DynamoDB checks the values that
+        it compares.
+        """
         if not self.is_open:
             super().check_order(newest_by)
 
@@ -341,7 +370,10 @@ class ItemCodec(RowCodec):
         if not self.is_open:
             return super().column(name)
         if not _is_column_name(name):
-            what = f"{self.table}: the column name {name!r} is not a text, or begins with {OWN_PREFIX}."
+            what = (
+                f"{self.table}: the column name {name!r} is not a text, or begins with"
+                f" {OWN_PREFIX}."
+            )
             raise SchemaMismatchError(what, "Rename it.", table=self.table, column=name)
         return self.columns.get(name) or Column(name, "any")
 
@@ -362,7 +394,9 @@ class ItemCodec(RowCodec):
         return stored
 
     def sum(self, name: str, old: AttributeValue | None, number: AttributeValue) -> AttributeValue:
-        """The value of column `name` after adding `number` to `old`; SchemaMismatchError if it exceeds its type."""
+        """The value of column `name` after adding `number` to `old`; SchemaMismatchError if it
+        exceeds its type.
+        """
         if old is not None and name in self._bounds:
             self.checked(name, self.read((name,), ({"N": str(exact_sum(old, number))},))[name])
         return number if old is None else {"N": _number_text(exact_sum(old, number))}
@@ -374,7 +408,10 @@ class ItemCodec(RowCodec):
             if old is None:
                 continue
             if "N" not in old:
-                problem = f"{self.table}: an update adds to column {name!r}, which holds {old}, not a number."
+                problem = (
+                    f"{self.table}: an update adds to column {name!r}, which holds {old}, not a"
+                    " number."
+                )
                 raise SchemaMismatchError(problem, "Set the column instead.", column=name)
             there, bound = Decimal(old["N"]), Decimal(limit["N"])
             if there > bound if comparison == "<=" else there < bound:
@@ -386,23 +423,37 @@ class ItemCodec(RowCodec):
             return None
         try:
             if self.is_open:
-                return {name: decode_any(v) for name, v in item.items() if not name.startswith(OWN_PREFIX)}
+                return {
+                    name: decode_any(v)
+                    for name, v in item.items()
+                    if not name.startswith(OWN_PREFIX)
+                }
             return self.read(self.names, [item.get(name) for name in self.names])
         except (ValueError, TypeError, ArithmeticError) as error:
             problem = f"{self.table}: an item does not fit its declared columns ({error})."
-            raise SchemaMismatchError(problem, "Correct the item, or the columns.", table=self.table) from error
+            raise SchemaMismatchError(
+                problem, "Correct the item, or the columns.", table=self.table
+            ) from error
 
     def check_size(self, item: Item) -> None:
         """Raise SchemaMismatchError for an item that exceeds DynamoDB's size limit."""
         size = sum(len(name.encode()) + attribute_bytes(value) for name, value in item.items())
         if size > MAX_ITEM_BYTES:
             key = {name: item[name] for name in self.key if name in item}
-            problem = f"{self.table}: a record of the key {key} has {size:,} bytes; DynamoDB takes {MAX_ITEM_BYTES:,}."
-            step = "Store large values elsewhere and keep a reference in the record, or split the record."
+            problem = (
+                f"{self.table}: a record of the key {key} has {size:,} bytes; DynamoDB takes"
+                f" {MAX_ITEM_BYTES:,}."
+            )
+            step = (
+                "Store large values elsewhere and keep a reference in the record, or split the"
+                " record."
+            )
             raise SchemaMismatchError(problem, step, table=self.table)
 
     def _limits(self, numbers: Item) -> dict[str, Limit]:
-        """What columns must hold (at most or at least) so that adding these numbers stays within their types."""
+        """What columns must hold (at most or at least) so that adding these numbers stays within
+        their types.
+        """
         limits: dict[str, Limit] = {}
         for name, value in numbers.items():
             step = Decimal(value["N"])
@@ -412,10 +463,12 @@ class ItemCodec(RowCodec):
                 limits[name] = ("<=" if step > 0 else ">=", {"N": _number_text(bound)})
         if len(limits) > _MOST_SUMS:
             problem = (
-                f"{self.table}: an update adds to {len(limits)} columns whose type's limits must be checked; one "
-                f"DynamoDB condition can check {_MOST_SUMS}."
+                f"{self.table}: an update adds to {len(limits)} columns whose type's limits must be"
+                f" checked; one DynamoDB condition can check {_MOST_SUMS}."
             )
-            raise SchemaMismatchError(problem, "Add to fewer of them in one update.", table=self.table)
+            raise SchemaMismatchError(
+                problem, "Add to fewer of them in one update.", table=self.table
+            )
         return limits
 
 
@@ -431,7 +484,8 @@ def begin_record(codec: ItemCodec, default: Item, changes: EncodedChanges) -> It
             columns[name] = {"M": {**columns.get(name, {"M": {}})["M"], **members["M"]}}
     except (KeyError, ArithmeticError, TypeError) as error:
         raise SchemaMismatchError(
-            f"an update can't be applied to its default: column {name!r} begins as {columns.get(name)} ({error!r}).",
+            f"an update can't be applied to its default: column {name!r} begins as"
+            f" {columns.get(name)} ({error!r}).",
             "Use a number in the default where an update adds, and a list where it appends.",
             column=name,
         ) from None

@@ -1,14 +1,19 @@
-"""Builds and sends the requests of one DynamoDB table, with blocking calls: in batches, or one entry after another.
+"""Builds and sends the requests of one DynamoDB table, with blocking calls: in batches, or one
+entry after another.
 
-Problems of entries are returned, never raised. If DynamoDB throttles a batch, unprocessed puts and deletes are FAILED,
-and the caller retries them; unprocessed gets are first requested again a few times, with growing pauses.
+Problems of entries are returned, never raised. If DynamoDB throttles a batch, unprocessed puts and
+deletes are FAILED, and the caller retries them; unprocessed gets are first requested again a few
+times, with growing pauses.
 
 With conditions, an item has attributes besides a record's columns:
 
-    adjunct_time, adjunct_tie    the time of the newest message applied (`newest_by`), and its order among equal ones
-    adjunct_at:SOURCE            the position of the last message applied from a source (`idempotent`)
+    adjunct_time, adjunct_tie    the time of the newest message applied (`newest_by`), and its order
+                                 among equal ones
+    adjunct_at:SOURCE            the position of the last message applied from a source
+                                 (`idempotent`)
     adjunct_deleted              when the record was deleted, in seconds: the item is a tombstone
-    adjunct_expires              when DynamoDB may remove the tombstone, in seconds (its time-to-live attribute)
+    adjunct_expires              when DynamoDB may remove the tombstone, in seconds (its
+                                 time-to-live attribute)
 
 Every write is one UpdateItem or PutItem whose ConditionExpression contains all conditions.
 """
@@ -46,7 +51,12 @@ from dagster_adjunct.resources.backends.dynamodb_items import (
     is_default_redundant,
 )
 from dagster_adjunct.resources.backends.write_plan import Entry
-from dagster_adjunct.resources.errors import AdjunctError, RunLeaseLostError, SchemaMismatchError, TableUnavailableError
+from dagster_adjunct.resources.errors import (
+    AdjunctError,
+    RunLeaseLostError,
+    SchemaMismatchError,
+    TableUnavailableError,
+)
 from dagster_adjunct.resources.objects.fence import Fence
 from dagster_adjunct.resources.tables.functions import is_retryable, record_not_found_error
 from dagster_adjunct.resources.tables.operation import Operation, OperationKind, Problem, State
@@ -65,9 +75,11 @@ Request = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """What the conditions of one entry compare: its time and tie for `newest_by`, its source and position.
+    """What the conditions of one entry compare: its time and tie for `newest_by`, its source and
+    position.
 
-    `column` is the column `newest_by`. Without that `time` is None; without `idempotent`, `position` is None.
+    `column` is the column `newest_by`. Without that `time` is None; without `idempotent`,
+    `position` is None.
     """
 
     column: str = ""
@@ -87,11 +99,15 @@ class Guard:
         return kept
 
     def holds(self, item: Item) -> bool:
-        """Whether the conditions hold for this item ({}: there is none), as DynamoDB evaluates `_Expression._guarded`.
+        """Whether the conditions hold for this item ({}: there is none), as DynamoDB evaluates
+        `_Expression._guarded`.
 
         Raises SchemaMismatchError if the times of the item and the entry can't be compared.
         """
-        if self.position is not None and self.position <= item.get(_mark_attribute(self.source), {"S": ""})["S"]:
+        if (
+            self.position is not None
+            and self.position <= item.get(_mark_attribute(self.source), {"S": ""})["S"]
+        ):
             return False
         if self.time is None:
             return True
@@ -101,7 +117,8 @@ class Guard:
         ((tag, value),) = self.time.items()
         if tag not in known:
             raise SchemaMismatchError(
-                f"the times of {self.column!r} can't be compared: the record has {known}, the write has {self.time}.",
+                f"the times of {self.column!r} can't be compared: the record has {known}, the write"
+                f" has {self.time}.",
                 "Declare the column's type, so that all times have the same one.",
                 column=self.column,
             )
@@ -129,7 +146,9 @@ NO_CHANGES = EncodedChanges()
 
 @dataclass(slots=True)
 class _Expression:
-    """Builds the request of one write and its conditions, with a short placeholder for each name and value."""
+    """Builds the request of one write and its conditions, with a short placeholder for each name
+    and value.
+    """
 
     key: KeyItem
     guard: Guard
@@ -149,10 +168,16 @@ class _Expression:
         return short
 
     def present(self) -> str:
-        return f"attribute_exists({self.name(next(iter(self.key)))}) AND attribute_not_exists({self.name(DELETED)})"
+        return (
+            f"attribute_exists({self.name(next(iter(self.key)))}) AND"
+            f" attribute_not_exists({self.name(DELETED)})"
+        )
 
     def absent(self) -> str:
-        return f"(attribute_not_exists({self.name(next(iter(self.key)))}) OR attribute_exists({self.name(DELETED)}))"
+        return (
+            f"(attribute_not_exists({self.name(next(iter(self.key)))}) OR"
+            f" attribute_exists({self.name(DELETED)}))"
+        )
 
     def put(self, item: Item) -> Request:
         """Return the PutItem that replaces the whole item by `item` and the guard's attributes."""
@@ -168,31 +193,44 @@ class _Expression:
     ) -> Request:
         """Return the UpdateItem that changes an item if `clauses` and the guard's conditions hold.
 
-        It sets `columns`, the guard's attributes and members of maps (`merged`, by path), removes `removes`, and adds
-        and appends what `changes` says.
+        It sets `columns`, the guard's attributes and members of maps (`merged`, by path), removes
+        `removes`, and adds and appends what `changes` says.
         """
-        sets = [f"{self.name(name)} = {self.value(one)}" for name, one in {**columns, **self.guard.attributes}.items()]
+        sets = [
+            f"{self.name(name)} = {self.value(one)}"
+            for name, one in {**columns, **self.guard.attributes}.items()
+        ]
         sets += [f"{path} = {self.value(value)}" for path, value in merged.items()]
         if changes.append:
             empty = self.value({"L": []})
             for name, values in changes.append.items():
                 short = self.name(name)
-                sets.append(f"{short} = list_append(if_not_exists({short}, {empty}), {self.value(values)})")
+                sets.append(
+                    f"{short} = list_append(if_not_exists({short}, {empty}), {self.value(values)})"
+                )
         adds = [f"{self.name(name)} {self.value(number)}" for name, number in changes.add.items()]
         # Conditions that no sum exceeds its column's type, which DynamoDB does not know.
         room = [
-            f"(attribute_not_exists({self.name(name)}) OR {self.name(name)} {comparison} {self.value(number)})"
+            f"(attribute_not_exists({self.name(name)}) OR"
+            f" {self.name(name)} {comparison} {self.value(number)})"
             for name, (comparison, number) in changes.limits.items()
         ]
         parts = (("SET", sets), ("REMOVE", map(self.name, removes)), ("ADD", adds))
-        words = [f"{verb} {text}" for verb, text in ((verb, ", ".join(part)) for verb, part in parts) if text]
+        words = [
+            f"{verb} {text}"
+            for verb, text in ((verb, ", ".join(part)) for verb, part in parts)
+            if text
+        ]
         update = {"UpdateExpression": " ".join(words)} if words else {}
         return self._conditional({"Key": self.key, **update}, [*clauses, *room])
 
     def _conditional(self, request: Request, clauses: Iterable[str]) -> Request:
         condition = " AND ".join([*clauses, *self._guarded()])
         if condition:
-            request |= {"ConditionExpression": condition, "ReturnValuesOnConditionCheckFailure": "ALL_OLD"}
+            request |= {
+                "ConditionExpression": condition,
+                "ReturnValuesOnConditionCheckFailure": "ALL_OLD",
+            }
         if self.names:
             request["ExpressionAttributeNames"] = self.names
         if self.values:
@@ -203,23 +241,29 @@ class _Expression:
         clauses, guard = [], self.guard
         if guard.position is not None:
             mark = self.name(_mark_attribute(guard.source))
-            clauses.append(f"(attribute_not_exists({mark}) OR {mark} < {self.value({'S': guard.position})})")
+            clauses.append(
+                f"(attribute_not_exists({mark}) OR {mark} < {self.value({'S': guard.position})})"
+            )
         if guard.time is not None:
             known, tie, column = self.name(TIME), self.name(TIE), self.name(guard.column)
             time, own_tie = self.value(guard.time), self.value({"S": guard.tie})
             clauses.append(
-                f"({known} < {time} OR ({known} = {time} AND {tie} <= {own_tie}) OR "
-                f"(attribute_not_exists({known}) AND (attribute_not_exists({column}) OR {column} <= {time})))"
+                f"({known} < {time} OR ({known} = {time} AND {tie} <= {own_tie}) OR"
+                f" (attribute_not_exists({known}) AND (attribute_not_exists({column}) OR"
+                f" {column} <= {time})))"
             )
         return clauses
 
 
 def put_columns(key: KeyItem, columns: Item, others: Iterable[str], guard: Guard) -> Request:
-    """Return the UpdateItem that makes `columns` the record, or the tombstone, whatever was there; all marks stay.
+    """Return the UpdateItem that makes `columns` the record, or the tombstone, whatever was there;
+    all marks stay.
 
     Of `others`, the table's columns, it removes those that are not in `columns`.
     """
-    removed = [name for name in (*others, *_NO_LONGER_DELETED) if name not in columns and name not in key]
+    removed = [
+        name for name in (*others, *_NO_LONGER_DELETED) if name not in columns and name not in key
+    ]
     return _Expression(key, guard).update([], columns, removed)
 
 
@@ -232,9 +276,9 @@ def begin_item(key: KeyItem, columns: Item, guard: Guard) -> Request:
 def update_item(key: KeyItem, changes: EncodedChanges, guard: Guard, item: Item) -> Request:
     """Return the UpdateItem that changes an existing record.
 
-    DynamoDB sets members of a map only if the map exists; if it does not, the request must set a whole map. To tell,
-    `item` is what an earlier attempt has found, or {} at first, when all maps are assumed to exist. The request's
-    condition fails if that is wrong.
+    DynamoDB sets members of a map only if the map exists; if it does not, the request must set a
+    whole map. To tell, `item` is what an earlier attempt has found, or {} at first, when all maps
+    are assumed to exist. The request's condition fails if that is wrong.
     """
     expression = _Expression(key, guard)
     clauses, merged = [expression.present()], {}
@@ -245,17 +289,24 @@ def update_item(key: KeyItem, changes: EncodedChanges, guard: Guard, item: Item)
             merged[short] = members
         else:
             clauses.append(f"attribute_type({short}, {expression.value({'S': 'M'})})")
-            merged |= {f"{short}.{expression.name(member)}": value for member, value in members["M"].items()}
+            merged |= {
+                f"{short}.{expression.name(member)}": value
+                for member, value in members["M"].items()
+            }
     return expression.update(clauses, changes.set, changes.remove, changes, merged)
 
 
 def update_or_begin_item(key: KeyItem, changes: EncodedChanges, guard: Guard) -> Request:
-    """Return the UpdateItem that changes the record, or creates one from the changes alone (`is_default_redundant`).
+    """Return the UpdateItem that changes the record, or creates one from the changes alone
+    (`is_default_redundant`).
 
     Its answer contains the item as it was before.
     """
     removes = [*changes.remove, *_NO_LONGER_DELETED]
-    return {"ReturnValues": "ALL_OLD", **_Expression(key, guard).update([], changes.set, removes, changes)}
+    return {
+        "ReturnValues": "ALL_OLD",
+        **_Expression(key, guard).update([], changes.set, removes, changes),
+    }
 
 
 def keep_mark(key: KeyItem, guard: Guard) -> Request:
@@ -270,7 +321,8 @@ def keep_mark(key: KeyItem, guard: Guard) -> Request:
 def tombstone_attributes(now: float, horizon: float | None) -> Item:
     """Return the attributes of a tombstone, besides the key and the guard's.
 
-    `horizon` is for how many seconds it must stay: DynamoDB removes it some time later; with None, never.
+    `horizon` is for how many seconds it must stay: DynamoDB removes it some time later; with None,
+    never.
     """
     kept = {DELETED: {"N": str(int(now))}}
     return kept if horizon is None else kept | {EXPIRES: {"N": str(int(now + horizon) + 1)}}
@@ -283,7 +335,9 @@ def _mark_attribute(source: str) -> str:
 GETS_AT_ONCE, WRITES_AT_ONCE = 100, 25
 _MAX_REPEATS = 5
 _FIRST_PAUSE = 0.05
-_MAX_CONFLICTS = 10  # attempts to update or create a record while other writers create and delete it
+_MAX_CONFLICTS = (
+    10  # attempts to update or create a record while other writers create and delete it
+)
 _LONGEST_EXPRESSION = 4096
 
 Problems = dict[int, Problem]
@@ -298,7 +352,9 @@ class _ActionRefusedError(Exception):
 
 
 class _Answer(NamedTuple):
-    """Whether a write's condition failed, and the item as it was before; {} if there was none or it isn't returned."""
+    """Whether a write's condition failed, and the item as it was before; {} if there was none or
+    it isn't returned.
+    """
 
     failed: bool
     item: Item
@@ -310,10 +366,12 @@ class _Answer(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TableRequests:
-    """Sends requests to one table. `horizon`: for how many seconds tombstones must stay; None is forever.
+    """Sends requests to one table. `horizon`: for how many seconds tombstones must stay; None is
+    forever.
 
-    `fence` is that of the run that writes, checked before each request. Writes to a fenced table are transactions
-    (`fenced`); then no request returns the item as it was, but one whose condition has failed.
+    `fence` is that of the run that writes, checked before each request. Writes to a fenced table
+    are transactions (`fenced`); then no request returns the item as it was, but one whose condition
+    has failed.
     """
 
     client: DynamoDBClient
@@ -340,7 +398,10 @@ class TableRequests:
                 self.client.batch_get_item(RequestItems={self.table: {"Keys": [key]}})
             if updates:
                 self.client.update_item(
-                    TableName=self.table, Key=key, ConditionExpression=never, ExpressionAttributeNames={"#k": name}
+                    TableName=self.table,
+                    Key=key,
+                    ConditionExpression=never,
+                    ExpressionAttributeNames={"#k": name},
                 )
         except Exception as error:
             if error_code(error) == "ConditionalCheckFailedException":
@@ -350,7 +411,9 @@ class TableRequests:
             raise problem from error
 
     def get(self, entries: Sequence[Entry], records: list[Any]) -> Problems:
-        """Get the records of up to 100 entries, and store them in `records` by index; return the problems."""
+        """Get the records of up to 100 entries, and store them in `records` by index; return the
+        problems.
+        """
         problems: Problems = {}
         wanted: dict[Any, list[int]] = {}
         asked: list[KeyItem] = []
@@ -371,7 +434,9 @@ class TableRequests:
             except Exception as error:  # noqa: BLE001 - it becomes the outcome
                 # `sent=False`, because a get has no effect, whether it is answered or not.
                 problem = problem_from_boto_error(error, self.label, sent=False)
-                return problems | {place: problem for key in asked for place in wanted[identity_of(key.values())]}
+                return problems | {
+                    place: problem for key in asked for place in wanted[identity_of(key.values())]
+                }
             for item in _all_of(answer.get("Responses")):
                 places = wanted[identity_of(item[name] for name in self.codec.key)]
                 try:
@@ -382,10 +447,14 @@ class TableRequests:
             left_over: Any = answer.get("UnprocessedKeys") or {}
             asked = [key for part in left_over.values() for key in part["Keys"]]
         left = throttled_problem(self.label, f"{len(asked)} keys unprocessed")
-        return problems | {place: left for key in asked for place in wanted[identity_of(key.values())]}
+        return problems | {
+            place: left for key in asked for place in wanted[identity_of(key.values())]
+        }
 
     def write_batch(self, kind: OperationKind, entries: Sequence[Entry]) -> Problems:
-        """Put or delete up to 25 entries with distinct keys, without conditions; return the problems."""
+        """Put or delete up to 25 entries with distinct keys, without conditions; return the
+        problems.
+        """
         problems: Problems = {}
         places: list[int] = []
         requests: list[Any] = []
@@ -393,7 +462,9 @@ class TableRequests:
             key = self.codec.key_item(entry.key)
             try:
                 if kind is OperationKind.PUT:
-                    requests.append({"PutRequest": {"Item": {**self.codec.columns_of(key, entry.value), **key}}})
+                    requests.append(
+                        {"PutRequest": {"Item": {**self.codec.columns_of(key, entry.value), **key}}}
+                    )
                 else:
                     requests.append({"DeleteRequest": {"Key": key}})
                 places.append(entry.place)
@@ -413,7 +484,11 @@ class TableRequests:
             answer = self.client.batch_write_item(RequestItems={self.table: requests})
         except Exception as error:  # noqa: BLE001 - it becomes the outcome
             problem = problem_from_boto_error(error, self.label)
-            if problem.state is State.REFUSED and len(requests) > 1 and error_code(error) == "ValidationException":
+            if (
+                problem.state is State.REFUSED
+                and len(requests) > 1
+                and error_code(error) == "ValidationException"
+            ):
                 # One invalid entry makes the whole batch fail: bisect until it is alone.
                 half = len(requests) // 2
                 self._send_batch(places[:half], requests[:half], problems)
@@ -424,14 +499,22 @@ class TableRequests:
         unprocessed = _all_of(answer.get("UnprocessedItems"))
         if unprocessed:
             left = {self._identity_in(request) for request in unprocessed}
-            problem = throttled_problem(self.label, f"{len(unprocessed)} of {len(requests)} items unprocessed")
+            problem = throttled_problem(
+                self.label, f"{len(unprocessed)} of {len(requests)} items unprocessed"
+            )
             sent = [self._identity_in(request) for request in requests]
             if not left <= set(sent):  # it names what was not sent, so any of these may be meant
                 left = set(sent)
-            problems.update({place: problem for place, one in zip(places, sent, strict=True) if one in left})
+            problems.update(
+                {place: problem for place, one in zip(places, sent, strict=True) if one in left}
+            )
 
-    def _send_fenced(self, fenced: FencedWrites, places: list[int], requests: list[Any], problems: Problems) -> None:
-        """Send a batch as transactions: one that DynamoDB cancels or finds too large is sent again in halves."""
+    def _send_fenced(
+        self, fenced: FencedWrites, places: list[int], requests: list[Any], problems: Problems
+    ) -> None:
+        """Send a batch as transactions: one that DynamoDB cancels or finds too large is sent
+        again in halves.
+        """
         actions = [_action_of(self.table, request) for request in requests]
         reasons: Sequence[Reason] | None = None
         try:
@@ -458,14 +541,20 @@ class TableRequests:
             self.fence.check()
 
     def _identity_in(self, request: Any) -> Any:
-        item = request["PutRequest"]["Item"] if "PutRequest" in request else request["DeleteRequest"]["Key"]
+        item = (
+            request["PutRequest"]["Item"]
+            if "PutRequest" in request
+            else request["DeleteRequest"]["Key"]
+        )
         return identity_of(item[name] for name in self.codec.key)
 
-    def write_in_sequence(self, operation: Operation[Any], entries: Sequence[Entry], problems: Problems) -> int:
+    def write_in_sequence(
+        self, operation: Operation[Any], entries: Sequence[Entry], problems: Problems
+    ) -> int:
         """Write the entries of one key, one after the other; return how many of them put a default.
 
-        Problems are added to `problems`. After an entry that can be retried the others are not sent: they would
-        overtake it.
+        Problems are added to `problems`. After an entry that can be retried the others are not
+        sent: they would overtake it.
         """
         put = 0
         for done, entry in enumerate(entries):
@@ -497,10 +586,13 @@ class TableRequests:
         if kind is OperationKind.PUT_IF_ABSENT:
             answer = self._send(begin_item(key, codec.columns_of(key, entry.value), guard))
             return False, Problem(State.SKIPPED) if answer.failed else None
-        left = tombstone_attributes(time.time(), self.horizon) if kind is OperationKind.DELETE else {}
+        left = (
+            tombstone_attributes(time.time(), self.horizon) if kind is OperationKind.DELETE else {}
+        )
         columns = left or codec.columns_of(key, entry.value)
         if codec.is_open:
-            # The item has no marks of other sources to keep, because `idempotent` needs declared columns.
+            # The item has no marks of other sources to keep, because `idempotent` needs declared
+            # columns.
             request = _Expression(key, guard).put({**columns, **key})
         else:
             request = put_columns(key, columns, codec.names, guard)
@@ -511,7 +603,11 @@ class TableRequests:
     ) -> tuple[bool, Problem | None]:
         entries, changes = operation.entries, self.codec.encode_changes(entry.value)
         given = None if entries.defaults is None else entries.defaults[entry.place]
-        default = None if given is None else self.codec.columns_of(key, self.codec.whole(entry.key, given))
+        default = (
+            None
+            if given is None
+            else self.codec.columns_of(key, self.codec.whole(entry.key, given))
+        )
         # A transaction does not return the item, which tells whether this request has created it.
         if self.fenced is None and default is not None and is_default_redundant(default, changes):
             answer = self._send(update_or_begin_item(key, changes, guard))
@@ -531,12 +627,15 @@ class TableRequests:
             for name in changes.merge:
                 if "M" not in met.get(name, {"M": {}}):
                     problem = (
-                        f"{self.label}: an update adds members to {name!r} of {key}, but {met[name]} is not a map."
+                        f"{self.label}: an update adds members to {name!r} of {key}, but"
+                        f" {met[name]} is not a map."
                     )
                     raise SchemaMismatchError(problem, "Set the column instead.", column=name)
             self.codec.check_sums(changes, met)
             if not answer.present and default is None:
-                return False, Problem(State.MISSING, record_not_found_error([entries.keys[entry.place]], self.label))
+                return False, Problem(
+                    State.MISSING, record_not_found_error([entries.keys[entry.place]], self.label)
+                )
             if not answer.present and default is not None:
                 columns = begin_record(self.codec, default, changes)
                 self.codec.check_size({**columns, **key})
@@ -546,21 +645,27 @@ class TableRequests:
                 if not guard.holds(answer.item):
                     return False, self._add_late(key, changes, guard, answer)
         error = TableUnavailableError(
-            f"{self.label}: other writers created or deleted the record of {key} {_MAX_CONFLICTS} times "
-            "during its update.",
+            f"{self.label}: other writers created or deleted the record of"
+            f" {key} {_MAX_CONFLICTS} times during its update.",
             "The request is retried; if it keeps failing, find out who deletes the record.",
             table=self.label,
         )
         return False, Problem(State.FAILED, error)
 
-    def _add_late(self, key: KeyItem, changes: EncodedChanges, guard: Guard, answer: _Answer) -> Problem | None:
-        """Apply what a late update adds and appends to the newer record that made its condition fail.
+    def _add_late(
+        self, key: KeyItem, changes: EncodedChanges, guard: Guard, answer: _Answer
+    ) -> Problem | None:
+        """Apply what a late update adds and appends to the newer record that made its condition
+        fail.
 
-        If that is a tombstone, only the mark is stored, so that a replay changes nothing if the record was created
-        again meanwhile. An update that is not late, or adds nothing, is SKIPPED and stores no mark.
+        If that is a tombstone, only the mark is stored, so that a replay changes nothing if the
+        record was created again meanwhile. An update that is not late, or adds nothing, is SKIPPED
+        and stores no mark.
         """
         late, of_source = changes.late, Guard(source=guard.source, position=guard.position)
-        adds_late = guard.position is not None and guard.time is not None and (late.add or late.append)
+        adds_late = (
+            guard.position is not None and guard.time is not None and (late.add or late.append)
+        )
         if adds_late and not answer.present and of_source.holds(answer.item):
             answer = self._send(keep_mark(key, of_source))
             if not answer.failed:
@@ -570,14 +675,19 @@ class TableRequests:
             if not answer.failed:
                 return None
             if answer.present and of_source.holds(answer.item):
-                self.codec.check_sums(late, answer.item)  # nothing else can have failed: the condition on sums
+                self.codec.check_sums(
+                    late, answer.item
+                )  # nothing else can have failed: the condition on sums
         return _skipped(answer, guard)
 
     def _send(self, request: Request) -> _Answer:
-        words = max(len(request.get(part, "")) for part in ("UpdateExpression", "ConditionExpression"))
+        words = max(
+            len(request.get(part, "")) for part in ("UpdateExpression", "ConditionExpression")
+        )
         if words > _LONGEST_EXPRESSION:
             raise SchemaMismatchError(
-                f"{self.label}: an expression has {words:,} characters: expected at most {_LONGEST_EXPRESSION:,}.",
+                f"{self.label}: an expression has {words:,} characters: expected at most"
+                f" {_LONGEST_EXPRESSION:,}.",
                 "Combine columns into one of type json, or write fewer columns at once.",
                 table=self.label,
             )
@@ -594,7 +704,9 @@ class TableRequests:
         return _Answer(False, answer.get("Attributes") or {})
 
     def _send_in_transaction(self, fenced: FencedWrites, request: Request) -> _Answer:
-        action = {name: value for name, value in request.items() if name != "ReturnValues"} | {"TableName": self.table}
+        action = {name: value for name, value in request.items() if name != "ReturnValues"} | {
+            "TableName": self.table
+        }
         reasons = fenced.send([{"Put" if "Item" in request else "Update": action}])
         if reasons is None:
             return _Answer(False, {})
@@ -620,7 +732,9 @@ def _request_bytes(request: Mapping[str, Any]) -> int:
 
 
 def _all_of(by_table: Any) -> list[Any]:
-    """What an answer has for the only table that was asked, whether it is named as in the request or by its ARN."""
+    """What an answer has for the only table that was asked, whether it is named as in the
+    request or by its ARN.
+    """
     return [one for of_table in (by_table or {}).values() for one in of_table]
 
 
@@ -631,5 +745,7 @@ def _skipped(answer: _Answer, guard: Guard) -> Problem | None:
 
 
 def identity_of(key: Iterable[AttributeValue]) -> Any:
-    """Return the same value for keys that are equal in DynamoDB, where 1 and 1.0 are the same number."""
+    """Return the same value for keys that are equal in DynamoDB, where 1 and 1.0 are the same
+    number.
+    """
     return tuple(Decimal(one["N"]) if "N" in one else one.get("S") or one["B"] for one in key)

@@ -1,4 +1,5 @@
-"""`HttpTable`: records of an HTTP service that has one resource per key. Subclasses adapt it to their service.
+"""`HttpTable`: records of an HTTP service that has one resource per key. Subclasses adapt it to
+their service.
 
     get               GET    path     2xx: the record, 404: none
     put               PUT    path     2xx
@@ -6,9 +7,9 @@
     update            PATCH  path     2xx, 404: the record is missing
     delete            DELETE path     2xx, 404: there was none
 
-Every other answer is an error. A subclass adapts to its service by overriding `decode`, `encode`, `path_of` or one of
-the requests; for a service that takes many records at once it overrides `get_all`, `put_all`, `delete_all` or
-`update_all`, and sends with `request`.
+Every other answer is an error. A subclass adapts to its service by overriding `decode`, `encode`,
+`path_of` or one of the requests; for a service that takes many records at once it overrides
+`get_all`, `put_all`, `delete_all` or `update_all`, and sends with `request`.
 """
 
 from __future__ import annotations
@@ -27,9 +28,18 @@ from urllib.parse import quote, urlsplit
 from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.backends.store import check_variable_name, read_variable
 from dagster_adjunct.resources.backends.write_plan import Key, Record
-from dagster_adjunct.resources.common import check_seconds, check_whole_number, import_package, utc_now
+from dagster_adjunct.resources.common import (
+    check_seconds,
+    check_whole_number,
+    import_package,
+    utc_now,
+)
 from dagster_adjunct.resources.tables import functions
-from dagster_adjunct.resources.tables.functions import DeclaredFunction, TableReadFunction, TableWriteFunction
+from dagster_adjunct.resources.tables.functions import (
+    DeclaredFunction,
+    TableReadFunction,
+    TableWriteFunction,
+)
 from dagster_adjunct.resources.tables.operation import (
     Capabilities,
     Changes,
@@ -69,14 +79,20 @@ class HttpUnavailableError(errors.TableUnavailableError):
     had_effect: bool | None = None
 
 
-def error_from_response(answer: httpx.Response, label: str, secrets: Iterable[str]) -> errors.AdjunctError:
-    """Return the error for an unsuccessful response. It quotes the beginning of the body, without `secrets`."""
+def error_from_response(
+    answer: httpx.Response, label: str, secrets: Iterable[str]
+) -> errors.AdjunctError:
+    """Return the error for an unsuccessful response. It quotes the beginning of the body,
+    without `secrets`.
+    """
     status = answer.status_code
     beginning = _quote_reply(answer.text, secrets)
     what = f"{label}: {answer.request.method} {answer.request.url.copy_with(query=None)}"
     if status == 429 or status >= 500 or status == 408:
         wait = parse_retry_after(answer.headers.get("Retry-After"), utc_now())
-        nothing_done = status == 429 or (status == 503 and wait is not None) or answer.request.method in READS
+        nothing_done = (
+            status == 429 or (status == 503 and wait is not None) or answer.request.method in READS
+        )
         return HttpUnavailableError(
             f"{what} was answered with {status}{beginning}.",
             "The request is retried; if it keeps failing, contact the service's operator.",
@@ -85,10 +101,17 @@ def error_from_response(answer: httpx.Response, label: str, secrets: Iterable[st
             retry_after=wait,
             had_effect=False if nothing_done else None,
         )
-    of_service = status < 400 or status in (401, 403, 405, 407)  # the answer does not concern this record
+    of_service = status < 400 or status in (
+        401,
+        403,
+        405,
+        407,
+    )  # the answer does not concern this record
     kind = errors.TableAccessError if of_service else errors.TableError
     return kind(
-        f"{what} was rejected with {status}{beginning}.", "Correct the request or the declaration.", table=label
+        f"{what} was rejected with {status}{beginning}.",
+        "Correct the request or the declaration.",
+        table=label,
     )
 
 
@@ -96,17 +119,21 @@ _PARTS = (206, 207)  # Partial Content, Multi-Status
 
 
 def partial_answer_error(answer: httpx.Response, label: str) -> errors.TableError:
-    """The error for an answer that is successful only for a part of what was asked, and may name what failed."""
+    """The error for an answer that is successful only for a part of what was asked, and may name
+    what failed.
+    """
     return errors.TableError(
-        f"{label}: {answer.request.method} {answer.request.url.copy_with(query=None)} was answered with "
-        f"{answer.status_code}, which stands for a part of what was asked only.",
-        "Use a path of the service with one answer per record, or override the method that sends the request.",
+        f"{label}: {answer.request.method} {answer.request.url.copy_with(query=None)} was answered"
+        f" with {answer.status_code}, which stands for a part of what was asked only.",
+        "Use a path of the service with one answer per record, or override the method that sends"
+        " the request.",
         table=label,
     )
 
 
 def parse_retry_after(retry_after: str | None, now: datetime) -> float | None:
-    """Return the seconds to wait that a Retry-After header asks for, as a number or as a date after `now`.
+    """Return the seconds to wait that a Retry-After header asks for, as a number or as a date after
+    `now`.
 
     None without a header, or if it is invalid.
     """
@@ -127,16 +154,23 @@ def parse_retry_after(retry_after: str | None, now: datetime) -> float | None:
 def lost_request_error(
     error: Exception, label: str, method: str, url: str, secrets: Iterable[str]
 ) -> HttpUnavailableError:
-    """Return the error for a request that got no response; a write that may have been sent may have had an effect."""
+    """Return the error for a request that got no response; a write that may have been sent may
+    have had an effect.
+    """
     import httpx
 
-    unsent = isinstance(error, httpx.ConnectError | httpx.ConnectTimeout | httpx.PoolTimeout | httpx.ProxyError)
+    unsent = isinstance(
+        error, httpx.ConnectError | httpx.ConnectTimeout | httpx.PoolTimeout | httpx.ProxyError
+    )
     what = "can't be reached" if unsent else "did not answer"
     problem = (
-        f"{label}: {method} {url}: the service {what} ({type(error).__name__}{_quote_reply(str(error), secrets)})."
+        f"{label}: {method} {url}: the service"
+        f" {what} ({type(error).__name__}{_quote_reply(str(error), secrets)})."
     )
     step = "The request is retried; check that the service runs and can be reached from here."
-    return HttpUnavailableError(problem, step, table=label, had_effect=False if unsent or method in READS else None)
+    return HttpUnavailableError(
+        problem, step, table=label, had_effect=False if unsent or method in READS else None
+    )
 
 
 def _quote_reply(text: str, secrets: Iterable[str]) -> str:
@@ -154,10 +188,11 @@ _SECRET_HEADERS = ("authorization", "proxy-authorization", "cookie", "x-api-key"
 @validated
 @dataclass(frozen=True)
 class HttpExtra:
-    """Query parameters and headers for one call of a table: `table.get(key, HttpExtra(params={"unit": "km"}))`.
+    """Query parameters and headers for one call of a table: `table.get(key,
+    HttpExtra(params={"unit": "km"}))`.
 
-    Pass mappings or pairs; they are stored as pairs. Its headers replace the table's headers of the same names. It is
-    hashable, so a cache keeps the answers to different extras apart.
+    Pass mappings or pairs; they are stored as pairs. Its headers replace the table's headers of the
+    same names. It is hashable, so a cache keeps the answers to different extras apart.
     """
 
     params: Mapping[str, QueryValue] | tuple[tuple[str, QueryValue], ...] = ()
@@ -166,11 +201,14 @@ class HttpExtra:
     def __post_init__(self) -> None:
         for name in ("params", "headers"):
             given = getattr(self, name)
-            object.__setattr__(self, name, tuple(sorted(given.items())) if isinstance(given, Mapping) else given)
+            object.__setattr__(
+                self, name, tuple(sorted(given.items())) if isinstance(given, Mapping) else given
+            )
 
 
 class _Client(NamedTuple):
-    """One event loop's client, its limit of concurrent requests (`turns`), and the secrets to keep out of errors.
+    """One event loop's client, its limit of concurrent requests (`turns`), and the secrets to keep
+    out of errors.
 
     Waiting for a turn does not count for the timeout.
     """
@@ -181,21 +219,27 @@ class _Client(NamedTuple):
 
 
 async def _check_before_sending(event: str, info: object) -> None:
-    """Look at the run's lease once more when the connection is there, whose making may have been paused."""
+    """Look at the run's lease once more when the connection is there, whose making may have been
+    paused.
+    """
     if event.endswith(".send_request_headers.started"):
         await functions.check_run_fence()
 
 
 @validated
-class HttpTable(DeclaredFunction, TableReadFunction[Key, Record], TableWriteFunction[Key, Record, Record]):
+class HttpTable(
+    DeclaredFunction, TableReadFunction[Key, Record], TableWriteFunction[Key, Record, Record]
+):
     """Read and write function for an HTTP service.
 
-    `path` has the key's columns in braces ("/planes/{tail}"). Their values are percent-encoded, so a key can't add
-    segments to the path; a segment that would become empty, "." or ".." is rejected. `headers` are sent with each
-    request. `secret_headers` maps headers to the environment variables with their values, which are read when a client
-    is opened and never stored. `puts_if_absent` declares that the service honours `If-None-Match: *`.
+    `path` has the key's columns in braces ("/planes/{tail}"). Their values are percent-encoded, so
+    a key can't add segments to the path; a segment that would become empty, "." or ".." is
+    rejected. `headers` are sent with each request. `secret_headers` maps headers to the environment
+    variables with their values, which are read when a client is opened and never stored.
+    `puts_if_absent` declares that the service honours `If-None-Match: *`.
 
-    At most `connections` requests of an event loop are under way at a time, each for at most `timeout` seconds.
+    At most `connections` requests of an event loop are under way at a time, each for at most
+    `timeout` seconds.
     """
 
     def __init__(
@@ -226,25 +270,36 @@ class HttpTable(DeclaredFunction, TableReadFunction[Key, Record], TableWriteFunc
             parts.port  # noqa: B018 - which may be none
         except ValueError:
             parts = urlsplit("")
-        if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
-            raise errors.ConfigurationError(f"{what} has an invalid base_url (not shown).", step, argument="base_url")
+        if (
+            parts.scheme not in ("http", "https")
+            or not parts.hostname
+            or parts.query
+            or parts.fragment
+        ):
+            raise errors.ConfigurationError(
+                f"{what} has an invalid base_url (not shown).", step, argument="base_url"
+            )
         if parts.username is not None or parts.password is not None:
             raise errors.ConfigurationError(
                 f"{what} has credentials in its base_url, which would end up in pickles and logs.",
-                "Remove them, and name an environment variable for the header: secret_headers={'Authorization': …}.",
+                "Remove them, and name an environment variable for the header:"
+                " secret_headers={'Authorization': …}.",
                 argument="base_url",
             )
         for header in self.headers:
             if header.lower() in _SECRET_HEADERS:
                 raise errors.ConfigurationError(
-                    f"{what} has a value for its secret header {header}, which would end up in pickles and documents.",
-                    f"Name the environment variable that holds it: secret_headers={{{header!r}: …}}.",
+                    f"{what} has a value for its secret header {header}, which would end up in"
+                    " pickles and documents.",
+                    f"Name the environment variable that holds it: secret_headers={{{header!r}:"
+                    " …}.",
                     argument="headers",
                 )
         named = _PLACE.findall(self.path)
         if sorted(named) != sorted(self.key) or not self.path.startswith("/"):
             raise errors.ConfigurationError(
-                f"{what}: its path names {', '.join(named) or 'no column'}, and its key is {', '.join(self.key)}.",
+                f"{what}: its path names {', '.join(named) or 'no column'}, and its key is"
+                f" {', '.join(self.key)}.",
                 "Use a path like /planes/{tail} that names each key column once.",
                 argument="path",
             )
@@ -258,7 +313,10 @@ class HttpTable(DeclaredFunction, TableReadFunction[Key, Record], TableWriteFunc
     @property
     def capabilities(self) -> Capabilities:
         return Capabilities(
-            updates=True, changes=frozenset({"set"}), puts_if_absent=self.puts_if_absent, takes_args=True
+            updates=True,
+            changes=frozenset({"set"}),
+            puts_if_absent=self.puts_if_absent,
+            takes_args=True,
         )
 
     async def open(self) -> None:
@@ -317,12 +375,16 @@ class HttpTable(DeclaredFunction, TableReadFunction[Key, Record], TableWriteFunc
             name: quote(_quote_path_part(self._label, part), safe="")
             for name, part in zip(self.key, parts, strict=True)
         }
-        segments = [_PLACE.sub(lambda place: texts[place[1]], segment) for segment in self.path.split("/")]
+        segments = [
+            _PLACE.sub(lambda place: texts[place[1]], segment) for segment in self.path.split("/")
+        ]
         for segment, declared in zip(segments, self.path.split("/"), strict=True):
-            if segment in ("", ".", "..") and segment != declared:  # it would be the path of another resource
+            if (
+                segment in ("", ".", "..") and segment != declared
+            ):  # it would be the path of another resource
                 problem = (
-                    f"{self._label}: with the key {key!r}, a segment of the URL's path becomes {segment!r}, so the URL "
-                    "would name another resource or the whole collection."
+                    f"{self._label}: with the key {key!r}, a segment of the URL's path becomes"
+                    f" {segment!r}, so the URL would name another resource or the whole collection."
                 )
                 step = "Filter such keys out before they reach the table."
                 raise errors.SchemaMismatchError(problem, step, table=self._label)
@@ -345,8 +407,13 @@ class HttpTable(DeclaredFunction, TableReadFunction[Key, Record], TableWriteFunc
         except ValueError:
             wrong = "no JSON"
         if wrong is not None:
-            problem = f"{self._label}: expected a JSON object in the response, got {wrong}: {body[:200]!r}."
-            raise errors.TableError(problem, "Check the path and the service, or override decode().", table=self._label)
+            problem = (
+                f"{self._label}: expected a JSON object in the response, got {wrong}:"
+                f" {body[:200]!r}."
+            )
+            raise errors.TableError(
+                problem, "Check the path and the service, or override decode().", table=self._label
+            )
         return cast("Record", record)
 
     # -- requests
@@ -360,15 +427,21 @@ class HttpTable(DeclaredFunction, TableReadFunction[Key, Record], TableWriteFunc
 
     async def put_if_absent(self, key: Key, value: Record, *args: object) -> bool:
         body, only = self.encode(value), {"If-None-Match": "*"}
-        answer = await self.request("PUT", self.path_of(key), args, body=body, headers=only, expected=(412,))
+        answer = await self.request(
+            "PUT", self.path_of(key), args, body=body, headers=only, expected=(412,)
+        )
         return answer.status_code != 412
 
     async def update(self, key: Key, update: Record | Changes, *args: object) -> None:
         changes = to_changes(update)
         if changes.add or changes.append or changes.remove:
             problem = f"{self._label} only sets columns: its updates can't add, append or remove."
-            raise errors.SchemaMismatchError(problem, "Set the columns to their new values.", table=self._label)
-        answer = await self.request("PATCH", self.path_of(key), args, body=self.encode(changes.set), expected=(404,))
+            raise errors.SchemaMismatchError(
+                problem, "Set the columns to their new values.", table=self._label
+            )
+        answer = await self.request(
+            "PATCH", self.path_of(key), args, body=self.encode(changes.set), expected=(404,)
+        )
         if answer.status_code == 404:
             raise functions.record_not_found_error([key], self._label)
 
@@ -385,10 +458,11 @@ class HttpTable(DeclaredFunction, TableReadFunction[Key, Record], TableWriteFunc
         headers: Mapping[str, str] | None = None,
         expected: Sequence[int] = (),
     ) -> httpx.Response:
-        """Send a request; return its response if it is successful, or if its status is in `expected`.
+        """Send a request; return its response if it is successful, or if its status is in
+        `expected`.
 
-        Else it raises an HttpUnavailableError, which is retried, or a TableError. `args` are the extra arguments of the
-        table's call, each an `HttpExtra`.
+        Else it raises an HttpUnavailableError, which is retried, or a TableError. `args` are the
+        extra arguments of the table's call, each an `HttpExtra`.
         """
         import httpx
 
@@ -433,11 +507,14 @@ class HttpTable(DeclaredFunction, TableReadFunction[Key, Record], TableWriteFunc
         import httpx
 
         secrets = {
-            header: read_variable(self._label, name, f"header {header}") for header, name in self.secret_headers.items()
+            header: read_variable(self._label, name, f"header {header}")
+            for header, name in self.secret_headers.items()
         }
         client = httpx.AsyncClient(
             headers={**self.headers, **secrets},
-            limits=httpx.Limits(max_connections=self.connections, max_keepalive_connections=self.connections),
+            limits=httpx.Limits(
+                max_connections=self.connections, max_keepalive_connections=self.connections
+            ),
             timeout=self.timeout,
             verify=_load_trust_store(),
         )
@@ -446,7 +523,9 @@ class HttpTable(DeclaredFunction, TableReadFunction[Key, Record], TableWriteFunc
 
 @cache
 def _load_trust_store() -> ssl.SSLContext:
-    """Return the trusted certificates. They are loaded once per process: that takes longer than some requests."""
+    """Return the trusted certificates. They are loaded once per process: that takes longer than
+    some requests.
+    """
     import httpx
 
     return httpx.create_ssl_context()
@@ -460,7 +539,10 @@ def _quote_path_part(label: str, part: object) -> str:
         return part.isoformat()
     if not isinstance(part, str | int):
         problem = (
-            f"{label} got {part!r} ({type(part).__name__}) in a key; expected text, whole numbers, dates or times."
+            f"{label} got {part!r} ({type(part).__name__}) in a key; expected text, whole numbers,"
+            " dates or times."
         )
-        raise errors.SchemaMismatchError(problem, "Convert the key, or override path_of().", table=label)
+        raise errors.SchemaMismatchError(
+            problem, "Convert the key, or override path_of().", table=label
+        )
     return str(part)

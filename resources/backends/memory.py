@@ -42,7 +42,9 @@ _STORES: dict[str, _Store] = {}
 
 
 class _Removed:
-    """Marks a column as removed until the record is stored. It is false, as null is, so `value or …` works."""
+    """Marks a column as removed until the record is stored. It is false, as null is, so `value
+    or …` works.
+    """
 
     def __bool__(self) -> bool:
         return False
@@ -76,8 +78,8 @@ class _AnyRecords(RowCodec):
 class MemoryTable(DeclaredFunction, StoreFunction[Hashable, Record, Record | Changes]):
     """Records as mappings, kept by `name` while the process lives; supports everything a store can.
 
-    Tables of the same name share their records. Use one event loop at a time: a request is atomic there, because it
-    never awaits.
+    Tables of the same name share their records. Use one event loop at a time: a request is atomic
+    there, because it never awaits.
     """
 
     def __init__(self, name: str) -> None:
@@ -97,7 +99,9 @@ class MemoryTable(DeclaredFunction, StoreFunction[Hashable, Record, Record | Cha
         return {key: dict(record) for key, record in self._store.records.items()}
 
     def fill(self, records: Mapping[Hashable, Record]) -> None:
-        """Put records directly, without the table's layers and conditions, replacing those of the same keys."""
+        """Put records directly, without the table's layers and conditions, replacing those of
+        the same keys.
+        """
         self._store.records.update({key: dict(record) for key, record in records.items()})
 
     def content(self) -> tuple[dict[Hashable, Any], ...]:
@@ -117,21 +121,31 @@ class MemoryTable(DeclaredFunction, StoreFunction[Hashable, Record, Record | Cha
         keys, kind, records = operation.entries.keys, operation.kind, self._store.records
         if kind is OperationKind.GET:
             stored = map(records.get, keys)
-            return Outcomes(operation.count, [None if record is None else record.copy() for record in stored])
+            return Outcomes(
+                operation.count, [None if record is None else record.copy() for record in stored]
+            )
         values: Sequence[Any] = operation.entries.values or [None] * len(keys)
         if operation.conditions or not self._write_plainly(kind, keys, values):
             return self._write(operation, values)
         return Outcomes(operation.count)
 
-    def _write_plainly(self, kind: OperationKind, keys: Sequence[Hashable], values: Sequence[Any]) -> bool:
-        """Execute a write that needs no plan, as most do not; return False, without a change, if it needs one."""
+    def _write_plainly(
+        self, kind: OperationKind, keys: Sequence[Hashable], values: Sequence[Any]
+    ) -> bool:
+        """Execute a write that needs no plan, as most do not; return False, without a change, if
+        it needs one.
+        """
         records = self._store.records
         if kind is OperationKind.PUT:
             records.update(zip(keys, map(dict, values), strict=True))
         elif kind is OperationKind.DELETE:
             for key in keys:
                 records.pop(key, None)
-        elif kind is OperationKind.UPDATE and records.keys() >= set(keys) and set(map(type, values)) == {dict}:
+        elif (
+            kind is OperationKind.UPDATE
+            and records.keys() >= set(keys)
+            and set(map(type, values)) == {dict}
+        ):
             for key, value in zip(keys, values, strict=True):
                 records[key].update(value)
         else:
@@ -143,17 +157,29 @@ class MemoryTable(DeclaredFunction, StoreFunction[Hashable, Record, Record | Cha
         if kind is not OperationKind.DELETE:
             value_of = rules.changes if kind is OperationKind.UPDATE else rules.whole
             values = list(map(value_of, entries.keys, values))
-        newest = [None] * len(entries) if operation.conditions.newest_by is None else entries.newest or ()
-        asked = ValidEntries(list(map(Entry, range(len(entries)), entries.keys, values, newest)), {})
+        newest = (
+            [None] * len(entries)
+            if operation.conditions.newest_by is None
+            else entries.newest or ()
+        )
+        asked = ValidEntries(
+            list(map(Entry, range(len(entries)), entries.keys, values, newest)), {}
+        )
         plan = plan_writes(rules, operation, asked, StoredState(store.records, store.applied))
         for key, record in (*plan.puts.items(), *plan.begins.items()):
-            store.records[key] = {name: value for name, value in record.items() if value is not _REMOVED}
+            store.records[key] = {
+                name: value for name, value in record.items() if value is not _REMOVED
+            }
         for key in plan.deletes:
             store.records.pop(key, None)
         for key, changes in plan.changes.items():
             known = store.records[key]
-            lists = {name: [*(known.get(name) or ()), *more] for name, more in changes.append.items()}
+            lists = {
+                name: [*(known.get(name) or ()), *more] for name, more in changes.append.items()
+            }
             merged = {**known, **changes.set, **lists}
-            store.records[key] = {name: value for name, value in merged.items() if value is not _REMOVED}
+            store.records[key] = {
+                name: value for name, value in merged.items() if value is not _REMOVED
+            }
         store.applied.update(plan.applied)
         return Outcomes(len(entries), problems=plan.problems, defaults_put=plan.defaults_put)

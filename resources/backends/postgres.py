@@ -1,7 +1,7 @@
 """`PostgresTable`: records in a table of a PostgreSQL server.
 
-Values are PostgreSQL's own: text, numbers, boolean, timestamp with time zone (read back in UTC), date,
-numeric, bytea, jsonb and arrays.
+Values are PostgreSQL's own: text, numbers, boolean, timestamp with time zone (read back in UTC),
+date, numeric, bytea, jsonb and arrays.
 """
 
 from __future__ import annotations
@@ -47,8 +47,19 @@ from dagster_adjunct.resources.errors import (
     TableUnavailableError,
 )
 from dagster_adjunct.resources.objects.fence import Fence
-from dagster_adjunct.resources.tables.functions import TableUse, is_retryable, record_not_found_error
-from dagster_adjunct.resources.tables.operation import Operation, OperationKind, Outcomes, PerLoop, Problem, State
+from dagster_adjunct.resources.tables.functions import (
+    TableUse,
+    is_retryable,
+    record_not_found_error,
+)
+from dagster_adjunct.resources.tables.operation import (
+    Operation,
+    OperationKind,
+    Outcomes,
+    PerLoop,
+    Problem,
+    State,
+)
 from dagster_adjunct.resources.tables.presence import Presence
 from dagster_adjunct.resources.validation import validated
 
@@ -63,28 +74,34 @@ _ROUNDS = 20  # how often a write starts over because of concurrent changes, bef
 
 
 class ConcurrentChangeError(Exception):
-    """Another transaction created a record that this one was to create, or purged a mark that it was to update.
+    """Another transaction created a record that this one was to create, or purged a mark that it
+    was to update.
 
     The write must start over.
     """
 
 
 class _RowByRowError(Exception):
-    """Some records of a staged batch were not written: it is rolled back, and written row by row to find which.
+    """Some records of a staged batch were not written: it is rolled back, and written row by row to
+    find which.
 
-    They are missing, and their marks must not be stored; or a trigger or a policy dropped them or changed their keys.
+    They are missing, and their marks must not be stored; or a trigger or a policy dropped them or
+    changed their keys.
     """
 
 
 class PostgresRequests:
     """A connection, which one caller holds at a time, with its requests: each is one transaction.
 
-    A transaction locks the keys that it changes in key order, so that writers of the same keys wait instead of
-    deadlocking: first their rows in the idempotency table, if there are conditions, then their records. If two
-    transactions deadlock nevertheless, because both create the same record, the server ends one, which is retried.
+    A transaction locks the keys that it changes in key order, so that writers of the same keys wait
+    instead of deadlocking: first their rows in the idempotency table, if there are conditions, then
+    their records. If two transactions deadlock nevertheless, because both create the same record,
+    the server ends one, which is retried.
     """
 
-    def __init__(self, connection: AsyncConnection[Any], statements: Statements, table: PostgresTable) -> None:
+    def __init__(
+        self, connection: AsyncConnection[Any], statements: Statements, table: PostgresTable
+    ) -> None:
         self.connection, self.codec, self._statements = connection, statements.codec, statements
         self._declared, self.has_idempotency_table = table, False
         self._staging: set[str] = set()
@@ -137,15 +154,20 @@ class PostgresRequests:
             return error
 
     async def write(self, operation: Operation[Any], valid: ValidEntries) -> WritePlan:
-        """Write the valid entries in one transaction. After an error nothing was written, unless `committing` is set:
-        then that is unknown. Raises RejectedKeysError for records that were dropped or can't be read.
+        """Write the valid entries in one transaction. After an error nothing was written, unless
+        `committing` is set: then that is unknown. Raises RejectedKeysError for records that were
+        dropped or can't be read.
         """
         self.committing = False
         for _ in range(_ROUNDS):
             try:
                 async with self.connection.transaction():
                     await self._pass_fence(operation)
-                    stored = await self._stored(operation, valid) if write_plan.needs_read(operation) else StoredState()
+                    stored = (
+                        await self._stored(operation, valid)
+                        if write_plan.needs_read(operation)
+                        else StoredState()
+                    )
                     plan = write_plan.plan_writes(self.codec, operation, valid, stored)
                     await self._write(operation, plan)
                     await operation.check_fence()
@@ -155,15 +177,25 @@ class PostgresRequests:
             self.committing = False
             return plan
         if operation.conditions:
-            await self._check_idempotency_table(may_be_missing=False)  # raises if a trigger of it drops rows
-        problem = f"{self.codec.table}: other writers created or deleted the records {_ROUNDS} times during the write."
-        step = "The request is retried; if it keeps failing, find out which other writers delete the records."
+            await self._check_idempotency_table(
+                may_be_missing=False
+            )  # raises if a trigger of it drops rows
+        problem = (
+            f"{self.codec.table}: other writers created or deleted the records {_ROUNDS} times"
+            " during the write."
+        )
+        step = (
+            "The request is retried; if it keeps failing, find out which other writers delete the"
+            " records."
+        )
         raise TableUnavailableError(problem, step, table=self.codec.table)
 
     async def write_batch(self, operation: Operation[Any], batch: StagedBatch) -> Outcomes | None:
-        """Write the batch in one transaction, with errors as in `write`; return the outcomes of its entries.
+        """Write the batch in one transaction, with errors as in `write`; return the outcomes of its
+        entries.
 
-        Returns None, and writes nothing, if not all records were written: which ones is found out row by row.
+        Returns None, and writes nothing, if not all records were written: which ones is found out
+        row by row.
         """
         shape, self.committing = batch.shape, False
         if shape.conditions.newest_by is not None:
@@ -182,7 +214,8 @@ class PostgresRequests:
                 async with cursor.copy(statements.copy, ()) as copy:
                     await copy.write(batch.csv)
                 if not (shape.inserts or shape.conditions):
-                    # To lock the records in key order, as every request does, and to find the missing ones.
+                    # To lock the records in key order, as every request does, and to find the
+                    # missing ones.
                     await cursor.execute(statements.lock, (), binary=True)
                     present = {place for (place,) in await cursor.fetchall()}
                     missing = batch.missing(present) if len(present) < batch.rows else []
@@ -198,7 +231,10 @@ class PostgresRequests:
             return None
         self.committing = False
         keys = operation.entries.keys if missing else []
-        problems = {p: Problem(State.MISSING, record_not_found_error([keys[p]], self.codec.table)) for p in missing}
+        problems = {
+            p: Problem(State.MISSING, record_not_found_error([keys[p]], self.codec.table))
+            for p in missing
+        }
         problems |= dict.fromkeys(skipped, Problem(State.SKIPPED))
         return Outcomes(len(operation), problems=problems, defaults_put=begun)
 
@@ -238,8 +274,18 @@ class PostgresRequests:
         schema, casts, key = self._statements.schema, self._statements.casts, self.codec.key
         name = write_plan.idempotency_table_name(self._statements.table, key)
         if create:
-            types = {part: casts[part] for part in key} | dict.fromkeys(COLUMNS, "text") | {"applied": "jsonb"}
-            await create_table(self.connection, schema, name, {**types, "at": "timestamp with time zone NOT NULL"}, key)
+            types = (
+                {part: casts[part] for part in key}
+                | dict.fromkeys(COLUMNS, "text")
+                | {"applied": "jsonb"}
+            )
+            await create_table(
+                self.connection,
+                schema,
+                name,
+                {**types, "at": "timestamp with time zone NOT NULL"},
+                key,
+            )
         await self._check_idempotency_table(may_be_missing=False)
         self.has_idempotency_table = True
 
@@ -253,23 +299,33 @@ class PostgresRequests:
         wanted = {("SELECT", name) for name in (names if use.reads else key)}
         wanted |= {("INSERT", name) for name in names if begins}
         wanted |= {("UPDATE", name) for name in changed - set(key) or changed}
-        await self._check_rights(f"{self._statements.schema}.{self._statements.table}", wanted, writes=use.writes)
+        await self._check_rights(
+            f"{self._statements.schema}.{self._statements.table}", wanted, writes=use.writes
+        )
         if use.writes and use.conditions:
             await self._check_idempotency_table(may_be_missing=self._declared.create)
 
-    async def _check_rights(self, table: str, wanted: set[tuple[str, str]], *, writes: bool) -> None:
-        """Raise TableAccessError without the rights (privilege, column) on the table, or in a read-only session."""
+    async def _check_rights(
+        self, table: str, wanted: set[tuple[str, str]], *, writes: bool
+    ) -> None:
+        """Raise TableAccessError without the rights (privilege, column) on the table, or in a
+        read-only session.
+        """
         from dagster_adjunct.resources.backends.postgres_statements import MISSING_RIGHTS
 
         statements = self._statements
         privileges, columns = zip(*sorted(wanted), strict=True)
         named = (statements.schema, statements.table)
-        cursor = await self.connection.execute(MISSING_RIGHTS, (list(privileges), list(columns), *named))
+        cursor = await self.connection.execute(
+            MISSING_RIGHTS, (list(privileges), list(columns), *named)
+        )
         user, missing, read_only = await cursor.fetchone() or ("", None, False)
         if missing:
             rights = ", ".join(missing)
             problem = f"{self.codec.table}: user {user} has no right to {rights} in {table}."
-            raise TableAccessError(problem, f"GRANT {rights} ON {table} TO {user}.", table=self.codec.table)
+            raise TableAccessError(
+                problem, f"GRANT {rights} ON {table} TO {user}.", table=self.codec.table
+            )
         if writes and read_only:
             problem = f"{self.codec.table}: the session is read-only."
             raise TableAccessError(problem, READ_ONLY_STEP, table=self.codec.table)
@@ -290,11 +346,18 @@ class PostgresRequests:
         if may_be_missing and not columns:
             return
         write_plan.check_idempotency_columns(self.codec.table, name, list(key), columns)
-        cursor = await self.connection.execute(DROPS_ROWS, (sql.Identifier(schema, name).as_string(self.connection),))
+        cursor = await self.connection.execute(
+            DROPS_ROWS, (sql.Identifier(schema, name).as_string(self.connection),)
+        )
         (reason,) = await cursor.fetchone() or (None,)
         if reason is not None:
-            problem = f"{self.codec.table}: {name!r}, the table for its conditions, has {reason}, which may drop rows."
-            raise TableAccessError(problem, f"Remove it from {schema}.{name}.", table=self.codec.table)
+            problem = (
+                f"{self.codec.table}: {name!r}, the table for its conditions, has {reason}, which"
+                " may drop rows."
+            )
+            raise TableAccessError(
+                problem, f"Remove it from {schema}.{name}.", table=self.codec.table
+            )
 
     async def _stored(self, operation: Operation[Any], valid: ValidEntries) -> StoredState:
         statements, codec, keys = self._statements, self.codec, valid.keys
@@ -305,8 +368,12 @@ class PostgresRequests:
             cursor = await self.connection.execute(statements.applied, arrays)
             newest_by = operation.conditions.newest_by
             for place, *texts in await cursor.fetchall():
-                applied[keys[place - 1]] = write_plan.applied_from_texts(codec, newest_by, tuple(texts))
-            if len(applied) < len(keys):  # a row was purged after `claim`: an update of it would store no mark
+                applied[keys[place - 1]] = write_plan.applied_from_texts(
+                    codec, newest_by, tuple(texts)
+                )
+            if len(applied) < len(
+                keys
+            ):  # a row was purged after `claim`: an update of it would store no mark
                 raise ConcurrentChangeError
         names = write_plan.columns_to_read(operation, valid.entries)
         found = await self._read(statements.lock(names), names, keys)
@@ -331,7 +398,9 @@ class PostgresRequests:
             keys = list(plan.begins)
             unwritten = await self._places(statements.insert, self._whole(plan.begins))
             absent = _keys_at(keys, unwritten)
-            if absent and await self._places(statements.lock(()), statements.arrays(codec.key, absent)):
+            if absent and await self._places(
+                statements.lock(()), statements.arrays(codec.key, absent)
+            ):
                 raise ConcurrentChangeError
             dropped |= dict.fromkeys(absent, "create the record")
         if plan.deletes:
@@ -343,19 +412,28 @@ class PostgresRequests:
             dropped |= dict.fromkeys(_keys_at(keys, left), "delete the record")
         for sets, append, rows in plan.groups():
             names = (*sets, *append, *codec.key)
-            changed = await self._places(statements.update(sets, append), statements.arrays(names, rows))
+            changed = await self._places(
+                statements.update(sets, append), statements.arrays(names, rows)
+            )
             unchanged = set(range(1, len(rows) + 1)) - changed
-            dropped |= dict.fromkeys((rows[place - 1][-len(codec.key) :] for place in unchanged), "update the record")
+            dropped |= dict.fromkeys(
+                (rows[place - 1][-len(codec.key) :] for place in unchanged), "update the record"
+            )
         if dropped:
-            raise RejectedKeysError({key: dropped_error(codec.table, key, what) for key, what in dropped.items()})
+            raise RejectedKeysError(
+                {key: dropped_error(codec.table, key, what) for key, what in dropped.items()}
+            )
         if plan.applied:
             newest_by = operation.conditions.newest_by
             texts = [
-                (*key, *write_plan.applied_to_texts(codec, newest_by, applied)) for key, applied in plan.applied.items()
+                (*key, *write_plan.applied_to_texts(codec, newest_by, applied))
+                for key, applied in plan.applied.items()
             ]
             width = len(codec.key)
             arrays = statements.arrays(codec.key, texts)
-            arrays += [format_array(row[place] for row in texts) for place in range(width, width + 4)]
+            arrays += [
+                format_array(row[place] for row in texts) for place in range(width, width + 4)
+            ]
             await execute(statements.remember, arrays)
 
     async def _places(self, statement: sql.SQL, parameters: Sequence[Any]) -> set[int]:
@@ -365,7 +443,9 @@ class PostgresRequests:
 
     def _whole(self, records: dict[Row, dict[str, Any]]) -> list[Any]:
         names = self.codec.names
-        return self._statements.arrays(names, [tuple(map(record.get, names)) for record in records.values()])
+        return self._statements.arrays(
+            names, [tuple(map(record.get, names)) for record in records.values()]
+        )
 
 
 def _keys_at(keys: Sequence[Row], places: set[int]) -> list[Row]:
@@ -379,9 +459,10 @@ class PostgresTable(SqlTable[PostgresRequests]):
 
     Each event loop has up to `connections` connections, so that many requests run at a time.
 
-    `dsn_env` names an environment variable with the DSN (read when connecting, never stored), `connect` has libpq's
-    keywords without secrets (`service`, `host`, …), and the rest comes from libpq's own environment, service and
-    password files. `key`, `columns`, `create` and `forget_after` are as in `SqliteTable`.
+    `dsn_env` names an environment variable with the DSN (read when connecting, never stored),
+    `connect` has libpq's keywords without secrets (`service`, `host`, …), and the rest comes from
+    libpq's own environment, service and password files. `key`, `columns`, `create` and
+    `forget_after` are as in `SqliteTable`.
     """
 
     def __init__(
@@ -405,15 +486,24 @@ class PostgresTable(SqlTable[PostgresRequests]):
         self.connect = postgres_connection.check_keywords(connect or {})
         self.connections, self.forget_after = connections, forget_after
         what, whole = f"PostgreSQL table {table!r} has", "a whole number, at least 1"
-        check_whole_number(connections, f"{what} connections={connections!r}", whole, argument="connections")
-        check_seconds(forget_after, f"{what} forget_after={forget_after!r}", argument="forget_after", none=True)
+        check_whole_number(
+            connections, f"{what} connections={connections!r}", whole, argument="connections"
+        )
+        check_seconds(
+            forget_after,
+            f"{what} forget_after={forget_after!r}",
+            argument="forget_after",
+            none=True,
+        )
         self._pools = PerLoop(lambda: Pool(self.connections, self._connected), Pool.finish)
 
     def __repr__(self) -> str:
         source = f"dsn_env={self.dsn_env!r}" if self.dsn_env else f"connect={self.connect}"
         return f"PostgresTable({self.table!r}, key={self.key}, schema={self.schema!r}, {source})"
 
-    async def _write_entries(self, requests: PostgresRequests, operation: Operation[Any]) -> Outcomes:
+    async def _write_entries(
+        self, requests: PostgresRequests, operation: Operation[Any]
+    ) -> Outcomes:
         outcomes = Outcomes(len(operation))
         unsent: Problem | None = None
         for places, part in split_repeated_keys(operation):
@@ -421,9 +511,18 @@ class PostgresTable(SqlTable[PostgresRequests]):
                 batch = stage_batch(requests.codec, part)
                 later = None if batch is None else await self._write_batch(requests, part, batch)
                 later = later or await super()._write_entries(requests, part)
-                unsent = next((problem.unsent for problem in later.problems.values() if is_retryable(problem)), None)
+                unsent = next(
+                    (
+                        problem.unsent
+                        for problem in later.problems.values()
+                        if is_retryable(problem)
+                    ),
+                    None,
+                )
             else:
-                later = Outcomes.all(len(part), unsent)  # it would overtake the entries that are retried
+                later = Outcomes.all(
+                    len(part), unsent
+                )  # it would overtake the entries that are retried
             outcomes = later if places is None else outcomes.with_retried(places, later)
         return outcomes
 
@@ -432,11 +531,14 @@ class PostgresTable(SqlTable[PostgresRequests]):
     ) -> Outcomes | None:
         """Write the batch and return its outcomes.
 
-        Returns None, and writes nothing, if it must be written row by row to find rejected or missing rows.
+        Returns None, and writes nothing, if it must be written row by row to find rejected or
+        missing rows.
         """
         await operation.check_fence()
         try:
-            outcomes: Outcomes | None = await self._run(requests, requests.write_batch, operation, batch)
+            outcomes: Outcomes | None = await self._run(
+                requests, requests.write_batch, operation, batch
+            )
         except RunLeaseLostError:
             raise
         except AdjunctError as error:
@@ -444,8 +546,8 @@ class PostgresTable(SqlTable[PostgresRequests]):
             return Outcomes.all(len(operation), problem) if problem.may_pass else None
         skipped = [] if outcomes is None else outcomes.places(State.SKIPPED)
         if outcomes is not None and skipped and batch.shape.adds and operation.applies_late_changes:
-            # The statement skips late entries entirely. No other entry of the batch has their keys, so they can be
-            # written after it.
+            # The statement skips late entries entirely. No other entry of the batch has their keys,
+            # so they can be written after it.
             late = operation.with_entries(operation.entries.take(skipped))
             outcomes = outcomes.with_retried(skipped, await super()._write_entries(requests, late))
         return outcomes
@@ -464,12 +566,22 @@ class PostgresTable(SqlTable[PostgresRequests]):
             await connection.close()
         if not may_create or read_only:
             why = f"user {user} may not create it" if not may_create else "the session is read-only"
-            step = READ_ONLY_STEP if may_create else f"GRANT CREATE ON SCHEMA {self.schema} TO {user}, or create it."
-            raise TableAccessError(f"{self._label} does not exist, and {why}.", step, table=self._label)
+            step = (
+                READ_ONLY_STEP
+                if may_create
+                else f"GRANT CREATE ON SCHEMA {self.schema} TO {user}, or create it."
+            )
+            raise TableAccessError(
+                f"{self._label} does not exist, and {why}.", step, table=self._label
+            )
 
-    async def _run(self, requests: PostgresRequests, request: Callable[..., Any], *arguments: Any) -> Any:
+    async def _run(
+        self, requests: PostgresRequests, request: Callable[..., Any], *arguments: Any
+    ) -> Any:
         with self._translated():
-            return await postgres_connection.run_cancellable(requests.connection, request(*arguments))
+            return await postgres_connection.run_cancellable(
+                requests.connection, request(*arguments)
+            )
 
     def _is_data_error(self, error: BaseException | None) -> bool:
         import psycopg
@@ -478,7 +590,9 @@ class PostgresTable(SqlTable[PostgresRequests]):
             return False
         if isinstance(error, psycopg.DataError | psycopg.IntegrityError):
             return True
-        return (error.sqlstate or "").startswith("P0") or postgres_connection.is_against_policy(error)
+        return (error.sqlstate or "").startswith("P0") or postgres_connection.is_against_policy(
+            error
+        )
 
     @contextmanager
     def _translated(self) -> Iterator[None]:
@@ -500,17 +614,35 @@ class PostgresTable(SqlTable[PostgresRequests]):
         connection = await postgres_connection.connect_async(self._label, settings)
         try:
             with self._translated():
-                where = (connection, self._label, self.place, self.schema, self.table, self.key, self._declared)
+                where = (
+                    connection,
+                    self._label,
+                    self.place,
+                    self.schema,
+                    self.table,
+                    self.key,
+                    self._declared,
+                )
                 try:
                     columns, casts = await postgres_statements.read_postgres_columns(*where)
                 except TableNotFoundError:
                     if not create:
                         raise
-                    types = {column.name: postgres_statements.column_type(column) for column in self._declared}
-                    await PostgresBookkeeping(connection, self.schema, self.table).create_with_table(types, self.key)
+                    types = {
+                        column.name: postgres_statements.column_type(column)
+                        for column in self._declared
+                    }
+                    await PostgresBookkeeping(
+                        connection, self.schema, self.table
+                    ).create_with_table(types, self.key)
                     columns, casts = await postgres_statements.read_postgres_columns(*where)
             codec = RowCodec(
-                self._label, self.key, columns, check=postgres_checker, encode=postgres_encoder, decode=postgres_decoder
+                self._label,
+                self.key,
+                columns,
+                check=postgres_checker,
+                encode=postgres_encoder,
+                decode=postgres_decoder,
             )
             statements = postgres_statements.Statements(self.schema, self.table, codec, casts)
         except BaseException:

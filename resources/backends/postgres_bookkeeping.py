@@ -1,4 +1,6 @@
-"""The book-keeping of a table in PostgreSQL: `<table>__adjunct_runs`, with a number for each name (`presence.py`)."""
+"""The book-keeping of a table in PostgreSQL: `<table>__adjunct_runs`, with a number for each
+name (`presence.py`).
+"""
 
 from __future__ import annotations
 
@@ -7,8 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 from psycopg import sql
 
-from dagster_adjunct.resources.backends.epochs import epoch_name, must_raise_epoch, no_bookkeeping_error
-from dagster_adjunct.resources.backends.postgres_statements import create_table, has_relation, quote_name
+from dagster_adjunct.resources.backends.epochs import (
+    epoch_name,
+    must_raise_epoch,
+    no_bookkeeping_error,
+)
+from dagster_adjunct.resources.backends.postgres_statements import (
+    create_table,
+    has_relation,
+    quote_name,
+)
 from dagster_adjunct.resources.backends.write_plan import bookkeeping_table_name, marks_table_name
 from dagster_adjunct.resources.objects.fence import Fence
 from dagster_adjunct.resources.tables.presence import ID, NO_TABLE, RUNS, Presence, new_table_id
@@ -30,7 +40,8 @@ class PostgresBookkeeping:
     table: str
 
     async def create_with_table(self, types: Mapping[str, str], key: Sequence[str]) -> None:
-        """Create the table and give it an id, unless it exists. Marks of an earlier one are deleted.
+        """Create the table and give it an id, unless it exists. Marks of an earlier one are
+        deleted.
 
         They would make the new table skip messages that only the old one has applied.
         """
@@ -51,7 +62,9 @@ class PostgresBookkeeping:
             await create_table(self.connection, self.schema, name, _TYPES, ["name"])
 
     async def count_run(self) -> None:
-        """Count a run of an application, if the table has book-keeping; a table that has no id gets one."""
+        """Count a run of an application, if the table has book-keeping; a table that has no id
+        gets one.
+        """
         name = bookkeeping_table_name(self.table)
         if name is not None and await self._has(name):
             async with self.connection.transaction():
@@ -59,11 +72,13 @@ class PostgresBookkeeping:
                 await self._store(RUNS, 1, "b.value + 1")
 
     async def pass_fence(self, label: str, fence: Fence) -> None:
-        """Let a write of a run pass if no later run of its application has begun; raise RunLeaseLostError if one has.
+        """Let a write of a run pass if no later run of its application has begun; raise
+        RunLeaseLostError if one has.
 
-        It must be the first statement of the write's transaction. The shared lock on the epoch lets writes run beside
-        each other, and makes a later run, which raises the epoch, wait until they have ended. A write that waits for
-        the later run's transaction reads the epoch again after it, also under READ COMMITTED.
+        It must be the first statement of the write's transaction. The shared lock on the epoch lets
+        writes run beside each other, and makes a later run, which raises the epoch, wait until they
+        have ended. A write that waits for the later run's transaction reads the epoch again after
+        it, also under READ COMMITTED.
         """
         name = bookkeeping_table_name(self.table)
         if name is None:
@@ -72,20 +87,32 @@ class PostgresBookkeeping:
         cursor = await self.connection.execute(sql.SQL(query), (epoch_name(fence),))
         (known,) = await cursor.fetchone() or (None,)
         if must_raise_epoch(label, known, fence):
-            raised = await self._store(epoch_name(fence), fence.epoch, "greatest(b.value, excluded.value)")
+            raised = await self._store(
+                epoch_name(fence), fence.epoch, "greatest(b.value, excluded.value)"
+            )
             must_raise_epoch(label, raised, fence)  # raises if a later run was faster
 
     async def presence(self) -> Presence:
         """Return what the server says about the table."""
         name = bookkeeping_table_name(self.table)
-        quoted = [self._text(self.table), self._text(marks_table_name(self.table)), self._text(name or self.table)]
+        quoted = [
+            self._text(self.table),
+            self._text(marks_table_name(self.table)),
+            self._text(name or self.table),
+        ]
         cursor = await self.connection.execute(
             """SELECT to_regclass(%s) IS NOT NULL, to_regclass(%s) IS NOT NULL,
                  pg_relation_filenode(to_regclass(%s))::text,
                  has_table_privilege(to_regclass(%s), 'SELECT'), has_table_privilege(to_regclass(%s), 'SELECT')""",
             (quoted[0], quoted[1], quoted[0], quoted[0], quoted[2]),
         )
-        exists, marks, file, readable, kept = await cursor.fetchone() or (False, False, None, None, None)
+        exists, marks, file, readable, kept = await cursor.fetchone() or (
+            False,
+            False,
+            None,
+            None,
+            None,
+        )
         if not exists:
             return NO_TABLE
         numbers = await self._numbers(name) if kept and name is not None else {}

@@ -1,4 +1,6 @@
-"""Connections to PostgreSQL, and the translation of its errors into ours: transient or permanent."""
+"""Connections to PostgreSQL, and the translation of its errors into ours: transient or
+permanent.
+"""
 
 from __future__ import annotations
 
@@ -31,15 +33,17 @@ _PASSING = {
 }
 _PASSING_CLASSES = ("08", "53")  # connection errors, insufficient resources
 _NO_ACCESS = {"28000", "28P01", "3D000", "3F000", "42P01", "42501"}
-_POLICY_CHECK = "ExecWithCheckOptions"  # the server's function that compares a record with row security policies
+# the server's function that compares a record with row security policies
+_POLICY_CHECK = "ExecWithCheckOptions"
 READ_ONLY = "25006"
 """The SQLSTATE of a write in a read-only transaction."""
 READ_ONLY_STEP = (
-    "Connect to the primary as a user with default_transaction_read_only off; it may be set for the role, the database "
-    "or the server."
+    "Connect to the primary as a user with default_transaction_read_only off; it may be set for the"
+    " role, the database or the server."
 )
-# libpq gives a rejected login no SQLSTATE, only the server's message. If that is in another language, the request is
-# retried in vain; so is one to a wrong address, because it looks like a server that is down.
+# libpq gives a rejected login no SQLSTATE, only the server's message. If that is in another
+# language, the request is retried in vain; so is one to a wrong address, because it looks like a
+# server that is down.
 _FOR_GOOD = (
     "password authentication failed",
     "no password supplied",
@@ -50,7 +54,13 @@ _FOR_GOOD = (
     "certificate",
     "definition of service",
 )
-_FOR_NOW = ("starting up", "shutting down", "in recovery mode", "too many clients", "remaining connection slots")
+_FOR_NOW = (
+    "starting up",
+    "shutting down",
+    "in recovery mode",
+    "too many clients",
+    "remaining connection slots",
+)
 
 
 def require_driver(label: str) -> None:
@@ -59,26 +69,39 @@ def require_driver(label: str) -> None:
 
 
 def check_keywords(keywords: Mapping[str, object]) -> dict[str, str]:
-    """Return connection keywords of libpq with values as text; raise ConfigurationError if one is or holds a secret."""
+    """Return connection keywords of libpq with values as text; raise ConfigurationError if one
+    is or holds a secret.
+    """
     for name in keywords:
         if name in _SECRETS:
-            problem = f"a PostgreSQL table was declared with {name!r}, which would end up in pickles and logs."
-            step = "Put the DSN into a variable and pass dsn_env, or use libpq's password file or service file."
+            problem = (
+                f"a PostgreSQL table was declared with {name!r}, which would end up in pickles and"
+                " logs."
+            )
+            step = (
+                "Put the DSN into a variable and pass dsn_env, or use libpq's password file or"
+                " service file."
+            )
             raise errors.ConfigurationError(problem, step, argument=name)
     for name, value in keywords.items():
         if _HOLDS_SECRET.search(str(value)):
             raise errors.ConfigurationError(
-                f"a PostgreSQL table was declared with a {name!r} that looks like a whole DSN (not shown).",
+                f"a PostgreSQL table was declared with a {name!r} that looks like a whole DSN (not"
+                " shown).",
                 "Put the DSN into an environment variable and pass its name as dsn_env.",
                 argument=name,
             )
     return {name: str(value) for name, value in keywords.items()}
 
 
-def connection_settings(label: str, dsn_env: str | None, keywords: Mapping[str, str]) -> dict[str, Any]:
-    """Return the settings to connect with: those of the DSN in the variable `dsn_env`, changed by `keywords`.
+def connection_settings(
+    label: str, dsn_env: str | None, keywords: Mapping[str, str]
+) -> dict[str, Any]:
+    """Return the settings to connect with: those of the DSN in the variable `dsn_env`, changed by
+    `keywords`.
 
-    libpq adds the rest from its own sources. The result may contain a password: pass it only to the connect functions.
+    libpq adds the rest from its own sources. The result may contain a password: pass it only to the
+    connect functions.
     """
     from psycopg import ProgrammingError
     from psycopg.conninfo import conninfo_to_dict
@@ -97,20 +120,26 @@ def connection_settings(label: str, dsn_env: str | None, keywords: Mapping[str, 
 
 
 def format_address(settings: Mapping[str, Any]) -> str:
-    """Return host:port/dbname (or "service NAME") of a connection for errors, without the password."""
+    """Return host:port/dbname (or "service NAME") of a connection for errors, without the
+    password.
+    """
     if "service" in settings and "host" not in settings:
         return f"service {settings['service']}"
-    host = settings.get("host") or settings.get("hostaddr") or os.environ.get("PGHOST", "local socket")
+    host = (
+        settings.get("host") or settings.get("hostaddr") or os.environ.get("PGHOST", "local socket")
+    )
     port = settings.get("port") or os.environ.get("PGPORT", "5432")
     user = settings.get("user") or os.environ.get("PGUSER", "")
     return f"{host}:{port}/{settings.get('dbname') or os.environ.get('PGDATABASE') or user}"
 
 
-# Set in each session, because a database, a role or the environment may have other defaults: texts in UTF-8, times as
-# ISO 8601, and floats with all their digits.
+# Set in each session, because a database, a role or the environment may have other defaults: texts
+# in UTF-8, times as ISO 8601, and floats with all their digits.
 _SESSION = "SET client_encoding = 'UTF8'; SET datestyle = 'ISO'; SET extra_float_digits = 1"
 IDLE_SECONDS = 30
-"""After how many seconds the server ends a session that is paused within a transaction, which holds locks."""
+"""After how many seconds the server ends a session that is paused within a transaction, which
+holds locks.
+"""
 
 
 # The logins that have worked in this process, as digests. Those with another password are others.
@@ -119,15 +148,21 @@ _REFUSED_LOGIN = "authentication failed"
 
 
 def _login(settings: Mapping[str, Any]) -> bytes:
-    facts = format_address(settings), settings.get("user"), settings.get("password"), settings.get("passfile")
+    facts = (
+        format_address(settings),
+        settings.get("user"),
+        settings.get("password"),
+        settings.get("passfile"),
+    )
     return hashlib.sha256(repr(facts).encode()).digest()
 
 
 async def connect_async(label: str, settings: Mapping[str, Any]) -> psycopg.AsyncConnection[Any]:
     """Connect in autocommit mode, with UTC as the time zone.
 
-    Raises TableUnavailableError if the server is unreachable, starting, stopping or full, even if it stays so, or if it
-    rejects a login that it has accepted before; TableAccessError if it rejects the login or does not have the database.
+    Raises TableUnavailableError if the server is unreachable, starting, stopping or full, even if
+    it stays so, or if it rejects a login that it has accepted before; TableAccessError if it
+    rejects the login or does not have the database.
     """
     import psycopg
 
@@ -146,7 +181,9 @@ async def connect_async(label: str, settings: Mapping[str, Any]) -> psycopg.Asyn
 
 
 def connect_sync(label: str, settings: Mapping[str, Any]) -> psycopg.Connection[Any]:
-    """Connect in autocommit mode, for blocking calls, without setting the time zone. Raises as `connect_async`."""
+    """Connect in autocommit mode, for blocking calls, without setting the time zone. Raises as
+    `connect_async`.
+    """
     import psycopg
 
     try:
@@ -163,7 +200,9 @@ def connect_sync(label: str, settings: Mapping[str, Any]) -> psycopg.Connection[
 
 
 def connect_snapshot(label: str, settings: Mapping[str, Any]) -> psycopg.Connection[Any]:
-    """Connect for blocking read-only transactions, each of which sees one snapshot. Raises as `connect_async`."""
+    """Connect for blocking read-only transactions, each of which sees one snapshot. Raises as
+    `connect_async`.
+    """
     import psycopg
 
     connection = connect_sync(label, settings)
@@ -173,39 +212,59 @@ def connect_snapshot(label: str, settings: Mapping[str, Any]) -> psycopg.Connect
     return connection
 
 
-def _connection_error(error: psycopg.Error, label: str, settings: Mapping[str, Any]) -> errors.AdjunctError:
+def _connection_error(
+    error: psycopg.Error, label: str, settings: Mapping[str, Any]
+) -> errors.AdjunctError:
     message = _redact(str(error), settings)
     kind: type[errors.AdjunctError]
     kind, what = errors.TableUnavailableError, "can't be reached"
-    step = "Check that the server runs, listens on this address, and can be reached from here; then run it again."
+    step = (
+        "Check that the server runs, listens on this address, and can be reached from here; then"
+        " run it again."
+    )
     if any(words in message for words in _FOR_NOW):
         what = "does not accept connections now"
         step = "The connection is retried; if it keeps failing, check the server."
     elif _REFUSED_LOGIN in message and _login(settings) in _LOGGED_IN:
         what = "rejects a login that it accepted before"
-        step = "The password was changed, or a token has expired: renew it in libpq's password file, which each "
+        step = (
+            "The password was changed, or a token has expired: renew it in libpq's password file,"
+            " which each "
+        )
         step += "connection reads, or in the variable of the DSN, and start the run again."
     elif any(words in message for words in _FOR_GOOD):
         kind, what = errors.TableAccessError, "rejected the login"
         step = "Check the connection's user, password and database, and the server's pg_hba.conf."
-    return kind(f"{label}: PostgreSQL at {format_address(settings)} {what} ({message}).", step, table=label)
+    return kind(
+        f"{label}: PostgreSQL at {format_address(settings)} {what} ({message}).", step, table=label
+    )
 
 
 def translate_error(error: psycopg.Error, label: str, place: str) -> errors.AdjunctError:
-    """Return the error of ours for an error of the driver: transient if the same transaction may succeed later."""
+    """Return the error of ours for an error of the driver: transient if the same transaction may
+    succeed later.
+    """
     import psycopg
 
     state = error.sqlstate or ""
-    # The message in one line. Its details quote the whole row, so they are left out, except for the names of objects
-    # that depend on one to be dropped.
+    # The message in one line. Its details quote the whole row, so they are left out, except for the
+    # names of objects that depend on one to be dropped.
     message = error.diag.message_primary or str(error)
     if state == "2BP01":
         message = f"{message}: {error.diag.message_detail}"
-    # FATAL means that the server ended the connection: it restarts, an administrator did, or the session was idle.
-    lost = isinstance(error, psycopg.InterfaceError) or error.diag.severity_nonlocalized in ("FATAL", "PANIC")
+    # FATAL means that the server ended the connection: it restarts, an administrator did, or the
+    # session was idle.
+    lost = isinstance(error, psycopg.InterfaceError) or error.diag.severity_nonlocalized in (
+        "FATAL",
+        "PANIC",
+    )
     lost = lost or (isinstance(error, psycopg.OperationalError) and not state)
     kind: type[errors.AdjunctError]
-    kind, what, step = errors.TableError, "the server rejected the request", "Correct the data or the table."
+    kind, what, step = (
+        errors.TableError,
+        "the server rejected the request",
+        "Correct the data or the table.",
+    )
     if lost or state in _PASSING or state.startswith(_PASSING_CLASSES):
         kind, what = errors.TableUnavailableError, "the transaction failed"
         step = "The transaction is retried; if it keeps failing, check the server's log."
@@ -213,7 +272,10 @@ def translate_error(error: psycopg.Error, label: str, place: str) -> errors.Adju
         kind, what = errors.TableAccessError, "the session is read-only"
         step = READ_ONLY_STEP
     elif is_against_policy(error):
-        what, step = "a row security policy rejects the record", "Filter such records out, or correct the policy."
+        what, step = (
+            "a row security policy rejects the record",
+            "Filter such records out, or correct the policy.",
+        )
     elif state in _NO_ACCESS:
         kind, what = errors.TableAccessError, "it can't be accessed"
         step = "Check that the table exists and that the user has access to it."
@@ -247,9 +309,11 @@ _CANCEL_SECONDS = 1.0  # seconds for the server to end a cancelled request
 
 
 async def run_cancellable(connection: AsyncConnection[Any], request: Awaitable[T]) -> T:
-    """Await a request over this connection; if the caller is cancelled, close the connection within some seconds.
+    """Await a request over this connection; if the caller is cancelled, close the connection within
+    some seconds.
 
-    The driver alone would wait for the server's reply to the cancellation, which a dead network never delivers.
+    The driver alone would wait for the server's reply to the cancellation, which a dead network
+    never delivers.
     """
     import psycopg
 
@@ -258,8 +322,13 @@ async def run_cancellable(connection: AsyncConnection[Any], request: Awaitable[T
         return await asyncio.shield(under_way)
     except asyncio.CancelledError:
         with suppress(psycopg.Error):
-            await connection.cancel_safe(timeout=_CANCEL_SECONDS)  # so that the request holds no locks any more
-        with suppress(psycopg.Error, OSError), socket.socket(fileno=os.dup(connection.fileno())) as wire:
+            await connection.cancel_safe(
+                timeout=_CANCEL_SECONDS
+            )  # so that the request holds no locks any more
+        with (
+            suppress(psycopg.Error, OSError),
+            socket.socket(fileno=os.dup(connection.fileno())) as wire,
+        ):
             wire.shutdown(socket.SHUT_RDWR)
         await asyncio.wait([under_way], timeout=_CANCEL_SECONDS)
         await connection.close()

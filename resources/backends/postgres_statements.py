@@ -1,30 +1,37 @@
-"""The SQL of a `PostgresTable`: to create and check its table, and statements for many rows, with an array per column.
+"""The SQL of a `PostgresTable`: to create and check its table, and statements for many rows, with
+an array per column.
 
-    lock      lock the records of these keys in key order; returns each one's place in the list of keys (from 1), and
-              the values of some columns
+    lock      lock the records of these keys in key order; returns each one's place in the list of
+              keys (from 1), and the values of some columns
     select    return the records of these keys, each with its place in the list
-    insert    create records; existing ones stay as they are. Returns the places of those that were not created
-    upsert    put records; returns the places of those that were not written, or under another key, as by a trigger
-    update    set columns and append to lists, at most one row per key; returns the places of those that were changed
+    insert    create records; existing ones stay as they are. Returns the places of those that were
+              not created
+    upsert    put records; returns the places of those that were not written, or under another key,
+              as by a trigger
+    update    set columns and append to lists, at most one row per key; returns the places of those
+              that were changed
     delete    remove records; returns the places of those that were there and were not removed
     claim     create the missing rows of these keys in the idempotency table
     applied   lock the rows of these keys in the idempotency table; returns what was applied
     remember  store what was applied
     forget    purge old rows of the idempotency table
 
-A staged batch (`postgres_values.py`) is copied into a staging table, of which there is one per shape. Then one
-statement writes from it: without conditions an upsert or an update, with conditions a sequence of steps:
+A staged batch (`postgres_values.py`) is copied into a staging table, of which there is one per
+shape. Then one statement writes from it: without conditions an upsert or an update, with conditions
+a sequence of steps:
 
     staged    the rows of the batch, with the values that all of them share
-    known     of the keys with a row in the idempotency table, those whose conditions hold: stores their marks
+    known     of the keys with a row in the idempotency table, those whose conditions hold: stores
+              their marks
     fresh     of the other keys, those whose conditions hold: creates the rows with their marks
     passed    the rows of the batch with the keys of both
     changed   changes those of their records that exist
     begun     creates those that are missing
 
-Most keys exist already, so existing rows are updated first, with one lookup and one write; ON CONFLICT, which looks up,
-locks and then writes, handles only the rest. Every check of what others may change is repeated under the lock: `fresh`
-and `begun` try all rows that `known` and `changed` did not change, whatever these have seen.
+Most keys exist already, so existing rows are updated first, with one lookup and one write; ON
+CONFLICT, which looks up, locks and then writes, handles only the rest. Every check of what others
+may change is repeated under the lock: `fresh` and `begun` try all rows that `known` and `changed`
+did not change, whatever these have seen.
 """
 
 from __future__ import annotations
@@ -46,7 +53,14 @@ from dagster_adjunct.resources.backends.columns import (
     parse_column,
     to_spark_type,
 )
-from dagster_adjunct.resources.backends.postgres_values import AS_TEXT, POSITION, SOURCE, TIE, TIME, StagingShape
+from dagster_adjunct.resources.backends.postgres_values import (
+    AS_TEXT,
+    POSITION,
+    SOURCE,
+    TIE,
+    TIME,
+    StagingShape,
+)
 from dagster_adjunct.resources.backends.write_plan import COLUMNS, RowCodec
 from dagster_adjunct.resources.errors import TableNotFoundError
 
@@ -55,7 +69,9 @@ if TYPE_CHECKING:
 
 
 def quote_names(names: Iterable[str], table: str = "") -> str:
-    """Quote names as SQL identifiers, separated by commas; with `table`, each as a column of this alias."""
+    """Quote names as SQL identifiers, separated by commas; with `table`, each as a column of
+    this alias.
+    """
     return ", ".join(f"{table}.{quote_name(name)}" if table else quote_name(name) for name in names)
 
 
@@ -67,9 +83,10 @@ def quote_name(*names: str) -> str:
     return sql.Identifier(*names).as_string(None).replace("%", "%%")
 
 
-# Settings of a connection that writes staged batches. A hash join would lock rows in no order, so that writers of the
-# same keys could deadlock; a merge join keeps the order, but reads or even sorts the whole table. JIT compilation takes
-# longer than running the statement, up to some tenths of a second.
+# Settings of a connection that writes staged batches. A hash join would lock rows in no order, so
+# that writers of the same keys could deadlock; a merge join keeps the order, but reads or even
+# sorts the whole table. JIT compilation takes longer than running the statement, up to some tenths
+# of a second.
 _SETTINGS = "SET enable_hashjoin = off; SET enable_mergejoin = off; SET jit = off"
 
 
@@ -79,13 +96,17 @@ MISSING_RIGHTS = """
        WHERE NOT has_schema_privilege(n.oid, 'USAGE') OR NOT has_column_privilege(c.oid, name, privilege)),
       current_setting('transaction_read_only')::boolean
     FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = %s AND c.relname = %s"""
-"""The user, which of the privileges it lacks for a column of the table, and whether the session is read-only."""
+"""The user, which of the privileges it lacks for a column of the table, and whether the session
+is read-only.
+"""
 MAY_CREATE = """
     SELECT current_user,
       coalesce((SELECT has_schema_privilege(oid, 'CREATE') FROM pg_namespace WHERE nspname = %(schema)s),
                has_database_privilege(current_database(), 'CREATE')),
       current_setting('transaction_read_only')::boolean"""
-"""The user, whether it may create a table in the schema, or else the schema, and whether the session is read-only."""
+"""The user, whether it may create a table in the schema, or else the schema, and whether the
+session is read-only.
+"""
 DROPS_ROWS = """
     SELECT CASE
       WHEN EXISTS (SELECT FROM pg_trigger WHERE tgrelid = c.oid AND NOT tgisinternal AND tgtype & 3 = 3)
@@ -94,20 +115,21 @@ DROPS_ROWS = """
       WHEN row_security_active(c.oid) THEN 'a row security policy'
     END
     FROM pg_class c WHERE c.oid = to_regclass(%s)"""
-"""What a table has that may drop rows without an error (a trigger before each row is of the types 1 and 2); null if
-nothing."""
+"""What a table has that may drop rows without an error (a trigger before each row is of the types 1
+and 2); null if nothing."""
 
 
-# Whether a row's key is that of a staged row, which a trigger may have changed. IS TRUE keeps the server from a join,
-# which would compare all rows with all.
+# Whether a row's key is that of a staged row, which a trigger may have changed. IS TRUE keeps the
+# server from a join, which would compare all rows with all.
 _OF_STAGE = "(({keys}) IN (SELECT {keys} FROM {stage})) IS TRUE"
 
 
 class StagingStatements(NamedTuple):
-    """The name of the staging table for batches of one shape, and the statements that create, fill and use it.
+    """The name of the staging table for batches of one shape, and the statements that create, fill
+    and use it.
 
-    `write` has the values that all rows share as parameters (`StagedBatch.constants`). `settings` must be executed once
-    per connection.
+    `write` has the values that all rows share as parameters (`StagedBatch.constants`). `settings`
+    must be executed once per connection.
     """
 
     name: str
@@ -132,7 +154,9 @@ class Statements:
             "names": quote_names(self._names),
             "given_keys": self._given(self._key),
             "given": self._given(self._names),
-            "typed": ", ".join(f"{self._typed(name)} AS {quote_name(name)}" for name in self._names),
+            "typed": ", ".join(
+                f"{self._typed(name)} AS {quote_name(name)}" for name in self._names
+            ),
             "of_b": quote_names(self._key, "b"),
             "of_t": quote_names(self._key, "t"),
             "of_s": quote_names(self._key, "s"),
@@ -142,25 +166,32 @@ class Statements:
         rest = map(quote_name, (name for name in self._names if name not in self._key))
         changes = ", ".join(f"{name} = excluded.{name}" for name in rest)
         begin = (
-            "WITH given AS (SELECT {typed}, s.__place FROM unnest({given}) WITH ORDINALITY AS s ({names}, __place)), "
-            "written AS (INSERT INTO {table} AS t ({names}) SELECT {names} FROM given AS s ORDER BY {of_s} "
-            "ON CONFLICT ({keys}) DO {action} RETURNING {of_t}) "
-            "SELECT __place FROM given WHERE ({keys}) NOT IN (SELECT {keys} FROM written)"
+            "WITH given AS (SELECT {typed}, s.__place FROM unnest({given}) WITH ORDINALITY AS s"
+            " ({names}, __place)), written AS (INSERT INTO {table} AS t ({names}) SELECT {names}"
+            " FROM given AS s ORDER BY {of_s} ON CONFLICT ({keys}) DO {action} RETURNING {of_t})"
+            " SELECT __place FROM given WHERE ({keys}) NOT IN (SELECT {keys} FROM written)"
         )
-        find = "SELECT s.__place, {found} FROM unnest({given_keys}) WITH ORDINALITY AS s ({keys}, __place) "
+        find = (
+            "SELECT s.__place, {found} FROM unnest({given_keys}) WITH ORDINALITY AS s ({keys},"
+            " __place) "
+        )
         self.insert = self._compose(begin, action="NOTHING")
         # A statement that changes nothing would not return which records are there.
-        self.upsert = self._compose(begin, action=f"UPDATE SET {changes or self._same_key('excluded')}")
-        self.delete = self._compose(
-            "WITH given AS (SELECT * FROM unnest({given_keys}) WITH ORDINALITY AS s ({keys}, __place)), "
-            "gone AS (DELETE FROM {table} AS t USING given AS s WHERE {same} RETURNING s.__place) "
-            "SELECT s.__place FROM given AS s JOIN {table} AS t ON {same} "
-            "WHERE s.__place NOT IN (SELECT __place FROM gone)"
+        self.upsert = self._compose(
+            begin, action=f"UPDATE SET {changes or self._same_key('excluded')}"
         )
-        self.select = self._compose(find + "JOIN {table} AS t ON {same}", found=quote_names(self._names, "t"))
+        self.delete = self._compose(
+            "WITH given AS (SELECT * FROM unnest({given_keys}) WITH ORDINALITY AS s ({keys},"
+            " __place)), gone AS (DELETE FROM {table} AS t USING given AS s WHERE {same} RETURNING"
+            " s.__place) SELECT s.__place FROM given AS s JOIN {table} AS t ON {same} WHERE"
+            " s.__place NOT IN (SELECT __place FROM gone)"
+        )
+        self.select = self._compose(
+            find + "JOIN {table} AS t ON {same}", found=quote_names(self._names, "t")
+        )
         self.claim = self._compose(
-            "INSERT INTO {idempotency} AS t ({keys}, at) SELECT {of_s}, now() FROM unnest({given_keys}) AS s ({keys}) "
-            "ORDER BY {of_s} ON CONFLICT ({keys}) DO NOTHING"
+            "INSERT INTO {idempotency} AS t ({keys}, at) SELECT {of_s}, now() FROM"
+            " unnest({given_keys}) AS s ({keys}) ORDER BY {of_s} ON CONFLICT ({keys}) DO NOTHING"
         )
         self.applied = self._compose(
             find + "JOIN {idempotency} AS t ON {same} ORDER BY {of_s} FOR NO KEY UPDATE OF t",
@@ -168,15 +199,15 @@ class Statements:
         )
         types = {name: "jsonb" if name == "applied" else "text" for name in COLUMNS}
         self.remember = self._compose(
-            "UPDATE {idempotency} AS t SET {changes}, at = now() FROM unnest({all_given}) AS s ({all}) WHERE {same}",
+            "UPDATE {idempotency} AS t SET {changes}, at = now() FROM unnest({all_given}) AS s"
+            " ({all}) WHERE {same}",
             changes=", ".join(f"{name} = s.{name}::{type_}" for name, type_ in types.items()),
             all_given=", ".join((self._given(self._key), *("%s::text[]" for _ in COLUMNS))),
             all=quote_names((*self._key, *COLUMNS)),
         )
         self.forget = self._compose(
-            "DELETE FROM {idempotency} AS t "
-            "USING (SELECT {keys} FROM {idempotency} WHERE at < now() - make_interval(secs => %s) LIMIT %s "
-            "FOR UPDATE SKIP LOCKED) AS s WHERE {same}"
+            "DELETE FROM {idempotency} AS t USING (SELECT {keys} FROM {idempotency} WHERE at <"
+            " now() - make_interval(secs => %s) LIMIT %s FOR UPDATE SKIP LOCKED) AS s WHERE {same}"
         )
         self.lock = cache(self._lock)
         self.update = cache(self._update)
@@ -200,17 +231,21 @@ class Statements:
         names = (*sets, *append, *self._key)
         changes = [f"{quote_name(name)} = {self._typed(name)}" for name in sets]
         for name in append:
-            changes.append("{0} = coalesce(t.{0}, '{{}}') || {1}".format(quote_name(name), self._typed(name)))
+            changes.append(
+                "{0} = coalesce(t.{0}, '{{}}') || {1}".format(quote_name(name), self._typed(name))
+            )
         return self._compose(
-            "UPDATE {table} AS t SET {changes} FROM unnest({all_given}) WITH ORDINALITY AS s ({all}, __place) "
-            "WHERE {same} RETURNING CASE WHEN {same} THEN s.__place END",
+            "UPDATE {table} AS t SET {changes} FROM unnest({all_given}) WITH ORDINALITY AS s"
+            " ({all}, __place) WHERE {same} RETURNING CASE WHEN {same} THEN s.__place END",
             changes=", ".join(changes),
             all_given=self._given(names),
             all=quote_names(names),
         )
 
     def arrays(self, names: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[Any]:
-        """Return rows of checked values of the columns `names` as parameters: one array per column."""
+        """Return rows of checked values of the columns `names` as parameters: one array per
+        column.
+        """
         columns = self.codec.columns
         encoded = zip(names, self.codec.encoded(names, rows), strict=True)
         return [
@@ -222,16 +257,27 @@ class Statements:
         name = "adjunct_" + sha256(repr(shape).encode()).hexdigest()[:16]
         given = {*shape.columns, *shape.constants}
         staged = [quote_name(column) for column in shape.columns if column in self._names]
-        types = {POSITION: "text", SOURCE: "text", TIE: "text", TIME: self._cast(shape.conditions.newest_by)}
-        staged += [f"NULL::{cast} AS {column}" for column, cast in types.items() if column in shape.columns]
-        constants = (f", %s::{self.casts[column]} AS {quote_name(column)}" for column in shape.constants)
+        types = {
+            POSITION: "text",
+            SOURCE: "text",
+            TIE: "text",
+            TIME: self._cast(shape.conditions.newest_by),
+        }
+        staged += [
+            f"NULL::{cast} AS {column}" for column, cast in types.items() if column in shape.columns
+        ]
+        constants = (
+            f", %s::{self.casts[column]} AS {quote_name(column)}" for column in shape.constants
+        )
         made = partial(
             self._compose,
             stage=name,
             rows=f"(SELECT r.*{''.join(constants)} FROM {name} AS r)",
             columns=quote_names(shape.columns),
             stage_columns=", ".join(("0 AS __place", *staged)),
-            whole=", ".join(f"s.{quote_name(column)}" if column in given else "NULL" for column in self._names),
+            whole=", ".join(
+                f"s.{quote_name(column)}" if column in given else "NULL" for column in self._names
+            ),
         )
         return StagingStatements(
             name,
@@ -240,9 +286,13 @@ class Statements:
                 "SELECT {stage_columns} FROM {table} WITH NO DATA"
             ),
             made("COPY {stage} ({columns}) FROM STDIN (FORMAT csv)"),
-            made(self._conditional(shape) if shape.conditions else self._plain(shape), **self._changes_of(shape)),
             made(
-                "SELECT s.__place FROM {stage} AS s JOIN {table} AS t ON {same} ORDER BY {of_s} FOR NO KEY UPDATE OF t"
+                self._conditional(shape) if shape.conditions else self._plain(shape),
+                **self._changes_of(shape),
+            ),
+            made(
+                "SELECT s.__place FROM {stage} AS s JOIN {table} AS t ON {same} ORDER BY {of_s} FOR"
+                " NO KEY UPDATE OF t"
             ),
         )
 
@@ -250,15 +300,16 @@ class Statements:
         """The statement for a batch without conditions."""
         if not shape.inserts:
             return (
-                "WITH written AS "
-                "(UPDATE {table} AS t SET {sets} FROM {rows} AS s WHERE {same} RETURNING {same} AS kept) "
-                "SELECT count(*) FILTER (WHERE kept), 0, ARRAY[]::int[] FROM written"
+                "WITH written AS (UPDATE {table} AS t SET {sets} FROM {rows} AS s WHERE {same}"
+                " RETURNING {same} AS kept) SELECT count(*) FILTER (WHERE kept), 0, ARRAY[]::int[]"
+                " FROM written"
             )
         begun = "coalesce(sum(begun), 0)" if shape.begins else "0"
         return (
-            "WITH written AS (INSERT INTO {table} AS t ({names}) SELECT {whole} FROM {rows} AS s ORDER BY {of_s} "
-            "ON CONFLICT ({keys}) DO {action} RETURNING {of_t}, (xmax = 0)::int AS begun) "
-            f"SELECT count(*), {begun}, ARRAY[]::int[] FROM written WHERE {_OF_STAGE}"
+            "WITH written AS (INSERT INTO {table} AS t ({names}) SELECT {whole} FROM"
+            " {rows} AS s ORDER BY {of_s} ON CONFLICT ({keys}) DO {action} RETURNING"
+            f" {{of_t}}, (xmax = 0)::int AS begun) SELECT count(*), {begun}, ARRAY[]::int[] FROM"
+            f" written WHERE {_OF_STAGE}"
         )
 
     def _conditional(self, shape: StagingShape) -> str:
@@ -267,27 +318,39 @@ class Statements:
         changes = bool(self._changed(shape) or shape.adds)
         if changes:
             steps.append(
-                "changed AS (UPDATE {table} AS t SET {sets} FROM (SELECT * FROM passed ORDER BY {keys}) AS s "
-                "WHERE {same} RETURNING {of_s}, {same} AS kept)"
+                "changed AS (UPDATE {table} AS t SET {sets} FROM (SELECT * FROM passed ORDER BY"
+                " {keys}) AS s WHERE {same} RETURNING {of_s}, {same} AS kept)"
             )
         if shape.inserts:
             rest = " WHERE ({of_s}) NOT IN (SELECT {keys} FROM changed)" if changes else ""
             steps.append(
-                f"begun AS (INSERT INTO {{table}} AS t ({{names}}) SELECT {{whole}} FROM passed AS s{rest} "
-                "ORDER BY {of_s} ON CONFLICT ({keys}) DO {action} RETURNING {of_t}, (xmax = 0)::int AS begun)"
+                "begun AS (INSERT INTO {table} AS t ({names}) SELECT {whole} FROM passed AS"
+                f" s{rest} ORDER BY {{of_s}} ON CONFLICT ({{keys}}) DO {{action}} RETURNING"
+                " {of_t}, (xmax = 0)::int AS begun)"
             )
         done = ["(SELECT count(*) FROM changed WHERE kept)"] if changes else []
         if shape.inserts:
             done.append(f"(SELECT count(*) FROM begun WHERE {_OF_STAGE})")
         begun = "(SELECT coalesce(sum(begun), 0) FROM begun)" if shape.inserts else "0"
-        skipped = "ARRAY(SELECT __place FROM staged WHERE ({keys}) NOT IN (SELECT {keys} FROM passed))"
+        skipped = (
+            "ARRAY(SELECT __place FROM staged WHERE ({keys}) NOT IN (SELECT {keys} FROM passed))"
+        )
         return f"WITH {', '.join(steps)} SELECT {' + '.join(done)}, {begun}, {skipped}"
 
     def _marked(self, shape: StagingShape) -> tuple[str, str, str]:
-        """The steps `known`, `fresh` and `passed`, which do in SQL what `Applied` does in Python (`write_plan.py`)."""
+        """The steps `known`, `fresh` and `passed`, which do in SQL what `Applied` does in Python
+        (`write_plan.py`).
+        """
         newest_by, idempotent = shape.conditions.newest_by, shape.conditions.idempotent
         values = {"newest_of": "NULL", "newest": "NULL", "tie": "NULL", "applied": "'{{}}'::jsonb"}
-        marks, excluded, holds, fails, holds_excluded, unmarked = ["at = now()"], ["at = now()"], [], [], [], ""
+        marks, excluded, holds, fails, holds_excluded, unmarked = (
+            ["at = now()"],
+            ["at = now()"],
+            [],
+            [],
+            [],
+            "",
+        )
         if idempotent:
             values["applied"] = "jsonb_build_object(s.__source, s.__position)"
             marks.append(f"applied = coalesce(b.applied, '{{{{}}}}') || {values['applied']}")
@@ -303,7 +366,8 @@ class Statements:
             values |= {"newest_of": "{newest_of}", "newest": "s.{time}::text", "tie": "s.__tie"}
             marks += [f"{name} = {values[name]}" for name in ("newest_of", "newest", "tie")]
             excluded += [f"{name} = excluded.{name}" for name in ("newest_of", "newest", "tie")]
-            # If the time was stored for another column, its text may be invalid for this column's type.
+            # If the time was stored for another column, its text may be invalid for this column's
+            # type.
             kept = """CASE WHEN b.newest_of = {newest_of} THEN (b.newest::{cast}, b.tie COLLATE "C") """
             holds.append(kept + "<= (s.{time}, s.__tie) ELSE false END")
             fails.append(kept + "> (s.{time}, s.__tie) ELSE false END")
@@ -311,27 +375,27 @@ class Statements:
                 "(b.newest IS NULL OR b.newest_of <> {newest_of} OR "
                 """(b.newest::{cast}, b.tie COLLATE "C") <= (excluded.newest::{cast}, excluded.tie))"""
             )
-            # Subqueries take one index lookup per key, two for a key without a mark; joins would read both tables
-            # entirely.
+            # Subqueries take one index lookup per key, two for a key without a mark; joins would
+            # read both tables entirely.
             unmarked = (
-                " AND coalesce("
-                "(SELECT true FROM {idempotency} AS b WHERE {same_mark} AND b.newest_of = {newest_of}), "
-                "(SELECT t.{newest_by} {collate} <= s.{time} FROM {table} AS t WHERE {same}), true)"
+                " AND coalesce((SELECT true FROM {idempotency} AS b WHERE {same_mark} AND"
+                " b.newest_of = {newest_of}), (SELECT t.{newest_by} {collate} <= s.{time} FROM"
+                " {table} AS t WHERE {same}), true)"
             )
         known = (
             f"known AS (UPDATE {{idempotency}} AS b SET {', '.join(marks)} "
             "FROM (SELECT * FROM staged ORDER BY {keys}) "
             f"AS s WHERE {{same_mark}} AND {' AND '.join(holds)} RETURNING s.*)"
         )
-        # Rows whose condition has failed are left out: it can't hold later, and ON CONFLICT would lock them after
-        # those of `known`, so not in key order.
+        # Rows whose condition has failed are left out: it can't hold later, and ON CONFLICT would
+        # lock them after those of `known`, so not in key order.
         fresh = (
-            f"fresh AS (INSERT INTO {{idempotency}} AS b ({{keys}}, {', '.join(values)}, at) "
-            f"SELECT {{of_s}}, {', '.join(values.values())}, now() FROM staged AS s "
-            "WHERE ({of_s}) NOT IN (SELECT {keys} FROM known) "
-            f"AND (SELECT true FROM {{idempotency}} AS b WHERE {{same_mark}} AND ({' OR '.join(fails)})) IS NULL"
-            f"{unmarked} ORDER BY {{of_s}} ON CONFLICT ({{keys}}) DO UPDATE SET {', '.join(excluded)} "
-            f"WHERE {' AND '.join(holds_excluded)} RETURNING {{of_b}})"
+            f"fresh AS (INSERT INTO {{idempotency}} AS b ({{keys}}, {', '.join(values)}, at) SELECT"
+            f" {{of_s}}, {', '.join(values.values())}, now() FROM staged AS s WHERE ({{of_s}}) NOT"
+            " IN (SELECT {keys} FROM known) AND (SELECT true FROM {idempotency} AS b WHERE"
+            f" {{same_mark}} AND ({' OR '.join(fails)})) IS NULL{unmarked} ORDER BY {{of_s}} ON"
+            f" CONFLICT ({{keys}}) DO UPDATE SET {', '.join(excluded)} WHERE"
+            f" {' AND '.join(holds_excluded)} RETURNING {{of_b}})"
         )
         passed = (
             "passed AS (SELECT * FROM known UNION ALL "
@@ -340,9 +404,13 @@ class Statements:
         return known, fresh, passed
 
     def _changes_of(self, shape: StagingShape) -> dict[str, str]:
-        """The texts to insert into the statements that depend on the shape's changes and conditions, by name."""
+        """The texts to insert into the statements that depend on the shape's changes and
+        conditions, by name.
+        """
         sets, newest_by = self._sets(shape, "s"), shape.conditions.newest_by or ""
-        collate = ' COLLATE "C"' if newest_by and self.codec.column(newest_by).kind is Kind.STRING else ""
+        collate = (
+            ' COLLATE "C"' if newest_by and self.codec.column(newest_by).kind is Kind.STRING else ""
+        )
         return {
             "sets": sets,
             "action": f"UPDATE SET {self._sets(shape, 'excluded') or self._same_key('excluded')}",
@@ -354,7 +422,11 @@ class Statements:
         }
 
     def _changed(self, shape: StagingShape) -> list[str]:
-        return [name for name in self._names if name not in self._key] if shape.puts else list(shape.sets)
+        return (
+            [name for name in self._names if name not in self._key]
+            if shape.puts
+            else list(shape.sets)
+        )
 
     def _sets(self, shape: StagingShape, source: str) -> str:
         """The SET clause that changes an existing record `t` to the values of the row `source`."""
@@ -362,10 +434,17 @@ class Statements:
         changes = []
         for column in self._changed(shape):
             name = quote_name(column)
-            changes.append(f"{name} = {source}.{name}" if column in given or source != "s" else f"{name} = NULL")
+            changes.append(
+                f"{name} = {source}.{name}"
+                if column in given or source != "s"
+                else f"{name} = NULL"
+            )
         for name in map(quote_name, shape.adds):
             added = f"{source}.{name}"
-            changes.append(f"{name} = CASE WHEN {added} IS NULL THEN t.{name} ELSE coalesce(t.{name}, 0) + {added} END")
+            changes.append(
+                f"{name} = CASE WHEN {added} IS NULL THEN t.{name} ELSE coalesce(t.{name}, 0) +"
+                f" {added} END"
+            )
         return ", ".join(changes)
 
     def _cast(self, name: str | None) -> str:
@@ -376,7 +455,9 @@ class Statements:
 
     def _given(self, names: Sequence[str]) -> str:
         # The casts come from the server's catalog, which quotes them where necessary.
-        return ", ".join(f"%s::{'text' if name in self._texts else self.casts[name]}[]" for name in names)
+        return ", ".join(
+            f"%s::{'text' if name in self._texts else self.casts[name]}[]" for name in names
+        )
 
     def _typed(self, name: str) -> str:
         return f"s.{quote_name(name)}{'::' + self.casts[name] if name in self._texts else ''}"
@@ -401,25 +482,35 @@ async def has_relation(connection: AsyncConnection[Any], schema: str, table: str
     `to_regclass` may answer from what this session has looked up before it waited for a lock.
     """
     cursor = await connection.execute(
-        "SELECT FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE nspname = %s AND relname = %s",
+        "SELECT FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE nspname = %s"
+        " AND relname = %s",
         (schema, table),
     )
     return bool(cursor.rowcount)
 
 
 async def create_table(
-    connection: AsyncConnection[Any], schema: str, table: str, types: Mapping[str, Any], key: Sequence[str]
+    connection: AsyncConnection[Any],
+    schema: str,
+    table: str,
+    types: Mapping[str, Any],
+    key: Sequence[str],
 ) -> bool:
     """Create the schema and the table if they do not exist; return whether the table is new.
 
     `types` has the columns, `key` is the primary key.
     """
     name = sql.Identifier(schema, table)
-    parts = [sql.SQL("{} {}").format(sql.Identifier(column), sql.SQL(type_)) for column, type_ in types.items()]
+    parts = [
+        sql.SQL("{} {}").format(sql.Identifier(column), sql.SQL(type_))
+        for column, type_ in types.items()
+    ]
     parts.append(sql.SQL("PRIMARY KEY ({})").format(sql.SQL(", ").join(map(sql.Identifier, key))))
     async with connection.transaction():
         # IF NOT EXISTS alone fails when two sessions create the same schema or table at once.
-        await connection.execute("SELECT pg_advisory_xact_lock(hashtext(%s))", (f"adjunct:{schema}",))
+        await connection.execute(
+            "SELECT pg_advisory_xact_lock(hashtext(%s))", (f"adjunct:{schema}",)
+        )
         if await has_relation(connection, schema, table):
             return False
         # Even with IF NOT EXISTS, creating a schema needs a right of the database.
@@ -427,7 +518,9 @@ async def create_table(
         if not exists.rowcount:
             await connection.execute(sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(schema)))
         # With space left in each page, rows that are updated often can stay in their page.
-        made = sql.SQL("CREATE TABLE {} ({}) WITH (fillfactor = 80)").format(name, sql.SQL(", ").join(parts))
+        made = sql.SQL("CREATE TABLE {} ({}) WITH (fillfactor = 80)").format(
+            name, sql.SQL(", ").join(parts)
+        )
         await connection.execute(made)
     return True
 
@@ -449,10 +542,11 @@ async def read_postgres_columns(
     key: Sequence[str],
     declared: Sequence[Column],
 ) -> tuple[list[Column], dict[str, str]]:
-    """Return the table's columns (only the declared ones, if any are), and for each name the type to cast values to.
+    """Return the table's columns (only the declared ones, if any are), and for each name the type
+    to cast values to.
 
-    Raises TableNotFoundError if the table does not exist, and SchemaMismatchError if a declared column is missing, or
-    if `key` is not unique or may equate different values.
+    Raises TableNotFoundError if the table does not exist, and SchemaMismatchError if a declared
+    column is missing, or if `key` is not unique or may equate different values.
     """
     cursor = await connection.execute(
         """SELECT a.attname, format_type(a.atttypid, a.atttypmod), format_type(a.atttypid, -1),

@@ -1,9 +1,11 @@
-"""How values are sent to PostgreSQL and read back: unchanged, except JSON and lists, which are sent as text.
+"""How values are sent to PostgreSQL and read back: unchanged, except JSON and lists, which are sent
+as text.
 
-A statement gets one array per column. In it a list would be taken for a second dimension, so lists are written as text,
-in the way the server prints arrays. An Arrow batch is copied as CSV into a staging table, from which one statement
-writes all rows, without Python values (`stage_batch`). If single values must be inspected, because of other types than
-the columns', lists, JSON, or defaults of only some messages, it is written row by row (`write_plan.py`).
+A statement gets one array per column. In it a list would be taken for a second dimension, so lists
+are written as text, in the way the server prints arrays. An Arrow batch is copied as CSV into a
+staging table, from which one statement writes all rows, without Python values (`stage_batch`). If
+single values must be inspected, because of other types than the columns', lists, JSON, or defaults
+of only some messages, it is written row by row (`write_plan.py`).
 """
 
 from __future__ import annotations
@@ -15,7 +17,13 @@ from datetime import UTC, date, datetime
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
-from dagster_adjunct.resources.backends.columns import Column, Kind, OutOfRangeError, declared_digits, make_checker
+from dagster_adjunct.resources.backends.columns import (
+    Column,
+    Kind,
+    OutOfRangeError,
+    declared_digits,
+    make_checker,
+)
 from dagster_adjunct.resources.backends.write_plan import RowCodec
 from dagster_adjunct.resources.lazy_modules import np, pa, pc
 from dagster_adjunct.resources.tables.arrow import ArrowEntries
@@ -32,10 +40,13 @@ SOURCE, POSITION, TIE, TIME = "__source", "__position", "__tie", "__time"
 
 @dataclass(frozen=True, slots=True)
 class StagingShape:
-    """What the SQL of a staged batch depends on: batches of the same shape use the same table and statements.
+    """What the SQL of a staged batch depends on: batches of the same shape use the same table and
+    statements.
 
-    - `columns`: those of the staging table; `constants`: those with one value for all rows, which is not staged.
-    - `puts`: rows are put as whole records. Columns of the table that are not in the shape become null.
+    - `columns`: those of the staging table; `constants`: those with one value for all rows, which
+      is not staged.
+    - `puts`: rows are put as whole records. Columns of the table that are not in the shape become
+      null.
     - `sets`, `adds`: the columns that updates set, and those to which they add.
     - `begins`: updates have defaults, so a row is the whole record to create if there is none.
 
@@ -57,10 +68,12 @@ class StagingShape:
 
 @dataclass(frozen=True, slots=True)
 class StagedBatch:
-    """An operation with `count` entries as CSV with one row per key, whose columns are those of the shape.
+    """An operation with `count` entries as CSV with one row per key, whose columns are those of the
+    shape.
 
-    The first column is the index of the key's last entry. `constants` are the values of the shape's constants.
-    `same_key` maps that index to the indices of all entries of the key; None if no key has several.
+    The first column is the index of the key's last entry. `constants` are the values of the shape's
+    constants. `same_key` maps that index to the indices of all entries of the key; None if no key
+    has several.
     """
 
     shape: StagingShape
@@ -71,14 +84,23 @@ class StagedBatch:
     same_key: Mapping[int, Sequence[int]] | None
 
     def missing(self, present: set[int]) -> list[int]:
-        """The indices of all entries whose row is not in `present`, which has the first column of rows."""
+        """The indices of all entries whose row is not in `present`, which has the first column
+        of rows.
+        """
         if self.same_key is None:
             return [place for place in range(self.count) if place not in present]
-        return [place for last, places in self.same_key.items() if last not in present for place in places]
+        return [
+            place
+            for last, places in self.same_key.items()
+            if last not in present
+            for place in places
+        ]
 
 
 def stage_batch(codec: RowCodec, operation: Operation[Any]) -> StagedBatch | None:
-    """Return the operation as a batch to copy into a staging table; None if it must be written row by row."""
+    """Return the operation as a batch to copy into a staging table; None if it must be written
+    row by row.
+    """
     entries = operation.entries
     puts = operation.kind is OperationKind.PUT
     if (
@@ -90,7 +112,11 @@ def stage_batch(codec: RowCodec, operation: Operation[Any]) -> StagedBatch | Non
     ):
         return None
     keys = dict(zip(entries.key_names, entries.key.flatten(), strict=True))
-    if any(column.null_count for column in keys.values()) or entries.records is None or entries.records.null_count:
+    if (
+        any(column.null_count for column in keys.values())
+        or entries.records is None
+        or entries.records.null_count
+    ):
         return None
     sets, adds = _parts(entries)
     if sets is None or adds is None:
@@ -103,7 +129,8 @@ def stage_batch(codec: RowCodec, operation: Operation[Any]) -> StagedBatch | Non
         return None
     written = {**keys, **defaults, **sets, **adds}
     cast = {
-        name: _cast_exactly(codec.columns.get(name), column, adding=name in adds) for name, column in written.items()
+        name: _cast_exactly(codec.columns.get(name), column, adding=name in adds)
+        for name, column in written.items()
     }
     cast |= _marks(codec, entries, operation.conditions, cast)
     if any(column is None for column in cast.values()):
@@ -114,7 +141,9 @@ def stage_batch(codec: RowCodec, operation: Operation[Any]) -> StagedBatch | Non
         same = pc.all(pc.equal(column, column[0])).as_py() is True and not column.null_count
         if same or column.null_count == len(column):
             constants[name] = cast.pop(name)[0].as_py()
-    rows = _merge_by_key(cast, codec.key, sets, adds, [name for name in defaults if name not in constants])
+    rows = _merge_by_key(
+        cast, codec.key, sets, adds, [name for name in defaults if name not in constants]
+    )
     if rows is None:
         return None
     table, same_key = rows
@@ -122,14 +151,19 @@ def stage_batch(codec: RowCodec, operation: Operation[Any]) -> StagedBatch | Non
         return None  # which of a key's entries are applied depends on the earlier ones
     begins = not puts and entries.default_records is not None
     names = (*table.column_names,)
-    shape = StagingShape(names, (*constants,), puts, tuple(sets), tuple(adds), begins, operation.conditions)
-    return StagedBatch(shape, (*constants.values(),), _csv(table), table.num_rows, len(entries), same_key)
+    shape = StagingShape(
+        names, (*constants,), puts, tuple(sets), tuple(adds), begins, operation.conditions
+    )
+    return StagedBatch(
+        shape, (*constants.values(),), _csv(table), table.num_rows, len(entries), same_key
+    )
 
 
 def _marks(
     codec: RowCodec, entries: ArrowEntries, conditions: Conditions, written: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The columns that conditions need, by name; a value of None means that the batch can't be staged.
+    """The columns that conditions need, by name; a value of None means that the batch can't be
+    staged.
 
     `written` are the columns of the batch, of which one may be the time.
     """
@@ -156,12 +190,16 @@ def _ties(sources: Any, positions: Any) -> Any:
     """`Mark.tie` of the mark with each source and position."""
     known = sources.dictionary_encode()  # few sources are distinct
     plain = pc.replace_substring_regex(known.dictionary.cast(pa.string()), r"~\d+$", "")
-    places = pc.replace_substring_regex(positions.cast(pa.string()), "^[^:]*(:|$)", "", max_replacements=1)
+    places = pc.replace_substring_regex(
+        positions.cast(pa.string()), "^[^:]*(:|$)", "", max_replacements=1
+    )
     return pc.binary_join_element_wise(plain.take(known.indices), places, " ")
 
 
 def _parts(entries: ArrowEntries) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
-    """The columns that records set and those to which they add, by name; (None, None) if they change anything else."""
+    """The columns that records set and those to which they add, by name; (None, None) if they
+    change anything else.
+    """
     records = entries.records
     assert records is not None
     if not entries.typed:
@@ -177,11 +215,17 @@ def _parts(entries: ArrowEntries) -> tuple[dict[str, Any] | None, dict[str, Any]
 
 
 def _defaults(
-    codec: RowCodec, entries: ArrowEntries, keys: dict[str, Any], sets: dict[str, Any], adds: dict[str, Any]
+    codec: RowCodec,
+    entries: ArrowEntries,
+    keys: dict[str, Any],
+    sets: dict[str, Any],
+    adds: dict[str, Any],
 ) -> dict[str, Any] | None:
-    """The columns of a new record that come from defaults only, by name; None if the batch can't be staged.
+    """The columns of a new record that come from defaults only, by name; None if the batch can't be
+    staged.
 
-    Left out are columns that the updates set, and columns to which they add, in which a default must be 0 or null.
+    Left out are columns that the updates set, and columns to which they add, in which a default
+    must be 0 or null.
     """
     if entries.default_records is None:
         return {}
@@ -192,11 +236,16 @@ def _defaults(
         if name in defaults and not defaults.pop(name).equals(keys[name]):
             return None
     for name, added in adds.items():
-        # With a default of 0 or null, a new record has the number that is added: the column is the same for both.
+        # With a default of 0 or null, a new record has the number that is added: the column is the
+        # same for both.
         default = defaults.pop(name, None)
         if default is None or default.null_count == len(default):
             continue
-        if added.null_count or default.null_count or pc.all(pc.equal(default, 0)).as_py() is not True:
+        if (
+            added.null_count
+            or default.null_count
+            or pc.all(pc.equal(default, 0)).as_py() is not True
+        ):
             return None
     return {name: column for name, column in defaults.items() if name not in sets}
 
@@ -207,7 +256,8 @@ def _columns(records: Any) -> dict[str, Any]:
 
 
 def _cast_exactly(column: Column | None, array: Any, *, adding: bool) -> Any:
-    """The array in a form that CSV gives the column exactly; None if single values must be inspected.
+    """The array in a form that CSV gives the column exactly; None if single values must be
+    inspected.
 
     `adding`: its values are added to the column.
     """
@@ -223,7 +273,9 @@ def _cast_exactly(column: Column | None, array: Any, *, adding: bool) -> Any:
         if kind is not Kind.FLOAT or pc.all(pc.is_finite(array)).as_py() is False:
             return None
         return (
-            array if pa.types.is_float64(type_) or column.type in ("real", "float4", "float") else array.cast("double")
+            array
+            if pa.types.is_float64(type_) or column.type in ("real", "float4", "float")
+            else array.cast("double")
         )
     if adding:
         return array if kind is Kind.DECIMAL and _holds_decimals(column, type_) else None
@@ -250,15 +302,23 @@ def _holds_decimals(column: Column, type_: Any) -> bool:
     if not pa.types.is_decimal(type_):
         return False
     digits = declared_digits(column)
-    return digits is None or (type_.scale <= digits[1] and type_.precision - type_.scale <= digits[0] - digits[1])
+    return digits is None or (
+        type_.scale <= digits[1] and type_.precision - type_.scale <= digits[0] - digits[1]
+    )
 
 
 def _merge_by_key(
-    columns: dict[str, Any], key: Sequence[str], sets: dict[str, Any], adds: dict[str, Any], defaults: Sequence[str]
+    columns: dict[str, Any],
+    key: Sequence[str],
+    sets: dict[str, Any],
+    adds: dict[str, Any],
+    defaults: Sequence[str],
 ) -> tuple[pa.Table, Mapping[int, Sequence[int]] | None] | None:
-    """Merge the entries of each key into one row: the last value set, the sum added, the first default.
+    """Merge the entries of each key into one row: the last value set, the sum added, the first
+    default.
 
-    Return the rows, with `_PLACE` as first column, and `StagedBatch.same_key`; or None if the batch can't be staged.
+    Return the rows, with `_PLACE` as first column, and `StagedBatch.same_key`; or None if the batch
+    can't be staged.
     """
     count = len(next(iter(columns.values())))
     table = pa.table({_PLACE: pa.array(np.arange(count, dtype=np.int32)), **columns})
@@ -279,7 +339,11 @@ def _merge_by_key(
     first = groups.column(f"{_PLACE}_min").combine_chunks()
     merged = {_PLACE: last, **{name: groups.column(name) for name in key}}
     merged |= {name: table.column(name).take(first) for name in defaults}
-    merged |= {name: table.column(name).take(last) for name in columns if name in sets or name not in {*merged, *adds}}
+    merged |= {
+        name: table.column(name).take(last)
+        for name in columns
+        if name in sets or name not in {*merged, *adds}
+    }
     merged |= {name: groups.column(f"{name}_sum") for name in adds}
     listed = keyed.group_by(list(key), use_threads=False).aggregate([(_PLACE, "list")])
     places = dict(enumerate(listed.column(f"{_PLACE}_list").to_pylist()))
@@ -316,20 +380,26 @@ def postgres_checker(column: Column) -> Callable[[Any], Any]:
 
 
 def _text_limit(column: Column) -> int | None:
-    """The greatest number of characters in a column, as in varchar(10); None if it has no limit or other values."""
+    """The greatest number of characters in a column, as in varchar(10); None if it has no limit
+    or other values.
+    """
     digits = declared_digits(column) if column.kind is Kind.STRING else None
     return None if digits is None else digits[0]
 
 
 def postgres_encoder(column: Column) -> Callable[[Any], Any] | None:
-    """Return the function that turns a checked value into the form that is sent; None if it is sent unchanged."""
+    """Return the function that turns a checked value into the form that is sent; None if it is
+    sent unchanged.
+    """
     if column.kind is Kind.LIST:
         return format_array
     return json.dumps if column.kind is Kind.JSON else None
 
 
 def postgres_decoder(column: Column) -> Callable[[Any], Any] | None:
-    """Return the function that normalizes a value as the driver returns it; None if it needs no change."""
+    """Return the function that normalizes a value as the driver returns it; None if it needs no
+    change.
+    """
     if column.kind is Kind.LIST:
         assert column.element is not None
         item = postgres_decoder(column.element)
@@ -338,8 +408,14 @@ def postgres_decoder(column: Column) -> Callable[[Any], Any] | None:
 
 
 def format_array(values: Iterable[Any]) -> str:
-    """Format a list as the server prints arrays: {1,NULL,"a"}; several times faster than the driver does."""
-    return "{" + ",".join(["NULL" if value is None else _TEXTS[type(value)](value) for value in values]) + "}"
+    """Format a list as the server prints arrays: {1,NULL,"a"}; several times faster than the
+    driver does.
+    """
+    return (
+        "{"
+        + ",".join(["NULL" if value is None else _TEXTS[type(value)](value) for value in values])
+        + "}"
+    )
 
 
 def _quoted(text: str) -> str:
@@ -347,7 +423,9 @@ def _quoted(text: str) -> str:
 
 
 class _Texts(dict[type, Callable[[Any], str]]):
-    """How to write values of each type in an array; a subclass, such as of str or datetime, is written as its base."""
+    """How to write values of each type in an array; a subclass, such as of str or datetime, is
+    written as its base.
+    """
 
     def __missing__(self, kind: type) -> Callable[[Any], str]:
         writer = next((self[known] for known in kind.__mro__ if known in self), str)
@@ -371,13 +449,16 @@ _TEXTS = _Texts(
 
 @dataclass(frozen=True, slots=True)
 class Unreadable:
-    """Stands for a value that no Python value can hold: its text, as the server prints it, and why not."""
+    """Stands for a value that no Python value can hold: its text, as the server prints it, and
+    why not.
+    """
 
     text: str
     why: str
 
 
-# Types of which the server can store values that Python does not have, such as infinity or years before Christ.
+# Types of which the server can store values that Python does not have, such as infinity or years
+# before Christ.
 _WIDER_TYPES = (
     "date",
     "timestamp",
@@ -393,7 +474,9 @@ _WIDER_TYPES = (
 
 
 def tolerant_cursor(connection: AsyncConnection[Any]) -> AsyncCursor[Any]:
-    """Return a cursor whose results in text format have an `Unreadable` in place of a value that Python can't hold."""
+    """Return a cursor whose results in text format have an `Unreadable` in place of a value that
+    Python can't hold.
+    """
     from psycopg.pq import Format
 
     cursor = connection.cursor()
@@ -425,7 +508,9 @@ def _tolerant_loader(plain: type[Loader]) -> type[Loader]:
 
 
 def find_unreadable(values: Iterable[Any]) -> tuple[int, Unreadable] | None:
-    """The place of the first value that is, or contains, an `Unreadable`, and that; None if there is none."""
+    """The place of the first value that is, or contains, an `Unreadable`, and that; None if
+    there is none.
+    """
     for place, value in enumerate(values):
         items = value if isinstance(value, list) else [value]
         found = next((item for item in items if isinstance(item, Unreadable)), None)
@@ -444,13 +529,16 @@ def _utc(moment: Any) -> Any:
     return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
 
 
-def split_repeated_keys(operation: Operation[Any]) -> Iterator[tuple[list[int] | None, Operation[Any]]]:
+def split_repeated_keys(
+    operation: Operation[Any],
+) -> Iterator[tuple[list[int] | None, Operation[Any]]]:
     """Split an operation with conditions, so that a part has one entry per key and can be staged.
 
-    Yield the parts in the order in which to send them, each with the indices of its entries (None: all). The first has
-    the first entry of every key, the next one the second, and so on: a staged statement can't decide whether an entry
-    is applied after an earlier one of its key. If fewer than `LEAST` keys have a further entry, the last part has all
-    that are left, and is written row by row. Other operations are one part.
+    Yield the parts in the order in which to send them, each with the indices of its entries (None:
+    all). The first has the first entry of every key, the next one the second, and so on: a staged
+    statement can't decide whether an entry is applied after an earlier one of its key. If fewer
+    than `LEAST` keys have a further entry, the last part has all that are left, and is written row
+    by row. Other operations are one part.
     """
     entries = operation.entries
     if not operation.conditions or not isinstance(entries, ArrowEntries) or len(entries) < LEAST:
@@ -476,7 +564,10 @@ def _count_earlier(entries: ArrowEntries) -> np.ndarray[Any, Any]:
     keys = np.zeros(len(entries), dtype=np.int64)
     for column in entries.key.flatten():
         known = column.dictionary_encode()
-        keys = keys * (len(known.dictionary) + 1) + known.indices.fill_null(len(known.dictionary)).to_numpy()
+        keys = (
+            keys * (len(known.dictionary) + 1)
+            + known.indices.fill_null(len(known.dictionary)).to_numpy()
+        )
         keys = np.unique(keys, return_inverse=True)[1]
     order = np.argsort(keys, kind="stable")
     ordered = keys[order]

@@ -1,9 +1,10 @@
 r"""`RedisTable`: records as hashes of a Redis server, one hash per record.
 
-A record with the key k is the hash `prefix:k`; with a key of several columns `prefix:k1:k2`, where "\" and ":" in
-values are escaped with "\". Its fields are the columns, including the key's, and what conditions store, with names that
-begin with `adjunct_` (`redis_records.py` defines the texts and the scripts). One script call per key applies all of its
-entries, so it works in a cluster; a key's entries take effect together, different keys independently.
+A record with the key k is the hash `prefix:k`; with a key of several columns `prefix:k1:k2`, where
+"\" and ":" in values are escaped with "\". Its fields are the columns, including the key's, and
+what conditions store, with names that begin with `adjunct_` (`redis_records.py` defines the texts
+and the scripts). One script call per key applies all of its entries, so it works in a cluster; a
+key's entries take effect together, different keys independently.
 
 Requests are encoded here and not by the client, since that is most of the cost of a bulk request.
 """
@@ -20,15 +21,36 @@ from uuid import uuid4
 
 from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.backends import redis_records
-from dagster_adjunct.resources.backends.columns import Column, Kind, check_key_text, check_not_reserved, make_checker
+from dagster_adjunct.resources.backends.columns import (
+    Column,
+    Kind,
+    check_key_text,
+    check_not_reserved,
+    make_checker,
+)
 from dagster_adjunct.resources.backends.epochs import epoch_name, must_raise_epoch
-from dagster_adjunct.resources.backends.redis_eviction import check_eviction, note_eviction, read_eviction_policy
+from dagster_adjunct.resources.backends.redis_eviction import (
+    check_eviction,
+    note_eviction,
+    read_eviction_policy,
+)
 from dagster_adjunct.resources.backends.redis_records import BEGUN, DONE, MISSING, NULL, SKIPPED
 from dagster_adjunct.resources.backends.store import StoreTable, check_variable_name, read_variable
-from dagster_adjunct.resources.backends.write_plan import CheckedChanges, Entry, Key, Row, RowCodec, validate_entries
+from dagster_adjunct.resources.backends.write_plan import (
+    CheckedChanges,
+    Entry,
+    Key,
+    Row,
+    RowCodec,
+    validate_entries,
+)
 from dagster_adjunct.resources.common import check_seconds, check_whole_number, import_package
 from dagster_adjunct.resources.objects.fence import Fence
-from dagster_adjunct.resources.tables.functions import TableUse, check_run_fence, record_not_found_error
+from dagster_adjunct.resources.tables.functions import (
+    TableUse,
+    check_run_fence,
+    record_not_found_error,
+)
 from dagster_adjunct.resources.tables.operation import (
     Changes,
     Conditions,
@@ -39,7 +61,14 @@ from dagster_adjunct.resources.tables.operation import (
     Problem,
     State,
 )
-from dagster_adjunct.resources.tables.presence import BOOKKEEPING_SUFFIX, ID, NO_TABLE, RUNS, Presence, new_table_id
+from dagster_adjunct.resources.tables.presence import (
+    BOOKKEEPING_SUFFIX,
+    ID,
+    NO_TABLE,
+    RUNS,
+    Presence,
+    new_table_id,
+)
 from dagster_adjunct.resources.validation import validated
 
 if TYPE_CHECKING:
@@ -50,8 +79,8 @@ _logged: set[str] = set()  # notes that this process has logged
 UNKNOWN = "?"
 """The eviction policy of a server that does not tell it."""
 _SCHEMES = ("redis", "rediss", "unix")
-# Errors after which a request can be retried, and which had no effect: the classes that redis-py has for some, and the
-# codes of the others.
+# Errors after which a request can be retried, and which had no effect: the classes that redis-py
+# has for some, and the codes of the others.
 _FOR_NOW = {
     *("BusyLoadingError", "OutOfMemoryError", "ReadOnlyError"),
     *("MasterDownError", "ClusterDownError", "TryAgainError"),
@@ -61,10 +90,18 @@ NO_SCRIPT = Problem(State.FAILED)  # the server does not know the script and did
 
 
 def check_url(label: str, url: str | None, url_env: str | None) -> None:
-    """Raise ConfigurationError unless exactly one of `url` and `url_env` is given, or if `url` contains a password."""
+    """Raise ConfigurationError unless exactly one of `url` and `url_env` is given, or if `url`
+    contains a password.
+    """
     if (url is None) == (url_env is None):
-        problem = f"{label} has {'neither url nor' if url is None else 'both url and'} url_env; expected one of them."
-        step = "Pass url='redis://host:6379/0', or url_env with the name of an environment variable that holds it."
+        problem = (
+            f"{label} has {'neither url nor' if url is None else 'both url and'} url_env; expected"
+            " one of them."
+        )
+        step = (
+            "Pass url='redis://host:6379/0', or url_env with the name of an environment variable"
+            " that holds it."
+        )
         raise errors.ConfigurationError(problem, step, argument="url")
     if url is None:
         return
@@ -72,7 +109,8 @@ def check_url(label: str, url: str | None, url_env: str | None) -> None:
     if parts.password is not None or "password" in parts.query.lower():
         raise errors.ConfigurationError(
             f"{label} has a password in its url, which would end up in pickles and logs.",
-            "Pass url_env, the name of a variable that holds the URL, or remove the password and pass password_env.",
+            "Pass url_env, the name of a variable that holds the URL, or remove the password and"
+            " pass password_env.",
             argument="url",
         )
 
@@ -91,13 +129,21 @@ def _parts(label: str, what: str, url: str) -> Any:
 
 
 class RedisServer:
-    """One event loop's connections to one server: at most `connections`, for which further requests wait.
+    """One event loop's connections to one server: at most `connections`, for which further requests
+    wait.
 
     It never retries: a request without an answer may have had its effect.
     """
 
     def __init__(
-        self, label: str, url: str, password: str | None, *, source: str, connections: int, timeout: float
+        self,
+        label: str,
+        url: str,
+        password: str | None,
+        *,
+        source: str,
+        connections: int,
+        timeout: float,
     ) -> None:
         from redis.asyncio import BlockingConnectionPool
         from redis.asyncio.retry import Retry
@@ -105,7 +151,11 @@ class RedisServer:
 
         self.label, self._timeout = label, timeout
         parts = _parts(label, source, url)
-        self.place = f"{parts.hostname or 'localhost'}:{parts.port or 6379}" if parts.hostname else parts.path
+        self.place = (
+            f"{parts.hostname or 'localhost'}:{parts.port or 6379}"
+            if parts.hostname
+            else parts.path
+        )
         self._secrets = [secret for secret in (password, parts.password) if secret]
         settings: dict[str, Any] = {} if password is None else {"password": password}
         try:
@@ -130,7 +180,9 @@ class RedisServer:
         self._idle.set()
 
     async def _log_in(self, connection: Any) -> None:
-        """Log in within the time limit: a server that hangs may accept the connection and never answer."""
+        """Log in within the time limit: a server that hangs may accept the connection and never
+        answer.
+        """
         from redis.exceptions import TimeoutError as LateReply
 
         try:
@@ -162,7 +214,9 @@ class RedisServer:
                     while len(answers) < len(commands):
                         try:
                             answers.append(
-                                await connection.read_response(disable_decoding=True, disconnect_on_error=False)
+                                await connection.read_response(
+                                    disable_decoding=True, disconnect_on_error=False
+                                )
                             )
                         except (ResponseError, BusyLoadingError) as error:
                             answers.append(self.problem(error, lost=State.FAILED))
@@ -185,7 +239,9 @@ class RedisServer:
                 self._idle.set()
 
     def problem(self, error: BaseException, *, lost: State) -> Problem:
-        """The problem of a command that raised `error`; `lost` is its state if no answer was received."""
+        """The problem of a command that raised `error`; `lost` is its state if no answer was
+        received.
+        """
         from redis import exceptions
 
         text = " ".join(f"{getattr(error, 'status_code', None) or ''} {error}".split())[:300]
@@ -200,16 +256,26 @@ class RedisServer:
         if denied or "unauthenticated" in text:  # Redis' answer to long commands before a login
             kind, what = errors.TableAccessError, f"rejected the login or the command ({text})"
             step = (
-                "Check user, password and rights: HMGET, HGETALL, HSETNX, HINCRBY, EVALSHA, SCRIPT LOAD and the "
-                "script's commands are needed."
+                "Check user, password and rights: HMGET, HGETALL, HSETNX, HINCRBY, EVALSHA, SCRIPT"
+                " LOAD and the script's commands are needed."
             )
         elif type(error).__name__ in _FOR_NOW or text.startswith(_CODES_FOR_NOW):
-            state, kind, what = State.FAILED, errors.TableUnavailableError, f"does not accept requests now ({text})"
+            state, kind, what = (
+                State.FAILED,
+                errors.TableUnavailableError,
+                f"does not accept requests now ({text})",
+            )
             step = "The request is retried; if it keeps failing, check the server's log and memory."
         elif not isinstance(error, exceptions.ResponseError):
             unanswered = "can't be reached" if lost is State.FAILED else "did not answer"
-            state, kind, what = lost, errors.TableUnavailableError, f"{unanswered} ({type(error).__name__}: {text})"
-            step = "The request is retried; check that the server runs and can be reached from here."
+            state, kind, what = (
+                lost,
+                errors.TableUnavailableError,
+                f"{unanswered} ({type(error).__name__}: {text})",
+            )
+            step = (
+                "The request is retried; check that the server runs and can be reached from here."
+            )
         elif "WRONGTYPE" in text:
             step = "Another type is stored under the key."
         known = kind(f"{self.label}: Redis at {self.place} {what}.", step, table=self.label)
@@ -242,7 +308,13 @@ class RedisCodec(RowCodec):
     """
 
     def __init__(
-        self, label: str, prefix: str, key: Sequence[str], declared: Sequence[Column], largest_value: int, horizon: int
+        self,
+        label: str,
+        prefix: str,
+        key: Sequence[str],
+        declared: Sequence[Column],
+        largest_value: int,
+        horizon: int,
     ) -> None:
         self._largest, self._horizon = largest_value, horizon
         self._stored = {column.name: redis_records.to_redis_column(column) for column in declared}
@@ -253,7 +325,9 @@ class RedisCodec(RowCodec):
             if column.name in self.key:
                 check_key_text(label, column)
         self._prefix = prefix.encode() + b":"
-        self._decoders = [(name, c.decode) for name, c in self._stored.items() if name not in self.key]
+        self._decoders = [
+            (name, c.decode) for name, c in self._stored.items() if name not in self.key
+        ]
         self._key_decoders = [(name, self._stored[name].decode) for name in self.key]
         asked = [name.encode() for name in (*self.key, *(name for name, _ in self._decoders))]
         self._get = (
@@ -262,18 +336,28 @@ class RedisCodec(RowCodec):
         )
 
     def name(self, key: Row) -> bytes:
-        r"""The name of the record's hash. In keys of several columns, "\" and ":" are escaped with "\"."""
+        r"""The name of the record's hash. In keys of several columns, "\" and ":" are escaped
+        with "\".
+        """
         if len(key) == 1:
             return self._prefix + bytes(key[0])
-        return self._prefix + b":".join(text.replace(b"\\", b"\\\\").replace(b":", b"\\:") for text in key)
+        return self._prefix + b":".join(
+            text.replace(b"\\", b"\\\\").replace(b":", b"\\:") for text in key
+        )
 
     def _encoder_of(self, column: Column) -> Callable[[Any], bytes]:
-        check, encode, largest = make_checker(column), self._stored[column.name].encode, self._largest
+        check, encode, largest = (
+            make_checker(column),
+            self._stored[column.name].encode,
+            self._largest,
+        )
 
         def encoded(value: Any) -> bytes:
             text = encode(check(value))
             if len(text) > largest:
-                raise ValueError(f"it has {len(text)} bytes, and {largest} are allowed (largest_value=…)")
+                raise ValueError(
+                    f"it has {len(text)} bytes, and {largest} are allowed (largest_value=…)"
+                )
             return text
 
         def encoded_text(value: Any) -> bytes:
@@ -298,7 +382,9 @@ class RedisCodec(RowCodec):
         return head + pack_argument(self.name(key)) + tail
 
     def record(self, key: Row, answer: Sequence[bytes | None]) -> dict[str, Any] | None:
-        """The record in the answer to `get`: the key's columns and the stored ones; None if there is no record."""
+        """The record in the answer to `get`: the key's columns and the stored ones; None if
+        there is no record.
+        """
         if answer[0] is not None or answer.count(None) == len(answer):
             return None
         keyed = zip(self._key_decoders, key, strict=True)
@@ -309,8 +395,8 @@ class RedisCodec(RowCodec):
                     record[name] = None if text == NULL else decode(text)
         except (ValueError, ArithmeticError) as error:
             raise errors.SchemaMismatchError(
-                f"{self.table}: the record {self.name(key)!r} has {text!r} as its {name}, which is not a valid "
-                f"{self.columns[name].type}.",
+                f"{self.table}: the record {self.name(key)!r} has {text!r} as its {name}, which is"
+                f" not a valid {self.columns[name].type}.",
                 "Correct the record, which another program has written, or the declaration.",
                 column=name,
             ) from error
@@ -319,15 +405,24 @@ class RedisCodec(RowCodec):
     # -- writes
 
     def compares(self, newest_by: str | None) -> str:
-        """How the script compares times, which are in the column `newest_by` (`RedisColumn.compares`); "-" for None."""
+        """How the script compares times, which are in the column `newest_by`
+        (`RedisColumn.compares`); "-" for None.
+        """
         return "-" if newest_by is None else self._stored[newest_by].compares
 
     def settings(self, newest_by: str | None) -> bytes:
         """The packed arguments that are the same in all script calls of an operation."""
-        return b"".join(map(pack_argument, ((newest_by or "").encode(), b"%d" % self._horizon, self.key[0].encode())))
+        return b"".join(
+            map(
+                pack_argument,
+                ((newest_by or "").encode(), b"%d" % self._horizon, self.key[0].encode()),
+            )
+        )
 
     def entry(self, operation: Operation[Any], entry: Entry, used: set[str]) -> Packed:
-        """The packed arguments of one entry; adds the kinds of changes that the script must support to `used`."""
+        """The packed arguments of one entry; adds the kinds of changes that the script must
+        support to `used`.
+        """
         kind = operation.kind
         count, own = 0, b""
         if kind is OperationKind.UPDATE:
@@ -348,7 +443,8 @@ class RedisCodec(RowCodec):
         if conditions.idempotent:
             if "\n" in mark.source or "\t" in mark.source:
                 raise errors.SchemaMismatchError(
-                    f"{self.table}: a mark has the source {mark.source!r}; line ends and tabs are not allowed in it.",
+                    f"{self.table}: a mark has the source {mark.source!r}; line ends and tabs are"
+                    " not allowed in it.",
                     "Use the name of a stream partition as the source.",
                     table=self.table,
                 )
@@ -356,7 +452,9 @@ class RedisCodec(RowCodec):
         return texts
 
     def _pack_fields(self, checked: Mapping[str, Any]) -> Packed:
-        """Pack checked values as pairs of field and value; columns that are not declared are left out."""
+        """Pack checked values as pairs of field and value; columns that are not declared are
+        left out.
+        """
         names, parts = self._packed_names, []
         for name, value in checked.items():
             if name in names:
@@ -373,15 +471,25 @@ class RedisCodec(RowCodec):
             begins, begin = self._pack_fields(self.whole(entry.key, default))
         sets, others, more = entry.value.set, 0, b""
         if isinstance(update, Changes):
-            if update.remove:  # the key's fields must exist, or removing all others would delete the hash
+            if (
+                update.remove
+            ):  # the key's fields must exist, or removing all others would delete the hash
                 kept = {name: value for name, value in sets.items() if name not in update.remove}
                 sets = dict(zip(self.key, entry.key, strict=True)) | kept
             others, more = self._change_arguments(entry.value, update.remove, used)
         fields, packed = self._pack_fields(sets)
-        head = b"$%d\r\n%d\r\n%b$%d\r\n%d\r\n" % (len(str(begins)), begins, begin, len(str(fields)), fields)
+        head = b"$%d\r\n%d\r\n%b$%d\r\n%d\r\n" % (
+            len(str(begins)),
+            begins,
+            begin,
+            len(str(fields)),
+            fields,
+        )
         return 2 + begins + fields + others, b"%b%b%b" % (head, packed, more)
 
-    def _change_arguments(self, changes: CheckedChanges, remove: Sequence[str], used: set[str]) -> Packed:
+    def _change_arguments(
+        self, changes: CheckedChanges, remove: Sequence[str], used: set[str]
+    ) -> Packed:
         """The packed arguments that add, merge, append and remove."""
         count, more = 0, []
         for name, value in changes.add.items():
@@ -390,7 +498,13 @@ class RedisCodec(RowCodec):
                 used.add("merge")
                 members = [part for item in value.items() for part in map(column.encode, item)]
                 count += 4 + len(members)
-                more += [b"merge", name.encode(), b"%d" % self._largest, b"%d" % len(members), *members]
+                more += [
+                    b"merge",
+                    name.encode(),
+                    b"%d" % self._largest,
+                    b"%d" % len(members),
+                    *members,
+                ]
             else:
                 used.add("add")
                 how = b"f" if column.compares == "f" else b"n"
@@ -409,8 +523,12 @@ class RedisCodec(RowCodec):
         return count, b"".join([b"$%d\r\n%b\r\n" % (len(text), text) for text in more])
 
 
-def pack_script_call(digest: bytes, settings: bytes, name: bytes, entries: Sequence[Packed]) -> bytes:
-    """Pack the command that calls a script for one key: `name` is the hash, `entries` are the packed arguments."""
+def pack_script_call(
+    digest: bytes, settings: bytes, name: bytes, entries: Sequence[Packed]
+) -> bytes:
+    """Pack the command that calls a script for one key: `name` is the hash, `entries` are the
+    packed arguments.
+    """
     if len(entries) == 1:
         count, packed = entries[0]
     else:
@@ -432,9 +550,16 @@ def _fence_arguments(fence: Fence) -> tuple[str, str]:
 
 
 def pack_fenced_call(
-    bookkeeping: str, fence: Fence, digest: bytes, settings: bytes, name: bytes, entries: Sequence[Packed]
+    bookkeeping: str,
+    fence: Fence,
+    digest: bytes,
+    settings: bytes,
+    name: bytes,
+    entries: Sequence[Packed],
 ) -> bytes:
-    """Pack a script call that checks the epoch of a run first: the key and arguments of that are its last ones."""
+    """Pack a script call that checks the epoch of a run first: the key and arguments of that are
+    its last ones.
+    """
     count, packed = sum(n for n, _ in entries), b"".join([p for _, p in entries])
     arguments = [b"EVALSHA", digest, b"2", name, bookkeeping.encode(), b"%d" % len(entries)]
     last = [text.encode() for text in _fence_arguments(fence)]
@@ -454,17 +579,18 @@ _LARGEST = 512 * 1024 * 1024  # bytes that a value can have in Redis
 class RedisTable(StoreTable):
     """Read and write function for the hashes of a Redis server whose names begin with `prefix:`.
 
-    The server is `url` ("redis://user@host:6379/0", "rediss://…" for TLS, "unix:///path"), with the password in the
-    environment variable `password_env`; or the whole URL is in the variable `url_env`. Both are read when connecting,
-    and never stored.
+    The server is `url` ("redis://user@host:6379/0", "rediss://…" for TLS, "unix:///path"), with the
+    password in the environment variable `password_env`; or the whole URL is in the variable
+    `url_env`. Both are read when connecting, and never stored.
 
-    `columns` gives each column's type. A get returns the key's columns and the stored ones; null, a missing column and
-    an empty text are distinct. Numbers are added exactly: integers within the bits of their type, decimals within their
-    digits, floats as doubles.
+    `columns` gives each column's type. A get returns the key's columns and the stored ones; null, a
+    missing column and an empty text are distinct. Numbers are added exactly: integers within the
+    bits of their type, decimals within their digits, floats as doubles.
 
-    Deletes under conditions leave a tombstone for `forget_deleted_after` seconds (for ever by default). A value of more
-    than `largest_value` bytes is rejected before it is sent. At most `connections` requests of an event loop are under
-    way at a time, each for at most `timeout` seconds.
+    Deletes under conditions leave a tombstone for `forget_deleted_after` seconds (for ever by
+    default). A value of more than `largest_value` bytes is rejected before it is sent. At most
+    `connections` requests of an event loop are under way at a time, each for at most `timeout`
+    seconds.
     """
 
     def __init__(
@@ -488,7 +614,8 @@ class RedisTable(StoreTable):
         self.connections, self.timeout = connections, timeout
         if not prefix or not prefix.isprintable():
             raise errors.ConfigurationError(
-                f"a Redis table has the prefix {prefix!r}; expected printable text.", argument="prefix"
+                f"a Redis table has the prefix {prefix!r}; expected printable text.",
+                argument="prefix",
             )
         for name in ("url_env", "password_env"):
             if getattr(self, name) is not None:
@@ -498,12 +625,19 @@ class RedisTable(StoreTable):
         forgets = f"{self._label} has forget_deleted_after={forget_deleted_after!r}"
         check_seconds(forget_deleted_after, forgets, argument="forget_deleted_after", none=True)
         for name, number in (("connections", connections), ("largest_value", largest_value)):
-            check_whole_number(number, f"{self._label} has {name}={number!r}", "a whole number above 0", argument=name)
+            check_whole_number(
+                number,
+                f"{self._label} has {name}={number!r}",
+                "a whole number above 0",
+                argument=name,
+            )
         if largest_value > _LARGEST:
             problem = f"{self._label} has largest_value={largest_value!r}; expected at most 512 MB."
             raise errors.ConfigurationError(problem, argument="largest_value")
         horizon = forget_deleted_after or 0
-        self._codec = RedisCodec(self._label, prefix, self.key, self._declared, largest_value, horizon)
+        self._codec = RedisCodec(
+            self._label, prefix, self.key, self._declared, largest_value, horizon
+        )
         self._servers: PerLoop[RedisServer] = PerLoop(self._server)
 
     def __repr__(self) -> str:
@@ -520,7 +654,9 @@ class RedisTable(StoreTable):
         nobody = f"{self.prefix}:{uuid4().hex}".encode()  # no record has this name
         commands = [b"*3\r\n" + b"".join(map(pack_argument, (b"HMGET", nobody, b"adjunct_check")))]
         if use.writes:
-            commands.append(b"*3\r\n" + b"".join(map(pack_argument, (b"HDEL", nobody, b"adjunct_check"))))
+            commands.append(
+                b"*3\r\n" + b"".join(map(pack_argument, (b"HDEL", nobody, b"adjunct_check")))
+            )
         for answer in await self._servers.here().ask(commands, reads=True):
             if isinstance(answer, Problem) and answer.error is not None:
                 raise answer.error
@@ -537,7 +673,9 @@ class RedisTable(StoreTable):
     async def send(self, operation: Operation[Any]) -> Outcomes:
         if not len(operation):
             return Outcomes(0)
-        return await (self._get(operation) if operation.kind is OperationKind.GET else self._write(operation))
+        return await (
+            self._get(operation) if operation.kind is OperationKind.GET else self._write(operation)
+        )
 
     async def check_settings(self, conditions: Conditions, *, fenced: bool = False) -> list[str]:
         await self.open()
@@ -547,7 +685,9 @@ class RedisTable(StoreTable):
         return [] if note is None else [note]
 
     async def _eviction_policy(self) -> str | None:
-        """Return the server's eviction policy, which is read once for each event loop; None if it can't be read."""
+        """Return the server's eviction policy, which is read once for each event loop; None if
+        it can't be read.
+        """
         server = self._servers.here()
         async with server.reading_policy:
             if server.policy is None:
@@ -563,7 +703,9 @@ class RedisTable(StoreTable):
                     _logged.add(note)
                     _log.warning("%s", note)
         else:
-            check_eviction(self._label, server.place, await self._eviction_policy(), conditions, fenced=fenced)
+            check_eviction(
+                self._label, server.place, await self._eviction_policy(), conditions, fenced=fenced
+            )
 
     async def _answer(self, *words: str) -> Any:
         (answer,) = await self._servers.here().ask([pack_command(*words)], reads=True)
@@ -575,17 +717,23 @@ class RedisTable(StoreTable):
         return self._presence(answer)
 
     async def begin_run(self, *, create: bool, marks: bool, fence: Fence | None = None) -> Presence:
-        """Count a run in the key `prefix__adjunct_runs`, which goes with the records if the server loses them.
+        """Count a run in the key `prefix__adjunct_runs`, which goes with the records if the server
+        loses them.
 
         TableNotFoundError if it is gone, unless `create` allows to begin it.
         """
         await self.open()
         if not create and not (await self.inspect()).exists:
-            problem = f"{self._label}: the key {self._bookkeeping} is gone, and its records probably with it."
+            problem = (
+                f"{self._label}: the key {self._bookkeeping} is gone, and its records probably"
+                " with it."
+            )
             raise errors.TableNotFoundError(problem, "Restore them from a copy.", table=self._label)
         if fence is not None:
             check = redis_records.FENCE + "return 1"
-            (known,) = await self._ask(("EVAL", check, "1", self._bookkeeping, *_fence_arguments(fence)))
+            (known,) = await self._ask(
+                ("EVAL", check, "1", self._bookkeeping, *_fence_arguments(fence))
+            )
             self._check_fenced(known, fence)
         *_, answer = await self._ask(
             ("HSETNX", self._bookkeeping, ID, str(new_table_id())),
@@ -604,8 +752,15 @@ class RedisTable(StoreTable):
         return f"{self.prefix}{BOOKKEEPING_SUFFIX}"
 
     def _presence(self, answer: list[bytes]) -> Presence:
-        known = {name.decode(): value.decode() for name, value in zip(answer[::2], answer[1::2], strict=True)}
-        return Presence(exists=True, id=known.get(ID), runs=int(known.get(RUNS, 0))) if known else NO_TABLE
+        known = {
+            name.decode(): value.decode()
+            for name, value in zip(answer[::2], answer[1::2], strict=True)
+        }
+        return (
+            Presence(exists=True, id=known.get(ID), runs=int(known.get(RUNS, 0)))
+            if known
+            else NO_TABLE
+        )
 
     async def _ask(self, *commands: tuple[str, ...]) -> list[Any]:
         """Return the answers to these commands; raise the error of the first that failed."""
@@ -651,11 +806,21 @@ class RedisTable(StoreTable):
                 problems[entry.place] = Problem(State.REFUSED, error)
         fence = operation.fence if operation.fenced else None
         digest, text = redis_records.build_script(
-            operation.kind, compares, conditions.idempotent, frozenset(used), fenced=fence is not None
+            operation.kind,
+            compares,
+            conditions.idempotent,
+            frozenset(used),
+            fenced=fence is not None,
         )
-        pack_call = pack_script_call if fence is None else partial(pack_fenced_call, self._bookkeeping, fence)
+        pack_call = (
+            pack_script_call
+            if fence is None
+            else partial(pack_fenced_call, self._bookkeeping, fence)
+        )
         settings = codec.settings(conditions.newest_by)
-        commands = [pack_call(digest, settings, name, [p for _, p in own]) for name, own in by_name.items()]
+        commands = [
+            pack_call(digest, settings, name, [p for _, p in own]) for name, own in by_name.items()
+        ]
         answers = await self._call_script(commands, text)
         if fence is not None:
             for answer in answers:
@@ -673,22 +838,29 @@ class RedisTable(StoreTable):
         return Outcomes(len(operation), problems=problems, defaults_put=begun)
 
     def _problem(self, answer: Any, key: Key) -> Problem | None:
-        """The problem that the script's answer for an entry means; None if the entry was applied."""
+        """The problem that the script's answer for an entry means; None if the entry was
+        applied.
+        """
         if isinstance(answer, Problem):
             return answer
         if isinstance(answer, bytes):
             refused = errors.TableError(
-                f"{self._label}: the entry for {key!r} was rejected: {answer.decode(errors='replace')}.",
+                f"{self._label}: the entry for {key!r} was rejected:"
+                f" {answer.decode(errors='replace')}.",
                 "Correct the update, the record or the column's type.",
                 table=self._label,
             )
             return Problem(State.REFUSED, refused)
-        missing = Problem(State.MISSING, record_not_found_error([key], self._label)) if answer == MISSING else None
+        missing = (
+            Problem(State.MISSING, record_not_found_error([key], self._label))
+            if answer == MISSING
+            else None
+        )
         return Problem(State.SKIPPED) if answer == SKIPPED else missing
 
     async def _call_script(self, commands: Sequence[bytes], script: bytes) -> list[Any]:
-        """Send calls of a script; return the answers. If the server does not know the script, as after a restart, load
-        it and send the calls again.
+        """Send calls of a script; return the answers. If the server does not know the script, as
+        after a restart, load it and send the calls again.
         """
         server = self._servers.here()
         answers = await server.ask(commands) if commands else []

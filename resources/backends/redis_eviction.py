@@ -1,6 +1,8 @@
-"""Whether a Redis server may evict keys to free memory, which takes records and their marks without a trace.
+"""Whether a Redis server may evict keys to free memory, which takes records and their marks without
+a trace.
 
-The policy alone decides, also without a limit (`maxmemory 0`): one that is set later evicts at once.
+The policy alone decides, also without a limit (`maxmemory 0`): one that is set later evicts at
+once.
 """
 
 from __future__ import annotations
@@ -11,7 +13,10 @@ from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.tables.operation import Conditions, Problem
 
 KEEPS_ALL = "noeviction"
-_STEP = "Set maxmemory-policy to noeviction, in redis.conf and by CONFIG SET, or in a managed service's parameter group"
+_STEP = (
+    "Set maxmemory-policy to noeviction, in redis.conf and by CONFIG SET, or in a managed service's"
+    " parameter group"
+)
 
 Ask = Callable[..., Awaitable[object]]
 """Sends one command and returns its answer, or a Problem."""
@@ -43,16 +48,19 @@ def note_eviction(label: str, place: str, policy: str | None) -> str | None:
         return None
     if policy is None:
         return (
-            f"{label}: this user may read neither INFO nor CONFIG of the Redis server at {place}, so it is not known "
-            f"whether it evicts records. Its maxmemory-policy must be {KEEPS_ALL}."
+            f"{label}: this user may read neither INFO nor CONFIG of the Redis server at {place},"
+            " so it is not known whether it evicts records. Its maxmemory-policy must be"
+            f" {KEEPS_ALL}."
         )
     return (
-        f"{label}: the Redis server at {place} may evict records when its memory is full: its maxmemory-policy is "
-        f"{policy}. {_STEP}."
+        f"{label}: the Redis server at {place} may evict records when its memory is full: its"
+        f" maxmemory-policy is {policy}. {_STEP}."
     )
 
 
-def check_eviction(label: str, place: str, policy: str | None, conditions: Conditions, *, fenced: bool = False) -> None:
+def check_eviction(
+    label: str, place: str, policy: str | None, conditions: Conditions, *, fenced: bool = False
+) -> None:
     """Raise ConfigurationError if keys that conditions or fences depend on may be evicted."""
     wanted = {
         "idempotent": conditions.idempotent or conditions.keeps_marks,
@@ -63,8 +71,9 @@ def check_eviction(label: str, place: str, policy: str | None, conditions: Condi
     if needed is None or policy in (KEEPS_ALL, None):
         return
     raise ConfigurationError(
-        f"{label}: the Redis server at {place} may evict records when its memory is full, because its maxmemory-policy "
-        f"is {policy}. Without what is evicted {needed} can't be kept: old or repeated messages would be applied.",
+        f"{label}: the Redis server at {place} may evict records when its memory is full, because"
+        f" its maxmemory-policy is {policy}. Without what is evicted {needed} can't be kept: old or"
+        " repeated messages would be applied.",
         f"{_STEP}; or remove {needed}.",
         argument=needed,
         table=label,

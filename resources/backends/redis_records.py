@@ -7,20 +7,22 @@ Null, a missing column and an empty text have different texts:
     integers    17                                  date        2013-07-01
     floats      0.1 (the shortest text of a double) decimal     12.50 (all digits of its scale)
     boolean     true, false                         binary      its bytes
-    json        JSON                                array<type> JSON; times and decimals in it as texts
+    json        JSON                                array<type> JSON; times and decimals in it as
+                                                    texts
 
-Values are read back unchanged. Equal values have equal texts, so the hash of a key has one name. The texts of
-timestamps, dates and strings sort like the values.
+Values are read back unchanged. Equal values have equal texts, so the hash of a key has one name.
+The texts of timestamps, dates and strings sort like the values.
 
-One call of a script applies entries of one key, in order, each entirely or not at all, and returns an answer for each.
+One call of a script applies entries of one key, in order, each entirely or not at all, and returns
+an answer for each.
 
-Besides columns a hash may have fields for conditions: `adjunct_time` and `adjunct_tie` of the newest entry applied
-(`adjunct_newest_by` names the column of that time), `adjunct_marks` (the greatest position applied of each source, as
-lines "\nsource\tposition") and `adjunct_deleted`, which makes the hash a tombstone of a delete. All changes keep them,
-also those without conditions.
+Besides columns a hash may have fields for conditions: `adjunct_time` and `adjunct_tie` of the
+newest entry applied (`adjunct_newest_by` names the column of that time), `adjunct_marks` (the
+greatest position applied of each source, as lines "\nsource\tposition") and `adjunct_deleted`,
+which makes the hash a tombstone of a delete. All changes keep them, also those without conditions.
 
-A script's arguments are the number of entries, the column of the time, for how many seconds tombstones stay (0:
-forever), and a column of the key. Then there are for each entry
+A script's arguments are the number of entries, the column of the time, for how many seconds
+tombstones stay (0: forever), and a column of the key. Then there are for each entry
 
     time, tie              with `newest_by`
     source, position       with `idempotent`
@@ -35,12 +37,13 @@ forever), and a column of the key. Then there are for each entry
 
 where the last four, for an update, can occur several times. Counts are of single arguments.
 
-Lua's numbers are doubles and its `<` on texts follows the server's locale. So numbers are compared and added by their
-digits, except floats, which are added as doubles, and texts are compared by bytes. JSON is not decoded, because it
-would change (large integers, empty lists): its lists and objects are concatenated as texts.
+Lua's numbers are doubles and its `<` on texts follows the server's locale. So numbers are compared
+and added by their digits, except floats, which are added as doubles, and texts are compared by
+bytes. JSON is not decoded, because it would change (large integers, empty lists): its lists and
+objects are concatenated as texts.
 
-Creating functions that an entry does not need takes a server longer than running it; so a script contains only the
-parts that its requests need, and there are several scripts.
+Creating functions that an entry does not need takes a server longer than running it; so a script
+contains only the parts that its requests need, and there are several scripts.
 """
 
 from __future__ import annotations
@@ -54,7 +57,13 @@ from decimal import Decimal
 from functools import cache, lru_cache
 from typing import Any
 
-from dagster_adjunct.resources.backends.columns import Column, Kind, decimal_writer, integer_bits, number_bounds
+from dagster_adjunct.resources.backends.columns import (
+    Column,
+    Kind,
+    decimal_writer,
+    integer_bits,
+    number_bounds,
+)
 from dagster_adjunct.resources.tables.operation import OperationKind
 
 NULL = b"\0"
@@ -65,9 +74,9 @@ _LONGEST_DECIMAL = 1000  # digits before or after the point in a column that dec
 class RedisColumn:
     """How values of a column are stored and read back, and how scripts compare and add them.
 
-    `encode` turns a checked value into a text; it raises ValueError, naming the limit, for a decimal with too many
-    digits. `compares` is how two texts are compared: "n" as numbers by their digits, "f" as doubles, "b" by bytes, "-"
-    not at all. `least` and `most` are the bounds of sums.
+    `encode` turns a checked value into a text; it raises ValueError, naming the limit, for a
+    decimal with too many digits. `compares` is how two texts are compared: "n" as numbers by their
+    digits, "f" as doubles, "b" by bytes, "-" not at all. `least` and `most` are the bounds of sums.
     """
 
     encode: Callable[[Any], bytes]
@@ -88,7 +97,9 @@ def to_redis_column(column: Column) -> RedisColumn:
         assert column.element is not None
         to_json, from_json = _items(column.element)
         return RedisColumn(
-            lambda values: _dump_json(values if to_json is None else [v if v is None else to_json(v) for v in values]),
+            lambda values: _dump_json(
+                values if to_json is None else [v if v is None else to_json(v) for v in values]
+            ),
             lambda text: [v if v is None else from_json(v) for v in json.loads(text)],
             "-",
         )
@@ -96,7 +107,9 @@ def to_redis_column(column: Column) -> RedisColumn:
 
 
 def _items(element: Column) -> tuple[Callable[[Any], Any] | None, Callable[[Any], Any]]:
-    """Return the functions that convert a list's values into what JSON can hold (None: unchanged), and back."""
+    """Return the functions that convert a list's values into what JSON can hold (None:
+    unchanged), and back.
+    """
     if element.kind in (Kind.STRING, Kind.INTEGER, Kind.BOOLEAN):
         return None, lambda given: given
     if element.kind is Kind.FLOAT:
@@ -113,7 +126,9 @@ def _decimal_column(column: Column) -> RedisColumn:
             exponent = number.as_tuple().exponent
             assert isinstance(exponent, int)  # it is finite
             if exponent < -_LONGEST_DECIMAL or number.adjusted() > _LONGEST_DECIMAL:
-                raise ValueError(f"expected at most {_LONGEST_DECIMAL} digits before and behind the point")
+                raise ValueError(
+                    f"expected at most {_LONGEST_DECIMAL} digits before and behind the point"
+                )
             return format(number if number else number.copy_abs(), "f").encode()
 
         return RedisColumn(any_scale, _decimal_of, "n")
@@ -133,7 +148,9 @@ def _unescaped(text: bytes) -> bytes:
     return text[1:] if text[:1] == NULL else text
 
 
-@lru_cache(maxsize=16)  # with `newest_by` a time is encoded twice: for its column and for `adjunct_time`
+@lru_cache(
+    maxsize=16
+)  # with `newest_by` a time is encoded twice: for its column and for `adjunct_time`
 def _moment(moment: datetime) -> bytes:
     return moment.isoformat("T", "microseconds")[:-6].encode() + b"Z"  # without the +00:00 of UTC
 
@@ -143,11 +160,19 @@ def _dump_json(value: Any) -> bytes:
 
 
 _COLUMNS = {
-    Kind.STRING: RedisColumn(lambda value: _escaped(value.encode()), lambda text: _unescaped(text).decode(), "b"),
+    Kind.STRING: RedisColumn(
+        lambda value: _escaped(value.encode()), lambda text: _unescaped(text).decode(), "b"
+    ),
     Kind.FLOAT: RedisColumn(lambda value: float.__repr__(value).encode(), float, "f"),
-    Kind.BOOLEAN: RedisColumn(lambda value: b"true" if value else b"false", lambda text: text == b"true", "-"),
-    Kind.TIMESTAMP: RedisColumn(_moment, lambda text: datetime.fromisoformat(text.decode()).astimezone(UTC), "b"),
-    Kind.DATE: RedisColumn(lambda day: day.isoformat().encode(), lambda text: date.fromisoformat(text.decode()), "b"),
+    Kind.BOOLEAN: RedisColumn(
+        lambda value: b"true" if value else b"false", lambda text: text == b"true", "-"
+    ),
+    Kind.TIMESTAMP: RedisColumn(
+        _moment, lambda text: datetime.fromisoformat(text.decode()).astimezone(UTC), "b"
+    ),
+    Kind.DATE: RedisColumn(
+        lambda day: day.isoformat().encode(), lambda text: date.fromisoformat(text.decode()), "b"
+    ),
     Kind.BINARY: RedisColumn(_escaped, _unescaped, "-"),
     Kind.JSON: RedisColumn(_dump_json, json.loads, "-"),
 }
@@ -208,19 +233,30 @@ _PUTS = (OperationKind.PUT, OperationKind.PUT_IF_ABSENT)
 
 @cache
 def build_script(
-    kind: OperationKind, compares: str, marked: bool, changes: frozenset[str], *, fenced: bool = False
+    kind: OperationKind,
+    compares: str,
+    marked: bool,
+    changes: frozenset[str],
+    *,
+    fenced: bool = False,
 ) -> tuple[bytes, bytes]:
     """Return the SHA-1 digest and the text of the script for an operation of this kind.
 
-    `compares` is how times are compared (`RedisColumn.compares`; "-" without `newest_by`). `marked` says that the
-    entries have positions, `fenced` that the last arguments are the epoch of a run. `changes` are those of "default",
-    "add", "append", "merge" and "remove" that updates need.
+    `compares` is how times are compared (`RedisColumn.compares`; "-" without `newest_by`). `marked`
+    says that the entries have positions, `fenced` that the last arguments are the epoch of a run.
+    `changes` are those of "default", "add", "append", "merge" and "remove" that updates need.
     """
-    timed, update, delete = compares != "-", kind is OperationKind.UPDATE, kind is OperationKind.DELETE
+    timed, update, delete = (
+        compares != "-",
+        kind is OperationKind.UPDATE,
+        kind is OperationKind.DELETE,
+    )
     changing = bool(changes - {"default"})
     refuses = changing or compares in ("n", "f")
     looks = kind is not OperationKind.PUT or timed or marked
-    adds_late = timed and marked and bool({"add", "append"} & changes)  # `Operation.applies_late_changes`
+    adds_late = (
+        timed and marked and bool({"add", "append"} & changes)
+    )  # `Operation.applies_late_changes`
     parts = [
         (FENCE, fenced),
         (_PRELUDE, True),
@@ -259,7 +295,14 @@ def build_script(
         ("  time, tie, at = args[at], args[at + 1], at + 2\n", timed),
         ("  source, position, at = args[at], args[at + 1], at + 2\n", marked),
         ("  local to = at + tonumber(args[at])\n", True),
-        (_APPLY_PROTECTED if refuses else "  answers[n] = apply(time, tie, source, position, at + 1, to)\n", True),
+        (
+            (
+                _APPLY_PROTECTED
+                if refuses
+                else "  answers[n] = apply(time, tie, source, position, at + 1, to)\n"
+            ),
+            True,
+        ),
         ("  at = to + 1\nend\nreturn #answers == 1 and answers[1] or answers\n", True),
     ]
     text = "".join(part for part, needed in parts if needed).encode()
@@ -267,8 +310,11 @@ def build_script(
 
 
 FENCED = b"fenced"
-"""What a script answers, with the epoch that it has found, instead of writing after a later run has begun."""
-# The last key is the book-keeping, the last arguments are the name of the application's epoch and the run's own.
+"""What a script answers, with the epoch that it has found, instead of writing after a later run
+has begun.
+"""
+# The last key is the book-keeping, the last arguments are the name of the application's epoch and
+# the run's own.
 FENCE = r"""
 local known = tonumber(redis.call("HGET", KEYS[#KEYS], ARGV[#ARGV - 1]) or "0")
 if known > tonumber(ARGV[#ARGV]) then return { "fenced", string.format("%.0f", known) } end
@@ -287,7 +333,8 @@ _REFUSE = r"""
 local function refuse(why) error(REFUSED .. why, 0) end
 """
 
-# Finds the first different byte in steps that get smaller, because extracting one byte costs as much as many.
+# Finds the first different byte in steps that get smaller, because extracting one byte costs as
+# much as many.
 _BYTES = r"""
 local function bytes_below(a, b)
   if a == b then return false end
@@ -532,7 +579,8 @@ _KEEP_MARKS = r"""
   fields[#fields + 1], fields[#fields + 2] = "adjunct_marks", marks
 """
 
-# Without a record, late additions are skipped and their mark is stored, so that a replay skips them too.
+# Without a record, late additions are skipped and their mark is stored, so that a replay skips them
+# too.
 _LATE_NEEDS_A_RECORD = f"""
   if late and not there(known) then
     local default, fields = tonumber(args[from]), {{}}

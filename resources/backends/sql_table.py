@@ -1,4 +1,6 @@
-"""`SqlTable`: what SQLite's and PostgreSQL's tables share: connection pools, and outcomes of failed requests."""
+"""`SqlTable`: what SQLite's and PostgreSQL's tables share: connection pools, and outcomes of
+failed requests.
+"""
 
 from __future__ import annotations
 
@@ -12,18 +14,32 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from dagster_adjunct.resources.backends import store, write_plan
 from dagster_adjunct.resources.backends.store import StoreTable
-from dagster_adjunct.resources.backends.write_plan import BisectRejected, RejectedKeysError, Row, RowCodec, ValidEntries
+from dagster_adjunct.resources.backends.write_plan import (
+    BisectRejected,
+    RejectedKeysError,
+    Row,
+    RowCodec,
+    ValidEntries,
+)
 from dagster_adjunct.resources.errors import AdjunctError, RunLeaseLostError, TableNotFoundError
 from dagster_adjunct.resources.objects.fence import Fence
 from dagster_adjunct.resources.tables.functions import TableUse
-from dagster_adjunct.resources.tables.operation import Operation, OperationKind, Outcomes, PerLoop, Problem
+from dagster_adjunct.resources.tables.operation import (
+    Operation,
+    OperationKind,
+    Outcomes,
+    PerLoop,
+    Problem,
+)
 from dagster_adjunct.resources.tables.presence import NO_TABLE, Presence
 
 
 class SqlRequests(Protocol):
-    """A connection, for one caller at a time, with the requests that can be sent over it (through `SqlTable._run`).
+    """A connection, for one caller at a time, with the requests that can be sent over it (through
+    `SqlTable._run`).
 
-    If a write fails while `committing`, its outcome is unknown. An `outdated` connection is replaced before a request.
+    If a write fails while `committing`, its outcome is unknown. An `outdated` connection is
+    replaced before a request.
     """
 
     codec: RowCodec
@@ -40,25 +56,31 @@ class SqlRequests(Protocol):
         """The record of each key, None for missing ones, an error for those that can't be read."""
 
     def write(self, operation: Operation[Any], valid: ValidEntries) -> Any:
-        """Write the valid entries in one transaction; return the `WritePlan`. After an error nothing was written.
+        """Write the valid entries in one transaction; return the `WritePlan`. After an error
+        nothing was written.
 
-        Raises RejectedKeysError for records that are not stored as they were sent, or can't be read.
+        Raises RejectedKeysError for records that are not stored as they were sent, or can't be
+        read.
         """
 
     def forget(self, older_than: float, most: int = ...) -> Any:
-        """Purge what was last applied to keys more than `older_than` seconds ago, for at most `most` keys.
+        """Purge what was last applied to keys more than `older_than` seconds ago, for at most
+        `most` keys.
 
         Returns the number of keys.
         """
 
     def check(self, use: TableUse) -> Any:
-        """Raise if requests for this use would be rejected: for a missing right, or as read-only."""
+        """Raise if requests for this use would be rejected: for a missing right, or as
+        read-only.
+        """
 
     def inspect(self) -> Any:
         """The `Presence` of the table."""
 
     def begin_run(self, fence: Fence | None) -> Any:
-        """Count a run in the table's book-keeping, after creating that if the table is declared with `create`.
+        """Count a run in the table's book-keeping, after creating that if the table is declared
+        with `create`.
 
         If its writes are fenced, also store its epoch, or raise RunLeaseLostError.
         """
@@ -79,10 +101,12 @@ R = TypeVar("R", bound=SqlRequests)
 
 
 class Pool(Generic[R]):
-    """A pool of at most `size` connections. `connect` makes one if none is idle; its argument: create the table.
+    """A pool of at most `size` connections. `connect` makes one if none is idle; its argument:
+    create the table.
 
-    If `connect` fails, because the login is rejected, the table is missing or the server is down, the request that
-    needs the connection gets the error at once. A library's pool would report only a timeout.
+    If `connect` fails, because the login is rejected, the table is missing or the server is down,
+    the request that needs the connection gets the error at once. A library's pool would report only
+    a timeout.
     """
 
     def __init__(self, size: int, connect: Callable[[bool], Awaitable[R]]) -> None:
@@ -94,7 +118,8 @@ class Pool(Generic[R]):
 
     @asynccontextmanager
     async def connection(self, *, create: bool = False) -> AsyncIterator[R]:
-        """Lend a connection for a `with` block. The block must end all its transactions, or close the connection.
+        """Lend a connection for a `with` block. The block must end all its transactions, or close
+        the connection.
 
         `create`: if the pool has to connect, a missing table is created.
         """
@@ -134,9 +159,9 @@ class Pool(Generic[R]):
 class SqlTable(StoreTable, Generic[R]):
     """A table of a database, with a pool of connections per event loop.
 
-    Threads may share it, each with a `BlockingTable` of its own. What `newest_by` and `idempotent` need is stored in
-    the table `<table>__adjunct`; `forget` purges old rows of it. With `forget_after` (seconds) each process does so
-    once an hour, before a write with conditions.
+    Threads may share it, each with a `BlockingTable` of its own. What `newest_by` and `idempotent`
+    need is stored in the table `<table>__adjunct`; `forget` purges old rows of it. With
+    `forget_after` (seconds) each process does so once an hour, before a write with conditions.
     """
 
     table: str
@@ -146,11 +171,15 @@ class SqlTable(StoreTable, Generic[R]):
 
     @abstractmethod
     async def _run(self, requests: R, request: Callable[..., Any], *arguments: Any) -> Any:
-        """Call `request`, a method of `requests`, and return its result; the driver's errors become ours."""
+        """Call `request`, a method of `requests`, and return its result; the driver's errors
+        become ours.
+        """
 
     @abstractmethod
     def _is_data_error(self, error: BaseException | None) -> bool:
-        """Whether the driver's error rejects values of a request, so that its other entries may be valid."""
+        """Whether the driver's error rejects values of a request, so that its other entries may
+        be valid.
+        """
 
     async def stored_types(self) -> dict[str, str] | None:
         try:
@@ -172,7 +201,9 @@ class SqlTable(StoreTable, Generic[R]):
     async def begin_run(self, *, create: bool, marks: bool, fence: Fence | None = None) -> Presence:
         async with self._pools.here().connection(create=create and self.create) as requests:
             if marks and not requests.has_idempotency_table:
-                await self._run(requests, partial(requests.open_idempotency_table, create=self.create))
+                await self._run(
+                    requests, partial(requests.open_idempotency_table, create=self.create)
+                )
             await self._run(requests, requests.begin_run, fence)
             presence: Presence = await self._run(requests, requests.inspect)
             return presence
@@ -215,8 +246,13 @@ class SqlTable(StoreTable, Generic[R]):
             async with self._pools.here().connection(create=creates and not reads) as requests:
                 connected = True
                 outcomes = await (self._get if reads else self._write)(requests, operation)
-                if any(problem.of_request and not problem.may_pass for problem in outcomes.problems.values()):
-                    await requests.close()  # the table may have changed since this connection read its columns
+                if any(
+                    problem.of_request and not problem.may_pass
+                    for problem in outcomes.problems.values()
+                ):
+                    await (
+                        requests.close()
+                    )  # the table may have changed since this connection read its columns
                 return outcomes
         except AdjunctError as error:
             if connected:
@@ -226,13 +262,16 @@ class SqlTable(StoreTable, Generic[R]):
             return self._failed(count, error)
 
     async def forget(self, older_than: float) -> int:
-        """Purge what was last applied to keys, including deleted ones, more than `older_than` seconds ago.
+        """Purge what was last applied to keys, including deleted ones, more than `older_than`
+        seconds ago.
 
         Returns the number of keys. A message that old is applied again if it arrives again.
         """
         try:
             async with self._pools.here().connection() as requests:
-                await self._run(requests, partial(requests.open_idempotency_table, create=self.create))
+                await self._run(
+                    requests, partial(requests.open_idempotency_table, create=self.create)
+                )
                 purged: int = await self._run(requests, requests.forget, older_than)
                 return purged
         except TableNotFoundError:
@@ -241,7 +280,9 @@ class SqlTable(StoreTable, Generic[R]):
             return 0
 
     def _failed(self, count: int, error: AdjunctError) -> Outcomes:
-        """The outcomes of a request that had no effect, for a reason that does not concern single entries."""
+        """The outcomes of a request that had no effect, for a reason that does not concern
+        single entries.
+        """
         return Outcomes.all(count, replace(self.problem_of(error, sent=False), of_request=True))
 
     async def _get(self, requests: R, operation: Operation[Any]) -> Outcomes:
@@ -255,18 +296,24 @@ class SqlTable(StoreTable, Generic[R]):
     async def _write(self, requests: R, operation: Operation[Any]) -> Outcomes:
         if operation.conditions:
             try:
-                await self._prepare_conditions(requests, create=self.create and operation.may_create)
+                await self._prepare_conditions(
+                    requests, create=self.create and operation.may_create
+                )
             except AdjunctError as error:
                 return self._failed(len(operation), error)
         return await self._write_entries(requests, operation)
 
     async def _prepare_conditions(self, requests: R, *, create: bool) -> None:
-        """Check or create the idempotency table if this connection has not, and purge it if that is due."""
+        """Check or create the idempotency table if this connection has not, and purge it if that
+        is due.
+        """
         if not requests.has_idempotency_table:
             await self._run(requests, partial(requests.open_idempotency_table, create=create))
         place = f"{self._label} {self.place}"
         if store.is_purge_due(place, self.forget_after):
-            purged = await self._run(requests, requests.forget, self.forget_after, store.PURGED_AT_ONCE)
+            purged = await self._run(
+                requests, requests.forget, self.forget_after, store.PURGED_AT_ONCE
+            )
             store.continue_purge(place, purged)
 
     async def _write_entries(self, requests: R, operation: Operation[Any]) -> Outcomes:
@@ -280,7 +327,9 @@ class SqlTable(StoreTable, Generic[R]):
             except RejectedKeysError as rejected:
                 bisect.rejected(rejected.errors)
             except AdjunctError as error:
-                problem = self.problem_of(error, sent=requests.committing)  # without a commit it had no effect
+                problem = self.problem_of(
+                    error, sent=requests.committing
+                )  # without a commit it had no effect
                 by_data = self._is_data_error(error.__cause__)
                 bisect.failed(replace(problem, of_request=not by_data), by_data=by_data)
         return bisect.outcomes(len(operation))

@@ -5,7 +5,8 @@ Values are stored as SQLite's text, integer, real and blob, or:
     boolean      0 or 1
     timestamp    text in UTC, `2013-07-01T00:00:00Z`; a fraction of a second only if there is one
     date         text, `2013-07-01`
-    decimal      text with all its digits (a column created elsewhere as DECIMAL keeps about 15 of them)
+    decimal      text with all its digits (a column created elsewhere as DECIMAL keeps about 15 of
+                 them)
     json, lists  text, as JSON; values in a list as above
 """
 
@@ -38,7 +39,10 @@ from dagster_adjunct.resources.backends.columns import (
     parse_column,
 )
 from dagster_adjunct.resources.backends.sql_table import Pool, SqlTable
-from dagster_adjunct.resources.backends.sqlite_bookkeeping import SqliteBookkeeping, quote_sqlite_name
+from dagster_adjunct.resources.backends.sqlite_bookkeeping import (
+    SqliteBookkeeping,
+    quote_sqlite_name,
+)
 from dagster_adjunct.resources.backends.write_plan import (
     Applied,
     RejectedKeysError,
@@ -70,33 +74,55 @@ _TYPES = {
 
 
 def create_sqlite_table(
-    connection: sqlite3.Connection, table: str, types: Mapping[str, str], key: Sequence[str], options: str = ""
+    connection: sqlite3.Connection,
+    table: str,
+    types: Mapping[str, str],
+    key: Sequence[str],
+    options: str = "",
 ) -> None:
     """Create the table with `key` as its primary key, unless one of that name exists."""
     parts = [*(f"{quote_sqlite_name(name)} {type_}" for name, type_ in types.items())]
     parts.append(f"PRIMARY KEY ({quote_sqlite_names(key)})")
-    connection.execute(f"CREATE TABLE IF NOT EXISTS {quote_sqlite_name(table)} ({', '.join(parts)}){options}")
+    connection.execute(
+        f"CREATE TABLE IF NOT EXISTS {quote_sqlite_name(table)} ({', '.join(parts)}){options}"
+    )
 
 
 def read_sqlite_columns(
-    connection: sqlite3.Connection, label: str, table: str, key: Sequence[str], declared: Sequence[Column]
+    connection: sqlite3.Connection,
+    label: str,
+    table: str,
+    key: Sequence[str],
+    declared: Sequence[Column],
 ) -> tuple[Column, ...]:
-    """Return the table's columns. Raises SchemaMismatchError if a declared one is missing or `key` is not unique."""
-    info = connection.execute("SELECT name, type, pk FROM pragma_table_info(?)", (table,)).fetchall()
+    """Return the table's columns. Raises SchemaMismatchError if a declared one is missing or
+    `key` is not unique.
+    """
+    info = connection.execute(
+        "SELECT name, type, pk FROM pragma_table_info(?)", (table,)
+    ).fetchall()
     names, types = [name for name, _, _ in info], {name: type_ for name, type_, _ in info}
     _check_generated(connection, label, table, names, declared)
     check_columns_and_key(label, names, declared, key, _unique_column_sets(connection, table, info))
     for name in key:
         if _compares_loosely(connection, table, name):
-            raise loose_key_error(label, name, "compared by a collation of its own", "one of COLLATE BINARY")
+            raise loose_key_error(
+                label, name, "compared by a collation of its own", "one of COLLATE BINARY"
+            )
     for column in declared:
         if column.name in key and column.kind is Kind.STRING and _is_number(types[column.name]):
             raise loose_key_error(
-                label, column.name, f"{types[column.name]}, where '01' and '1' are one number", "TEXT"
+                label,
+                column.name,
+                f"{types[column.name]}, where '01' and '1' are one number",
+                "TEXT",
             )
     for column in declared:
         if (change := _changed_by(types[column.name], column)) is not None:
-            problem = f"{label}: column {column.name!r} is {types[column.name]}, where {change}, and declared as "
+            problem = (
+                f"{label}: column {column.name!r} is {types[column.name]}, where {change}, and"
+                " declared as "
+            )
             problem += f"{column.type}."
             step = f"Declare it as what the table has, or make it {_type_of(column)}."
             raise errors.SchemaMismatchError(problem, step, column=column.name)
@@ -108,7 +134,9 @@ _DOUBLE_DIGITS = 15  # decimals of so many digits are the same after they were a
 
 
 def _changed_by(declared: str, column: Column) -> str | None:
-    """Return how SQLite changes values of the column in a column of this type, None if it keeps them."""
+    """Return how SQLite changes values of the column in a column of this type, None if it keeps
+    them.
+    """
     if column.kind is Kind.STRING and _is_number(declared):
         return "a text such as '007' becomes the number 7"
     if column.kind in (Kind.INTEGER, Kind.FLOAT, Kind.BOOLEAN) and _is_text(declared):
@@ -116,19 +144,29 @@ def _changed_by(declared: str, column: Column) -> str | None:
     upper = declared.upper()
     if column.kind is Kind.INTEGER and "INT" not in upper and any(word in upper for word in _REALS):
         return "an integer becomes a floating point number"
-    digits = int(column.size.strip("()").partition(",")[0] or 0) if column.kind is Kind.DECIMAL else 0
+    digits = (
+        int(column.size.strip("()").partition(",")[0] or 0) if column.kind is Kind.DECIMAL else 0
+    )
     if _is_number(declared) and digits > _DOUBLE_DIGITS:
         return f"a decimal keeps {_DOUBLE_DIGITS} digits"
     return None
 
 
 def _check_generated(
-    connection: sqlite3.Connection, label: str, table: str, names: Sequence[str], declared: Sequence[Column]
+    connection: sqlite3.Connection,
+    label: str,
+    table: str,
+    names: Sequence[str],
+    declared: Sequence[Column],
 ) -> None:
-    everything = {name for (name,) in connection.execute("SELECT name FROM pragma_table_xinfo(?)", (table,))}
+    everything = {
+        name for (name,) in connection.execute("SELECT name FROM pragma_table_xinfo(?)", (table,))
+    }
     for column in declared:
         if column.name in everything and column.name not in names:
-            problem = f"{label}: column {column.name!r} is generated by SQLite, so it can't be written."
+            problem = (
+                f"{label}: column {column.name!r} is generated by SQLite, so it can't be written."
+            )
             step = "Leave it out of columns=, or make it a column that is written."
             raise errors.SchemaMismatchError(problem, step, column=column.name)
 
@@ -154,17 +192,26 @@ def _unique_column_sets(
         'SELECT name FROM pragma_index_list(?) WHERE "unique" AND NOT partial', (table,)
     ).fetchall()
     for (index,) in indexes:
-        columns = connection.execute("SELECT name, coll FROM pragma_index_xinfo(?) WHERE key", (index,)).fetchall()
+        columns = connection.execute(
+            "SELECT name, coll FROM pragma_index_xinfo(?) WHERE key", (index,)
+        ).fetchall()
         if all(collation.upper() == "BINARY" for _, collation in columns):
             unique_sets.append({name for name, _ in columns})
     return unique_sets
 
 
 def _compares_loosely(connection: sqlite3.Connection, table: str, name: str) -> bool:
-    """Whether comparisons of the column ignore case or trailing blanks; no pragma tells a column's collation."""
+    """Whether comparisons of the column ignore case or trailing blanks; no pragma tells a
+    column's collation.
+    """
     # A UNION compares by the collation of its first SELECT.
-    of_column = f"SELECT {quote_sqlite_name(name)} AS k FROM {quote_sqlite_name(table)} WHERE 0 UNION ALL SELECT 'a'"
-    (loosely,) = connection.execute(f"SELECT EXISTS (SELECT 1 FROM ({of_column}) WHERE k = 'A' OR k = 'a ')").fetchone()
+    of_column = (
+        f"SELECT {quote_sqlite_name(name)} AS k FROM {quote_sqlite_name(table)} WHERE 0 UNION ALL"
+        " SELECT 'a'"
+    )
+    (loosely,) = connection.execute(
+        f"SELECT EXISTS (SELECT 1 FROM ({of_column}) WHERE k = 'A' OR k = 'a ')"
+    ).fetchone()
     return bool(loosely)
 
 
@@ -189,12 +236,23 @@ def _type_of(column: Column) -> str:
 
 
 class SqliteRequests:
-    """A connection to the file of a declared table, with the requests that run over it in `thread`."""
+    """A connection to the file of a declared table, with the requests that run over it in
+    `thread`.
+    """
 
     def __init__(
-        self, connection: sqlite3.Connection, thread: ThreadPoolExecutor, codec: RowCodec, declared: SqliteTable
+        self,
+        connection: sqlite3.Connection,
+        thread: ThreadPoolExecutor,
+        codec: RowCodec,
+        declared: SqliteTable,
     ) -> None:
-        self.connection, self.thread, self.codec, self._declared = connection, thread, codec, declared
+        self.connection, self.thread, self.codec, self._declared = (
+            connection,
+            thread,
+            codec,
+            declared,
+        )
         self.closed = self.committing = self.has_idempotency_table = False
         self._file = file_identity(declared.path)
         self._table = quote_sqlite_name(declared.table)
@@ -204,7 +262,9 @@ class SqliteRequests:
 
     @property
     def outdated(self) -> bool:
-        """Whether the file was removed or replaced since connecting: writes over this connection would be lost."""
+        """Whether the file was removed or replaced since connecting: writes over this connection
+        would be lost.
+        """
         return self._file != file_identity(self._declared.path)
 
     async def close(self) -> None:
@@ -219,7 +279,9 @@ class SqliteRequests:
     def get(self, keys: Sequence[Row]) -> list[dict[str, Any] | errors.AdjunctError | None]:
         """The record of each key; None if there is none, an error if it can't be read."""
         with self._transaction("DEFERRED"):
-            return [self._readable_record(self.codec.names, key) for key in self._encoded_keys(keys)]
+            return [
+                self._readable_record(self.codec.names, key) for key in self._encoded_keys(keys)
+            ]
 
     def write(self, operation: Operation[Any], valid: ValidEntries) -> WritePlan:
         """Write the valid entries in one transaction; after an error nothing was written.
@@ -227,10 +289,15 @@ class SqliteRequests:
         Raises RejectedKeysError for records that were dropped or can't be read.
         """
         with self._transaction("IMMEDIATE"):
-            # From here on the write lock is held, so nobody changes before the commit what is read now.
+            # From here on the write lock is held, so nobody changes before the commit what is read
+            # now.
             if operation.fence is not None and operation.fenced:
                 self._bookkeeping.pass_fence(self.codec.table, operation.fence)
-            stored = self._read_state(operation, valid) if write_plan.needs_read(operation) else StoredState()
+            stored = (
+                self._read_state(operation, valid)
+                if write_plan.needs_read(operation)
+                else StoredState()
+            )
             plan = write_plan.plan_writes(self.codec, operation, valid, stored)
             self._write(plan, operation.conditions.newest_by)
             if operation.fence is not None:
@@ -247,7 +314,10 @@ class SqliteRequests:
             ).rowcount
 
     def _record(self, names: Sequence[str], key: Sequence[Any]) -> dict[str, Any] | None:
-        query = f"SELECT {quote_sqlite_names(names) if names else 1} FROM {self._table} WHERE {self._is_key}"
+        query = (
+            f"SELECT {quote_sqlite_names(names) if names else 1} FROM {self._table} WHERE"
+            f" {self._is_key}"
+        )
         row = self.connection.execute(query, key).fetchone()
         return None if row is None else self.codec.read(names, row[: len(names)])
 
@@ -260,7 +330,10 @@ class SqliteRequests:
             return error
 
     def _read_state(self, operation: Operation[Any], valid: ValidEntries) -> StoredState:
-        names, newest_by = write_plan.columns_to_read(operation, valid.entries), operation.conditions.newest_by
+        names, newest_by = (
+            write_plan.columns_to_read(operation, valid.entries),
+            operation.conditions.newest_by,
+        )
         keys = valid.keys
         records: dict[Row, dict[str, Any]] = {}
         applied: dict[Row, Applied] = {}
@@ -272,7 +345,10 @@ class SqliteRequests:
             elif record is not None:
                 records[key] = record
             if operation.conditions:
-                query = f"SELECT {quote_sqlite_names(write_plan.COLUMNS)} FROM {self._idempotency} WHERE {self._is_key}"
+                query = (
+                    f"SELECT {quote_sqlite_names(write_plan.COLUMNS)} FROM"
+                    f" {self._idempotency} WHERE {self._is_key}"
+                )
                 texts = self.connection.execute(query, encoded).fetchone()
                 if texts is not None:
                     applied[key] = write_plan.applied_from_texts(self.codec, newest_by, texts)
@@ -291,7 +367,9 @@ class SqliteRequests:
                 return
             for key, row in zip(keys, rows, strict=True):
                 written = self.connection.execute(statement, row).rowcount
-                if not written and what != "delete the record":  # one that is not there is not deleted either
+                if (
+                    not written and what != "delete the record"
+                ):  # one that is not there is not deleted either
                     dropped[key] = what
 
         for records in (plan.puts, plan.begins):
@@ -306,7 +384,8 @@ class SqliteRequests:
         for sets, append, changed in plan.groups():
             changes = [f"{quote_sqlite_name(name)} = ?" for name in sets]
             changes += [
-                f"{quote_sqlite_name(name)} = adjunct_appended({quote_sqlite_name(name)}, ?)" for name in append
+                f"{quote_sqlite_name(name)} = adjunct_appended({quote_sqlite_name(name)}, ?)"
+                for name in append
             ]
             names = (*sets, *append, *codec.key)
             update = f"UPDATE {self._table} SET {', '.join(changes)} WHERE {self._is_key}"
@@ -315,10 +394,15 @@ class SqliteRequests:
         if may_drop:
             dropped = self._find_dropped(plan) | dropped
         if dropped:
-            raise RejectedKeysError({key: dropped_error(codec.table, key, what) for key, what in dropped.items()})
+            raise RejectedKeysError(
+                {key: dropped_error(codec.table, key, what) for key, what in dropped.items()}
+            )
         if plan.applied:
             keys = self._encoded_keys(list(plan.applied))
-            texts = [write_plan.applied_to_texts(codec, newest_by, applied) for applied in plan.applied.values()]
+            texts = [
+                write_plan.applied_to_texts(codec, newest_by, applied)
+                for applied in plan.applied.values()
+            ]
             marks = [(*key, *text, time.time()) for key, text in zip(keys, texts, strict=True)]
             upsert = self._upsert(self._idempotency, (*codec.key, *write_plan.COLUMNS, "at"))
             self.connection.executemany(upsert, marks)
@@ -330,7 +414,9 @@ class SqliteRequests:
         self.connection.execute("PRAGMA busy_timeout = 0")
         try:
             with self._transaction("IMMEDIATE"):
-                self.connection.execute(f"DELETE FROM {self._table} WHERE 0")  # fails if the file can't be written
+                self.connection.execute(
+                    f"DELETE FROM {self._table} WHERE 0"
+                )  # fails if the file can't be written
         except sqlite3.OperationalError as error:
             if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY:  # another process writes
                 raise
@@ -340,19 +426,25 @@ class SqliteRequests:
             self._check_idempotency_table(may_be_missing=self._declared.create)
 
     def _may_drop(self, table: str) -> bool:
-        """Whether a table may drop rows without an error: it has a trigger, or a constraint ON CONFLICT IGNORE."""
+        """Whether a table may drop rows without an error: it has a trigger, or a constraint ON
+        CONFLICT IGNORE.
+        """
         query = """SELECT EXISTS (SELECT 1 FROM sqlite_master WHERE tbl_name = ? COLLATE NOCASE
                    AND (type = 'trigger' OR sql LIKE '%CONFLICT%'))"""
         return bool(self.connection.execute(query, (table,)).fetchone()[0])
 
     def _find_dropped(self, plan: WritePlan) -> dict[Row, str]:
-        """What was not done for keys of the plan, whose records are there, or not, although they should not, or should.
+        """What was not done for keys of the plan, whose records are there, or not, although they
+        should not, or should.
 
-        A trigger can move a row that was written to another key, and a constraint can replace it by a later one.
+        A trigger can move a row that was written to another key, and a constraint can replace it by
+        a later one.
         """
         written = [*plan.puts, *plan.begins, *plan.changes]
         dropped = dict.fromkeys(self._select(written, present=False), "keep the record")
-        return dropped | dict.fromkeys(self._select(list(plan.deletes), present=True), "delete the record")
+        return dropped | dict.fromkeys(
+            self._select(list(plan.deletes), present=True), "delete the record"
+        )
 
     def _select(self, keys: list[Row], *, present: bool) -> list[Row]:
         """Those of the keys whose record is `present`, or not."""
@@ -362,10 +454,13 @@ class SqliteRequests:
     def _upsert(self, table: str, names: Sequence[str]) -> str:
         # A statement that changes nothing would not count a record that is there.
         rest = [name for name in names if name not in self.codec.key] or self.codec.key[:1]
-        changes = ", ".join(f"{quote_sqlite_name(name)} = excluded.{quote_sqlite_name(name)}" for name in rest)
+        changes = ", ".join(
+            f"{quote_sqlite_name(name)} = excluded.{quote_sqlite_name(name)}" for name in rest
+        )
         return (
-            f"INSERT INTO {table} ({quote_sqlite_names(names)}) VALUES ({', '.join('?' * len(names))}) "
-            f"ON CONFLICT ({quote_sqlite_names(self.codec.key)}) DO UPDATE SET {changes}"
+            f"INSERT INTO {table} ({quote_sqlite_names(names)}) VALUES"
+            f" ({', '.join('?' * len(names))}) ON CONFLICT ({quote_sqlite_names(self.codec.key)})"
+            f" DO UPDATE SET {changes}"
         )
 
     def _rows(self, names: Sequence[str], rows: Sequence[Row]) -> list[Row]:
@@ -400,20 +495,33 @@ class SqliteRequests:
 
     def _check_idempotency_table(self, *, may_be_missing: bool) -> None:
         codec = self.codec
-        name = write_plan.idempotency_table_name(self._declared.table, [part.lower() for part in codec.key])
-        columns = [column for (column,) in self.connection.execute("SELECT name FROM pragma_table_info(?)", (name,))]
+        name = write_plan.idempotency_table_name(
+            self._declared.table, [part.lower() for part in codec.key]
+        )
+        columns = [
+            column
+            for (column,) in self.connection.execute(
+                "SELECT name FROM pragma_table_info(?)", (name,)
+            )
+        ]
         if may_be_missing and not columns:
             return
         write_plan.check_idempotency_columns(codec.table, name, list(codec.key), columns)
         if self._may_drop(name):
-            problem = f"{codec.table}: {name!r}, the table for its conditions, has a trigger, which may drop rows."
-            raise errors.TableAccessError(problem, f"Remove the trigger from {name}.", table=codec.table)
+            problem = (
+                f"{codec.table}: {name!r}, the table for its conditions, has a trigger, which may"
+                " drop rows."
+            )
+            raise errors.TableAccessError(
+                problem, f"Remove the trigger from {name}.", table=codec.table
+            )
 
     @contextmanager
     def _transaction(self, kind: str) -> Iterator[None]:
         """Run the `with` block in a transaction, which an error rolls back.
 
-        Afterwards `committing` says whether the commit failed in a way that leaves its outcome unknown.
+        Afterwards `committing` says whether the commit failed in a way that leaves its outcome
+        unknown.
         """
         self.committing = False
         self.connection.execute(f"BEGIN {kind}")
@@ -431,11 +539,17 @@ class SqliteRequests:
 
 
 def sqlite_encoder(column: Column) -> Callable[[Any], Any] | None:
-    """Return the function that turns a checked value into SQLite's form; None if it is stored unchanged."""
+    """Return the function that turns a checked value into SQLite's form; None if it is stored
+    unchanged.
+    """
     if column.kind is Kind.LIST:
         assert column.element is not None
         item = sqlite_encoder(column.element)
-        return json.dumps if item is None else lambda values: json.dumps([v if v is None else item(v) for v in values])
+        return (
+            json.dumps
+            if item is None
+            else lambda values: json.dumps([v if v is None else item(v) for v in values])
+        )
     return decimal_writer(column) if column.kind is Kind.DECIMAL else _ENCODE.get(column.kind)
 
 
@@ -451,7 +565,9 @@ def sqlite_decoder(column: Column) -> Callable[[Any], Any] | None:
 
 
 def append_json_lists(old: str | None, new: str) -> str:
-    """Concatenate two JSON lists, the first of which may be null; SQL statements call it as `adjunct_appended`."""
+    """Concatenate two JSON lists, the first of which may be null; SQL statements call it as
+    `adjunct_appended`.
+    """
     return new if old is None else json.dumps([*json.loads(old), *json.loads(new)])
 
 
@@ -494,12 +610,13 @@ _UNUSABLE = (
 class SqliteTable(SqlTable[SqliteRequests]):
     """Read and write function for one table of an SQLite file; every request is one transaction.
 
-    A relative `path` is resolved in the working directory of the declaration. `key` names one column or several (then
-    keys are tuples); it must be the primary key or unique. `columns` gives the columns' types (see `columns.py`);
-    without it they are read from the table. With `create` the first write creates a missing file and table, and
-    `columns` is required; a read creates neither, and finds no records. The file is in write-ahead mode, which needs a
-    local disk. A writer waits up to `busy_timeout` seconds for other writers, then fails with TableUnavailableError,
-    which is retried. `forget_after` is as in `SqlTable`.
+    A relative `path` is resolved in the working directory of the declaration. `key` names one
+    column or several (then keys are tuples); it must be the primary key or unique. `columns` gives
+    the columns' types (see `columns.py`); without it they are read from the table. With `create`
+    the first write creates a missing file and table, and `columns` is required; a read creates
+    neither, and finds no records. The file is in write-ahead mode, which needs a local disk. A
+    writer waits up to `busy_timeout` seconds for other writers, then fails with
+    TableUnavailableError, which is retried. `forget_after` is as in `SqlTable`.
     """
 
     def __init__(
@@ -515,17 +632,30 @@ class SqliteTable(SqlTable[SqliteRequests]):
     ) -> None:
         if str(path) in ("", ":memory:"):
             problem = (
-                f"SQLite table {table!r} has the path {str(path)!r}: each connection would open a database of its own."
+                f"SQLite table {table!r} has the path {str(path)!r}: each connection would open a"
+                " database of its own."
             )
-            raise errors.ConfigurationError(problem, "Use a file, or MemoryTable.", argument="path", table=table)
+            raise errors.ConfigurationError(
+                problem, "Use a file, or MemoryTable.", argument="path", table=table
+            )
         self.path = str(Path(path).expanduser().absolute())
         self.table = check_identifier("table", table)
         self._label = f"SQLite table {table!r} in {self.path}"
         self._declare(table, key, columns, create=create)
         self.busy_timeout, self.forget_after = busy_timeout, forget_after
         what = f"SQLite table {table!r} has"
-        check_seconds(busy_timeout, f"{what} busy_timeout={busy_timeout!r}", argument="busy_timeout", zero=True)
-        check_seconds(forget_after, f"{what} forget_after={forget_after!r}", argument="forget_after", none=True)
+        check_seconds(
+            busy_timeout,
+            f"{what} busy_timeout={busy_timeout!r}",
+            argument="busy_timeout",
+            zero=True,
+        )
+        check_seconds(
+            forget_after,
+            f"{what} forget_after={forget_after!r}",
+            argument="forget_after",
+            none=True,
+        )
 
         self._pools = PerLoop(lambda: Pool(1, self._connected), Pool.finish)
 
@@ -537,7 +667,10 @@ class SqliteTable(SqlTable[SqliteRequests]):
         if not decimals:
             return []
         stored = f"SQLite stores decimals ({', '.join(decimals)}) as text, with all their digits"
-        return [f"{stored}: SQL sorts them as text. CAST({decimals[0]} AS REAL) sorts as numbers, and rounds."]
+        return [
+            f"{stored}: SQL sorts them as text. CAST({decimals[0]} AS REAL) sorts as numbers, and"
+            " rounds."
+        ]
 
     def exists(self) -> bool:
         """Whether the file exists and has the table; creates neither."""
@@ -555,9 +688,13 @@ class SqliteTable(SqlTable[SqliteRequests]):
         problem = f"{self._label} does not exist and can't be created: {there} is not writable."
         raise errors.TableAccessError(problem, "Use a path that is writable.", table=self._label)
 
-    async def _run(self, requests: SqliteRequests, request: Callable[..., Any], *arguments: Any) -> Any:
+    async def _run(
+        self, requests: SqliteRequests, request: Callable[..., Any], *arguments: Any
+    ) -> Any:
         with self._translated(requests):
-            return await asyncio.get_running_loop().run_in_executor(requests.thread, request, *arguments)
+            return await asyncio.get_running_loop().run_in_executor(
+                requests.thread, request, *arguments
+            )
 
     def _is_data_error(self, error: BaseException | None) -> bool:
         return isinstance(error, sqlite3.IntegrityError | sqlite3.DataError)
@@ -572,7 +709,9 @@ class SqliteTable(SqlTable[SqliteRequests]):
             raise
 
     def _connect_file(self, mode: str) -> sqlite3.Connection:
-        """Connect to the file, which must exist for the mode "rw"; the mode "rwc" creates a missing one."""
+        """Connect to the file, which must exist for the mode "rw"; the mode "rwc" creates a
+        missing one.
+        """
         return sqlite3.connect(
             f"{Path(self.path).as_uri()}?mode={mode}",
             uri=True,
@@ -586,7 +725,9 @@ class SqliteTable(SqlTable[SqliteRequests]):
             return Path(self.path).exists()
         except OSError as error:
             problem = f"{self._label} can't be accessed: {error.strerror}."
-            raise errors.TableAccessError(problem, "Use a path that this user may read.", table=self._label) from error
+            raise errors.TableAccessError(
+                problem, "Use a path that this user may read.", table=self._label
+            ) from error
 
     def _connect(self, thread: ThreadPoolExecutor, *, make: bool) -> SqliteRequests:
         path = Path(self.path)
@@ -595,12 +736,15 @@ class SqliteTable(SqlTable[SqliteRequests]):
                 path.parent.mkdir(parents=True, exist_ok=True)
             except OSError as error:
                 problem = f"{self._label} can't be created: {error.strerror} ({error.filename})."
-                raise errors.TableAccessError(problem, "Use a path that is writable.", table=self._label) from error
+                raise errors.TableAccessError(
+                    problem, "Use a path that is writable.", table=self._label
+                ) from error
         elif not self.exists():
             what = f"{self._label}: the file does not exist, or does not have this table."
             step = (
-                "Correct path and name, or restore the file. With create=True the first write creates "
-                "both; if a run has created them before: adjunct table allow-recreate NAME."
+                "Correct path and name, or restore the file. With create=True the first write"
+                " creates both; if a run has created them before: adjunct table allow-recreate"
+                " NAME."
             )
             raise errors.TableNotFoundError(what, step, table=self._label)
         connection = self._connect_file("rwc" if make else "rw")
@@ -611,7 +755,8 @@ class SqliteTable(SqlTable[SqliteRequests]):
             except sqlite3.OperationalError as error:
                 if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_READONLY:  # it can still be read
                     raise
-            # An application's batch is committed after its writes, so these must be on disk by then.
+            # An application's batch is committed after its writes, so these must be on disk by
+            # then.
             connection.execute("PRAGMA synchronous = FULL")
             if make:
                 nulls = dict.fromkeys(self.key, " NOT NULL")
@@ -619,11 +764,20 @@ class SqliteTable(SqlTable[SqliteRequests]):
                 create_table = partial(create_sqlite_table, connection, self.table, types, self.key)
                 SqliteBookkeeping(connection, self.table).create_with_table(create_table)
             connection.create_function("adjunct_appended", 2, append_json_lists, deterministic=True)
-            stored = read_sqlite_columns(connection, self._label, self.table, self.key, self._declared)
+            stored = read_sqlite_columns(
+                connection, self._label, self.table, self.key, self._declared
+            )
             columns: Sequence[Column] = self._declared or stored
             bits = None if self._declared else 64  # SQLite's INTEGER holds any 64-bit integer
             check = partial(make_checker, bits=bits)
-            codec = RowCodec(self._label, self.key, columns, check=check, encode=sqlite_encoder, decode=sqlite_decoder)
+            codec = RowCodec(
+                self._label,
+                self.key,
+                columns,
+                check=check,
+                encode=sqlite_encoder,
+                decode=sqlite_decoder,
+            )
         except BaseException:
             connection.close()
             raise
@@ -637,24 +791,34 @@ class SqliteTable(SqlTable[SqliteRequests]):
         except sqlite3.Error as error:
             code = getattr(error, "sqlite_errorcode", 0) & 0xFF
             kind: type[errors.AdjunctError]
-            kind, what, step = errors.TableError, "rejected the request", "Correct the data or the table."
+            kind, what, step = (
+                errors.TableError,
+                "rejected the request",
+                "Correct the data or the table.",
+            )
             if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
                 kind, what = errors.TableUnavailableError, "is locked by another process"
-                step = "The request is retried; if it keeps failing, find the long transaction, or raise busy_timeout."
+                step = (
+                    "The request is retried; if it keeps failing, find the long transaction, or"
+                    " raise busy_timeout."
+                )
             elif requests is not None and requests.committing:
                 kind, what = errors.TableUnavailableError, "may have committed the request or not"
                 step = "The request is retried; if it keeps failing, check the disk."
             elif code in _UNUSABLE:
                 kind, what = errors.TableAccessError, "can't be accessed"
                 step = (
-                    "Check that it is an intact SQLite file, that the disk has space, and that this user may write the "
-                    "file and its folder. In write-ahead (WAL) mode even reading needs that."
+                    "Check that it is an intact SQLite file, that the disk has space, and that this"
+                    " user may write the file and its folder. In write-ahead (WAL) mode even"
+                    " reading needs that."
                 )
             raise kind(f"{self._label} {what} ({error}).", step, table=self._label) from error
 
 
 def file_identity(path: str) -> tuple[int, int] | None:
-    """The device and inode of the file at the path, which tell whether it was replaced; None if there is no file."""
+    """The device and inode of the file at the path, which tell whether it was replaced; None if
+    there is no file.
+    """
     try:
         status = os.stat(path)  # noqa: PTH116 - called for each request, and a Path takes three times as long
     except OSError:

@@ -1,4 +1,6 @@
-"""The book-keeping of a table in SQLite: `<table>__adjunct_runs`, with a number for each name (`presence.py`)."""
+"""The book-keeping of a table in SQLite: `<table>__adjunct_runs`, with a number for each name
+(`presence.py`).
+"""
 
 from __future__ import annotations
 
@@ -6,26 +8,35 @@ import sqlite3
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from dagster_adjunct.resources.backends.epochs import epoch_name, must_raise_epoch, no_bookkeeping_error
+from dagster_adjunct.resources.backends.epochs import (
+    epoch_name,
+    must_raise_epoch,
+    no_bookkeeping_error,
+)
 from dagster_adjunct.resources.backends.write_plan import bookkeeping_table_name, marks_table_name
 from dagster_adjunct.resources.objects.fence import Fence
 from dagster_adjunct.resources.tables.presence import ID, NO_TABLE, RUNS, Presence, new_table_id
 
 
 def quote_sqlite_name(name: str) -> str:
-    """Quote `name` as an SQL identifier, in backticks: in double quotes, SQLite takes an unknown column for a text."""
+    """Quote `name` as an SQL identifier, in backticks: in double quotes, SQLite takes an unknown
+    column for a text.
+    """
     return "`" + name.replace("`", "``") + "`"
 
 
 @dataclass(frozen=True, slots=True)
 class SqliteBookkeeping:
-    """The book-keeping of `table`. But for `create_with_table`, the caller begins and ends the transactions."""
+    """The book-keeping of `table`. But for `create_with_table`, the caller begins and ends the
+    transactions.
+    """
 
     connection: sqlite3.Connection
     table: str
 
     def create_with_table(self, create_table: Callable[[], None]) -> None:
-        """Create the table by `create_table`, and give it an id, unless it exists. Marks of an earlier one are deleted.
+        """Create the table by `create_table`, and give it an id, unless it exists. Marks of an
+        earlier one are deleted.
 
         They would make the new table skip messages that only the old one has applied.
         """
@@ -52,14 +63,17 @@ class SqliteBookkeeping:
             )
 
     def count_run(self) -> None:
-        """Count a run of an application, if the table has book-keeping; a table that has no id gets one."""
+        """Count a run of an application, if the table has book-keeping; a table that has no id
+        gets one.
+        """
         numbers = self._numbers()
         if numbers is not None:
             self._set(ID, numbers.get(ID) or new_table_id())
             self._set(RUNS, numbers.get(RUNS, 0) + 1)
 
     def pass_fence(self, label: str, fence: Fence) -> None:
-        """Let a write of a run pass if no later run of its application has begun; raise RunLeaseLostError if one has.
+        """Let a write of a run pass if no later run of its application has begun; raise
+        RunLeaseLostError if one has.
 
         A smaller epoch becomes that of this run.
         """
@@ -76,7 +90,9 @@ class SqliteBookkeeping:
         if not self._has(self.table):
             return NO_TABLE
         numbers = self._numbers() or {}
-        (rows,) = self.connection.execute(f"SELECT EXISTS (SELECT 1 FROM {quote_sqlite_name(self.table)})").fetchone()
+        (rows,) = self.connection.execute(
+            f"SELECT EXISTS (SELECT 1 FROM {quote_sqlite_name(self.table)})"
+        ).fetchone()
         return Presence(
             exists=True,
             id=str(numbers[ID]) if ID in numbers else None,
@@ -89,7 +105,9 @@ class SqliteBookkeeping:
         name = bookkeeping_table_name(self.table)
         if name is None or not self._has(name):
             return None
-        return dict(self.connection.execute(f"SELECT name, value FROM {quote_sqlite_name(name)}").fetchall())
+        return dict(
+            self.connection.execute(f"SELECT name, value FROM {quote_sqlite_name(name)}").fetchall()
+        )
 
     def _set(self, name: str, value: int) -> None:
         table = bookkeeping_table_name(self.table)
@@ -101,5 +119,7 @@ class SqliteBookkeeping:
             )
 
     def _has(self, table: str) -> bool:
-        (columns,) = self.connection.execute("SELECT count(*) FROM pragma_table_info(?)", (table,)).fetchone()
+        (columns,) = self.connection.execute(
+            "SELECT count(*) FROM pragma_table_info(?)", (table,)
+        ).fetchone()
         return bool(columns)

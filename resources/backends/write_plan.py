@@ -1,15 +1,18 @@
-"""Plans the writes of one request: which entries are applied, and the one change of each key that results.
+"""Plans the writes of one request: which entries are applied, and the one change of each key that
+results.
 
-All of it is pure, and backends share it so that they agree on what a request means. In one transaction, an SQL store
-locks the request's keys, reads their state (`StoredState`), calls `plan_writes`, and writes the plan. Entries of one
-key take effect in order, each seeing the earlier ones.
+All of it is pure, and backends share it so that they agree on what a request means. In one
+transaction, an SQL store locks the request's keys, reads their state (`StoredState`), calls
+`plan_writes`, and writes the plan. Entries of one key take effect in order, each seeing the earlier
+ones.
 
-- A record is a mapping of columns. It may omit the key's columns; if present, they must equal the key. Columns that a
-  whole record omits become null; an update leaves them alone.
-- Keys of several columns are tuples, in the order of the names that the request gives, else in the store's.
-- With conditions, SQL stores keep `Applied` in a table of its own, the idempotency table `<table>__adjunct`, one row
-  per key, which is locked before a conditional write and changed in the same transaction. The row outlives the record,
-  so that older messages don't restore it.
+- A record is a mapping of columns. It may omit the key's columns; if present, they must equal the
+  key. Columns that a whole record omits become null; an update leaves them alone.
+- Keys of several columns are tuples, in the order of the names that the request gives, else in the
+  store's.
+- With conditions, SQL stores keep `Applied` in a table of its own, the idempotency table
+  `<table>__adjunct`, one row per key, which is locked before a conditional write and changed in the
+  same transaction. The row outlives the record, so that older messages don't restore it.
 """
 
 from __future__ import annotations
@@ -55,7 +58,9 @@ _NUMBERS = (Kind.INTEGER, Kind.FLOAT, Kind.DECIMAL)
 
 
 class CheckedChanges(NamedTuple):
-    """`Changes` after `RowCodec.changes` has checked them; removed columns are in `set`, as None."""
+    """`Changes` after `RowCodec.changes` has checked them; removed columns are in `set`, as
+    None.
+    """
 
     set: dict[str, Any]
     add: dict[str, Any]
@@ -63,10 +68,12 @@ class CheckedChanges(NamedTuple):
 
 
 class RowCodec:
-    """Checks, encodes and decodes the records of one table; errors name the table, the column and the value.
+    """Checks, encodes and decodes the records of one table; errors name the table, the column and
+    the value.
 
-    Three functions give, for a column, the function that does this with a value: `check` checks and normalizes it, or
-    raises TypeError; `encode` turns a checked value into the store's form, `decode` turns that back (None: unchanged).
+    Three functions give, for a column, the function that does this with a value: `check` checks and
+    normalizes it, or raises TypeError; `encode` turns a checked value into the store's form,
+    `decode` turns that back (None: unchanged).
     """
 
     def __init__(
@@ -85,11 +92,18 @@ class RowCodec:
         self.key = tuple(key)
         for name in self.key:
             if name not in self.columns:
-                what = f"{table} has no column {name!r}, but it is declared as its key; it has {', '.join(self.names)}."
+                what = (
+                    f"{table} has no column {name!r}, but it is declared as its key; it has"
+                    f" {', '.join(self.names)}."
+                )
                 raise SchemaMismatchError(what, "Correct the key, or the columns.", column=name)
             if self.columns[name].kind in (Kind.JSON, Kind.LIST):
-                problem = f"{table}: column {name!r} is {self.columns[name].type}, which can't be a key."
-                raise SchemaMismatchError(problem, "Use columns of single values as the key.", column=name)
+                problem = (
+                    f"{table}: column {name!r} is {self.columns[name].type}, which can't be a key."
+                )
+                raise SchemaMismatchError(
+                    problem, "Use columns of single values as the key.", column=name
+                )
         self._check = {c.name: check(c) for c in columns}
         self._encode = {c.name: encode(c) for c in columns}
         self._decode = {c.name: decode(c) for c in columns}
@@ -100,7 +114,8 @@ class RowCodec:
         return {name: f"{column.type}{column.size}" for name, column in self.columns.items()}
 
     def keys_by(self, names: Sequence[str]) -> Callable[[Key], Row]:
-        """Return the function that checks a key whose columns are in the order of `names` (`key_row`).
+        """Return the function that checks a key whose columns are in the order of `names`
+        (`key_row`).
 
         Empty `names` stand for the store's order.
         """
@@ -116,48 +131,73 @@ class RowCodec:
         else:
             raise key_length_error(self.table, key, self.key)
         if None in row:
-            problem = f"{self.table} got {key!r} as a key; {' and '.join(self.key)} must not be null."
-            raise SchemaMismatchError(problem, "Filter such records out before they reach the table.", table=self.table)
+            problem = (
+                f"{self.table} got {key!r} as a key; {' and '.join(self.key)} must not be null."
+            )
+            raise SchemaMismatchError(
+                problem, "Filter such records out before they reach the table.", table=self.table
+            )
         return row
 
     def whole(self, key: Row, record: Record) -> dict[str, Any]:
-        """The checked values of a whole record, including the key's columns. The record may omit those."""
+        """The checked values of a whole record, including the key's columns. The record may omit
+        those.
+        """
         fields = self._drop_key(key, self._fields(record), record)
         fields.update(zip(self.key, key, strict=True))
         return fields
 
     def changes(self, key: Row, update: Record | Changes) -> CheckedChanges:
-        """The checked changes of an update, which may set the key's columns only to the key's own values."""
+        """The checked changes of an update, which may set the key's columns only to the key's
+        own values.
+        """
         given = update.set if isinstance(update, Changes) else update
         sets = self._drop_key(key, self._fields(given), given)
         for name in sets.keys() - self.columns.keys():
             self.column(name)
         if not isinstance(update, Changes):
             return CheckedChanges(sets, {}, {})
-        add = {name: self.check_added(name, value) for name, value in update.add.items() if value is not None}
-        append = {name: self.check_appended(name, value) for name, value in update.append.items() if value is not None}
+        add = {
+            name: self.check_added(name, value)
+            for name, value in update.add.items()
+            if value is not None
+        }
+        append = {
+            name: self.check_appended(name, value)
+            for name, value in update.append.items()
+            if value is not None
+        }
         removed: dict[str, Any] = dict.fromkeys(update.remove)
         named = [*sets, *update.add, *update.append, *removed]
         if len(set(named)) < len(named):
             name = next(name for name in named if named.count(name) > 1)
             problem = f"{self.table}: an update changes column {name!r} in two ways."
-            raise SchemaMismatchError(problem, "Name a column in one of set, add, append and remove.", column=name)
+            raise SchemaMismatchError(
+                problem, "Name a column in one of set, add, append and remove.", column=name
+            )
         for name in (*update.add, *update.append, *removed):
             self.column(name)
             if name in self.key:
-                problem = f"{self.table}: an update changes column {name!r}, which is part of the key."
-                raise SchemaMismatchError(problem, "Delete the record and put it with its new key.", column=name)
+                problem = (
+                    f"{self.table}: an update changes column {name!r}, which is part of the key."
+                )
+                raise SchemaMismatchError(
+                    problem, "Delete the record and put it with its new key.", column=name
+                )
         appended = {name: new for name, new in append.items() if new} if append else append
         return CheckedChanges({**sets, **removed} if removed else sets, add, appended)
 
     def sum(self, name: str, old: Any, number: Any) -> Any:
         """The value of column `name` after adding `number` to `old`.
 
-        For JSON both are objects: the result has the members of both, of equal names those of `number`.
+        For JSON both are objects: the result has the members of both, of equal names those of
+        `number`.
         """
         if self.columns[name].kind is Kind.JSON:
             if old is not None and not isinstance(old, dict):
-                raise self.misfit_error(name, number, f"members can't be added to what the column holds, {old!r}")
+                raise self.misfit_error(
+                    name, number, f"members can't be added to what the column holds, {old!r}"
+                )
             return {**(old or {}), **number}
         if old is None:
             return number
@@ -169,7 +209,9 @@ class RowCodec:
         column = self.columns.get(name)
         if column is None:
             problem = f"{self.table} has no column {name!r}; it has {', '.join(self.names)}."
-            raise SchemaMismatchError(problem, "Omit the field, or add the column.", column=str(name))
+            raise SchemaMismatchError(
+                problem, "Omit the field, or add the column.", column=str(name)
+            )
         return column
 
     def checked(self, name: str, value: Any) -> Any:
@@ -186,31 +228,46 @@ class RowCodec:
             raise self.misfit_error(name, value, str(error)) from None
 
     def check_order(self, newest_by: str) -> None:
-        """Raise SchemaMismatchError if `newest_by` is a column whose values have no order, such as JSON."""
+        """Raise SchemaMismatchError if `newest_by` is a column whose values have no order, such
+        as JSON.
+        """
         if self.column(newest_by).kind not in _READ:
-            problem = f"{self.table}: newest_by needs a column of times, numbers or text, and {newest_by!r} is none."
-            raise SchemaMismatchError(problem, "Name another column as newest_by.", column=newest_by)
+            problem = (
+                f"{self.table}: newest_by needs a column of times, numbers or text, and"
+                f" {newest_by!r} is none."
+            )
+            raise SchemaMismatchError(
+                problem, "Name another column as newest_by.", column=newest_by
+            )
 
     def time(self, newest_by: str, operation: Operation[Any], place: int) -> Any:
-        """The checked time of the entry at index `place`, for the column `newest_by`; an entry must have one."""
+        """The checked time of the entry at index `place`, for the column `newest_by`; an entry
+        must have one.
+        """
         newest = operation.entries.newest
         time = None if newest is None else self.checked(newest_by, newest[place])
         if time is None:
             raise SchemaMismatchError(
-                f"{self.table}: the entry for key {operation.entries.keys[place]!r} has no {newest_by}, which "
-                "newest_by needs.",
+                f"{self.table}: the entry for key {operation.entries.keys[place]!r} has no"
+                f" {newest_by}, which newest_by needs.",
                 f"Set {newest_by} in every message, or filter such messages out.",
                 column=newest_by,
             )
         return time
 
     def encoded(self, names: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[list[Any]]:
-        """Return rows of checked values of the columns `names` in the store's form, as one list per column."""
+        """Return rows of checked values of the columns `names` in the store's form, as one list
+        per column.
+        """
         columns: list[list[Any]] = []
         for place, name in enumerate(names):
             encode = self._encode[name]
             values = [row[place] for row in rows]
-            columns.append(values if encode is None else [None if value is None else encode(value) for value in values])
+            columns.append(
+                values
+                if encode is None
+                else [None if value is None else encode(value) for value in values]
+            )
         return columns
 
     def read(self, names: Sequence[str], row: Sequence[Any]) -> dict[str, Any]:
@@ -237,9 +294,14 @@ class RowCodec:
     def unreadable_error(self, name: str, value: Any, why: str) -> SchemaMismatchError:
         """The error for a stored value that no Python value of its column's type can hold."""
         column = self.columns[name]
-        problem = f"{self.table}: column {name!r} ({column.type}{column.size}) holds {value!r:.100}, which "
+        problem = (
+            f"{self.table}: column {name!r} ({column.type}{column.size}) holds {value!r:.100},"
+            " which "
+        )
         problem += f"can't be read: {why}."
-        return SchemaMismatchError(problem, "Correct the record, or leave the column out of `columns`.", column=name)
+        return SchemaMismatchError(
+            problem, "Correct the record, or leave the column out of `columns`.", column=name
+        )
 
     def are_equal(self, value: Any, part: Any) -> bool:
         """Whether a checked value equals a checked part of a key."""
@@ -248,20 +310,30 @@ class RowCodec:
     def _drop_key(self, key: Row, fields: dict[str, Any], given: Record) -> dict[str, Any]:
         for name, part in zip(self.key, key, strict=True):
             if name in fields and not self.are_equal(fields.pop(name), part):
-                problem = f"{self.table}: the record for key {key!r} has {given[name]!r} as its {name}."
+                problem = (
+                    f"{self.table}: the record for key {key!r} has {given[name]!r} as its {name}."
+                )
                 step = "Set the key's columns to the record's own key, or omit them."
                 raise SchemaMismatchError(problem, step, table=self.table, column=name)
         return fields
 
     def _fields(self, record: Record) -> dict[str, Any]:
         if not isinstance(record, Mapping):
-            problem = f"{self.table} got a {type(record).__name__}; expected a mapping of columns to values."
+            problem = (
+                f"{self.table} got a {type(record).__name__}; expected a mapping of columns to"
+                " values."
+            )
             raise SchemaMismatchError(problem, "Pass dicts.", table=self.table)
         check = self._check
         try:
-            return {name: None if value is None else check[name](value) for name, value in record.items()}
+            return {
+                name: None if value is None else check[name](value)
+                for name, value in record.items()
+            }
         except (KeyError, TypeError, ValueError, ArithmeticError):
-            return {name: self.checked(name, value) for name, value in record.items()}  # raises with a helpful message
+            return {
+                name: self.checked(name, value) for name, value in record.items()
+            }  # raises with a helpful message
 
     def check_added(self, name: str, value: Any) -> Any:
         """The checked value to add to a column."""
@@ -275,7 +347,9 @@ class RowCodec:
     def check_appended(self, name: str, value: Any) -> Any:
         """The checked values to append to a column."""
         if self.column(name).kind is not Kind.LIST:
-            raise self.misfit_error(name, value, "only a column of lists (array<type>) can be appended to")
+            raise self.misfit_error(
+                name, value, "only a column of lists (array<type>) can be appended to"
+            )
         return self.checked(name, value)
 
     def misfit_error(self, name: str, value: Any, why: str) -> SchemaMismatchError:
@@ -285,7 +359,9 @@ class RowCodec:
             f"{self.table}: column {name!r} is {column.type}{column.size}, but got {value!r:.100} "
             f"({type(value).__name__}); {why}."
         )
-        return SchemaMismatchError(problem, "Convert the value to the type of the column.", column=name)
+        return SchemaMismatchError(
+            problem, "Convert the value to the type of the column.", column=name
+        )
 
 
 COLUMNS = ("newest_of", "newest", "tie", "applied")
@@ -302,7 +378,12 @@ _READ: dict[Kind, Any] = {
     Kind.DATE: date.fromisoformat,
     Kind.TIMESTAMP: datetime.fromisoformat,
 }
-_WRITTEN: dict[Kind, Any] = {Kind.STRING: str, Kind.INTEGER: str, Kind.DECIMAL: str, Kind.FLOAT: repr}
+_WRITTEN: dict[Kind, Any] = {
+    Kind.STRING: str,
+    Kind.INTEGER: str,
+    Kind.DECIMAL: str,
+    Kind.FLOAT: repr,
+}
 
 
 def marks_table_name(table: str) -> str:
@@ -311,20 +392,26 @@ def marks_table_name(table: str) -> str:
 
 
 def idempotency_table_name(table: str, key: Sequence[str]) -> str:
-    """The name of the idempotency table of `table`. Raises ConfigurationError if `table` can't have one.
+    """The name of the idempotency table of `table`. Raises ConfigurationError if `table` can't have
+    one.
 
-    That is so if the name is too long, or if a column of the key has the name of one of the table's own columns.
+    That is so if the name is too long, or if a column of the key has the name of one of the table's
+    own columns.
     """
     name = marks_table_name(table)
     if len(name.encode()) > 63:
         problem = (
-            f"table {table!r} can't have conditions: {name!r}, the table for their state, is longer than 63 bytes."
+            f"table {table!r} can't have conditions: {name!r}, the table for their state, is longer"
+            " than 63 bytes."
         )
-        raise ConfigurationError(problem, "Use a shorter table name, or remove newest_by and idempotent.", table=table)
+        raise ConfigurationError(
+            problem, "Use a shorter table name, or remove newest_by and idempotent.", table=table
+        )
     for part in key:
         if part in (*COLUMNS, "at"):
             raise ConfigurationError(
-                f"table {table!r} can't have conditions: {name!r}, the table for their state, has a column {part!r}.",
+                f"table {table!r} can't have conditions: {name!r}, the table for their state, has a"
+                f" column {part!r}.",
                 "Rename the key's column, or remove newest_by and idempotent.",
                 table=table,
             )
@@ -332,20 +419,25 @@ def idempotency_table_name(table: str, key: Sequence[str]) -> str:
 
 
 def bookkeeping_table_name(table: str) -> str | None:
-    """The name of the table with the book-keeping of `table`; None if `table` is too long to have one."""
+    """The name of the table with the book-keeping of `table`; None if `table` is too long to
+    have one.
+    """
     name = f"{table}{BOOKKEEPING_SUFFIX}"
     return name if len(name.encode()) <= 63 else None
 
 
-def check_idempotency_columns(label: str, idempotency: str, key: Sequence[str], names: Sequence[str]) -> None:
+def check_idempotency_columns(
+    label: str, idempotency: str, key: Sequence[str], names: Sequence[str]
+) -> None:
     """Raise TableAccessError unless the idempotency table has the columns that it must have.
 
     `names` are its columns; there are none if the table is missing.
     """
     if set(names) != {*key, *COLUMNS, "at"}:
         raise TableAccessError(
-            f"{label}: newest_by and idempotent need a table {idempotency!r} with the columns {', '.join(key)}, "
-            f"{', '.join(COLUMNS)}, at; " + (f"it has {', '.join(names)}." if names else "there is none."),
+            f"{label}: newest_by and idempotent need a table {idempotency!r} with the columns"
+            f" {', '.join(key)}, {', '.join(COLUMNS)}, at; "
+            + (f"it has {', '.join(names)}." if names else "there is none."),
             "Declare the table with create=True, or create that table.",
             table=label,
         )
@@ -353,11 +445,17 @@ def check_idempotency_columns(label: str, idempotency: str, key: Sequence[str], 
 
 @dataclass(slots=True)
 class Applied:
-    """What was applied to a key: the newest message's time and `Mark.tie`, and each source's greatest position."""
+    """What was applied to a key: the newest message's time and `Mark.tie`, and each source's
+    greatest position.
+    """
 
     newest: tuple[Any, str] | None = None
     positions: dict[str, str] = field(default_factory=dict)
-    stored_texts: tuple[str | None, ...] = (None, None, None)  # the first three of `COLUMNS` as read
+    stored_texts: tuple[str | None, ...] = (
+        None,
+        None,
+        None,
+    )  # the first three of `COLUMNS` as read
     of_record: tuple[Any, str] | None = None  # stands for `newest` if there is none; not stored
 
     def was_applied(self, conditions: Conditions, mark: Mark) -> bool:
@@ -377,7 +475,9 @@ class Applied:
             self.newest = (time, mark.tie)
 
 
-def applied_to_texts(codec: RowCodec, newest_by: str | None, applied: Applied) -> tuple[str | None, ...]:
+def applied_to_texts(
+    codec: RowCodec, newest_by: str | None, applied: Applied
+) -> tuple[str | None, ...]:
     """Return the texts to store in `COLUMNS`.
 
     Without `newest_by`, the time and tie stay as they were read.
@@ -386,20 +486,30 @@ def applied_to_texts(codec: RowCodec, newest_by: str | None, applied: Applied) -
         return (*applied.stored_texts, json.dumps(applied.positions))
     time, tie = applied.newest
     write = _WRITTEN.get(codec.columns[newest_by].kind)
-    return (newest_by, write(time) if write else time.isoformat(), tie, json.dumps(applied.positions))
+    return (
+        newest_by,
+        write(time) if write else time.isoformat(),
+        tie,
+        json.dumps(applied.positions),
+    )
 
 
 def applied_from_texts(codec: RowCodec, newest_by: str | None, texts: tuple[Any, ...]) -> Applied:
-    """Return what the texts in `COLUMNS` say; a time of another column than `newest_by` is ignored."""
+    """Return what the texts in `COLUMNS` say; a time of another column than `newest_by` is
+    ignored.
+    """
     newest_of, newest, tie, applied = texts
     positions = json.loads(applied) if applied else {}
     if newest_by is None or newest_of != newest_by or newest is None:
         return Applied(None, positions, (newest_of, newest, tie))
-    return Applied((_READ[codec.columns[newest_by].kind](newest), tie), positions, (newest_of, newest, tie))
+    return Applied(
+        (_READ[codec.columns[newest_by].kind](newest), tie), positions, (newest_of, newest, tie)
+    )
 
 
 class Entry(NamedTuple):
-    """A valid entry with checked values: its index in the operation, its key, and its time for `newest_by`.
+    """A valid entry with checked values: its index in the operation, its key, and its time for
+    `newest_by`.
 
     `value` is the whole record of a put or the `CheckedChanges` of an update, else None.
     """
@@ -423,8 +533,8 @@ class ValidEntries:
         return list(dict.fromkeys(entry.key for entry in self.entries))
 
     def outcomes(self, count: int, stored: Sequence[Any]) -> Outcomes:
-        """Return the outcomes of a get of `count` entries; `stored` has for each valid entry the record,
-        None if there is none, or the error of one that can't be read.
+        """Return the outcomes of a get of `count` entries; `stored` has for each valid entry the
+        record, None if there is none, or the error of one that can't be read.
         """
         records: list[Any] = [None] * count
         problems = dict(self.problems)
@@ -438,7 +548,9 @@ class ValidEntries:
 
 @dataclass(frozen=True, slots=True)
 class StoredState:
-    """What the store has: for each key with a record the columns that were read, and what was applied to keys."""
+    """What the store has: for each key with a record the columns that were read, and what was
+    applied to keys.
+    """
 
     records: Mapping[Row, Mapping[str, Any]] = field(default_factory=dict)
     applied: Mapping[Row, Applied] = field(default_factory=dict)
@@ -446,11 +558,13 @@ class StoredState:
 
 @dataclass(slots=True)
 class WritePlan:
-    """What to write for one operation. Each key is in at most one of `puts`, `begins`, `deletes` and `changes`.
+    """What to write for one operation. Each key is in at most one of `puts`, `begins`, `deletes`
+    and `changes`.
 
-    `puts` are whole records for keys with or without a record. `begins` are whole records for keys without one: if
-    another writer creates one meanwhile, nothing of the plan may be written. `changes` are for existing records.
-    `applied` is stored in the idempotency table. `problems` are by the entries' indices.
+    `puts` are whole records for keys with or without a record. `begins` are whole records for keys
+    without one: if another writer creates one meanwhile, nothing of the plan may be written.
+    `changes` are for existing records. `applied` is stored in the idempotency table. `problems` are
+    by the entries' indices.
     """
 
     puts: dict[Row, dict[str, Any]] = field(default_factory=dict)
@@ -462,15 +576,21 @@ class WritePlan:
     defaults_put: int = 0
 
     def groups(self) -> Iterator[tuple[tuple[str, ...], tuple[str, ...], list[Row]]]:
-        """Yield groups of changes of the same columns: the columns to set, the columns to append to, and rows.
+        """Yield groups of changes of the same columns: the columns to set, the columns to append
+        to, and rows.
 
-        A row has the values of both, then the key. Additions are not in it: planning has made them values to set.
+        A row has the values of both, then the key. Additions are not in it: planning has made them
+        values to set.
         """
         groups: dict[tuple[tuple[str, ...], tuple[str, ...]], list[Row]] = {}
         for key, (sets, _, append) in self.changes.items():
             if sets or append:
                 names = (tuple(sorted(sets)), tuple(sorted(append)))
-                row = (*(sets[name] for name in names[0]), *(append[name] for name in names[1]), *key)
+                row = (
+                    *(sets[name] for name in names[0]),
+                    *(append[name] for name in names[1]),
+                    *key,
+                )
                 groups.setdefault(names, []).append(row)
         return ((sets, append, rows) for (sets, append), rows in groups.items())
 
@@ -481,8 +601,12 @@ def validate_entries(codec: RowCodec, operation: Operation[Any]) -> ValidEntries
     The key of a get that no stored record can have is left out, without a problem.
     """
     entries, kind = operation.entries, operation.kind
-    to_key = codec.keys_by(entries.key_names if isinstance(entries, ArrowEntries) else operation.key)
-    value_of: Callable[[Row, Any], Any] = codec.changes if kind is OperationKind.UPDATE else codec.whole
+    to_key = codec.keys_by(
+        entries.key_names if isinstance(entries, ArrowEntries) else operation.key
+    )
+    value_of: Callable[[Row, Any], Any] = (
+        codec.changes if kind is OperationKind.UPDATE else codec.whole
+    )
     valued = kind not in (OperationKind.GET, OperationKind.DELETE)
     values: Sequence[Any] = (entries.values if valued else None) or [None] * len(entries)
     newest_by = operation.conditions.newest_by
@@ -513,11 +637,18 @@ def columns_to_read(operation: Operation[Any], entries: Sequence[Entry]) -> tupl
 
 def needs_read(operation: Operation[Any]) -> bool:
     """Whether an operation can only be planned with the stored state."""
-    return bool(operation.conditions) or operation.kind in (OperationKind.UPDATE, OperationKind.PUT_IF_ABSENT)
+    return bool(operation.conditions) or operation.kind in (
+        OperationKind.UPDATE,
+        OperationKind.PUT_IF_ABSENT,
+    )
 
 
-def plan_writes(codec: RowCodec, operation: Operation[Any], valid: ValidEntries, stored: StoredState) -> WritePlan:
-    """Return what to write for the valid entries of an operation, given the state of their keys in the store."""
+def plan_writes(
+    codec: RowCodec, operation: Operation[Any], valid: ValidEntries, stored: StoredState
+) -> WritePlan:
+    """Return what to write for the valid entries of an operation, given the state of their keys
+    in the store.
+    """
     planner = _Planner(codec, operation, stored, WritePlan(problems=dict(valid.problems)))
     plan_entry = planner.write_conditionally if operation.conditions else planner.write
     for entry in valid.entries:
@@ -536,7 +667,9 @@ class _Planner:
     plan: WritePlan
 
     def write_conditionally(self, entry: Entry) -> Problem | None:
-        """Plan an entry if its conditions hold, and note that it was applied; return its problem, if any."""
+        """Plan an entry if its conditions hold, and note that it was applied; return its
+        problem, if any.
+        """
         operation, plan, marks = self.operation, self.plan, self.operation.entries.marks
         assert marks is not None  # conditions require marks
         conditions, mark = operation.conditions, marks[entry.place]
@@ -547,17 +680,22 @@ class _Planner:
         to_do = self.late_part(entry) if late else entry
         problem = self.add_late(to_do) if late else self.write(entry)
         # A late entry without a record is noted too, so that a replay skips its additions as well.
-        passed_over = late and any(to_do.value) and problem is not None and problem.state is State.SKIPPED
+        passed_over = (
+            late and any(to_do.value) and problem is not None and problem.state is State.SKIPPED
+        )
         if problem is None or passed_over:
             applied.remember(conditions, mark, entry.time, late=late)
             plan.applied[entry.key] = applied
         return problem
 
     def applied(self, key: Row) -> Applied:
-        """What was applied to the key. If that is unknown, a record's own time counts, as older than any message of the
-        same time.
+        """What was applied to the key. If that is unknown, a record's own time counts, as older
+        than any message of the same time.
         """
-        applied, newest_by = self.stored.applied.get(key) or Applied(), self.operation.conditions.newest_by
+        applied, newest_by = (
+            self.stored.applied.get(key) or Applied(),
+            self.operation.conditions.newest_by,
+        )
         if newest_by is not None and applied.newest is None:
             time = self.stored.records.get(key, {}).get(newest_by)
             applied.of_record = None if time is None else (time, "")
@@ -580,7 +718,12 @@ class _Planner:
 
     def _update(self, entry: Entry) -> Problem | None:
         """Plan an update of the existing or planned record, or of the default if there is none."""
-        codec, plan, place, defaults = self.codec, self.plan, entry.place, self.operation.entries.defaults
+        codec, plan, place, defaults = (
+            self.codec,
+            self.plan,
+            entry.place,
+            self.operation.entries.defaults,
+        )
         try:
             if entry.key in self.stored.records:
                 known = plan.changes.get(entry.key) or CheckedChanges({}, {}, {})
@@ -604,12 +747,16 @@ class _Planner:
         return None
 
     def late_part(self, entry: Entry) -> Entry:
-        """The part of a late update that still applies to a newer record (`Operation.applies_late_changes`)."""
+        """The part of a late update that still applies to a newer record
+        (`Operation.applies_late_changes`).
+        """
         numbers = {name: n for name, n in entry.value.add.items() if not isinstance(n, Mapping)}
         return entry._replace(value=CheckedChanges({}, numbers, entry.value.append))
 
     def add_late(self, entry: Entry) -> Problem | None:
-        """Plan the late part of an update, if there is a record; SKIPPED if there is none or nothing to change."""
+        """Plan the late part of an update, if there is a record; SKIPPED if there is none or
+        nothing to change.
+        """
         exists = entry.key in self.stored.records or entry.key in self.plan.begins
         return self._update(entry) if exists and any(entry.value) else Problem(State.SKIPPED)
 
@@ -621,10 +768,11 @@ def _apply(
     old: Mapping[str, Any],
     appended: dict[str, list[Any]] | None = None,
 ) -> None:
-    """Merge all changes into the values `new`, or raise and merge none. `old` has the values before `new`.
+    """Merge all changes into the values `new`, or raise and merge none. `old` has the values before
+    `new`.
 
-    Values to append go into `appended` if that is given, because the store appends them itself; but not for a column
-    that is in `new`.
+    Values to append go into `appended` if that is given, because the store appends them itself; but
+    not for a column that is in `new`.
     """
     if changes.add:
         sums = {
@@ -645,7 +793,8 @@ def _apply(
 
 
 class RejectedKeysError(Exception):
-    """A store does not take, or can't read, the records of some keys; nothing of the request was written.
+    """A store does not take, or can't read, the records of some keys; nothing of the request was
+    written.
 
     `errors` has the error of each of these keys.
     """
@@ -656,14 +805,15 @@ class RejectedKeysError(Exception):
 
 
 def dropped_error(table: str, key: Row, what: str) -> TableError:
-    """The error for a record that the store accepted without an error, but did not write as it was sent.
+    """The error for a record that the store accepted without an error, but did not write as it was
+    sent.
 
     `what` says what it did not do.
     """
     shown = repr(key[0] if len(key) == 1 else key)
     return TableError(
-        f"{table} did not {what} for key {shown:.300}, without an error: a trigger, rule or policy of the "
-        "table, or one of its constraints, drops the record or changes its key.",
+        f"{table} did not {what} for key {shown:.300}, without an error: a trigger, rule or policy"
+        " of the table, or one of its constraints, drops the record or changes its key.",
         "Filter such records out, or correct the table.",
         table=table,
         keys=(key[0] if len(key) == 1 else key,),
@@ -671,10 +821,12 @@ def dropped_error(table: str, key: Row, what: str) -> TableError:
 
 
 class BisectRejected:
-    """Finds the entries that a store rejects, if it only says that the request as a whole was rejected.
+    """Finds the entries that a store rejects, if it only says that the request as a whole was
+    rejected.
 
-    A rejected part is sent again as two halves, in order; where the store names the rejected keys, without those. After
-    a failure for another reason nothing more is sent: it would overtake the retry.
+    A rejected part is sent again as two halves, in order; where the store names the rejected keys,
+    without those. After a failure for another reason nothing more is sent: it would overtake the
+    retry.
     """
 
     def __init__(self, valid: ValidEntries) -> None:
@@ -695,7 +847,8 @@ class BisectRejected:
     def rejected(self, errors: Mapping[Row, AdjunctError]) -> None:
         """Report that nothing of the part was written, because of these keys.
 
-        The entries of a rejected key that has several are sent one by one: only some of them may be rejected.
+        The entries of a rejected key that has several are sent one by one: only some of them may be
+        rejected.
         """
         part = self._parts.pop(0)
         count = Counter(entry.key for entry in part)
@@ -707,7 +860,9 @@ class BisectRejected:
         self._parts[:0] = [*([rest] if rest else []), *([entry] for entry in alone)]
 
     def failed(self, problem: Problem, *, by_data: bool) -> None:
-        """Report that the part has failed as a whole. `by_data`: because of values in it, so its halves are tried."""
+        """Report that the part has failed as a whole. `by_data`: because of values in it, so its
+        halves are tried.
+        """
         part = self._parts.pop(0)
         if by_data and len(part) > 1:
             middle = len(part) // 2
@@ -715,9 +870,13 @@ class BisectRejected:
             return
         self.problems.update({entry.place: problem for entry in part})
         if not by_data:
-            self.problems.update({entry.place: problem.unsent for rest in self._parts for entry in rest})
+            self.problems.update(
+                {entry.place: problem.unsent for rest in self._parts for entry in rest}
+            )
             self._parts = []
 
     def outcomes(self, count: int) -> Outcomes:
-        """The outcomes of the operation, which has `count` entries; call it when `next` returns None."""
+        """The outcomes of the operation, which has `count` entries; call it when `next` returns
+        None.
+        """
         return Outcomes(count, problems=self.problems, defaults_put=self.defaults_put)

@@ -1,1 +1,3 @@
-"""Immutable Parquet files, one per bucket: written by tasks, read as one bucketed table of Spark."""
+"""Immutable Parquet files, one per bucket: written by tasks, read as one bucketed table of
+Spark.
+"""

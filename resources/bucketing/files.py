@@ -1,5 +1,5 @@
-"""The Parquet files of a version or stream segment, one per bucket: their manifest entries and layout, their reading as
-one bucketed table, and the form of rows over time."""
+"""The Parquet files of a version or stream segment, one per bucket: their manifest entries and
+layout, their reading as one bucketed table, and the form of rows over time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,13 @@ from cachetools import LRUCache
 from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.lazy_modules import np, pa, pc
 from dagster_adjunct.resources.objects.store import ObjectStore
-from dagster_adjunct.resources.schemas.schema import Schema, arrow_type, is_widening, quote_name, quote_text
+from dagster_adjunct.resources.schemas.schema import (
+    Schema,
+    arrow_type,
+    is_widening,
+    quote_name,
+    quote_text,
+)
 from dagster_adjunct.resources.spark.in_process import identify_session
 
 if TYPE_CHECKING:
@@ -29,12 +35,13 @@ if TYPE_CHECKING:
 class BucketFile:
     """One immutable Parquet file, as a manifest lists it.
 
-    `name` is "" if no file is stored because no row was left; then only `stats` counts. `size` is in bytes. `min_key`
-    and `max_key` are the first and the last key, as `to_json_value` returns their values, and None where the layout has
-    no key. `digest` is the sum of the rows' hashes modulo 2**64, so it does not depend on their order; None if the rows
-    were written without hashes, as by a compaction. `stats` has counters of the writer, such as superseded rows.
-    `footer` is the Parquet footer (see `pack_footer`), which saves key lookups a request; it is None for files without
-    a key, and where it would make the manifest too large.
+    `name` is "" if no file is stored because no row was left; then only `stats` counts. `size` is
+    in bytes. `min_key` and `max_key` are the first and the last key, as `to_json_value` returns
+    their values, and None where the layout has no key. `digest` is the sum of the rows' hashes
+    modulo 2**64, so it does not depend on their order; None if the rows were written without
+    hashes, as by a compaction. `stats` has counters of the writer, such as superseded rows.
+    `footer` is the Parquet footer (see `pack_footer`), which saves key lookups a request; it is
+    None for files without a key, and where it would make the manifest too large.
     """
 
     bucket: int
@@ -59,12 +66,16 @@ class BucketFile:
         try:
             return cls(**item)
         except TypeError as error:
-            raise _malformed_error("a file entry of a manifest", str(item)[:200], str(error)) from error
+            raise _malformed_error(
+                "a file entry of a manifest", str(item)[:200], str(error)
+            ) from error
 
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """The files of one attempt to write; `id` orders the generations of a dataset, or the segments of a stream."""
+    """The files of one attempt to write; `id` orders the generations of a dataset, or the
+    segments of a stream.
+    """
 
     id: int
     folder: str
@@ -80,7 +91,9 @@ class Generation:
 
     @property
     def digest(self) -> int | None:
-        """The digest of all rows, whatever their order: the sum of the files' digests, None if a file has none."""
+        """The digest of all rows, whatever their order: the sum of the files' digests, None if a
+        file has none.
+        """
         if any(file.digest is None for file in self.files):
             return None
         return sum(file.digest or 0 for file in self.files) % 2**64
@@ -91,28 +104,41 @@ class Generation:
         return sum(len(file.footer or "") for file in self.files)
 
     def without_footers(self) -> Generation:
-        """Return this generation without footers, to keep a manifest small. Readers then fetch the footers."""
+        """Return this generation without footers, to keep a manifest small. Readers then fetch
+        the footers.
+        """
         return replace(self, files=tuple(replace(file, footer=None) for file in self.files))
 
     def to_json(self) -> dict[str, Any]:
-        return {"id": self.id, "folder": self.folder, "files": [file.to_json() for file in self.files]}
+        return {
+            "id": self.id,
+            "folder": self.folder,
+            "files": [file.to_json() for file in self.files],
+        }
 
     @classmethod
     def from_json(cls, item: Any) -> Generation:
         try:
-            return cls(item["id"], item["folder"], tuple(BucketFile.from_json(file) for file in item["files"]))
+            return cls(
+                item["id"],
+                item["folder"],
+                tuple(BucketFile.from_json(file) for file in item["files"]),
+            )
         except (KeyError, TypeError) as error:
-            raise _malformed_error("a generation of a manifest", str(item)[:200], repr(error)) from error
+            raise _malformed_error(
+                "a generation of a manifest", str(item)[:200], repr(error)
+            ) from error
 
 
 @dataclass(frozen=True, slots=True)
 class BucketLayout:
     """How rows are laid out in files.
 
-    `schema` is what users see; `hidden` are further stored columns (`__offset`, …) as (name, Spark type). Rows are
-    hashed by the columns `bucket_by` into `partitions` buckets; if it is empty there is one bucket. `key` are the
-    columns that identify a row and by which each file is ordered; it may end in hidden columns, and is empty for
-    streams. Keys have no nulls, and are unique within one file, or once the files of a bucket are merged.
+    `schema` is what users see; `hidden` are further stored columns (`__offset`, …) as (name, Spark
+    type). Rows are hashed by the columns `bucket_by` into `partitions` buckets; if it is empty
+    there is one bucket. `key` are the columns that identify a row and by which each file is
+    ordered; it may end in hidden columns, and is empty for streams. Keys have no nulls, and are
+    unique within one file, or once the files of a bucket are merged.
     """
 
     schema: Schema
@@ -124,7 +150,9 @@ class BucketLayout:
     def __post_init__(self) -> None:
         if not self.bucket_by and self.partitions != 1:
             problem = f"a layout of {self.partitions} buckets names no columns to hash."
-            raise errors.SchemaMismatchError(problem, "Name a key, or use 1 bucket.", argument="bucket_by")
+            raise errors.SchemaMismatchError(
+                problem, "Name a key, or use 1 bucket.", argument="bucket_by"
+            )
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -190,27 +218,34 @@ _tables_lock = threading.Lock()
 
 
 def bucketed_frame(
-    spark: SparkSession, store: ObjectStore, what: str, layout: BucketLayout, generations: Sequence[Generation]
+    spark: SparkSession,
+    store: ObjectStore,
+    what: str,
+    layout: BucketLayout,
+    generations: Sequence[Generation],
 ) -> DataFrame:
-    """Return the rows of all generations, with the column `__gen` (int), as one bucketed scan, so that joins on the key
-    need no exchange.
+    """Return the rows of all generations, with the column `__gen` (int), as one bucketed scan, so
+    that joins on the key need no exchange.
 
-    A single generation is read in the order of the layout's key, and Spark knows it: a join on the key, or on its first
-    columns, does not sort. `what` names the dataset or stream in errors. Raises ManifestMismatchError when a folder
-    holds other files than its generation lists.
+    A single generation is read in the order of the layout's key, and Spark knows it: a join on the
+    key, or on its first columns, does not sort. `what` names the dataset or stream in errors.
+    Raises ManifestMismatchError when a folder holds other files than its generation lists.
 
-    The scan is a table in the session's in-memory catalog, with one partition per generation. Spark lists the folders
-    itself, so its list of files is compared with the manifest's.
+    The scan is a table in the session's in-memory catalog, with one partition per generation. Spark
+    lists the folders itself, so its list of files is compared with the manifest's.
     """
     wanted = [generation for generation in generations if generation.files]
-    content = "|".join([store.url, layout.ddl, str(layout.partitions), *layout.bucket_by, "", *layout.key]) + "".join(
-        f"|{g.id}:{g.folder}" for g in wanted
-    )
+    content = "|".join(
+        [store.url, layout.ddl, str(layout.partitions), *layout.bucket_by, "", *layout.key]
+    ) + "".join(f"|{g.id}:{g.folder}" for g in wanted)
     name = f"adjunct_{hashlib.sha256(content.encode()).hexdigest()[:24]}"
-    with _tables_lock:  # datasets advance in threads of one session, each of which may drop the oldest table
+    with (
+        _tables_lock
+    ):  # datasets advance in threads of one session, each of which may drop the oldest table
         known = _tables.setdefault(identify_session(spark), {})
         if name in known:
-            # Move it to the end, to be dropped last: a frame's table must exist when the frame is planned.
+            # Move it to the end, to be dropped last: a frame's table must exist when the frame is
+            # planned.
             known.pop(name, None)
         else:
             _create_table(spark, store, name, layout, wanted)
@@ -228,19 +263,26 @@ def bucketed_frame(
 
 
 def _create_table(
-    spark: SparkSession, store: ObjectStore, name: str, layout: BucketLayout, generations: Sequence[Generation]
+    spark: SparkSession,
+    store: ObjectStore,
+    name: str,
+    layout: BucketLayout,
+    generations: Sequence[Generation],
 ) -> None:
     clustered = ""
     if layout.bucket_by:
         columns = ", ".join(quote_name(column) for column in layout.bucket_by)
-        ordered = ", ".join(quote_name(column) for column in layout.key)  # as the writer has checked
+        ordered = ", ".join(
+            quote_name(column) for column in layout.key
+        )  # as the writer has checked
         sorted_by = f" SORTED BY ({ordered})" if ordered else ""
         clustered = f" CLUSTERED BY ({columns}){sorted_by} INTO {layout.partitions} BUCKETS"
-    # The table's own location is never read: rows are in the partitions. Without any, the scan is empty but bucketed.
+    # The table's own location is never read: rows are in the partitions. Without any, the scan is
+    # empty but bucketed.
     root = quote_text(store.spark_uri(generations[0].folder if generations else "_adjunct"))
     spark.sql(
-        f"CREATE TABLE IF NOT EXISTS {name} ({layout.ddl}, `{GENERATION_COLUMN}` INT) USING parquet "
-        f"PARTITIONED BY (`{GENERATION_COLUMN}`){clustered} LOCATION {root}"
+        f"CREATE TABLE IF NOT EXISTS {name} ({layout.ddl}, `{GENERATION_COLUMN}` INT) USING parquet"
+        f" PARTITIONED BY (`{GENERATION_COLUMN}`){clustered} LOCATION {root}"
     )
     if not generations:
         return
@@ -251,7 +293,9 @@ def _create_table(
     spark.sql(f"ALTER TABLE {name} ADD IF NOT EXISTS {parts}")
 
 
-def _check_files(spark: SparkSession, name: str, what: str, generations: Sequence[Generation]) -> None:
+def _check_files(
+    spark: SparkSession, name: str, what: str, generations: Sequence[Generation]
+) -> None:
     listed = {f"{g.folder.rsplit('/', 1)[-1]}/{file.name}" for g in generations for file in g.files}
     seen = {"/".join(unquote(uri).rsplit("/", 2)[-2:]) for uri in spark.table(name).inputFiles()}
     if listed != seen:
@@ -262,27 +306,40 @@ def _check_files(spark: SparkSession, name: str, what: str, generations: Sequenc
         step = "Remove files that are not listed, or restore missing ones. Nothing was read."
         folder, _, file = (missing or stray)[0].partition("/")
         parents = {g.folder.rsplit("/", 1)[-1]: g.folder for g in generations}
-        raise errors.ManifestMismatchError(problem, step, key=f"{parents.get(folder, folder)}/{file}")
+        raise errors.ManifestMismatchError(
+            problem, step, key=f"{parents.get(folder, folder)}/{file}"
+        )
 
 
 def columns_problem(stored: pa.Schema, layout: BucketLayout) -> str:
     """Return why a file's columns can't be read as those of the layout, "" if they can.
 
-    If the layout has hidden columns, as for streams and unbounded datasets, files may be older than added or widened
-    columns: they may lack columns, or have narrower ones, except in the key. A version of a bounded dataset is written
-    at once, so its files must have exactly the layout's columns.
+    If the layout has hidden columns, as for streams and unbounded datasets, files may be older than
+    added or widened columns: they may lack columns, or have narrower ones, except in the key. A
+    version of a bounded dataset is written at once, so its files must have exactly the layout's
+    columns.
     """
     wanted = layout.arrow_schema()
     if stored.remove_metadata().equals(wanted):
         return ""
     fixed = {*layout.key, *layout.bucket_by, *(name for name, _ in layout.hidden)}
-    fits = bool(layout.hidden) and len(set(stored.names)) == len(stored.names) and fixed <= set(stored.names)
+    fits = (
+        bool(layout.hidden)
+        and len(set(stored.names)) == len(stored.names)
+        and fixed <= set(stored.names)
+    )
     for each in stored:
         index = wanted.get_field_index(each.name)
         same = index >= 0 and each.type == wanted.field(index).type
-        widened = index >= 0 and each.name not in fixed and _is_widening_field(each, wanted.field(index))
+        widened = (
+            index >= 0 and each.name not in fixed and _is_widening_field(each, wanted.field(index))
+        )
         fits = fits and (same or widened)
-    return "" if fits else f"its columns are {', '.join(f'{field.name} {field.type}' for field in stored)}"
+    return (
+        ""
+        if fits
+        else f"its columns are {', '.join(f'{field.name} {field.type}' for field in stored)}"
+    )
 
 
 def conform_to_layout(table: pa.Table, layout: BucketLayout) -> pa.Table:
@@ -298,7 +355,11 @@ def conform_to_layout(table: pa.Table, layout: BucketLayout) -> pa.Table:
         raise pa.ArrowInvalid(problem)
     there = set(table.schema.names)
     columns = [
-        table.column(field.name).cast(field.type) if field.name in there else pa.nulls(table.num_rows, field.type)
+        (
+            table.column(field.name).cast(field.type)
+            if field.name in there
+            else pa.nulls(table.num_rows, field.type)
+        )
         for field in wanted
     ]
     return pa.table(columns, schema=wanted)
@@ -323,10 +384,11 @@ POSITION, TOMBSTONE = "__position", "__tombstone"
 class TimelineOptions:
     """How rows over time are written. All times are in microseconds since the epoch.
 
-    With `fills_ends`, each row gets its end (`__valid_to`) and whether it is its key's first (`__first`), and rows are
-    pruned: those that ended at or before `edge`, where the history begins, and tombstones at or before `forget` that
-    are the only row left of their key. Otherwise both columns are null, as in a delta. Rows that begin before `newest`
-    are counted as corrections of the past.
+    With `fills_ends`, each row gets its end (`__valid_to`) and whether it is its key's first
+    (`__first`), and rows are pruned: those that ended at or before `edge`, where the history
+    begins, and tombstones at or before `forget` that are the only row left of their key. Otherwise
+    both columns are null, as in a delta. Rows that begin before `newest` are counted as corrections
+    of the past.
     """
 
     fills_ends: bool = False
@@ -336,10 +398,12 @@ class TimelineOptions:
 
 
 class Timeline:
-    """Converts a file's rows over time, batch by batch and in order, to the form in which they are stored.
+    """Converts a file's rows over time, batch by batch and in order, to the form in which they are
+    stored.
 
-    Each row gets its end; rows that ended before the history begins are pruned (see `TimelineOptions`).
-    The rows of a key are adjacent, in the order of `__valid_from`, and have different times:
+    Each row gets its end; rows that ended before the history begins are pruned (see
+    `TimelineOptions`). The rows of a key are adjacent, in the order of `__valid_from`, and have
+    different times:
 
         key  valid_from  tombstone      valid_to  first
         a    1           no             4         yes
@@ -347,8 +411,8 @@ class Timeline:
         a    9           no             -         no      valid now
         b    2           no             -         yes
 
-    If the history begins at 5 (`edge`), the first row of key a is pruned, because it ended before. Its second row
-    becomes its first.
+    If the history begins at 5 (`edge`), the first row of key a is pruned, because it ended before.
+    Its second row becomes its first.
     """
 
     def __init__(self, key: tuple[str, ...], options: TimelineOptions) -> None:
@@ -359,12 +423,16 @@ class Timeline:
         self._forgotten_to: int | None = None
 
     def take(self, batch: pa.Table) -> pa.Table:
-        """Return the rows that can be written now. If ends are filled in, the last one waits for the next batch."""
+        """Return the rows that can be written now. If ends are filled in, the last one waits for
+        the next batch.
+        """
         if self._options.newest is not None:
             self._corrections += int((_micros(batch) < self._options.newest).sum())
         if not self._options.fills_ends:
             return _with_ends(
-                batch, pa.nulls(batch.num_rows, arrow_type("timestamp")), pa.nulls(batch.num_rows, pa.bool_())
+                batch,
+                pa.nulls(batch.num_rows, arrow_type("timestamp")),
+                pa.nulls(batch.num_rows, pa.bool_()),
             )
         rows = batch if self._last is None else pa.concat_tables([self._last, batch])
         self._last = rows.slice(rows.num_rows - 1)
@@ -376,8 +444,14 @@ class Timeline:
         return None if last is None else self._fill_ends(last, 1)
 
     def stats(self) -> dict[str, Any]:
-        """Return counters for the file's stats; `current` is the number of rows that are valid now."""
-        counts = {"corrections": self._corrections, "pruned": self._pruned, "forgotten": self._forgotten}
+        """Return counters for the file's stats; `current` is the number of rows that are valid
+        now.
+        """
+        counts = {
+            "corrections": self._corrections,
+            "pruned": self._pruned,
+            "forgotten": self._forgotten,
+        }
         counts = {name: count for name, count in counts.items() if count}
         if self._forgotten_to is not None:
             counts["forgotten_to"] = self._forgotten_to
@@ -385,11 +459,19 @@ class Timeline:
         return {HAS_ENDS: self._options.fills_ends, **current, **counts}
 
     def _fill_ends(self, rows: pa.Table, count: int) -> pa.Table:
-        """Return the first `count` rows with their ends, without pruned ones; `rows` may have one more row."""
-        same = np.append(~key_changes(rows, self._key), False)[:count]  # the next row is of the same key
+        """Return the first `count` rows with their ends, without pruned ones; `rows` may have
+        one more row.
+        """
+        same = np.append(~key_changes(rows, self._key), False)[
+            :count
+        ]  # the next row is of the same key
         begins = _micros(rows)
         ends = np.append(begins[1:], 0)[:count]
-        kept = np.ones(count, dtype=bool) if self._options.edge is None else ~(same & (ends <= self._options.edge))
+        kept = (
+            np.ones(count, dtype=bool)
+            if self._options.edge is None
+            else ~(same & (ends <= self._options.edge))
+        )
         self._pruned += count - int(kept.sum())
         tombstones = rows.column(TOMBSTONE).slice(0, count).to_numpy().astype(bool)
         if self._options.forget is not None:
@@ -400,18 +482,24 @@ class Timeline:
             self._follows_kept = bool(same[-1] and kept[-1])
         self._current += int((kept & ~same & ~tombstones).sum())
         filled = _with_ends(
-            rows.slice(0, count), pa.array(ends, pa.int64(), mask=~same).cast(arrow_type("timestamp")), pa.array(first)
+            rows.slice(0, count),
+            pa.array(ends, pa.int64(), mask=~same).cast(arrow_type("timestamp")),
+            pa.array(first),
         )
         return filled if kept.all() else filled.filter(pa.array(kept))
 
     def _forgettable(self, kept: Any, same: Any, tombstones: Any, begins: Any) -> Any:
-        """Return which rows to forget, and count them: old tombstones that are the only row left of their key."""
+        """Return which rows to forget, and count them: old tombstones that are the only row left
+        of their key.
+        """
         alone = ~np.append([self._follows_kept], same[:-1] & kept[:-1])[: len(kept)]
         forgotten = kept & tombstones & ~same & alone & (begins <= self._options.forget)
         if forgotten.any():
             self._forgotten += int(forgotten.sum())
             highest = int(begins[forgotten].max())
-            self._forgotten_to = highest if self._forgotten_to is None else max(highest, self._forgotten_to)
+            self._forgotten_to = (
+                highest if self._forgotten_to is None else max(highest, self._forgotten_to)
+            )
         return forgotten
 
 
@@ -422,7 +510,9 @@ def _with_ends(rows: pa.Table, ends: Any, first: Any) -> pa.Table:
 
 
 def key_changes(rows: pa.Table, key: Sequence[str]) -> Any:
-    """Return, for each row except the first, whether its key differs from that of the row before."""
+    """Return, for each row except the first, whether its key differs from that of the row
+    before.
+    """
     count = max(0, rows.num_rows - 1)
     differs = np.zeros(count, bool)
     for name in key:

@@ -1,14 +1,15 @@
-"""Spark's hashes of rows, also without Spark: the one that chooses the bucket, and the one for checksums of records.
+"""Spark's hashes of rows, also without Spark: the one that chooses the bucket, and the one for
+checksums of records.
 
 The bucket hash is Murmur3 (x86, 32 bit), seed 42, chained over the columns.
 
-`assign_buckets` returns what Spark's `pmod(hash(columns), n)` returns, so that writing files and looking up keys
-without Spark use Spark's buckets. The `mmh3` package differs for strings whose UTF-8 length is not a multiple of 4:
-Spark mixes each trailing byte, sign-extended, as a word of its own. Long values are hashed by `mmh3` up to these bytes:
-its last step can be undone.
+`assign_buckets` returns what Spark's `pmod(hash(columns), n)` returns, so that writing files and
+looking up keys without Spark use Spark's buckets. The `mmh3` package differs for strings whose
+UTF-8 length is not a multiple of 4: Spark mixes each trailing byte, sign-extended, as a word of its
+own. Long values are hashed by `mmh3` up to these bytes: its last step can be undone.
 
-Columns are hashed with NumPy. A single key is hashed with Python integers, which takes 3 us instead of the 100 us of
-arrays with one element; tests compare the two.
+Columns are hashed with NumPy. A single key is hashed with Python integers, which takes 3 us instead
+of the 100 us of arrays with one element; tests compare the two.
 """
 
 from __future__ import annotations
@@ -23,7 +24,13 @@ import mmh3
 
 from dagster_adjunct.resources.errors import SchemaMismatchError
 from dagster_adjunct.resources.lazy_modules import F, np, pa, pc, pt
-from dagster_adjunct.resources.schemas.schema import Plain, Schema, decimal_digits, plain_converter, quote_name
+from dagster_adjunct.resources.schemas.schema import (
+    Plain,
+    Schema,
+    decimal_digits,
+    plain_converter,
+    quote_name,
+)
 from dagster_adjunct.resources.spark.tasks import translate_spark_errors
 from dagster_adjunct.resources.validation import validated
 
@@ -47,7 +54,10 @@ def assign_buckets(columns: Sequence[pa.Array | pa.ChunkedArray], n: int) -> npt
 
 def bucket_of_key(values: Sequence[object], types: Sequence[str], n: int) -> int:
     """Return the bucket in [0, n) of a key, given by its Python values and their Spark types."""
-    plain = [None if value is None else plain_converter(kind)(value) for value, kind in zip(values, types, strict=True)]
+    plain = [
+        None if value is None else plain_converter(kind)(value)
+        for value, kind in zip(values, types, strict=True)
+    ]
     return bucket_function(tuple(types), n)(plain)
 
 
@@ -69,7 +79,9 @@ def bucket_function(types: tuple[str, ...], n: int) -> Callable[[Sequence[Plain 
 def spark_hash(columns: Sequence[pa.Array | pa.ChunkedArray]) -> npt.NDArray[np.int32]:
     """Return Spark's `hash(columns…)` of each row. Nulls do not contribute to it."""
     if not columns:
-        raise SchemaMismatchError("a hash needs columns, and none are named.", "Name at least one key column.")
+        raise SchemaMismatchError(
+            "a hash needs columns, and none are named.", "Name at least one key column."
+        )
     hashes = np.full(len(columns[0]), SEED, dtype=np.uint32)
     for column in columns:
         array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
@@ -91,19 +103,24 @@ def _hash_array(array: pa.Array, seeds: UInt32) -> UInt32:
 
 
 def _byte_ranges(array: pa.Array) -> tuple[Bytes, Int64, Int64] | None:
-    """Return the bytes that Spark hashes for values of this type, where each value starts, and its length.
+    """Return the bytes that Spark hashes for values of this type, where each value starts, and its
+    length.
 
-    They are UTF-8, the bytes of a binary value, or the shortest big-endian bytes of a decimal of more than 18 digits.
-    None for other types, whose values are hashed as numbers.
+    They are UTF-8, the bytes of a binary value, or the shortest big-endian bytes of a decimal of
+    more than 18 digits. None for other types, whose values are hashed as numbers.
     """
     kind, end = array.type, array.offset + len(array)
     if pt.is_string(kind) or pt.is_binary(kind):
         _, offset_buffer, data_buffer = array.buffers()
-        offsets = np.frombuffer(offset_buffer, dtype=np.int32)[array.offset : end + 1].astype(np.int64)
+        offsets = np.frombuffer(offset_buffer, dtype=np.int32)[array.offset : end + 1].astype(
+            np.int64
+        )
         return np.frombuffer(data_buffer or b"", dtype=np.uint8), offsets[:-1], np.diff(offsets)
     if not pt.is_decimal128(kind) or kind.precision <= 18:
         return None
-    big_endian = np.frombuffer(array.buffers()[1], dtype=np.uint8).reshape(-1, 16)[array.offset : end, ::-1]
+    big_endian = np.frombuffer(array.buffers()[1], dtype=np.uint8).reshape(-1, 16)[
+        array.offset : end, ::-1
+    ]
     magnitudes = big_endian ^ np.where(big_endian[:, :1] >= 128, np.uint8(255), np.uint8(0))
     # Leave out leading bytes that only repeat the sign, if the next byte has the same sign bit.
     repeats = (magnitudes[:, :-1] == 0) & (magnitudes[:, 1:] < 128)
@@ -122,7 +139,11 @@ def _numbers(array: pa.Array) -> npt.NDArray[np.int32] | Int64:
         return words[array.offset : array.offset + len(array), 0]
     if pt.is_timestamp(kind):
         array = array.cast(pa.timestamp("us", tz=kind.tz)).cast(pa.int64())
-    elif pt.is_boolean(kind) or pt.is_date32(kind) or (pt.is_signed_integer(kind) and kind.bit_width < 64):
+    elif (
+        pt.is_boolean(kind)
+        or pt.is_date32(kind)
+        or (pt.is_signed_integer(kind) and kind.bit_width < 64)
+    ):
         array = array.cast(pa.int32())
     elif not pt.is_int64(kind):
         raise _unhashable_error(f"a column of type {kind}")
@@ -132,7 +153,9 @@ def _numbers(array: pa.Array) -> npt.NDArray[np.int32] | Int64:
 
 def _read(data: Bytes, at: Int64, size: int) -> npt.NDArray[np.void]:
     """Return the `size` bytes that begin at each of the positions `at`, aligned or not."""
-    windows: npt.NDArray[np.void] = np.ndarray((max(0, data.size - size + 1),), f"V{size}", data, strides=(1,))
+    windows: npt.NDArray[np.void] = np.ndarray(
+        (max(0, data.size - size + 1),), f"V{size}", data, strides=(1,)
+    )
     return windows[at]
 
 
@@ -174,9 +197,11 @@ def _hash_long(values: Any, seeds: UInt32) -> UInt32:
 
 
 def _hash_bytes(data: Bytes, starts: Int64, lengths: Int64, seeds: UInt32) -> UInt32:
-    """Return the hash of each row's bytes: mix their little-endian words, then each byte left as a signed word.
+    """Return the hash of each row's bytes: mix their little-endian words, then each byte left as a
+    signed word.
 
-    The first words of all rows are mixed at once, then the second ones, and so on. Long rows are mixed one by one.
+    The first words of all rows are mixed at once, then the second ones, and so on. Long rows are
+    mixed one by one.
     """
     hashes = seeds.copy()
     words = lengths // 4
@@ -191,18 +216,30 @@ def _hash_bytes(data: Bytes, starts: Int64, lengths: Int64, seeds: UInt32) -> UI
     for index in range(3):
         rows = np.nonzero(lengths % 4 > index)[0]
         if rows.size:
-            byte = data[starts[rows] + 4 * words[rows] + index].view(np.int8).astype(np.int32).view(np.uint32)
+            byte = (
+                data[starts[rows] + 4 * words[rows] + index]
+                .view(np.int8)
+                .astype(np.int32)
+                .view(np.uint32)
+            )
             hashes[rows] = _mix_h1(hashes[rows], _mix_k1(byte))
     return _final_mix(hashes, lengths.astype(np.uint32))
 
 
 Width = Literal["int", "long", "bytes", "large"]
-_WIDTHS: dict[str, Width] = {"string": "bytes", "binary": "bytes", "bigint": "long", "timestamp": "long"}
+_WIDTHS: dict[str, Width] = {
+    "string": "bytes",
+    "binary": "bytes",
+    "bigint": "long",
+    "timestamp": "long",
+}
 _WIDTHS |= dict.fromkeys(("tinyint", "smallint", "int", "date", "boolean"), "int")
 
 
 def _width(kind: str) -> Width:
-    """Return how Spark hashes values of this type: as 32 or 64 bits, as bytes, or as the bytes of a large integer."""
+    """Return how Spark hashes values of this type: as 32 or 64 bits, as bytes, or as the bytes
+    of a large integer.
+    """
     if (digits := decimal_digits(kind)) is not None:
         return "long" if digits[0] <= 18 else "large"
     if kind in _WIDTHS:
@@ -237,7 +274,8 @@ def _hash_one_bytes(value: bytes, seed: int) -> int:
 
 
 def _mix_words(whole: Any, seed: int) -> int:
-    """Return the hash after it has mixed all words of a buffer: the hash by mmh3, with its last step undone.
+    """Return the hash after it has mixed all words of a buffer: the hash by mmh3, with its last
+    step undone.
 
     The constants are the inverses of those of the last step, modulo 2**32.
     """
@@ -258,42 +296,53 @@ _HASHERS: dict[Width, Callable[[Any, int], int]] = {
 
 
 def _java_bytes(unscaled: int) -> bytes:
-    """Return an integer as Java's BigInteger encodes it: big-endian, signed, in as few bytes as possible."""
+    """Return an integer as Java's BigInteger encodes it: big-endian, signed, in as few bytes as
+    possible.
+    """
     magnitude = unscaled if unscaled >= 0 else ~unscaled
     return unscaled.to_bytes(magnitude.bit_length() // 8 + 1, "big", signed=True)
 
 
 # The digest of rows that Spark's `xxhash64` gives: 64-bit xxHash, seed 42, chained over the values.
 #
-# `row_hash` is its column in Spark. `row_digests` computes the same with NumPy, for tables that fit in memory.
+# `row_hash` is its column in Spark. `row_digests` computes the same with NumPy, for tables that fit
+# in memory.
 
 
 _P1, _P2, _P3, _P4, _P5 = (
-    0x9E3779B185EBCA87, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0x85EBCA77C2B2AE63, 0x27D4EB2F165667C5,
-)  # fmt: skip
+    0x9E3779B185EBCA87,
+    0xC2B2AE3D27D4EB4F,
+    0x165667B19E3779F9,
+    0x85EBCA77C2B2AE63,
+    0x27D4EB2F165667C5,
+)
 _ALL = 0xFFFFFFFFFFFFFFFF
 _ROWS = 32_768  # at once, so that their hashes stay in the processor's cache
 
 
 def row_hash(names: Iterable[str]) -> Column:
-    """Return a 64-bit hash of these columns: Spark's xxhash64 of (position, value) of all that are not null.
+    """Return a 64-bit hash of these columns: Spark's xxhash64 of (position, value) of all that are
+    not null.
 
-    Spark's hash skips nulls, so that (1, null) and (null, 1) would be equal without positions. The last column may be
-    left out of `names` if it is null in all rows: the hashes are the same.
+    Spark's hash skips nulls, so that (1, null) and (null, 1) would be equal without positions. The
+    last column may be left out of `names` if it is null in all rows: the hashes are the same.
     """
-    # A null's position is left out too: else two rows could give the same sequence, as a 1 may be value or position.
+    # A null's position is left out too: else two rows could give the same sequence, as a 1 may be
+    # value or position.
     pairs = [
         f"CASE WHEN {quote_name(name)} IS NOT NULL THEN {place} END, {quote_name(name)}"
         for place, name in enumerate(names)
     ]
-    return F.expr(f"xxhash64({', '.join(pairs)})")  # one request to Spark's JVM instead of four per column
+    return F.expr(
+        f"xxhash64({', '.join(pairs)})"
+    )  # one request to Spark's JVM instead of four per column
 
 
 def row_digests(table: pa.Table, names: Iterable[str]) -> pa.ChunkedArray:
     """Return what `row_hash(names)` computes in Spark for each row of the table, as int64.
 
-    The Arrow types of the columns must be those of the schema. Raises SchemaMismatchError for a type that no schema may
-    have.
+    The Arrow types of the columns must be those of the schema. Raises SchemaMismatchError for a
+    type that no schema may have.
     """
     digests = []
     for batch in table.select(list(names)).combine_chunks().to_batches(max_chunksize=_ROWS):
@@ -305,7 +354,9 @@ def row_digests(table: pa.Table, names: Iterable[str]) -> pa.ChunkedArray:
 
 
 def _digest(array: pa.Array, place: int, seeds: UInt64) -> UInt64:
-    """Return the hash of (place, value) for each value, beginning with its seed; for a null, the seed."""
+    """Return the hash of (place, value) for each value, beginning with its seed; for a null, the
+    seed.
+    """
     if array.null_count:
         hashes, valid = seeds.copy(), np.asarray(array.is_valid())
         hashes[valid] = _digest(array.drop_null(), place, seeds[valid])
@@ -331,7 +382,8 @@ def _xxhash_long(values: npt.NDArray[Any], seeds: UInt64) -> UInt64:
 
 
 def _xxhash_bytes(data: Bytes, starts: Int64, lengths: Int64, seeds: UInt64) -> UInt64:
-    """Return the hash of each row's bytes: mix stripes of 32 bytes, then up to three words of 8, one of 4, three bytes.
+    """Return the hash of each row's bytes: mix stripes of 32 bytes, then up to three words of 8,
+    one of 4, three bytes.
 
     The same step is done for all rows at once.
     """
@@ -352,12 +404,16 @@ def _xxhash_bytes(data: Bytes, starts: Int64, lengths: Int64, seeds: UInt64) -> 
     at += left & 4
     for index in range(3):
         rows = np.nonzero(left % 4 > index)[0]
-        hashes[rows] = _rotate_left(hashes[rows] ^ data[at[rows] + index] * np.uint64(_P5), 11) * _P1
+        hashes[rows] = (
+            _rotate_left(hashes[rows] ^ data[at[rows] + index] * np.uint64(_P5), 11) * _P1
+        )
     return _xxhash_final(hashes)
 
 
 def _xxhash_stripes(data: Bytes, starts: Int64, stripes: Int64, seeds: UInt64) -> UInt64:
-    """Return each row's hash so far, of its first stripes of 32 bytes. `stripes`, their numbers, are descending."""
+    """Return each row's hash so far, of its first stripes of 32 bytes. `stripes`, their numbers,
+    are descending.
+    """
     lanes = np.stack([seeds + (_P1 + _P2 & _ALL), seeds + _P2, seeds, seeds - _P1], axis=1)
     # `count` is the number of rows that have a stripe of this index: the first ones.
     counts = np.searchsorted(-stripes, -np.arange(stripes[0]))
@@ -369,7 +425,12 @@ def _xxhash_stripes(data: Bytes, starts: Int64, stripes: Int64, seeds: UInt64) -
         start, end = starts[row] + 32 * together, starts[row] + 32 * stripes[row]
         lanes[row] = _xxhash_one_row(data[start:end].tobytes(), lanes[row].tolist())
     first, second, third, fourth = lanes.T
-    mixed = _rotate_left(first, 1) + _rotate_left(second, 7) + _rotate_left(third, 12) + _rotate_left(fourth, 18)
+    mixed = (
+        _rotate_left(first, 1)
+        + _rotate_left(second, 7)
+        + _rotate_left(third, 12)
+        + _rotate_left(fourth, 18)
+    )
     for lane in lanes.T:
         mixed = (mixed ^ _xxhash_round(0, lane)) * _P1 + _P4
     return mixed
@@ -379,7 +440,9 @@ _FEW_ROWS = 8  # below this number of rows, Python's integers are faster than ar
 
 
 def _xxhash_one_row(stripes: bytes, lanes: list[int]) -> list[int]:
-    """Return the lanes of one row after these stripes, in a third of the time that arrays of one row take."""
+    """Return the lanes of one row after these stripes, in a third of the time that arrays of one
+    row take.
+    """
     first, second, third, fourth = lanes
     for w1, w2, w3, w4 in struct.iter_unpack("<4Q", stripes):
         first = first + w1 * _P2 & _ALL
@@ -415,7 +478,8 @@ def _xxhash_final(mixed: UInt64) -> UInt64:
     return mixed ^ mixed >> np.uint64(32)
 
 
-# A checksum of records that does not depend on their order, so that a producer can put it into a marker.
+# A checksum of records that does not depend on their order, so that a producer can put it into a
+# marker.
 
 _PATTERN = re.compile(r"r2-[0-9a-f]{16}", re.IGNORECASE)
 EMPTY_CHECKSUM = f"r2-{0:016x}"
@@ -425,9 +489,9 @@ EMPTY_CHECKSUM = f"r2-{0:016x}"
 def records_checksum(df: DataFrame, schema: Schema) -> str:
     """Return the checksum of the records: `r2-` and 16 hex digits, as in r2-51d0bd7a9c5e0f6b.
 
-    It is the sum modulo 2**64 of a hash of each record: Spark's xxhash64 of the positions and values of the non-null
-    columns of `schema`, in its order. Other columns of the frame are ignored. Equal records in any order and
-    partitioning have equal checksums. Runs one Spark job.
+    It is the sum modulo 2**64 of a hash of each record: Spark's xxhash64 of the positions and
+    values of the non-null columns of `schema`, in its order. Other columns of the frame are
+    ignored. Equal records in any order and partitioning have equal checksums. Runs one Spark job.
     """
     with translate_spark_errors():
         row = df.agg(*_sum_hash_halves(schema)).first()
@@ -436,7 +500,8 @@ def records_checksum(df: DataFrame, schema: Schema) -> str:
 
 
 def checksums_by(number: str, df: DataFrame, schema: Schema) -> dict[int, str]:
-    """Return a checksum for each value of the column `number`, such as `__partition`: that of its records.
+    """Return a checksum for each value of the column `number`, such as `__partition`: that of its
+    records.
 
     Runs one Spark job.
     """
@@ -447,7 +512,9 @@ def checksums_by(number: str, df: DataFrame, schema: Schema) -> dict[int, str]:
 
 def arrow_checksums_by(number: str, table: pa.Table, schema: Schema) -> dict[int, str]:
     """Return what `checksums_by` returns, for an Arrow table."""
-    digests = row_digests(table, schema.names).cast(pa.uint64(), safe=False)  # unsigned, since their sums wrap around
+    digests = row_digests(table, schema.names).cast(
+        pa.uint64(), safe=False
+    )  # unsigned, since their sums wrap around
     numbered = pa.table([table.column(number), digests], ["number", "digest"])
     sums = numbered.group_by("number").aggregate([("digest", "sum")]).to_pylist()
     return {row["number"]: _format_checksum(0, row["digest_sum"]) for row in sums}
@@ -455,7 +522,9 @@ def arrow_checksums_by(number: str, table: pa.Table, schema: Schema) -> dict[int
 
 def arrow_checksum(table: pa.Table, schema: Schema) -> str:
     """Return what `records_checksum` returns, for an Arrow table."""
-    return _format_checksum(0, pc.sum(row_digests(table, schema.names).cast(pa.uint64(), safe=False)).as_py())
+    return _format_checksum(
+        0, pc.sum(row_digests(table, schema.names).cast(pa.uint64(), safe=False)).as_py()
+    )
 
 
 def parse_records_checksum(text: str | None) -> str | None:

@@ -1,9 +1,10 @@
-"""Writes the rows of each bucket into one immutable Parquet file, in Spark tasks or in plain Python.
+"""Writes the rows of each bucket into one immutable Parquet file, in Spark tasks or in plain
+Python.
 
-Rows arrive in Arrow batches, already sorted. The file is written locally and uploaded under a name that only this
-(attempt, bucket) uses. A retried or speculative task finds the object and returns that one's facts (rows, key range,
-checksum: a `BucketFile`), so it changes nothing. There is no committer, rename or listing: the facts that the tasks
-return are the content of the manifest.
+Rows arrive in Arrow batches, already sorted. The file is written locally and uploaded under a name
+that only this (attempt, bucket) uses. A retried or speculative task finds the object and returns
+that one's facts (rows, key range, checksum: a `BucketFile`), so it changes nothing. There is no
+committer, rename or listing: the facts that the tasks return are the content of the manifest.
 """
 
 from __future__ import annotations
@@ -33,7 +34,12 @@ from dagster_adjunct.resources.bucketing.files import (
 )
 from dagster_adjunct.resources.bucketing.hashing import assign_buckets, row_hash
 from dagster_adjunct.resources.common import REQUESTS_AT_ONCE, map_in_threads, to_json_value
-from dagster_adjunct.resources.errors import ManifestMismatchError, NullKeyError, ObjectExistsError, PermanentError
+from dagster_adjunct.resources.errors import (
+    ManifestMismatchError,
+    NullKeyError,
+    ObjectExistsError,
+    PermanentError,
+)
 from dagster_adjunct.resources.lazy_modules import F, np, pa, pc, pq
 from dagster_adjunct.resources.objects.store import ObjectStore, StoreDescriptor, staged_file_errors
 from dagster_adjunct.resources.schemas.schema import Schema, quote_name
@@ -57,14 +63,20 @@ _COPIED_AT_ONCE = 256 * 1024 * 1024
 
 
 class RowCompleter(Protocol):
-    """Fills in what the rows of one bucket leave out, before they are written. The rows of a key are adjacent."""
+    """Fills in what the rows of one bucket leave out, before they are written. The rows of a key
+    are adjacent.
+    """
 
     def stats(self) -> dict[str, Any]:
-        """Return what goes into the stats of the file: the "incomplete" rows, and the number of "late" ones."""
+        """Return what goes into the stats of the file: the "incomplete" rows, and the number of
+        "late" ones.
+        """
         ...
 
     def take(self, batch: pa.Table) -> pa.Table:
-        """Add a batch; return the rows of this and earlier batches that are complete now, each once."""
+        """Add a batch; return the rows of this and earlier batches that are complete now, each
+        once.
+        """
         ...
 
     def rest(self) -> pa.Table | None:
@@ -73,7 +85,9 @@ class RowCompleter(Protocol):
 
 
 class Completion(Protocol):
-    """Creates the row completer of each bucket; `input_columns` are columns that it needs besides the layout's."""
+    """Creates the row completer of each bucket; `input_columns` are columns that it needs
+    besides the layout's.
+    """
 
     @property
     def input_columns(self) -> tuple[str, ...]: ...
@@ -85,17 +99,18 @@ class Completion(Protocol):
 class WriteOptions:
     """How the writer filters, completes and counts rows. Counts go into the stats of the file.
 
-    `what` names the target in errors. `last_per_key` keeps only the last of the rows with equal key, which must be
-    adjacent; it counts the others as superseded, and as conflicting those whose values differ from the next row's.
-    `drop_tombstones` then omits tombstones; `forget_to` omits, and counts as forgotten, those up to this position.
-    `name_conflicting` is how many keys of conflicting rows the stats name. `one_per_key` is a column, such as that of
-    the record's partition: the stats count, and name a few, keys whose rows differ in values and in this column.
-    `number_rows` adds `__row`, counted from 0.
-    `range_of` is a timestamp column whose minimum and maximum, in microseconds since the epoch, and number of nulls go
-    into the stats. `differing` are two integer columns: the stats count the rows in which they differ, a null being 0.
-    `over_time` is for rows over time, whose layout's key ends in `__valid_from`; its range goes into the stats
-    too. `completion` completes rows that leave out columns; the file then has no digest, and the stats list the
-    incomplete rows.
+    `what` names the target in errors. `last_per_key` keeps only the last of the rows with equal
+    key, which must be adjacent; it counts the others as superseded, and as conflicting those whose
+    values differ from the next row's. `drop_tombstones` then omits tombstones; `forget_to` omits,
+    and counts as forgotten, those up to this position. `name_conflicting` is how many keys of
+    conflicting rows the stats name. `one_per_key` is a column, such as that of the record's
+    partition: the stats count, and name a few, keys whose rows differ in values and in this column.
+    `number_rows` adds `__row`, counted from 0. `range_of` is a timestamp column whose minimum and
+    maximum, in microseconds since the epoch, and number of nulls go into the stats. `differing` are
+    two integer columns: the stats count the rows in which they differ, a null being 0. `over_time`
+    is for rows over time, whose layout's key ends in `__valid_from`; its range goes into the stats
+    too. `completion` completes rows that leave out columns; the file then has no digest, and the
+    stats list the incomplete rows.
     """
 
     what: str
@@ -112,18 +127,25 @@ class WriteOptions:
 
 
 class BucketFileWriter:
-    """Writes the file of one bucket: `write` batches, then `finish`, which uploads it and returns its `BucketFile`.
+    """Writes the file of one bucket: `write` batches, then `finish`, which uploads it and returns
+    its `BucketFile`.
 
     Call `discard` in any case, also after an error.
     """
 
     def __init__(
-        self, store: ObjectStore, folder: str, bucket: int, layout: BucketLayout, options: WriteOptions
+        self,
+        store: ObjectStore,
+        folder: str,
+        bucket: int,
+        layout: BucketLayout,
+        options: WriteOptions,
     ) -> None:
         self._store, self._folder, self._bucket = store, folder, bucket
         self._layout, self._options = layout, options
         self._name = bucket_file_name(bucket, attempt_id(folder))
-        # In the store's staging folder, from where a local lake links the file instead of copying it.
+        # In the store's staging folder, from where a local lake links the file instead of copying
+        # it.
         self._path = store.staging_dir() / f"{uuid4().hex}.parquet"
         self._writer: Any = None
         self._held: pa.Table | None = None
@@ -131,7 +153,9 @@ class BucketFileWriter:
         self._waiting_rows = 0
         self._rows = self._superseded = self._conflicting = self._deleted = self._tombstones = 0
         self._conflicting_keys: list[str] = []
-        self._scattered = _ScatteredKeys(layout.key, options.one_per_key) if options.one_per_key else None
+        self._scattered = (
+            _ScatteredKeys(layout.key, options.one_per_key) if options.one_per_key else None
+        )
         self._digest: int | None = None
         self._min: list[Any] | None = None
         self._group_keys: list[Any] = []
@@ -143,10 +167,14 @@ class BucketFileWriter:
         over_time = options.over_time
         self._over_time = None if over_time is None else Timeline(layout.key[:-1], over_time)
         self._range_of = options.range_of if over_time is None else VALID_FROM
-        self._completing = options.completion.of_bucket(store, bucket) if options.completion else None
+        self._completing = (
+            options.completion.of_bucket(store, bucket) if options.completion else None
+        )
 
     def write(self, batch: pa.Table) -> None:
-        """Write rows, in order. They have the layout's columns, and `__digest` if the file is to have a digest."""
+        """Write rows, in order. They have the layout's columns, and `__digest` if the file is to
+        have a digest.
+        """
         if not batch.num_rows:
             return
         self._check(batch)
@@ -166,8 +194,8 @@ class BucketFileWriter:
     def finish(self) -> BucketFile | None:
         """Close and upload the file, and return its entry for the manifest.
 
-        If all rows were left out, nothing is uploaded, and the entry has an empty name and only stats, which count
-        them. Returns None if there were no such rows either.
+        If all rows were left out, nothing is uploaded, and the entry has an empty name and only
+        stats, which count them. Returns None if there were no such rows either.
         """
         if self._completing is not None and (rows := self._completing.rest()) is not None:
             self._write(rows)
@@ -210,23 +238,33 @@ class BucketFileWriter:
         for name in self._layout.key:
             nulls = batch.column(name).null_count
             if nulls:
-                problem = f"{self._options.what}: {nulls} record(s) have a null in {name!r}, which is part of the key "
+                problem = (
+                    f"{self._options.what}: {nulls} record(s) have a null in {name!r}, which is"
+                    " part of the key "
+                )
                 problem += f"({', '.join(self._layout.key)})."
-                raise NullKeyError(problem, "Filter these records out, or give them a key.", column=name)
+                raise NullKeyError(
+                    problem, "Filter these records out, or give them a key.", column=name
+                )
         if self._layout.bucket_by:
-            # Spark checks each row by its own hash. Check by one row that our hash, which lookups use, is the same.
+            # Spark checks each row by its own hash. Check by one row that our hash, which lookups
+            # use, is the same.
             first = [batch.column(name).slice(0, 1) for name in self._layout.bucket_by]
             bucket = int(assign_buckets(first, self._layout.partitions)[0])
             if bucket != self._bucket:
                 raise ManifestMismatchError(
-                    f"{self._options.what}: a row of bucket {bucket} reached the task of bucket {self._bucket}: rows "
-                    f"are not partitioned by {', '.join(self._layout.bucket_by)}.",
-                    "Nothing was committed. Take back a function's keeps_partitioning=True; else report this.",
+                    f"{self._options.what}: a row of bucket {bucket} reached the task of bucket"
+                    f" {self._bucket}: rows are not partitioned by"
+                    f" {', '.join(self._layout.bucket_by)}.",
+                    "Nothing was committed. Take back a function's keeps_partitioning=True; else"
+                    " report this.",
                     partition_by=", ".join(self._layout.bucket_by),
                 )
 
     def _without_superseded(self, batch: pa.Table) -> pa.Table:
-        """Return the rows after which a row of another key follows. Leaves out the last row, which waits in `_held`."""
+        """Return the rows after which a row of another key follows. Leaves out the last row,
+        which waits in `_held`.
+        """
         count = batch.num_rows - 1
         differs = pa.array(key_changes(batch, self._layout.key))
         kept = batch.slice(0, count).filter(differs)
@@ -235,7 +273,9 @@ class BucketFileWriter:
             self._scattered.add(batch, differs.to_numpy(zero_copy_only=False))
         if DIGEST in batch.column_names and kept.num_rows < count:
             digests = batch.column(DIGEST)
-            other = pc.and_(pc.invert(differs), pc.not_equal(digests.slice(0, count), digests.slice(1)))
+            other = pc.and_(
+                pc.invert(differs), pc.not_equal(digests.slice(0, count), digests.slice(1))
+            )
             self._conflicting += pc.sum(other).as_py() or 0
             self._name_conflicting(batch.slice(0, count), other)
         return kept
@@ -253,13 +293,19 @@ class BucketFileWriter:
                 return
 
     def _pass(self, batch: pa.Table) -> None:
-        self._take(batch if self._over_time is None or not batch.num_rows else self._over_time.take(batch))
+        self._take(
+            batch if self._over_time is None or not batch.num_rows else self._over_time.take(batch)
+        )
 
     def _take(self, batch: pa.Table) -> None:
-        if (self._options.drop_tombstones or self._options.forget_to is not None) and batch.num_rows:
+        if (
+            self._options.drop_tombstones or self._options.forget_to is not None
+        ) and batch.num_rows:
             dropped = batch.column(TOMBSTONE)
             if not self._options.drop_tombstones:
-                dropped = pc.and_(dropped, pc.less_equal(batch.column(POSITION), self._options.forget_to))
+                dropped = pc.and_(
+                    dropped, pc.less_equal(batch.column(POSITION), self._options.forget_to)
+                )
             kept = batch.filter(pc.invert(dropped))
             self._deleted += batch.num_rows - kept.num_rows
             batch = kept
@@ -299,7 +345,9 @@ class BucketFileWriter:
             self._flush()
 
     def _flush(self) -> None:
-        """Write the waiting batches as row groups. A row group for each would be too small to be fast."""
+        """Write the waiting batches as row groups. A row group for each would be too small to be
+        fast.
+        """
         if not self._waiting:
             return
         if self._writer is None:
@@ -308,13 +356,21 @@ class BucketFileWriter:
                     self._path,
                     self._layout.arrow_schema(),
                     compression="zstd",
-                    use_dictionary=_repetitive_columns(self._waiting[0].select(self._layout.columns)),
-                    column_encoding={ROW: "DELTA_BINARY_PACKED"} if self._options.number_rows else None,
-                    write_page_checksum=True,  # otherwise a flipped bit in a page may be read as another value
+                    use_dictionary=_repetitive_columns(
+                        self._waiting[0].select(self._layout.columns)
+                    ),
+                    column_encoding=(
+                        {ROW: "DELTA_BINARY_PACKED"} if self._options.number_rows else None
+                    ),
+                    # otherwise a flipped bit in a page may be read as another value
+                    write_page_checksum=True,
                 )
         table = pa.concat_tables(self._waiting).cast(self._layout.arrow_schema())
-        # The first key of each row group, since with several key columns statistics do not tell which group has a key.
-        self._group_keys += [self._key_at(table, row) for row in range(0, table.num_rows, ROWS_PER_GROUP)]
+        # The first key of each row group, since with several key columns statistics do not tell
+        # which group has a key.
+        self._group_keys += [
+            self._key_at(table, row) for row in range(0, table.num_rows, ROWS_PER_GROUP)
+        ]
         with self._staged_file_errors():
             self._writer.write_table(table, row_group_size=ROWS_PER_GROUP)
         self._waiting, self._waiting_rows = [], 0
@@ -325,7 +381,10 @@ class BucketFileWriter:
         return [to_json_value(table.column(name)[row].as_py()) for name in self._layout.key]
 
     def _stats(self) -> dict[str, Any]:
-        always = {"superseded": self._options.last_per_key, "deleted": self._options.drop_tombstones}
+        always = {
+            "superseded": self._options.last_per_key,
+            "deleted": self._options.drop_tombstones,
+        }
         found: dict[str, Any] = {
             "superseded": self._superseded,
             "conflicting": self._conflicting,
@@ -362,13 +421,17 @@ class BucketFileWriter:
             size = self._path.stat().st_size
             sha256 = hashlib.file_digest(file, "sha256").hexdigest()
             footer = pack_footer(_footer_bytes(file, size)) if self._layout.key else None
-        return BucketFile(self._bucket, self._name, size=size, sha256=sha256, footer=footer, **facts)
+        return BucketFile(
+            self._bucket, self._name, size=size, sha256=sha256, footer=footer, **facts
+        )
 
 
 class _ScatteredKeys:
-    """Counts the keys whose rows have different values, and different ones of the column `scatters`.
+    """Counts the keys whose rows have different values, and different ones of the column
+    `scatters`.
 
-    The rows of a key are adjacent, over several batches: the last row of a batch is the first one of the next.
+    The rows of a key are adjacent, over several batches: the last row of a batch is the first one
+    of the next.
     """
 
     def __init__(self, key: Sequence[str], scatters: str) -> None:
@@ -379,10 +442,16 @@ class _ScatteredKeys:
         self.named: list[str] = []
 
     def add(self, batch: pa.Table, differs: Any) -> None:
-        """Add a batch; `differs` says for each row but the last whether the next one is of another key."""
+        """Add a batch; `differs` says for each row but the last whether the next one is of
+        another key.
+        """
         count = batch.num_rows - 1
         changes = {
-            name: pc.not_equal(batch.column(name).slice(0, count), batch.column(name).slice(1)).to_numpy()
+            name: (
+                pc.not_equal(
+                    batch.column(name).slice(0, count), batch.column(name).slice(1)
+                ).to_numpy()
+            )
             for name in (self._scatters, DIGEST, TOMBSTONE)
         }
         moves = changes[self._scatters] & ~differs
@@ -410,7 +479,8 @@ def _show_key(record: dict[str, Any]) -> str:
 
 
 def check_key_order(key: Sequence[str], what: str, last: pa.Table | None, rows: pa.Table) -> None:
-    """Raise ManifestMismatchError unless keys ascend within `rows`, and from `last`, the row before, to the first one.
+    """Raise ManifestMismatchError unless keys ascend within `rows`, and from `last`, the row
+    before, to the first one.
 
     Lookups and joins rely on this order. Keys have no nulls; adjacent rows may have equal keys.
     """
@@ -423,13 +493,20 @@ def check_key_order(key: Sequence[str], what: str, last: pa.Table | None, rows: 
         equal &= pc.equal(before, after).to_numpy()
     if descends.any():
         problem = f"{what}: rows of a file are not ordered by {', '.join(key)}."
-        raise ManifestMismatchError(problem, "Nothing was committed. Report this as a bug, with the physical plan.")
+        raise ManifestMismatchError(
+            problem, "Nothing was committed. Report this as a bug, with the physical plan."
+        )
 
 
 def check_readable(
-    rows: pa.Table | pa.RecordBatch, schema: Schema, what: str, key: Sequence[str] = (), **about: Any
+    rows: pa.Table | pa.RecordBatch,
+    schema: Schema,
+    what: str,
+    key: Sequence[str] = (),
+    **about: Any,
 ) -> None:
-    """Raise SchemaMismatchError for a value that could be stored but not read again, with the key of its record.
+    """Raise SchemaMismatchError for a value that could be stored but not read again, with the key
+    of its record.
 
     `about` are further fields of the error.
     """
@@ -439,22 +516,29 @@ def check_readable(
         raise found.error(what, place, hidden=found.column in schema.sensitive, **about)
 
 
-def describe_record(rows: pa.Table | pa.RecordBatch, row: int, schema: Schema, key: Sequence[str] = ()) -> str:
+def describe_record(
+    rows: pa.Table | pa.RecordBatch, row: int, schema: Schema, key: Sequence[str] = ()
+) -> str:
     """Return how errors name a record: by its key, or without one by all its columns."""
     record = {name: readable_value(rows.column(name)[row]) for name in key or schema.names}
     return f"the record {format_record(record, schema.sensitive)}"
 
 
 def _repetitive_columns(rows: pa.Table) -> list[str]:
-    """Return the columns whose values repeat in a sample of the rows, for which a dictionary pays off.
+    """Return the columns whose values repeat in a sample of the rows, for which a dictionary pays
+    off.
 
-    For other columns, building and then discarding the dictionary takes longer than writing the values.
+    For other columns, building and then discarding the dictionary takes longer than writing the
+    values.
     """
-    sample = rows.take(np.linspace(0, rows.num_rows - 1, min(rows.num_rows, _SAMPLED), dtype=np.int64))
+    sample = rows.take(
+        np.linspace(0, rows.num_rows - 1, min(rows.num_rows, _SAMPLED), dtype=np.int64)
+    )
     return [
         name
         for name in rows.column_names
-        if name != ROW and pc.count_distinct(sample.column(name), mode="all").as_py() <= sample.num_rows / 2
+        if name != ROW
+        and pc.count_distinct(sample.column(name), mode="all").as_py() <= sample.num_rows / 2
     ]
 
 
@@ -469,21 +553,31 @@ def _footer_bytes(file: BinaryIO, size: int) -> bytes:
 def write_arrow_buckets(
     table: pa.Table, store: ObjectStore, folder: str, layout: BucketLayout, options: WriteOptions
 ) -> list[BucketFile]:
-    """Write a table in memory into one file per bucket without Spark; rows keep their order within a bucket."""
+    """Write a table in memory into one file per bucket without Spark; rows keep their order
+    within a bucket.
+    """
     if layout.bucket_by:
-        numbers = assign_buckets([table.column(name) for name in layout.bucket_by], layout.partitions)
+        numbers = assign_buckets(
+            [table.column(name) for name in layout.bucket_by], layout.partitions
+        )
     else:
         numbers = np.zeros(table.num_rows, dtype=np.int32)
 
     def write(bucket: int) -> BucketFile | None:
         rows = table.take(np.nonzero(numbers == bucket)[0])
-        parts = (rows.slice(start, ROWS_PER_GROUP) for start in range(0, rows.num_rows, ROWS_PER_GROUP))
+        parts = (
+            rows.slice(start, ROWS_PER_GROUP) for start in range(0, rows.num_rows, ROWS_PER_GROUP)
+        )
         return write_bucket_file(BucketFileWriter(store, folder, bucket, layout, options), parts)
 
     buckets, rows = np.unique(numbers, return_counts=True)
     # Each call copies the rows of its bucket: limit how much is copied at the same time.
     at_once = _COPIED_AT_ONCE * table.num_rows // (table.nbytes * int(rows.max(initial=0)) + 1)
-    return [file for file in map_in_threads(write, buckets.tolist(), min(at_once, REQUESTS_AT_ONCE)) if file]
+    return [
+        file
+        for file in map_in_threads(write, buckets.tolist(), min(at_once, REQUESTS_AT_ONCE))
+        if file
+    ]
 
 
 _BUCKET = "__bucket"
@@ -501,14 +595,17 @@ def write_buckets(
     one_task: bool = False,
     digested: Sequence[str] | None = None,
 ) -> list[BucketFile]:
-    """Run one Spark job that writes `df` into one file per bucket; return the files, ordered by bucket.
+    """Run one Spark job that writes `df` into one file per bucket; return the files, ordered by
+    bucket.
 
-    `folder` is only used by this attempt, whose id is the last part of the path. `df` has the layout's columns (without
-    `__row`, which the writer adds) and may have more for `order_by`. `partitioned=True` claims that partition i of `df`
-    already holds exactly bucket i, so that no exchange is needed; each row is checked: a wrong claim raises an error.
-    With `one_task`, a single task writes all buckets, for frames of few rows. The digest is that of the columns
-    `digested`, by default the schema's (see `row_hash`). With `drop_tombstones`, `df` has `__tombstone`, and a bucket
-    whose keys were all deleted is returned with stats but without a name.
+    `folder` is only used by this attempt, whose id is the last part of the path. `df` has the
+    layout's columns (without `__row`, which the writer adds) and may have more for `order_by`.
+    `partitioned=True` claims that partition i of `df` already holds exactly bucket i, so that no
+    exchange is needed; each row is checked: a wrong claim raises an error. With `one_task`, a
+    single task writes all buckets, for frames of few rows. The digest is that of the columns
+    `digested`, by default the schema's (see `row_hash`). With `drop_tombstones`, `df` has
+    `__tombstone`, and a bucket whose keys were all deleted is returned with stats but without a
+    name.
     """
     digest = row_hash(layout.schema.names if digested is None else digested)
     one_task = one_task and bool(layout.bucket_by)
@@ -518,7 +615,8 @@ def write_buckets(
         if not partitioned and not one_task:
             df = df.repartition(layout.partitions, *keys)
         if partitioned or not one_task:
-            # Checked within the digest column, because one more column would have to be sent to Python.
+            # Checked within the digest column, because one more column would have to be sent to
+            # Python.
             digest = F.when(bucket == F.spark_partition_id(), digest).otherwise(
                 _misplaced_row_column(options.what, layout)
             )
@@ -535,7 +633,9 @@ def write_buckets(
     extra += [options.one_per_key] if options.one_per_key else []
     extra += [] if options.completion is None else options.completion.input_columns
     there = set(df.columns)
-    df = df.select(*[quote_name(name) for name in (*layout.columns, *extra, DIGEST, _BUCKET) if name in there])
+    df = df.select(
+        *[quote_name(name) for name in (*layout.columns, *extra, DIGEST, _BUCKET) if name in there]
+    )
     with tasks.translate_spark_errors():
         task = _task(store.descriptor, folder, layout, options, all_buckets=one_task)
         rows = tasks.map_in_arrow(df, task, "facts string").collect()
@@ -554,12 +654,21 @@ def _misplaced_row_column(what: str, layout: BucketLayout) -> Column:
         F.spark_partition_id().cast("string"),
         F.lit(f": rows are not partitioned by {', '.join(layout.bucket_by)}."),
     )
-    step = "Nothing was committed. Take back a function's keeps_partitioning=True; else report this."
-    return tasks.raise_error_column(ManifestMismatchError, problem, step, partition_by=", ".join(layout.bucket_by))
+    step = (
+        "Nothing was committed. Take back a function's keeps_partitioning=True; else report this."
+    )
+    return tasks.raise_error_column(
+        ManifestMismatchError, problem, step, partition_by=", ".join(layout.bucket_by)
+    )
 
 
 def _task(
-    descriptor: StoreDescriptor, folder: str, layout: BucketLayout, options: WriteOptions, *, all_buckets: bool
+    descriptor: StoreDescriptor,
+    folder: str,
+    layout: BucketLayout,
+    options: WriteOptions,
+    *,
+    all_buckets: bool,
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     def write(batches: Iterator[Any]) -> Iterator[Any]:
         # Transient errors are raised, so that Spark retries the task.
@@ -574,7 +683,9 @@ def _task(
         rows = (pa.Table.from_batches([batch]) for batch in batches)
         try:
             for number, tables in _split_by_bucket(rows) if all_buckets else [(bucket, rows)]:
-                file = write_bucket_file(BucketFileWriter(store, folder, number, layout, options), tables)
+                file = write_bucket_file(
+                    BucketFileWriter(store, folder, number, layout, options), tables
+                )
                 facts += [json.dumps(file.to_json())] if file else []
         except PermanentError as error:
             # Returned instead of raised, since Spark would retry the task, and wrap the error.
@@ -587,7 +698,9 @@ def _task(
 
 
 def write_bucket_file(writer: BucketFileWriter, tables: Iterable[pa.Table]) -> BucketFile | None:
-    """Write these rows as one file and return what `finish` returns; discard the writer in any case."""
+    """Write these rows as one file and return what `finish` returns; discard the writer in any
+    case.
+    """
     try:
         for table in tables:
             writer.write(table)
@@ -597,13 +710,17 @@ def write_bucket_file(writer: BucketFileWriter, tables: Iterable[pa.Table]) -> B
 
 
 def _split_by_bucket(tables: Iterator[pa.Table]) -> Iterator[tuple[int, Iterator[pa.Table]]]:
-    """Yield each bucket with its rows, given rows that are sorted by bucket. Consume them before the next bucket."""
+    """Yield each bucket with its rows, given rows that are sorted by bucket. Consume them before
+    the next bucket.
+    """
     for bucket, parts in groupby(_runs(tables), key=itemgetter(0)):
         yield bucket, (part for _, part in parts)
 
 
 def _runs(tables: Iterator[pa.Table]) -> Iterator[tuple[int, pa.Table]]:
-    """Yield (bucket, rows without the bucket column) for each run of consecutive rows of the same bucket."""
+    """Yield (bucket, rows without the bucket column) for each run of consecutive rows of the
+    same bucket.
+    """
     for table in tables:
         buckets, rows = table.column(_BUCKET), table.drop_columns([_BUCKET])
         start = 0

@@ -1,1 +1,3 @@
-"""Files that others write: listed and read exactly as they were listed, typed strictly by a declared schema."""
+"""Files that others write: listed and read exactly as they were listed, typed strictly by a
+declared schema.
+"""

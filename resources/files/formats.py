@@ -1,19 +1,21 @@
-"""Reads external Parquet, CSV and JSON lines files with exactly the declared columns and types, or raises an error that
-names the file and the line.
+"""Reads external Parquet, CSV and JSON lines files with exactly the declared columns and types, or
+raises an error that names the file and the line.
 
 Nothing is inferred, cast or left out:
 
     Parquet     the columns have the declared types; timestamps have a zone (INT96 is UTC)
-    CSV         RFC 4180 with a header line, in UTF-8; an empty field is null, "" is an empty string; true and false;
-                dates as 2026-01-31, timestamps as ISO 8601 with a zone; binary columns are the field's bytes
-    JSON lines  one object per line; an absent field is null; dates and timestamps as in CSV, binary as base64
+    CSV         RFC 4180 with a header line, in UTF-8; an empty field is null, "" is an empty
+                string; true and false; dates as 2026-01-31, timestamps as ISO 8601 with a zone;
+                binary columns are the field's bytes
+    JSON lines  one object per line; an absent field is null; dates and timestamps as in CSV, binary
+                as base64
 
-Columns may be in any order. Files named .gz, .bz2 or .zst are decompressed, except Parquet, which has its own
-compression.
+Columns may be in any order. Files named .gz, .bz2 or .zst are decompressed, except Parquet, which
+has its own compression.
 
-Spark's own readers would read all files that exist below a path at that time, expand patterns in names, and turn values
-that do not parse into null. Here Python tasks read exactly the listed files; large Parquet files are divided by row
-groups.
+Spark's own readers would read all files that exist below a path at that time, expand patterns in
+names, and turn values that do not parse into null. Here Python tasks read exactly the listed files;
+large Parquet files are divided by row groups.
 """
 
 from __future__ import annotations
@@ -34,7 +36,11 @@ from dagster_adjunct.resources.common import RepeatedMemberError, map_in_threads
 from dagster_adjunct.resources.errors import AdjunctError, SchemaMismatchError, file_error
 from dagster_adjunct.resources.files.tree import FileTree, ListedFile
 from dagster_adjunct.resources.lazy_modules import F, np, pa, pc, pq
-from dagster_adjunct.resources.objects.arrow_files import ArrowReadableFile, open_input, read_json_lines
+from dagster_adjunct.resources.objects.arrow_files import (
+    ArrowReadableFile,
+    open_input,
+    read_json_lines,
+)
 from dagster_adjunct.resources.schemas.schema import (
     Field,
     Schema,
@@ -64,15 +70,22 @@ def unreadable_file_error(where: str, error: Exception) -> AdjunctError:
     """Return the error for a file that is damaged, or that the file system can't read."""
     if isinstance(error, OSError) and error.errno:
         return file_error(error, error.filename or where, where)
-    problem = f"{where} can't be read: {(str(error) or type(error).__name__).splitlines()[0].rstrip('.')}."
-    return SchemaMismatchError(problem, "Deliver the file again, complete and in the declared format.")
+    problem = (
+        f"{where} can't be read:"
+        f" {(str(error) or type(error).__name__).splitlines()[0].rstrip('.')}."
+    )
+    return SchemaMismatchError(
+        problem, "Deliver the file again, complete and in the declared format."
+    )
 
 
 _CODECS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}
 
 
 def open_decompressed(path: Path, name: str) -> Any:
-    """Return a stream of the decompressed bytes of the file at `path`; `name`, its original name, tells the codec."""
+    """Return a stream of the decompressed bytes of the file at `path`; `name`, its original
+    name, tells the codec.
+    """
     raw = pa.OSFile(str(path), mode="r")
     codec = _CODECS.get(name[name.rfind(".") :].lower())
     return raw if codec is None else pa.CompressedInputStream(raw, codec)
@@ -84,18 +97,24 @@ _DELIMITERS = b",\r\n"
 
 
 class QuoteReader(ArrowReadableFile):
-    """The stream of a CSV file, which looks for misplaced quotes while it is read (see `quote_error`).
+    """The stream of a CSV file, which looks for misplaced quotes while it is read (see
+    `quote_error`).
 
-    Arrow accepts them: it reads `"a"b` as ab, and makes the following lines part of a value that has no closing quote.
+    Arrow accepts them: it reads `"a"b` as ab, and makes the following lines part of a value that
+    has no closing quote.
     """
 
     def __init__(self, source: Any) -> None:
         super().__init__()
         self._source = source
         self._ended = self._quoted = False
-        self._carried = b""  # the end of the last block: a run of quotes that may go on, and the byte before it
+        # the end of the last block: a run of quotes that may go on, and the byte before it
+        self._carried = b""
         self._lines = 1
-        self._opened = self._misplaced = (0, "")  # (line number, some of its text); (0, "") for none
+        self._opened = self._misplaced = (
+            0,
+            "",
+        )  # (line number, some of its text); (0, "") for none
 
     def readable(self) -> bool:
         return True
@@ -111,13 +130,19 @@ class QuoteReader(ArrowReadableFile):
         super().close()
 
     def quote_error(self, where: str) -> SchemaMismatchError | None:
-        """Return the error for the first misplaced quote so far, or for a value without its closing quote."""
+        """Return the error for the first misplaced quote so far, or for a value without its
+        closing quote.
+        """
         line, text = self._misplaced
         problem = f"line {line}: a quoted value goes on after its closing quote: {text!r}"
         if not line and self._ended and self._quoted:
             line, text = self._opened
-            problem = f"line {line}: the file ends within a quoted value, which begins with {text!r}"
-        step = "Deliver the file again, complete, with each quote closed and quotes in values doubled."
+            problem = (
+                f"line {line}: the file ends within a quoted value, which begins with {text!r}"
+            )
+        step = (
+            "Deliver the file again, complete, with each quote closed and quotes in values doubled."
+        )
         return SchemaMismatchError(f"{where}, {problem}.", step, line=line) if line else None
 
     def _check(self, data: bytes) -> None:
@@ -126,8 +151,11 @@ class QuoteReader(ArrowReadableFile):
         letters = np.frombuffer(block, np.uint8)
         quotes = np.flatnonzero(letters[1:whole] == ord('"')) + 1
         opening, closing = quotes[self._quoted :: 2], quotes[not self._quoted :: 2]
-        # Usually each second quote closes a value or escapes the next quote, which is checked for all at once.
-        if np.isin(np.r_[letters[opening - 1], letters[closing + 1]], [*_DELIMITERS, ord('"')]).all():
+        # Usually each second quote closes a value or escapes the next quote, which is checked for
+        # all at once.
+        if np.isin(
+            np.r_[letters[opening - 1], letters[closing + 1]], [*_DELIMITERS, ord('"')]
+        ).all():
             opened = opening[letters[opening - 1] != ord('"')][-1:].tolist()
             self._quoted ^= len(quotes) % 2 == 1
         else:
@@ -138,7 +166,9 @@ class QuoteReader(ArrowReadableFile):
         self._carried = block[whole - 1 :]
 
     def _search(self, block: bytes, whole: int) -> list[int]:
-        """Look for a misplaced quote, one by one; return where the last quoted value begins ([] without one)."""
+        """Look for a misplaced quote, one by one; return where the last quoted value begins ([]
+        without one).
+        """
         opened: list[int] = []
         for run in _QUOTES.finditer(block, 1, whole):
             start, end = run.span()
@@ -147,14 +177,18 @@ class QuoteReader(ArrowReadableFile):
                 if block[start - 1] not in _DELIMITERS:
                     continue  # quotes in the text of a value that is not quoted
                 self._quoted, opened, count = True, [start], count - 1
-            if count % 2:  # in a pair, the first escapes the second; one without a partner closes the value
+            if (
+                count % 2
+            ):  # in a pair, the first escapes the second; one without a partner closes the value
                 self._quoted = False
                 if block[end] not in _DELIMITERS and not self._misplaced[0]:
                     self._misplaced = self._excerpt(block, start, max(1, start - 20))
         return opened
 
     def _excerpt(self, block: bytes, at: int, start: int) -> tuple[int, str]:
-        return self._lines + block.count(b"\n", 1, at), block[start : start + 40].decode(errors="replace")
+        return self._lines + block.count(b"\n", 1, at), block[start : start + 40].decode(
+            errors="replace"
+        )
 
 
 _HEADER = 1024 * 1024
@@ -164,15 +198,22 @@ _ROW = re.compile(r"CSV parse error: Row #(\d+): (.*)", re.S)
 _VALUE_STEP = "Correct the value, or the column's declared type."
 
 
-def read_csv(tree: FileTree, file: ListedFile, schema: Schema, where: str) -> Iterator[tuple[int, pa.Table]]:
-    """Yield the records of a CSV file as (number of the first record, table); see `DeclaredFiles.tables`."""
+def read_csv(
+    tree: FileTree, file: ListedFile, schema: Schema, where: str
+) -> Iterator[tuple[int, pa.Table]]:
+    """Yield the records of a CSV file as (number of the first record, table); see
+    `DeclaredFiles.tables`.
+    """
     with tree.on_disk(file) as path:
         names = _read_header(path, file.path, schema, where)
         number = 0
         source = QuoteReader(open_decompressed(path, file.path))
         try:
             for batch in _csv_reader(source, schema):
-                columns = [_convert_field(batch.column(field.name), field, number, where) for field in schema.fields]
+                columns = [
+                    _convert_field(batch.column(field.name), field, number, where)
+                    for field in schema.fields
+                ]
                 yield number, pa.table(columns, schema=schema.to_arrow())
                 number += batch.num_rows
         except pa.ArrowInvalid as error:
@@ -188,7 +229,9 @@ def read_csv(tree: FileTree, file: ListedFile, schema: Schema, where: str) -> It
 
 
 def _convert_field(fields: pa.Array, field: Field, first: int, where: str) -> pa.Array:
-    """Return the values of the fields of a CSV column. `first` is the number of the first record."""
+    """Return the values of the fields of a CSV column. `first` is the number of the first
+    record.
+    """
     if field.type in ("string", "binary"):
         return fields
     try:
@@ -202,10 +245,12 @@ def _convert_field(fields: pa.Array, field: Field, first: int, where: str) -> pa
 def _csv_reader(source: Any, schema: Schema) -> Any:
     import pyarrow.csv as pc
 
-    # Arrow would also convert hexadecimal numbers, and decimals of more digits than declared, so that it only divides
-    # the lines into fields.
+    # Arrow would also convert hexadecimal numbers, and decimals of more digits than declared, so
+    # that it only divides the lines into fields.
     convert = pc.ConvertOptions(
-        column_types={f.name: pa.binary() if f.type == "binary" else pa.string() for f in schema.fields},
+        column_types={
+            f.name: pa.binary() if f.type == "binary" else pa.string() for f in schema.fields
+        },
         null_values=[""],
         strings_can_be_null=True,
         quoted_strings_can_be_null=False,
@@ -217,7 +262,9 @@ def _csv_reader(source: Any, schema: Schema) -> Any:
 
 
 def _read_header(path: Path, name: str, schema: Schema, where: str) -> list[str]:
-    """Return the names in the header line. Raises SchemaMismatchError unless they are the declared ones."""
+    """Return the names in the header line. Raises SchemaMismatchError unless they are the
+    declared ones.
+    """
     try:
         with open_decompressed(path, name) as source:
             text = bytes(source.read(_HEADER)).decode("utf-8-sig", errors="replace")
@@ -244,19 +291,26 @@ def _csv_error(error: Exception, names: list[str], schema: Schema, where: str) -
         return SchemaMismatchError(problem, "Write the file in UTF-8.", column=name, line=line)
     if misfit := _ROW.match(text):
         problem = f"{where}, line {misfit[1]}: {misfit[2].rstrip('.')}."
-        return SchemaMismatchError(problem, "Correct the line: it needs a value for every column.", line=int(misfit[1]))
+        return SchemaMismatchError(
+            problem, "Correct the line: it needs a value for every column.", line=int(misfit[1])
+        )
     return unreadable_file_error(where, error)
 
 
 FileFormat = Literal["parquet", "csv", "jsonl"]
-_FIRST_LINE = {"csv": 2, "jsonl": 1, "parquet": 1}  # that of the first record; a CSV file has a header line
+_FIRST_LINE = {
+    "csv": 2,
+    "jsonl": 1,
+    "parquet": 1,
+}  # that of the first record; a CSV file has a header line
 
 
 def record_label(format: FileFormat, first: int, row: int) -> tuple[str, dict[str, int]]:
-    """Return the position of a record in its file, as text ("line 7"), and as a field for errors ({"line": 7}).
+    """Return the position of a record in its file, as text ("line 7"), and as a field for errors
+    ({"line": 7}).
 
-    The record is the row number `row` of a table whose first record is number `first` in the file, both counted from 0.
-    Line breaks in quoted values are not counted.
+    The record is the row number `row` of a table whose first record is number `first` in the file,
+    both counted from 0. Line breaks in quoted values are not counted.
     """
     line = first + row + _FIRST_LINE[format]
     return f"{'row' if format == 'parquet' else 'line'} {line}", {"line": line}
@@ -266,8 +320,9 @@ def record_label(format: FileFormat, first: int, row: int) -> tuple[str, dict[st
 class DeclaredFiles:
     """Files of a tree with records in this format and with these columns.
 
-    `what` names the dataset in errors. If `values` is False, errors name the position of a value but do not show it.
-    Each record of JSON lines has a member for each `required` column, which may be null; others may be absent.
+    `what` names the dataset in errors. If `values` is False, errors name the position of a value
+    but do not show it. Each record of JSON lines has a member for each `required` column, which may
+    be null; others may be absent.
     """
 
     tree: FileTree
@@ -281,11 +336,14 @@ class DeclaredFiles:
         """Return how errors name a file."""
         return f"{self.what}: file {self.tree.url}/{file.path}"
 
-    def tables(self, file: ListedFile, span: tuple[int, int] | None = None) -> Iterator[tuple[int, pa.Table]]:
-        """Yield the records of a file as (number of the first, counted from 0; table with the schema's columns).
+    def tables(
+        self, file: ListedFile, span: tuple[int, int] | None = None
+    ) -> Iterator[tuple[int, pa.Table]]:
+        """Yield the records of a file as (number of the first, counted from 0; table with the
+        schema's columns).
 
-        `span` selects the row groups of a Parquet file that begin in this range of bytes. Raises SchemaMismatchError
-        for whatever is not as declared, and SourceChangedError.
+        `span` selects the row groups of a Parquet file that begin in this range of bytes. Raises
+        SchemaMismatchError for whatever is not as declared, and SourceChangedError.
         """
         with self.locating_errors(file):
             for number, table in self._tables(file, span):
@@ -296,7 +354,9 @@ class DeclaredFiles:
 
     @contextmanager
     def locating_errors(self, file: ListedFile) -> Iterator[None]:
-        """Add the file to the fields of a SchemaMismatchError; unless `values`, also remove values from its text."""
+        """Add the file to the fields of a SchemaMismatchError; unless `values`, also remove
+        values from its text.
+        """
         try:
             yield
         except SchemaMismatchError as error:
@@ -305,14 +365,18 @@ class DeclaredFiles:
                 raise
             # If the header line is missing, `column` may be a value.
             column = error.column if error.column in self.schema.names else None
-            place = self.place(file) if error.line is None else f"{self.place(file)}, line {error.line}"
+            place = (
+                self.place(file) if error.line is None else f"{self.place(file)}, line {error.line}"
+            )
             if column is not None:
                 place = f"{place}: {describe_column(self.schema.field(column))}"
             problem = f"{place}: the value is not shown, because columns are sensitive."
             about: Any = {"file": error.file, "line": error.line, "column": column}
             raise SchemaMismatchError(problem, error.next_step, **about) from None
 
-    def _tables(self, file: ListedFile, span: tuple[int, int] | None) -> Iterator[tuple[int, pa.Table]]:
+    def _tables(
+        self, file: ListedFile, span: tuple[int, int] | None
+    ) -> Iterator[tuple[int, pa.Table]]:
         if self.format == "parquet":
             return read_parquet(self.tree, file, self.schema, self.place(file), span)
         if self.format == "csv":
@@ -328,7 +392,9 @@ _TEXTS = ("date", "timestamp", "binary")
 def read_jsonl(
     tree: FileTree, file: ListedFile, schema: Schema, where: str, required: tuple[str, ...] = ()
 ) -> Iterator[tuple[int, pa.Table]]:
-    """Yield the records of a JSON lines file as (number of the first record, table); see `DeclaredFiles.tables`."""
+    """Yield the records of a JSON lines file as (number of the first record, table); see
+    `DeclaredFiles.tables`.
+    """
     number, line = 0, 1
     with tree.on_disk(file) as path:
         for block in _blocks(open_decompressed(path, file.path), where):
@@ -359,7 +425,9 @@ def _blocks(source: Any, where: str) -> Iterator[bytes]:
             carried = carried[cut:]
 
 
-def _parse_block(block: bytes, line: int, schema: Schema, where: str, required: tuple[str, ...]) -> pa.Table:
+def _parse_block(
+    block: bytes, line: int, schema: Schema, where: str, required: tuple[str, ...]
+) -> pa.Table:
     table = _parse_fast(block, schema)
     # Arrow's parser doesn't say whether a null stands in the line or is a missing member.
     if table is None or any(table.column(name).null_count for name in required):
@@ -371,16 +439,21 @@ _INVALID_NUMBER = re.compile(rb"[:\[,]\s*-?(?:NaN|Inf(?:inity)?)\s*[,}\]]")
 
 
 def _parse_fast(block: bytes, schema: Schema) -> pa.Table | None:
-    """Return the records as Arrow's parser reads them, or None if that is not certain to be right."""
+    """Return the records as Arrow's parser reads them, or None if that is not certain to be
+    right.
+    """
     lines = [text for text in (line.strip(_BLANKS) for line in block.split(b"\n")) if text]
     # Arrow would read a line `null` as a record of nulls, or crash, and NaN as a number.
-    if not all(text[:1] == b"{" and text[-1:] == b"}" for text in lines) or _INVALID_NUMBER.search(block):
+    if not all(text[:1] == b"{" and text[-1:] == b"}" for text in lines) or _INVALID_NUMBER.search(
+        block
+    ):
         return None
     kinds = [(field.name, _json_type(field.type)) for field in schema.fields]
     try:
         table = read_json_lines(block, pa.schema(kinds), others="error")
         columns = [
-            _convert_parsed(table.column(place).combine_chunks(), field) for place, field in enumerate(schema.fields)
+            _convert_parsed(table.column(place).combine_chunks(), field)
+            for place, field in enumerate(schema.fields)
         ]
     except (pa.ArrowInvalid, TextMisfit):
         return None
@@ -390,10 +463,13 @@ def _parse_fast(block: bytes, schema: Schema) -> pa.Table | None:
 
 
 def _json_type(kind: str) -> pa.DataType:
-    """Return the Arrow type with which values of this type are parsed: none is changed while it is parsed."""
+    """Return the Arrow type with which values of this type are parsed: none is changed while it
+    is parsed.
+    """
     if kind in _TEXTS:
         return pa.string()
-    # Arrow rescales a number without a check that it fits the declared digits: in 256 bits it does not overflow.
+    # Arrow rescales a number without a check that it fits the declared digits: in 256 bits it does
+    # not overflow.
     digits = decimal_digits(kind)
     return arrow_type(kind) if digits is None else pa.decimal256(*digits)
 
@@ -402,7 +478,9 @@ def _convert_parsed(column: pa.Array, field: Field) -> pa.Array:
     if field.type in _TEXTS:
         column.validate(full=True)  # the parser accepts strings that are not UTF-8
         return convert_texts(column, field.type)
-    if pa.types.is_floating(column.type) and pc.any(pc.is_inf(column)).as_py():  # a number that is too large
+    if (
+        pa.types.is_floating(column.type) and pc.any(pc.is_inf(column)).as_py()
+    ):  # a number that is too large
         raise pa.ArrowInvalid("infinite")
     return column.cast(arrow_type(field.type))
 
@@ -415,7 +493,13 @@ def _no_constant(name: str) -> Any:
     raise ValueError(f"{name} is no number of JSON")
 
 
-_JSON_KINDS = {_Number: "a number", str: "a text", bool: "a boolean", list: "a list", dict: "an object"}
+_JSON_KINDS = {
+    _Number: "a number",
+    str: "a text",
+    bool: "a boolean",
+    list: "a list",
+    dict: "an object",
+}
 # The kinds of JSON values with which the values of a type are written.
 _MEMBERS: dict[str, tuple[type, ...]] = {
     **dict.fromkeys(("tinyint", "smallint", "int", "bigint", "float", "double"), (_Number,)),
@@ -426,12 +510,19 @@ _MEMBERS: dict[str, tuple[type, ...]] = {
 
 
 _decode_line = json.JSONDecoder(
-    parse_float=_Number, parse_int=_Number, parse_constant=_no_constant, object_pairs_hook=unique_members
+    parse_float=_Number,
+    parse_int=_Number,
+    parse_constant=_no_constant,
+    object_pairs_hook=unique_members,
 ).decode
 
 
-def _parse_lines(block: bytes, first: int, schema: Schema, where: str, required: tuple[str, ...]) -> pa.Table:
-    """Return the records, read line by line, which is slow. Raises SchemaMismatchError, which names the line."""
+def _parse_lines(
+    block: bytes, first: int, schema: Schema, where: str, required: tuple[str, ...]
+) -> pa.Table:
+    """Return the records, read line by line, which is slow. Raises SchemaMismatchError, which
+    names the line.
+    """
     numbers: list[int] = []
     records: list[dict[str, Any]] = []
     for number, line in enumerate(block.split(b"\n"), first):
@@ -477,17 +568,24 @@ def _parse_line(line: bytes, number: int, schema: Schema, where: str) -> dict[st
     raise SchemaMismatchError(problem, step, line=number, column=column)
 
 
-def _require_members(record: dict[str, Any], required: tuple[str, ...], number: int, where: str) -> None:
+def _require_members(
+    record: dict[str, Any], required: tuple[str, ...], number: int, where: str
+) -> None:
     for name in required:
         if name not in record:
             found = ", ".join(record) or "no fields"
-            problem = f"{where}, line {number}: field {name!r}, which is part of the key, is missing; it has {found}."
+            problem = (
+                f"{where}, line {number}: field {name!r}, which is part of the key, is missing; it"
+                f" has {found}."
+            )
             step = f"Correct the names, or write {name!r}: null for records without a key."
             raise SchemaMismatchError(problem, step, line=number, column=name)
 
 
 def _member_texts(records: list[dict[str, Any]], field: Field) -> pa.Array:
-    """Return the texts of a field for `convert_texts`. Raises TextMisfit for another kind of JSON value."""
+    """Return the texts of a field for `convert_texts`. Raises TextMisfit for another kind of
+    JSON value.
+    """
     base = field.type.partition("(")[0]
     expected = _MEMBERS[base]
     texts: list[str | None] = []
@@ -518,24 +616,39 @@ _MAX_WHOLE_BYTES = 16 * 1024 * 1024
 
 
 def read_parquet(
-    tree: FileTree, file: ListedFile, schema: Schema, where: str, span: tuple[int, int] | None = None
+    tree: FileTree,
+    file: ListedFile,
+    schema: Schema,
+    where: str,
+    span: tuple[int, int] | None = None,
 ) -> Iterator[tuple[int, pa.Table]]:
     """Yield the records of a Parquet file as (number of the first, counted from 0; table).
 
-    With `span`, only of the row groups whose first byte is in this range: (start, end) in bytes, `end` exclusive.
-    Raises SchemaMismatchError for whatever is not as declared.
+    With `span`, only of the row groups whose first byte is in this range: (start, end) in bytes,
+    `end` exclusive. Raises SchemaMismatchError for whatever is not as declared.
     """
     parquet, int96 = open_parquet(tree, file, schema, where)
     start, end = span or (0, file.size)
     number = 0
     for group in range(parquet.metadata.num_row_groups):
-        rows, column = parquet.metadata.row_group(group).num_rows, parquet.metadata.row_group(group).column(0)
+        rows, column = (
+            parquet.metadata.row_group(group).num_rows,
+            parquet.metadata.row_group(group).column(0),
+        )
         # A row group without rows may have no page, so no offset.
-        if rows and start <= min(filter(None, (column.data_page_offset, column.dictionary_page_offset))) < end:
+        if (
+            rows
+            and start
+            <= min(filter(None, (column.data_page_offset, column.dictionary_page_offset)))
+            < end
+        ):
             at = number
             try:
                 for batch in parquet.iter_batches(_BATCH, row_groups=[group]):
-                    rows_read, label = pa.Table.from_batches([batch]), partial(record_label, "parquet", at)
+                    rows_read, label = (
+                        pa.Table.from_batches([batch]),
+                        partial(record_label, "parquet", at),
+                    )
                     table = fit_to_schema(_with_time_zones(rows_read, int96), schema, where, label)
                     yield at, table
                     at += table.num_rows
@@ -544,15 +657,22 @@ def read_parquet(
         number += rows
 
 
-def open_parquet(tree: FileTree, file: ListedFile, schema: Schema, where: str) -> tuple[Any, set[str]]:
+def open_parquet(
+    tree: FileTree, file: ListedFile, schema: Schema, where: str
+) -> tuple[Any, set[str]]:
     """Return the opened file, and the names of the columns that store timestamps as INT96.
 
     Raises SchemaMismatchError unless its columns and types are the declared ones.
     """
-    source = open_input(file.size, partial(tree.read, file), partial(tree.read_range, file), _MAX_WHOLE_BYTES)
+    source = open_input(
+        file.size, partial(tree.read, file), partial(tree.read_range, file), _MAX_WHOLE_BYTES
+    )
     try:
         parquet = pq.ParquetFile(
-            source, pre_buffer=True, coerce_int96_timestamp_unit="us", page_checksum_verification=True
+            source,
+            pre_buffer=True,
+            coerce_int96_timestamp_unit="us",
+            page_checksum_verification=True,
         )
     except (pa.ArrowException, OSError) as error:
         raise unreadable_file_error(where, error) from error
@@ -571,13 +691,17 @@ def _check_types(stored: pa.Schema, int96: set[str], schema: Schema, where: str)
             kind = pa.timestamp("us", "UTC")
         try:
             stored_type = Schema.from_arrow(pa.schema([pa.field(field.name, kind)])).fields[0].type
-        except SchemaMismatchError as error:  # an unsupported type: nested, or a timestamp without a zone
+        except (
+            SchemaMismatchError
+        ) as error:  # an unsupported type: nested, or a timestamp without a zone
             raise error.reworded(f"{where}: {error.problem}", error.next_step) from error
         if stored_type != field.type:
             wrong[field.name] = f"column {field.name!r} is {stored_type}, declared {field.type}"
     if wrong:
         step = "Write the files with the declared types, or change the declared types."
-        raise SchemaMismatchError(f"{where}: {'; '.join(wrong.values())}.", step, column=next(iter(wrong)))
+        raise SchemaMismatchError(
+            f"{where}: {'; '.join(wrong.values())}.", step, column=next(iter(wrong))
+        )
 
 
 def _with_time_zones(table: pa.Table, int96: set[str]) -> pa.Table:
@@ -595,7 +719,8 @@ _MAX_THREADS = 16
 class FilePart:
     """A file, or the part of a large Parquet file whose row groups begin in [start, end).
 
-    `start` and `end` are byte positions. `number` is the file's index in the list, which is its records' `__partition`.
+    `start` and `end` are byte positions. `number` is the file's index in the list, which is its
+    records' `__partition`.
     """
 
     number: int
@@ -604,34 +729,59 @@ class FilePart:
     end: int
 
 
-def read_files_with_spark(spark: SparkSession, declared: DeclaredFiles, files: Sequence[ListedFile]) -> DataFrame:
+def read_files_with_spark(
+    spark: SparkSession, declared: DeclaredFiles, files: Sequence[ListedFile]
+) -> DataFrame:
     """Return the records of these files as a frame with the declared columns and those of META.
 
-    `__partition` is the file's index in `files`, `__offset` the record's index in its file, both from 0. `__timestamp`
-    is null and `__tombstone` false.
+    `__partition` is the file's index in `files`, `__offset` the record's index in its file, both
+    from 0. `__timestamp` is null and `__tombstone` false.
     """
-    columns = [*((field.name, field.type) for field in declared.schema.fields), (PARTITION, "int"), (OFFSET, "bigint")]
-    frame = read_in_tasks(spark, plan_tasks(files, declared.format), partial(_batches, declared), columns)
-    return frame.select("*", F.lit(None).cast("timestamp").alias(TIMESTAMP), F.lit(False).alias(TOMBSTONE))
+    columns = [
+        *((field.name, field.type) for field in declared.schema.fields),
+        (PARTITION, "int"),
+        (OFFSET, "bigint"),
+    ]
+    frame = read_in_tasks(
+        spark, plan_tasks(files, declared.format), partial(_batches, declared), columns
+    )
+    return frame.select(
+        "*", F.lit(None).cast("timestamp").alias(TIMESTAMP), F.lit(False).alias(TOMBSTONE)
+    )
 
 
 def read_files(declared: DeclaredFiles, files: Sequence[ListedFile]) -> pa.Table:
     """Return what `read_files_with_spark` returns, as an Arrow table in memory, without Spark."""
-    columns = [*declared.schema.to_arrow(), pa.field(PARTITION, pa.int32()), pa.field(OFFSET, pa.int64())]
-    parts = [batch for task in plan_tasks(files, declared.format) for batch in _batches(declared, task)]
-    rows = pa.Table.from_batches(parts).cast(pa.schema(columns)) if parts else pa.schema(columns).empty_table()
+    columns = [
+        *declared.schema.to_arrow(),
+        pa.field(PARTITION, pa.int32()),
+        pa.field(OFFSET, pa.int64()),
+    ]
+    parts = [
+        batch for task in plan_tasks(files, declared.format) for batch in _batches(declared, task)
+    ]
+    rows = (
+        pa.Table.from_batches(parts).cast(pa.schema(columns))
+        if parts
+        else pa.schema(columns).empty_table()
+    )
     rows = rows.append_column(TIMESTAMP, pa.nulls(rows.num_rows, pa.timestamp("us", "UTC")))
     return rows.append_column(TOMBSTONE, pa.array([False] * rows.num_rows, pa.bool_()))
 
 
 def count_file_records(declared: DeclaredFiles, files: Sequence[ListedFile]) -> int:
-    """Return the number of records in these files, without Spark: from Parquet footers, or by reading other files."""
+    """Return the number of records in these files, without Spark: from Parquet footers, or by
+    reading other files.
+    """
 
     def count(file: ListedFile) -> int:
         if declared.format == "parquet":
             with declared.locating_errors(file):
-                # Only reads the footer, which has the number of rows, and the columns, which are validated.
-                parquet, _ = open_parquet(declared.tree, file, declared.schema, declared.place(file))
+                # Only reads the footer, which has the number of rows, and the columns, which are
+                # validated.
+                parquet, _ = open_parquet(
+                    declared.tree, file, declared.schema, declared.place(file)
+                )
                 return int(parquet.metadata.num_rows)
         return sum(table.num_rows for _, table in declared.tables(file))
 
@@ -639,7 +789,9 @@ def count_file_records(declared: DeclaredFiles, files: Sequence[ListedFile]) -> 
 
 
 def plan_tasks(files: Sequence[ListedFile], format: FileFormat) -> list[list[FilePart]]:
-    """Return the parts that each task reads: about 64 MiB of one large Parquet file, or several small files."""
+    """Return the parts that each task reads: about 64 MiB of one large Parquet file, or several
+    small files.
+    """
     pieces = []
     for number, file in enumerate(files):
         parts = max(1, round(file.size / _TASK_BYTES)) if format == "parquet" else 1

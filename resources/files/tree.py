@@ -1,7 +1,9 @@
-"""Reads external files below a local folder or an S3 prefix exactly as they were when they were listed.
+"""Reads external files below a local folder or an S3 prefix exactly as they were when they were
+listed.
 
-Unlike in a lake's object store, files may have any names, are never written here, and may be replaced at any time. So
-each read compares the ETag with the listed one, and raises an error for a file that was replaced.
+Unlike in a lake's object store, files may have any names, are never written here, and may be
+replaced at any time. So each read compares the ETag with the listed one, and raises an error for a
+file that was replaced.
 """
 
 from __future__ import annotations
@@ -34,7 +36,9 @@ _CHUNK = 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class ListedFile:
-    """A file when it was listed: `path` is relative to the tree, `size` in bytes, `modified` by the store's clock."""
+    """A file when it was listed: `path` is relative to the tree, `size` in bytes, `modified` by
+    the store's clock.
+    """
 
     path: str
     size: int
@@ -45,7 +49,8 @@ class ListedFile:
 class FileTree(Protocol):
     """The files below a folder or prefix. Has only the address, and so is small and can be pickled.
 
-    Every method that reads raises SourceChangedError for a file that has changed since it was listed.
+    Every method that reads raises SourceChangedError for a file that has changed since it was
+    listed.
     """
 
     @property
@@ -54,10 +59,14 @@ class FileTree(Protocol):
     def __hash__(self) -> int: ...
 
     def list(self, folder: str = "") -> list[ListedFile]:
-        """Return all files below `folder` ("" or "NAME/") ordered by path, none if there is no such folder."""
+        """Return all files below `folder` ("" or "NAME/") ordered by path, none if there is no
+        such folder.
+        """
 
     def has_files(self) -> bool:
-        """Return whether there is a file below the folder; lists no more than is needed for that."""
+        """Return whether there is a file below the folder; lists no more than is needed for
+        that.
+        """
 
     def read(self, file: ListedFile) -> bytes:
         """Return the whole file."""
@@ -72,11 +81,14 @@ class FileTree(Protocol):
         """Return why there are no files: that the folder does not exist, "" if it does."""
 
     def content_tag(self, file: ListedFile) -> str:
-        """Return a text that is equal for files of equal content. A local file is read, to hash it."""
+        """Return a text that is equal for files of equal content. A local file is read, to hash
+        it.
+        """
 
 
 def open_tree(url: str) -> FileTree:
-    """Return the tree of files below a folder, `file:///…` or `s3://BUCKET/PREFIX`, without reading anything.
+    """Return the tree of files below a folder, `file:///…` or `s3://BUCKET/PREFIX`, without reading
+    anything.
 
     S3 is accessed as for a lake: with the ADJUNCT_S3_… settings and boto3's credentials.
     """
@@ -109,13 +121,20 @@ class LocalTree:
         for parent, _, names in os.walk(root / folder, onerror=self._raise_list_error):
             for name in names:
                 path = Path(parent) / name
-                with contextlib.suppress(FileNotFoundError), self._translate(path):  # deleted since it was listed
+                with (
+                    contextlib.suppress(FileNotFoundError),
+                    self._translate(path),
+                ):  # deleted since it was listed
                     files.append(_listed_local_file(path.relative_to(root).as_posix(), path.stat()))
-        return sorted((_require_utf8_name(self.url, file) for file in files), key=lambda file: file.path)
+        return sorted(
+            (_require_utf8_name(self.url, file) for file in files), key=lambda file: file.path
+        )
 
     def listed(self, path: str) -> ListedFile:
         """Return one file as `list` does, without listing the others."""
-        return _require_utf8_name(self.url, _listed_local_file(path, (Path(self.root) / path).stat()))
+        return _require_utf8_name(
+            self.url, _listed_local_file(path, (Path(self.root) / path).stat())
+        )
 
     def has_files(self) -> bool:
         return any(names for _, _, names in os.walk(self.root, onerror=self._raise_list_error))
@@ -136,7 +155,9 @@ class LocalTree:
         try:
             yield path
         finally:
-            self._check(path, file)  # also after an error: a file that looks damaged may have been overwritten
+            self._check(
+                path, file
+            )  # also after an error: a file that looks damaged may have been overwritten
 
     def absence(self) -> str:
         root = Path(self.root)
@@ -163,9 +184,13 @@ class LocalTree:
             raise errors.file_error(error, path, f"files in {self.url}") from error
 
     def _raise_list_error(self, error: OSError) -> None:
-        """Raise the error of a folder that can't be listed, whose files would be left out silently."""
+        """Raise the error of a folder that can't be listed, whose files would be left out
+        silently.
+        """
         if not isinstance(error, FileNotFoundError | NotADirectoryError):
-            raise errors.file_error(error, error.filename or self.url, f"files in {self.url}") from error
+            raise errors.file_error(
+                error, error.filename or self.url, f"files in {self.url}"
+            ) from error
 
     def _check(self, path: Path, file: ListedFile) -> None:
         try:
@@ -179,7 +204,9 @@ class LocalTree:
 
 @dataclass(frozen=True, slots=True)
 class S3Tree:
-    """Objects below a prefix of a bucket. Every read sends the listed ETag, which the server compares."""
+    """Objects below a prefix of a bucket. Every read sends the listed ETag, which the server
+    compares.
+    """
 
     bucket: str
     prefix: str
@@ -193,16 +220,22 @@ class S3Tree:
         from dagster_adjunct.resources.objects.s3_store import list_objects
 
         files = []
-        for item in list_objects(self._client(), self.bucket, self.prefix + folder, partial(self._ask, "LIST", folder)):
+        for item in list_objects(
+            self._client(), self.bucket, self.prefix + folder, partial(self._ask, "LIST", folder)
+        ):
             path = item["Key"].removeprefix(self.prefix)
             if path and not path.endswith("/"):  # consoles create empty objects as folders
-                files.append(ListedFile(path, item["Size"], item["ETag"].strip('"'), item["LastModified"]))
+                files.append(
+                    ListedFile(path, item["Size"], item["ETag"].strip('"'), item["LastModified"])
+                )
         return sorted(files, key=lambda file: file.path)
 
     def has_files(self) -> bool:
         from dagster_adjunct.resources.objects.s3_store import list_objects
 
-        objects = list_objects(self._client(), self.bucket, self.prefix, partial(self._ask, "LIST", ""))
+        objects = list_objects(
+            self._client(), self.bucket, self.prefix, partial(self._ask, "LIST", "")
+        )
         return any(not item["Key"].endswith("/") for item in objects)
 
     def read(self, file: ListedFile) -> bytes:
@@ -211,13 +244,20 @@ class S3Tree:
     def read_range(self, file: ListedFile, start: int, length: int) -> bytes:
         if length <= 0:
             return b""
-        return self._get(file, lambda body: bytes(body.read()), Range=f"bytes={start}-{start + length - 1}")
+        return self._get(
+            file, lambda body: bytes(body.read()), Range=f"bytes={start}-{start + length - 1}"
+        )
 
     @contextlib.contextmanager
     def on_disk(self, file: ListedFile) -> Iterator[Path]:
         with contextlib.ExitStack() as kept:
-            with errors.translate_file_errors(tempfile.gettempdir(), f"a copy of {self.url}/{file.path}"):
-                path = Path(kept.enter_context(tempfile.TemporaryDirectory(prefix="adjunct-"))) / "file"
+            with errors.translate_file_errors(
+                tempfile.gettempdir(), f"a copy of {self.url}/{file.path}"
+            ):
+                path = (
+                    Path(kept.enter_context(tempfile.TemporaryDirectory(prefix="adjunct-")))
+                    / "file"
+                )
 
                 def save(body: Any) -> None:
                     with path.open("wb") as target:
@@ -272,8 +312,14 @@ def _client_of(process: int, options: S3Options) -> S3Client:
 def source_changed_error(tree: FileTree, file: ListedFile, what: str) -> errors.SourceChangedError:
     """Return the error for a file that has changed since it was listed."""
     place = f"{tree.url}/{file.path}"
-    problem = f"{place} {what} after it was listed with {file.size:,} bytes, modified {file.modified:%F %T}."
-    step = "Run it again. Write the completion object when all files are complete, and remove it before replacing any."
+    problem = (
+        f"{place} {what} after it was listed with {file.size:,} bytes, modified"
+        f" {file.modified:%F %T}."
+    )
+    step = (
+        "Run it again. Write the completion object when all files are complete, and remove it"
+        " before replacing any."
+    )
     return errors.SourceChangedError(problem, step, file=place)
 
 

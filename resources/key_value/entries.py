@@ -1,7 +1,8 @@
-"""`EntryCoder`, which serializes keys and values of a table within its limits, and the changes of write requests.
+"""`EntryCoder`, which serializes keys and values of a table within its limits, and the changes of
+write requests.
 
-`Insert`, `Put`, `Replace` and `Remove` change one key; the named methods of a table are made of them. In a batch,
-`MustBeAbsent` and `MustHaveVersion` guard keys that it does not write.
+`Insert`, `Put`, `Replace` and `Remove` change one key; the named methods of a table are made of
+them. In a batch, `MustBeAbsent` and `MustHaveVersion` guard keys that it does not write.
 """
 
 from __future__ import annotations
@@ -67,7 +68,9 @@ class Replace(Generic[K, V]):
 
 @dataclass(frozen=True, slots=True)
 class Remove(Generic[K]):
-    """Remove a key, which must have this version; None removes any version and allows a missing key."""
+    """Remove a key, which must have this version; None removes any version and allows a missing
+    key.
+    """
 
     key: K
     version: KeyVersion | None = None
@@ -88,7 +91,9 @@ class MustHaveVersion(Generic[K]):
     version: KeyVersion
 
 
-TableChange: TypeAlias = Insert[K, V] | Put[K, V] | Replace[K, V] | Remove[K] | MustBeAbsent[K] | MustHaveVersion[K]
+TableChange: TypeAlias = (
+    Insert[K, V] | Put[K, V] | Replace[K, V] | Remove[K] | MustBeAbsent[K] | MustHaveVersion[K]
+)
 _WITH_VALUE = (Insert, Put, Replace)
 _GUARDS = (MustBeAbsent, MustHaveVersion)
 
@@ -115,8 +120,9 @@ class _EntryParts(NamedTuple):
 class TableEntry(tuple[Any, ...], Generic[K, V]):
     """An entry as read: a pair of its `TableKey`, which has the version, and its value.
 
-    It is one flat tuple of family, key, version and value, the version as bytes; `key` and `version` are made on
-    access. Making three more objects for every entry would take as long as reading it.
+    It is one flat tuple of family, key, version and value, the version as bytes; `key` and
+    `version` are made on access. Making three more objects for every entry would take as long as
+    reading it.
     """
 
     __slots__ = ()
@@ -127,8 +133,15 @@ class TableEntry(tuple[Any, ...], Generic[K, V]):
         if not isinstance(key, TableKey):
             raise argument_error(f"key={key!r:.80} of a TableEntry", "a TableKey", argument="key")
         version = key.version
-        # Anything but a KeyVersion is wrapped, because plain bytes are taken for a version that was read.
-        inside = version.to_bytes() if isinstance(version, KeyVersion) else None if version is None else (version,)
+        # Anything but a KeyVersion is wrapped, because plain bytes are taken for a version that was
+        # read.
+        inside = (
+            version.to_bytes()
+            if isinstance(version, KeyVersion)
+            else None
+            if version is None
+            else (version,)
+        )
         return _new(cls, (key.family, key.key, inside, value))  # type: ignore[no-any-return]
 
     @property
@@ -155,7 +168,9 @@ class TableEntry(tuple[Any, ...], Generic[K, V]):
         return (self.key, self.value)[place]
 
     def _replace(self, **changes: Any) -> TableEntry[K, V]:
-        """Return the entry with another key or value, for `replace_all`, which expects the version that it has."""
+        """Return the entry with another key or value, for `replace_all`, which expects the
+        version that it has.
+        """
         return TableEntry(**{"key": self.key, "value": self.value, **changes})
 
     def __repr__(self) -> str:
@@ -172,13 +187,22 @@ _KEY, _VERSION, _VALUE = itemgetter(0), itemgetter(1), itemgetter(2)  # of a Sto
 class EntryCoder(Generic[K, V]):
     """Converts keys and values of one table to bytes and back, and finds the partitions of keys.
 
-    Raises KeyTooLongError, ValueTooLongError and SerializationError, which name the table, before anything is sent.
+    Raises KeyTooLongError, ValueTooLongError and SerializationError, which name the table, before
+    anything is sent.
     """
 
     __slots__ = (
-        "_decode_keys", "_decode_values", "_family_most", "_key_most", "_limits", "_value", "_value_most",
-        "key_serializer", "partitions", "table",
-    )  # fmt: skip
+        "_decode_keys",
+        "_decode_values",
+        "_family_most",
+        "_key_most",
+        "_limits",
+        "_value",
+        "_value_most",
+        "key_serializer",
+        "partitions",
+        "table",
+    )
 
     def __init__(
         self,
@@ -191,8 +215,12 @@ class EntryCoder(Generic[K, V]):
         self.table, self.partitions, self._limits = table, configuration.partitions, limits
         self.key_serializer, self._value = key, value
         self._decode_keys, self._decode_values = reader_of_many(key), reader_of_many(value)
-        self._family_most = limits.family_prefix if limits.family_prefix is not None else limits.table_key
-        self._key_most: Any = _smallest(configuration.longest_key, limits.key, limits.table_key - _LENGTH_BYTES)
+        self._family_most = (
+            limits.family_prefix if limits.family_prefix is not None else limits.table_key
+        )
+        self._key_most: Any = _smallest(
+            configuration.longest_key, limits.key, limits.table_key - _LENGTH_BYTES
+        )
         self._value_most = _smallest(configuration.longest_value, limits.value)
 
     def prefix(self, family: str | None) -> bytes:
@@ -200,7 +228,11 @@ class EntryCoder(Generic[K, V]):
         if family is None:
             return b""
         try:
-            prefix = segment.family_prefix(family) if type(family) is str else segment.family_prefix.__wrapped__(family)
+            prefix = (
+                segment.family_prefix(family)
+                if type(family) is str
+                else segment.family_prefix.__wrapped__(family)
+            )
         except (AttributeError, UnicodeEncodeError):
             prefix = b""
         if not _LENGTH_BYTES < len(prefix) <= self._family_most:
@@ -218,11 +250,15 @@ class EntryCoder(Generic[K, V]):
         if size > self._key_most and whole <= segment.MAX_KEY_BYTES:
             self._too_long(f"the key {key!r:.60} has {size:,} bytes", self._key_most, size, prefix)
         if whole > most:
-            self._too_long(f"the key {key!r:.60} and its family have {whole:,} bytes", most, whole, prefix)
+            self._too_long(
+                f"the key {key!r:.60} and its family have {whole:,} bytes", most, whole, prefix
+            )
         return segment.table_key(prefix, serialized)
 
     def table_keys(self, prefix: bytes, keys: Sequence[K]) -> list[bytes]:
-        """Return the table keys of these keys, in their order; `prefix` is that of their family, b"" without one."""
+        """Return the table keys of these keys, in their order; `prefix` is that of their family,
+        b"" without one.
+        """
         if prefix:
             try:
                 serialized = list(map(self.key_serializer.to_bytes, keys))
@@ -239,8 +275,12 @@ class EntryCoder(Generic[K, V]):
         try:
             stored = self.key_serializer.to_bytes(key)
         except Exception as error:
-            raise self._failed(f"the key {key!r:.60} can't be serialized", error, self.key_serializer) from error
-        return stored if type(stored) is bytes else self._not_bytes("key", stored, self.key_serializer)
+            raise self._failed(
+                f"the key {key!r:.60} can't be serialized", error, self.key_serializer
+            ) from error
+        return (
+            stored if type(stored) is bytes else self._not_bytes("key", stored, self.key_serializer)
+        )
 
     def value(self, value: V) -> bytes:
         """Return the serialized value."""
@@ -266,7 +306,9 @@ class EntryCoder(Generic[K, V]):
         return segment.partition_of(prefix or stored, self.partitions), stored
 
     def partition(self, prefix: bytes, stored: bytes) -> int:
-        """Return the partition of the family with this prefix; if that is b"", of the table key `stored`."""
+        """Return the partition of the family with this prefix; if that is b"", of the table key
+        `stored`.
+        """
         return segment.partition_of(prefix or stored, self.partitions)
 
     def entry(self, family: str | None, key: K, stored: StoredEntry) -> TableEntry[K, V]:
@@ -285,7 +327,10 @@ class EntryCoder(Generic[K, V]):
         families, keys = self._split(page.keys)
         versions = page.versions
         return PageItems(
-            len(keys), lambda: map(_new, repeat(TableKey), zip(families, keys, map(KeyVersion, versions), strict=False))
+            len(keys),
+            lambda: map(
+                _new, repeat(TableKey), zip(families, keys, map(KeyVersion, versions), strict=False)
+            ),
         )
 
     def page_entries(self, page: StoredPage) -> PageItems[TableEntry[K, V]]:
@@ -300,8 +345,10 @@ class EntryCoder(Generic[K, V]):
         except (struct.error, UnicodeDecodeError) as error:
             raise self.table.error(
                 errors.SerializationError,
-                f"one of {len(stored):,} stored keys is not a table key ({error}): something else wrote it.",
-                "Find it in the store, between the last key that was read and the next, and remove it there.",
+                f"one of {len(stored):,} stored keys is not a table key ({error}): something else"
+                " wrote it.",
+                "Find it in the store, between the last key that was read and the next, and remove"
+                " it there.",
             ) from error
         try:
             return families, list(self._decode_keys(serialized))
@@ -330,11 +377,20 @@ class EntryCoder(Generic[K, V]):
             of_family = "" if family is None else f" of the family {family!r:.60}"
             what = f"the value of the stored key {serialized!r:.60}{of_family} can't be read"
             failed = self._failed(what, error, self._value)
-            raise (failed.of_family(family) if isinstance(failed, errors.KeyValueTableError) else failed) from error
+            raise (
+                failed.of_family(family)
+                if isinstance(failed, errors.KeyValueTableError)
+                else failed
+            ) from error
 
     def _too_long(self, what: str, most: int, size: int, prefix: bytes) -> NoReturn:
-        problem, next_step = f"{what}; at most {most:,} are allowed.", "Use a shorter one, such as a hash of it."
-        raise self.table.error(errors.KeyTooLongError, problem, next_step, size=size).of_family(_family_of(prefix))
+        problem, next_step = (
+            f"{what}; at most {most:,} are allowed.",
+            "Use a shorter one, such as a hash of it.",
+        )
+        raise self.table.error(errors.KeyTooLongError, problem, next_step, size=size).of_family(
+            _family_of(prefix)
+        )
 
     def _reject_family(self, family: object, prefix: bytes) -> NoReturn:
         if len(prefix) > _LENGTH_BYTES:
@@ -343,7 +399,9 @@ class EntryCoder(Generic[K, V]):
             self._too_long(f"the key family {family!r:.60} has {size:,} bytes", most, size, prefix)
         problem = f"a key family is {family!r:.80}: expected text that UTF-8 can encode, or None."
         step = "Pass at least one character, or None for keys without a family."
-        raise self.table.error(errors.SerializationError, problem, step, family=family and f"{family!r:.80}")
+        raise self.table.error(
+            errors.SerializationError, problem, step, family=family and f"{family!r:.80}"
+        )
 
     def _not_bytes(self, what: str, stored: object, serializer: object) -> NoReturn:
         raise self.table.error(
@@ -358,7 +416,9 @@ class EntryCoder(Generic[K, V]):
         if isinstance(error, errors.KeyValueTableError):
             about = {"serializer": name} if isinstance(error, errors.SerializationError) else {}
             about |= {"scope": self.table.scope, "table": self.table.name}
-            return error.reworded(f"key-value table {self.table}: {what}: {error.problem}", error.next_step, **about)
+            return error.reworded(
+                f"key-value table {self.table}: {what}: {error.problem}", error.next_step, **about
+            )
         if isinstance(error, errors.AdjunctError):
             return error
         return self.table.error(
@@ -370,7 +430,10 @@ class EntryCoder(Generic[K, V]):
 
 
 def _table_entries(
-    families: Iterable[str | None], keys: Iterable[K], versions: Iterable[bytes], values: Iterable[V]
+    families: Iterable[str | None],
+    keys: Iterable[K],
+    versions: Iterable[bytes],
+    values: Iterable[V],
 ) -> Iterable[TableEntry[K, V]]:
     return map(_new, repeat(TableEntry), zip(families, keys, versions, values, strict=False))
 
@@ -387,14 +450,22 @@ T = TypeVar("T")
 
 
 def require_list(table: TableId, name: str, given: Iterable[T]) -> list[T]:
-    """Return a caller's list of values. Raises ConfigurationError for text, bytes and what is not iterable."""
+    """Return a caller's list of values. Raises ConfigurationError for text, bytes and what is
+    not iterable.
+    """
     if isinstance(given, str | bytes) or not isinstance(given, Iterable):
-        raise argument_error(f"key-value table {table}: {name} is {given!r:.80}", "a list", argument=name)
+        raise argument_error(
+            f"key-value table {table}: {name} is {given!r:.80}", "a list", argument=name
+        )
     return list(given)
 
 
-def require_pairs(table: TableId, name: str, given: Iterable[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
-    """Return a caller's list of (key, value) tuples. Raises ConfigurationError for anything else."""
+def require_pairs(
+    table: TableId, name: str, given: Iterable[tuple[Any, Any]]
+) -> list[tuple[Any, Any]]:
+    """Return a caller's list of (key, value) tuples. Raises ConfigurationError for anything
+    else.
+    """
     pairs = require_list(table, name, given)
     for pair in pairs:
         if not isinstance(pair, tuple) or len(pair) != 2:
@@ -413,14 +484,16 @@ def check_family(table: TableId, family: str | None) -> None:
         raise table.error(
             errors.KeyValueTableError,
             "family is None: batches and iterators are within one family.",
-            "Pass its name; keys without a family are written one by one, and iterated with the whole table.",
+            "Pass its name; keys without a family are written one by one, and iterated with the"
+            " whole table.",
         )
 
 
 def encode_key_prefix(table: TableId, prefix: str | bytes | None, keys: Serializer[Any]) -> bytes:
     """Return the bytes with which keys must start; text is encoded as UTF-8.
 
-    Raises ConfigurationError for text where keys are serialized as JSON, Avro or integers, and so don't start with it.
+    Raises ConfigurationError for text where keys are serialized as JSON, Avro or integers, and so
+    don't start with it.
     """
     if prefix is None or isinstance(prefix, bytes):
         return prefix or b""
@@ -429,8 +502,12 @@ def encode_key_prefix(table: TableId, prefix: str | bytes | None, keys: Serializ
     except (AttributeError, UnicodeEncodeError):
         found = f"key-value table {table}: prefix is {prefix!r:.80}"
         expected = "bytes, or text that UTF-8 can encode"
-        raise argument_error(found, expected, "Pass the start of serialized keys.", argument="prefix") from None
-    if prefix and isinstance(keys, JsonSerializer | ModelSerializer | AvroSerializer | IntegerSerializer):
+        raise argument_error(
+            found, expected, "Pass the start of serialized keys.", argument="prefix"
+        ) from None
+    if prefix and isinstance(
+        keys, JsonSerializer | ModelSerializer | AvroSerializer | IntegerSerializer
+    ):
         raise argument_error(
             f"key-value table {table}: prefix is the text {prefix!r:.60}, but keys are written by "
             f"{type(keys).__name__}",
@@ -442,13 +519,19 @@ def encode_key_prefix(table: TableId, prefix: str | bytes | None, keys: Serializ
 
 
 def resolve_partitions(table: TableId, count: int, given: Sequence[int] | None) -> tuple[int, ...]:
-    """Return the partitions to iterate over: all, or the given ones. Raises ConfigurationError for wrong numbers."""
+    """Return the partitions to iterate over: all, or the given ones. Raises ConfigurationError
+    for wrong numbers.
+    """
     if given is None:
         return tuple(range(count))
     chosen = tuple(require_list(table, "partitions", given))
-    if not all(type(number) is int and 0 <= number < count for number in chosen) or len({*chosen}) < len(chosen):
+    if not all(type(number) is int and 0 <= number < count for number in chosen) or len(
+        {*chosen}
+    ) < len(chosen):
         found = f"key-value table {table}: partitions is {list(chosen)!r:.80}"
-        raise argument_error(found, f"different numbers from 0 to {count - 1}", argument="partitions")
+        raise argument_error(
+            found, f"different numbers from 0 to {count - 1}", argument="partitions"
+        )
     return chosen
 
 
@@ -464,11 +547,17 @@ class WriteRequest(Generic[K]):
     @property
     def versions(self) -> list[KeyVersion | None]:
         """The new versions in the order of the changes, None for removed and guarded keys."""
-        return [None if change.value is None else KeyVersion(change.version) for change in self.changes]
+        return [
+            None if change.value is None else KeyVersion(change.version) for change in self.changes
+        ]
 
 
-def segment_change(coder: EntryCoder[K, V], prefix: bytes, change: TableChange[K, V], version: bytes) -> SegmentChange:
-    """Return a caller's change in the form that segments accept, with the new `version` of its key."""
+def segment_change(
+    coder: EntryCoder[K, V], prefix: bytes, change: TableChange[K, V], version: bytes
+) -> SegmentChange:
+    """Return a caller's change in the form that segments accept, with the new `version` of its
+    key.
+    """
     is_guard = isinstance(change, _GUARDS)
     if not is_guard and not isinstance(change, (*_WITH_VALUE, Remove)):
         raise argument_error(
@@ -490,20 +579,27 @@ def segment_change(coder: EntryCoder[K, V], prefix: bytes, change: TableChange[K
 def build_batch(
     coder: EntryCoder[K, V], family: str, changes: Iterable[TableChange[K, V]], token: bytes
 ) -> WriteRequest[K]:
-    """Return the request of a batch. Raises KeyValueTableError for a missing family and a repeated key."""
+    """Return the request of a batch. Raises KeyValueTableError for a missing family and a
+    repeated key.
+    """
     check_family(coder.table, family)
     prefix = coder.prefix(family)
     given = require_list(coder.table, "changes", changes)
     encoded = [
-        segment_change(coder, prefix, change, segment.make_version(token, place)) for place, change in enumerate(given)
+        segment_change(coder, prefix, change, segment.make_version(token, place))
+        for place, change in enumerate(given)
     ]
     if len({change.key for change in encoded}) != len(encoded):
         first: dict[bytes, int] = {}
-        place = next(place for place, change in enumerate(encoded) if first.setdefault(change.key, place) != place)
+        place = next(
+            place
+            for place, change in enumerate(encoded)
+            if first.setdefault(change.key, place) != place
+        )
         raise coder.table.error(
             errors.KeyValueTableError,
-            f"the key {given[place].key!r:.60} of family {family!r:.60} is twice in a batch, at indexes "
-            f"{first[encoded[place].key]} and {place}.",
+            f"the key {given[place].key!r:.60} of family {family!r:.60} is twice in a batch, at"
+            f" indexes {first[encoded[place].key]} and {place}.",
             "Write each key once in a batch.",
         )
     return WriteRequest(family, [change.key for change in given], encoded, token)
@@ -511,12 +607,22 @@ def build_batch(
 
 def check_limits(table: TableId, changes: Sequence[SegmentChange], limits: SegmentLimits) -> None:
     """Raise BatchTooLargeError if the backend does not accept so much at once."""
-    size = 0 if limits.request is None else sum(len(change.key) + len(change.value or b"") for change in changes)
+    size = (
+        0
+        if limits.request is None
+        else sum(len(change.key) + len(change.value or b"") for change in changes)
+    )
     too_many = limits.changes is not None and len(changes) > limits.changes
     if too_many:
-        problem = f"a batch has {len(changes):,} changes; its backend applies at most {limits.changes:,} at once."
+        problem = (
+            f"a batch has {len(changes):,} changes; its backend applies at most"
+            f" {limits.changes:,} at once."
+        )
     elif limits.request is not None and size > limits.request:
-        problem = f"a write has {size:,} bytes of keys and values; its backend applies at most {limits.request:,}."
+        problem = (
+            f"a write has {size:,} bytes of keys and values; its backend applies at most"
+            f" {limits.request:,}."
+        )
     else:
         return
     about = {"changes": len(changes), "size": None if too_many else size}
@@ -537,9 +643,12 @@ def conditions_error(
         expected = request.changes[place].expected
         wanted = KeyVersion(expected) if isinstance(expected, bytes) else None
         current = None if found is None else KeyVersion(found)
-        failures.append(errors.FailedCondition(request.family, request.keys[place], wanted, current))
+        failures.append(
+            errors.FailedCondition(request.family, request.keys[place], wanted, current)
+        )
     described = "; ".join(
-        f"{failure.key!r:.60}: expected {_describe_version(failure.expected)}, found {_describe_version(failure.found)}"
+        f"{failure.key!r:.60}: expected {_describe_version(failure.expected)}, found"
+        f" {_describe_version(failure.found)}"
         for failure in failures[:5]
     )
     more = f"; and {len(failures) - 5:,} more" if len(failures) > 5 else ""
@@ -564,11 +673,15 @@ def to_replace(table: TableId, family: str, entry: Any) -> Replace[Any, Any]:
     if isinstance(entry, tuple) and len(entry) == 3:
         return Replace(*entry)
     expected = "TableEntry objects, or tuples of key, value and version"
-    raise argument_error(f"key-value table {table}: {entry!r:.80} is among entries", expected, argument="entries")
+    raise argument_error(
+        f"key-value table {table}: {entry!r:.80} is among entries", expected, argument="entries"
+    )
 
 
 def to_remove(table: TableId, family: str, key: Any) -> Remove[Any]:
-    """Return the change that `remove_all` makes for a key: conditional for a `TableKey` with a version."""
+    """Return the change that `remove_all` makes for a key: conditional for a `TableKey` with a
+    version.
+    """
     if isinstance(key, TableKey):
         _check_same_family(table, family, key)
         return Remove(key.key, key.version)
@@ -576,14 +689,17 @@ def to_remove(table: TableId, family: str, key: Any) -> Remove[Any]:
 
 
 def version_bytes(table: TableId, version: KeyVersion) -> bytes:
-    """Return the bytes of a version that a caller passed. Raises KeyValueTableError for anything else."""
+    """Return the bytes of a version that a caller passed. Raises KeyValueTableError for anything
+    else.
+    """
     is_version = isinstance(version, KeyVersion)
     stored = version.to_bytes() if is_version else version
     # A segment might take other bytes for "no condition".
     if not is_version or type(stored) is not bytes or len(stored) != segment.VERSION_BYTES:
         raise table.error(
             errors.KeyValueTableError,
-            f"{stored!r:.60} is not a version of a key: expected a KeyVersion of {segment.VERSION_BYTES} bytes.",
+            f"{stored!r:.60} is not a version of a key: expected a KeyVersion of"
+            f" {segment.VERSION_BYTES} bytes.",
             "Pass the version that a write returned, or that an entry was read with.",
         )
     return stored
@@ -593,6 +709,7 @@ def _check_same_family(table: TableId, family: str | None, key: TableKey[Any]) -
     if key.family != family:
         raise table.error(
             errors.KeyValueTableError,
-            f"the key {key.key!r:.60} is of family {key.family!r:.60}, in a batch of {family!r:.60}.",
+            f"the key {key.key!r:.60} is of family {key.family!r:.60}, in a batch of"
+            f" {family!r:.60}.",
             "Write the keys of each family separately.",
         )

@@ -1,16 +1,18 @@
-"""The fence entries of a segment: they let it refuse writes of a run after a later run of its application has written.
+"""The fence entries of a segment: they let it refuse writes of a run after a later run of its
+application has written.
 
-    key      0xff ff ff ff | number, one byte | name of the application     which no entry of a user can have
+    key      0xff ff ff ff | number, one byte | name of the application     which no entry of a user
+             can have
     value    the epoch of the last run that has written, as text
 
-Each request of a run contains one of the fence entries of its application: as a guard if its epoch is that of the run,
-else as a change that raises it. So the segment applies the request only if no later run has raised this entry. A later
-run does so in each segment with its first write there, and in all of them before its first output if an earlier run may
-live (`announce`).
+Each request of a run contains one of the fence entries of its application: as a guard if its epoch
+is that of the run, else as a change that raises it. So the segment applies the request only if no
+later run has raised this entry. A later run does so in each segment with its first write there, and
+in all of them before its first output if an earlier run may live (`announce`).
 
-A backend in which requests that check the same entry wait for each other has several entries (`SegmentLimits.fences`),
-of which a request contains any one; all are raised together. Requests without a fence, which are no run's, contain
-none.
+A backend in which requests that check the same entry wait for each other has several entries
+(`SegmentLimits.fences`), of which a request contains any one; all are raised together. Requests
+without a fence, which are no run's, contain none.
 """
 
 from __future__ import annotations
@@ -20,7 +22,13 @@ from collections.abc import Sequence
 
 from dagster_adjunct.resources.errors import TableUnavailableError
 from dagster_adjunct.resources.key_value import segment
-from dagster_adjunct.resources.key_value.segment import ABSENT, FENCES, ConditionsFailed, SegmentChange, StoredEntry
+from dagster_adjunct.resources.key_value.segment import (
+    ABSENT,
+    FENCES,
+    ConditionsFailed,
+    SegmentChange,
+    StoredEntry,
+)
 from dagster_adjunct.resources.key_value.table import OpenTable
 from dagster_adjunct.resources.objects.fence import Fence, lease_lost_error
 
@@ -31,15 +39,16 @@ def fence_key(application: str, number: int) -> bytes:
 
 
 class TableFences:
-    """What this process knows of the fence entries in a table's segments: those of each partition and application, and
-    the epoch for which they were read."""
+    """What this process knows of the fence entries in a table's segments: those of each partition
+    and application, and the epoch for which they were read."""
 
     def __init__(self, table: OpenTable[str, bytes]) -> None:
         self.table = table
         self._known: dict[tuple[int, str], tuple[int, list[StoredEntry | None]]] = {}
 
     async def guard(self, partition: int, fence: Fence) -> SegmentChange:
-        """Return the change that a request must contain, so that it is refused after a later run has written.
+        """Return the change that a request must contain, so that it is refused after a later run
+        has written.
 
         Raises RunLeaseLostError if one has.
         """
@@ -54,7 +63,9 @@ class TableFences:
         """Remember the fence entry that a request has written, as it was sent: with its version."""
         epoch, known = self._known.get((partition, fence.application), (0, []))
         if epoch == fence.epoch and not written.is_guard:
-            known[written.key[len(FENCES)]] = StoredEntry(written.key, written.version, written.value)
+            known[written.key[len(FENCES)]] = StoredEntry(
+                written.key, written.version, written.value
+            )
 
     def forget(self, partition: int, fence: Fence) -> None:
         """Read the fence entries again before the next request, since one had changed."""
@@ -71,7 +82,10 @@ class TableFences:
         await self._raise_all(partition, await self._read(partition, fence), fence)
 
     async def _read(self, partition: int, fence: Fence) -> list[StoredEntry | None]:
-        keys = [fence_key(fence.application, number) for number in range(self.table.backend.limits.fences)]
+        keys = [
+            fence_key(fence.application, number)
+            for number in range(self.table.backend.limits.fences)
+        ]
         known = await self.table.segment(partition).get(keys)
         self._known[partition, fence.application] = fence.epoch, known
         return known
@@ -79,7 +93,9 @@ class TableFences:
     async def _raise_all(
         self, partition: int, known: list[StoredEntry | None], fence: Fence
     ) -> list[StoredEntry | None]:
-        """Raise all fence entries of a segment, which are as `known`, to the epoch of the run; return them."""
+        """Raise all fence entries of a segment, which are as `known`, to the epoch of the run;
+        return them.
+        """
         for _ in range(_ROUNDS):
             checked = [_check(number, known, fence) for number in range(len(known))]
             raised = [change for change in checked if not change.is_guard]
@@ -95,8 +111,13 @@ class TableFences:
                 self.note(partition, fence, change)
             return known
         label = f"key-value table {self.table.id}"
-        problem = f"{label}: others changed its fence of application {fence.application!r} {_ROUNDS} times."
-        raise TableUnavailableError(problem, "Run again: one run of an application works at a time.", table=label)
+        problem = (
+            f"{label}: others changed its fence of application"
+            f" {fence.application!r} {_ROUNDS} times."
+        )
+        raise TableUnavailableError(
+            problem, "Run again: one run of an application works at a time.", table=label
+        )
 
 
 _ROUNDS = 20
@@ -111,4 +132,6 @@ def _check(number: int, known: Sequence[StoredEntry | None], fence: Fence) -> Se
     key = fence_key(fence.application, number)
     if entry is not None and epoch == fence.epoch:
         return SegmentChange(key, None, b"", entry.version, is_guard=True)
-    return SegmentChange(key, str(fence.epoch).encode(), b"", ABSENT if entry is None else entry.version)
+    return SegmentChange(
+        key, str(fence.epoch).encode(), b"", ABSENT if entry is None else entry.version
+    )

@@ -1,4 +1,5 @@
-"""Iterating over a table: `TablePages`, and `IteratorState`, from which another process can continue.
+"""Iterating over a table: `TablePages`, and `IteratorState`, from which another process can
+continue.
 
 | format | kind | incarnation | hash of what is iterated | partition | last key returned | checksum |
 | 1      | 1    | 8           | 16                       | 4         | any               | 8        |   bytes
@@ -32,8 +33,8 @@ _CHECK_BYTES = 8
 
 @dataclass(frozen=True, slots=True)
 class IteratorState:
-    """The position after a page. It is valid for the same table (not one that was created again), kind of iteration,
-    family, range and partitions; the page size may differ."""
+    """The position after a page. It is valid for the same table (not one that was created again),
+    kind of iteration, family, range and partitions; the page size may differ."""
 
     _bytes: bytes
 
@@ -43,7 +44,9 @@ class IteratorState:
 
     @staticmethod
     def from_bytes(stored: bytes) -> IteratorState:
-        """Return the state that `to_bytes` returned. Raises IteratorStateError for anything else."""
+        """Return the state that `to_bytes` returned. Raises IteratorStateError for anything
+        else.
+        """
         if (
             not isinstance(stored, bytes)
             or len(stored) < _BEFORE_KEY + _CHECK_BYTES
@@ -53,7 +56,9 @@ class IteratorState:
             raise IteratorStateError(problem, "Pass what to_bytes() returned, or None.")
         if stored[0] != _FORMAT:
             problem = f"an iterator state has format {stored[0]}; this release reads {_FORMAT}."
-            raise IteratorStateError(problem, "Continue with the release that wrote it, or start again.")
+            raise IteratorStateError(
+                problem, "Continue with the release that wrote it, or start again."
+            )
         return IteratorState(stored)
 
 
@@ -65,10 +70,11 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class PageItems(Sequence[T_co]):
-    """A sequence that makes its items anew on each iteration; it keeps them only once it has been indexed.
+    """A sequence that makes its items anew on each iteration; it keeps them only once it has been
+    indexed.
 
-    Keeping thousands of new objects, page after page, costs more than making them, because Python's garbage collector
-    scans the whole process again and again.
+    Keeping thousands of new objects, page after page, costs more than making them, because Python's
+    garbage collector scans the whole process again and again.
     """
 
     __slots__ = ("_count", "_items", "_list")
@@ -111,7 +117,9 @@ T = TypeVar("T")
 
 
 class IteratorPage(NamedTuple, Generic[T]):
-    """At least one item and at most the page size, in order; `state` is the position after the last."""
+    """At least one item and at most the page size, in order; `state` is the position after the
+    last.
+    """
 
     items: Sequence[T]
     state: IteratorState
@@ -120,9 +128,9 @@ class IteratorPage(NamedTuple, Generic[T]):
 class TablePages(Generic[T]):
     """An asynchronous iterator over `IteratorPage`s.
 
-    While others write, each key is returned at most once, ordered by (partition, key). An entry that exists throughout
-    the iteration is returned, with a version that it had when its page was read. A store that reads ahead may have read
-    a page right after the previous one was requested.
+    While others write, each key is returned at most once, ordered by (partition, key). An entry
+    that exists throughout the iteration is returned, with a version that it had when its page was
+    read. A store that reads ahead may have read a page right after the previous one was requested.
     """
 
     def __init__(
@@ -138,14 +146,21 @@ class TablePages(Generic[T]):
         family: str | None,
         values: bool,
     ) -> None:
-        self._open, self._partitions, self._whole, self._make = open_segment, partitions, within, make
+        self._open, self._partitions, self._whole, self._make = (
+            open_segment,
+            partitions,
+            within,
+            make,
+        )
         self._page_size, self._values, self._family = page_size, values, family
         end = b"-" if within.end is None else b"+" + within.end
         parts = (within.start, end, ",".join(map(str, partitions)).encode())
         content = b"".join(len(part).to_bytes(4, "big") + part for part in parts)
         iterated = hashlib.blake2b(content, digest_size=16).digest()
         # Every state of this iteration begins with these bytes.
-        self._head = _HEAD.pack(_FORMAT, b"e" if values else b"k", bytes.fromhex(table.incarnation), iterated)
+        self._head = _HEAD.pack(
+            _FORMAT, b"e" if values else b"k", bytes.fromhex(table.incarnation), iterated
+        )
         self._place, self._within = 0, within
         self._reader: PageReader | None = None  # of the current partition
         try:
@@ -171,7 +186,8 @@ class TablePages(Generic[T]):
                 page = StoredPage(is_last=True)
                 if not within.is_empty:
                     page = await self._read(partition, within)
-                # After a partition's last page comes the next partition, even if entries have been added since.
+                # After a partition's last page comes the next partition, even if entries have been
+                # added since.
                 if page.is_last or not page:
                     self._place, self._within, self._reader = self._place + 1, self._whole, None
                 else:
@@ -187,11 +203,17 @@ class TablePages(Generic[T]):
     async def _read(self, partition: int, within: KeyRange) -> StoredPage:
         if self._reader is None:
             segment = self._open(partition)
-            self._reader = segment.prefetching_reader() if isinstance(segment, PrefetchingSegment) else segment
-        return await read_with_retries(partial(self._reader.page, within, self._page_size, values=self._values))
+            self._reader = (
+                segment.prefetching_reader() if isinstance(segment, PrefetchingSegment) else segment
+            )
+        return await read_with_retries(
+            partial(self._reader.page, within, self._page_size, values=self._values)
+        )
 
     def _resume(self, table: TableId, state: IteratorState) -> None:
-        """Continue after the page that had this state. Raises IteratorStateError for the state of another iteration."""
+        """Continue after the page that had this state. Raises IteratorStateError for the state
+        of another iteration.
+        """
         if not isinstance(state, IteratorState):
             raise table.error(
                 IteratorStateError,
@@ -215,5 +237,6 @@ class TablePages(Generic[T]):
         raise table.error(
             IteratorStateError,
             f"the iterator state is of {origin}.",
-            "Pass it to the same iterator over the same table, family and range, or start again with None.",
+            "Pass it to the same iterator over the same table, family and range, or start again"
+            " with None.",
         )

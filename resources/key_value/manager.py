@@ -7,8 +7,9 @@ A table moves from one state to the next and never back:
     creating -> active -> sealing -> sealed
         `--------`----------`----------`-----> deleting -> (no entry)
 
-Once the state "creating", "sealing" or "deleting" is committed, the transition is decided and will be completed: the
-backend does its part after that, and whoever finds such a state lets the backend do it again.
+Once the state "creating", "sealing" or "deleting" is committed, the transition is decided and will
+be completed: the backend does its part after that, and whoever finds such a state lets the backend
+do it again.
 """
 
 from __future__ import annotations
@@ -31,7 +32,12 @@ from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_r
 from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.common import StoredDocument
 from dagster_adjunct.resources.key_value import segment
-from dagster_adjunct.resources.key_value.segment import E, KeyValueTableConfiguration, SegmentBackend, TableId
+from dagster_adjunct.resources.key_value.segment import (
+    E,
+    KeyValueTableConfiguration,
+    SegmentBackend,
+    TableId,
+)
 from dagster_adjunct.resources.key_value.serializers import Serializer
 from dagster_adjunct.resources.key_value.table import KeyValueTable
 from dagster_adjunct.resources.metadata import MetadataStore, NamespaceSnapshot
@@ -39,12 +45,12 @@ from dagster_adjunct.resources.objects.commit_log import decode_body
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.validation import validated_methods
 
-# The default backends of a lake, stored relative to it, so that a lake that is copied or mounted elsewhere never uses
-# the tables of the original:
+# The default backends of a lake, stored relative to it, so that a lake that is copied or mounted
+# elsewhere never uses the tables of the original:
 #
 #     {"lake": "sqlite"}     FOLDER.key-values.sqlite, next to the lake's FOLDER
-#     {"lake": "objects"}    objects of the lake. Also for a folder that machines share, because SQLite's locks don't
-#                            work there
+#     {"lake": "objects"}    objects of the lake. Also for a folder that machines share, because
+#                            SQLite's locks don't work there
 #
 # Settings of a backend follow: {"lake": "sqlite", "busy_timeout": 30.0}. The path of another SQLite
 # file in the lake's folder is relative to it: {"lake": "sqlite", "path": "tables/claims.sqlite"}.
@@ -55,7 +61,9 @@ IN_OBJECTS = {_LAKE: "objects"}
 
 
 def lake_backends(lake: Lake) -> tuple[dict[str, str], ...]:
-    """Return the descriptions of the lake's own backends; tables are created in the first by default."""
+    """Return the descriptions of the lake's own backends; tables are created in the first by
+    default.
+    """
     is_local = "://" not in lake.store.descriptor.url
     return (IN_SQLITE, IN_OBJECTS) if is_local and not lake.shared else (IN_OBJECTS,)
 
@@ -63,12 +71,16 @@ def lake_backends(lake: Lake) -> tuple[dict[str, str], ...]:
 def resolve_lake_backend(lake: Lake, description: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings for `backend_from` of a stored backend description.
 
-    A description with "lake" means a backend that belongs to this lake: {"lake": "sqlite"} is the SQLite file next to
-    its folder, {"lake": "objects"} the lake's own objects. Raises ConfigurationError if this lake has no such backend.
+    A description with "lake" means a backend that belongs to this lake: {"lake": "sqlite"} is the
+    SQLite file next to its folder, {"lake": "objects"} the lake's own objects. Raises
+    ConfigurationError if this lake has no such backend.
     """
     if _LAKE not in description:
         return dict(description)
-    root, settings = lake.store.descriptor.url, {name: v for name, v in description.items() if name != _LAKE}
+    root, settings = (
+        lake.store.descriptor.url,
+        {name: v for name, v in description.items() if name != _LAKE},
+    )
     if description.items() >= IN_SQLITE.items() and "://" not in root:
         folder = Path(root).resolve()
         path = folder.with_name(f"{folder.name}.key-values.sqlite")
@@ -77,7 +89,10 @@ def resolve_lake_backend(lake: Lake, description: Mapping[str, Any]) -> dict[str
         return {"backend": "sqlite", **settings, "path": str(path)}
     if description.items() >= IN_OBJECTS.items():
         return {"backend": "objects", "url": lake, **settings}
-    problem = f"a key-value table of {lake.url} is stored in {dict(description)!r}, which this lake does not have."
+    problem = (
+        f"a key-value table of {lake.url} is stored in {dict(description)!r}, which this lake does"
+        " not have."
+    )
     step = "Open the lake where the table was created, or upgrade dagster-adjunct."
     raise errors.ConfigurationError(problem, step, url=lake.url)
 
@@ -86,12 +101,12 @@ _NAME = re.compile(r"[A-Za-z0-9.-][A-Za-z0-9._-]{0,254}")
 
 
 def check_table_name(kind: str, name: str) -> str:
-    """Return `name` if it is valid for a scope or a table (`kind` says which): 1 to 255 ASCII letters, digits, `.`, `-`
-    and `_`, not starting with `_`."""
+    """Return `name` if it is valid for a scope or a table (`kind` says which): 1 to 255 ASCII
+    letters, digits, `.`, `-` and `_`, not starting with `_`."""
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         problem = (
-            f"{kind} name {name!r:.300} is not allowed: expected 1 to 255 letters, digits, '.', '-' or '_', not "
-            "starting with '_'."
+            f"{kind} name {name!r:.300} is not allowed: expected 1 to 255 letters, digits, '.', '-'"
+            " or '_', not starting with '_'."
         )
         raise errors.InvalidNameError(problem, "Rename it.", name=f"{name!s:.300}")
     return name
@@ -143,7 +158,9 @@ class StoredScope(StoredDocument):
 
 
 class StoredTable(StoredDocument):
-    """The stored entry of a table. A table that is created again under its name has another `incarnation`."""
+    """The stored entry of a table. A table that is created again under its name has another
+    `incarnation`.
+    """
 
     format: Literal[1] = 1
     state: TableState
@@ -166,20 +183,28 @@ class StoredTable(StoredDocument):
 
 
 def parse_stored_entry(document: type[D], value: Any, where: str) -> D:
-    """Return a stored entry as an object of its class; `where` names it in errors. Raises MalformedDocumentError."""
-    next_step = "Restore the namespace of key-value tables from a backup or an older object version."
+    """Return a stored entry as an object of its class; `where` names it in errors. Raises
+    MalformedDocumentError.
+    """
+    next_step = (
+        "Restore the namespace of key-value tables from a backup or an older object version."
+    )
     return decode_body(document, value, f"the stored entry of {where}", "can't be read", next_step)
 
 
 def _is_same(setting: str, one: Any, other: Any) -> bool:
-    """Whether two values of a setting are equal, or paths of the same file or folder, as through a link."""
+    """Whether two values of a setting are equal, or paths of the same file or folder, as through
+    a link.
+    """
     if setting not in ("path", "url") or one is None or "://" in f"{one}{other}":
         return bool(one == other)
     return Path(one).resolve() == Path(other).resolve()
 
 
 class TableBackends:
-    """The backends of a lake's tables. New ones are created in `given`, or else in the first of the lake's own."""
+    """The backends of a lake's tables. New ones are created in `given`, or else in the first of
+    the lake's own.
+    """
 
     def __init__(self, lake: Lake, given: SegmentBackend | None) -> None:
         self._lake = lake
@@ -187,7 +212,9 @@ class TableBackends:
         self._described: dict[str, SegmentBackend] = {}
 
     def description(self) -> dict[str, Any]:
-        """Return the description to store with new tables; that of the lake's own backends is relative to the lake."""
+        """Return the description to store with new tables; that of the lake's own backends is
+        relative to the lake.
+        """
         own = lake_backends(self._lake)
         if self.given is None:
             return dict(own[0])
@@ -195,13 +222,19 @@ class TableBackends:
         for relative in own:
             if resolve_lake_backend(self._lake, relative)["backend"] == given["backend"]:
                 ours = segment.describe_backend(self._from(relative))
-                settings = {name: value for name, value in given.items() if not _is_same(name, ours.get(name), value)}
+                settings = {
+                    name: value
+                    for name, value in given.items()
+                    if not _is_same(name, ours.get(name), value)
+                }
                 if not settings.keys() & {"path", "url", "s3"}:
                     return {**relative, **settings}
         return self._describe_inside(given) or given
 
     def _describe_inside(self, given: Mapping[str, Any]) -> dict[str, Any] | None:
-        """Return the description, relative to the lake, of an SQLite file in its folder; else None."""
+        """Return the description, relative to the lake, of an SQLite file in its folder; else
+        None.
+        """
         root = self._lake.store.descriptor.url
         if "://" in root or given["backend"] != IN_SQLITE[_LAKE]:
             return None
@@ -213,7 +246,9 @@ class TableBackends:
         return {**IN_SQLITE, **settings, "path": path.relative_to(folder).as_posix()}
 
     def has(self, name: TableName, table: StoredTable) -> bool:
-        """Whether the table is in the backend for new tables: at the same location, even with other settings."""
+        """Whether the table is in the backend for new tables: at the same location, even with
+        other settings.
+        """
         description = self.description()
         if description == table.backend:
             return True
@@ -223,28 +258,37 @@ class TableBackends:
             return type(theirs) is type(ours) and theirs.location(id, 0) == ours.location(id, 0)
         except errors.AdjunctError as error:
             error.add_note(
-                f"{name} is stored in the state {table.state.value!r} with the settings {table.backend}. If they "
-                f"never worked, unregister it: adjunct kv delete {name.key} --unregister."
+                f"{name} is stored in the state {table.state.value!r} with the settings"
+                f" {table.backend}. If they never worked, unregister it: adjunct kv delete"
+                f" {name.key} --unregister."
             )
             raise
 
     def of(self, name: TableName, table: StoredTable) -> SegmentBackend:
-        """Return the table's backend: `given`, with its settings, if the table is in it, or else the described one."""
+        """Return the table's backend: `given`, with its settings, if the table is in it, or else
+        the described one.
+        """
         if self.given is not None and self.has(name, table):
             return self.given
         return self._from(table.backend)
 
     def _from(self, description: Mapping[str, Any]) -> SegmentBackend:
-        """Return the backend with this description; calls with equal descriptions return the same object."""
+        """Return the backend with this description; calls with equal descriptions return the
+        same object.
+        """
         key = json.dumps(description, sort_keys=True)
         if key not in self._described:
-            return self._described.setdefault(key, segment.backend_from(resolve_lake_backend(self._lake, description)))
+            return self._described.setdefault(
+                key, segment.backend_from(resolve_lake_backend(self._lake, description))
+            )
         return self._described[key]
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentInfo:
-    """A partition of a table: it has the keys whose hashes are from `first_hash` to `last_hash`, at `location`."""
+    """A partition of a table: it has the keys whose hashes are from `first_hash` to `last_hash`,
+    at `location`.
+    """
 
     partition: int
     first_hash: int
@@ -254,7 +298,9 @@ class SegmentInfo:
 
 @dataclass(frozen=True, slots=True)
 class TableInfo:
-    """A table in a listing; if its entry can't be read, only the names are known, and `problem` says why."""
+    """A table in a listing; if its entry can't be read, only the names are known, and `problem`
+    says why.
+    """
 
     scope: str
     name: str
@@ -274,18 +320,27 @@ def table_info(name: TableName, stored: Any) -> TableInfo:
         return TableInfo(name.scope, name.table, problem=error.problem)
     backend = str(table.backend.get("backend") or table.backend.get("lake"))
     return TableInfo(
-        name.scope, name.table, table.state.value, table.configuration, backend, table.incarnation, table.created_at
+        name.scope,
+        name.table,
+        table.state.value,
+        table.configuration,
+        backend,
+        table.incarnation,
+        table.created_at,
     )
 
 
 def hash_range(partition: int, partitions: int) -> tuple[int, int]:
     """Return the first and the last hash of a partition, consistent with `partition_of`."""
-    first, following = (-(-(number << segment.HASH_BITS) // partitions) for number in (partition, partition + 1))
+    first, following = (
+        -(-(number << segment.HASH_BITS) // partitions) for number in (partition, partition + 1)
+    )
     return first, following - 1
 
 
 def ensure_table(manager: KeyValueTableManager, scope: str, table: str, partitions: int) -> None:
-    """Create a scope and a table with this number of partitions unless they exist; an existing table keeps its limits.
+    """Create a scope and a table with this number of partitions unless they exist; an existing
+    table keeps its limits.
 
     Raises KeyValueTableExistsError if it has another number of partitions or another backend.
     """
@@ -301,7 +356,9 @@ def require_scope(snapshot: NamespaceSnapshot, scope: str) -> None:
     stored = snapshot.get(scope)
     if stored is None:
         step = f"Check the name, or create it: create_scope, or adjunct kv scope create {scope}."
-        raise errors.ScopeNotFoundError(f"there is no scope {scope!r} of key-value tables.", step, scope=scope)
+        raise errors.ScopeNotFoundError(
+            f"there is no scope {scope!r} of key-value tables.", step, scope=scope
+        )
     parse_stored_entry(StoredScope, stored, f"scope {scope!r} of key-value tables")
 
 
@@ -311,7 +368,9 @@ def find_stored_table(snapshot: NamespaceSnapshot, table: TableName) -> StoredTa
     return None if stored is None else parse_stored_entry(StoredTable, stored, str(table))
 
 
-def tables_in_scope(snapshot: NamespaceSnapshot, scope: str, after: str | None) -> Iterator[TableInfo]:
+def tables_in_scope(
+    snapshot: NamespaceSnapshot, scope: str, after: str | None
+) -> Iterator[TableInfo]:
     """Yield the tables of a scope by name, those after `after`, including unreadable ones."""
     prefix = f"{scope}/"
     for key, stored in snapshot.items(prefix if after is None else f"{prefix}{after}\0"):
@@ -320,8 +379,9 @@ def tables_in_scope(snapshot: NamespaceSnapshot, scope: str, after: str | None) 
         yield table_info(TableName(scope, key.removeprefix(prefix)), stored)
 
 
-# Transitions of a table's entry, as pure decisions: each takes the stored entry (None if there is none) and returns the
-# one to store. Racing managers decide again from what the winner has stored, so exactly one gets the answer True.
+# Transitions of a table's entry, as pure decisions: each takes the stored entry (None if there is
+# none) and returns the one to store. Racing managers decide again from what the winner has stored,
+# so exactly one gets the answer True.
 
 
 UNFINISHED = frozenset({TableState.CREATING, TableState.SEALING, TableState.DELETING})
@@ -329,7 +389,8 @@ UNFINISHED = frozenset({TableState.CREATING, TableState.SEALING, TableState.DELE
 
 @dataclass(frozen=True, slots=True)
 class TableTransition:
-    """What to do with a table's entry: store `entry` (None: nothing) and have its backend do its part.
+    """What to do with a table's entry: store `entry` (None: nothing) and have its backend do its
+    part.
 
     The caller gets `answer` after that. Without an answer (None), the decision is made again.
     """
@@ -339,9 +400,13 @@ class TableTransition:
 
 
 def decide_create(
-    current: StoredTable | None, wanted: StoredTable, name: TableName, same_backend: Callable[[StoredTable], bool]
+    current: StoredTable | None,
+    wanted: StoredTable,
+    name: TableName,
+    same_backend: Callable[[StoredTable], bool],
 ) -> TableTransition:
-    """Decide how to create `wanted`; the answer is whether it is new, None while a deletion must be finished first.
+    """Decide how to create `wanted`; the answer is whether it is new, None while a deletion must be
+    finished first.
 
     Raises KeyValueTableExistsError for another configuration.
     """
@@ -372,8 +437,9 @@ def decide_update(
     if table.partitions != configuration.partitions:
         raise name.error(
             errors.KeyValueTableError,
-            f"{name} has {table.partitions} partitions: expected the same, found {configuration.partitions}. They "
-            "can't be changed, because keys are assigned to them by hash.",
+            f"{name} has {table.partitions} partitions: expected the same, found"
+            f" {configuration.partitions}. They can't be changed, because keys are assigned to them"
+            " by hash.",
             "Create another table with this number of partitions, and copy the entries.",
         )
     after = table.model_copy(update=asdict(configuration))
@@ -381,7 +447,9 @@ def decide_update(
 
 
 def decide_seal(current: StoredTable | None, name: TableName) -> TableTransition:
-    """Decide how to seal the table; the answer is whether it was open. Its creation is finished first."""
+    """Decide how to seal the table; the answer is whether it was open. Its creation is finished
+    first.
+    """
     table = require_stored_table(current, name)
     if table.state is TableState.CREATING:
         return TableTransition(None, table)
@@ -391,15 +459,23 @@ def decide_seal(current: StoredTable | None, name: TableName) -> TableTransition
 
 
 def decide_delete(current: StoredTable | None) -> TableTransition:
-    """Decide how to delete the table, in any state; the answer is whether there was one (not yet being deleted)."""
+    """Decide how to delete the table, in any state; the answer is whether there was one (not yet
+    being deleted).
+    """
     if current is None or current.state is TableState.DELETING:
         return TableTransition(False, current)
     return TableTransition(True, current.in_state(TableState.DELETING))
 
 
 def finish_transition(current: StoredTable | None, done: StoredTable) -> StoredTable | None:
-    """Return the entry after the backend has done its part for `done`; unchanged if another manager has replaced it."""
-    if current is None or current.incarnation != done.incarnation or current.state is not done.state:
+    """Return the entry after the backend has done its part for `done`; unchanged if another
+    manager has replaced it.
+    """
+    if (
+        current is None
+        or current.incarnation != done.incarnation
+        or current.state is not done.state
+    ):
         return current
     after = {TableState.CREATING: TableState.ACTIVE, TableState.SEALING: TableState.SEALED}
     return current.in_state(after[current.state]) if current.state in after else None
@@ -407,13 +483,23 @@ def finish_transition(current: StoredTable | None, done: StoredTable) -> StoredT
 
 def was_deleted(current: StoredTable | None, table: StoredTable) -> bool:
     """Whether `table` was or is being deleted, given the `current` entry of its name."""
-    return current is None or current.incarnation != table.incarnation or current.state is TableState.DELETING
+    return (
+        current is None
+        or current.incarnation != table.incarnation
+        or current.state is TableState.DELETING
+    )
 
 
 def require_stored_table(current: StoredTable | None, name: TableName) -> StoredTable:
-    """Return the entry of an existing table. Raises KeyValueTableNotFoundError, also for one that is being deleted."""
+    """Return the entry of an existing table. Raises KeyValueTableNotFoundError, also for one
+    that is being deleted.
+    """
     if current is None:
-        raise name.error(errors.KeyValueTableNotFoundError, f"there is no {name}.", "Check the name, or create it.")
+        raise name.error(
+            errors.KeyValueTableNotFoundError,
+            f"there is no {name}.",
+            "Check the name, or create it.",
+        )
     if current.state is TableState.DELETING:
         raise name.error(
             errors.KeyValueTableNotFoundError,
@@ -424,14 +510,19 @@ def require_stored_table(current: StoredTable | None, name: TableName) -> Stored
 
 
 def _differing_settings(table: StoredTable, other: StoredTable) -> str:
-    """Return, for messages, a table's backend settings that differ from the other's; all if the kind differs."""
+    """Return, for messages, a table's backend settings that differ from the other's; all if the
+    kind differs.
+    """
     is_alike = table.backend.get("backend") == other.backend.get("backend")
     differing = {
         name: value
         for name, value in table.backend.items()
         if value is not None and not (is_alike and other.backend.get(name) == value)
     }
-    return ", ".join(f"{name}={value!r}" for name, value in differing.items()) or "the same without them"
+    return (
+        ", ".join(f"{name}={value!r}" for name, value in differing.items())
+        or "the same without them"
+    )
 
 
 NAMESPACE = "key-value-tables"
@@ -447,13 +538,15 @@ V = TypeVar("V")
 class KeyValueTableManager:
     """The key-value tables of a lake. Safe to use from threads and from many processes; picklable.
 
-    Tables are created in `backend`, by default in SQLite next to a local lake and in the objects of any other lake. The
-    backend is stored with each table, so everything else finds it whichever backend the manager has.
+    Tables are created in `backend`, by default in SQLite next to a local lake and in the objects of
+    any other lake. The backend is stored with each table, so everything else finds it whichever
+    backend the manager has.
 
-    Names of scopes and tables are 1 to 255 ASCII letters, digits, `.`, `-` and `_`, and don't start with `_`
-    (InvalidNameError). A call that dies halfway is finished by the next one that finds the table. Methods block.
-    Besides the errors that they name, they raise TableUnavailableError and StoreUnavailableError if a store is
-    unreachable (the same call may be repeated), and CommitStateUnknownError if a commit's outcome is unknown.
+    Names of scopes and tables are 1 to 255 ASCII letters, digits, `.`, `-` and `_`, and don't start
+    with `_` (InvalidNameError). A call that dies halfway is finished by the next one that finds the
+    table. Methods block. Besides the errors that they name, they raise TableUnavailableError and
+    StoreUnavailableError if a store is unreachable (the same call may be repeated), and
+    CommitStateUnknownError if a commit's outcome is unknown.
     """
 
     def __init__(self, lake: Lake, backend: SegmentBackend | None = None) -> None:
@@ -479,7 +572,9 @@ class KeyValueTableManager:
         return self._namespace.transact(decide, by=_BY)
 
     def delete_scope(self, scope: str) -> bool:
-        """Delete a scope without tables; return False if it does not exist. Raises ScopeNotEmptyError."""
+        """Delete a scope without tables; return False if it does not exist. Raises
+        ScopeNotEmptyError.
+        """
         check_table_name("scope", scope)
 
         def decide(snapshot: NamespaceSnapshot) -> tuple[dict[str, Any], bool | list[TableInfo]]:
@@ -489,9 +584,13 @@ class KeyValueTableManager:
             return ({}, tables) if tables else ({scope: None}, True)
 
         while isinstance(answer := self._namespace.transact(decide, by=_BY), list):
-            unfinished = [table.name for table in answer if table.state == TableState.DELETING.value]
+            unfinished = [
+                table.name for table in answer if table.state == TableState.DELETING.value
+            ]
             if not unfinished:
-                names = ", ".join(table.name for table in answer) + (", …" if len(answer) > 2 else "")
+                names = ", ".join(table.name for table in answer) + (
+                    ", …" if len(answer) > 2 else ""
+                )
                 raise errors.ScopeNotEmptyError(
                     f"scope {scope!r} holds tables: {names}.", "Delete them first.", scope=scope
                 )
@@ -499,7 +598,9 @@ class KeyValueTableManager:
                 self.delete(scope, name)
         return answer
 
-    def list_scopes(self, *, after: str | None = None, limit: PositiveInt | None = None) -> tuple[str, ...]:
+    def list_scopes(
+        self, *, after: str | None = None, limit: PositiveInt | None = None
+    ) -> tuple[str, ...]:
         """Return at most `limit` names of scopes, in order, those after `after`.
 
         To continue a listing, in any process, pass the last name that it returned.
@@ -509,10 +610,12 @@ class KeyValueTableManager:
         return tuple(islice(names, limit))
 
     def create(self, scope: str, name: str, configuration: KeyValueTableConfiguration) -> bool:
-        """Create a table; return False if it exists with the same configuration, in the same backend.
+        """Create a table; return False if it exists with the same configuration, in the same
+        backend.
 
-        Of concurrent callers exactly one gets True. Raises ScopeNotFoundError, and KeyValueTableExistsError if the
-        table exists with another configuration or in another backend.
+        Of concurrent callers exactly one gets True. Raises ScopeNotFoundError, and
+        KeyValueTableExistsError if the table exists with another configuration or in another
+        backend.
         """
         table = TableName.checked(scope, name)
         wanted = StoredTable(
@@ -526,15 +629,20 @@ class KeyValueTableManager:
         def decide(current: StoredTable | None) -> TableTransition:
             if current is None:  # settings that can't work here fail before anything is stored
                 self._backends.of(table, wanted).location(wanted.id(table), 0)
-            return decide_create(current, wanted, table, lambda other: self._backends.has(table, other))
+            return decide_create(
+                current, wanted, table, lambda other: self._backends.has(table, other)
+            )
 
         return self._change(table, decide)
 
-    def list(self, scope: str, *, after: str | None = None, limit: PositiveInt | None = None) -> tuple[TableInfo, ...]:
+    def list(
+        self, scope: str, *, after: str | None = None, limit: PositiveInt | None = None
+    ) -> tuple[TableInfo, ...]:
         """Return at most `limit` tables of a scope by name, those after `after`.
 
-        To continue a listing, in any process, pass the last name that it returned. Tables whose deletion has not
-        finished, and those whose entry this release can't read, are included. Raises ScopeNotFoundError.
+        To continue a listing, in any process, pass the last name that it returned. Tables whose
+        deletion has not finished, and those whose entry this release can't read, are included.
+        Raises ScopeNotFoundError.
         """
         check_table_name("scope", scope)
         snapshot = self._namespace.read()
@@ -542,18 +650,24 @@ class KeyValueTableManager:
         return tuple(islice(tables_in_scope(snapshot, scope, after), limit))
 
     def describe(self, scope: str, name: str) -> TableInfo:
-        """Return the description of a table. Raises ScopeNotFoundError and KeyValueTableNotFoundError."""
+        """Return the description of a table. Raises ScopeNotFoundError and
+        KeyValueTableNotFoundError.
+        """
         table = TableName.checked(scope, name)
         return table_info(table, self._existing(table).model_dump(mode="json"))
 
     def get_configuration(self, scope: str, name: str) -> KeyValueTableConfiguration:
-        """Return a table's configuration. Raises ScopeNotFoundError and KeyValueTableNotFoundError."""
+        """Return a table's configuration. Raises ScopeNotFoundError and
+        KeyValueTableNotFoundError.
+        """
         return self._existing(TableName.checked(scope, name)).configuration
 
     def update(self, scope: str, name: str, configuration: KeyValueTableConfiguration) -> bool:
-        """Change a table's limits; return False if it has them already. Open handles keep the limits they have.
+        """Change a table's limits; return False if it has them already. Open handles keep the
+        limits they have.
 
-        Raises KeyValueTableError for another number of partitions, ScopeNotFoundError and KeyValueTableNotFoundError.
+        Raises KeyValueTableError for another number of partitions, ScopeNotFoundError and
+        KeyValueTableNotFoundError.
         """
         table = TableName.checked(scope, name)
         return self._change(table, lambda current: decide_update(current, configuration, table))
@@ -561,26 +675,28 @@ class KeyValueTableManager:
     def seal(self, scope: str, name: str) -> bool:
         """Make a table read-only for ever; return False if it is sealed already.
 
-        Once this returns, no write is applied any more. If the backend can be asked beforehand (`PreflightChecks`) and
-        the store rejects the seal, for example for missing rights, the table stays open. Raises ScopeNotFoundError and
-        KeyValueTableNotFoundError.
+        Once this returns, no write is applied any more. If the backend can be asked beforehand
+        (`PreflightChecks`) and the store rejects the seal, for example for missing rights, the
+        table stays open. Raises ScopeNotFoundError and KeyValueTableNotFoundError.
         """
         table = TableName.checked(scope, name)
         return self._change(table, lambda current: decide_seal(current, table), preflight=True)
 
     def delete(self, scope: str, name: str) -> bool:
-        """Delete a table with its entries; return False if it does not exist. Raises ScopeNotFoundError.
+        """Delete a table with its entries; return False if it does not exist. Raises
+        ScopeNotFoundError.
 
-        Open handles get KeyValueTableNotFoundError, also once a table of this name is created again. A store that
-        rejects the deletion is handled as by `seal`.
+        Open handles get KeyValueTableNotFoundError, also once a table of this name is created
+        again. A store that rejects the deletion is handled as by `seal`.
         """
         return self._change(TableName.checked(scope, name), decide_delete, preflight=True)
 
     def unregister(self, scope: str, name: str) -> bool:
-        """Remove a table's entry without asking its backend, which keeps the table; return whether there was one.
+        """Remove a table's entry without asking its backend, which keeps the table; return whether
+        there was one.
 
-        For a backend that is lost or never worked, and for an entry that this release can't read. Open handles continue
-        to work. Raises ScopeNotFoundError.
+        For a backend that is lost or never worked, and for an entry that this release can't read.
+        Open handles continue to work. Raises ScopeNotFoundError.
         """
         table = TableName.checked(scope, name)
 
@@ -591,7 +707,9 @@ class KeyValueTableManager:
 
         return self._namespace.transact(decide, by=_BY)
 
-    def open(self, scope: str, name: str, *, key: Serializer[K], value: Serializer[V]) -> KeyValueTable[K, V]:
+    def open(
+        self, scope: str, name: str, *, key: Serializer[K], value: Serializer[V]
+    ) -> KeyValueTable[K, V]:
         """Return a table for reading and writing with these serializers.
 
         It connects on first use. Raises ScopeNotFoundError and KeyValueTableNotFoundError.
@@ -600,7 +718,9 @@ class KeyValueTableManager:
         stored = self._existing(table)
         if stored.state is TableState.CREATING:
             self._finish(table, stored)  # its creator may have died before the backend created it
-        return KeyValueTable(stored.id(table), stored.configuration, self._backends.of(table, stored), key, value)
+        return KeyValueTable(
+            stored.id(table), stored.configuration, self._backends.of(table, stored), key, value
+        )
 
     def segments(self, scope: str, name: str) -> tuple[SegmentInfo, ...]:
         """Return the partitions of a table, each with the range of its hashes and its location.
@@ -611,17 +731,25 @@ class KeyValueTableManager:
         stored = self._existing(table)
         backend, id = self._backends.of(table, stored), stored.id(table)
         return tuple(
-            SegmentInfo(number, *hash_range(number, stored.partitions), backend.location(id, number))
+            SegmentInfo(
+                number, *hash_range(number, stored.partitions), backend.location(id, number)
+            )
             for number in range(stored.partitions)
         )
 
     def _change(
-        self, table: TableName, decide: Callable[[StoredTable | None], TableTransition], *, preflight: bool = False
+        self,
+        table: TableName,
+        decide: Callable[[StoredTable | None], TableTransition],
+        *,
+        preflight: bool = False,
     ) -> bool:
-        """Commit the transition that `decide` returns, have the backend do its part, and return the answer.
+        """Commit the transition that `decide` returns, have the backend do its part, and return the
+        answer.
 
-        With `preflight`, the backend is first asked whether the store allows it. A transition that the store rejects
-        must not begin, because other managers, with other rights, would try to complete it.
+        With `preflight`, the backend is first asked whether the store allows it. A transition that
+        the store rejects must not begin, because other managers, with other rights, would try to
+        complete it.
         """
         while True:
             expected = self._preflight(table, decide) if preflight else None
@@ -647,26 +775,35 @@ class KeyValueTableManager:
     def _preflight(
         self, name: TableName, decide: Callable[[StoredTable | None], TableTransition]
     ) -> StoredTable | None:
-        """Return the current entry. Raises what the backend would raise for the transition that `decide` returns."""
+        """Return the current entry. Raises what the backend would raise for the transition that
+        `decide` returns.
+        """
         current = self._entry(name)
         after = decide(current).entry
         if current is None or after is None or after.state is current.state:
             return current
         backend = self._backends.of(name, current)
         if isinstance(backend, segment.PreflightChecks):
-            check = backend.check_may_delete if after.state is TableState.DELETING else backend.check_may_seal
+            check = (
+                backend.check_may_delete
+                if after.state is TableState.DELETING
+                else backend.check_may_seal
+            )
             try:
                 _retrying()(lambda: check(current.id(name), current.partitions))
             except errors.AdjunctError as error:
                 error.add_note(
-                    f"Nothing was started: {name} stays in the state {current.state.value!r}. If its backend is lost "
-                    f"for good, unregister it: adjunct kv delete {name.key} --unregister."
+                    f"Nothing was started: {name} stays in the state {current.state.value!r}. If"
+                    " its backend is lost for good, unregister it: adjunct kv delete"
+                    f" {name.key} --unregister."
                 )
                 raise
         return current
 
     def _finish(self, name: TableName, table: StoredTable) -> None:
-        """Have the backend do its part of an unfinished transition, whoever began it, and store that it is done."""
+        """Have the backend do its part of an unfinished transition, whoever began it, and store
+        that it is done.
+        """
         if table.state not in UNFINISHED:
             return
         backend, id = self._backends.of(name, table), table.id(name)
@@ -683,8 +820,9 @@ class KeyValueTableManager:
                 raise
         except errors.AdjunctError as error:
             error.add_note(
-                f"{name} stays in the state {table.state.value!r}, and the same call continues from there. If its "
-                f"backend is lost for good, unregister it: adjunct kv delete {name.key} --unregister."
+                f"{name} stays in the state {table.state.value!r}, and the same call continues from"
+                " there. If its backend is lost for good, unregister it: adjunct kv delete"
+                f" {name.key} --unregister."
             )
             raise
 
@@ -696,7 +834,9 @@ class KeyValueTableManager:
 
         after = self._namespace.transact(commit, by=_BY)
         if table.state is TableState.CREATING and was_deleted(after, table):
-            _retrying()(backend.delete, id, table.partitions)  # the backend may have created it after it was deleted
+            _retrying()(
+                backend.delete, id, table.partitions
+            )  # the backend may have created it after it was deleted
 
     def _entry(self, table: TableName) -> StoredTable | None:
         snapshot = self._namespace.read()

@@ -1,4 +1,5 @@
-"""`TableSegment`, one partition of a key-value table in some store, and `SegmentBackend`, which opens them.
+"""`TableSegment`, one partition of a key-value table in some store, and `SegmentBackend`, which
+opens them.
 
 Their docstrings are the specification that every backend is tested against.
 """
@@ -34,16 +35,18 @@ from dagster_adjunct.resources.validation import validated
 #     without            | - length of the key  | key, serialized |
 #                        |<------ prefix, which is hashed ------>|
 #
-# A length is two bytes, big-endian, in two's complement: no family starts like a key without one. The empty family is
-# rejected, because its bytes would be those of the empty key without a family. Entries are ordered by table key, which
-# within a family is the order of the keys.
+# A length is two bytes, big-endian, in two's complement: no family starts like a key without one.
+# The empty family is rejected, because its bytes would be those of the empty key without a family.
+# Entries are ordered by table key, which within a family is the order of the keys.
 
 
 FENCES = b"\xff\xff\xff\xff"
-"""What the keys of fence entries (`fencing.py`) begin with. They follow all table keys, and are no valid ones: a length
-of -1 is followed by one byte."""
+"""What the keys of fence entries (`fencing.py`) begin with. They follow all table keys, and are no
+valid ones: a length of -1 is followed by one byte."""
 MAX_KEY_BYTES = 8190
-"""The most bytes of family and key together: a table key has up to 8,192, two of them for the length."""
+"""The most bytes of family and key together: a table key has up to 8,192, two of them for the
+length.
+"""
 _LENGTH = struct.Struct(">h")
 HASH_BITS = 52
 
@@ -72,14 +75,17 @@ ALL_ENTRIES = KeyRange(end=FENCES)
 def family_prefix(family: str) -> bytes:
     """Return the bytes with which the table keys of a family start.
 
-    For a family with more than MAX_KEY_BYTES, whose length does not fit, they are no valid prefix: check their number.
+    For a family with more than MAX_KEY_BYTES, whose length does not fit, they are no valid prefix:
+    check their number.
     """
     encoded = family.encode()
     return _LENGTH.pack(min(len(encoded), MAX_KEY_BYTES)) + encoded
 
 
 def table_key(prefix: bytes, key: bytes) -> bytes:
-    """Return the table key of a serialized key; `prefix` is that of its family, or empty if it has none."""
+    """Return the table key of a serialized key; `prefix` is that of its family, or empty if it
+    has none.
+    """
     return prefix + key if prefix else _LENGTH.pack(-len(key)) + key
 
 
@@ -94,14 +100,17 @@ def split_table_key(stored: bytes) -> tuple[str | None, bytes]:
 def split_table_keys(stored: Sequence[bytes]) -> tuple[Iterable[str | None], Sequence[bytes]]:
     """Return the families and the serialized keys of one or more ascending table keys.
 
-    If all have the same family, which is split faster, the families are an endless iterator: zip them with the keys.
+    If all have the same family, which is split faster, the families are an endless iterator: zip
+    them with the keys.
     """
     (length,) = _LENGTH.unpack_from(stored[0])
     if length < 0:  # no family follows
         return repeat(None), list(map(itemgetter(slice(2, None)), stored))
     start = 2 + length
     if length > 0 and stored[-1].startswith(stored[0][:start]):
-        return repeat(stored[0][2:start].decode()), list(map(itemgetter(slice(start, None)), stored))
+        return repeat(stored[0][2:start].decode()), list(
+            map(itemgetter(slice(start, None)), stored)
+        )
     families, keys = zip(*map(split_table_key, stored), strict=True)
     return families, keys
 
@@ -122,8 +131,12 @@ def family_range(prefix: bytes) -> KeyRange:
     return KeyRange(prefix, end[:-1] + bytes([end[-1] + 1]) if end else None)
 
 
-def family_subrange(prefix: bytes, key_prefix: bytes, start: bytes | None, end: bytes | None) -> KeyRange:
-    """Return the range of a family's keys that start with `key_prefix`, from `start` up to but not including `end`."""
+def family_subrange(
+    prefix: bytes, key_prefix: bytes, start: bytes | None, end: bytes | None
+) -> KeyRange:
+    """Return the range of a family's keys that start with `key_prefix`, from `start` up to but
+    not including `end`.
+    """
     whole = family_range(prefix + key_prefix)
     first = whole.start if start is None else max(whole.start, prefix + start)
     if end is None:
@@ -145,9 +158,9 @@ ABSENT: Final = Expected.ABSENT
 class SegmentChange(NamedTuple):
     """A change of one key to `value` and the new `version`; a value of None removes the key.
 
-    `expected` is ANYTHING, ABSENT, or the bytes of the version that the key must have. Removing a missing key succeeds
-    if ANYTHING is expected. `is_guard` only checks the key, at the moment when the other changes are applied; its
-    `expected` is not ANYTHING.
+    `expected` is ANYTHING, ABSENT, or the bytes of the version that the key must have. Removing a
+    missing key succeeds if ANYTHING is expected. `is_guard` only checks the key, at the moment when
+    the other changes are applied; its `expected` is not ANYTHING.
     """
 
     key: bytes
@@ -169,8 +182,9 @@ class StoredEntry(NamedTuple):
 class StoredPage:
     """Entries as columns of equal length; `values` are None if only keys were requested.
 
-    `is_last` means that the range had no further entries at the time of the read; False means unknown. Scans read
-    millions of entries, and an object for each would keep Python's garbage collector busy.
+    `is_last` means that the range had no further entries at the time of the read; False means
+    unknown. Scans read millions of entries, and an object for each would keep Python's garbage
+    collector busy.
     """
 
     keys: Sequence[bytes] = ()
@@ -195,9 +209,10 @@ class StoredPage:
 class SegmentLimits:
     """What a backend accepts; None means no limit of its own.
 
-    In bytes: a table key and a family's prefix (each with the two bytes of its length), a serialized key, a value, and
-    all keys and values of one request. `changes` is the number of changes in one request. `fences` is over how many
-    entries the checks of one application's runs are spread, if requests that check the same one wait for each other.
+    In bytes: a table key and a family's prefix (each with the two bytes of its length), a
+    serialized key, a value, and all keys and values of one request. `changes` is the number of
+    changes in one request. `fences` is over how many entries the checks of one application's runs
+    are spread, if requests that check the same one wait for each other.
     """
 
     table_key: int = MAX_KEY_BYTES + 2
@@ -214,7 +229,9 @@ E = TypeVar("E", bound=errors.KeyValueTableError)
 
 @dataclass(frozen=True, slots=True)
 class TableId:
-    """A table as backends know it. `incarnation` (16 hexadecimal digits) is unique to each created table."""
+    """A table as backends know it. `incarnation` (16 hexadecimal digits) is unique to each
+    created table.
+    """
 
     scope: str
     name: str
@@ -225,13 +242,20 @@ class TableId:
 
     def error(self, kind: type[E], problem: str, next_step: str = "", **about: Any) -> E:
         """Return an error about this table, which its message and its fields name."""
-        return kind(f"key-value table {self}: {problem}", next_step, scope=self.scope, table=self.name, **about)
+        return kind(
+            f"key-value table {self}: {problem}",
+            next_step,
+            scope=self.scope,
+            table=self.name,
+            **about,
+        )
 
 
 class ConditionsFailed(Exception):
     """Conditions of a request do not hold, so nothing was applied.
 
-    `found` has the current version (None for a missing key) of each change whose own condition fails, by its index.
+    `found` has the current version (None for a missing key) of each change whose own condition
+    fails, by its index.
     """
 
     def __init__(self, found: Mapping[int, bytes | None]) -> None:
@@ -246,7 +270,8 @@ Failing: TypeAlias = dict[int, bytes | None]
 def failed_conditions(
     changes: Sequence[SegmentChange], current: Mapping[bytes, bytes | None], start: int = 0
 ) -> Failing:
-    """Return the indexes, from `start` on, of changes whose conditions do not hold, with the versions found.
+    """Return the indexes, from `start` on, of changes whose conditions do not hold, with the
+    versions found.
 
     `current` has the version of each key; those of missing keys are None or absent.
     """
@@ -259,50 +284,62 @@ def failed_conditions(
 
 
 class ReplyLostError(errors.TransientError):
-    """A request was sent, and whether it was applied is unknown. It is sent again with `repeated=True`."""
+    """A request was sent, and whether it was applied is unknown. It is sent again with
+    `repeated=True`.
+    """
 
 
 class TableSegment(Protocol):
-    """One partition of a key-value table: an ordered map from table keys (bytes) to values with versions.
+    """One partition of a key-value table: an ordered map from table keys (bytes) to values with
+    versions.
 
-    Every method is linearizable: what has returned is visible to everything that starts later, in any process. Methods
-    raise `TableUnavailableError` if nothing happened and the same call may succeed later, `KeyValueTableNotFoundError`
-    if the table was deleted, and `TableError` or `TableAccessError` if a retry does not help. They may be awaited from
-    any event loop, and by `run_without_loop`, in which they never suspend: where they wait, they block the thread.
+    Every method is linearizable: what has returned is visible to everything that starts later, in
+    any process. Methods raise `TableUnavailableError` if nothing happened and the same call may
+    succeed later, `KeyValueTableNotFoundError` if the table was deleted, and `TableError` or
+    `TableAccessError` if a retry does not help. They may be awaited from any event loop, and by
+    `run_without_loop`, in which they never suspend: where they wait, they block the thread.
     """
 
-    async def apply(self, changes: Sequence[SegmentChange], token: bytes, *, repeated: bool = False) -> None:
-        """Apply all changes or none. There is at least one, their keys differ, and together they are within the limits
-        of the backend.
+    async def apply(
+        self, changes: Sequence[SegmentChange], token: bytes, *, repeated: bool = False
+    ) -> None:
+        """Apply all changes or none. There is at least one, their keys differ, and together they
+        are within the limits of the backend.
 
-        Raises `ConditionsFailed` with every change whose condition does not hold, `KeyValueTableSealedError`, and
-        `ReplyLostError` if the request may have been applied, or still may be.
+        Raises `ConditionsFailed` with every change whose condition does not hold,
+        `KeyValueTableSealedError`, and `ReplyLostError` if the request may have been applied, or
+        still may be.
 
-        `token` (12 bytes) identifies the request. `repeated` means that an earlier call with the same arguments raised
-        `ReplyLostError`. If that call was applied, or is applied while this one checks, this one returns without
-        changing anything, whatever others have written since. Otherwise the earlier call can't be applied any more, and
-        this one does its work. The backend remembers tokens for at least `SegmentBackend.horizon` seconds.
+        `token` (12 bytes) identifies the request. `repeated` means that an earlier call with the
+        same arguments raised `ReplyLostError`. If that call was applied, or is applied while this
+        one checks, this one returns without changing anything, whatever others have written since.
+        Otherwise the earlier call can't be applied any more, and this one does its work. The
+        backend remembers tokens for at least `SegmentBackend.horizon` seconds.
         """
         ...
 
     async def get(self, keys: Sequence[bytes], *, values: bool = True) -> list[StoredEntry | None]:
-        """Return the entries of any number of keys, which may repeat, in their order; None for missing ones.
+        """Return the entries of any number of keys, which may repeat, in their order; None for
+        missing ones.
 
-        Each entry is current at some moment during the call; all are of the same moment if the store supports that.
+        Each entry is current at some moment during the call; all are of the same moment if the
+        store supports that.
         """
         ...
 
     async def page(self, within: KeyRange, limit: int, *, values: bool) -> StoredPage:
-        """Return the first entries of a range that is not empty, by table key: at most `limit`, which is 1 or more.
+        """Return the first entries of a range that is not empty, by table key: at most `limit`,
+        which is 1 or more.
 
-        A page may be shorter because the range ends, or because the backend limits its size. An empty page means that
-        nothing is left, and `is_last` that nothing followed. Each entry exists at some moment during the call; an entry
-        that exists throughout is not skipped.
+        A page may be shorter because the range ends, or because the backend limits its size. An
+        empty page means that nothing is left, and `is_last` that nothing followed. Each entry
+        exists at some moment during the call; an entry that exists throughout is not skipped.
         """
         ...
 
     async def close(self) -> None:
-        """Release what the running event loop uses, such as connections and files. A later call opens it again.
+        """Release what the running event loop uses, such as connections and files. A later call
+        opens it again.
 
         Without an event loop, release what all such threads of the process share.
         """
@@ -313,9 +350,9 @@ class TableSegment(Protocol):
 class SegmentBackend(Protocol):
     """A store of key-value tables. Picklable, without secrets, and described by plain values.
 
-    `create`, `seal` and `delete` block. They may run concurrently and repeatedly, also after a crash of an earlier
-    call, and lead to the same state. If `waits` is False, the coroutines of its segments never suspend, so they run
-    without an event loop, too.
+    `create`, `seal` and `delete` block. They may run concurrently and repeatedly, also after a
+    crash of an earlier call, and lead to the same state. If `waits` is False, the coroutines of its
+    segments never suspend, so they run without an event loop, too.
     """
 
     limits: SegmentLimits
@@ -323,8 +360,8 @@ class SegmentBackend(Protocol):
     horizon: float  # seconds after its first attempt for which a request may be repeated
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the keyword arguments that make the same backend in another process: no secrets, only the names of
-        environment variables that hold them."""
+        """Return the keyword arguments that make the same backend in another process: no secrets,
+        only the names of environment variables that hold them."""
         ...
 
     def create(self, table: TableId, partitions: int) -> None:
@@ -336,8 +373,8 @@ class SegmentBackend(Protocol):
         ...
 
     def delete(self, table: TableId, partitions: int) -> None:
-        """Delete the table and its entries. Open handles get `KeyValueTableNotFoundError`, and nothing that they sent
-        is applied after this has returned."""
+        """Delete the table and its entries. Open handles get `KeyValueTableNotFoundError`, and
+        nothing that they sent is applied after this has returned."""
         ...
 
     def open(self, table: TableId, partition: int) -> TableSegment:
@@ -353,8 +390,9 @@ class SegmentBackend(Protocol):
 class PreflightChecks(Protocol):
     """A backend that can check whether its store would allow its user to seal or delete a table.
 
-    Both methods block and change nothing. They raise what `seal` or `delete` would raise if the store rejects it, for
-    example for missing rights, or is unreachable. They need not check whether the table exists.
+    Both methods block and change nothing. They raise what `seal` or `delete` would raise if the
+    store rejects it, for example for missing rights, or is unreachable. They need not check whether
+    the table exists.
     """
 
     def check_may_seal(self, table: TableId, partitions: int) -> None: ...
@@ -373,10 +411,11 @@ class PrefetchingSegment(Protocol):
     """A segment whose store can prepare a page while the previous one is used."""
 
     def prefetching_reader(self) -> PageReader:
-        """Return a reader for the consecutive pages of one iteration, which may be abandoned at any time.
+        """Return a reader for the consecutive pages of one iteration, which may be abandoned at any
+        time.
 
-        From the third call on, a page may have been read right after the previous call, and then does not contain what
-        was written since.
+        From the third call on, a page may have been read right after the previous call, and then
+        does not contain what was written since.
         """
         ...
 
@@ -392,19 +431,26 @@ _BACKENDS: ClassRegistry[SegmentBackend] = ClassRegistry(
 
 
 def register_segment_backend(name: str, backend: Callable[..., SegmentBackend]) -> None:
-    """Register a class under `name`. It accepts the items of its objects' `to_dict()` as keywords."""
+    """Register a class under `name`. It accepts the items of its objects' `to_dict()` as
+    keywords.
+    """
     _BACKENDS.register(name, backend)
 
 
 describe_backend, backend_from = _BACKENDS.describe, _BACKENDS.from_description
-"""The first returns a registered backend as plain values: {"backend": "sqlite", …}; the second is its inverse."""
+"""The first returns a registered backend as plain values: {"backend": "sqlite", …}; the second
+is its inverse.
+"""
 
 
 def deleted_table_error(table: TableId, label: str) -> errors.KeyValueTableNotFoundError:
-    """Return the error for a table that no longer exists; `label` says which it is, and where it was."""
+    """Return the error for a table that no longer exists; `label` says which it is, and where it
+    was.
+    """
     problem = f"{label} was deleted since it was opened."
     step = (
-        "Open it again by name. If the name is found but the table is still missing, restore its store from a backup."
+        "Open it again by name. If the name is found but the table is still missing, restore its"
+        " store from a backup."
     )
     return errors.KeyValueTableNotFoundError(problem, step, scope=table.scope, table=table.name)
 
@@ -412,14 +458,19 @@ def deleted_table_error(table: TableId, label: str) -> errors.KeyValueTableNotFo
 def missing_table_error(table: TableId, label: str) -> errors.TableNotFoundError:
     """Return the error for a table that the lake knows and whose store is missing."""
     problem = f"{label} is missing: the lake lists the table, but its store does not exist."
-    step = f"Restore it from a backup, or give it up and create it again: adjunct kv delete {table} --unregister."
+    step = (
+        "Restore it from a backup, or give it up and create it again: adjunct kv delete"
+        f" {table} --unregister."
+    )
     return errors.TableNotFoundError(problem, step, table=label)
 
 
 def sealed_table_error(table: TableId, label: str) -> errors.KeyValueTableSealedError:
     """Return the error for a write to a sealed table."""
     problem = f"{label} is sealed: it can be read but not written."
-    return errors.KeyValueTableSealedError(problem, "Write to another table.", scope=table.scope, table=table.name)
+    return errors.KeyValueTableSealedError(
+        problem, "Write to another table.", scope=table.scope, table=table.name
+    )
 
 
 TOKEN_BYTES = 12
@@ -432,22 +483,28 @@ def new_token() -> bytes:
 
 
 def make_version(token: bytes, index: int) -> bytes:
-    """Return the version that the change at this index of a request gives its key. It is never used again."""
+    """Return the version that the change at this index of a request gives its key. It is never
+    used again.
+    """
     return token + index.to_bytes(VERSION_BYTES - TOKEN_BYTES, "big")
 
 
 def with_versions(changes: Iterable[SegmentChange]) -> tuple[list[SegmentChange], bytes]:
     """Return the changes of a request, each with its version, and the request's token."""
     token = new_token()
-    return [change._replace(version=make_version(token, place)) for place, change in enumerate(changes)], token
+    return [
+        change._replace(version=make_version(token, place)) for place, change in enumerate(changes)
+    ], token
 
 
 # Not frozen: one is made for each entry that is read, and a frozen one takes twice as long to make.
 @dataclass(slots=True, unsafe_hash=True)
 class KeyVersion:
-    """The version of a key: it changes with every write, also of an equal value, and is never used again.
+    """The version of a key: it changes with every write, also of an equal value, and is never used
+    again.
 
-    Versions can be compared for equality only. A version from before a deletion is never valid again.
+    Versions can be compared for equality only. A version from before a deletion is never valid
+    again.
     """
 
     _bytes: bytes
@@ -458,7 +515,9 @@ class KeyVersion:
 
     @staticmethod
     def from_bytes(stored: bytes) -> KeyVersion:
-        """Return the version that `to_bytes` returned. Raises KeyValueTableError for anything else."""
+        """Return the version that `to_bytes` returned. Raises KeyValueTableError for anything
+        else.
+        """
         if not isinstance(stored, bytes) or len(stored) != VERSION_BYTES:
             problem = f"{stored!r:.60} is not a version of a key: expected {VERSION_BYTES} bytes."
             raise errors.KeyValueTableError(problem, "Pass what KeyVersion.to_bytes() returned.")
@@ -471,8 +530,8 @@ class KeyVersion:
         return self._bytes.hex()
 
 
-# Waiting: in an event loop or, for callers without one, in the calling thread. Segments and tables wait only by these
-# functions.
+# Waiting: in an event loop or, for callers without one, in the calling thread. Segments and tables
+# wait only by these functions.
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -480,12 +539,16 @@ _blocking: ContextVar[bool] = ContextVar("adjunct_key_value_blocking", default=F
 
 
 def is_blocking() -> bool:
-    """Whether the running coroutine was started by `run_without_loop`, so that it blocks its thread where it waits."""
+    """Whether the running coroutine was started by `run_without_loop`, so that it blocks its
+    thread where it waits.
+    """
     return _blocking.get()
 
 
 def run_without_loop(operation: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine of a table or segment in this thread, which it blocks where it waits; return its result."""
+    """Run a coroutine of a table or segment in this thread, which it blocks where it waits;
+    return its result.
+    """
     before = _blocking.set(True)
     try:
         operation.send(None)
@@ -510,7 +573,11 @@ async def in_thread(executor: Callable[[], Executor], work: Callable[[], T]) -> 
 
     In an event loop it runs in a thread of `executor`, without one in this thread.
     """
-    return work() if _blocking.get() else await asyncio.get_running_loop().run_in_executor(executor(), work)
+    return (
+        work()
+        if _blocking.get()
+        else await asyncio.get_running_loop().run_in_executor(executor(), work)
+    )
 
 
 async def result_of(pending: Future[T]) -> T:
@@ -524,10 +591,13 @@ async def result_of(pending: Future[T]) -> T:
         raise
 
 
-async def at_once(executor: Callable[[], Executor], operations: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+async def at_once(
+    executor: Callable[[], Executor], operations: Iterable[Coroutine[Any, Any, T]]
+) -> list[T]:
     """Return the results of operations that run concurrently, in their order.
 
-    Without an event loop they run in threads of `executor`. If one fails, its error is raised once no other is running.
+    Without an event loop they run in threads of `executor`. If one fails, its error is raised once
+    no other is running.
     """
     given = list(operations)
     if len(given) == 1:
@@ -555,7 +625,9 @@ async def at_once(executor: Callable[[], Executor], operations: Iterable[Corouti
 
 
 def threads(purpose: str, count: int) -> ThreadPoolExecutor:
-    """Return the pool of up to `count` threads that this process has for `purpose`, created on first use."""
+    """Return the pool of up to `count` threads that this process has for `purpose`, created on
+    first use.
+    """
     return _threads(purpose, count, os.getpid())
 
 
@@ -565,7 +637,9 @@ def _threads(purpose: str, count: int, _process: int) -> ThreadPoolExecutor:
 
 
 RETRY_SECONDS = 60.0
-"""How long requests to an unreachable table are retried. A lost reply is looked for until the horizon."""
+"""How long requests to an unreachable table are retried. A lost reply is looked for until the
+horizon.
+"""
 _FIRST_PAUSE = 0.05
 _LONGEST_PAUSE = 2.0
 
@@ -581,9 +655,10 @@ async def apply_until_settled(
 ) -> None:
     """Apply changes; repeat the request until it is known whether they were applied.
 
-    The first attempt is repeated after a lost reply, and after errors of the type `retried`; later ones after any
-    TransientError. Raises OutcomeUnknownError if a reply was lost and `horizon` seconds are over, or the table can't be
-    asked any more. Otherwise raises what the last attempt raised, for example that the table is sealed.
+    The first attempt is repeated after a lost reply, and after errors of the type `retried`; later
+    ones after any TransientError. Raises OutcomeUnknownError if a reply was lost and `horizon`
+    seconds are over, or the table can't be asked any more. Otherwise raises what the last attempt
+    raised, for example that the table is sealed.
     """
     attempts = _Attempts(horizon)
     try:
@@ -599,8 +674,9 @@ async def apply_until_settled(
             raise
         raise table.error(
             errors.OutcomeUnknownError,
-            f"a write of {len(changes):,} keys was sent, and whether it was applied could not be determined in "
-            f"{time.monotonic() - attempts.began:.1f} s (limit: {horizon:g} s): {failed}",
+            f"a write of {len(changes):,} keys was sent, and whether it was applied could not be"
+            f" determined in {time.monotonic() - attempts.began:.1f} s (limit: {horizon:g} s):"
+            f" {failed}",
             "Read the keys before writing them again.",
         ) from failed
 
@@ -616,7 +692,9 @@ async def read_with_retries(request: Callable[[], Awaitable[T]]) -> T:
 
 
 class _Attempts:
-    """The attempts of one request: when the first `began`, and the last error about a `lost` reply."""
+    """The attempts of one request: when the first `began`, and the last error about a `lost`
+    reply.
+    """
 
     __slots__ = ("_bound", "_horizon", "began", "lost")
 
@@ -626,7 +704,9 @@ class _Attempts:
         self._horizon, self._bound = horizon, _FIRST_PAUSE
 
     async def wait_after(self, error: errors.TransientError) -> None:
-        """Pause before the next attempt, longer each time; raise the error if the time for that is up."""
+        """Pause before the next attempt, longer each time; raise the error if the time for that
+        is up.
+        """
         if isinstance(error, ReplyLostError):
             self.lost = error
         seconds, self._bound = random.uniform(0, self._bound), min(2 * self._bound, _LONGEST_PAUSE)
@@ -635,14 +715,17 @@ class _Attempts:
             raise error
         await pause(seconds)
         if self.lost is not None and time.monotonic() - self.began > self._horizon:
-            raise self.lost  # the pause took longer than requested, because the machine was suspended or busy
+            # the pause took longer than requested, because the machine was suspended or busy
+            raise self.lost
 
 
 _MOST_CHANGES = 1000  # also if the backend accepts more, because a request delays others
 _MOST_BYTES = 4 * 1024 * 1024
 
 
-def split_into_requests(changes: Iterable[SegmentChange], limits: SegmentLimits) -> Iterator[list[SegmentChange]]:
+def split_into_requests(
+    changes: Iterable[SegmentChange], limits: SegmentLimits
+) -> Iterator[list[SegmentChange]]:
     """Yield the changes of one segment, in their order, as requests within its limits.
 
     A change that is too large by itself is a request of its own, which `check_limits` rejects.
@@ -669,9 +752,11 @@ MOST_PARTITIONS = 2**16
 @validated
 @dataclass(frozen=True, slots=True)
 class KeyValueTableConfiguration:
-    """The number of partitions, which never changes, and limits of entries, in addition to those of the backend.
+    """The number of partitions, which never changes, and limits of entries, in addition to those of
+    the backend.
 
-    `longest_key` limits the bytes of a serialized key without its family, `longest_value` those of a serialized value.
+    `longest_key` limits the bytes of a serialized key without its family, `longest_value` those of
+    a serialized value.
     """
 
     partitions: PositiveInt
@@ -680,6 +765,9 @@ class KeyValueTableConfiguration:
 
     def __post_init__(self) -> None:
         if self.partitions > MOST_PARTITIONS:
-            problem = f"partitions={self.partitions:,} of a key-value table: expected at most {MOST_PARTITIONS:,}."
+            problem = (
+                f"partitions={self.partitions:,} of a key-value table: expected at most"
+                f" {MOST_PARTITIONS:,}."
+            )
             step = "Use fewer: any number of families can share a partition."
             raise errors.ConfigurationError(problem, step, argument="partitions")

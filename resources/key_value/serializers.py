@@ -1,4 +1,5 @@
-"""How keys and values become bytes: text, bytes, integers, JSON, pydantic models, Avro, or two functions.
+"""How keys and values become bytes: text, bytes, integers, JSON, pydantic models, Avro, or two
+functions.
 
 Nothing is ever pickled, because whoever may write to a table could then run code in its readers.
 """
@@ -29,7 +30,9 @@ _SIGN = 2**63
 @validated
 @runtime_checkable
 class Serializer(Protocol[T]):
-    """Converts values to bytes and back. Keys are equal and ordered as their bytes are. Picklable, like the table."""
+    """Converts values to bytes and back. Keys are equal and ordered as their bytes are.
+    Picklable, like the table.
+    """
 
     def to_bytes(self, value: T) -> bytes: ...
 
@@ -44,7 +47,9 @@ def _reject(serializer: object, problem: str, next_step: str) -> SerializationEr
 def unreadable(stored: bytes, what: str, why: str) -> SerializationError:
     """Return the error for stored bytes that a serializer has not written."""
     problem = f"{len(stored):,} stored bytes ({stored!r:.60}) are not {what}: {why}."
-    return SerializationError(problem, "Open the table with the serializer that wrote them.", serializer=what)
+    return SerializationError(
+        problem, "Open the table with the serializer that wrote them.", serializer=what
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,18 +134,28 @@ _MANY: dict[type, Callable[[Iterable[bytes]], Iterable[Any]]] = {
 
 # What fastavro raises for values and bytes that do not fit the schema.
 _UNFIT = (
-    ValueError, EOFError, LookupError, TypeError, ArithmeticError, MemoryError, AttributeError, OSError, RecursionError,
-)  # fmt: skip
+    ValueError,
+    EOFError,
+    LookupError,
+    TypeError,
+    ArithmeticError,
+    MemoryError,
+    AttributeError,
+    OSError,
+    RecursionError,
+)
 
 
 @validated
 @dataclass(frozen=True, slots=True)
 class AvroSerializer:
-    """Values of an Avro schema (JSON text), as bytes without the schema, so a table has one for good.
+    """Values of an Avro schema (JSON text), as bytes without the schema, so a table has one for
+    good.
 
-    Records are dictionaries. Maps are written in key order, so that equal values have equal bytes. Values that Avro
-    would change (microseconds of milliseconds, a time without a zone, a tuple) are rejected: what is read equals what
-    was written, except that a `float` has 32 bits. Needs fastavro (`pip install "dagster-adjunct[avro]"`).
+    Records are dictionaries. Maps are written in key order, so that equal values have equal bytes.
+    Values that Avro would change (microseconds of milliseconds, a time without a zone, a tuple) are
+    rejected: what is read equals what was written, except that a `float` has 32 bits. Needs
+    fastavro (`pip install "dagster-adjunct[avro]"`).
     """
 
     schema: str
@@ -160,7 +175,10 @@ class AvroSerializer:
         read = self.from_bytes(stored)
         if not _is_same_avro(value, read):
             problem = f"{value!r:.80} would not be read as it was written, but as {read!r:.80}."
-            next_step = "Pass what the schema's types can hold: lists, and times with a zone and their precision."
+            next_step = (
+                "Pass what the schema's types can hold: lists, and times with a zone and their"
+                " precision."
+            )
             raise _reject(self, problem, next_step)
         return stored
 
@@ -169,13 +187,17 @@ class AvroSerializer:
         try:
             value = _fastavro().schemaless_reader(reading, _parsed(self.schema), None)
         except _UNFIT as error:
-            raise unreadable(stored, "Avro of the schema", str(error) or type(error).__name__) from None
+            raise unreadable(
+                stored, "Avro of the schema", str(error) or type(error).__name__
+            ) from None
         if reading.tell() != len(stored):
             raise unreadable(stored, "Avro of the schema", f"it ends after {reading.tell()} bytes")
         return value
 
     def to_json(self, value: Any) -> str:
-        """Return a value in Avro's JSON encoding: a value of a union is `{"type": value}`, bytes are text."""
+        """Return a value in Avro's JSON encoding: a value of a union is `{"type": value}`, bytes
+        are text.
+        """
         written = io.StringIO()
         try:
             _fastavro().json_writer(written, _parsed(self.schema), [value])
@@ -198,7 +220,9 @@ class AvroSerializer:
 
 
 def _by_keys(value: Any) -> Any:
-    """Return a value with dictionaries in key order, because fastavro writes maps in the order of the dictionary."""
+    """Return a value with dictionaries in key order, because fastavro writes maps in the order
+    of the dictionary.
+    """
     if type(value) is dict and all(type(key) is str for key in value):
         return {name: _by_keys(value[name]) for name in sorted(value)}
     return type(value)(map(_by_keys, value)) if type(value) in (list, tuple) else value
@@ -207,13 +231,15 @@ def _by_keys(value: Any) -> Any:
 def _is_same_avro(value: Any, read: Any) -> bool:
     """Whether `read`, read back from the written `value`, equals it.
 
-    A tuple of a record's name and a value selects a branch of a union, and is read as the value. A float may have been
-    rounded to 32 bits.
+    A tuple of a record's name and a value selects a branch of a union, and is read as the value. A
+    float may have been rounded to 32 bits.
     """
     if isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], str):
         return _is_same_avro(value[1], read)
     if isinstance(value, dict) and isinstance(read, dict):
-        return value.keys() == read.keys() and all(_is_same_avro(item, read[name]) for name, item in value.items())
+        return value.keys() == read.keys() and all(
+            _is_same_avro(item, read[name]) for name, item in value.items()
+        )
     if isinstance(value, list) and isinstance(read, list):
         return len(value) == len(read) and all(map(_is_same_avro, value, read))
     if isinstance(value, float) and isinstance(read, float) and value != read:
@@ -243,10 +269,11 @@ M = TypeVar("M", bound=BaseModel)
 
 @dataclass(frozen=True, slots=True)
 class JsonSerializer:
-    """None, booleans, numbers, strings, lists, and dictionaries with strings as keys, as JSON in UTF-8 without spaces.
+    """None, booleans, numbers, strings, lists, and dictionaries with strings as keys, as JSON in
+    UTF-8 without spaces.
 
-    Dictionaries are written in key order, so that equal ones have equal bytes. Values that JSON would change (a tuple,
-    a number as key, NaN) are rejected: what is read equals what was written.
+    Dictionaries are written in key order, so that equal ones have equal bytes. Values that JSON
+    would change (a tuple, a number as key, NaN) are rejected: what is read equals what was written.
     """
 
     def to_bytes(self, value: Any) -> bytes:
@@ -255,10 +282,13 @@ class JsonSerializer:
                 value, ensure_ascii=False, allow_nan=False, sort_keys=True, separators=(",", ":")
             ).encode()
         except (TypeError, ValueError, RecursionError) as error:
-            raise _reject(self, f"{value!r:.80} can't be JSON: {error}.", "Pass what JSON can represent.") from None
+            raise _reject(
+                self, f"{value!r:.80} can't be JSON: {error}.", "Pass what JSON can represent."
+            ) from None
         if type(value) is not str and not _is_json(value):
             problem = (
-                f"{value!r:.80} would not be read as it was written: JSON has no tuples, and only strings as keys."
+                f"{value!r:.80} would not be read as it was written: JSON has no tuples, and only"
+                " strings as keys."
             )
             raise _reject(self, problem, "Pass lists, and dictionaries with strings as keys.")
         return stored
@@ -275,25 +305,36 @@ class JsonSerializer:
 class ModelSerializer(Generic[M]):
     """Objects of a pydantic class as JSON, by their fields' aliases; they are validated when read.
 
-    Computed fields and private attributes are omitted. Objects that would be read as something else, or could not be
-    read (an excluded field, an alias that is only written, an object of a subclass, what a validator rejects), are
-    rejected. As keys, two objects are equal if their JSON is.
+    Computed fields and private attributes are omitted. Objects that would be read as something
+    else, or could not be read (an excluded field, an alias that is only written, an object of a
+    subclass, what a validator rejects), are rejected. As keys, two objects are equal if their JSON
+    is.
     """
 
     model: type[M]
 
     def __post_init__(self) -> None:
         if not issubclass(self.model, BaseModel):
-            next_step = "Pass a subclass of pydantic.BaseModel, or use JsonSerializer() for plain values."
-            raise ConfigurationError(f"{self.model!r:.80} is not a pydantic class.", next_step, argument="model")
+            next_step = (
+                "Pass a subclass of pydantic.BaseModel, or use JsonSerializer() for plain values."
+            )
+            raise ConfigurationError(
+                f"{self.model!r:.80} is not a pydantic class.", next_step, argument="model"
+            )
 
     def to_bytes(self, value: M) -> bytes:
         if not isinstance(value, self.model):
-            raise _reject(self, f"{value!r:.80} is not a {self.model.__name__}.", f"Pass a {self.model.__name__}.")
+            raise _reject(
+                self,
+                f"{value!r:.80} is not a {self.model.__name__}.",
+                f"Pass a {self.model.__name__}.",
+            )
         try:
             stored = value.model_dump_json(by_alias=True, round_trip=True, warnings=False).encode()
         except (PydanticSerializationError, UnicodeEncodeError) as error:
-            raise _reject(self, f"{value!r:.80} can't be JSON: {error}.", "Pass what JSON can represent.") from None
+            raise _reject(
+                self, f"{value!r:.80} can't be JSON: {error}.", "Pass what JSON can represent."
+            ) from None
         try:
             read = self.model.model_validate_json(stored)
         except ValidationError as error:
@@ -306,14 +347,17 @@ class ModelSerializer(Generic[M]):
         try:
             return self.model.model_validate_json(stored)
         except ValidationError as error:
-            raise unreadable(stored, f"a {self.model.__name__}", "; ".join(validation_problems(error))) from None
+            raise unreadable(
+                stored, f"a {self.model.__name__}", "; ".join(validation_problems(error))
+            ) from None
 
     def _changed(self, value: M, how: str) -> SerializationError:
         return _reject(
             self,
             f"{value!r:.80} would not be read as it was written: {how}.",
-            f"Pass a {self.model.__name__} that its JSON describes: finite numbers (or "
-            'ser_json_inf_nan="strings" in its configuration), no excluded field, and aliases that are read, too.',
+            f"Pass a {self.model.__name__} that its JSON describes: finite numbers (or"
+            ' ser_json_inf_nan="strings" in its configuration), no excluded field, and aliases'
+            " that are read, too.",
         )
 
 
@@ -331,10 +375,14 @@ def _is_same_json(value: Any, read: Any) -> bool:
             and _is_same_json(value.model_extra, read.model_extra)
         )
     if isinstance(value, dict) and isinstance(read, dict):
-        return value.keys() == read.keys() and all(_is_same_json(item, read[name]) for name, item in value.items())
+        return value.keys() == read.keys() and all(
+            _is_same_json(item, read[name]) for name, item in value.items()
+        )
     if isinstance(value, list | tuple) and type(value) is type(read):
         return len(value) == len(read) and all(map(_is_same_json, value, read))
-    return bool(value == read) or (isinstance(value, float) and math.isnan(value) and repr(read) == repr(value))
+    return bool(value == read) or (
+        isinstance(value, float) and math.isnan(value) and repr(read) == repr(value)
+    )
 
 
 def _is_json(value: Any) -> bool:
@@ -359,6 +407,8 @@ def serializer_named(name: str) -> Serializer[Any]:
     if name not in _SERIALIZERS:
         problem = f"no serializer is named {name!r}: expected {', '.join(_SERIALIZERS)}."
         raise ConfigurationError(
-            problem, "Choose one of these; in Python you can also pass a Serializer.", argument="name"
+            problem,
+            "Choose one of these; in Python you can also pass a Serializer.",
+            argument="name",
         )
     return _SERIALIZERS[name]

@@ -1,4 +1,6 @@
-"""`KeyValueTable` and `BlockingKeyValueTable`: the entries of one table (Pravega's PDP-39, "Data plane")."""
+"""`KeyValueTable` and `BlockingKeyValueTable`: the entries of one table (Pravega's PDP-39, "Data
+plane").
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,12 @@ from dagster_adjunct.resources.key_value.entries import (
     to_replace,
     version_bytes,
 )
-from dagster_adjunct.resources.key_value.iterators import IteratorPage, IteratorState, PageItems, TablePages
+from dagster_adjunct.resources.key_value.iterators import (
+    IteratorPage,
+    IteratorState,
+    PageItems,
+    TablePages,
+)
 from dagster_adjunct.resources.key_value.segment import (
     ABSENT,
     ANYTHING,
@@ -59,7 +66,9 @@ _READERS = partial(segment.threads, "key-value-partitions", 16)
 
 
 class OpenTable(Generic[K, V]):
-    """The segments of a table, each opened on first use, and the `coder` for its keys and values."""
+    """The segments of a table, each opened on first use, and the `coder` for its keys and
+    values.
+    """
 
     def __init__(
         self,
@@ -88,19 +97,27 @@ class OpenTable(Generic[K, V]):
         *,
         retried: type[TransientError] = TransientError,
     ) -> None:
-        """Apply all changes or none, as `apply_until_settled` does. Raises BatchTooLargeError if they are too many."""
+        """Apply all changes or none, as `apply_until_settled` does. Raises BatchTooLargeError if
+        they are too many.
+        """
         check_limits(self.id, changes, self.backend.limits)
         opened, horizon = self.segment(partition), self.backend.horizon
-        await segment.apply_until_settled(self.id, opened, changes, token, horizon=horizon, retried=retried)
+        await segment.apply_until_settled(
+            self.id, opened, changes, token, horizon=horizon, retried=retried
+        )
 
     async def close(self) -> None:
-        """Release what the running event loop uses; without one, what all such threads of the process share."""
+        """Release what the running event loop uses; without one, what all such threads of the
+        process share.
+        """
         for opened in list(self._segments.values()):
             await opened.close()
 
 
 def _names_family(operation: Callable[P, Awaitable[T]]) -> Callable[P, Coroutine[Any, Any, T]]:
-    """Set the `family` field of errors that an operation raises to the family that it was called with."""
+    """Set the `family` field of errors that an operation raises to the family that it was called
+    with.
+    """
 
     @wraps(operation)
     async def named(*args: P.args, **given: P.kwargs) -> T:
@@ -117,14 +134,17 @@ def _names_family(operation: Callable[P, Awaitable[T]]) -> Callable[P, Coroutine
 class KeyValueTable(Generic[K, V]):
     """Reads and writes entries, each with a version; linearizable over all processes.
 
-    A key belongs to a family, or to none (None). Writes return the new `KeyVersion`. If a condition does not hold they
-    raise `ConditionsNotMetError`, whose `failures` have each such key with its current version, and write nothing.
-    Batches are atomic, within one family, and have each key once.
+    A key belongs to a family, or to none (None). Writes return the new `KeyVersion`. If a condition
+    does not hold they raise `ConditionsNotMetError`, whose `failures` have each such key with its
+    current version, and write nothing. Batches are atomic, within one family, and have each key
+    once.
 
-    Requests that had no effect are retried for a minute, then `TableUnavailableError` is raised. A write whose reply
-    was lost is looked for as long as the backend remembers it; after that `OutcomeUnknownError` is raised.
+    Requests that had no effect are retried for a minute, then `TableUnavailableError` is raised. A
+    write whose reply was lost is looked for as long as the backend remembers it; after that
+    `OutcomeUnknownError` is raised.
 
-    Usable from any event loop and thread. Pickled without connections; `close()` releases those of the running loop.
+    Usable from any event loop and thread. Pickled without connections; `close()` releases those of
+    the running loop.
     """
 
     def __init__(
@@ -141,7 +161,13 @@ class KeyValueTable(Generic[K, V]):
         self._coder = self._open.coder
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return KeyValueTable, (self.id, self.configuration, self.backend, self.key_serializer, self.value_serializer)
+        return KeyValueTable, (
+            self.id,
+            self.configuration,
+            self.backend,
+            self.key_serializer,
+            self.value_serializer,
+        )
 
     def __repr__(self) -> str:
         return f"KeyValueTable({str(self.id)!r})"
@@ -163,41 +189,63 @@ class KeyValueTable(Generic[K, V]):
         return await self._write(family, key, self._coder.value(value), ABSENT)
 
     @_names_family
-    async def replace(self, key: K, value: V, version: KeyVersion, *, family: str | None = None) -> KeyVersion:
+    async def replace(
+        self, key: K, value: V, version: KeyVersion, *, family: str | None = None
+    ) -> KeyVersion:
         """Write a key that must have this version."""
         expected = version_bytes(self.id, version)
         return await self._write(family, key, self._coder.value(value), expected)
 
     @_names_family
-    async def remove(self, key: K, *, version: KeyVersion | None = None, family: str | None = None) -> None:
-        """Remove a key, which must have this version; without one, any version, and a missing key is no error."""
-        await self._write(family, key, None, ANYTHING if version is None else version_bytes(self.id, version))
+    async def remove(
+        self, key: K, *, version: KeyVersion | None = None, family: str | None = None
+    ) -> None:
+        """Remove a key, which must have this version; without one, any version, and a missing
+        key is no error.
+        """
+        await self._write(
+            family, key, None, ANYTHING if version is None else version_bytes(self.id, version)
+        )
 
     @_names_family
     async def put_all(self, entries: Iterable[tuple[K, V]], *, family: str) -> list[KeyVersion]:
         """Write keys of a family, all or none; return their versions in this order."""
-        return await self.apply([Put(*entry) for entry in require_pairs(self.id, "entries", entries)], family=family)  # type: ignore[return-value]
+        return await self.apply(
+            [Put(*entry) for entry in require_pairs(self.id, "entries", entries)], family=family
+        )  # type: ignore[return-value]
 
     @_names_family
     async def replace_all(
         self, entries: Iterable[TableEntry[K, V] | tuple[K, V, KeyVersion]], *, family: str
     ) -> list[KeyVersion]:
-        """Write keys of a family that must all have the given versions; return their new ones in this order."""
-        changes = [to_replace(self.id, family, entry) for entry in require_list(self.id, "entries", entries)]
+        """Write keys of a family that must all have the given versions; return their new ones in
+        this order.
+        """
+        changes = [
+            to_replace(self.id, family, entry)
+            for entry in require_list(self.id, "entries", entries)
+        ]
         return await self.apply(changes, family=family)  # type: ignore[return-value]
 
     @_names_family
     async def remove_all(self, keys: Iterable[K | TableKey[K]], *, family: str) -> None:
-        """Remove keys of a family, all or none; a `TableKey` with a version must have this version."""
+        """Remove keys of a family, all or none; a `TableKey` with a version must have this
+        version.
+        """
         await self.apply(
-            [to_remove(self.id, family, key) for key in require_list(self.id, "keys", keys)], family=family
+            [to_remove(self.id, family, key) for key in require_list(self.id, "keys", keys)],
+            family=family,
         )
 
     @_names_family
-    async def apply(self, changes: Iterable[TableChange[K, V]], *, family: str) -> list[KeyVersion | None]:
-        """Apply changes of a family, all or none; return the new versions in this order, None for what is not written.
+    async def apply(
+        self, changes: Iterable[TableChange[K, V]], *, family: str
+    ) -> list[KeyVersion | None]:
+        """Apply changes of a family, all or none; return the new versions in this order, None for
+        what is not written.
 
-        `MustBeAbsent` and `MustHaveVersion` guard keys that are not written: the batch is only applied if they hold.
+        `MustBeAbsent` and `MustHaveVersion` guard keys that are not written: the batch is only
+        applied if they hold.
         """
         request = build_batch(self._coder, family, changes, segment.new_token())
         if request.changes:
@@ -220,7 +268,8 @@ class KeyValueTable(Generic[K, V]):
     ) -> list[TableEntry[K, V] | None]:
         """Return the entries of keys, which may repeat, in this order; None for missing ones.
 
-        A `TableKey` has its own family. Each partition is read by one request, at a moment of its own.
+        A `TableKey` has its own family. Each partition is read by one request, at a moment of its
+        own.
         """
         coder, requested = self._coder, require_list(self.id, "keys", keys)
         families: Iterable[str | None] = repeat(family)
@@ -256,10 +305,11 @@ class KeyValueTable(Generic[K, V]):
         page_size: int = PAGE_SIZE,
         state: IteratorState | None = None,
     ) -> TablePages[TableKey[K]]:
-        """Iterate over the keys of a family in the order of their bytes, in pages of at most `page_size`.
+        """Iterate over the keys of a family in the order of their bytes, in pages of at most
+        `page_size`.
 
-        Only keys whose bytes start with `prefix` (text stands for its UTF-8), from `start` up to but not including
-        `end`. To continue after a page, in any process, pass its `state`.
+        Only keys whose bytes start with `prefix` (text stands for its UTF-8), from `start` up to
+        but not including `end`. To continue after a page, in any process, pass its `state`.
         """
         within = self._range(family, prefix, start, end)
         return self._pages(within, self._coder.page_keys, page_size, state, family=family)
@@ -276,27 +326,50 @@ class KeyValueTable(Generic[K, V]):
     ) -> TablePages[TableEntry[K, V]]:
         """Iterate over the entries of a family, as `keys` does."""
         within = self._range(family, prefix, start, end)
-        return self._pages(within, self._coder.page_entries, page_size, state, family=family, values=True)
+        return self._pages(
+            within, self._coder.page_entries, page_size, state, family=family, values=True
+        )
 
     def all_keys(
-        self, *, partitions: Sequence[int] | None = None, page_size: int = PAGE_SIZE, state: IteratorState | None = None
+        self,
+        *,
+        partitions: Sequence[int] | None = None,
+        page_size: int = PAGE_SIZE,
+        state: IteratorState | None = None,
     ) -> TablePages[TableKey[K]]:
-        """Iterate over the keys of the whole table, or of some partitions: partition by partition, in key order."""
-        return self._pages(segment.ALL_ENTRIES, self._coder.page_keys, page_size, state, partitions=partitions)
+        """Iterate over the keys of the whole table, or of some partitions: partition by
+        partition, in key order.
+        """
+        return self._pages(
+            segment.ALL_ENTRIES, self._coder.page_keys, page_size, state, partitions=partitions
+        )
 
     def all_entries(
-        self, *, partitions: Sequence[int] | None = None, page_size: int = PAGE_SIZE, state: IteratorState | None = None
+        self,
+        *,
+        partitions: Sequence[int] | None = None,
+        page_size: int = PAGE_SIZE,
+        state: IteratorState | None = None,
     ) -> TablePages[TableEntry[K, V]]:
-        """Iterate over the entries of the whole table, partition by partition, in the order of their keys in each."""
+        """Iterate over the entries of the whole table, partition by partition, in the order of
+        their keys in each.
+        """
         return self._pages(
-            segment.ALL_ENTRIES, self._coder.page_entries, page_size, state, partitions=partitions, values=True
+            segment.ALL_ENTRIES,
+            self._coder.page_entries,
+            page_size,
+            state,
+            partitions=partitions,
+            values=True,
         )
 
     async def close(self) -> None:
         """Release what the running event loop uses; a later operation opens it again."""
         await self._open.close()
 
-    async def _write(self, family: str | None, key: K, value: bytes | None, expected: Expected | bytes) -> KeyVersion:
+    async def _write(
+        self, family: str | None, key: K, value: bytes | None, expected: Expected | bytes
+    ) -> KeyVersion:
         (partition, stored), token = self._coder.place(family, key), segment.new_token()
         version = segment.make_version(token, 0)
         changes = (SegmentChange(stored, value, version, expected),)
@@ -314,29 +387,48 @@ class KeyValueTable(Generic[K, V]):
         (entry,) = await self._get(partition, (stored,), values)
         return entry
 
-    async def _get_from_partitions(self, prefixes: Iterable[bytes], keys: Sequence[bytes]) -> list[StoredEntry | None]:
-        """Return the entries of table keys, in their order; `prefixes` are those of their families, b"" without one."""
+    async def _get_from_partitions(
+        self, prefixes: Iterable[bytes], keys: Sequence[bytes]
+    ) -> list[StoredEntry | None]:
+        """Return the entries of table keys, in their order; `prefixes` are those of their
+        families, b"" without one.
+        """
         places: dict[int, list[int]] = {}
         for place, (prefix, key) in enumerate(zip(prefixes, keys, strict=False)):
             places.setdefault(self._coder.partition(prefix, key), []).append(place)
-        reads = (self._get(partition, [keys[place] for place in chosen], True) for partition, chosen in places.items())
-        parts = await segment.at_once(_READERS, reads) if self.backend.waits else [await read for read in reads]
+        reads = (
+            self._get(partition, [keys[place] for place in chosen], True)
+            for partition, chosen in places.items()
+        )
+        parts = (
+            await segment.at_once(_READERS, reads)
+            if self.backend.waits
+            else [await read for read in reads]
+        )
         entries: list[StoredEntry | None] = [None] * len(keys)
         for chosen, found in zip(places.values(), parts, strict=True):
             for place, entry in zip(chosen, found, strict=True):
                 entries[place] = entry
         return entries
 
-    async def _get(self, partition: int, keys: Sequence[bytes], values: bool) -> list[StoredEntry | None]:
-        return await segment.read_with_retries(partial(self._open.segment(partition).get, keys, values=values))
+    async def _get(
+        self, partition: int, keys: Sequence[bytes], values: bool
+    ) -> list[StoredEntry | None]:
+        return await segment.read_with_retries(
+            partial(self._open.segment(partition).get, keys, values=values)
+        )
 
-    def _range(self, family: str, prefix: str | bytes | None, start: K | None, end: K | None) -> KeyRange:
+    def _range(
+        self, family: str, prefix: str | bytes | None, start: K | None, end: K | None
+    ) -> KeyRange:
         check_family(self.id, family)
         coder = self._coder
         family_prefix = coder.prefix(family)
         key_prefix = encode_key_prefix(self.id, prefix, coder.key_serializer)
         try:
-            first, last = (None if key is None else coder.serialize_key(key) for key in (start, end))
+            first, last = (
+                None if key is None else coder.serialize_key(key) for key in (start, end)
+            )
         except KeyValueTableError as error:
             error.of_family(family)
             raise
@@ -357,15 +449,29 @@ class KeyValueTable(Generic[K, V]):
             chosen = resolve_partitions(self.id, self.configuration.partitions, partitions)
         else:
             chosen = (self._coder.partition(self._coder.prefix(family), b""),)
-        check_whole_number(page_size, f"page_size={page_size!r}", "a whole number from 1 on", argument="page_size")
+        check_whole_number(
+            page_size, f"page_size={page_size!r}", "a whole number from 1 on", argument="page_size"
+        )
         open_segment = self._open.segment
-        return TablePages(self.id, open_segment, chosen, within, make, page_size, state, family=family, values=values)
+        return TablePages(
+            self.id,
+            open_segment,
+            chosen,
+            within,
+            make,
+            page_size,
+            state,
+            family=family,
+            values=values,
+        )
 
 
 def _blocking(
     operation: Callable[Concatenate[KeyValueTable[K, V], P], Coroutine[Any, Any, T]],
 ) -> Callable[Concatenate[BlockingKeyValueTable[K, V], P], T]:
-    """Return the method of `BlockingKeyValueTable` that runs this operation and returns its result."""
+    """Return the method of `BlockingKeyValueTable` that runs this operation and returns its
+    result.
+    """
 
     @wraps(operation)
     def run(self: BlockingKeyValueTable[K, V], /, *args: P.args, **given: P.kwargs) -> T:
@@ -380,7 +486,9 @@ def _blocking_pages(
     """Return the method of `BlockingKeyValueTable` that iterates over these pages."""
 
     @wraps(pages)
-    def iterate(self: BlockingKeyValueTable[K, V], /, *args: P.args, **given: P.kwargs) -> Iterator[IteratorPage[T]]:
+    def iterate(
+        self: BlockingKeyValueTable[K, V], /, *args: P.args, **given: P.kwargs
+    ) -> Iterator[IteratorPage[T]]:
         iterator = pages(self.table, *args, **given)
         return iter(lambda: segment.run_without_loop(iterator.next_page()), None)
 
@@ -389,10 +497,11 @@ def _blocking_pages(
 
 @validated
 class BlockingKeyValueTable(Generic[K, V]):
-    """The operations of a `KeyValueTable` as methods that block, with the same arguments and errors.
+    """The operations of a `KeyValueTable` as methods that block, with the same arguments and
+    errors.
 
-    Callable from any thread, in which operations run; several partitions are read in threads of this process. Use it in
-    a `with` block, or `close()` it.
+    Callable from any thread, in which operations run; several partitions are read in threads of
+    this process. Use it in a `with` block, or `close()` it.
     """
 
     def __init__(self, table: KeyValueTable[K, V]) -> None:
@@ -427,5 +536,7 @@ class BlockingKeyValueTable(Generic[K, V]):
     all_entries = _blocking_pages(KeyValueTable.all_entries)
 
     def close(self) -> None:
-        """Release what all threads of this process without an event loop share; a later operation opens it again."""
+        """Release what all threads of this process without an event loop share; a later
+        operation opens it again.
+        """
         segment.run_without_loop(self.table.close())

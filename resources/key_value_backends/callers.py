@@ -1,6 +1,7 @@
 """`PerCaller`: what callers share to reach a store, such as connections.
 
-Callers in one event loop share one object; so do all threads of the process that have no event loop.
+Callers in one event loop share one object; so do all threads of the process that have no event
+loop.
 """
 
 from __future__ import annotations
@@ -18,9 +19,11 @@ _of_parents: list[Any] = []  # after a fork; collecting one would close what the
 
 
 class PerCaller(Generic[T]):
-    """Holds one object, which `make` creates on first use, per event loop, and one for all threads without a loop.
+    """Holds one object, which `make` creates on first use, per event loop, and one for all threads
+    without a loop.
 
-    `drop` releases the object of a closed loop. A forked child makes its own objects, and leaves its parent's open.
+    `drop` releases the object of a closed loop. A forked child makes its own objects, and leaves
+    its parent's open.
     """
 
     def __init__(self, make: Callable[[], T], drop: Callable[[T], object]) -> None:

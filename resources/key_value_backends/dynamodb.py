@@ -1,4 +1,6 @@
-"""`DynamoDbSegments`: key-value tables in DynamoDB; `DynamoDbSegment` reads and writes one partition of a table."""
+"""`DynamoDbSegments`: key-value tables in DynamoDB; `DynamoDbSegment` reads and writes one
+partition of a table.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +20,18 @@ from pydantic import PositiveInt
 from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_random_exponential
 
 from dagster_adjunct.resources.backends.dynamodb import resolve_table_key
-from dagster_adjunct.resources.backends.dynamodb_connection import Connection, error_code, throttled_problem
+from dagster_adjunct.resources.backends.dynamodb_connection import (
+    Connection,
+    error_code,
+    throttled_problem,
+)
 from dagster_adjunct.resources.common import argument_error
-from dagster_adjunct.resources.errors import AdjunctError, TableError, TableUnavailableError, TransientError
+from dagster_adjunct.resources.errors import (
+    AdjunctError,
+    TableError,
+    TableUnavailableError,
+    TransientError,
+)
 from dagster_adjunct.resources.key_value.segment import (
     ABSENT,
     ConditionsFailed,
@@ -65,10 +76,11 @@ _LARGEST_LIMIT = 1_000_000
 
 # Requests of writes and the meaning of their rejections, without I/O.
 #
-# A write is one transaction. It makes every change under its condition, and checks an item called a gate: that the
-# table is not sealed, and that no newer term has begun since this process listed the families of the keys, because they
-# may have been removed from the list in it (`dynamodb_layout.py`). All tries of a write are identical except for this
-# term and the number in their client request token.
+# A write is one transaction. It makes every change under its condition, and checks an item called a
+# gate: that the table is not sealed, and that no newer term has begun since this process listed the
+# families of the keys, because they may have been removed from the list in it
+# (`dynamodb_layout.py`). All tries of a write are identical except for this term and the number in
+# their client request token.
 
 
 _CONDITION_FAILED = "ConditionalCheckFailed"
@@ -80,10 +92,10 @@ _THROTTLED = {"ThrottlingError", "ProvisionedThroughputExceeded"}
 class Cancelled:
     """A transaction without effect, and why.
 
-    `term` is that of the gate if it is newer than the request's: the gate rejects all requests of older terms.
-    `current` has the versions of the keys whose conditions fail, by the index of the change. `conflict`: another
-    transaction was changing one of the items, so not everything was checked. `refused` is DynamoDB's message about a
-    permanent error.
+    `term` is that of the gate if it is newer than the request's: the gate rejects all requests of
+    older terms. `current` has the versions of the keys whose conditions fail, by the index of the
+    change. `conflict`: another transaction was changing one of the items, so not everything was
+    checked. `refused` is DynamoDB's message about a permanent error.
     """
 
     sealed: bool = False
@@ -95,7 +107,9 @@ class Cancelled:
 
     @property
     def may_pass(self) -> bool:
-        """Whether the same request, sent again, may be applied or be cancelled for a more certain reason."""
+        """Whether the same request, sent again, may be applied or be cancelled for a more
+        certain reason.
+        """
         return (self.conflict or self.throttled) and self.refused is None
 
 
@@ -104,7 +118,8 @@ def parse_cancellation(response: Mapping[str, Any]) -> Cancelled:
     reasons: Sequence[Mapping[str, Any]] = response.get("CancellationReasons") or ()
     codes = [str(reason.get("Code", "None")) for reason in reasons]
     if not codes:
-        # Some servers give reasons only in the message. Nothing was applied; the next try may tell more.
+        # Some servers give reasons only in the message. Nothing was applied; the next try may tell
+        # more.
         return Cancelled(conflict=True)
     current = {
         place: reason["Item"]["v"]["B"] if reason.get("Item") else None
@@ -113,7 +128,9 @@ def parse_cancellation(response: Mapping[str, Any]) -> Cancelled:
     }
     known = {"None", _CONDITION_FAILED, _CONFLICT, *_THROTTLED}
     refused = [
-        f"{code}: {reason.get('Message')}" for code, reason in zip(codes, reasons, strict=True) if code not in known
+        f"{code}: {reason.get('Message')}"
+        for code, reason in zip(codes, reasons, strict=True)
+        if code not in known
     ]
     # If a condition has failed, a conflict at the gate does not matter.
     looked_at = codes[1:] if current else codes
@@ -131,10 +148,11 @@ def parse_cancellation(response: Mapping[str, Any]) -> Cancelled:
 
 # Writes: one transaction each, tried until its outcome is known.
 #
-# Each try has a client request token of its own. For ten minutes after a try was applied, DynamoDB answers a copy of it
-# with success and does not apply it again, whatever others have written since. So a try whose reply was lost is sent
-# once more. If this copy is cancelled, the first one may still arrive: it is certain never to be applied once its token
-# has been used up by another request (invalidated), or once the gates have a newer term.
+# Each try has a client request token of its own. For ten minutes after a try was applied, DynamoDB
+# answers a copy of it with success and does not apply it again, whatever others have written since.
+# So a try whose reply was lost is sent once more. If this copy is cancelled, the first one may
+# still arrive: it is certain never to be applied once its token has been used up by another request
+# (invalidated), or once the gates have a newer term.
 
 
 HORIZON = 540.0  # seconds; DynamoDB forgets a token ten minutes after its request has ended
@@ -152,9 +170,11 @@ class TransactionAnswer(Enum):
 
 @dataclass(frozen=True, slots=True)
 class LastTry:
-    """The last try of a write whose reply was lost, and `when` that was noticed (monotonic seconds).
+    """The last try of a write whose reply was lost, and `when` that was noticed (monotonic
+    seconds).
 
-    `number` counts the tries from 0; the families were listed at `term`. `over`: it is certain never to be applied.
+    `number` counts the tries from 0; the families were listed at `term`. `over`: it is certain
+    never to be applied.
     """
 
     number: int
@@ -166,8 +186,9 @@ class LastTry:
 class DynamoDbSegment:
     """A partition of a key-value table, in the DynamoDB table that all its partitions share.
 
-    Several keys are read at different moments. The segments of a table share `calls`: closing one segment closes the
-    client of all of them for the running event loop or, without one, for all such threads.
+    Several keys are read at different moments. The segments of a table share `calls`: closing one
+    segment closes the client of all of them for the running event loop or, without one, for all
+    such threads.
     """
 
     def __init__(self, calls: TableCalls, layout: SegmentLayout) -> None:
@@ -179,7 +200,9 @@ class DynamoDbSegment:
     def __repr__(self) -> str:
         return f"DynamoDbSegment({self._calls.name!r}, partition={self._layout.partition})"
 
-    async def apply(self, changes: Sequence[SegmentChange], token: bytes, *, repeated: bool = False) -> None:
+    async def apply(
+        self, changes: Sequence[SegmentChange], token: bytes, *, repeated: bool = False
+    ) -> None:
         with self._report_foreign_items():
             if not repeated:
                 await self._try(changes, token, 0)
@@ -200,7 +223,10 @@ class DynamoDbSegment:
                 item = answer.get("Item")
                 return [None if item is None else _entry(keys[0], item, values)]
             distinct = list(dict.fromkeys(keys))
-            parts = [distinct[start : start + KEYS_AT_ONCE] for start in range(0, len(distinct), KEYS_AT_ONCE)]
+            parts = [
+                distinct[start : start + KEYS_AT_ONCE]
+                for start in range(0, len(distinct), KEYS_AT_ONCE)
+            ]
             entries: dict[bytes, StoredEntry] = {}
             await self._calls.at_once(self._read_batch(part, values, entries) for part in parts)
             return [entries.get(key) for key in keys]
@@ -212,7 +238,9 @@ class DynamoDbSegment:
         with self._report_foreign_items():
             async for stretches in self._stretches(within):
                 left = limit - len(read)
-                parts = await self._calls.at_once(self._read_stretch(part, within, left, values) for part in stretches)
+                parts = await self._calls.at_once(
+                    self._read_stretch(part, within, left, values) for part in stretches
+                )
                 for entries, whole in parts:
                     read += entries
                     if len(read) >= limit or not whole:
@@ -229,12 +257,15 @@ class DynamoDbSegment:
             yield
         except KeyError as error:
             raise TableError(
-                f"{self._calls.label}, table {self._calls.name}: an item has no {error}: something else wrote it.",
+                f"{self._calls.label}, table {self._calls.name}: an item has no {error}: something"
+                " else wrote it.",
                 "Find items whose v and d are not both binary, and correct or delete them.",
                 table=self._calls.label,
             ) from error
 
-    async def _read_batch(self, keys: Sequence[bytes], values: bool, into: dict[bytes, StoredEntry]) -> None:
+    async def _read_batch(
+        self, keys: Sequence[bytes], values: bool, into: dict[bytes, StoredEntry]
+    ) -> None:
         """Add the entries of up to 100 keys to `into`.
 
         Keys that DynamoDB leaves out for lack of capacity are requested again, with growing pauses.
@@ -244,13 +275,22 @@ class DynamoDbSegment:
         attributes = "s, v, d" if values else "s, v"
         by_sort_key: dict[bytes, bytes] | None = None
         if len({item["h"]["B"] for item in left}) == 1:
-            # All items have the same hash key, so it is not requested: boto3 spends time on every attribute.
+            # All items have the same hash key, so it is not requested: boto3 spends time on every
+            # attribute.
             by_sort_key = {item["s"]["B"]: key for item, key in zip(left, keys, strict=True)}
         else:
             attributes = f"h, {attributes}"
         while True:
-            request: Any = {calls.name: {"Keys": left, "ConsistentRead": True, "ProjectionExpression": attributes}}
-            answer: Any = await calls.read(lambda client, request=request: client.batch_get_item(RequestItems=request))  # type: ignore[misc]
+            request: Any = {
+                calls.name: {
+                    "Keys": left,
+                    "ConsistentRead": True,
+                    "ProjectionExpression": attributes,
+                }
+            }
+            answer: Any = await calls.read(
+                lambda client, request=request: client.batch_get_item(RequestItems=request)
+            )  # type: ignore[misc]
             for item in answer["Responses"].get(calls.name, ()):
                 key = table_key_of(item) if by_sort_key is None else by_sort_key[item["s"]["B"]]
                 into[key] = _entry(key, item, values)
@@ -263,7 +303,8 @@ class DynamoDbSegment:
                 raise error
 
     async def _stretches(self, within: KeyRange) -> AsyncIterator[Sequence[KeyStretch]]:
-        """Yield the stretches of items that have a range's entries, in key order, in groups to read at once.
+        """Yield the stretches of items that have a range's entries, in key order, in groups to read
+        at once.
 
         The groups grow: if a page has needed several families already, its families are small.
         """
@@ -273,9 +314,12 @@ class DynamoDbSegment:
             yield (before,)
         begun = family_prefix_at(within.start)
         if begun is not None:
-            # Most pages begin in a family with enough entries for the page, so the list of families is not read.
+            # Most pages begin in a family with enough entries for the page, so the list of families
+            # is not read.
             yield (layout.in_family(begun, within),)
-        listed = layout.families(within if begun is None else KeyRange(key_after_family(begun), within.end))
+        listed = layout.families(
+            within if begun is None else KeyRange(key_after_family(begun), within.end)
+        )
         together, after = 1, None
         while listed is not None:
             answer = await self._calls.query(listed, "s", _FAMILIES_LISTED, after)
@@ -294,9 +338,11 @@ class DynamoDbSegment:
     async def _read_stretch(
         self, stretch: KeyStretch, within: KeyRange, limit: int, values: bool
     ) -> tuple[list[StoredEntry], bool]:
-        """Return up to `limit` entries of a stretch that are in the range, and whether these are all.
+        """Return up to `limit` entries of a stretch that are in the range, and whether these are
+        all.
 
-        DynamoDB ends a page of its own after 1 MiB. Then this returns too, unless that page has no entry in the range.
+        DynamoDB ends a page of its own after 1 MiB. Then this returns too, unless that page has no
+        entry in the range.
         """
         entries: list[StoredEntry] = []
         after: Item | None = None
@@ -319,7 +365,8 @@ class DynamoDbSegment:
     async def _try(self, changes: Sequence[SegmentChange], token: bytes, number: int) -> None:
         """Apply the changes, in tries that are numbered from `number` on.
 
-        No try with one of these numbers was sent before, and earlier ones are certain never to be applied.
+        No try with one of these numbers was sent before, and earlier ones are certain never to be
+        applied.
         """
         patience = Patience(PATIENCE)
         term = await self._families.ensure_listed(changes)
@@ -336,12 +383,15 @@ class DynamoDbSegment:
             if not await patience.wait():
                 if answer is TransactionAnswer.IN_PROGRESS:
                     self._remember(token, number, term)
-                    problem = f"{self._calls.label}: it still works on an earlier copy of a write after {PATIENCE:g} s."
+                    problem = (
+                        f"{self._calls.label}: it still works on an earlier copy of a write after"
+                        f" {PATIENCE:g} s."
+                    )
                     raise ReplyLostError(problem, "Whether it took effect is looked up.")
                 raise self._contended()
             if answer is not TransactionAnswer.IN_PROGRESS:
-                # The next try gets a new number: a server that remembers cancelled tries would cancel this one for
-                # ever.
+                # The next try gets a new number: a server that remembers cancelled tries would
+                # cancel this one for ever.
                 number += 1
                 term = await self._families.ensure_listed(changes)
 
@@ -358,7 +408,9 @@ class DynamoDbSegment:
                 term = await self._families.ensure_listed(changes)
                 applied = await self._was_applied(changes, token, 0, term, sent_here=False)
             else:
-                applied = await self._was_applied(changes, token, last.number, last.term, sent_here=True)
+                applied = await self._was_applied(
+                    changes, token, last.number, last.term, sent_here=True
+                )
         except TableUnavailableError as error:
             # This call has done nothing; the outcome of the earlier one is still unknown.
             raise ReplyLostError(error.problem, error.next_step) from error
@@ -367,12 +419,20 @@ class DynamoDbSegment:
         return applied
 
     async def _was_applied(
-        self, changes: Sequence[SegmentChange], token: bytes, number: int, term: int, *, sent_here: bool
+        self,
+        changes: Sequence[SegmentChange],
+        token: bytes,
+        number: int,
+        term: int,
+        *,
+        sent_here: bool,
     ) -> bool:
-        """Return whether a try whose reply was lost was applied; after False it is certain never to be applied.
+        """Return whether a try whose reply was lost was applied; after False it is certain never to
+        be applied.
 
-        Raises `ConditionsFailed` and the like if it is certain never to be applied and a new try would fail as well,
-        and `ReplyLostError` or TableUnavailableError if its outcome could not be determined.
+        Raises `ConditionsFailed` and the like if it is certain never to be applied and a new try
+        would fail as well, and `ReplyLostError` or TableUnavailableError if its outcome could not
+        be determined.
         """
         patience = Patience(PATIENCE)
         taken = False
@@ -396,23 +456,28 @@ class DynamoDbSegment:
                 self._remember(token, number, term, over=True)
                 return False
             elif not answer.may_pass:
-                # Use up the token by a harmless request. DynamoDB applies only one of the requests with a token: once
-                # it has applied this one, it rejects late copies of the try.
+                # Use up the token by a harmless request. DynamoDB applies only one of the requests
+                # with a token: once it has applied this one, it rejects late copies of the try.
                 item = {**self._layout.invalidated(_gate_number(token)), "t": {"B": token}}
                 put = {"Put": {"TableName": self._calls.name, "Item": item}}
                 invalidated = await self._send(token, number, term, put)
-                if invalidated is TransactionAnswer.APPLIED or (taken and invalidated is TransactionAnswer.TOKEN_TAKEN):
+                if invalidated is TransactionAnswer.APPLIED or (
+                    taken and invalidated is TransactionAnswer.TOKEN_TAKEN
+                ):
                     self._remember(token, number, term, over=True)
                     self._check(answer)
                     return False
                 if invalidated is TransactionAnswer.TOKEN_TAKEN:
-                    # The try has used its token meanwhile. DynamoDB's answer to another copy tells its outcome.
+                    # The try has used its token meanwhile. DynamoDB's answer to another copy tells
+                    # its outcome.
                     taken = True
                     continue
             if not await patience.wait():
                 raise self._contended()
 
-    async def _send(self, token: bytes, number: int, term: int, *actions: Item) -> TransactionAnswer | Cancelled:
+    async def _send(
+        self, token: bytes, number: int, term: int, *actions: Item
+    ) -> TransactionAnswer | Cancelled:
         """Send try `number`, from 0, of a write; its families were listed at `term`."""
         check = {
             "TableName": self._calls.name,
@@ -476,8 +541,13 @@ class DynamoDbSegment:
         return TableUnavailableError(problem, step, table=label)
 
     def _sent_elsewhere(self) -> ReplyLostError:
-        problem = f"{self._calls.label}: a write was sent through another handle, and families were purged since."
-        return ReplyLostError(problem, "Read its keys, or repeat it through the handle that sent it.")
+        problem = (
+            f"{self._calls.label}: a write was sent through another handle, and families were"
+            " purged since."
+        )
+        return ReplyLostError(
+            problem, "Read its keys, or repeat it through the handle that sent it."
+        )
 
     def _action(self, change: SegmentChange) -> Item:
         key = self._layout.entry(change.key)
@@ -502,7 +572,9 @@ def _entry(key: bytes, item: Item, values: bool) -> StoredEntry:
 
 
 def _gate_number(token: bytes) -> int:
-    """Return the number of the gate that the request with this token checks, chosen to spread the load."""
+    """Return the number of the gate that the request with this token checks, chosen to spread
+    the load.
+    """
     return token[0] % GATES
 
 
@@ -518,11 +590,13 @@ _PREFIX = re.compile(r"[A-Za-z0-9_.-]{0,64}")
 class DynamoDbSegments:
     """Key-value tables as DynamoDB tables, billed per request, whose names start with `prefix`.
 
-    Every write is a transaction, which costs twice as much as a plain write, plus a check whether the table is sealed.
-    Each event loop sends up to `threads` requests of a table at a time; so do all threads without a loop, together.
+    Every write is a transaction, which costs twice as much as a plain write, plus a check whether
+    the table is sealed. Each event loop sends up to `threads` requests of a table at a time; so do
+    all threads without a loop, together.
 
-    Region, endpoint and credentials come from boto3's own chain unless they are passed. `credentials_env` names the
-    environment variables with the access key's id, the secret and, optionally, the session token.
+    Region, endpoint and credentials come from boto3's own chain unless they are passed.
+    `credentials_env` names the environment variables with the access key's id, the secret and,
+    optionally, the session token.
     """
 
     limits = LIMITS
@@ -543,10 +617,15 @@ class DynamoDbSegments:
     ) -> None:
         one = (credentials_env,) if isinstance(credentials_env, str) else credentials_env
         named = None if one is None else tuple(one)
-        self.connection = Connection(region, endpoint_url, profile, named, connect_timeout, read_timeout)
+        self.connection = Connection(
+            region, endpoint_url, profile, named, connect_timeout, read_timeout
+        )
         self.connection.check(_LABEL)
         if not _PREFIX.fullmatch(prefix):
-            found, expected = f"{_LABEL} have prefix={prefix!r}", "at most 64 letters, digits, '-', '_' or '.'"
+            found, expected = (
+                f"{_LABEL} have prefix={prefix!r}",
+                "at most 64 letters, digits, '-', '_' or '.'",
+            )
             raise argument_error(found, expected, argument="prefix")
         self.prefix = prefix
         self.threads = threads
@@ -558,7 +637,14 @@ class DynamoDbSegments:
         return f"DynamoDbSegments({where}, prefix={self.prefix!r})"
 
     def to_dict(self) -> dict[str, Any]:
-        names = ("region", "endpoint_url", "profile", "credentials_env", "connect_timeout", "read_timeout")
+        names = (
+            "region",
+            "endpoint_url",
+            "profile",
+            "credentials_env",
+            "connect_timeout",
+            "read_timeout",
+        )
         settings = {name: getattr(self.connection, name) for name in names}
         if settings["credentials_env"] is not None:
             settings["credentials_env"] = list(settings["credentials_env"])
@@ -573,7 +659,9 @@ class DynamoDbSegments:
 
         def create(client: DynamoDBClient) -> None:
             with dynamodb_errors(table, sent=False):
-                resolve_table_key(client, table_label(table), name, KEY_SCHEMA, create=True, tags=tags)
+                resolve_table_key(
+                    client, table_label(table), name, KEY_SCHEMA, create=True, tags=tags
+                )
 
         with self._client(table) as client:
             _retrying(_CREATING_SECONDS)(create, client)
@@ -584,7 +672,9 @@ class DynamoDbSegments:
         A gate that a write is just passing is closed right after that write.
         """
         name = self._name(table)
-        gates = [SegmentLayout(at).gate(number) for at in range(partitions) for number in range(GATES)]
+        gates = [
+            SegmentLayout(at).gate(number) for at in range(partitions) for number in range(GATES)
+        ]
         with self._client(table) as client, ThreadPoolExecutor(self.threads) as threads:
 
             def close(gate: dict[str, Any]) -> None:
@@ -608,10 +698,14 @@ class DynamoDbSegments:
                 except Exception as error:
                     if error_code(error) == "ResourceNotFoundException":
                         return
-                    if error_code(error) != "ResourceInUseException":  # it is being created or deleted
+                    if (
+                        error_code(error) != "ResourceInUseException"
+                    ):  # it is being created or deleted
                         raise
             problem = f"{label} is not deleted after {_DELETING_SECONDS:.0f} s."
-            raise TableUnavailableError(problem, f"Try again, and check the table {name} in AWS.", table=label)
+            raise TableUnavailableError(
+                problem, f"Try again, and check the table {name} in AWS.", table=label
+            )
 
         with self._client(table) as client:
             _retrying(_DELETING_SECONDS, longest_pause=2.0)(delete, client)
@@ -620,7 +714,9 @@ class DynamoDbSegments:
         with self._opening:
             calls = self._calls.get(table)
             if calls is None:
-                calls = self._calls[table] = TableCalls(table, self._name(table), self._connect, self.threads)
+                calls = self._calls[table] = TableCalls(
+                    table, self._name(table), self._connect, self.threads
+                )
         return DynamoDbSegment(calls, SegmentLayout(partition))
 
     def location(self, table: TableId, partition: int) -> str:
@@ -636,7 +732,9 @@ class DynamoDbSegments:
             client.close()
 
     def _connect(self, label: str) -> DynamoDBClient:
-        """Return a new client, which any thread may use and the caller closes; `label` is for errors."""
+        """Return a new client, which any thread may use and the caller closes; `label` is for
+        errors.
+        """
         with self._connecting:
             self.connection = self.connection.with_session(label)
             return self.connection.client(label, self.threads)

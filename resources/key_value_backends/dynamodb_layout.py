@@ -1,33 +1,46 @@
 """Where the entries of a segment are in its DynamoDB table, and how its families are listed.
 
     item                     hash key "h"                      sort key "s"         other attributes
-    entry with a family      "f" | partition | family, UTF-8   0x01 | key           "v" version, "d" value
-    entry without a family   "k" | partition                   table key            "v" version, "d" value
-    a family of the segment  "d" | partition                   prefix of family     "n" term of its listing
-    progress of purging      "d" | partition                   0x00                 "n" term, "a" when, "p" place
-    gate                     "g" | partition | number          0x00                 "n" term; none if sealed
-    invalidated token        "g" | partition | number          0x01                 "t" the latest token
+    entry with a family      "f" | partition | family, UTF-8   0x01 | key           "v" version, "d"
+                             value
+    entry without a family   "k" | partition                   table key            "v" version, "d"
+                             value
+    a family of the segment  "d" | partition                   prefix of family     "n" term of its
+                             listing
+    progress of purging      "d" | partition                   0x00                 "n" term, "a"
+                             when, "p" place
+    gate                     "g" | partition | number          0x00                 "n" term; none
+                             if sealed
+    invalidated token        "g" | partition | number          0x01                 "t" the latest
+                             token
 
-A partition is four bytes, big-endian. A sort key may not be empty, but the key of an entry may. A missing gate has term
-0. Families are listed because DynamoDB can't return the hash keys of a table in order. A family is in the list before
+A partition is four bytes, big-endian. A sort key may not be empty, but the key of an entry may. A
+missing gate has term
+0. Families are listed because DynamoDB can't return the hash keys of a table in order. A family is
+   in the list before
 it gets its first key, and is removed from it when it has none.
 
-A writer remembers which families are listed, so that an ordinary put needs no request for that. What a process
-remembers can't be recalled, so it holds for a **term**, a number that grows:
+A writer remembers which families are listed, so that an ordinary put needs no request for that.
+What a process remembers can't be recalled, so it holds for a **term**, a number that grows:
 
-- A family is listed at the term that its writer knows: the item's number becomes that one, unless it is higher.
-- A write passes its gate only if the gate's term is at most the one at which its families were listed. A rejected
-  writer learns the newer term, forgets what it remembered, and lists its families again.
-- To purge families at term t, all gates are first raised to t, and time passes (`SETTLING_SECONDS`). After that,
-  whoever finds a family without entries may remove its item, on the condition that its number is below t.
+- A family is listed at the term that its writer knows: the item's number becomes that one, unless
+  it is higher.
+- A write passes its gate only if the gate's term is at most the one at which its families were
+  listed. A rejected writer learns the newer term, forgets what it remembered, and lists its
+  families again.
+- To purge families at term t, all gates are first raised to t, and time passes
+  (`SETTLING_SECONDS`). After that, whoever finds a family without entries may remove its item, on
+  the condition that its number is below t.
 
-No entry is in a family that is not listed: a write of term k has found its family listed at k or higher. That item can
-only be removed at a term t > k, by a process that looked into the family when all gates were at t. By then the write
-was either applied, and its entry was found or removed again, or will never be applied. The condition is checked when
-the item is removed, so it does not matter how late the request arrives, nor how many purge at a time; an item with a
-higher number belongs to writers of a newer term. Changing a key that must have a version needs no listing: its family
-has an entry, whose writer has listed it. The time is needed because a Query, unlike a PutItem, does not wait for a
-transaction that is being committed: the gate may be free a moment before the entry is visible.
+No entry is in a family that is not listed: a write of term k has found its family listed at k or
+higher. That item can only be removed at a term t > k, by a process that looked into the family when
+all gates were at t. By then the write was either applied, and its entry was found or removed again,
+or will never be applied. The condition is checked when the item is removed, so it does not matter
+how late the request arrives, nor how many purge at a time; an item with a higher number belongs to
+writers of a newer term. Changing a key that must have a version needs no listing: its family has an
+entry, whose writer has listed it. The time is needed because a Query, unlike a PutItem, does not
+wait for a transaction that is being committed: the gate may be free a moment before the entry is
+visible.
 """
 
 from __future__ import annotations
@@ -44,10 +57,23 @@ from email.utils import parsedate_to_datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from dagster_adjunct.resources.backends.dynamodb_connection import error_code, problem_from_boto_error
-from dagster_adjunct.resources.errors import AdjunctError, KeyValueTableNotFoundError, TableUnavailableError
+from dagster_adjunct.resources.backends.dynamodb_connection import (
+    error_code,
+    problem_from_boto_error,
+)
+from dagster_adjunct.resources.errors import (
+    AdjunctError,
+    KeyValueTableNotFoundError,
+    TableUnavailableError,
+)
 from dagster_adjunct.resources.key_value import segment
-from dagster_adjunct.resources.key_value.segment import KeyRange, ReplyLostError, SegmentChange, SegmentLimits, TableId
+from dagster_adjunct.resources.key_value.segment import (
+    KeyRange,
+    ReplyLostError,
+    SegmentChange,
+    SegmentLimits,
+    TableId,
+)
 from dagster_adjunct.resources.key_value_backends.callers import PerCaller
 from dagster_adjunct.resources.tables.operation import State
 
@@ -62,19 +88,23 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.005, 0.3
 class TableCalls:
     """Sends the requests of all segments of one table in this process.
 
-    Each event loop has a client, and up to `threads` threads in which its requests run. The threads without a loop
-    share a client, and block. `name` is the table's name in DynamoDB; `connect` returns a new client, given a label for
-    errors.
+    Each event loop has a client, and up to `threads` threads in which its requests run. The threads
+    without a loop share a client, and block. `name` is the table's name in DynamoDB; `connect`
+    returns a new client, given a label for errors.
     """
 
-    def __init__(self, table: TableId, name: str, connect: Callable[[str], DynamoDBClient], threads: int) -> None:
+    def __init__(
+        self, table: TableId, name: str, connect: Callable[[str], DynamoDBClient], threads: int
+    ) -> None:
         self.table, self.name, self.label = table, name, table_label(table)
         self._open: PerCaller[_ClientThreads] = PerCaller(
             partial(_ClientThreads, partial(connect, self.label), threads), _ClientThreads.end
         )
 
     async def call(self, do: Callable[[DynamoDBClient], T]) -> T:
-        """Return what `do` returns for the client; an event loop calls it in a thread. Raises boto3's errors."""
+        """Return what `do` returns for the client; an event loop calls it in a thread. Raises
+        boto3's errors.
+        """
         mine = self._open.here()
         return await segment.in_thread(lambda: mine.threads, partial(mine.run, do))
 
@@ -85,14 +115,18 @@ class TableCalls:
     async def read(self, do: Callable[[DynamoDBClient], T]) -> T:
         """Do the same as `call`, but raise the errors of tables.
 
-        For requests that can be repeated without harm: reads, and changes that have no visible effect or the same one
-        again.
+        For requests that can be repeated without harm: reads, and changes that have no visible
+        effect or the same one again.
         """
         with dynamodb_errors(self.table, sent=False):
             return await self.call(do)
 
-    async def query(self, stretch: KeyStretch, attributes: str, limit: int, after: Item | None = None) -> Any:
-        """Return DynamoDB's answer with at most `limit` items of a stretch, after the item with the key `after`."""
+    async def query(
+        self, stretch: KeyStretch, attributes: str, limit: int, after: Item | None = None
+    ) -> Any:
+        """Return DynamoDB's answer with at most `limit` items of a stretch, after the item with
+        the key `after`.
+        """
         bounds = {":h": stretch.hash_key, ":a": stretch.lowest, ":z": stretch.highest}
         request: dict[str, Any] = {
             "TableName": self.name,
@@ -107,10 +141,14 @@ class TableCalls:
         return await self.read(lambda client: client.query(**request))
 
     async def close(self) -> None:
-        """Close the client, and its threads once their requests have ended; the next call opens them again."""
+        """Close the client, and its threads once their requests have ended; the next call opens
+        them again.
+        """
         mine = self._open.take()
         if mine is not None:
-            await segment.in_thread(partial(segment.threads, "key-value-closing", 4), partial(mine.end, wait=True))
+            await segment.in_thread(
+                partial(segment.threads, "key-value-closing", 4), partial(mine.end, wait=True)
+            )
 
 
 @contextmanager
@@ -127,12 +165,14 @@ def dynamodb_errors(table: TableId, *, sent: bool) -> Iterator[None]:
 def translate_dynamodb_error(error: Exception, table: TableId, *, sent: bool) -> Exception:
     """Return the table's error for one of boto3.
 
-    `sent` means that a request without an answer may have had an effect, and so becomes a `ReplyLostError`.
+    `sent` means that a request without an answer may have had an effect, and so becomes a
+    `ReplyLostError`.
     """
     if error_code(error) == "ResourceNotFoundException":
         return table.error(
             KeyValueTableNotFoundError,
-            "DynamoDB has no such table: it was deleted, or the backend uses another region or account.",
+            "DynamoDB has no such table: it was deleted, or the backend uses another region or"
+            " account.",
             "Open it again. If it should exist, check the backend's region and credentials.",
         )
     problem = problem_from_boto_error(error, table_label(table), sent=sent)
@@ -147,7 +187,9 @@ def table_label(table: TableId) -> str:
 
 
 class Patience:
-    """Limits retries to some seconds after the end of the first attempt, with growing random pauses."""
+    """Limits retries to some seconds after the end of the first attempt, with growing random
+    pauses.
+    """
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
@@ -157,7 +199,9 @@ class Patience:
     async def wait(self) -> bool:
         """Pause before the next attempt; return False, at once, if the time is up."""
         now = time.monotonic()
-        if self._until is None:  # not before: the first attempt may have had to connect, and to list families
+        if (
+            self._until is None
+        ):  # not before: the first attempt may have had to connect, and to list families
             self._until = now + self._seconds
         if now >= self._until:
             return False
@@ -167,11 +211,14 @@ class Patience:
 
 
 class _ClientThreads:
-    """The client, and the threads for its requests, of one event loop or of all threads without one."""
+    """The client, and the threads for its requests, of one event loop or of all threads without
+    one.
+    """
 
     def __init__(self, connect: Callable[[], DynamoDBClient], threads: int) -> None:
         self.threads = ThreadPoolExecutor(threads, thread_name_prefix="dynamodb-key-values")
-        # Limits concurrent requests also for callers without a loop, which send them in their own threads.
+        # Limits concurrent requests also for callers without a loop, which send them in their own
+        # threads.
         self._places = threading.BoundedSemaphore(threads)
         self._connect = connect
         self._opening = threading.Lock()
@@ -220,7 +267,8 @@ Item = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class KeyStretch:
-    """Consecutive items with one hash key: those with sort keys from `lowest` to `highest`, both included.
+    """Consecutive items with one hash key: those with sort keys from `lowest` to `highest`, both
+    included.
 
     The table key of an item is `prefix` and its sort key without the first `cut` bytes.
     """
@@ -246,7 +294,9 @@ class SegmentLayout:
         length = int.from_bytes(table_key[:2], "big", signed=True)
         if length <= 0:
             return _item_key(self._hash(b"k"), table_key)
-        return _item_key(self._hash(b"f") + table_key[2 : 2 + length], b"\1" + table_key[2 + length :])
+        return _item_key(
+            self._hash(b"f") + table_key[2 : 2 + length], b"\1" + table_key[2 + length :]
+        )
 
     def family(self, prefix: bytes) -> Item:
         """Return the key of the item that lists a family."""
@@ -263,31 +313,49 @@ class SegmentLayout:
         return _item_key(self._gate_hash(number), b"\1")
 
     def in_family(self, prefix: bytes, within: KeyRange) -> KeyStretch:
-        """Return the stretch of a family's entries that are in a range; it has at least one possible key of them."""
+        """Return the stretch of a family's entries that are in a range; it has at least one
+        possible key of them.
+        """
         lowest = within.start[len(prefix) :] if within.start.startswith(prefix) else b""
         end = within.end
         highest = end[len(prefix) :] if end is not None and end.startswith(prefix) else _ABOVE_ALL
         hash_key = self._hash(b"f") + prefix[2:]
-        return KeyStretch(hash_key, _sort_key(b"\1" + lowest), _sort_key(b"\1" + highest), prefix, 1)
+        return KeyStretch(
+            hash_key, _sort_key(b"\1" + lowest), _sort_key(b"\1" + highest), prefix, 1
+        )
 
     def before_families(self, within: KeyRange) -> KeyStretch | None:
-        """Return the stretch of the empty key without a family, the smallest table key; None if the range lacks it."""
+        """Return the stretch of the empty key without a family, the smallest table key; None if
+        the range lacks it.
+        """
         if within.start > _EMPTY_KEY or (within.end is not None and within.end <= _EMPTY_KEY):
             return None
         return KeyStretch(self._hash(b"k"), _EMPTY_KEY, _EMPTY_KEY)
 
     def families(self, within: KeyRange) -> KeyStretch | None:
-        """Return the stretch of the list with the families that may have keys in a range; None if there can be none."""
+        """Return the stretch of the list with the families that may have keys in a range; None
+        if there can be none.
+        """
         first = family_prefix_at(within.start) or within.start
         lowest = max(first, _FIRST_FAMILY)
         highest = _AFTER_FAMILIES if within.end is None else min(within.end, _AFTER_FAMILIES)
-        return KeyStretch(self._hash(b"d"), _sort_key(lowest), _sort_key(highest)) if lowest < highest else None
+        return (
+            KeyStretch(self._hash(b"d"), _sort_key(lowest), _sort_key(highest))
+            if lowest < highest
+            else None
+        )
 
     def after_families(self, within: KeyRange) -> KeyStretch | None:
-        """Return the stretch of all other entries without a family in a range; None if there can be none."""
+        """Return the stretch of all other entries without a family in a range; None if there can
+        be none.
+        """
         lowest = max(within.start, _AFTER_FAMILIES)
         highest = _ABOVE_ALL if within.end is None else within.end
-        return KeyStretch(self._hash(b"k"), _sort_key(lowest), _sort_key(highest)) if lowest < highest else None
+        return (
+            KeyStretch(self._hash(b"k"), _sort_key(lowest), _sort_key(highest))
+            if lowest < highest
+            else None
+        )
 
     def _hash(self, kind: bytes) -> bytes:
         return kind + self.partition.to_bytes(4, "big")
@@ -314,7 +382,9 @@ def key_after_family(prefix: bytes) -> bytes:
 
 
 def family_prefix_at(start: bytes) -> bytes | None:
-    """Return the prefix of the family of a table key, which may be a bound of a range; None without a family."""
+    """Return the prefix of the family of a table key, which may be a bound of a range; None
+    without a family.
+    """
     length = int.from_bytes(start[:2], "big", signed=True)
     return start[: 2 + length] if length > 0 and len(start) >= 2 + length else None
 
@@ -331,32 +401,43 @@ def _item_key(hash_key: bytes, sort_key: bytes) -> Item:
     return {"h": {"B": hash_key}, "s": {"B": sort_key}}
 
 
-# The list of a segment's families. A family is added before it gets its first key; families without entries are purged.
-# Processes that add families also purge, one part of the list after the other: for every `PURGE_AFTER` new families
-# they check four times as many. So at most half of the list, or some hundred families, have no entries.
+# The list of a segment's families. A family is added before it gets its first key; families without
+# entries are purged. Processes that add families also purge, one part of the list after the other:
+# for every `PURGE_AFTER` new families they check four times as many. So at most half of the list,
+# or some hundred families, have no entries.
 
 
 PURGE_AFTER = 64  # so many families added by a process, after which it checks a part of the list
-SETTLING_SECONDS = 60  # by DynamoDB's clock: by then, transactions that passed a gate before it was raised have ended
+# by DynamoDB's clock: by then, transactions that passed a gate before it was raised have ended
+SETTLING_SECONDS = 60
 FAMILIES_PER_PURGE = 4 * PURGE_AFTER
-MIN_EMPTY_FAMILIES = PURGE_AFTER // 2  # without entries, but listed too recently to be removed: so many raise the gates
+MIN_EMPTY_FAMILIES = (
+    PURGE_AFTER // 2
+)  # without entries, but listed too recently to be removed: so many raise the gates
 _FAMILIES_KNOWN = 100_000
 _PURGE_PATIENCE = 5.0  # seconds for which raising a gate is retried while writes pass it
 _log = logging.getLogger("adjunct.key_value")
 
 
 class FamilyList:
-    """The list of a segment's families in DynamoDB, and what this process knows of it: families listed at one term."""
+    """The list of a segment's families in DynamoDB, and what this process knows of it: families
+    listed at one term.
+    """
 
     def __init__(self, calls: TableCalls, layout: SegmentLayout) -> None:
         self._calls, self._layout = calls, layout
         self._known: tuple[int, set[bytes]] = (0, set())
-        # Starts at random, so that many processes that add a few each purge as often as one that adds many.
+        # Starts at random, so that many processes that add a few each purge as often as one that
+        # adds many.
         self._new = random.randrange(PURGE_AFTER)
 
     async def ensure_listed(self, changes: Sequence[SegmentChange]) -> int:
-        """List the families to which these changes may add a key; return the term at which they are listed."""
-        term, known = self._known  # used to the end, even if another thread learns a newer term meanwhile
+        """List the families to which these changes may add a key; return the term at which they
+        are listed.
+        """
+        term, known = (
+            self._known
+        )  # used to the end, even if another thread learns a newer term meanwhile
         missing = {
             family
             for change in changes
@@ -367,7 +448,9 @@ class FamilyList:
         if missing:
             items = ({**self._layout.family(family), "n": {"N": str(term)}} for family in missing)
             added = await self._calls.at_once(
-                self._calls.read(partial(self._change_item, "put_item", term, Item=item, ReturnValues="ALL_OLD"))
+                self._calls.read(
+                    partial(self._change_item, "put_item", term, Item=item, ReturnValues="ALL_OLD")
+                )
                 for item in items
             )
             self._new += sum(answer is not None and "Attributes" not in answer for answer in added)
@@ -392,30 +475,46 @@ class FamilyList:
         try:
             await self.purge()
         except (AdjunctError, KeyError, ValueError) as error:
-            _log.warning("%s: families without entries stay in its list for now: %s", self._calls.label, error)
+            _log.warning(
+                "%s: families without entries stay in its list for now: %s",
+                self._calls.label,
+                error,
+            )
 
     async def purge(self) -> None:
         """Remove families without entries from the next part of the list.
 
-        If many of them were listed at the present term or a newer one, so that they can't be removed yet, raise all
-        gates to a newer term: then a later purge removes them.
+        If many of them were listed at the present term or a newer one, so that they can't be
+        removed yet, raise all gates to a newer term: then a later purge removes them.
         """
         calls, layout = self._calls, self._layout
         answer: Any = await calls.read(
-            lambda client: client.get_item(TableName=calls.name, Key=layout.progress(), ConsistentRead=True)
+            lambda client: client.get_item(
+                TableName=calls.name, Key=layout.progress(), ConsistentRead=True
+            )
         )
         item = answer.get("Item")
-        # All gates had at least this term at the time `at`, by DynamoDB's clock. The next part begins at `place`.
-        term, at, place = (int(item["n"]["N"]), int(item["a"]["N"]), item["p"]["B"]) if item else (0, 0, b"")
+        # All gates had at least this term at the time `at`, by DynamoDB's clock. The next part
+        # begins at `place`.
+        term, at, place = (
+            (int(item["n"]["N"]), int(item["a"]["N"]), item["p"]["B"]) if item else (0, 0, b"")
+        )
         if _time_of(answer) < at + SETTLING_SECONDS:
             return
         stretch = layout.families(KeyRange(place))
         if stretch is None:
-            raise ValueError(f"item {layout.progress()} has a place outside every family: {place.hex()}; delete it")
+            raise ValueError(
+                f"item {layout.progress()} has a place outside every family: {place.hex()};"
+                " delete it"
+            )
         part = await calls.query(stretch, "s, n", FAMILIES_PER_PURGE)
         terms = {item["s"]["B"]: term_of(item) or 0 for item in part["Items"]}
-        found = await calls.at_once(calls.query(layout.in_family(family, KeyRange()), "s", 1) for family in terms)
-        empty = [family for family, entries in zip(terms, found, strict=True) if not entries["Items"]]
+        found = await calls.at_once(
+            calls.query(layout.in_family(family, KeyRange()), "s", 1) for family in terms
+        )
+        empty = [
+            family for family, entries in zip(terms, found, strict=True) if not entries["Items"]
+        ]
         await calls.at_once(
             # Does nothing if another process has listed the family at this term or a newer one.
             calls.read(partial(self._change_item, "delete_item", term, Key=layout.family(family)))
@@ -427,11 +526,17 @@ class FamilyList:
             term = max(newer) + 1
             at = max(await calls.at_once(self._raise_gate(number, term) for number in range(GATES)))
         place = key_after_family(list(terms)[-1]) if part.get("LastEvaluatedKey") else b""
-        progress = {**layout.progress(), "n": {"N": str(term)}, "a": {"N": str(at)}, "p": {"B": place}}
+        progress = {
+            **layout.progress(),
+            "n": {"N": str(term)},
+            "a": {"N": str(at)},
+            "p": {"B": place},
+        }
         await calls.read(lambda client: client.put_item(TableName=calls.name, Item=progress))
 
     async def _raise_gate(self, number: int, term: int) -> int:
-        """Make a gate reject writes of terms before `term`; return the time, in seconds, by DynamoDB's clock.
+        """Make a gate reject writes of terms before `term`; return the time, in seconds, by
+        DynamoDB's clock.
 
         Does not change a gate that has a newer term, or is closed because the table is sealed.
         """
@@ -458,8 +563,11 @@ class FamilyList:
                 if not await patience.wait():
                     raise
 
-    def _change_item(self, request: str, term: int, client: DynamoDBClient, **arguments: Any) -> Any:
-        """Put or delete the item of a family (`request` names the client's method); return the answer.
+    def _change_item(
+        self, request: str, term: int, client: DynamoDBClient, **arguments: Any
+    ) -> Any:
+        """Put or delete the item of a family (`request` names the client's method); return the
+        answer.
 
         None if the family is listed at `term` or a newer one, so that nothing was changed.
         """

@@ -34,33 +34,41 @@ if TYPE_CHECKING:
     from dagster_adjunct.resources.key_value_backends.postgres_wire import PostgresWire, WirePool
 
 T = TypeVar("T")
-# An index entry has 2,704 bytes: its own 8, 4 for a length, 4 for the partition, and the key, in steps of 8.
+# An index entry has 2,704 bytes: its own 8, 4 for a length, 4 for the partition, and the key, in
+# steps of 8.
 _LIMITS = SegmentLimits(table_key=2688, value=2**26, request=2**26 + 2**12, fences=4)
 SESSION = (
-    # A plan is made once, when a table may still be empty. It uses the index, whatever the table holds later, and joins
-    # in a time that is proportional to the number of requested keys.
-    b"SET plan_cache_mode = force_generic_plan; SET jit = off; SET enable_seqscan = off; SET enable_bitmapscan = off; "
-    b"SET enable_nestloop = off; SET enable_mergejoin = off"
+    # A plan is made once, when a table may still be empty. It uses the index, whatever the table
+    # holds later, and joins in a time that is proportional to the number of requested keys.
+    b"SET plan_cache_mode = force_generic_plan; SET jit = off; SET enable_seqscan = off; SET"
+    b" enable_bitmapscan = off; SET enable_nestloop = off; SET enable_mergejoin = off"
 )
-# A standby may lag behind. `primary` rather than `read-write`, because a role that only reads may have
-# default_transaction_read_only set. Keepalives detect a lost server.
-_SERVER = {"target_session_attrs": "primary", "keepalives_idle": 20, "keepalives_interval": 5, "keepalives_count": 4}
+# A standby may lag behind. `primary` rather than `read-write`, because a role that only reads may
+# have default_transaction_read_only set. Keepalives detect a lost server.
+_SERVER = {
+    "target_session_attrs": "primary",
+    "keepalives_idle": 20,
+    "keepalives_interval": 5,
+    "keepalives_count": 4,
+}
 
 
 @validated
 class PostgresSegments:
-    """Key-value tables in the existing schema `schema`, each in two tables that all its partitions share.
+    """Key-value tables in the existing schema `schema`, each in two tables that all its partitions
+    share.
 
-    Where to connect: `dsn_env` names an environment variable with the DSN (read when connecting, never stored),
-    `connect` has libpq keywords without secrets (`service`, `host`, …), and libpq's own environment, service and
-    password files provide the rest. The server must be a primary. A role that only reads may have
-    `default_transaction_read_only` set.
+    Where to connect: `dsn_env` names an environment variable with the DSN (read when connecting,
+    never stored), `connect` has libpq keywords without secrets (`service`, `host`, …), and libpq's
+    own environment, service and password files provide the rest. The server must be a primary. A
+    role that only reads may have `default_transaction_read_only` set.
 
-    All tables opened through one object share up to `connections` for each event loop, and as many for the threads
-    without one (`BlockingKeyValueTable`), where a thread waits for its turn. A request without an answer after
-    `request_timeout` seconds, or half of `horizon`, is given up. A write may be repeated for `horizon` seconds, so
-    recent requests are remembered for twice as long, in about 100 bytes each. Values and batches are limited to 64 MiB,
-    table keys to 2,688 bytes, which is what an index of PostgreSQL accepts.
+    All tables opened through one object share up to `connections` for each event loop, and as many
+    for the threads without one (`BlockingKeyValueTable`), where a thread waits for its turn. A
+    request without an answer after `request_timeout` seconds, or half of `horizon`, is given up. A
+    write may be repeated for `horizon` seconds, so recent requests are remembered for twice as
+    long, in about 100 bytes each. Values and batches are limited to 64 MiB, table keys to 2,688
+    bytes, which is what an index of PostgreSQL accepts.
     """
 
     limits = _LIMITS
@@ -101,16 +109,17 @@ class PostgresSegments:
 
             if self._exists(connection, entries):
                 return
-            # A plain address is not compressed, so that its length alone decides whether the index accepts it. A page
-            # with some free space keeps the new version of a row next to the old one, without changing the index.
+            # A plain address is not compressed, so that its length alone decides whether the index
+            # accepts it. A page with some free space keeps the new version of a row next to the old
+            # one, without changing the index.
             connection.execute(
-                f"CREATE TABLE {entries} (address bytea PRIMARY KEY, version bytea NOT NULL, value bytea NOT NULL) "
-                "WITH (fillfactor = 90)"
+                f"CREATE TABLE {entries} (address bytea PRIMARY KEY, version bytea NOT NULL, value"
+                " bytea NOT NULL) WITH (fillfactor = 90)"
             )
             connection.execute(f"ALTER TABLE {entries} ALTER address SET STORAGE PLAIN")
             connection.execute(
-                f"CREATE TABLE {tokens} (token bytea PRIMARY KEY, applied boolean NOT NULL DEFAULT true, "
-                "at timestamptz NOT NULL DEFAULT now())"
+                f"CREATE TABLE {tokens} (token bytea PRIMARY KEY, applied boolean NOT NULL DEFAULT"
+                " true, at timestamptz NOT NULL DEFAULT now())"
             )
             for name, what in ((entries, "entries"), (tokens, "recent requests")):
                 comment = sql.Literal(f"{what} of key-value table {table}").as_string(connection)
@@ -135,8 +144,9 @@ class PostgresSegments:
         query = "SELECT FROM pg_trigger WHERE tgrelid = to_regclass(%s) AND tgname = 'sealed'"
         if connection.execute(query, (entries,)).fetchone() is None:
             connection.execute(
-                f"CREATE OR REPLACE FUNCTION {function}() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
-                f"RAISE EXCEPTION 'the key-value table is sealed' USING ERRCODE = '{SEALED}'; END $$"
+                f"CREATE OR REPLACE FUNCTION {function}() RETURNS trigger LANGUAGE plpgsql AS $$"
+                " BEGIN RAISE EXCEPTION 'the key-value table is sealed' USING ERRCODE ="
+                f" '{SEALED}'; END $$"
             )
             connection.execute(
                 f"CREATE TRIGGER sealed BEFORE INSERT OR UPDATE OR DELETE OR TRUNCATE ON {entries} "
@@ -161,30 +171,49 @@ class PostgresSegments:
 
     def open(self, table: TableId, partition: int) -> TableSegment:
         require_driver(_label(table))
-        from dagster_adjunct.resources.key_value_backends.postgres_segment import PostgresSegment, PostgresStatements
+        from dagster_adjunct.resources.key_value_backends.postgres_segment import (
+            PostgresSegment,
+            PostgresStatements,
+        )
 
         statements = PostgresStatements(self.schema, table)
-        kept = 2 * self.horizon  # the last attempt may begin at the horizon, and earlier ones may arrive late
+        kept = (
+            2 * self.horizon
+        )  # the last attempt may begin at the horizon, and earlier ones may arrive late
         return PostgresSegment(self._pools.here, statements, partition, self._errors(table), kept)
 
     def location(self, table: TableId, partition: int) -> str:
         place = format_address(self._settings(_label(table)))
-        return f"postgresql://{place}, table {self.schema}.{sql_table_name(table)}, partition {partition}"
+        return (
+            f"postgresql://{place}, table {self.schema}.{sql_table_name(table)}, partition"
+            f" {partition}"
+        )
 
     def _names(self, table: TableId) -> list[str]:
-        """Return the quoted names: of the entries' table, of the tokens' table, of the function that rejects writes."""
+        """Return the quoted names: of the entries' table, of the tokens' table, of the function
+        that rejects writes.
+        """
         schema, name = self.schema.replace('"', '""'), sql_table_name(table)
         return [f'"{schema}"."{name}{suffix}"' for suffix in ("", "_tokens", "_sealed")]
 
     def _exists(self, connection: psycopg.Connection[Any], name: str) -> bool:
-        (exists,) = connection.execute("SELECT to_regclass(%s) IS NOT NULL", (name,)).fetchone() or (False,)
+        (exists,) = connection.execute(
+            "SELECT to_regclass(%s) IS NOT NULL", (name,)
+        ).fetchone() or (False,)
         return bool(exists)
 
-    def _change(self, table: TableId, change: Callable[[psycopg.Connection[Any]], T], *, dry_run: bool = False) -> T:
+    def _change(
+        self,
+        table: TableId,
+        change: Callable[[psycopg.Connection[Any]], T],
+        *,
+        dry_run: bool = False,
+    ) -> T:
         """Run `change` in a transaction, over a connection of its own; return its result.
 
-        A lock keeps out other changes of this table's schema. A `dry_run` is rolled back: it changes nothing, but the
-        server raises all its objections (a missing right, a read-only session, a dependent view).
+        A lock keeps out other changes of this table's schema. A `dry_run` is rolled back: it
+        changes nothing, but the server raises all its objections (a missing right, a read-only
+        session, a dependent view).
         """
         label = _label(table)
         require_driver(label)
@@ -197,8 +226,8 @@ class PostgresSegments:
                 connection.execute("SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))", (name,))
                 return change(connection)
 
-        # Writers lock the two tables in another order. The server resolves a deadlock by an error for one side: repeat
-        # it.
+        # Writers lock the two tables in another order. The server resolves a deadlock by an error
+        # for one side: repeat it.
         attempts = tenacity.Retrying(
             retry=tenacity.retry_if_exception_type(psycopg.errors.DeadlockDetected),
             stop=tenacity.stop_after_attempt(10),
@@ -225,8 +254,13 @@ class PostgresSegments:
 
         label = f"key-value tables of schema {self.schema}"
         settings = self._settings(label)
-        connection = connect_sync(label, settings) if segment.is_blocking() else await connect_async(label, settings)
-        # Wait at most half of the horizon, so that there is time to find out whether the write was applied.
+        connection = (
+            connect_sync(label, settings)
+            if segment.is_blocking()
+            else await connect_async(label, settings)
+        )
+        # Wait at most half of the horizon, so that there is time to find out whether the write was
+        # applied.
         wire = PostgresWire(connection, min(self.request_timeout, self.horizon / 2))
         try:
             await wire.tell(SESSION)
@@ -238,7 +272,9 @@ class PostgresSegments:
         return wire
 
     def _errors(self, table: TableId) -> PostgresSegmentErrors:
-        from dagster_adjunct.resources.key_value_backends.postgres_segment import PostgresSegmentErrors
+        from dagster_adjunct.resources.key_value_backends.postgres_segment import (
+            PostgresSegmentErrors,
+        )
 
         label = _label(table)
         return PostgresSegmentErrors(table, label, lambda: format_address(self._settings(label)))

@@ -15,7 +15,11 @@ import psycopg
 from psycopg import sql
 
 from dagster_adjunct.resources.backends.postgres_connection import READ_ONLY, translate_error
-from dagster_adjunct.resources.errors import AdjunctError, KeyValueTableNotFoundError, TableUnavailableError
+from dagster_adjunct.resources.errors import (
+    AdjunctError,
+    KeyValueTableNotFoundError,
+    TableUnavailableError,
+)
 from dagster_adjunct.resources.key_value.segment import (
     ABSENT,
     ANYTHING,
@@ -33,7 +37,11 @@ from dagster_adjunct.resources.key_value.segment import (
     sealed_table_error,
 )
 from dagster_adjunct.resources.key_value_backends import postgres_wire
-from dagster_adjunct.resources.key_value_backends.postgres_wire import PostgresWire, UnreadAnswer, WirePool
+from dagster_adjunct.resources.key_value_backends.postgres_wire import (
+    PostgresWire,
+    UnreadAnswer,
+    WirePool,
+)
 from dagster_adjunct.resources.key_value_backends.sqlite import sql_table_name
 
 SEALED = "KV001"
@@ -43,24 +51,28 @@ ENTRY_WITHOUT_VALUE = "substr(address, 5), version, NULL::bytea"
 PAGE_BYTES = 16 << 20
 """Bytes of values after which a page of entries of unknown size ends."""
 PRUNED_BLOCKS = 64
-"""Blocks of the tokens' table that are pruned at a time: about 8,000 tokens, once in WRITES_BETWEEN_PRUNING writes."""
+"""Blocks of the tokens' table that are pruned at a time: about 8,000 tokens, once in
+WRITES_BETWEEN_PRUNING writes.
+"""
 
 
 class PostgresStatements:
     """The SQL statements for the two tables of a key-value table.
 
-    `kvt_<incarnation>` has the entries of all partitions. An address is the partition in four bytes and the table key:
-    with two columns, a plan could search for the partition alone and look at all of its keys.
-    `kvt_<incarnation>_tokens` has a row for each recent request, written in the transaction of the request. `applied`
-    is true if the request was applied. It is false if a repeat found that a condition does not hold; this row keeps a
-    late first attempt from being applied.
+    `kvt_<incarnation>` has the entries of all partitions. An address is the partition in four bytes
+    and the table key: with two columns, a plan could search for the partition alone and look at all
+    of its keys. `kvt_<incarnation>_tokens` has a row for each recent request, written in the
+    transaction of the request. `applied` is true if the request was applied. It is false if a
+    repeat found that a condition does not hold; this row keeps a late first attempt from being
+    applied.
 
-    $1 is the address, or all of them. Result rows are the table key, version and value. A change of one key is one
-    statement, which writes the request's token too. `put` and `remove` have no condition: they write the token first,
-    so that a repeat waits for them there. The others write it, and report one row, only if their condition holds.
+    $1 is the address, or all of them. Result rows are the table key, version and value. A change of
+    one key is one statement, which writes the request's token too. `put` and `remove` have no
+    condition: they write the token first, so that a repeat waits for them there. The others write
+    it, and report one row, only if their condition holds.
 
-    Every statement sees what was committed before it began (READ COMMITTED), and waits for whoever has locked the rows
-    that it would change.
+    Every statement sees what was committed before it began (READ COMMITTED), and waits for whoever
+    has locked the rows that it would change.
     """
 
     def __init__(self, schema: str, table: TableId) -> None:
@@ -73,39 +85,51 @@ class PostgresStatements:
         self.get = f"SELECT {ENTRY} FROM {rows} WHERE address = $1"
         self.get_version = f"SELECT {ENTRY_WITHOUT_VALUE} FROM {rows} WHERE address = $1"
         self.get_many = f"SELECT {ENTRY} FROM {rows} WHERE address = ANY ($1)"
-        self.get_many_versions = f"SELECT {ENTRY_WITHOUT_VALUE} FROM {rows} WHERE address = ANY ($1)"
+        self.get_many_versions = (
+            f"SELECT {ENTRY_WITHOUT_VALUE} FROM {rows} WHERE address = ANY ($1)"
+        )
         # The later of two concurrent writes wins.
         self.put = (
-            f"{first} INSERT INTO {rows} {columns} SELECT $1::bytea, $3::bytea, $4::bytea FROM token "
-            "ON CONFLICT (address) DO UPDATE SET version = excluded.version, value = excluded.value"
+            f"{first} INSERT INTO {rows} {columns} SELECT $1::bytea, $3::bytea, $4::bytea FROM"
+            " token ON CONFLICT (address) DO UPDATE SET version = excluded.version, value ="
+            " excluded.value"
         )
         # Waits for a concurrent insertion or removal of the key, whose outcome decides.
         self.insert = (
-            f"WITH done AS (INSERT INTO {rows} {columns} VALUES ($1, $3, $4) ON CONFLICT DO NOTHING RETURNING 1) {then}"
+            f"WITH done AS (INSERT INTO {rows} {columns} VALUES ($1, $3, $4) ON CONFLICT DO NOTHING"
+            f" RETURNING 1) {then}"
         )
         # Waits for a concurrent change of the key, then checks the version again.
         self.replace = (
-            f"WITH done AS (UPDATE {rows} SET version = $3, value = $4 WHERE address = $1 AND version = $5 "
-            f"RETURNING 1) {then}"
+            f"WITH done AS (UPDATE {rows} SET version = $3, value = $4 WHERE address = $1 AND"
+            f" version = $5 RETURNING 1) {then}"
         )
-        # Does not remove a key inserted after the statement began, as if the removal had come first.
+        # Does not remove a key inserted after the statement began, as if the removal had come
+        # first.
         self.remove = f"{first} DELETE FROM {rows} USING token WHERE address = $1"
         self.remove_version = (
-            f"WITH done AS (DELETE FROM {rows} WHERE address = $1 AND version = $3 RETURNING 1) {then}"
+            f"WITH done AS (DELETE FROM {rows} WHERE address = $1 AND version = $3 RETURNING 1)"
+            f" {then}"
         )
-        self.batch = _batch(rows, f"INSERT INTO {tokens} (token) SELECT $5::bytea WHERE EXISTS (SELECT FROM fine)")
+        self.batch = _batch(
+            rows, f"INSERT INTO {tokens} (token) SELECT $5::bytea WHERE EXISTS (SELECT FROM fine)"
+        )
         self.batch_again = _batch(
-            rows, f"UPDATE {tokens} SET applied = true WHERE token = $5::bytea AND EXISTS (SELECT FROM fine)"
+            rows,
+            f"UPDATE {tokens} SET applied = true WHERE token = $5::bytea AND EXISTS (SELECT FROM"
+            " fine)",
         )
-        # Locks in the order in which batches lock: first the existing keys, sorted, then the missing ones, sorted.
+        # Locks in the order in which batches lock: first the existing keys, sorted, then the
+        # missing ones, sorted.
         self.lock = (
-            f"WITH locked AS MATERIALIZED (SELECT address FROM {rows} WHERE address = ANY ($1) ORDER BY address "
-            f"FOR UPDATE) INSERT INTO {rows} AS t {columns} SELECT wanted, ''::bytea, ''::bytea "
-            "FROM unnest($1::bytea[]) AS wanted WHERE wanted NOT IN (SELECT address FROM locked) ORDER BY wanted "
-            "ON CONFLICT (address) DO UPDATE SET version = t.version"
+            f"WITH locked AS MATERIALIZED (SELECT address FROM {rows} WHERE address = ANY ($1)"
+            f" ORDER BY address FOR UPDATE) INSERT INTO {rows} AS t {columns} SELECT wanted,"
+            " ''::bytea, ''::bytea FROM unnest($1::bytea[]) AS wanted WHERE wanted NOT IN (SELECT"
+            " address FROM locked) ORDER BY wanted ON CONFLICT (address) DO UPDATE SET version ="
+            " t.version"
         )
-        # Waits for an earlier attempt that has written the token. One that has not will fail, because the token is
-        # taken.
+        # Waits for an earlier attempt that has written the token. One that has not will fail,
+        # because the token is taken.
         self.claim = (
             f"INSERT INTO {tokens} AS t (token, applied) VALUES ($1, false) "
             "ON CONFLICT (token) DO UPDATE SET applied = t.applied RETURNING applied"
@@ -117,48 +141,62 @@ class PostgresStatements:
 
         If it is `guarded`, it ends with the entry at which the values reach PAGE_BYTES.
         """
-        range_ = f"FROM {self.rows} WHERE address >= $1 AND address < $2 ORDER BY address LIMIT $3::int"
+        range_ = (
+            f"FROM {self.rows} WHERE address >= $1 AND address < $2 ORDER BY address LIMIT $3::int"
+        )
         if not guarded:
             return f"SELECT {ENTRY if values else ENTRY_WITHOUT_VALUE} {range_}"
         # Sizes are known without decompressing values.
-        sizes = "sum(octet_length(value)) OVER (ORDER BY address ROWS UNBOUNDED PRECEDING) - octet_length(value)"
+        sizes = (
+            "sum(octet_length(value)) OVER (ORDER BY address ROWS UNBOUNDED PRECEDING) -"
+            " octet_length(value)"
+        )
         return (
-            f"SELECT {ENTRY} FROM (SELECT address, version, value, {sizes} AS before {range_}) AS part "
-            f"WHERE before < {PAGE_BYTES} ORDER BY address"
+            f"SELECT {ENTRY} FROM (SELECT address, version, value, {sizes} AS before {range_}) AS"
+            f" part WHERE before < {PAGE_BYTES} ORDER BY address"
         )
 
 
 def _prune(tokens: str) -> str:
-    """Return the statement that deletes old tokens in random blocks of their table; `{}` in it is the age in seconds.
+    """Return the statement that deletes old tokens in random blocks of their table; `{}` in it is
+    the age in seconds.
 
     An index of times would find all old tokens, but add a tenth to the cost of each write.
     """
-    blocks = f"(pg_relation_size({sql.Literal(tokens).as_string(None)}) / current_setting('block_size')::int)"
-    # The range may begin before the first block, so that blocks at both ends are as likely as all others.
+    blocks = (
+        f"(pg_relation_size({sql.Literal(tokens).as_string(None)}) /"
+        " current_setting('block_size')::int)"
+    )
+    # The range may begin before the first block, so that blocks at both ends are as likely as all
+    # others.
     first = f"random() * ({blocks} + {PRUNED_BLOCKS}) - {PRUNED_BLOCKS}"
     return (
-        f"DELETE FROM {tokens} WHERE ctid = ANY (ARRAY(WITH part AS MATERIALIZED (SELECT "
-        f"greatest(least({first}, {blocks} - {PRUNED_BLOCKS}), 0)::bigint AS first) SELECT ctid FROM {tokens} "
-        "WHERE ctid >= (SELECT format('(%s,0)', first)::tid FROM part) "
-        f"AND ctid < (SELECT format('(%s,0)', first + {PRUNED_BLOCKS})::tid FROM part) "
-        "AND at < now() - interval '1 second' * {} FOR UPDATE SKIP LOCKED))"
+        f"DELETE FROM {tokens} WHERE ctid = ANY (ARRAY(WITH part AS MATERIALIZED (SELECT"
+        f" greatest(least({first}, {blocks} - {PRUNED_BLOCKS}), 0)::bigint AS first) SELECT ctid"
+        f" FROM {tokens} WHERE ctid >= (SELECT format('(%s,0)', first)::tid FROM part) AND ctid <"
+        f" (SELECT format('(%s,0)', first + {PRUNED_BLOCKS})::tid FROM part) AND at < now() -"
+        " interval '1 second' * {} FOR UPDATE SKIP LOCKED))"
     )
 
 
 def _batch(rows: str, token: str) -> str:
-    """Return the statement that applies changes of several keys, or none, and returns the places of failed conditions.
+    """Return the statement that applies changes of several keys, or none, and returns the places of
+    failed conditions.
 
-    $1 to $4 are addresses, values, versions and expected versions; '' expects no such key. A change with the version ''
-    is a guard: its key is locked and stays as it is. Places count from 1.
+    $1 to $4 are addresses, values, versions and expected versions; '' expects no such key. A change
+    with the version '' is a guard: its key is locked and stays as it is. Places count from 1.
 
-    Existing keys are locked in sorted order, so that concurrent batches wait instead of deadlocking. Locked rows are
-    current, and stay so until the commit. If another writer inserts a key after the statement began, the statement's
-    own insertion fails, and it is sent again. But if a key to be removed or guarded does not exist, nothing would
-    detect its insertion. If such a key occurs together with other changes, nothing is applied, and its place is
-    returned as a negative number. The caller then creates and locks all keys by `lock`, with an empty version, and
-    repeats the statement.
+    Existing keys are locked in sorted order, so that concurrent batches wait instead of
+    deadlocking. Locked rows are current, and stay so until the commit. If another writer inserts a
+    key after the statement began, the statement's own insertion fails, and it is sent again. But if
+    a key to be removed or guarded does not exist, nothing would detect its insertion. If such a key
+    occurs together with other changes, nothing is applied, and its place is returned as a negative
+    number. The caller then creates and locks all keys by `lock`, with an empty version, and repeats
+    the statement.
     """
-    one = f"{rows}.address = ANY ($1) AND {rows}.address = seen.address AND EXISTS (SELECT FROM fine)"
+    one = (
+        f"{rows}.address = ANY ($1) AND {rows}.address = seen.address AND EXISTS (SELECT FROM fine)"
+    )
     return f"""
 WITH asked AS MATERIALIZED (
     SELECT * FROM unnest($1::bytea[], $2::bytea[], $3::bytea[], $4::bytea[]) WITH ORDINALITY
@@ -190,8 +228,8 @@ UNION ALL SELECT - place FROM loose WHERE NOT EXISTS (SELECT FROM refused)"""
 
 
 AHEAD_BYTES = 256 << 10
-"""The most bytes, estimated from the previous page, of a page that is requested ahead: while the server waits until a
-larger one is read, it would hold its lock on the table."""
+"""The most bytes, estimated from the previous page, of a page that is requested ahead: while the
+server waits until a larger one is read, it would hold its lock on the table."""
 _SAMPLED = 32  # one of so many entries is measured, to estimate the size of all
 _ROW_BYTES = 50  # bytes of a row on the wire besides its key and value
 
@@ -199,8 +237,9 @@ _ROW_BYTES = 50  # bytes of a row on the wire besides its key and value
 class PostgresPages:
     """Reads pages of one partition. The server prepares a page while the previous one is used.
 
-    The answer to a page that was requested ahead does not occupy a connection of the pool: whoever uses the connection
-    next reads it from there first. So an iteration may be abandoned at any time, and others never wait for it to end.
+    The answer to a page that was requested ahead does not occupy a connection of the pool: whoever
+    uses the connection next reads it from there first. So an iteration may be abandoned at any
+    time, and others never wait for it to end.
     """
 
     def __init__(self, segment: PostgresSegment) -> None:
@@ -211,25 +250,38 @@ class PostgresPages:
     async def page(self, within: KeyRange, limit: int, *, values: bool) -> StoredPage:
         """Return a page as `TableSegment.page` does.
 
-        Also request the next one ahead, if this page is full and not the first, and entries are small (AHEAD_BYTES).
+        Also request the next one ahead, if this page is full and not the first, and entries are
+        small (AHEAD_BYTES).
         """
         ahead, self._ahead = self._ahead, None
         unread = ahead[1] if ahead is not None and ahead[0] == (within, limit, values) else None
         pool = self._segment._pool()
-        wire = unread.wire if unread is not None and await pool.take_again(unread.wire) else await pool.take()
+        wire = (
+            unread.wire
+            if unread is not None and await pool.take_again(unread.wire)
+            else await pool.take()
+        )
         try:
             answer = await wire.read(unread) if unread is not None else None
             if answer is None:
                 answer = await wire.ask(*self._segment.page_query(within, limit, values))
             # The next page is requested before the rows of this one are decoded.
-            if self._entry_bytes and self._entry_bytes * limit <= AHEAD_BYTES and answer.ntuples >= limit:
+            if (
+                self._entry_bytes
+                and self._entry_bytes * limit <= AHEAD_BYTES
+                and answer.ntuples >= limit
+            ):
                 following = within.after(answer.get_value(limit - 1, 0) or b"")
                 with suppress(psycopg.Error):  # the request of the next page will raise it again
-                    unread = await wire.ask_ahead(*self._segment.page_query(following, limit, values))
+                    unread = await wire.ask_ahead(
+                        *self._segment.page_query(following, limit, values)
+                    )
                     self._ahead = ((following, limit, values), unread)
             rows = wire.rows(answer, tuple)
             # Fewer than requested are all, unless their values have filled the page.
-            is_last = len(rows) < limit and (not values or sum(len(value) for _, _, value in rows) < PAGE_BYTES)
+            is_last = len(rows) < limit and (
+                not values or sum(len(value) for _, _, value in rows) < PAGE_BYTES
+            )
             page = StoredPage.of(rows, is_last=is_last)
         except psycopg.Error as error:
             raise await self._segment._errors.translate(error, wire) from error
@@ -253,14 +305,18 @@ _DUPLICATE = "23505"
 
 @dataclass(frozen=True, slots=True)
 class PostgresSegmentErrors:
-    """Converts errors of psycopg to those of one table; `label` names the table and `place` returns its server."""
+    """Converts errors of psycopg to those of one table; `label` names the table and `place`
+    returns its server.
+    """
 
     table: TableId
     label: str
     place: Callable[[], str]
 
     async def translate(self, error: psycopg.Error, wire: PostgresWire) -> AdjunctError:
-        """Return the table's error for one of a request over `wire`, which is closed if it can't be used any more."""
+        """Return the table's error for one of a request over `wire`, which is closed if it can't
+        be used any more.
+        """
         state, words = error.sqlstate, " ".join(str(error).split())
         cut = state is None or error.diag.severity_nonlocalized in ("FATAL", "PANIC")
         if cut or state == READ_ONLY:  # a session keeps the setting that it started with
@@ -269,18 +325,29 @@ class PostgresSegmentErrors:
             return sealed_table_error(self.table, self.label)
         if state in _NOT_THERE:
             return self.not_found()
-        # Duplicate entries are handled before. So this is a duplicate token: a repeat of this request has claimed it.
+        # Duplicate entries are handled before. So this is a duplicate token: a repeat of this
+        # request has claimed it.
         if (cut and wire.may_be_applied) or state == _DUPLICATE:
-            step = "It is checked whether it was applied. If that continues, check the server and the network."
-            return ReplyLostError(f"{self.label} at {self.place()}: the answer to a write was lost ({words}).", step)
+            step = (
+                "It is checked whether it was applied. If that continues, check the server and the"
+                " network."
+            )
+            return ReplyLostError(
+                f"{self.label} at {self.place()}: the answer to a write was lost ({words}).", step
+            )
         if cut or state == _GIVEN_UP:
             problem = f"{self.label} at {self.place()} does not answer at present ({words})."
-            step = "It is retried. If that continues, check the server's log, and for long transactions."
+            step = (
+                "It is retried. If that continues, check the server's log, and for long"
+                " transactions."
+            )
             return TableUnavailableError(problem, step, table=self.label)
         return self.of_schema(error)
 
     def of_schema(self, error: psycopg.Error) -> AdjunctError:
-        """Return the table's error for a change of the schema, or another request that had no effect."""
+        """Return the table's error for a change of the schema, or another request that had no
+        effect.
+        """
         return translate_error(error, self.label, self.place())
 
     def not_found(self) -> KeyValueTableNotFoundError:
@@ -303,7 +370,8 @@ _entry: Callable[[Sequence[Any]], StoredEntry] = partial(tuple.__new__, StoredEn
 class PostgresSegment:
     """Sends the requests to one partition.
 
-    All segments of the backend share connections: those of an event loop, or those of all threads without one.
+    All segments of the backend share connections: those of an event loop, or those of all threads
+    without one.
     """
 
     def __init__(
@@ -319,8 +387,16 @@ class PostgresSegment:
         self._prune = statements.prune.format(round(kept)).encode()
         self.value_bytes: float | None = None  # average of the last page
 
-    async def apply(self, changes: Sequence[SegmentChange], token: bytes, *, repeated: bool = False) -> None:
-        write = self._repeat if repeated else self._apply_one if len(changes) == 1 else self._apply_batch
+    async def apply(
+        self, changes: Sequence[SegmentChange], token: bytes, *, repeated: bool = False
+    ) -> None:
+        write = (
+            self._repeat
+            if repeated
+            else self._apply_one
+            if len(changes) == 1
+            else self._apply_batch
+        )
         for _ in range(_ROUNDS):
             refused = await self._attempt(write, changes, token)
             if refused:
@@ -328,20 +404,31 @@ class PostgresSegment:
             if refused is not None:
                 return
             await pause(random.random() * _PAUSE)
-        problem = f"{self._errors.label}: others changed the same keys {_ROUNDS} times while they were written."
+        problem = (
+            f"{self._errors.label}: others changed the same keys {_ROUNDS} times while they were"
+            " written."
+        )
         step = "It is retried. If that continues, have fewer writers of the same keys."
         raise TableUnavailableError(problem, step, table=self._errors.label)
 
     async def get(self, keys: Sequence[bytes], *, values: bool = True) -> list[StoredEntry | None]:
         sql = self._statements
         if len(keys) == 1:
-            one = await self._read(sql.get if values else sql.get_version, [[self._prefix + keys[0]]], _entry)
+            one = await self._read(
+                sql.get if values else sql.get_version, [[self._prefix + keys[0]]], _entry
+            )
             return [one[0] if one else None]
-        parts = [keys[start : start + _KEYS_AT_ONCE] for start in range(0, len(keys), _KEYS_AT_ONCE)]
+        parts = [
+            keys[start : start + _KEYS_AT_ONCE] for start in range(0, len(keys), _KEYS_AT_ONCE)
+        ]
         query = sql.get_many if values else sql.get_many_versions
-        rows: list[tuple[Any, ...]] = await self._read(query, [[self._addresses(part)] for part in parts], tuple)
+        rows: list[tuple[Any, ...]] = await self._read(
+            query, [[self._addresses(part)] for part in parts], tuple
+        )
         # Faster than making each row an entry when it is read.
-        entries = dict(zip(map(_KEY, rows), map(tuple.__new__, repeat(StoredEntry), rows), strict=True))
+        entries = dict(
+            zip(map(_KEY, rows), map(tuple.__new__, repeat(StoredEntry), rows), strict=True)
+        )
         return list(map(entries.get, keys))
 
     async def page(self, within: KeyRange, limit: int, *, values: bool) -> StoredPage:
@@ -351,19 +438,26 @@ class PostgresSegment:
         return PostgresPages(self)
 
     async def close(self) -> None:
-        """Close the connections of this event loop, or of all threads without one, for all tables of the backend."""
+        """Close the connections of this event loop, or of all threads without one, for all
+        tables of the backend.
+        """
         await self._pool().close()
 
     def page_query(self, within: KeyRange, limit: int, values: bool) -> tuple[str, list[bytes]]:
         """Return the query of a page and its parameters."""
-        # If values were small in the last page, the query does not add up their sizes, which takes as long as the rest.
+        # If values were small in the last page, the query does not add up their sizes, which takes
+        # as long as the rest.
         guarded = values and (self.value_bytes is None or self.value_bytes * limit > PAGE_BYTES)
         end = self._end if within.end is None else self._prefix + within.end
         parameters = [self._prefix + within.start, end, min(limit, 2**31 - 1).to_bytes(4, "big")]
         return self._statements.page(values, guarded), parameters
 
-    async def _read(self, query: str, asked: Sequence[list[bytes]], make: Callable[[Sequence[Any]], R]) -> list[R]:
-        """Return the rows of a query, sent once with each of these lists of parameters; all see the same moment."""
+    async def _read(
+        self, query: str, asked: Sequence[list[bytes]], make: Callable[[Sequence[Any]], R]
+    ) -> list[R]:
+        """Return the rows of a query, sent once with each of these lists of parameters; all see
+        the same moment.
+        """
         pool = self._pool()
         wire = await pool.take()
         try:
@@ -385,7 +479,9 @@ class PostgresSegment:
         changes: Sequence[SegmentChange],
         token: bytes,
     ) -> Failing | None:
-        """Return the failed conditions; {} if the changes are applied, None after a conflict with others."""
+        """Return the failed conditions; {} if the changes are applied, None after a conflict
+        with others.
+        """
         pool = self._pool()
         wire = await pool.take()
         try:
@@ -393,14 +489,20 @@ class PostgresSegment:
                 await wire.tell(self._prune)
             return await write(wire, changes, token)
         except psycopg.Error as error:
-            is_duplicate = error.sqlstate == _DUPLICATE and error.diag.table_name == self._statements.name
-            if error.sqlstate in _CONFLICTS or is_duplicate:  # it had no effect, and may be sent again at once
+            is_duplicate = (
+                error.sqlstate == _DUPLICATE and error.diag.table_name == self._statements.name
+            )
+            if (
+                error.sqlstate in _CONFLICTS or is_duplicate
+            ):  # it had no effect, and may be sent again at once
                 return None
             raise await self._errors.translate(error, wire) from error
         finally:
             pool.give(wire)
 
-    async def _apply_one(self, wire: PostgresWire, changes: Sequence[SegmentChange], token: bytes) -> Failing | None:
+    async def _apply_one(
+        self, wire: PostgresWire, changes: Sequence[SegmentChange], token: bytes
+    ) -> Failing | None:
         """Apply a change of one key in one statement. Returns what `_attempt` does."""
         sql, (change,) = self._statements, changes
         key, value, version, expected, is_guard = change
@@ -410,7 +512,13 @@ class PostgresSegment:
         if value is None:
             statement = sql.remove if expected is ANYTHING else sql.remove_version
         else:
-            statement = sql.put if expected is ANYTHING else sql.insert if expected is ABSENT else sql.replace
+            statement = (
+                sql.put
+                if expected is ANYTHING
+                else sql.insert
+                if expected is ABSENT
+                else sql.replace
+            )
             parameters += (version, value)
         if isinstance(expected, bytes):
             parameters.append(expected)
@@ -419,11 +527,16 @@ class PostgresSegment:
             return {}
         rows = wire.rows(await wire.ask(sql.get_version, parameters[:1]), _entry)
         current = rows[0].version if rows else None
-        # The condition did not hold a moment ago. If it holds now, there is no version to report: try again.
+        # The condition did not hold a moment ago. If it holds now, there is no version to report:
+        # try again.
         return None if current == (None if expected is ABSENT else expected) else {0: current}
 
-    async def _apply_batch(self, wire: PostgresWire, changes: Sequence[SegmentChange], token: bytes) -> Failing | None:
-        """Apply changes of several keys: in one statement, or in a transaction if keys have to be locked first."""
+    async def _apply_batch(
+        self, wire: PostgresWire, changes: Sequence[SegmentChange], token: bytes
+    ) -> Failing | None:
+        """Apply changes of several keys: in one statement, or in a transaction if keys have to
+        be locked first.
+        """
         parameters = self._arrays(changes, token)
         answer = await wire.ask(self._statements.batch, parameters, commits=True)
         if not answer.ntuples:
@@ -431,12 +544,20 @@ class PostgresSegment:
         _, loose = _outcome(wire.rows(answer, tuple))
         if not loose:
             return await self._failing_now(wire, changes)
-        return await self._in_transaction(wire, changes, self._statements.batch, parameters, lock=True)
+        return await self._in_transaction(
+            wire, changes, self._statements.batch, parameters, lock=True
+        )
 
-    async def _repeat(self, wire: PostgresWire, changes: Sequence[SegmentChange], token: bytes) -> Failing | None:
-        """Apply changes unless an earlier attempt was applied; after this, no earlier one can be applied any more."""
+    async def _repeat(
+        self, wire: PostgresWire, changes: Sequence[SegmentChange], token: bytes
+    ) -> Failing | None:
+        """Apply changes unless an earlier attempt was applied; after this, no earlier one can be
+        applied any more.
+        """
         parameters = self._arrays(changes, token)
-        return await self._in_transaction(wire, changes, self._statements.batch_again, parameters, claim=token)
+        return await self._in_transaction(
+            wire, changes, self._statements.batch_again, parameters, claim=token
+        )
 
     async def _in_transaction(
         self,
@@ -450,7 +571,8 @@ class PostgresSegment:
     ) -> Failing | None:
         """Apply changes in a transaction; `lock` all keys first, also if the statement asks for it.
 
-        If `claim` is given, it is the token of a repeated request: nothing is done if it was applied.
+        If `claim` is given, it is the token of a repeated request: nothing is done if it was
+        applied.
         """
         await wire.tell(b"BEGIN")
         try:
@@ -468,7 +590,9 @@ class PostgresSegment:
             if refused and claim is None:
                 await wire.rollback()
             else:
-                if refused:  # release the locks but keep the claim, so that no late attempt is applied
+                if (
+                    refused
+                ):  # release the locks but keep the claim, so that no late attempt is applied
                     await wire.tell(b"ROLLBACK TO claimed")
                 await wire.tell(b"COMMIT", commits=not refused)
         except BaseException:
@@ -478,10 +602,13 @@ class PostgresSegment:
             raise
         return await self._failing_now(wire, changes) if refused else {}
 
-    async def _failing_now(self, wire: PostgresWire, changes: Sequence[SegmentChange]) -> Failing | None:
+    async def _failing_now(
+        self, wire: PostgresWire, changes: Sequence[SegmentChange]
+    ) -> Failing | None:
         """Return the conditions that fail now, of changes that were not applied; None if all hold.
 
-        The statement of a batch can't report them: for it, a key inserted while it waited for another one is missing.
+        The statement of a batch can't report them: for it, a key inserted while it waited for
+        another one is missing.
         """
         keys = self._addresses([change.key for change in changes])
         rows = wire.rows(await wire.ask(self._statements.get_many_versions, [keys]), _entry)
@@ -492,15 +619,25 @@ class PostgresSegment:
 
     def _arrays(self, changes: Sequence[SegmentChange], token: bytes) -> list[bytes | None]:
         expected = [
-            None if change.expected is ANYTHING else b"" if change.expected is ABSENT else change.expected
+            (
+                None
+                if change.expected is ANYTHING
+                else b""
+                if change.expected is ABSENT
+                else change.expected
+            )
             for change in changes
         ]
         addresses = self._addresses([change.key for change in changes])
         values = postgres_wire.encode_bytea_array([change.value for change in changes])
-        versions = postgres_wire.encode_bytea_array([b"" if change.is_guard else change.version for change in changes])
+        versions = postgres_wire.encode_bytea_array(
+            [b"" if change.is_guard else change.version for change in changes]
+        )
         return [addresses, values, versions, postgres_wire.encode_bytea_array(expected), token]
 
 
 def _outcome(rows: list[tuple[Any, ...]]) -> tuple[bool, bool]:
-    """Return whether conditions failed, and whether all keys have to be locked first, by the rows of a batch."""
+    """Return whether conditions failed, and whether all keys have to be locked first, by the
+    rows of a batch.
+    """
     return any(place > 0 for (place,) in rows), any(place < 0 for (place,) in rows)

@@ -1,11 +1,11 @@
 """Prepared statements over one PostgreSQL connection, without the overhead of the driver's cursors.
 
-For one key, the driver's cursors take as long in the client as the server does. Here parameters and columns are binary,
-and no types are looked up.
+For one key, the driver's cursors take as long in the client as the server does. Here parameters and
+columns are binary, and no types are looked up.
 
-A nearby server answers before the event loop has started to watch its socket, which costs more than the answer. So if
-the last answer came within NEAR seconds, the thread first waits up to NEAR seconds for the next one, and only then uses
-the event loop.
+A nearby server answers before the event loop has started to watch its socket, which costs more than
+the answer. So if the last answer came within NEAR seconds, the thread first waits up to NEAR
+seconds for the next one, and only then uses the event loop.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ _length = struct.Struct(">i").pack
 class UnreadAnswer:
     """The answer to a query that was sent ahead.
 
-    Whoever uses the wire next reads it first. Until then, and if the query failed, `answer` is None.
+    Whoever uses the wire next reads it first. Until then, and if the query failed, `answer` is
+    None.
     """
 
     def __init__(self, wire: PostgresWire) -> None:
@@ -54,9 +55,10 @@ class UnreadAnswer:
 class PostgresWire:
     """Sends requests over one connection in autocommit mode, for one user at a time.
 
-    They wait in the running event loop if the connection is asynchronous, or else in the calling thread. If one takes
-    longer than `patience` seconds, or is cancelled, the connection is closed. After an error, `may_be_applied` says
-    whether the changes of the last request may have been committed.
+    They wait in the running event loop if the connection is asynchronous, or else in the calling
+    thread. If one takes longer than `patience` seconds, or is cancelled, the connection is closed.
+    After an error, `may_be_applied` says whether the changes of the last request may have been
+    committed.
     """
 
     def __init__(self, connection: AsyncConnection[Any] | Connection[Any], patience: float) -> None:
@@ -78,7 +80,9 @@ class PostgresWire:
         """Close the connection, which ends an open transaction."""
         self._pg.finish()
 
-    async def ask(self, statement: str, parameters: Sequence[bytes | None], *, commits: bool = False) -> PGresult:
+    async def ask(
+        self, statement: str, parameters: Sequence[bytes | None], *, commits: bool = False
+    ) -> PGresult:
         """Return the answer to a statement, which is prepared on first use. Raises psycopg.Error.
 
         `commits` says that it is a transaction of its own that changes something.
@@ -89,8 +93,8 @@ class PostgresWire:
     async def ask_ahead(self, statement: str, parameters: Sequence[bytes | None]) -> UnreadAnswer:
         """Send a query, which is prepared on first use, and return at once. Raises psycopg.Error.
 
-        `read` its answer later. The answer should be small: the server may have to wait, with its locks, until it is
-        read.
+        `read` its answer later. The answer should be small: the server may have to wait, with its
+        locks, until it is read.
         """
         await self._send(statement, parameters, False)
         await self._flush()
@@ -111,7 +115,9 @@ class PostgresWire:
         await self._answer()
 
     async def rollback(self) -> None:
-        """Roll back the open transaction; if that fails, close the connection, which ends the transaction, too."""
+        """Roll back the open transaction; if that fails, close the connection, which ends the
+        transaction, too.
+        """
         with suppress(psycopg.Error):
             if not self.closed:
                 await self.tell(b"ROLLBACK")
@@ -123,7 +129,9 @@ class PostgresWire:
         self._rows.set_pgresult(answer, set_loaders=True)
         return self._rows.load_rows(0, answer.ntuples, make)
 
-    async def _send(self, statement: str, parameters: Sequence[bytes | None], commits: bool) -> None:
+    async def _send(
+        self, statement: str, parameters: Sequence[bytes | None], commits: bool
+    ) -> None:
         self.may_be_applied = False
         if self._unread is not None:
             await self._read_unread()
@@ -134,7 +142,9 @@ class PostgresWire:
         self._pg.send_query_prepared(name, parameters, _BINARY[: len(parameters)], 1)
 
     async def _read_unread(self) -> None:
-        """Read the answer to a query sent ahead. Its errors are dropped, because the query is sent again."""
+        """Read the answer to a query sent ahead. Its errors are dropped, because the query is
+        sent again.
+        """
         self.may_be_applied = False
         unread, self._unread = self._unread, None
         if unread is not None:
@@ -155,7 +165,9 @@ class PostgresWire:
         try:
             while self._pg.flush():
                 await self._wait_and_read(writing=True)
-        except BaseException:  # also where the caller is cancelled: it may be in the middle of anything
+        except (
+            BaseException
+        ):  # also where the caller is cancelled: it may be in the middle of anything
             await self._give_up()
             raise
 
@@ -185,14 +197,17 @@ class PostgresWire:
         try:
             with suppress(psycopg.Error):
                 # Cancel the request, so that the server does not hold its locks any longer.
-                cancelling: Awaitable[None] | None = self._connection.cancel_safe(timeout=_LAST_WORD)
+                cancelling: Awaitable[None] | None = self._connection.cancel_safe(
+                    timeout=_LAST_WORD
+                )
                 if cancelling is not None:  # the connection is asynchronous
                     await cancelling
         finally:
             self.close()
 
     async def _wait_and_read(self, writing: bool = False) -> None:
-        """Wait until the server has sent something or, if `writing`, can receive more; read what it has sent.
+        """Wait until the server has sent something or, if `writing`, can receive more; read what it
+        has sent.
 
         Raises psycopg.OperationalError after `patience` seconds.
         """
@@ -213,7 +228,9 @@ class PostgresWire:
         return self._near
 
     async def _watch(self, writing: bool) -> bool:
-        """Wait in the event loop until the socket is ready; return False if it is not within `patience` seconds."""
+        """Wait in the event loop until the socket is ready; return False if it is not within
+        `patience` seconds.
+        """
         loop = asyncio.get_running_loop()
         began = loop.time()
         ready: asyncio.Future[bool] = loop.create_future()
@@ -240,13 +257,18 @@ def _set(ready: asyncio.Future[bool], in_time: bool) -> None:
 
 
 def encode_bytea_array(values: Sequence[bytes | None], before: bytes = b"") -> bytes:
-    """Return an array of bytea in binary format; `before` is prepended to each value, and None is null."""
+    """Return an array of bytea in binary format; `before` is prepended to each value, and None
+    is null.
+    """
     if not values:
         return struct.pack(">iii", 0, 1, _BYTEA)
     # Lengths and values alternate in one list, which slices fill faster than a loop.
     parts = [b""] * (2 * len(values))
     if None in values:
-        parts[::2] = [_NONE if value is None else _length(len(before) + len(value)) + before for value in values]
+        parts[::2] = [
+            _NONE if value is None else _length(len(before) + len(value)) + before
+            for value in values
+        ]
         parts[1::2] = [value or b"" for value in values]
     else:
         sizes = list(map(len, values))  # type: ignore[arg-type]
@@ -257,7 +279,8 @@ def encode_bytea_array(values: Sequence[bytes | None], before: bytes = b"") -> b
 
 
 class WirePool:
-    """At most `size` connections of one event loop, or of the threads without one. `connect` makes one if none is idle.
+    """At most `size` connections of one event loop, or of the threads without one. `connect` makes
+    one if none is idle.
 
     A caller waits while all are in use.
     """
@@ -265,12 +288,18 @@ class WirePool:
     def __init__(self, size: int, connect: Callable[[], Awaitable[PostgresWire]]) -> None:
         self._size, self._connect, self._process = size, connect, os.getpid()
         self._in_loop = not is_blocking()
-        self._places = asyncio.Semaphore(size) if self._in_loop else threading.BoundedSemaphore(size)
-        self._closing: AbstractAsyncContextManager[Any] = asyncio.Lock() if self._in_loop else nullcontext()
+        self._places = (
+            asyncio.Semaphore(size) if self._in_loop else threading.BoundedSemaphore(size)
+        )
+        self._closing: AbstractAsyncContextManager[Any] = (
+            asyncio.Lock() if self._in_loop else nullcontext()
+        )
         self._idle: list[PostgresWire] = []
 
     def __del__(self) -> None:
-        if self._process == os.getpid():  # a forked child does not close the connections of its parent
+        if (
+            self._process == os.getpid()
+        ):  # a forked child does not close the connections of its parent
             self.drop()
 
     async def take(self) -> PostgresWire:
@@ -283,7 +312,9 @@ class WirePool:
             raise
 
     async def take_again(self, wire: PostgresWire) -> bool:
-        """Take this connection, which was given back, unless another caller has it; return whether it was taken."""
+        """Take this connection, which was given back, unless another caller has it; return
+        whether it was taken.
+        """
         if not await self._enter(wait=False):
             return False
         try:
@@ -312,7 +343,9 @@ class WirePool:
         Of threads, only idle connections are closed.
         """
         held = 0
-        async with self._closing:  # else two concurrent calls might each hold places that the other waits for
+        async with (
+            self._closing
+        ):  # else two concurrent calls might each hold places that the other waits for
             try:
                 while self._in_loop and held < self._size:
                     held += await self._enter()

@@ -40,39 +40,53 @@ _INCARNATION = re.compile(r"[0-9a-f]{16}")
 
 
 def sql_table_name(table: TableId) -> str:
-    """Return the SQL name of the table with the entries. Raises ConfigurationError for an invalid incarnation."""
+    """Return the SQL name of the table with the entries. Raises ConfigurationError for an
+    invalid incarnation.
+    """
     if not _INCARNATION.fullmatch(table.incarnation):
-        problem = f"key-value table {table} has the incarnation {table.incarnation!r}: expected 16 hexadecimal digits."
+        problem = (
+            f"key-value table {table} has the incarnation {table.incarnation!r}: expected 16"
+            " hexadecimal digits."
+        )
         raise errors.ConfigurationError(problem, "Open it through its manager.", table=str(table))
     return f"kvt_{table.incarnation}"
 
 
 _BUSY = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 _UNUSABLE = (
-    sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM, sqlite3.SQLITE_FULL,
-)  # fmt: skip
-# Seconds that SQLite itself waits for a lock. Its pauses grow to a tenth of a second, in which the last writers write
-# again: of eight busy processes some waited six seconds, and with short pauses half a second.
+    sqlite3.SQLITE_CANTOPEN,
+    sqlite3.SQLITE_NOTADB,
+    sqlite3.SQLITE_READONLY,
+    sqlite3.SQLITE_PERM,
+    sqlite3.SQLITE_FULL,
+)
+# Seconds that SQLite itself waits for a lock. Its pauses grow to a tenth of a second, in which the
+# last writers write again: of eight busy processes some waited six seconds, and with short pauses
+# half a second.
 _WAIT = 0.02
-# The page cache of a connection. With SQLite's default of 2 MiB, reads of many keys spread over 10 MiB rarely hit it.
+# The page cache of a connection. With SQLite's default of 2 MiB, reads of many keys spread over 10
+# MiB rarely hit it.
 _CACHE_KIB = 32 * 1024
 _STATEMENTS = 256  # that a connection keeps compiled: nine for each table in use
 
 
 class FileConnection(sqlite3.Connection):
-    """A connection that knows which file it has open (device and inode): another file may have its path by now."""
+    """A connection that knows which file it has open (device and inode): another file may have
+    its path by now.
+    """
 
     file: tuple[int, int] | None = None
 
 
 class SqliteConnections:
-    """Connections to a file, in autocommit and write-ahead mode; idle ones are kept for the next use.
+    """Connections to a file, in autocommit and write-ahead mode; idle ones are kept for the next
+    use.
 
-    None may be open while the process forks: SQLite records locks per process, so a child would take its parent's locks
-    for its own. A fork waits for connections in use, and closes all.
+    None may be open while the process forks: SQLite records locks per process, so a child would
+    take its parent's locks for its own. A fork waits for connections in use, and closes all.
 
-    If the file is removed, or replaced by a copy, open connections still have the old one, and their writes would be
-    lost. So each use checks that the path still leads to the same file.
+    If the file is removed, or replaced by a copy, open connections still have the old one, and
+    their writes would be lost. So each use checks that the path still leads to the same file.
     """
 
     def __init__(self, path: str, busy_timeout: float) -> None:
@@ -84,10 +98,14 @@ class SqliteConnections:
             _all.add(self)
 
     def __del__(self) -> None:
-        self.close()  # connections are parts of cycles, and would stay open until the garbage collector finds them
+        # connections are parts of cycles, and would stay open until the garbage collector finds
+        # them
+        self.close()
 
     def take(self) -> FileConnection:
-        """Return a connection for the caller alone. `give` it back, or `drop` it. Raises sqlite3.Error."""
+        """Return a connection for the caller alone. `give` it back, or `drop` it. Raises
+        sqlite3.Error.
+        """
         while True:
             try:
                 connection = self._idle.pop()
@@ -98,7 +116,9 @@ class SqliteConnections:
             self.drop(connection)
 
     def begin(self, connection: sqlite3.Connection) -> None:
-        """Begin a write transaction; wait up to `busy_timeout` for that of another connection. Raises sqlite3.Error."""
+        """Begin a write transaction; wait up to `busy_timeout` for that of another connection.
+        Raises sqlite3.Error.
+        """
         try:
             connection.execute("BEGIN IMMEDIATE")
         except sqlite3.OperationalError as error:
@@ -107,7 +127,9 @@ class SqliteConnections:
             self._execute_patiently(connection, "BEGIN IMMEDIATE")
 
     def give(self, connection: FileConnection) -> None:
-        """Roll back an open transaction and keep the connection for the next use; if rolling back fails, close it."""
+        """Roll back an open transaction and keep the connection for the next use; if rolling
+        back fails, close it.
+        """
         try:
             if connection.in_transaction:
                 connection.execute("ROLLBACK")
@@ -168,7 +190,9 @@ class SqliteConnections:
             if connection.execute("PRAGMA journal_mode").fetchone()[0] != "wal":
                 # SQLite itself does not wait if another connection is changing the mode, too.
                 self._execute_patiently(connection, "PRAGMA journal_mode = WAL")
-            connection.execute("PRAGMA synchronous = FULL")  # a finished write survives a power failure
+            connection.execute(
+                "PRAGMA synchronous = FULL"
+            )  # a finished write survives a power failure
             connection.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
         except BaseException:
             if connection is not None:
@@ -198,28 +222,39 @@ def _before_fork() -> None:
         connections.close_for_fork()
 
 
-os.register_at_fork(before=_before_fork, after_in_parent=_forking.release, after_in_child=_forking.release)
+os.register_at_fork(
+    before=_before_fork, after_in_parent=_forking.release, after_in_child=_forking.release
+)
 
 
 def is_busy(error: BaseException) -> bool:
-    """Whether the error says that another connection holds SQLite's lock, so that the request changed nothing."""
+    """Whether the error says that another connection holds SQLite's lock, so that the request
+    changed nothing.
+    """
     return getattr(error, "sqlite_errorcode", 0) & 0xFF in _BUSY
 
 
 def translate_sqlite_error(error: sqlite3.Error, label: str) -> errors.AdjunctError:
-    """Return the table's error for one of SQLite, of a request that changed nothing; `label` names file and table."""
+    """Return the table's error for one of SQLite, of a request that changed nothing; `label`
+    names file and table.
+    """
     if is_busy(error):
         step = "It is retried. If that continues, find the long transaction, or raise busy_timeout."
-        return errors.TableUnavailableError(f"{label} is locked by another process ({error}).", step, table=label)
+        return errors.TableUnavailableError(
+            f"{label} is locked by another process ({error}).", step, table=label
+        )
     if getattr(error, "sqlite_errorcode", 0) & 0xFF in _UNUSABLE:
         next_step = "Check that it is a writable SQLite file, and that its disk has space."
         return errors.TableAccessError(f"{label} can't be used ({error}).", next_step, table=label)
-    return errors.TableError(f"{label} rejected the request: {error}.", "Check the file and its disk.", table=label)
+    return errors.TableError(
+        f"{label} rejected the request: {error}.", "Check the file and its disk.", table=label
+    )
 
 
-# A key-value table is two tables of the file. `kvt_<incarnation>` has the entries of all partitions, ordered by table
-# key; `kvt_<incarnation>_tokens` has the tokens of recent requests, oldest first. A write first inserts its token, so a
-# trigger that rejects these insertions seals the table.
+# A key-value table is two tables of the file. `kvt_<incarnation>` has the entries of all
+# partitions, ordered by table key; `kvt_<incarnation>_tokens` has the tokens of recent requests,
+# oldest first. A write first inserts its token, so a trigger that rejects these insertions seals
+# the table.
 
 
 SEALED = "adjunct: the table is sealed"
@@ -229,7 +264,8 @@ _PRUNED_AT_ONCE = 1024
 class SqliteStatements:
     """The SQL statements for one key-value table.
 
-    Reads return key, version and value. Parameters are in the order of the columns, those of conditions last.
+    Reads return key, version and value. Parameters are in the order of the columns, those of
+    conditions last.
     """
 
     def __init__(self, table: TableId) -> None:
@@ -250,17 +286,20 @@ class SqliteStatements:
     def get_many(self, values: bool, length: int) -> str:
         """Return the query for `length` keys; the partition is its last parameter.
 
-        Keys are looked up in their order. `IN` would first sort them into a table of its own, which takes a sixth
-        longer.
+        Keys are looked up in their order. `IN` would first sort them into a table of its own, which
+        takes a sixth longer.
         """
         places = ", ".join(["(?)"] * length)
         return (
-            f"WITH asked (key) AS (VALUES {places}) SELECT t.key, t.version, {'value' if values else 'NULL'} "
-            f"FROM asked CROSS JOIN {self.name} AS t WHERE t.partition = ? AND t.key = asked.key"
+            f"WITH asked (key) AS (VALUES {places}) SELECT t.key, t.version,"
+            f" {'value' if values else 'NULL'} FROM asked CROSS JOIN {self.name} AS t WHERE"
+            " t.partition = ? AND t.key = asked.key"
         )
 
     def page(self, values: bool, ends: bool) -> str:
-        """Return the query for the first entries from a key on and, if it `ends`, up to but not including another."""
+        """Return the query for the first entries from a key on and, if it `ends`, up to but not
+        including another.
+        """
         until = " AND key < ?" if ends else ""
         return (
             f"SELECT key, version, {'value' if values else 'NULL'} FROM {self.name} "
@@ -275,7 +314,9 @@ def table_exists(connection: sqlite3.Connection, table: TableId) -> bool:
 
 
 HORIZON = 60.0
-_TOKENS_KEPT = 2 * HORIZON  # seconds: the last attempt of a request may start at its horizon, and wait
+_TOKENS_KEPT = (
+    2 * HORIZON
+)  # seconds: the last attempt of a request may start at its horizon, and wait
 _WRITES_BETWEEN_PRUNING = 256
 _KEYS_AT_ONCE = 1024
 _PAGE_BYTES = 16 << 20  # of values, after which a page ends
@@ -291,16 +332,25 @@ _Execute = Callable[..., sqlite3.Cursor]
 class SqliteSegment:
     """Sends the requests to one partition, in the calling thread.
 
-    A write is one transaction, which inserts its token first: a sealed table rejects that, and a repeated request finds
-    it.
+    A write is one transaction, which inserts its token first: a sealed table rejects that, and a
+    repeated request finds it.
     """
 
-    def __init__(self, connections: SqliteConnections, table: TableId, partition: int, label: str) -> None:
-        self._connections, self._table, self._partition, self._label = connections, table, partition, label
+    def __init__(
+        self, connections: SqliteConnections, table: TableId, partition: int, label: str
+    ) -> None:
+        self._connections, self._table, self._partition, self._label = (
+            connections,
+            table,
+            partition,
+            label,
+        )
         self._sql = SqliteStatements(table)
         self._writes = 0
 
-    async def apply(self, changes: Sequence[SegmentChange], token: bytes, *, repeated: bool = False) -> None:
+    async def apply(
+        self, changes: Sequence[SegmentChange], token: bytes, *, repeated: bool = False
+    ) -> None:
         write = self._repeat if repeated else self._write
 
         def transaction(connection: FileConnection) -> Failing | None:
@@ -315,7 +365,10 @@ class SqliteSegment:
 
     async def get(self, keys: Sequence[bytes], *, values: bool = True) -> list[StoredEntry | None]:
         if len(keys) == 1:
-            query, asked = self._sql.get if values else self._sql.get_version, (self._partition, keys[0])
+            query, asked = (
+                self._sql.get if values else self._sql.get_version,
+                (self._partition, keys[0]),
+            )
             row = self._lend(lambda connection: connection.execute(query, asked).fetchone())
             return [None if row is None else StoredEntry._make(row)]
         by_key = self._lend(lambda connection: self._find(connection.execute, keys, values))
@@ -331,8 +384,12 @@ class SqliteSegment:
         """Close unused connections to the file, for all tables of the same backend."""
         self._connections.close()
 
-    def _write(self, execute: _Execute, changes: Sequence[SegmentChange], token: bytes) -> Failing | None:
-        """Write all changes in the open transaction and return None, or return the failing conditions."""
+    def _write(
+        self, execute: _Execute, changes: Sequence[SegmentChange], token: bytes
+    ) -> Failing | None:
+        """Write all changes in the open transaction and return None, or return the failing
+        conditions.
+        """
         now = int(time.time())
         execute(self._sql.remember, (token, now))
         if self._writes % _WRITES_BETWEEN_PRUNING == 0:
@@ -340,19 +397,24 @@ class SqliteSegment:
         self._writes += 1
         for place, change in enumerate(changes):
             if not self._change(execute, change):
-                # Keys differ, so what was written so far does not affect the conditions of later changes.
+                # Keys differ, so what was written so far does not affect the conditions of later
+                # changes.
                 return self._failing(execute, changes, place)
         return None
 
-    def _repeat(self, execute: _Execute, changes: Sequence[SegmentChange], token: bytes) -> Failing | None:
-        """Return {} if an earlier attempt of the request was committed, or else do the same as `_write`."""
+    def _repeat(
+        self, execute: _Execute, changes: Sequence[SegmentChange], token: bytes
+    ) -> Failing | None:
+        """Return {} if an earlier attempt of the request was committed, or else do the same as
+        `_write`.
+        """
         if execute(self._sql.remembered, (token,)).fetchone() is not None:
             return {}
         failing = self._failing(execute, changes, 0)
         if not failing:
             return self._write(execute, changes, token)
-        # If the lost commit is at the end of the log, a recovery by SQLite could still apply it: overwrite it there by
-        # another commit.
+        # If the lost commit is at the end of the log, a recovery by SQLite could still apply it:
+        # overwrite it there by another commit.
         execute(self._sql.remember, (b"", int(time.time())))
         self._commit(execute)
         return failing
@@ -377,7 +439,9 @@ class SqliteSegment:
         return execute(sql.replace, (change.version, change.value, *where, expected)).rowcount == 1
 
     def _failing(self, execute: _Execute, changes: Sequence[SegmentChange], start: int) -> Failing:
-        """Return the indexes, from `start` on, of changes whose conditions do not hold, with the versions found."""
+        """Return the indexes, from `start` on, of changes whose conditions do not hold, with the
+        versions found.
+        """
         current: dict[bytes, bytes] = {}
         for change in changes[start:]:
             if change.expected is not segment.ANYTHING:
@@ -390,22 +454,29 @@ class SqliteSegment:
             execute("COMMIT")
         except sqlite3.Error as error:
             code = getattr(error, "sqlite_errorcode", 0) & 0xFF
-            # Certainly not committed: another connection has the lock, or the disk is full, so the commit is incomplete
-            # in the log.
+            # Certainly not committed: another connection has the lock, or the disk is full, so the
+            # commit is incomplete in the log.
             if is_busy(error) or code == sqlite3.SQLITE_FULL:
                 raise
-            problem = f"{self._label}: the commit of a write failed ({error}), and whether it was stored is unknown."
+            problem = (
+                f"{self._label}: the commit of a write failed ({error}), and whether it was stored"
+                " is unknown."
+            )
             step = "It is repeated unless it was stored. If the error persists, check the disk."
             raise ReplyLostError(problem, step) from error
 
-    def _find(self, execute: _Execute, keys: Sequence[bytes], values: bool) -> dict[bytes, StoredEntry]:
+    def _find(
+        self, execute: _Execute, keys: Sequence[bytes], values: bool
+    ) -> dict[bytes, StoredEntry]:
         """Return the entries of many keys, all of one moment."""
         by_key: dict[bytes, StoredEntry] = {}
         several = len(keys) > _KEYS_AT_ONCE
         if several:
             execute("BEGIN")
         for start in range(0, len(keys), _KEYS_AT_ONCE):
-            part = sorted(keys[start : start + _KEYS_AT_ONCE])  # adjacent keys are in the same page of the file
+            part = sorted(
+                keys[start : start + _KEYS_AT_ONCE]
+            )  # adjacent keys are in the same page of the file
             # Use few lengths (powers of two), so that the compiled statements are reused.
             length = min(1 << (len(part) - 1).bit_length(), _KEYS_AT_ONCE)
             again = repeat(part[-1], length - len(part))
@@ -419,7 +490,8 @@ class SqliteSegment:
     def _lend(self, ask: Callable[[FileConnection], T]) -> T:
         """Return what `ask` returns for a connection, which is given back at the end.
 
-        Then whatever is not committed is rolled back. Raises the table's errors instead of SQLite's.
+        Then whatever is not committed is rolled back. Raises the table's errors instead of
+        SQLite's.
         """
         try:
             connection = self._connections.take()
@@ -449,24 +521,31 @@ def _page(rows: Iterator[Any], limit: int, values: bool) -> StoredPage:
     while size < _PAGE_BYTES and (part := list(chain.from_iterable(islice(rows, count)))):
         flat += part
         if values:
-            # Only some of many values are measured: measuring a value takes as long as making its entry.
+            # Only some of many values are measured: measuring a value takes as long as making its
+            # entry.
             some = part[2 :: 3 * (1 if count < _ROWS_ALL_MEASURED else _SAMPLED)]
             size += sum(map(len, some)) * (len(part) / 3 / len(some))
             count *= 2
-            if size:  # fetch no more than will fill the page if rows are as large as so far: a value may have 512 MiB
+            # fetch no more than will fill the page if rows are as large as so far: a value may have
+            # 512 MiB
+            if size:
                 count = min(count, 1 + int((_PAGE_BYTES - size) / size * (len(flat) / 3)))
     keys = flat[::3]
-    return StoredPage(keys, flat[1::3], flat[2::3], is_last=size < _PAGE_BYTES and len(keys) < limit)
+    return StoredPage(
+        keys, flat[1::3], flat[2::3], is_last=size < _PAGE_BYTES and len(keys) < limit
+    )
 
 
 @validated
 class SqliteSegments:
-    """Key-value tables in the file at `path`, which the first table creates. All partitions of a table are in it.
+    """Key-value tables in the file at `path`, which the first table creates. All partitions of a
+    table are in it.
 
-    Requests run in the calling thread and need no event loop. The file is in write-ahead mode, which needs a local
-    disk, and a write is on the disk when it returns. There is one writer at a time: a request waits for others up to
-    `busy_timeout` seconds, with its thread, and then raises TableUnavailableError. Later tables reuse the space of a
-    deleted one. Values are limited to 512 MiB.
+    Requests run in the calling thread and need no event loop. The file is in write-ahead mode,
+    which needs a local disk, and a write is on the disk when it returns. There is one writer at a
+    time: a request waits for others up to `busy_timeout` seconds, with its thread, and then raises
+    TableUnavailableError. Later tables reuse the space of a deleted one. Values are limited to 512
+    MiB.
     """
 
     limits = SegmentLimits(value=2**29)
@@ -476,9 +555,16 @@ class SqliteSegments:
     def __init__(self, path: str | os.PathLike[str], *, busy_timeout: float = 10.0) -> None:
         label = "key-value tables in SQLite have"
         if str(path) in ("", ":memory:"):
-            expected = "the path of a file (each connection to memory would have a database of its own)"
+            expected = (
+                "the path of a file (each connection to memory would have a database of its own)"
+            )
             raise argument_error(f"{label} the path {str(path)!r}", expected, argument="path")
-        check_seconds(busy_timeout, f"{label} busy_timeout={busy_timeout!r}", argument="busy_timeout", zero=True)
+        check_seconds(
+            busy_timeout,
+            f"{label} busy_timeout={busy_timeout!r}",
+            argument="busy_timeout",
+            zero=True,
+        )
         self.path = str(Path(path).absolute())  # another process has another working directory
         self.busy_timeout = busy_timeout
         self._connections = SqliteConnections(self.path, busy_timeout)
@@ -500,12 +586,18 @@ class SqliteSegments:
             raise translate_sqlite_error(error, label) from error
         except OSError as error:
             raise errors.TableAccessError(
-                f"{label} can't be created: {error.strerror} ({error.filename}).", "Use a writable path.", table=label
+                f"{label} can't be created: {error.strerror} ({error.filename}).",
+                "Use a writable path.",
+                table=label,
             ) from error
-        entries = "partition INTEGER NOT NULL, key BLOB NOT NULL, version BLOB NOT NULL, value BLOB NOT NULL"
+        entries = (
+            "partition INTEGER NOT NULL, key BLOB NOT NULL, version BLOB NOT NULL, value BLOB NOT"
+            " NULL"
+        )
         self._change(
             table,
-            f"CREATE TABLE IF NOT EXISTS {name} ({entries}, PRIMARY KEY (partition, key)) WITHOUT ROWID",
+            f"CREATE TABLE IF NOT EXISTS {name} ({entries}, PRIMARY KEY (partition, key)) WITHOUT"
+            " ROWID",
             f"CREATE TABLE IF NOT EXISTS {name}_tokens "
             "(id INTEGER PRIMARY KEY, token BLOB NOT NULL, at INTEGER NOT NULL)",
         )
@@ -521,7 +613,9 @@ class SqliteSegments:
     def delete(self, table: TableId, partitions: int) -> None:
         name = sql_table_name(table)
         if Path(self.path).exists():
-            self._change(table, f"DROP TABLE IF EXISTS {name}", f"DROP TABLE IF EXISTS {name}_tokens")
+            self._change(
+                table, f"DROP TABLE IF EXISTS {name}", f"DROP TABLE IF EXISTS {name}_tokens"
+            )
 
     def check_may_seal(self, table: TableId, partitions: int) -> None:
         """Check that the file can be written: SQLite knows no other rights.
@@ -540,7 +634,9 @@ class SqliteSegments:
     def location(self, table: TableId, partition: int) -> str:
         return f"{self.path}, table {sql_table_name(table)}, partition {partition}"
 
-    def _change(self, table: TableId, *statements: str, must_exist: bool = False, commit: bool = True) -> None:
+    def _change(
+        self, table: TableId, *statements: str, must_exist: bool = False, commit: bool = True
+    ) -> None:
         """Change the schema in one write transaction."""
         try:
             connection = self._connections.take()

@@ -18,10 +18,11 @@ from dagster_adjunct.resources.objects.store import ObjectStore, S3Options
 
 
 def arrow_filesystem(store: ObjectStore) -> Any:
-    """Return a `pyarrow.fs.FileSystem` for a store's objects; their paths are `object_location`s without `s3://`.
+    """Return a `pyarrow.fs.FileSystem` for a store's objects; their paths are `object_location`s
+    without `s3://`.
 
-    For S3 it has the store's endpoint and region, and the credentials that boto3's standard chain gives now. Temporary
-    credentials are not renewed, so create a new one for each piece of work.
+    For S3 it has the store's endpoint and region, and the credentials that boto3's standard chain
+    gives now. Temporary credentials are not renewed, so create a new one for each piece of work.
     """
     from pyarrow import fs
 
@@ -37,7 +38,9 @@ def object_location(store: ObjectStore, key: str) -> str:
     Raises ConfigurationError for a lake in memory.
     """
     if store.url.startswith("memory://"):
-        problem = f"the lake {store.url} is in this process's memory, which other engines can't read."
+        problem = (
+            f"the lake {store.url} is in this process's memory, which other engines can't read."
+        )
         raise ConfigurationError(problem, "Use a lake in a folder or on S3.", url=store.url)
     return f"{store.url}/{key}"
 
@@ -56,7 +59,11 @@ def _s3_arguments(options: S3Options) -> dict[str, Any]:
     credentials = session.get_credentials()
     if credentials is not None:
         frozen = credentials.get_frozen_credentials()
-        arguments |= {"access_key": frozen.access_key, "secret_key": frozen.secret_key, "session_token": frozen.token}
+        arguments |= {
+            "access_key": frozen.access_key,
+            "secret_key": frozen.secret_key,
+            "session_token": frozen.token,
+        }
     endpoint = urlsplit(client.meta.endpoint_url)
     host = endpoint.hostname or ""
     # Buckets can't be subdomains of localhost or of an address.
@@ -78,8 +85,9 @@ _python_files: weakref.WeakSet[ArrowReadableFile] = weakref.WeakSet()
 class ArrowReadableFile(io.RawIOBase):
     """The base of file objects in Python that Arrow reads.
 
-    Arrow's threads may release a file a moment after the read has returned. A thread that does so while the interpreter
-    exits aborts the process, so the interpreter waits up to two seconds until all files are released.
+    Arrow's threads may release a file a moment after the read has returned. A thread that does so
+    while the interpreter exits aborts the process, so the interpreter waits up to two seconds until
+    all files are released.
     """
 
     def __init__(self) -> None:
@@ -95,7 +103,9 @@ class ArrowReadableFile(io.RawIOBase):
 
 
 class RangedFile(ArrowReadableFile):
-    """A file of `size` bytes that fetches only the ranges that are read, by `read(offset, length)`."""
+    """A file of `size` bytes that fetches only the ranges that are read, by `read(offset,
+    length)`.
+    """
 
     def __init__(self, size: int, read: Callable[[int, int], bytes | memoryview]) -> None:
         super().__init__()
@@ -127,14 +137,19 @@ class RangedFile(ArrowReadableFile):
 
 
 def open_bytes(data: bytes) -> pa.BufferReader:
-    """Return an Arrow input of a copy of the bytes. Arrow owns the copy, so its threads can free it without Python."""
+    """Return an Arrow input of a copy of the bytes. Arrow owns the copy, so its threads can free
+    it without Python.
+    """
     copy = pa.BufferOutputStream()
     copy.write(data)
     return pa.BufferReader(copy.getvalue())
 
 
 def open_input(
-    size: int, read: Callable[[], bytes], read_range: Callable[[int, int], bytes], most: int = _MAX_IN_MEMORY
+    size: int,
+    read: Callable[[], bytes],
+    read_range: Callable[[int, int], bytes],
+    most: int = _MAX_IN_MEMORY,
 ) -> Any:
     """Return a pyarrow input for a file of `size` bytes.
 
@@ -153,7 +168,8 @@ def open_object(store: ObjectStore, key: str, size: int) -> Any:
 def read_json_lines(data: bytes, schema: pa.Schema, *, others: str) -> pa.Table:
     """Return lines of JSON objects as a table with this schema.
 
-    `others` is Arrow's `unexpected_field_behavior`, for fields that are not in the schema: "ignore" or "error".
+    `others` is Arrow's `unexpected_field_behavior`, for fields that are not in the schema: "ignore"
+    or "error".
     """
     return pj.read_json(
         open_bytes(data),

@@ -1,15 +1,17 @@
 """The commit protocol: immutable manifests, and a pointer that is replaced by compare-and-swap.
 
     {prefix}/CURRENT                              pointer: number, commit id, manifest key, nonce
-    {prefix}/manifests/{number:012d}-{id}.json    manifest: number, id, parent's id, time, author, body
-    {prefix}/pages/{uuid}.json                    page: part of a long list, shared by the manifests that refer to it
+    {prefix}/manifests/{number:012d}-{id}.json    manifest: number, id, parent's id, time, author,
+                                                  body
+    {prefix}/pages/{uuid}.json                    page: part of a long list, shared by the manifests
+                                                  that refer to it
 
-Replacing `CURRENT` is the commit. A process that dies before leaves an unreachable manifest and nothing else. Reading
-costs two GETs and committing two PUTs, however long the history is. Long lists go to pages, so that a commit does not
-write the whole history again.
+Replacing `CURRENT` is the commit. A process that dies before leaves an unreachable manifest and
+nothing else. Reading costs two GETs and committing two PUTs, however long the history is. Long
+lists go to pages, so that a commit does not write the whole history again.
 
-To delete a log, a last commit records the deletion; then the objects are deleted. That commit and its pointer stay, so
-that a concurrent writer loses its race. An interrupted deletion is repeated.
+To delete a log, a last commit records the deletion; then the objects are deleted. That commit and
+its pointer stay, so that a concurrent writer loses its race. An interrupted deletion is repeated.
 """
 
 from __future__ import annotations
@@ -38,7 +40,12 @@ from dagster_adjunct.resources.common import (
     first_validation_problem,
     utc_now,
 )
-from dagster_adjunct.resources.objects.store import ObjectInfo, ObjectStore, check_key, requests_at_once
+from dagster_adjunct.resources.objects.store import (
+    ObjectInfo,
+    ObjectStore,
+    check_key,
+    requests_at_once,
+)
 
 FORMAT: Final = 1
 NonEmptyText = Annotated[str, Field(min_length=1)]
@@ -51,7 +58,9 @@ class VersionedDocument(StoredDocument):
 
 
 class Pointer(VersionedDocument):
-    """The content of `CURRENT`, which names the current commit. `nonce` makes the bytes of every pointer unique."""
+    """The content of `CURRENT`, which names the current commit. `nonce` makes the bytes of every
+    pointer unique.
+    """
 
     kind: NonEmptyText
     number: int = Field(ge=1)
@@ -61,7 +70,9 @@ class Pointer(VersionedDocument):
 
 
 class Manifest(VersionedDocument):
-    """A stored commit: author, time, id of its parent, and the body, whose form depends on `kind`."""
+    """A stored commit: author, time, id of its parent, and the body, whose form depends on
+    `kind`.
+    """
 
     kind: NonEmptyText
     number: int = Field(ge=1)
@@ -84,7 +95,9 @@ D = TypeVar("D", bound=StoredDocument)
 
 
 def encode_document(document: VersionedDocument) -> bytes:
-    """Return the document as JSON. Raises `ConfigurationError` for a body that JSON can't hold exactly."""
+    """Return the document as JSON. Raises `ConfigurationError` for a body that JSON can't hold
+    exactly.
+    """
     fields = {name: v.isoformat() if isinstance(v, datetime) else v for name, v in document}
     try:
         text = json.dumps(fields, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
@@ -96,7 +109,9 @@ def encode_document(document: VersionedDocument) -> bytes:
 
 
 def decode_document(cls: type[D], data: bytes, where: str, next_step: str) -> D:
-    """Return the document in `data`. Raises `MalformedDocumentError`, which names `where` it was read."""
+    """Return the document in `data`. Raises `MalformedDocumentError`, which names `where` it was
+    read.
+    """
     try:
         return cls.model_validate_json(data)
     except ValidationError as error:
@@ -110,7 +125,8 @@ def decode_document(cls: type[D], data: bytes, where: str, next_step: str) -> D:
 def decode_body(cls: type[D], body: object, where: str, problem: str, next_step: str) -> D:
     """Return the document in a commit's body.
 
-    Raises `MalformedDocumentError`, whose text begins with `where` and `problem`, then has the reason.
+    Raises `MalformedDocumentError`, whose text begins with `where` and `problem`, then has the
+    reason.
     """
     _check_format(body, where)
     try:
@@ -140,9 +156,11 @@ _UNKNOWN_TIME = datetime.fromtimestamp(0, UTC)
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """A commit. `number` counts from 1 without gaps; `parent` is the id of the previous commit, or None.
+    """A commit. `number` counts from 1 without gaps; `parent` is the id of the previous commit, or
+    None.
 
-    `etag` is that of the pointer. It is only known for a commit that was read as the current one or was just made.
+    `etag` is that of the pointer. It is only known for a commit that was read as the current one or
+    was just made.
     """
 
     number: int
@@ -159,21 +177,30 @@ _ATTEMPTS = 20
 
 
 def retry_conflicts(decide: Callable[[], Callable[[], T]], *, attempts: int = _ATTEMPTS) -> T:
-    """Call `decide`, then the function that it returns, which commits; return that function's result.
+    """Call `decide`, then the function that it returns, which commits; return that function's
+    result.
 
-    After a conflict, pause and decide again. `decide` reads the current state and must be safe to repeat. Its own
-    errors are raised at once, including a `CommitConflictError`; that of the commit after `attempts` (at least one).
+    After a conflict, pause and decide again. `decide` reads the current state and must be safe to
+    repeat. Its own errors are raised at once, including a `CommitConflictError`; that of the commit
+    after `attempts` (at least one).
     """
-    return commit_with_rebase(decide(), lambda commit: commit(), lambda _: decide(), attempts=attempts)
+    return commit_with_rebase(
+        decide(), lambda commit: commit(), lambda _: decide(), attempts=attempts
+    )
 
 
 def commit_with_rebase(
-    seen: S, commit: Callable[[S], T], catch_up: Callable[[S], S | None], *, attempts: int = _ATTEMPTS
+    seen: S,
+    commit: Callable[[S], T],
+    catch_up: Callable[[S], S | None],
+    *,
+    attempts: int = _ATTEMPTS,
 ) -> T:
-    """Return the result of `commit(seen)`; after a conflict, pause and repeat it on the state that `catch_up` returns.
+    """Return the result of `commit(seen)`; after a conflict, pause and repeat it on the state that
+    `catch_up` returns.
 
-    If `catch_up(seen)` returns None, or after `attempts` (at least one), the conflict is raised. Errors of `catch_up`
-    are raised at once.
+    If `catch_up(seen)` returns None, or after `attempts` (at least one), the conflict is raised.
+    Errors of `catch_up` are raised at once.
     """
     for attempt in range(attempts - 1):
         try:
@@ -193,10 +220,11 @@ _KEPT_BYTES, _KEPT_COMMITS = 64 * 1024 * 1024, 8
 
 
 class ManifestCache:
-    """A cache of the manifests that a process reads or writes in a `while_kept` block; threads may nest such blocks.
+    """A cache of the manifests that a process reads or writes in a `while_kept` block; threads may
+    nest such blocks.
 
-    So a run reads each manifest once. Manifests never change, except that an erasure takes keys out of those of earlier
-    commits, which nobody needs. Thread-safe; pickles as an empty cache.
+    So a run reads each manifest once. Manifests never change, except that an erasure takes keys out
+    of those of earlier commits, which nobody needs. Thread-safe; pickles as an empty cache.
     """
 
     def __init__(self) -> None:
@@ -211,7 +239,9 @@ class ManifestCache:
 
     @contextmanager
     def while_kept(self) -> Iterator[None]:
-        """Keep manifests until all blocks have ended: of each log the last 8, about 64 MiB in total."""
+        """Keep manifests until all blocks have ended: of each log the last 8, about 64 MiB in
+        total.
+        """
         with self._lock:
             self._entered += 1
         try:
@@ -246,8 +276,8 @@ class ManifestCache:
 class CommitLog:
     """The commits of one stream, dataset or batch log below `prefix`.
 
-    `kind` ("stream", "dataset", …) is stored, and checked when a commit is read. Thread-safe; has no state besides the
-    store, and the cache of its lake.
+    `kind` ("stream", "dataset", …) is stored, and checked when a commit is read. Thread-safe; has
+    no state besides the store, and the cache of its lake.
     """
 
     def __init__(
@@ -270,31 +300,39 @@ class CommitLog:
         return f"{self.prefix}/CURRENT"
 
     def pointer_etag(self) -> str | None:
-        """Return the ETag of the pointer, which changes with each commit; None before the first. One HEAD."""
+        """Return the ETag of the pointer, which changes with each commit; None before the first.
+        One HEAD.
+        """
         found = self.store.head(self.pointer_key)
         return None if found is None else found.etag
 
     def current(self) -> Commit | None:
-        """Return the current commit, or None if there is none. Two GETs; one if its manifest is kept."""
+        """Return the current commit, or None if there is none. Two GETs; one if its manifest is
+        kept.
+        """
         found = self._read_pointer()
         return None if found is None else self._read_current(*found)
 
     def head(self) -> Commit | None:
-        """Return the current commit from the pointer alone, to commit after one whose manifest is damaged.
+        """Return the current commit from the pointer alone, to commit after one whose manifest is
+        damaged.
 
-        Its body, parent, time and author are empty. Raises MalformedDocumentError for a pointer that can't be read.
+        Its body, parent, time and author are empty. Raises MalformedDocumentError for a pointer
+        that can't be read.
         """
         found = self._read_pointer()
         if found is None:
             return None
         pointer, etag = found
-        return Commit(pointer.number, pointer.commit, None, pointer.manifest, _UNKNOWN_TIME, "", {}, etag)
+        return Commit(
+            pointer.number, pointer.commit, None, pointer.manifest, _UNKNOWN_TIME, "", {}, etag
+        )
 
     def commits_before(self, number: int) -> Iterator[Commit]:
         """Yield the readable commits before this number, newest first, by listing the manifests.
 
-        Leaves out manifests that can't be read, and numbers with several manifests: only one of these won the race,
-        and only its successor tells which.
+        Leaves out manifests that can't be read, and numbers with several manifests: only one of
+        these won the race, and only its successor tells which.
         """
         numbered: dict[int, list[str]] = defaultdict(list)
         for item in self.store.list(f"{self.prefix}/manifests/"):
@@ -314,10 +352,15 @@ class CommitLog:
         data = self._read_manifest(manifest_key)
         step = "Restore this object from a backup or an older object version; "
         step += f"other commits of {self.prefix} are intact."
-        manifest = decode_document(Manifest, data, f"manifest {manifest_key!r} in {self.store.url}", step)
+        manifest = decode_document(
+            Manifest, data, f"manifest {manifest_key!r} in {self.store.url}", step
+        )
         expected = self.manifest_key(manifest.number, manifest.commit)
         if manifest.kind != self.kind or manifest_key != expected:
-            problem = f"manifest {manifest_key!r} in {self.store.url} is of kind {manifest.kind!r} and belongs at "
+            problem = (
+                f"manifest {manifest_key!r} in {self.store.url} is of kind {manifest.kind!r} and"
+                " belongs at "
+            )
             problem += f"{expected!r}; expected kind {self.kind!r} here."
             step = "It may have been copied or renamed: restore the original object."
             raise errors.MalformedDocumentError(problem, step, document=manifest_key)
@@ -328,14 +371,18 @@ class CommitLog:
         return self._kept.find(manifest_key) or self.store.get(manifest_key).data
 
     def history(self, limit: int | None = None) -> Iterator[Commit]:
-        """Yield the current commit, its parent and so on, until a manifest has been deleted by maintenance."""
+        """Yield the current commit, its parent and so on, until a manifest has been deleted by
+        maintenance.
+        """
         commit = self.current()
         while commit is not None and limit != 0:
             yield commit
             limit, commit = None if limit is None else limit - 1, self._parent_of(commit)
 
     def list_old_manifests(self, limit: datetime) -> list[ObjectInfo]:
-        """Return the manifests to delete: those stored before the time `limit`, except the newest MANIFESTS_KEPT."""
+        """Return the manifests to delete: those stored before the time `limit`, except the
+        newest MANIFESTS_KEPT.
+        """
         found = self._read_pointer()
         if found is None or found[0].number <= MANIFESTS_KEPT:
             return []
@@ -355,18 +402,20 @@ class CommitLog:
     ) -> Commit:
         """Commit `body` after `parent` (None: as the first commit) and return the commit.
 
-        Raises `CommitConflictError` if another commit followed `parent`; then this one has no effect.
-        Raises `CommitStateUnknownError` if the store did not report whether the commit happened, and
-        `StoreUnavailableError` if it certainly did not. `commit_id` must be new for each attempt. `checks` are called
-        before the pointer is replaced: what they raise prevents the commit.
+        Raises `CommitConflictError` if another commit followed `parent`; then this one has no
+        effect. Raises `CommitStateUnknownError` if the store did not report whether the commit
+        happened, and `StoreUnavailableError` if it certainly did not. `commit_id` must be new for
+        each attempt. `checks` are called before the pointer is replaced: what they raise prevents
+        the commit.
         """
         return self._commit(parent, self._etag_of(parent), body, by, commit_id, checks)
 
     def continue_from(self, other: CommitLog, body: dict[str, Any], *, by: str) -> Commit:
-        """Copy the history of another log into this one, commit `body` after it, and return the commit.
+        """Copy the history of another log into this one, commit `body` after it, and return the
+        commit.
 
-        The other log does not change. Safe to repeat until it returns. Raises CommitConflictError if this log has
-        commits already.
+        The other log does not change. Safe to repeat until it returns. Raises CommitConflictError
+        if this log has commits already.
         """
         newest = other.current()
         for commit in other.history() if newest is not None else ():
@@ -388,11 +437,15 @@ class CommitLog:
         new_id = check_name("commit", commit_id or uuid.uuid4().hex)
         key = self.manifest_key(number, new_id)
         if not by:
-            raise errors.ConfigurationError(f"a commit to {self.prefix} has no author.", "Pass by=….", argument="by")
+            raise errors.ConfigurationError(
+                f"a commit to {self.prefix} has no author.", "Pass by=….", argument="by"
+            )
         mine: Any = {"kind": self.kind, "number": number, "commit": new_id}
         parent_id = None if parent is None else parent.id
         at = self.now()
-        at = at if parent is None else max(at, parent.created_at)  # times ascend: `as_of` bisects them
+        at = (
+            at if parent is None else max(at, parent.created_at)
+        )  # times ascend: `as_of` bisects them
         manifest = Manifest(**mine, parent=parent_id, created_at=at, by=by, body=body)
         pointer = Pointer(**mine, manifest=key, nonce=uuid.uuid4().hex)
         data = encode_document(manifest)
@@ -401,9 +454,13 @@ class CommitLog:
             try:
                 self.store.put_if_absent(key, data)
             except errors.ObjectExistsError:
-                # Equal bytes, including the time, mean that it is our own: the request was repeated on its way.
+                # Equal bytes, including the time, mean that it is our own: the request was repeated
+                # on its way.
                 if self.store.get(key).data != data:
-                    problem = f"commit id {new_id!r} was used before in {self.prefix}, at number {number}."
+                    problem = (
+                        f"commit id {new_id!r} was used before in {self.prefix}, at number"
+                        f" {number}."
+                    )
                     step = "Use a new id for each attempt."
                     raise errors.ConfigurationError(problem, step, argument="commit_id") from None
 
@@ -420,11 +477,13 @@ class CommitLog:
         attempts: int = _ATTEMPTS,
         seen: Commit | None = None,
     ) -> Commit | None:
-        """Commit the body that `decide(current)` returns and return the commit; after a conflict, decide again.
+        """Commit the body that `decide(current)` returns and return the commit; after a conflict,
+        decide again.
 
-        `decide` may be called several times, so it must have no side effects. If it returns None nothing is committed,
-        and the current commit is returned. It first decides over `seen`, a commit that was read as the current one; by
-        default that is read now. Raises `CommitConflictError` after `attempts`, and what `commit` raises.
+        `decide` may be called several times, so it must have no side effects. If it returns None
+        nothing is committed, and the current commit is returned. It first decides over `seen`, a
+        commit that was read as the current one; by default that is read now. Raises
+        `CommitConflictError` after `attempts`, and what `commit` raises.
         """
 
         def decided() -> Callable[[], Commit | None]:
@@ -436,7 +495,9 @@ class CommitLog:
         return retry_conflicts(decided, attempts=attempts)
 
     def _swap(self, expected: str | None, pointer: Pointer) -> str | None:
-        """Replace the pointer and return its new ETag; None if that succeeded but others have committed since."""
+        """Replace the pointer and return its new ETag; None if that succeeded but others have
+        committed since.
+        """
         data = encode_document(pointer)
         problem: Exception | None = None
         for attempt in range(_SWAP_ATTEMPTS):
@@ -448,8 +509,16 @@ class CommitLog:
                 if problem is None or not self._resolve_outcome(expected, pointer, problem)[0]:
                     raise
                 return None
-            except (errors.ObjectExistsError, errors.PreconditionFailedError, errors.TransientError) as error:
-                if problem is None and isinstance(error, errors.StoreUnavailableError) and error.without_effect:
+            except (
+                errors.ObjectExistsError,
+                errors.PreconditionFailedError,
+                errors.TransientError,
+            ) as error:
+                if (
+                    problem is None
+                    and isinstance(error, errors.StoreUnavailableError)
+                    and error.without_effect
+                ):
                     raise
                 # Even then our commit may have happened, if the request was repeated on its way.
                 problem = error
@@ -459,10 +528,14 @@ class CommitLog:
             _back_off(attempt)  # the pointer is still our parent's: repeat the same request
         raise self._unknown_error(pointer, problem)
 
-    def _resolve_outcome(self, expected: str | None, pointer: Pointer, problem: Exception) -> tuple[bool, str | None]:
-        """Find out whether our commit happened: return (True, ETag if known) if so, (False, None) to retry it.
+    def _resolve_outcome(
+        self, expected: str | None, pointer: Pointer, problem: Exception
+    ) -> tuple[bool, str | None]:
+        """Find out whether our commit happened: return (True, ETag if known) if so, (False, None)
+        to retry it.
 
-        Raises CommitConflictError if it did not happen and can't, CommitStateUnknownError if that is unknown.
+        Raises CommitConflictError if it did not happen and can't, CommitStateUnknownError if that
+        is unknown.
         """
         try:
             found = self._read_pointer()
@@ -475,9 +548,15 @@ class CommitLog:
                 return True, etag
             if etag == expected:
                 return False, None
-            if now.number > pointer.number and self._descends_from(self._read_current(now, etag), pointer):
+            if now.number > pointer.number and self._descends_from(
+                self._read_current(now, etag), pointer
+            ):
                 return True, None
-        except (errors.TransientError, errors.ObjectNotFoundError, errors.MalformedDocumentError) as error:
+        except (
+            errors.TransientError,
+            errors.ObjectNotFoundError,
+            errors.MalformedDocumentError,
+        ) as error:
             raise self._unknown_error(pointer, error) from problem
         raise self._conflict_error(pointer, f"number {now.number} ({now.commit})")
 
@@ -491,12 +570,22 @@ class CommitLog:
         return commit.id == pointer.commit
 
     def _conflict_error(self, pointer: Pointer, found: str) -> errors.CommitConflictError:
-        problem = f"commit {pointer.number} of {self.prefix} lost a race: CURRENT is at {found}, expected "
+        problem = (
+            f"commit {pointer.number} of {self.prefix} lost a race: CURRENT is at {found},"
+            " expected "
+        )
         problem += f"number {pointer.number - 1}."
-        return errors.CommitConflictError(problem, "Read the current commit and try again.", prefix=self.prefix)
+        return errors.CommitConflictError(
+            problem, "Read the current commit and try again.", prefix=self.prefix
+        )
 
-    def _unknown_error(self, pointer: Pointer, error: Exception | None) -> errors.CommitStateUnknownError:
-        problem = f"commit {pointer.number} of {self.prefix} may or may not have happened: {self.store.url} did not "
+    def _unknown_error(
+        self, pointer: Pointer, error: Exception | None
+    ) -> errors.CommitStateUnknownError:
+        problem = (
+            f"commit {pointer.number} of {self.prefix} may or may not have happened:"
+            f" {self.store.url} did not "
+        )
         problem += f"confirm it ({error})."
         step = f"Check whether {pointer.commit!r} is in the history before you retry."
         return errors.CommitStateUnknownError(problem, step, prefix=self.prefix)
@@ -507,12 +596,18 @@ class CommitLog:
         except errors.ObjectNotFoundError:
             return None
         where = f"pointer {self.pointer_key!r} in {self.store.url}"
-        next_step = f"Restore this object from a backup or an older version. The commits in {self.prefix}/manifests/ "
+        next_step = (
+            "Restore this object from a backup or an older version. The commits in"
+            f" {self.prefix}/manifests/ "
+        )
         next_step += "are intact: CommitLog.read(KEY) reads each of them."
         pointer = decode_document(Pointer, stored.data, where, next_step)
         expected = self.manifest_key(pointer.number, pointer.commit)
         if pointer.kind != self.kind or pointer.manifest != expected:
-            problem = f"{where} is of kind {pointer.kind!r} and names {pointer.manifest!r}; expected kind "
+            problem = (
+                f"{where} is of kind {pointer.kind!r} and names {pointer.manifest!r}; expected"
+                " kind "
+            )
             problem += f"{self.kind!r} and {expected!r}."
             raise errors.MalformedDocumentError(problem, next_step, document=where)
         return pointer, stored.etag
@@ -523,9 +618,16 @@ class CommitLog:
         except errors.ObjectNotFoundError:
             now = self._read_pointer()
             if now is not None and now[0] != pointer:
-                return self._read_current(*now)  # others have committed, and the old manifest was deleted
-            problem = f"pointer {self.pointer_key!r} in {self.store.url} names {pointer.manifest!r}, which is missing."
-            step = "Restore that object from a backup or an older object version; older commits under "
+                return self._read_current(
+                    *now
+                )  # others have committed, and the old manifest was deleted
+            problem = (
+                f"pointer {self.pointer_key!r} in {self.store.url} names {pointer.manifest!r},"
+                " which is missing."
+            )
+            step = (
+                "Restore that object from a backup or an older object version; older commits under "
+            )
             step += f"{self.prefix}/manifests/ are intact."
             raise errors.MalformedDocumentError(problem, step, document=self.pointer_key) from None
         return replace(commit, etag=etag)
@@ -539,7 +641,8 @@ class CommitLog:
             return None
 
     def _etag_of(self, parent: Commit | None) -> str | None:
-        """Return the ETag of the pointer to `parent`, None without a parent. Reads it if the commit has no ETag.
+        """Return the ETag of the pointer to `parent`, None without a parent. Reads it if the commit
+        has no ETag.
 
         Raises CommitConflictError if `parent` is no longer the current commit.
         """
@@ -547,8 +650,13 @@ class CommitLog:
             return None if parent is None else parent.etag
         found = self._read_pointer()
         if found is None or (found[0].commit, found[0].number) != (parent.id, parent.number):
-            problem = f"commit {parent.number} ({parent.id}) of {self.prefix} is no longer the current one."
-            raise errors.CommitConflictError(problem, "Read the current commit and try again.", prefix=self.prefix)
+            problem = (
+                f"commit {parent.number} ({parent.id}) of {self.prefix} is no longer the current"
+                " one."
+            )
+            raise errors.CommitConflictError(
+                problem, "Read the current commit and try again.", prefix=self.prefix
+            )
         return found[1]
 
     def manifest_key(self, number: int, commit_id: str) -> str:
@@ -591,11 +699,18 @@ def write_page(store: ObjectStore, prefix: str, items: Iterable[Any]) -> PageRef
 
 
 def read_page(store: ObjectStore, ref: PageRef) -> list[Any]:
-    """Return the page's items. Raises `ObjectNotFoundError`, and `ManifestMismatchError` if it was changed."""
+    """Return the page's items. Raises `ObjectNotFoundError`, and `ManifestMismatchError` if it
+    was changed.
+    """
     data = store.get(ref.key).data
     if hashlib.sha256(data).hexdigest() != ref.sha256:
-        problem = f"page {ref.key!r} in {store.url} differs from its manifest: found {len(data)} bytes with SHA-256 "
-        problem += f"{hashlib.sha256(data).hexdigest()}, expected {ref.sha256} with {ref.count} items."
+        problem = (
+            f"page {ref.key!r} in {store.url} differs from its manifest: found {len(data)} bytes"
+            " with SHA-256 "
+        )
+        problem += (
+            f"{hashlib.sha256(data).hexdigest()}, expected {ref.sha256} with {ref.count} items."
+        )
         step = "Restore the object from a backup or an older object version."
         raise errors.ManifestMismatchError(problem, step, key=ref.key)
     items = json.loads(data)
@@ -608,7 +723,9 @@ _DELETED = "deleted"
 
 @dataclass(frozen=True, slots=True)
 class DeletedObjects:
-    """The number and total bytes of deleted objects. `left`: some remain, because the log was recreated meanwhile."""
+    """The number and total bytes of deleted objects. `left`: some remain, because the log was
+    recreated meanwhile.
+    """
 
     objects: int
     size: int
@@ -621,24 +738,34 @@ def is_deletion_commit(commit: Commit | None) -> bool:
 
 
 def deletion_record(commit: Commit) -> dict[str, Any]:
-    """Return what a deletion commit records: `at`, `by`, `reason`, and what the caller of `commit_deletion` added."""
+    """Return what a deletion commit records: `at`, `by`, `reason`, and what the caller of
+    `commit_deletion` added.
+    """
     return dict(commit.body[_DELETED])
 
 
 def commit_deletion(log: CommitLog, parent: Commit, *, reason: str, by: str, **more: Any) -> Commit:
-    """Commit the deletion as the last commit. Raises CommitConflictError if another commit followed `parent`."""
+    """Commit the deletion as the last commit. Raises CommitConflictError if another commit
+    followed `parent`.
+    """
     record = {"at": log.now().isoformat(), "by": by, "reason": reason, **more}
     return log.commit(parent, {_DELETED: record}, by=by)
 
 
 def list_log_objects(log: CommitLog, spared: Collection[str] = ()) -> dict[str, int]:
-    """Return the sizes of the objects below the log's prefix, by key, except its pointer and the keys `spared`."""
+    """Return the sizes of the objects below the log's prefix, by key, except its pointer and the
+    keys `spared`.
+    """
     sizes = {item.key: item.size for item in log.store.list(f"{log.prefix}/")}
-    return {key: size for key, size in sizes.items() if key != log.pointer_key and key not in spared}
+    return {
+        key: size for key, size in sizes.items() if key != log.pointer_key and key not in spared
+    }
 
 
 def exclude_newer_manifests(log: CommitLog, commit: Commit, keys: Collection[str]) -> list[str]:
-    """Return the keys except the manifests of this commit and of later ones, since one of these may become current."""
+    """Return the keys except the manifests of this commit and of later ones, since one of these
+    may become current.
+    """
     manifests = f"{log.prefix}/manifests/"
 
     def stays(key: str) -> bool:

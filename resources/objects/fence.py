@@ -1,11 +1,13 @@
-"""`Fence`: whether a run still holds the lease of its application, asked before anything leaves a process.
+"""`Fence`: whether a run still holds the lease of its application, asked before anything leaves a
+process.
 
-A run may be stopped for any time between two of its requests: a suspended laptop, a paused container, a page that
-swaps. Meanwhile its lease expires, and another run goes on. So a fence knows until when the lease surely holds, by a
-clock that runs on while the process is stopped. Before that `check` costs no request; from then on it reads the lease.
+A run may be stopped for any time between two of its requests: a suspended laptop, a paused
+container, a page that swaps. Meanwhile its lease expires, and another run goes on. So a fence knows
+until when the lease surely holds, by a clock that runs on while the process is stopped. Before that
+`check` costs no request; from then on it reads the lease.
 
-The store's clock says how old the lease is; clocks of machines are only used to measure spans of time, and only on the
-machine that has read them.
+The store's clock says how old the lease is; clocks of machines are only used to measure spans of
+time, and only on the machine that has read them.
 """
 
 from __future__ import annotations
@@ -29,8 +31,9 @@ PATIENCE = 5.0
 _PAUSE = 0.25
 
 AFTER_LOSS = (
-    "A run that has lost its lease sends nothing more. A request that was under way then may still take effect within "
-    "its time limit; key-value tables, tables with fenced=True and the lake refuse it."
+    "A run that has lost its lease sends nothing more. A request that was under way then may still"
+    " take effect within its time limit; key-value tables, tables with fenced=True and the lake"
+    " refuse it."
 )
 """What a run that has lost its lease may still do; the pages say the same."""
 
@@ -58,7 +61,9 @@ class _Lease(BaseModel):
 
 @dataclass
 class _Held:
-    """Until when a lease surely holds; the fences of a run under each of its names share it. None: it must be read."""
+    """Until when a lease surely holds; the fences of a run under each of its names share it.
+    None: it must be read.
+    """
 
     until: Deadline | None
 
@@ -66,12 +71,12 @@ class _Held:
 class Fence:
     """The permission of a run to write, which lasts as long as its lease.
 
-    `epoch` is greater than that of any earlier run of `application`, also if its lease was deleted in between: a store
-    that has seen it can refuse writes of earlier runs. `check` raises RunLeaseLostError once another run may have taken
-    the application.
+    `epoch` is greater than that of any earlier run of `application`, also if its lease was deleted
+    in between: a store that has seen it can refuse writes of earlier runs. `check` raises
+    RunLeaseLostError once another run may have taken the application.
 
-    Pickle it to tasks. `renew` extends the lease and returns its new deadline, or raises; only the driver has it. A
-    task reads the lease, and waits a few seconds for the driver to renew it.
+    Pickle it to tasks. `renew` extends the lease and returns its new deadline, or raises; only the
+    driver has it. A task reads the lease, and waits a few seconds for the driver to renew it.
     """
 
     def __init__(
@@ -92,7 +97,14 @@ class Fence:
 
     def __reduce__(self) -> tuple[Any, ...]:
         lease = (self._store.descriptor, self._key, self._holder)
-        return _unpickle, (*lease, self.application, self.run, self.epoch, self._held.until, machine_id())
+        return _unpickle, (
+            *lease,
+            self.application,
+            self.run,
+            self.epoch,
+            self._held.until,
+            machine_id(),
+        )
 
     def __repr__(self) -> str:
         return f"Fence({self.application!r}, run={self.run!r}, epoch={self.epoch})"
@@ -106,8 +118,9 @@ class Fence:
     def check(self) -> None:
         """Raise RunLeaseLostError if another run may have taken the application.
 
-        Call it directly before each request that must not reach its store too late. It reads a clock, and makes
-        requests only once the lease may have expired. Raises TransientError if the lease can't be read then.
+        Call it directly before each request that must not reach its store too late. It reads a
+        clock, and makes requests only once the lease may have expired. Raises TransientError if the
+        lease can't be read then.
         """
         if self.is_due:
             self._held.until = self._read_deadline() if self._renew is None else self._renew()
@@ -118,9 +131,18 @@ class Fence:
             await asyncio.to_thread(self.check)
 
     def of_application(self, name: str) -> Fence:
-        """Return this fence under another name of the application, the one that tables know it by."""
+        """Return this fence under another name of the application, the one that tables know it
+        by.
+        """
         lease = (self._store, self._key)
-        fence = Fence(*lease, holder=self._holder, application=name, run=self.run, epoch=self.epoch, renew=self._renew)
+        fence = Fence(
+            *lease,
+            holder=self._holder,
+            application=name,
+            run=self.run,
+            epoch=self.epoch,
+            renew=self._renew,
+        )
         fence._held = self._held
         return fence
 
@@ -133,7 +155,9 @@ class Fence:
         self._held.until = None
 
     def _read_deadline(self) -> Deadline:
-        """Return until when the lease holds, by its age; wait a while for the driver to renew it if it has expired."""
+        """Return until when the lease holds, by its age; wait a while for the driver to renew it
+        if it has expired.
+        """
         lease = (self._store.url, self._key, self._holder)
         known = _KNOWN.get(lease)
         if known is not None and not known.has_passed():
@@ -153,7 +177,9 @@ class Fence:
                 _KNOWN[lease] = deadline = Deadline(began, left)
                 return deadline
             if patience.has_passed():
-                raise lease_lost_error(self.application, self.run, f"it was not renewed for {_seconds(age)}")
+                raise lease_lost_error(
+                    self.application, self.run, f"it was not renewed for {_seconds(age)}"
+                )
             time.sleep(_PAUSE)
 
     def _describe_loss(self, data: bytes) -> str:
@@ -167,7 +193,8 @@ class Fence:
         return "the run has ended" if stored.ended else ""
 
 
-# Deadlines that fences of this process have read, by store, key and holder: each pickled task has a fence of its own.
+# Deadlines that fences of this process have read, by store, key and holder: each pickled task has a
+# fence of its own.
 _KNOWN: dict[tuple[str, str, str], Deadline] = {}
 
 
@@ -184,7 +211,9 @@ def _unpickle(
     if not machine or machine != machine_id():  # its clock says nothing here
         deadline = None
     opened = store.open()
-    return Fence(opened, key, holder=holder, application=application, run=run, epoch=epoch, deadline=deadline)
+    return Fence(
+        opened, key, holder=holder, application=application, run=run, epoch=epoch, deadline=deadline
+    )
 
 
 def read_dated(store: ObjectStore, key: str) -> tuple[bytes, datetime] | None:

@@ -1,4 +1,6 @@
-"""`FencedStore`: the store of a lake as a run writes to it, which sends nothing once the run's lease is lost."""
+"""`FencedStore`: the store of a lake as a run writes to it, which sends nothing once the run's
+lease is lost.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +13,11 @@ from dagster_adjunct.resources.objects.store import ObjectStore, StoreDescriptor
 
 
 class FencedStore:
-    """The store `inner`, whose writes raise RunLeaseLostError once the lease of the run is lost. Reads pass through.
+    """The store `inner`, whose writes raise RunLeaseLostError once the lease of the run is lost.
+    Reads pass through.
 
-    What a run has sent before stays without effect, too: it commits by compare-and-swap, or under names of its own.
-    That also holds for files that its tasks upload, so it pickles as `inner`.
+    What a run has sent before stays without effect, too: it commits by compare-and-swap, or under
+    names of its own. That also holds for files that its tasks upload, so it pickles as `inner`.
     """
 
     def __init__(self, inner: ObjectStore, fence: Fence) -> None:

@@ -1,8 +1,9 @@
-"""A heartbeat: an object that its owner rewrites regularly, so that its age shows whether the owner is alive.
+"""A heartbeat: an object that its owner rewrites regularly, so that its age shows whether the owner
+is alive.
 
-Others consider the owner dead when the object, by the store's clock, is older than its time to live. The owner itself
-trusts the heartbeat for 90% of that time, counted from before the last write was sent, also while the machine sleeps,
-so that it notices before others do.
+Others consider the owner dead when the object, by the store's clock, is older than its time to
+live. The owner itself trusts the heartbeat for 90% of that time, counted from before the last write
+was sent, also while the machine sleeps, so that it notices before others do.
 """
 
 from __future__ import annotations
@@ -14,23 +15,32 @@ from contextlib import suppress
 from datetime import timedelta
 from queue import Empty, SimpleQueue
 
-from dagster_adjunct.resources.errors import AdjunctError, ObjectNotFoundError, PreconditionFailedError, TransientError
+from dagster_adjunct.resources.errors import (
+    AdjunctError,
+    ObjectNotFoundError,
+    PreconditionFailedError,
+    TransientError,
+)
 from dagster_adjunct.resources.objects.passed_time import Deadline, read_clocks
 from dagster_adjunct.resources.objects.store import ObjectStore
 
 TRUSTED_SHARE = 0.9
-"""The share of its time to live for which the owner trusts a heartbeat: stores round times to seconds."""
+"""The share of its time to live for which the owner trusts a heartbeat: stores round times to
+seconds.
+"""
 _REMOVED = "it had expired and was removed"
 
 
 class Heartbeat:
     """Rewrites the object `key` with `body()` in a background thread, from `start` to `end`.
 
-    Others may consider the owner dead if the object is older than `ttl`. `not_ours(data)` describes the owner of an
-    object with other contents than the last known; it returns "" if that was our own write, whose reply was lost.
+    Others may consider the owner dead if the object is older than `ttl`. `not_ours(data)` describes
+    the owner of an object with other contents than the last known; it returns "" if that was our
+    own write, whose reply was lost.
 
-    A heartbeat that was not renewed in time is lost, unless it `revives`: then it can be renewed as long as the object
-    is the owner's. That is for objects that others replace, by its ETag, before they act on its age.
+    A heartbeat that was not renewed in time is lost, unless it `revives`: then it can be renewed as
+    long as the object is the owner's. That is for objects that others replace, by its ETag, before
+    they act on its age.
     """
 
     def __init__(
@@ -51,14 +61,18 @@ class Heartbeat:
         self._etag: str | None = None
         self._set_deadline(read_clocks())
         self._failure = ""
-        # How the thread is to end: None, or the `remove` to call. A SimpleQueue, because its `put` is reentrant: a
-        # finalizer may call it.
+        # How the thread is to end: None, or the `remove` to call. A SimpleQueue, because its `put`
+        # is reentrant: a finalizer may call it.
         self._last: SimpleQueue[Callable[[str], object] | None] = SimpleQueue()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
 
-    def write(self, write: Callable[[bytes], str], began: tuple[float, float] | None = None) -> None:
-        """Create the object by `write`, which returns its ETag. `began` is the time before that, by default now."""
+    def write(
+        self, write: Callable[[bytes], str], began: tuple[float, float] | None = None
+    ) -> None:
+        """Create the object by `write`, which returns its ETag. `began` is the time before that,
+        by default now.
+        """
         began = began or read_clocks()
         self._etag = write(self._body())
         self._set_deadline(began)
@@ -76,7 +90,9 @@ class Heartbeat:
         return self._failure
 
     def check(self) -> None:
-        """Read the object and set `problem` if it was removed or taken over. Ignores transient errors of the store."""
+        """Read the object and set `problem` if it was removed or taken over. Ignores transient
+        errors of the store.
+        """
         with self._lock, suppress(TransientError):
             if self._etag is None or self._failure:
                 return
@@ -88,13 +104,17 @@ class Heartbeat:
                 self._failure = "" if stored.etag == self._etag else self._not_ours(stored.data)
 
     def renew(self) -> None:
-        """Rewrite the object, which makes it new again. If it was removed or taken over, set `problem` instead."""
+        """Rewrite the object, which makes it new again. If it was removed or taken over, set
+        `problem` instead.
+        """
         with self._lock:
             if self._etag is None or self._failure:
                 return
             began = read_clocks()
             self._failure = self._rewrite(self._etag)
-            if not self.problem:  # otherwise the write came too late: others may have seen the object expire
+            if (
+                not self.problem
+            ):  # otherwise the write came too late: others may have seen the object expire
                 self._set_deadline(began)
 
     def _set_deadline(self, began: tuple[float, float]) -> None:
@@ -102,7 +122,9 @@ class Heartbeat:
         self.on_renewal(self.deadline)
 
     def end(self, remove: Callable[[str], object]) -> None:
-        """Stop renewing and call `remove(etag)`. If that fails, the object stays until it expires. Safe to repeat."""
+        """Stop renewing and call `remove(etag)`. If that fails, the object stays until it
+        expires. Safe to repeat.
+        """
         self._last.put(None)
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()

@@ -28,20 +28,27 @@ from dagster_adjunct.resources.objects.commit_log import (
 )
 from dagster_adjunct.resources.objects.fence import Fence
 from dagster_adjunct.resources.objects.fenced_store import FencedStore
-from dagster_adjunct.resources.objects.store import LAKE_DOCUMENT, PROBE_PREFIX, ObjectStore, S3Options, StoreDescriptor
+from dagster_adjunct.resources.objects.store import (
+    LAKE_DOCUMENT,
+    PROBE_PREFIX,
+    ObjectStore,
+    S3Options,
+    StoreDescriptor,
+)
 from dagster_adjunct.resources.validation import validated, validated_methods
 
 _INSTEAD = (
-    "Use a store that honours conditional writes (Amazon S3, versitygw, MinIO, Ceph since Squid, a local folder), "
-    "or upgrade this one."
+    "Use a store that honours conditional writes (Amazon S3, versitygw, MinIO, Ceph since Squid, a"
+    " local folder), or upgrade this one."
 )
 
 
 def probe_conditional_writes(store: ObjectStore) -> None:
     """Raise `ConditionalWritesUnsupportedError` unless the store honours conditional writes.
 
-    Nobody else writes to the probe's key. So its content shows which writes happened, even if a reply was lost, or a
-    write was repeated on its way and the reply is that to the repetition. Leaves no object behind.
+    Nobody else writes to the probe's key. So its content shows which writes happened, even if a
+    reply was lost, or a write was repeated on its way and the reply is that to the repetition.
+    Leaves no object behind.
     """
     key = f"{PROBE_PREFIX}{uuid.uuid4().hex}"
 
@@ -52,19 +59,31 @@ def probe_conditional_writes(store: ObjectStore) -> None:
     try:
         first = _write_and_verify(store, key, b"first", lambda: store.put_if_absent(key, b"first"))
         if first is None:
-            raise unsupported("a put-if-absent (PUT with If-None-Match: *) of a new key was refused")
+            raise unsupported(
+                "a put-if-absent (PUT with If-None-Match: *) of a new key was refused"
+            )
         if _write_and_verify(store, key, b"second", lambda: store.put_if_absent(key, b"second")):
-            raise unsupported("a second put-if-absent (PUT with If-None-Match: *) replaced the first")
-        if not _write_and_verify(store, key, b"third", lambda: store.put_if_match(key, b"third", first)):
-            raise unsupported("a put-if-match (PUT with If-Match) with the current ETag was refused")
-        if _write_and_verify(store, key, b"fourth", lambda: store.put_if_match(key, b"fourth", first)):
+            raise unsupported(
+                "a second put-if-absent (PUT with If-None-Match: *) replaced the first"
+            )
+        if not _write_and_verify(
+            store, key, b"third", lambda: store.put_if_match(key, b"third", first)
+        ):
+            raise unsupported(
+                "a put-if-match (PUT with If-Match) with the current ETag was refused"
+            )
+        if _write_and_verify(
+            store, key, b"fourth", lambda: store.put_if_match(key, b"fourth", first)
+        ):
             raise unsupported("a put-if-match (PUT with If-Match) with a stale ETag was accepted")
     finally:
         with contextlib.suppress(errors.AdjunctError):
             store.delete(key)
 
 
-def _write_and_verify(store: ObjectStore, key: str, data: bytes, write: Callable[[], str]) -> str | None:
+def _write_and_verify(
+    store: ObjectStore, key: str, data: bytes, write: Callable[[], str]
+) -> str | None:
     """Return the ETag of this write, or None if the store rejected it.
 
     A write with an unknown outcome (StoreUnavailableError) that did not happen is tried once more.
@@ -72,7 +91,11 @@ def _write_and_verify(store: ObjectStore, key: str, data: bytes, write: Callable
     for last in (False, True):
         try:
             return write()
-        except (errors.ObjectExistsError, errors.PreconditionFailedError, errors.StoreUnavailableError) as error:
+        except (
+            errors.ObjectExistsError,
+            errors.PreconditionFailedError,
+            errors.StoreUnavailableError,
+        ) as error:
             with contextlib.suppress(errors.ObjectNotFoundError):
                 stored = store.get(key)
                 if stored.data == data:
@@ -96,16 +119,21 @@ _FORMS = {"s3": "s3://BUCKET/PREFIX", "file": "file:///FOLDER"}
 
 @validated
 class LakeSettings(BaseSettings):
-    """How to reach the lake's store, from ADJUNCT_S3_… variables; credentials come from boto3's own chain.
+    """How to reach the lake's store, from ADJUNCT_S3_… variables; credentials come from boto3's own
+    chain.
 
-    Where these are not set, boto3's variables (AWS_ENDPOINT_URL_S3, AWS_REGION, AWS_PROFILE, …) apply.
-    Sizes in bytes, time-outs in seconds. `shared` (ADJUNCT_LAKE_SHARED) states that all machines mount a local
-    lake under the same path. `run_ttl` (ADJUNCT_RUN_TTL) is the time for which a run counts as alive without a sign of
-    life.
+    Where these are not set, boto3's variables (AWS_ENDPOINT_URL_S3, AWS_REGION, AWS_PROFILE, …)
+    apply. Sizes in bytes, time-outs in seconds. `shared` (ADJUNCT_LAKE_SHARED) states that all
+    machines mount a local lake under the same path. `run_ttl` (ADJUNCT_RUN_TTL) is the time for
+    which a run counts as alive without a sign of life.
     """
 
     model_config = SettingsConfigDict(
-        env_prefix="ADJUNCT_S3_", env_ignore_empty=True, frozen=True, populate_by_name=True, hide_input_in_errors=True
+        env_prefix="ADJUNCT_S3_",
+        env_ignore_empty=True,
+        frozen=True,
+        populate_by_name=True,
+        hide_input_in_errors=True,
     )
 
     endpoint: str | None = None
@@ -119,7 +147,9 @@ class LakeSettings(BaseSettings):
     read_timeout: float = Field(default=60.0, gt=0)
     attempts: int = Field(default=6, ge=1)
     shared: bool = Field(default=False, validation_alias="ADJUNCT_LAKE_SHARED")
-    run_ttl: float = Field(default=RUN_TTL.total_seconds(), ge=1, le=86_400, validation_alias="ADJUNCT_RUN_TTL")
+    run_ttl: float = Field(
+        default=RUN_TTL.total_seconds(), ge=1, le=86_400, validation_alias="ADJUNCT_RUN_TTL"
+    )
 
     @model_validator(mode="after")
     def _kms_key_needs_kms(self) -> Self:
@@ -146,7 +176,9 @@ def open_store(url: str | os.PathLike[str] | None, settings: LakeSettings) -> Ob
 
 def _parse_lake_url(url: str, settings: LakeSettings) -> tuple[str, S3Options | None]:
     if not isinstance(url, str) or not url.strip():
-        problem = f"lake {url!r} is not a URL: expected s3://BUCKET/PREFIX, a folder or file:///FOLDER."
+        problem = (
+            f"lake {url!r} is not a URL: expected s3://BUCKET/PREFIX, a folder or file:///FOLDER."
+        )
         step = "Leave it out to use ADJUNCT_LAKE, or .adjunct/lake if that is not set."
         raise errors.ConfigurationError(problem, step, argument="url")
     check_store_url(url, "lake")
@@ -154,7 +186,10 @@ def _parse_lake_url(url: str, settings: LakeSettings) -> tuple[str, S3Options | 
     if scheme in ("s3", "s3a"):
         place = url.partition("://")[2].rstrip("/")
         if set(place.partition("/")[0]) & set("@:"):
-            found = "the lake's URL has a login or something else before the bucket, which is not shown here"
+            found = (
+                "the lake's URL has a login or something else before the bucket, which is not shown"
+                " here"
+            )
             step = "Give credentials by boto3's own chain (AWS_PROFILE, …)."
             raise argument_error(found, "s3://BUCKET/PREFIX", step, argument="url")
         return f"s3://{place}", settings.s3_options()
@@ -166,7 +201,8 @@ def _parse_lake_url(url: str, settings: LakeSettings) -> tuple[str, S3Options | 
 
 
 def check_store_url(url: str, what: str, schemes: Sequence[str] = _SCHEMES) -> None:
-    """Raise ConfigurationError unless `url` has one of these schemes or is clearly a folder; `what` names it in errors.
+    """Raise ConfigurationError unless `url` has one of these schemes or is clearly a folder; `what`
+    names it in errors.
 
     A folder of any name can be written as ./NAME.
     """
@@ -183,7 +219,11 @@ def check_store_url(url: str, what: str, schemes: Sequence[str] = _SCHEMES) -> N
             right = f"{scheme.lower()}://{rest}"
     elif named and scheme not in schemes and (slashes or scheme.lower() in schemes):
         problem = f"has the unknown scheme {scheme!r}"
-    elif named and scheme == "file" and (not slashes or urlsplit(url).netloc not in ("", "localhost")):
+    elif (
+        named
+        and scheme == "file"
+        and (not slashes or urlsplit(url).netloc not in ("", "localhost"))
+    ):
         problem, right = "names a host, or not an absolute folder", _FORMS["file"]
     elif named and scheme in schemes and scheme != "file" and len(slashes) < 2:
         problem = f"has {'one slash' if slashes else 'no slashes'} after its scheme: expected two"
@@ -195,24 +235,35 @@ def check_store_url(url: str, what: str, schemes: Sequence[str] = _SCHEMES) -> N
         step = f"Write it as in {_FORMS['s3']}, and give credentials by boto3's own chain."
         raise errors.ConfigurationError(problem, step, argument="url")
     or_folder = "" if url != url.strip() else f", or ./{url} for a folder of this very name"
-    raise errors.ConfigurationError(f"{what} {url!r} {problem}.", f"Write {right}{or_folder}.", argument="url")
+    raise errors.ConfigurationError(
+        f"{what} {url!r} {problem}.", f"Write {right}{or_folder}.", argument="url"
+    )
 
 
 def read_lake_document(store: ObjectStore) -> LakeDocument | None:
-    """Return the document of the lake at a store's root, or None without a lake. Raises MalformedDocumentError."""
+    """Return the document of the lake at a store's root, or None without a lake. Raises
+    MalformedDocumentError.
+    """
     try:
         data = store.get(LAKE_DOCUMENT).data
     except errors.ObjectNotFoundError:
         return None
-    step = "Restore this object from a backup or an older object version; nothing else in the lake is affected."
-    return decode_document(LakeDocument, data, f"lake document {LAKE_DOCUMENT!r} in {store.url}", step)
+    step = (
+        "Restore this object from a backup or an older object version; nothing else in the lake is"
+        " affected."
+    )
+    return decode_document(
+        LakeDocument, data, f"lake document {LAKE_DOCUMENT!r} in {store.url}", step
+    )
 
 
 _log = logging.getLogger("adjunct.lake")
 
 
 class LazyLakeStore:
-    """The store `inner`, whose first write creates the lake if it does not exist. Reads pass through."""
+    """The store `inner`, whose first write creates the lake if it does not exist. Reads pass
+    through.
+    """
 
     def __init__(self, inner: ObjectStore) -> None:
         self._inner = inner
@@ -245,7 +296,9 @@ class LazyLakeStore:
 
     def _existing_lake(self) -> ObjectStore:
         if self._exists:
-            return self._inner  # without the lock: a fork while another thread holds it would copy it locked
+            return (
+                self._inner
+            )  # without the lock: a fork while another thread holds it would copy it locked
         with self._lock:
             if not self._exists:
                 _create_lake(self._inner)
@@ -254,12 +307,16 @@ class LazyLakeStore:
 
 
 def _create_lake(store: ObjectStore) -> None:
-    """Write the lake's document unless it exists, and log a warning, since a mistyped URL creates a new lake."""
+    """Write the lake's document unless it exists, and log a warning, since a mistyped URL
+    creates a new lake.
+    """
     if read_lake_document(store) is not None:
         return
     probe_conditional_writes(store)
     try:
-        store.put_if_absent(LAKE_DOCUMENT, encode_document(LakeDocument(id=uuid.uuid4().hex, probed_at=utc_now())))
+        store.put_if_absent(
+            LAKE_DOCUMENT, encode_document(LakeDocument(id=uuid.uuid4().hex, probed_at=utc_now()))
+        )
     except (errors.ObjectExistsError, errors.StoreUnavailableError):
         if read_lake_document(store) is None:
             raise
@@ -270,11 +327,12 @@ def _create_lake(store: ObjectStore) -> None:
 
 @validated_methods
 class Lake:
-    """An open lake. Pickles as the descriptor of its store, which is not probed again when it is unpickled.
+    """An open lake. Pickles as the descriptor of its store, which is not probed again when it is
+    unpickled.
 
-    `clock` returns the time with its zone. It is not pickled: another process uses the system clock. `manifests` is the
-    cache of manifests that runs of this process share. A run that has not renewed its lease for `run_ttl` counts as
-    dead; `run_ttl` is not pickled.
+    `clock` returns the time with its zone. It is not pickled: another process uses the system
+    clock. `manifests` is the cache of manifests that runs of this process share. A run that has not
+    renewed its lease for `run_ttl` counts as dead; `run_ttl` is not pickled.
     """
 
     def __init__(
@@ -322,7 +380,9 @@ class Lake:
         return self.store.url
 
     def exists(self) -> bool:
-        """Return whether anything has been written to the lake. Costs one request, until something was found."""
+        """Return whether anything has been written to the lake. Costs one request, until
+        something was found.
+        """
         return bool(self.id)
 
     def stream_prefix(self, name: str) -> str:
@@ -347,14 +407,17 @@ class Lake:
 
 @validated
 def open_lake(
-    url: str | os.PathLike[str] | None = None, *, settings: LakeSettings | None = None, create: bool = True
+    url: str | os.PathLike[str] | None = None,
+    *,
+    settings: LakeSettings | None = None,
+    create: bool = True,
 ) -> Lake:
     """Return the lake at `url`: `s3://BUCKET/PREFIX`, a folder, `file:///…` or `memory://NAME`.
 
-    Without a URL: ADJUNCT_LAKE, else `.adjunct/lake`. One GET, which creates nothing. If there is no lake yet, the
-    first write creates one and logs a warning: it probes the store's conditional writes
-    (ConditionalWritesUnsupportedError) and writes `_adjunct/lake.json`. With `create=False`, a missing lake raises
-    LakeNotFoundError.
+    Without a URL: ADJUNCT_LAKE, else `.adjunct/lake`. One GET, which creates nothing. If there is
+    no lake yet, the first write creates one and logs a warning: it probes the store's conditional
+    writes (ConditionalWritesUnsupportedError) and writes `_adjunct/lake.json`. With `create=False`,
+    a missing lake raises LakeNotFoundError.
     """
     settings = settings or LakeSettings()
     run_ttl = timedelta(seconds=settings.run_ttl)
@@ -367,7 +430,9 @@ def open_lake(
 
 
 def lake_in(store: ObjectStore, *, shared: bool = False, run_ttl: timedelta = RUN_TTL) -> Lake:
-    """Return the lake at a store's root; if there is none, the first write creates it after a probe."""
+    """Return the lake at a store's root; if there is none, the first write creates it after a
+    probe.
+    """
     document = read_lake_document(store)
     if document is None:
         return Lake(cast("ObjectStore", LazyLakeStore(store)), "", shared=shared, run_ttl=run_ttl)

@@ -1,4 +1,6 @@
-"""An object store in a local folder, with the promises of `ObjectStore`: atomic writes, races with one winner."""
+"""An object store in a local folder, with the promises of `ObjectStore`: atomic writes, races
+with one winner.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,13 @@ from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 
 from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.objects import store
-from dagster_adjunct.resources.objects.store import LAKE_DOCUMENT, PROBE_PREFIX, ObjectInfo, ObjectStore, StoredObject
+from dagster_adjunct.resources.objects.store import (
+    LAKE_DOCUMENT,
+    PROBE_PREFIX,
+    ObjectInfo,
+    ObjectStore,
+    StoredObject,
+)
 
 if TYPE_CHECKING:
     from io import BufferedReader
@@ -34,7 +42,9 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-def _translates_os_errors(request: Callable[Concatenate[LocalStore, P], T]) -> Callable[Concatenate[LocalStore, P], T]:
+def _translates_os_errors(
+    request: Callable[Concatenate[LocalStore, P], T],
+) -> Callable[Concatenate[LocalStore, P], T]:
     """Translate errors of the file system into Adjunct's."""
 
     @functools.wraps(request)
@@ -51,14 +61,15 @@ def _translates_os_errors(request: Callable[Concatenate[LocalStore, P], T]) -> C
 class LocalStore(ObjectStore):
     """Objects as files below `root`.
 
-    Create: the bytes go to a synced temporary file inside the root, which is then hard-linked to its name. Linking
-    fails if the name exists, so exactly one creator wins and nobody sees a partial file.
-    Replace: the ETag is compared and the file renamed under an OS lock, which ends with its process.
+    Create: the bytes go to a synced temporary file inside the root, which is then hard-linked to
+    its name. Linking fails if the name exists, so exactly one creator wins and nobody sees a
+    partial file. Replace: the ETag is compared and the file renamed under an OS lock, which ends
+    with its process.
 
-    The ETag of up to 1 MiB (pointers and manifests are smaller) is a hash of the content. The ETag of a larger file
-    consists of its size, inode and time, so that listing does not read it.
-    Works on local file systems, and on NFSv4 if all machines mount it with locks.
-    If the folder is deleted while the store is in use, the probe of a new lake (PROBE_PREFIX) creates it again.
+    The ETag of up to 1 MiB (pointers and manifests are smaller) is a hash of the content. The ETag
+    of a larger file consists of its size, inode and time, so that listing does not read it. Works
+    on local file systems, and on NFSv4 if all machines mount it with locks. If the folder is
+    deleted while the store is in use, the probe of a new lake (PROBE_PREFIX) creates it again.
     """
 
     def __init__(self, root: str | Path) -> None:
@@ -93,7 +104,9 @@ class LocalStore(ObjectStore):
 
     @_translates_os_errors
     def _object_info(self, key: str) -> ObjectInfo | None:
-        return _object_info(key, self._root / key)  # files with other names than `check_key` accepts too
+        return _object_info(
+            key, self._root / key
+        )  # files with other names than `check_key` accepts too
 
     def _keys(self, prefix: str) -> tuple[str, ...]:
         folder = self._root / prefix.rpartition("/")[0]
@@ -172,7 +185,10 @@ class LocalStore(ObjectStore):
         # Spark expands patterns in it, and has no escape that works for both reads and tables.
         path = str(self._path(key))
         if set(path) & set("*[{\\"):
-            problem = f"Spark can't read {path!r}: it treats '*', '[', '{{' and '\\' in a path as a pattern."
+            problem = (
+                f"Spark can't read {path!r}: it treats '*', '[', '{{' and '\\' in a path as a"
+                " pattern."
+            )
             step = "Move the lake to a folder without these characters."
             raise errors.ConfigurationError(problem, step, url=self.url, key=key)
         return f"file:{path}"
@@ -185,11 +201,14 @@ class LocalStore(ObjectStore):
         return self._root / store.check_key(key)
 
     def _raise_unless_missing(self, error: OSError) -> None:
-        """Raise the error of a folder that can't be listed, whose objects would be left out silently.
+        """Raise the error of a folder that can't be listed, whose objects would be left out
+        silently.
 
         Ignores that a folder is missing.
         """
-        missing = isinstance(error, FileNotFoundError | NotADirectoryError) and not self._root.is_file()
+        missing = (
+            isinstance(error, FileNotFoundError | NotADirectoryError) and not self._root.is_file()
+        )
         if not missing:
             raise self._translate_os_error(error, "what is below it") from error
 
@@ -197,15 +216,22 @@ class LocalStore(ObjectStore):
         exists = os.path.exists(self._root)  # noqa: PTH110 - Path.exists() raises where this user may not look
         if exists and not self._root.is_dir():
             problem = f"{self.url} can't hold a lake: it is not a folder."
-            return errors.ConfigurationError(problem, "Use a folder or s3://BUCKET/PREFIX.", argument="url")
+            return errors.ConfigurationError(
+                problem, "Use a folder or s3://BUCKET/PREFIX.", argument="url"
+            )
         reason, step = errors.describe_file_error(error, self.url)
         if error.errno == errno.EMFILE:
-            return errors.ConfigurationError(f"{what} of {self.url} can't be opened: {reason}.", step, url=self.url)
+            return errors.ConfigurationError(
+                f"{what} of {self.url} can't be opened: {reason}.", step, url=self.url
+            )
         if error.errno in errors.REFUSED_ERRNOS or not exists:
             problem = f"folder {self.url} can't hold a lake: {reason} ({what})."
-            return errors.ConfigurationError(problem, "Use a folder that this user may read and write.", argument="url")
+            return errors.ConfigurationError(
+                problem, "Use a folder that this user may read and write.", argument="url"
+            )
         problem = f"the file system of {self.url} failed at {what}: {reason}."
-        # An object is made by the link or the rename at the end of a request, which need room themselves.
+        # An object is made by the link or the rename at the end of a request, which need room
+        # themselves.
         full = error.errno in errors.DISK_FULL_ERRNOS
         return errors.StoreUnavailableError(problem, step, url=self.url, without_effect=full)
 
@@ -220,9 +246,15 @@ class LocalStore(ObjectStore):
     def _prepare(self, key: str) -> None:
         if self._ready and self._staging.is_dir():
             return
-        if self._ready and not key.startswith(PROBE_PREFIX) and not (self._root / LAKE_DOCUMENT).exists():
+        if (
+            self._ready
+            and not key.startswith(PROBE_PREFIX)
+            and not (self._root / LAKE_DOCUMENT).exists()
+        ):
             problem = f"the lake at {self.url} was deleted since it was opened."
-            raise errors.LakeNotFoundError(problem, "Open it again: the first write creates a new lake.", url=self.url)
+            raise errors.LakeNotFoundError(
+                problem, "Open it again: the first write creates a new lake.", url=self.url
+            )
         try:
             self._staging.mkdir(parents=True, exist_ok=True)
             (self._internal / "locks").mkdir(exist_ok=True)
@@ -232,7 +264,9 @@ class LocalStore(ObjectStore):
         self._ready = True
 
     def _delete_stale_files(self) -> None:
-        """Delete temporary files that are older than a day, so not being written: those of killed processes."""
+        """Delete temporary files that are older than a day, so not being written: those of
+        killed processes.
+        """
         oldest = time.time() - _STALE_SECONDS
         for path in self._staging.iterdir():
             with contextlib.suppress(OSError):
@@ -257,7 +291,9 @@ class LocalStore(ObjectStore):
 
     @contextlib.contextmanager
     def _lock(self, key: str) -> Iterator[None]:
-        """Hold the key's OS lock against other threads and processes; the kernel releases it if we are killed."""
+        """Hold the key's OS lock against other threads and processes; the kernel releases it if
+        we are killed.
+        """
         name = f"{zlib.crc32(key.encode()) % _LOCKS:02d}"
         with (self._internal / "locks" / name).open("ab") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
@@ -282,7 +318,8 @@ class LocalStore(ObjectStore):
                 if error.errno in (*errors.DISK_FULL_ERRNOS, errno.EIO, errno.EROFS, errno.EACCES):
                     raise
                 raise errors.ConditionalWritesUnsupportedError(
-                    f"the file system of {self.url} can't create files atomically: hard links fail ({error.strerror}).",
+                    f"the file system of {self.url} can't create files atomically: hard links fail"
+                    f" ({error.strerror}).",
                     "Put the lake on a local disk, NFSv4 or s3://.",
                     url=self.url,
                 ) from error
@@ -307,7 +344,8 @@ class LocalStore(ObjectStore):
             except (FileExistsError, NotADirectoryError):
                 if any(os.path.lexists(folder) and not folder.is_dir() for folder in path.parents):
                     raise self._folder_error(key, "a part of its key is an object there") from None
-                # Otherwise a delete removed the empty folder between its creation and the check that it is one.
+                # Otherwise a delete removed the empty folder between its creation and the check
+                # that it is one.
 
     def _raise_if_folder(self, path: Path, key: str) -> None:
         if path.is_dir():
@@ -321,7 +359,8 @@ class LocalStore(ObjectStore):
     def _sync_folder(self, path: Path) -> str:
         """Sync the folder, so that the file survives a power cut, and return the ETag.
 
-        Raises StoreUnavailableError where that fails: the file has its name, so that the outcome has to be read.
+        Raises StoreUnavailableError where that fails: the file has its name, so that the outcome
+        has to be read.
         """
         try:
             folder = os.open(path.parent, os.O_RDONLY)
@@ -332,7 +371,9 @@ class LocalStore(ObjectStore):
             info = _object_info("", path)
         except OSError as error:
             reason, step = errors.describe_file_error(error, self.url)
-            problem = f"the file system of {self.url} failed to sync {path.parent.name!r}: {reason}."
+            problem = (
+                f"the file system of {self.url} failed to sync {path.parent.name!r}: {reason}."
+            )
             raise errors.StoreUnavailableError(problem, step, url=self.url) from error
         return info.etag if info else ""
 
@@ -344,7 +385,9 @@ def _object_info(key: str, path: Path) -> ObjectInfo | None:
             data = file.read() if stat.st_size <= _HASHED_SIZE else b""
     except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
         return None
-    return ObjectInfo(key, stat.st_size, _etag(data, stat), datetime.fromtimestamp(stat.st_mtime, UTC))
+    return ObjectInfo(
+        key, stat.st_size, _etag(data, stat), datetime.fromtimestamp(stat.st_mtime, UTC)
+    )
 
 
 def _etag(data: bytes, stat: os.stat_result) -> str:

@@ -1,4 +1,6 @@
-"""How much time has passed, also while the machine slept, the process was stopped, or its clock was set."""
+"""How much time has passed, also while the machine slept, the process was stopped, or its clock
+was set.
+"""
 
 from __future__ import annotations
 
@@ -8,15 +10,17 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-# CLOCK_MONOTONIC stands still while a machine sleeps. Where there is no CLOCK_BOOTTIME, the wall clock alone shows it.
+# CLOCK_MONOTONIC stands still while a machine sleeps. Where there is no CLOCK_BOOTTIME, the wall
+# clock alone shows it.
 _BOOT_CLOCK: int = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 def read_clocks() -> tuple[float, float]:
-    """Return two times in seconds: since the boot, with the time that the machine slept, and by the wall clock.
+    """Return two times in seconds: since the boot, with the time that the machine slept, and by the
+    wall clock.
 
-    The wall clock also shows the sleep of a virtual machine, whose own clocks all stand still. It may be set, so the
-    larger of the two differences counts.
+    The wall clock also shows the sleep of a virtual machine, whose own clocks all stand still. It
+    may be set, so the larger of the two differences counts.
     """
     return time.clock_gettime(_BOOT_CLOCK), time.time()
 

@@ -1,4 +1,6 @@
-"""An object store in an S3 bucket, by boto3, for AWS and other servers that honour conditional writes."""
+"""An object store in an S3 bucket, by boto3, for AWS and other servers that honour conditional
+writes.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,13 @@ from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.aws import new_session, stale_reason
 from dagster_adjunct.resources.common import map_in_threads
 from dagster_adjunct.resources.objects import store
-from dagster_adjunct.resources.objects.store import ObjectInfo, ObjectStore, S3Options, StoreDescriptor, StoredObject
+from dagster_adjunct.resources.objects.store import (
+    ObjectInfo,
+    ObjectStore,
+    S3Options,
+    StoreDescriptor,
+    StoredObject,
+)
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
@@ -38,20 +46,28 @@ _LONGEST_PAUSE = 5.0
 
 
 class StoreBusyError(errors.StoreUnavailableError):
-    """The store did nothing, because of throttling or a conflict of concurrent writers (409): retry."""
+    """The store did nothing, because of throttling or a conflict of concurrent writers (409):
+    retry.
+    """
 
 
 class StaleCredentialsError(StoreBusyError):
-    """The store did nothing, because the credentials have expired or a clock is wrong: retry, with fresh ones."""
+    """The store did nothing, because the credentials have expired or a clock is wrong: retry,
+    with fresh ones.
+    """
 
 
 class UploadGoneError(errors.StoreUnavailableError):
-    """The multipart upload does not exist (any more): check whether it was completed, else start again."""
+    """The multipart upload does not exist (any more): check whether it was completed, else start
+    again.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class S3Request:
-    """A request as errors describe it: "GET of 'a/b' in s3://bucket/lake". Of several keys, `key` is the first."""
+    """A request as errors describe it: "GET of 'a/b' in s3://bucket/lake". Of several keys,
+    `key` is the first.
+    """
 
     request: str
     url: str | None = None  # of the store
@@ -60,30 +76,44 @@ class S3Request:
 
     def __str__(self) -> str:
         more = f" and {self.more} more" if self.more else ""
-        return self.request if self.key is None else f"{self.request} of {self.key!r}{more} in {self.url}"
+        return (
+            self.request
+            if self.key is None
+            else f"{self.request} of {self.key!r}{more} in {self.url}"
+        )
 
 
 def _translate_error(error: ClientError | BotoCoreError, what: S3Request) -> errors.AdjunctError:
     """Return the Adjunct error for a botocore error.
 
-    `StoreBusyError` means that nothing was done, plain `StoreUnavailableError` that the outcome is unknown.
+    `StoreBusyError` means that nothing was done, plain `StoreUnavailableError` that the outcome is
+    unknown.
     """
     stale, step = stale_reason(error)
     if isinstance(error, ClientError):
         answer = _describe_answer(error)
         if stale:
-            return StaleCredentialsError(f"{what} was answered {answer}: {stale}.", step, url=what.url, key=what.key)
+            return StaleCredentialsError(
+                f"{what} was answered {answer}: {stale}.", step, url=what.url, key=what.key
+            )
         return _translate_response(error, what, answer)
     if stale:
         problem = f"{what} could not be sent: {stale} ({type(error).__name__}: {error})."
         return StaleCredentialsError(problem, step, url=what.url, key=what.key)
     if isinstance(error, EndpointError | HTTPClientError | IncompleteReadError):
-        kind: type[errors.StoreUnavailableError | errors.ConfigurationError] = errors.StoreUnavailableError
+        kind: type[errors.StoreUnavailableError | errors.ConfigurationError] = (
+            errors.StoreUnavailableError
+        )
         problem, step = "got no answer", "Check the endpoint and the network, then run it again."
     else:
         kind, problem = errors.ConfigurationError, "could not be sent"
-        step = "Check boto3's credentials, region and endpoint (AWS_PROFILE, AWS_REGION, ADJUNCT_S3_ENDPOINT, …)."
-    return kind(f"{what} {problem}: {type(error).__name__}: {error}", step, url=what.url, key=what.key)
+        step = (
+            "Check boto3's credentials, region and endpoint (AWS_PROFILE, AWS_REGION,"
+            " ADJUNCT_S3_ENDPOINT, …)."
+        )
+    return kind(
+        f"{what} {problem}: {type(error).__name__}: {error}", step, url=what.url, key=what.key
+    )
 
 
 def _status(error: ClientError) -> int:
@@ -91,7 +121,9 @@ def _status(error: ClientError) -> int:
 
 
 def _describe_answer(error: ClientError) -> str:
-    """Return the status and the code of an answer; a HEAD's has no body and so no code but the status."""
+    """Return the status and the code of an answer; a HEAD's has no body and so no code but the
+    status.
+    """
     status, code = str(_status(error)), str(error.response.get("Error", {}).get("Code", ""))
     return status if code in ("", status) else f"{status} {code}"
 
@@ -108,24 +140,40 @@ def _translate_response(error: ClientError, what: S3Request, answer: str) -> err
 
     url, key = what.url, what.key
     if code in _THROTTLED or status == 429:
-        return translated(StoreBusyError, "Lower the request rate, then run it again.", url=url, key=key)
+        return translated(
+            StoreBusyError, "Lower the request rate, then run it again.", url=url, key=key
+        )
     if status == 409:
         return translated(StoreBusyError, "Run it again.", "concurrent writers", url=url, key=key)
     if status == 412:
-        return translated(errors.PreconditionFailedError, "Read the object again, then retry.", key=key)
+        return translated(
+            errors.PreconditionFailedError, "Read the object again, then retry.", key=key
+        )
     if code == "NoSuchBucket":
         return translated(
-            errors.ConfigurationError, "Create it, or correct the URL.", "the bucket does not exist", url=url
+            errors.ConfigurationError,
+            "Create it, or correct the URL.",
+            "the bucket does not exist",
+            url=url,
         )
     if code == "NoSuchUpload":
         return translated(UploadGoneError, "Run it again.", url=url, key=key)
     if status == 404:
-        return translated(errors.ObjectNotFoundError, "Check the URL, and whether the object was deleted.", key=key)
+        return translated(
+            errors.ObjectNotFoundError,
+            "Check the URL, and whether the object was deleted.",
+            key=key,
+        )
     if status == 501 or code == "NotImplemented":
         step = "Use a store with conditional writes, or upgrade this one."
-        return translated(errors.ConditionalWritesUnsupportedError, step, "the store does not support it", url=url)
+        return translated(
+            errors.ConditionalWritesUnsupportedError, step, "the store does not support it", url=url
+        )
     if status in (401, 403):
-        step, reason = "Check the credentials, the bucket's policy and the clock.", "the credentials do not allow it"
+        step, reason = (
+            "Check the credentials, the bucket's policy and the clock.",
+            "the credentials do not allow it",
+        )
         return translated(errors.ConfigurationError, step, reason, url=url, key=key)
     if status >= 500 or status == 0 or code == "RequestTimeout":
         return translated(errors.StoreUnavailableError, "Run it again.", url=url, key=key)
@@ -147,7 +195,9 @@ def retry_request(
     attempts: int,
     on: type[errors.StoreUnavailableError] = errors.StoreUnavailableError,
 ) -> T:
-    """Send a request and return its result; repeat it with back-off, `attempts` times in all, after errors `on`."""
+    """Send a request and return its result; repeat it with back-off, `attempts` times in all,
+    after errors `on`.
+    """
     return Retrying(
         retry=retry_if_exception_type(on),
         stop=stop_after_attempt(attempts),
@@ -159,8 +209,8 @@ def retry_request(
 def head_object(client: S3Client, **at: Any) -> Any:
     """Return the headers of an object. Raises boto3's errors with their codes.
 
-    An answer to a HEAD has no body, and so states no code. If it is a rejection, a GET of the first byte is answered
-    with the code.
+    An answer to a HEAD has no body, and so states no code. If it is a rejection, a GET of the first
+    byte is answered with the code.
     """
     try:
         return client.head_object(**at)
@@ -175,7 +225,9 @@ def head_object(client: S3Client, **at: Any) -> Any:
         raise
 
 
-def list_objects(client: S3Client, bucket: str, prefix: str, send: Callable[[Callable[[], Any]], Any]) -> Iterator[Any]:
+def list_objects(
+    client: S3Client, bucket: str, prefix: str, send: Callable[[Callable[[], Any]], Any]
+) -> Iterator[Any]:
     """Yield the entries (of boto3's `Contents`) of all keys that begin with the prefix.
 
     `send` calls the function that it gets, which requests one page, and may retry it.
@@ -194,40 +246,61 @@ _THREADS = 4
 
 
 def upload_multipart(
-    client: S3Client, path: Path, at: dict[str, Any], extra: dict[str, Any], options: S3Options, what: S3Request
+    client: S3Client,
+    path: Path,
+    at: dict[str, Any],
+    extra: dict[str, Any],
+    options: S3Options,
+    what: S3Request,
 ) -> str:
     """Create the object from the file by a multipart upload and return its ETag.
 
     `at` is the object's bucket and key, `extra` are further arguments for creating it.
 
-    Raises `PreconditionFailedError` if the object exists, `StoreBusyError` or `UploadGoneError` if the whole upload
-    must be repeated, and `StoreUnavailableError` if the last reply was lost. A failed upload's parts are deleted.
+    Raises `PreconditionFailedError` if the object exists, `StoreBusyError` or `UploadGoneError` if
+    the whole upload must be repeated, and `StoreUnavailableError` if the last reply was lost. A
+    failed upload's parts are deleted.
     """
     size = path.stat().st_size
     part_size = max(options.part_size, -(-size // _MOST_PARTS))
-    upload_id = retry_request(what, partial(client.create_multipart_upload, **at, **extra), options.attempts)[
-        "UploadId"
-    ]
+    upload_id = retry_request(
+        what, partial(client.create_multipart_upload, **at, **extra), options.attempts
+    )["UploadId"]
     try:
-        parts = _send_parts(client, path, size, part_size, {**at, "UploadId": upload_id}, options, what)
-        whole: Any = {"UploadId": upload_id, "MultipartUpload": {"Parts": parts}, "IfNoneMatch": "*"}
+        parts = _send_parts(
+            client, path, size, part_size, {**at, "UploadId": upload_id}, options, what
+        )
+        whole: Any = {
+            "UploadId": upload_id,
+            "MultipartUpload": {"Parts": parts},
+            "IfNoneMatch": "*",
+        }
         return send_request(what, partial(client.complete_multipart_upload, **at, **whole))["ETag"]
     except BaseException:
-        # Also decides the outcome after a lost reply: a completed upload can't be aborted, nor vice versa.
+        # Also decides the outcome after a lost reply: a completed upload can't be aborted, nor vice
+        # versa.
         with suppress(errors.AdjunctError):
             send_request(what, partial(client.abort_multipart_upload, **at, UploadId=upload_id))
         raise
 
 
 def _send_parts(
-    client: S3Client, path: Path, size: int, part_size: int, at: dict[str, Any], options: S3Options, what: S3Request
+    client: S3Client,
+    path: Path,
+    size: int,
+    part_size: int,
+    at: dict[str, Any],
+    options: S3Options,
+    what: S3Request,
 ) -> list[Any]:
     file = os.open(path, os.O_RDONLY)
 
     def send(number: int) -> dict[str, Any]:
         # Read inside the thread, so that only the parts in flight are in memory.
         data = os.pread(file, part_size, (number - 1) * part_size)
-        answer = retry_request(what, partial(client.upload_part, **at, PartNumber=number, Body=data), options.attempts)
+        answer = retry_request(
+            what, partial(client.upload_part, **at, PartNumber=number, Body=data), options.attempts
+        )
         return {"PartNumber": number, "ETag": answer["ETag"]}
 
     try:
@@ -243,10 +316,11 @@ _TOKEN = "adjunct-write"
 class S3Store(ObjectStore):
     """Objects below `s3://bucket/prefix`.
 
-    botocore's retries are off, because a conditional write that it repeated after a success would report a conflict.
-    Unconditional requests are retried here with back-off, conditional ones only if the store reports that it did
-    nothing. After a lost reply `put_if_absent` and `upload` look for their own token; `put_if_match` raises
-    `StoreUnavailableError`, since only the caller can recognize its own write.
+    botocore's retries are off, because a conditional write that it repeated after a success would
+    report a conflict. Unconditional requests are retried here with back-off, conditional ones only
+    if the store reports that it did nothing. After a lost reply `put_if_absent` and `upload` look
+    for their own token; `put_if_match` raises `StoreUnavailableError`, since only the caller can
+    recognize its own write.
 
     The client is created on first use in each process, and is not pickled.
     """
@@ -280,7 +354,9 @@ class S3Store(ObjectStore):
     def get_range(self, key: str, start: int, length: int) -> bytes:
         def request() -> bytes:
             try:
-                answer = self._client().get_object(**self._at(key), Range=f"bytes={start}-{start + length - 1}")
+                answer = self._client().get_object(
+                    **self._at(key), Range=f"bytes={start}-{start + length - 1}"
+                )
             except ClientError as error:
                 if error.response.get("ResponseMetadata", {}).get("HTTPStatusCode") != 416:
                     raise
@@ -325,13 +401,18 @@ class S3Store(ObjectStore):
 
     def put_if_absent(self, key: str, data: bytes) -> str:
         token = uuid.uuid4().hex
-        return self._create(key, token, lambda: self._put(key, data, IfNoneMatch="*", Metadata={_TOKEN: token}))
+        return self._create(
+            key, token, lambda: self._put(key, data, IfNoneMatch="*", Metadata={_TOKEN: token})
+        )
 
     def put_if_match(self, key: str, data: bytes, etag: str) -> str:
         what = S3Request("PUT with If-Match", self.url, key)
         try:
             return retry_request(
-                what, partial(self._put, key, data, IfMatch=etag), self._options.attempts, StoreBusyError
+                what,
+                partial(self._put, key, data, IfMatch=etag),
+                self._options.attempts,
+                StoreBusyError,
             )
         except errors.ObjectNotFoundError:
             raise store.etag_error(self.url, key, None, etag) from None
@@ -339,13 +420,17 @@ class S3Store(ObjectStore):
     def upload(self, path: Path, key: str) -> str:
         token = uuid.uuid4().hex
         if path.stat().st_size >= self._options.multipart_threshold and self.head(key) is not None:
-            raise store.object_exists_error(self.url, key)  # saves an upload; the race is decided at its end
+            raise store.object_exists_error(
+                self.url, key
+            )  # saves an upload; the race is decided at its end
 
         def send() -> str:
             if path.stat().st_size >= self._options.multipart_threshold:
                 extra = {**self._encryption(), "Metadata": {_TOKEN: token}}
                 what = S3Request("upload", self.url, key)
-                return upload_multipart(self._client(), path, self._at(key), extra, self._options, what)
+                return upload_multipart(
+                    self._client(), path, self._at(key), extra, self._options, what
+                )
             with path.open("rb") as file:
                 return self._put(key, file, IfNoneMatch="*", Metadata={_TOKEN: token})
 
@@ -360,7 +445,9 @@ class S3Store(ObjectStore):
             some = all_of_them[start : start + 1000]
             objects = [{"Key": self._at(key)["Key"]} for key in some]
             what = S3Request("DELETE", self.url, some[0], len(some) - 1)
-            retry_request(what, partial(self._delete_objects, what, objects), self._options.attempts)
+            retry_request(
+                what, partial(self._delete_objects, what, objects), self._options.attempts
+            )
 
     def spark_uri(self, key: str) -> str:
         return f"s3a://{self._bucket}/{self._prefix}{store.check_key(key)}"
@@ -371,13 +458,16 @@ class S3Store(ObjectStore):
             folder.mkdir(mode=0o700, exist_ok=True)
         if folder.stat().st_uid != os.getuid():
             problem = f"folder {folder} belongs to another user."
-            raise errors.ConfigurationError(problem, "Set TMPDIR to a folder of your own.", setting="TMPDIR")
+            raise errors.ConfigurationError(
+                problem, "Set TMPDIR to a folder of your own.", setting="TMPDIR"
+            )
         return folder
 
     def _create(self, key: str, token: str, send: Callable[[], str]) -> str:
         """Create an object by `send`, repeated until the outcome is known, and return its ETag.
 
-        `token` is in the object's metadata: if an existing object has it, we created it. Raises ObjectExistsError.
+        `token` is in the object's metadata: if an existing object has it, we created it. Raises
+        ObjectExistsError.
         """
         what = S3Request("PUT with If-None-Match", self.url, key)
 
@@ -386,29 +476,45 @@ class S3Store(ObjectStore):
                 return send_request(what, send)
             except StoreBusyError:
                 raise
-            except (errors.PreconditionFailedError, UploadGoneError, errors.StoreUnavailableError) as error:
-                head = self._head(key, attempts=1)  # once, since the whole attempt is retried anyway
+            except (
+                errors.PreconditionFailedError,
+                UploadGoneError,
+                errors.StoreUnavailableError,
+            ) as error:
+                head = self._head(
+                    key, attempts=1
+                )  # once, since the whole attempt is retried anyway
                 if head is not None:
                     if head["Metadata"].get(_TOKEN) == token:
                         return str(head["ETag"])
                     raise store.object_exists_error(self.url, key) from None
-                if isinstance(error, errors.PreconditionFailedError):  # deleted between the two requests
-                    raise StoreBusyError(error.problem, error.next_step, url=self.url, key=key) from error
+                if isinstance(
+                    error, errors.PreconditionFailedError
+                ):  # deleted between the two requests
+                    raise StoreBusyError(
+                        error.problem, error.next_step, url=self.url, key=key
+                    ) from error
                 raise
 
         return retry_request(what, attempt, self._options.attempts)
 
     def _put(self, key: str, data: Any, **conditions: Any) -> str:
-        return self._client().put_object(**self._at(key), Body=data, **self._encryption(), **conditions)["ETag"]
+        return self._client().put_object(
+            **self._at(key), Body=data, **self._encryption(), **conditions
+        )["ETag"]
 
     def _head(self, key: str, attempts: int | None = None) -> Any | None:
         try:
-            return self._send("HEAD", key, lambda: head_object(self._client(), **self._at(key)), attempts)
+            return self._send(
+                "HEAD", key, lambda: head_object(self._client(), **self._at(key)), attempts
+            )
         except errors.ObjectNotFoundError:
             return None
 
     def _delete_objects(self, what: S3Request, objects: Sequence[Any]) -> None:
-        answer = self._client().delete_objects(Bucket=self._bucket, Delete={"Objects": objects, "Quiet": True})
+        answer = self._client().delete_objects(
+            Bucket=self._bucket, Delete={"Objects": objects, "Quiet": True}
+        )
         for error in answer.get("Errors", []):
             key, code = error.get("Key"), error.get("Code")
             refusal = f"{what}: {key} was answered {code}."
@@ -419,19 +525,28 @@ class S3Store(ObjectStore):
                 raise errors.StoreUnavailableError(refusal, "Run it again.", url=self.url, key=key)
 
     def _encryption(self) -> dict[str, Any]:
-        settings = {"ServerSideEncryption": self._options.sse, "SSEKMSKeyId": self._options.sse_kms_key_id}
+        settings = {
+            "ServerSideEncryption": self._options.sse,
+            "SSEKMSKeyId": self._options.sse_kms_key_id,
+        }
         return {name: value for name, value in settings.items() if value}
 
     def _at(self, key: str) -> Any:
         return {"Bucket": self._bucket, "Key": self._prefix + store.check_key(key)}
 
-    def _send(self, request: str, key: str, send: Callable[[], T], attempts: int | None = None) -> T:
-        return retry_request(S3Request(request, self.url, key), send, attempts or self._options.attempts)
+    def _send(
+        self, request: str, key: str, send: Callable[[], T], attempts: int | None = None
+    ) -> T:
+        return retry_request(
+            S3Request(request, self.url, key), send, attempts or self._options.attempts
+        )
 
     def _client(self) -> S3Client:
         connected = self._connected
         if connected is not None and connected[0] == os.getpid():
-            return connected[1]  # without the lock: a fork while another thread holds it would copy it locked
+            return connected[
+                1
+            ]  # without the lock: a fork while another thread holds it would copy it locked
         with self._lock:
             # Forked workers need their own: a shared socket would mix the answers of two processes.
             if self._connected is None or self._connected[0] != os.getpid():
@@ -455,12 +570,26 @@ def create_s3_client(options: S3Options, what: S3Request) -> S3Client:
         response_checksum_validation="when_required",
     )
     try:
-        settings: Any = {"endpoint_url": options.endpoint, "region_name": options.region, "config": config}
-        client = cast("S3Client", send_request(what, lambda: new_session().create_client("s3", **settings)))
+        settings: Any = {
+            "endpoint_url": options.endpoint,
+            "region_name": options.region,
+            "config": config,
+        }
+        client = cast(
+            "S3Client", send_request(what, lambda: new_session().create_client("s3", **settings))
+        )
     except ValueError:  # its text is the endpoint, which may hold a login
-        problem = f"{what}: boto3's S3 endpoint is not a URL of a server (not shown here, as it may contain a login)."
-        step = "Write it like https://s3.example.com:9000 (AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL, boto3's "
+        problem = (
+            f"{what}: boto3's S3 endpoint is not a URL of a server (not shown here, as it may"
+            " contain a login)."
+        )
+        step = (
+            "Write it like https://s3.example.com:9000 (AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL,"
+            " boto3's "
+        )
         step += "configuration)."
-        raise errors.ConfigurationError(problem, step, setting="AWS_ENDPOINT_URL_S3", url=what.url) from None
+        raise errors.ConfigurationError(
+            problem, step, setting="AWS_ENDPOINT_URL_S3", url=what.url
+        ) from None
     store.check_endpoint(client.meta.endpoint_url)
     return client

@@ -49,13 +49,15 @@ class StoredObject:
 class ObjectStore(Protocol):
     """A flat map from keys to immutable bytes, with two conditional writes.
 
-    Keys look like `a/b/c`, are relative to the lake's root, and are validated by `check_key`. The promises:
+    Keys look like `a/b/c`, are relative to the lake's root, and are validated by `check_key`. The
+    promises:
 
     - A write is atomic, and visible to every read that begins after it returned.
-    - Of concurrent `put_if_absent` calls for one key exactly one succeeds. Of concurrent `put_if_match` calls with one
-      ETag at most one succeeds, and exactly one if the ETag is current.
-    - A conditional write that raises `StoreUnavailableError` may have happened: the caller must check.
-      After every other error it has not.
+    - Of concurrent `put_if_absent` calls for one key exactly one succeeds. Of concurrent
+      `put_if_match` calls with one ETag at most one succeeds, and exactly one if the ETag is
+      current.
+    - A conditional write that raises `StoreUnavailableError` may have happened: the caller must
+      check. After every other error it has not.
     - Equal contents may have equal ETags, so a pointer that is swapped needs a nonce.
     """
 
@@ -67,7 +69,9 @@ class ObjectStore(Protocol):
         """Return the whole object. Raises `ObjectNotFoundError`."""
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
-        """Return up to `length` bytes from `start`; fewer where the object ends. Raises `ObjectNotFoundError`."""
+        """Return up to `length` bytes from `start`; fewer where the object ends. Raises
+        `ObjectNotFoundError`.
+        """
 
     def head(self, key: str) -> ObjectInfo | None:
         """Return the object's metadata, or None if it does not exist."""
@@ -79,7 +83,9 @@ class ObjectStore(Protocol):
         """Create the object and return its ETag. Raises `ObjectExistsError`."""
 
     def put_if_match(self, key: str, data: bytes, etag: str) -> str:
-        """Replace the object with this ETag and return the new ETag. Raises `PreconditionFailedError`."""
+        """Replace the object with this ETag and return the new ETag. Raises
+        `PreconditionFailedError`.
+        """
 
     def delete(self, key: str) -> None:
         """Delete the object, if it exists."""
@@ -95,8 +101,8 @@ class ObjectStore(Protocol):
     def upload(self, path: Path, key: str) -> str:
         """Create an object of any size from a file and return the ETag. Raises `ObjectExistsError`.
 
-        A file in `staging_dir()` may become the object, so it must not be changed afterwards; the caller deletes it.
-        Other files are copied.
+        A file in `staging_dir()` may become the object, so it must not be changed afterwards; the
+        caller deletes it. Other files are copied.
         """
 
     def download(self, key: str, path: Path) -> None:
@@ -124,7 +130,8 @@ class ObjectStore(Protocol):
 class S3Options:
     """Options of an S3 store; the credentials come from boto3's standard chain in each process.
 
-    Sizes in bytes, time-outs in seconds. Without an endpoint, boto3's AWS_ENDPOINT_URL_S3, else AWS.
+    Sizes in bytes, time-outs in seconds. Without an endpoint, boto3's AWS_ENDPOINT_URL_S3, else
+    AWS.
     """
 
     endpoint: str | None = None
@@ -163,7 +170,9 @@ class StoreDescriptor:
             return S3Store(self.url, self.s3 or S3Options())
         if "://" in self.url:
             expected = "s3://BUCKET/PREFIX, a folder or memory://NAME"
-            raise argument_error(f"store {self.url!r} has an unknown scheme", expected, argument="url")
+            raise argument_error(
+                f"store {self.url!r} has an unknown scheme", expected, argument="url"
+            )
         from dagster_adjunct.resources.objects.local_store import LocalStore
 
         return LocalStore(self.url)
@@ -174,17 +183,30 @@ _OPENED: dict[tuple[int, StoreDescriptor], ObjectStore] = {}
 
 
 def check_key(key: str) -> str:
-    """Return `key` if it is safe as an S3 key, as a relative path, and in a URI. Raises InvalidNameError."""
+    """Return `key` if it is safe as an S3 key, as a relative path, and in a URI. Raises
+    InvalidNameError.
+    """
     segments = key.split("/") if isinstance(key, str) else []
-    if not segments or len(key) > _KEY_LENGTH or not all(_SEGMENT.fullmatch(segment) for segment in segments):
-        problem = f"object key {key!r} is not safe: expected segments of letters, digits and '_.=+@-' joined by '/', "
+    if (
+        not segments
+        or len(key) > _KEY_LENGTH
+        or not all(_SEGMENT.fullmatch(segment) for segment in segments)
+    ):
+        problem = (
+            f"object key {key!r} is not safe: expected segments of letters, digits and '_.=+@-'"
+            " joined by '/', "
+        )
         problem += f"none beginning with a dot or longer than 200 characters, {_KEY_LENGTH} in all."
-        raise errors.InvalidNameError(problem, "Build keys from checked names.", name=f"{key!s:.300}")
+        raise errors.InvalidNameError(
+            problem, "Build keys from checked names.", name=f"{key!s:.300}"
+        )
     return key
 
 
 def check_prefix(prefix: str) -> str:
-    """Return `prefix` if it is empty or a safe key, optionally with a final "/". Raises InvalidNameError."""
+    """Return `prefix` if it is empty or a safe key, optionally with a final "/". Raises
+    InvalidNameError.
+    """
     if prefix:
         check_key(prefix.removesuffix("/"))
     return prefix
@@ -200,29 +222,35 @@ def staged_file_errors(store: ObjectStore, path: Path, what: str) -> AbstractCon
 
 
 def read_store_clock(store: ObjectStore, key: str) -> datetime:
-    """Return the time by the store's clock: writes an object under `key` and returns its modification time."""
+    """Return the time by the store's clock: writes an object under `key` and returns its
+    modification time.
+    """
     store.put(key, uuid.uuid4().hex.encode())
     written = store.head(key)
     assert written is not None
     return written.modified
 
 
-# Retention holds: small objects that prevent the deletion of something (a dataset version, files of a stream). What
-# they contain, and who looks for them before deleting, differs by what they hold.
+# Retention holds: small objects that prevent the deletion of something (a dataset version, files of
+# a stream). What they contain, and who looks for them before deleting, differs by what they hold.
 
 _RECENT_HOLD = timedelta(hours=1)
 
 
 def holder_prefix(prefix: str, holder: str) -> str:
-    """Return the beginning of the keys of a holder's holds below `prefix`. The holder's name may be any text."""
+    """Return the beginning of the keys of a holder's holds below `prefix`. The holder's name may
+    be any text.
+    """
     return f"{prefix}{hashlib.sha256(holder.encode()).hexdigest()[:16]}-"
 
 
 def delete_holds(store: ObjectStore, prefix: str, *, keep: Collection[str]) -> tuple[str, ...]:
-    """Delete a holder's holds, except those named in `keep`, and return the names of the deleted ones.
+    """Delete a holder's holds, except those named in `keep`, and return the names of the deleted
+    ones.
 
-    `prefix` is that of `holder_prefix`. With a non-empty `keep`, the newest hold and those written up to an hour before
-    it stay too: another process may just have written one that the caller does not know yet.
+    `prefix` is that of `holder_prefix`. With a non-empty `keep`, the newest hold and those written
+    up to an hour before it stay too: another process may just have written one that the caller does
+    not know yet.
     """
     holds = {
         item.key.removeprefix(prefix).removesuffix(".json"): item
@@ -233,51 +261,77 @@ def delete_holds(store: ObjectStore, prefix: str, *, keep: Collection[str]) -> t
     released = [
         name
         for name, item in holds.items()
-        if name not in keep and (not keep or newest is None or item.modified < newest - _RECENT_HOLD)
+        if name not in keep
+        and (not keep or newest is None or item.modified < newest - _RECENT_HOLD)
     ]
     store.delete_many(holds[name].key for name in released)
     return tuple(released)
 
 
 def requests_at_once(store: ObjectStore) -> int:
-    """Return how many requests to make at once: one to a folder, which answers sooner than a thread starts."""
+    """Return how many requests to make at once: one to a folder, which answers sooner than a
+    thread starts.
+    """
     return REQUESTS_AT_ONCE if "://" in store.url else 1
 
 
 def check_endpoint(endpoint: str | None) -> None:
-    """Raise ConfigurationError unless `endpoint` is empty or a plain URL of a server, without a login."""
+    """Raise ConfigurationError unless `endpoint` is empty or a plain URL of a server, without a
+    login.
+    """
     if not endpoint:
         return
     if "@" in endpoint:
-        problem = "the URL of the S3 endpoint contains a login, which S3 does not use and logs would show."
-        step = "Write it like https://s3.example.com:9000, and give credentials by boto3's own chain (AWS_PROFILE, …)."
+        problem = (
+            "the URL of the S3 endpoint contains a login, which S3 does not use and logs would"
+            " show."
+        )
+        step = (
+            "Write it like https://s3.example.com:9000, and give credentials by boto3's own chain"
+            " (AWS_PROFILE, …)."
+        )
         raise errors.ConfigurationError(problem, step, argument="endpoint")
     if not _ENDPOINT.fullmatch(endpoint):
-        problem = f"the S3 endpoint {endpoint.partition('?')[0]!r} is not the http or https URL of a server."
-        step = "Write it like https://s3.example.com:9000 (ADJUNCT_S3_ENDPOINT, else AWS_ENDPOINT_URL_S3)."
+        problem = (
+            f"the S3 endpoint {endpoint.partition('?')[0]!r} is not the http or https URL of a"
+            " server."
+        )
+        step = (
+            "Write it like https://s3.example.com:9000 (ADJUNCT_S3_ENDPOINT, else"
+            " AWS_ENDPOINT_URL_S3)."
+        )
         raise errors.ConfigurationError(problem, step, argument="endpoint")
 
 
 def object_missing_error(url: str, key: str) -> errors.ObjectNotFoundError:
     problem = f"object {key!r} is not in {url}."
-    return errors.ObjectNotFoundError(problem, "Check the URL, and whether it was deleted.", key=key)
+    return errors.ObjectNotFoundError(
+        problem, "Check the URL, and whether it was deleted.", key=key
+    )
 
 
 def object_exists_error(url: str, key: str) -> errors.ObjectExistsError:
-    return errors.ObjectExistsError(f"object {key!r} already exists in {url}.", "Read it, or use another key.", key=key)
+    return errors.ObjectExistsError(
+        f"object {key!r} already exists in {url}.", "Read it, or use another key.", key=key
+    )
 
 
-def etag_error(url: str, key: str, found: ObjectInfo | None, expected: str) -> errors.PreconditionFailedError:
+def etag_error(
+    url: str, key: str, found: ObjectInfo | None, expected: str
+) -> errors.PreconditionFailedError:
     """Return the error of `put_if_match` for an object that has another ETag, or is missing."""
-    problem = f"object {key!r} in {url} has ETag {found.etag if found else 'none'}, expected {expected}."
+    problem = (
+        f"object {key!r} in {url} has ETag {found.etag if found else 'none'}, expected {expected}."
+    )
     return errors.PreconditionFailedError(problem, "Read it again, then retry.", key=key)
 
 
 class InMemoryStore(ObjectStore):
-    """Objects in a dictionary, with the promises of `ObjectStore`; freed with the last reference to the store.
+    """Objects in a dictionary, with the promises of `ObjectStore`; freed with the last reference to
+    the store.
 
-    While it exists, `named` returns it by its name in the same process. ETags are content hashes, as on S3, so
-    that code that lacks a nonce fails here too.
+    While it exists, `named` returns it by its name in the same process. ETags are content hashes,
+    as on S3, so that code that lacks a nonce fails here too.
     """
 
     _alive: ClassVar[WeakValueDictionary[str, InMemoryStore]] = WeakValueDictionary()
@@ -337,7 +391,9 @@ class InMemoryStore(ObjectStore):
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
         check_prefix(prefix)
         with self._lock:
-            found = [info for key, (_, info) in sorted(self._objects.items()) if key.startswith(prefix)]
+            found = [
+                info for key, (_, info) in sorted(self._objects.items()) if key.startswith(prefix)
+            ]
         yield from found
 
     def upload(self, path: Path, key: str) -> str:
@@ -347,8 +403,12 @@ class InMemoryStore(ObjectStore):
         path.write_bytes(self.get(key).data)
 
     def spark_uri(self, key: str) -> str:
-        problem = f"Spark can't read {check_key(key)!r} of {self.url}: it is in this process's memory."
-        raise errors.ConfigurationError(problem, "Use a folder or s3:// as the lake.", url=self.url, key=key)
+        problem = (
+            f"Spark can't read {check_key(key)!r} of {self.url}: it is in this process's memory."
+        )
+        raise errors.ConfigurationError(
+            problem, "Use a folder or s3:// as the lake.", url=self.url, key=key
+        )
 
     def staging_dir(self) -> Path:
         with self._lock:

@@ -1,5 +1,6 @@
-"""Schemas with Spark's simple type names, quoting of names for Spark SQL, and conversion to Arrow without loss: of
-Arrow data, and of records in the forms that users have (pandas and Polars frames, rows as dictionaries).
+"""Schemas with Spark's simple type names, quoting of names for Spark SQL, and conversion to Arrow
+without loss: of Arrow data, and of records in the forms that users have (pandas and Polars frames,
+rows as dictionaries).
 
 A schema is stored as a list of {"name", "type"}; reading one imports neither Spark nor Arrow.
 """
@@ -17,9 +18,18 @@ from decimal import Context, Decimal
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
-from dagster_adjunct.resources.errors import ConfigurationError, MalformedDocumentError, SchemaMismatchError
+from dagster_adjunct.resources.errors import (
+    ConfigurationError,
+    MalformedDocumentError,
+    SchemaMismatchError,
+)
 from dagster_adjunct.resources.lazy_modules import F, pa, pc, pt
-from dagster_adjunct.resources.schemas.values import YEARS, first_unreadable, readable_value, unreadable_values
+from dagster_adjunct.resources.schemas.values import (
+    YEARS,
+    first_unreadable,
+    readable_value,
+    unreadable_values,
+)
 from dagster_adjunct.resources.validation import validated, validated_methods
 
 if TYPE_CHECKING:
@@ -30,11 +40,29 @@ _DECIMAL = re.compile(r"decimal\((\d{1,2}),\s*(\d{1,2})\)")
 _COLUMN = re.compile(
     r"\s*(?:`((?:[^`]|``)+)`|([^\s`,]+))\s+([A-Za-z]+(?:\s*\(\s*\d+\s*,\s*\d+\s*\))?)\s*(?:,(?=\s*\S)|$)"
 )
-_ALIASES = {"long": "bigint", "integer": "int", "short": "smallint", "byte": "tinyint", "bool": "boolean"}
+_ALIASES = {
+    "long": "bigint",
+    "integer": "int",
+    "short": "smallint",
+    "byte": "tinyint",
+    "bool": "boolean",
+}
 TYPES = (
-    "string", "boolean", "tinyint", "smallint", "int", "bigint", "float", "double", "date", "timestamp", "binary",
-)  # fmt: skip
-_KEY_TYPES = frozenset({"string", "tinyint", "smallint", "int", "bigint", "date", "timestamp", "binary"})
+    "string",
+    "boolean",
+    "tinyint",
+    "smallint",
+    "int",
+    "bigint",
+    "float",
+    "double",
+    "date",
+    "timestamp",
+    "binary",
+)
+_KEY_TYPES = frozenset(
+    {"string", "tinyint", "smallint", "int", "bigint", "date", "timestamp", "binary"}
+)
 
 
 @validated
@@ -42,7 +70,8 @@ _KEY_TYPES = frozenset({"string", "tinyint", "smallint", "int", "bigint", "date"
 class Field:
     """A column: its name and its Spark simple type name (`bigint`, `decimal(10,2)`, …).
 
-    Errors do not show values of a `sensitive` column. Fields that differ only in `sensitive` are equal.
+    Errors do not show values of a `sensitive` column. Fields that differ only in `sensitive` are
+    equal.
     """
 
     name: str
@@ -51,13 +80,21 @@ class Field:
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name or self.name.startswith("__"):
-            problem = f"column name {self.name!r} can't be used: names that begin with '__' are reserved."
+            problem = (
+                f"column name {self.name!r} can't be used: names that begin with '__' are reserved."
+            )
             raise SchemaMismatchError(problem, "Rename the column.", column=self.name)
         normal = _ALIASES.get(self.type.strip().lower(), self.type.strip().lower()).replace(" ", "")
         if not is_storable(normal):
-            expected = f"{', '.join(TYPES)}, or decimal(p,s) of at most 38 digits, s of them after the point"
+            expected = (
+                f"{', '.join(TYPES)}, or decimal(p,s) of at most 38 digits, s of them after the"
+                " point"
+            )
             problem = f"column {self.name!r} has type {self.type!r}: expected {expected}."
-            step = "Cast the column to one of them; flatten nested values, or store them as a JSON string."
+            step = (
+                "Cast the column to one of them; flatten nested values, or store them as a JSON"
+                " string."
+            )
             raise SchemaMismatchError(problem, step, column=self.name)
         object.__setattr__(self, "type", normal)
 
@@ -72,7 +109,9 @@ class Schema:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_by_name", {field.name: field for field in self.fields})
-        twice = repeated_names(field.name.lower() for field in self.fields)  # Spark ignores the case of names
+        twice = repeated_names(
+            field.name.lower() for field in self.fields
+        )  # Spark ignores the case of names
         if twice:
             problem = f"columns {twice} occur twice in a schema."
             raise SchemaMismatchError(problem, "Rename one of each.", column=twice[0])
@@ -102,10 +141,17 @@ class Schema:
         return Schema(tuple(self.field(name, what) for name in names))
 
     def with_sensitive(self, *names: str) -> Schema:
-        """Return the same columns with these marked as sensitive, whose values errors show as `***`."""
+        """Return the same columns with these marked as sensitive, whose values errors show as
+        `***`.
+        """
         for name in names:
             self.field(name)
-        return Schema(tuple(replace(field, sensitive=field.sensitive or field.name in names) for field in self.fields))
+        return Schema(
+            tuple(
+                replace(field, sensitive=field.sensitive or field.name in names)
+                for field in self.fields
+            )
+        )
 
     @property
     def sensitive(self) -> tuple[str, ...]:
@@ -114,34 +160,48 @@ class Schema:
 
     @classmethod
     def from_ddl(cls, text: str, what: str = "schema") -> Schema:
-        """Return the columns in DDL like Spark's, "tailnum STRING, `seats` INT"; `what` names the schema in errors."""
+        """Return the columns in DDL like Spark's, "tailnum STRING, `seats` INT"; `what` names
+        the schema in errors.
+        """
         fields, at, end = [], 0, len(text.rstrip())
         while at < end:
             match = _COLUMN.match(text, at)
             if match is None:
                 raise SchemaMismatchError(
-                    f"{what}: the columns {text!r} can't be parsed at {text[at : at + 30].strip()!r}: expected name "
-                    "and type, separated by commas.",
+                    f"{what}: the columns {text!r} can't be parsed at"
+                    f" {text[at : at + 30].strip()!r}: expected name and type, separated by"
+                    " commas.",
                     'Write them like "tailnum STRING, seats INT, price DECIMAL(10,2)".',
                 )
             fields.append(Field((match[1] or "").replace("``", "`") or match[2], match[3]))
             at = match.end()
         if not fields:
-            raise SchemaMismatchError(f"{what} names no columns.", 'Write them like "tailnum STRING, seats INT".')
+            raise SchemaMismatchError(
+                f"{what} names no columns.", 'Write them like "tailnum STRING, seats INT".'
+            )
         return cls(tuple(fields))
 
     def to_json(self) -> list[dict[str, Any]]:
         return [
-            {"name": field.name, "type": field.type} | ({"sensitive": True} if field.sensitive else {})
+            {"name": field.name, "type": field.type}
+            | ({"sensitive": True} if field.sensitive else {})
             for field in self.fields
         ]
 
     @classmethod
     def from_json(cls, items: Any) -> Schema:
         try:
-            return cls(tuple(Field(item["name"], item["type"], item.get("sensitive") is True) for item in items))
+            return cls(
+                tuple(
+                    Field(item["name"], item["type"], item.get("sensitive") is True)
+                    for item in items
+                )
+            )
         except (KeyError, TypeError, AttributeError) as error:
-            problem = f"a stored schema reads {str(items)[:200]!r}: expected a list of name and type ({error})."
+            problem = (
+                f"a stored schema reads {str(items)[:200]!r}: expected a list of name and type"
+                f" ({error})."
+            )
             step = "Restore the document from a backup, or roll back to the commit before."
             raise MalformedDocumentError(problem, step, document="a schema") from error
 
@@ -150,13 +210,19 @@ class Schema:
         return ", ".join(f"{quote_name(field.name)} {field.type.upper()}" for field in self.fields)
 
     def difference(self, other: Schema) -> str:
-        """Return a description of how the columns of `other` differ from these, "" if they are equal."""
+        """Return a description of how the columns of `other` differ from these, "" if they are
+        equal.
+        """
         mine = {field.name: field.type for field in self.fields}
         theirs = {field.name: field.type for field in other.fields}
         both = [name for name in mine if name in theirs]
         parts = [f"{name} is missing" for name in mine if name not in theirs]
         parts += [f"{name} ({theirs[name]}) is not expected" for name in theirs if name not in mine]
-        parts += [f"{name} is {theirs[name]}, expected {mine[name]}" for name in both if theirs[name] != mine[name]]
+        parts += [
+            f"{name} is {theirs[name]}, expected {mine[name]}"
+            for name in both
+            if theirs[name] != mine[name]
+        ]
         if not parts and self.names != other.names:
             parts.append(f"the order is {', '.join(other.names)}, expected {', '.join(self.names)}")
         return "; ".join(parts)
@@ -171,7 +237,9 @@ class Schema:
 
     @classmethod
     def from_spark(cls, schema: StructType) -> Schema:
-        return cls(tuple(Field(field.name, field.dataType.simpleString()) for field in schema.fields))
+        return cls(
+            tuple(Field(field.name, field.dataType.simpleString()) for field in schema.fields)
+        )
 
 
 def quote_name(name: str) -> str:
@@ -210,11 +278,12 @@ _WHOLE = {"tinyint": 3, "smallint": 5, "int": 10, "bigint": 19}
 
 
 def is_widening(narrow: str, wide: str) -> bool:
-    """Whether files with the first type can be read with the second one without changing a value, also by Spark.
+    """Whether files with the first type can be read with the second one without changing a value,
+    also by Spark.
 
-    That is so for: equal types; integers to longer ones, float to double, decimals to decimals with at least as many
-    digits on both sides of the point; integers up to int also to double; and integers to decimals with 10 digits before
-    the point, or 20 for bigint, as Spark demands.
+    That is so for: equal types; integers to longer ones, float to double, decimals to decimals with
+    at least as many digits on both sides of the point; integers up to int also to double; and
+    integers to decimals with 10 digits before the point, or 20 for bigint, as Spark demands.
     """
     if narrow == wide:
         return True
@@ -237,14 +306,24 @@ def check_key_types(schema: Schema, columns: Sequence[str], what: str) -> None:
         if kind not in _KEY_TYPES and not _DECIMAL.fullmatch(kind):
             expected = "a string, integer, date, timestamp, decimal or binary column"
             problem = f"{what}: key column {name!r} is {kind}: expected {expected}."
-            raise SchemaMismatchError(problem, f"Cast {name!r} before it becomes a key.", column=name)
+            raise SchemaMismatchError(
+                problem, f"Cast {name!r} before it becomes a key.", column=name
+            )
 
 
 # The functions of pyarrow that return the Arrow types.
 _ARROW_TYPES = {
-    "string": "string", "boolean": "bool_", "tinyint": "int8", "smallint": "int16", "int": "int32", "bigint": "int64",
-    "float": "float32", "double": "float64", "date": "date32", "binary": "binary",
-}  # fmt: skip
+    "string": "string",
+    "boolean": "bool_",
+    "tinyint": "int8",
+    "smallint": "int16",
+    "int": "int32",
+    "bigint": "int64",
+    "float": "float32",
+    "double": "float64",
+    "date": "date32",
+    "binary": "binary",
+}
 
 
 @lru_cache(maxsize=256)
@@ -253,11 +332,15 @@ def arrow_type(kind: str) -> Any:
     digits = decimal_digits(kind)
     if digits is not None:
         return pa.decimal128(*digits)
-    return pa.timestamp("us", tz="UTC") if kind == "timestamp" else getattr(pa, _ARROW_TYPES[kind])()
+    return (
+        pa.timestamp("us", tz="UTC") if kind == "timestamp" else getattr(pa, _ARROW_TYPES[kind])()
+    )
 
 
 def type_from_arrow(field: pa.Field) -> str:
-    """Return the Spark type of an Arrow column, or Arrow's own name for a type that no schema may have."""
+    """Return the Spark type of an Arrow column, or Arrow's own name for a type that no schema
+    may have.
+    """
     kind = field.type.value_type if pt.is_dictionary(field.type) else field.type
     if pt.is_large_string(kind) or pt.is_string_view(kind):
         return "string"
@@ -288,23 +371,32 @@ def check_column_names(
     also: Collection[str] = (),
     next_step: str = "Send records with exactly these columns, each once.",
 ) -> None:
-    """Raise SchemaMismatchError unless `given` has each of the schema's columns once, and others only from `also`."""
+    """Raise SchemaMismatchError unless `given` has each of the schema's columns once, and others
+    only from `also`.
+    """
     there = dict.fromkeys(given)
     wrong = {name: "is missing" for name in schema.names if name not in there}
     wrong |= {name: "is not declared" for name in there if name not in schema and name not in also}
     wrong |= dict.fromkeys(repeated_names(given), "occurs twice")
     if wrong:
-        problem = f"{what}: {'; '.join(f'column {name!r} {problem}' for name, problem in wrong.items())}. "
-        problem += f"Declared are {', '.join(f'{field.name} {field.type}' for field in schema.fields)}."
+        problem = (
+            f"{what}:"
+            f" {'; '.join(f'column {name!r} {problem}' for name, problem in wrong.items())}. "
+        )
+        problem += (
+            f"Declared are {', '.join(f'{field.name} {field.type}' for field in schema.fields)}."
+        )
         raise SchemaMismatchError(problem, next_step, column=next(iter(wrong)))
 
 
-def fit_to_schema(table: pa.Table, schema: Schema, what: str, place: RowLabel = _row_label) -> pa.Table:
+def fit_to_schema(
+    table: pa.Table, schema: Schema, what: str, place: RowLabel = _row_label
+) -> pa.Table:
     """Return `table` with exactly the schema's columns and Arrow types.
 
-    Types are widened and dictionaries decoded. Raises SchemaMismatchError, with the row, for a value that would be
-    changed, and for columns of another kind: strings for numbers (which Arrow would parse), timestamps without a zone
-    (which Arrow would take as UTC).
+    Types are widened and dictionaries decoded. Raises SchemaMismatchError, with the row, for a
+    value that would be changed, and for columns of another kind: strings for numbers (which Arrow
+    would parse), timestamps without a zone (which Arrow would take as UTC).
     """
     check_column_names(table.schema.names, schema, what)
     columns = []
@@ -316,25 +408,45 @@ def fit_to_schema(table: pa.Table, schema: Schema, what: str, place: RowLabel = 
             if pt.is_timestamp(column.type) and field.type == "timestamp":
                 step = _time_zone_advice(field.name)
             elif pt.is_floating(column.type) and pt.is_integer(kind):
-                step = f"Cast it, as in pandas df[{field.name!r}].astype('Int64'), which keeps missing values."
-            problem = f"{what}: column {field.name!r} is {column.type}, but the schema declares {field.type}."
+                step = (
+                    f"Cast it, as in pandas df[{field.name!r}].astype('Int64'), which keeps missing"
+                    " values."
+                )
+            problem = (
+                f"{what}: column {field.name!r} is {column.type}, but the schema declares"
+                f" {field.type}."
+            )
             raise SchemaMismatchError(problem, step, column=field.name)
-        columns.append(cast_column(column, field.name, field.type, what, place, sensitive=field.sensitive))
+        columns.append(
+            cast_column(column, field.name, field.type, what, place, sensitive=field.sensitive)
+        )
     return pa.table(columns, schema=schema.to_arrow())
 
 
 def cast_column(
-    column: pa.ChunkedArray, name: str, kind: str, what: str, place: RowLabel = _row_label, *, sensitive: bool = False
+    column: pa.ChunkedArray,
+    name: str,
+    kind: str,
+    what: str,
+    place: RowLabel = _row_label,
+    *,
+    sensitive: bool = False,
 ) -> pa.ChunkedArray:
-    """Return a column cast to the declared type. Raises SchemaMismatchError for the first value that would change."""
+    """Return a column cast to the declared type. Raises SchemaMismatchError for the first value
+    that would change.
+    """
     try:
         return _cast_safely(column, kind)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-        raise _misfit_error(column, name, kind, what, place, sensitive=sensitive) from (None if sensitive else error)
+        raise _misfit_error(column, name, kind, what, place, sensitive=sensitive) from (
+            None if sensitive else error
+        )
 
 
 def _cast_safely(column: pa.ChunkedArray, kind: str) -> pa.ChunkedArray:
-    """Return a column cast to a type. Raises ArrowInvalid for a value that would change, except in rounding."""
+    """Return a column cast to a type. Raises ArrowInvalid for a value that would change, except
+    in rounding.
+    """
     fitted = column.cast(arrow_type(kind), safe=True)
     if kind == "float" and pt.is_float64(column.type):
         beyond = pc.and_(pc.is_inf(fitted), pc.is_finite(column))
@@ -347,7 +459,10 @@ def _misfit_error(
     column: pa.ChunkedArray, name: str, kind: str, what: str, place: RowLabel, *, sensitive: bool
 ) -> SchemaMismatchError:
     """Return the error for a column with a value that does not fit its declared type."""
-    if pt.is_timestamp(column.type) and (found := first_unreadable(pa.table([column], [name]))) is not None:
+    if (
+        pt.is_timestamp(column.type)
+        and (found := first_unreadable(pa.table([column], [name]))) is not None
+    ):
         words, about = place(found.row)
         return found.error(what, words, hidden=sensitive, **about)
     start, count = 0, len(column)
@@ -363,10 +478,19 @@ def _misfit_error(
     reason = expected if sensitive else f"{str(readable_value(column[start]))[:100]}, {expected}"
     step = "Cast the column, or correct the record."
     if pt.is_timestamp(column.type) and column.type.unit == "ns":
-        step = f"Timestamps are stored in microseconds: round first, as in pandas df[{name!r}].dt.floor('us'), or in "
-        step += f"Arrow pyarrow.compute.floor_temporal(table[{name!r}], unit='microsecond'); or keep nanoseconds in a "
+        step = (
+            "Timestamps are stored in microseconds: round first, as in pandas"
+            f" df[{name!r}].dt.floor('us'), or in "
+        )
+        step += (
+            f"Arrow pyarrow.compute.floor_temporal(table[{name!r}], unit='microsecond'); or keep"
+            " nanoseconds in a "
+        )
         step += "bigint column."
-    problem = f"{what}: column {name!r} is {column.type}, but the schema declares {kind}, and its value in {words}"
+    problem = (
+        f"{what}: column {name!r} is {column.type}, but the schema declares {kind}, and its value"
+        f" in {words}"
+    )
     return SchemaMismatchError(f"{problem} does not fit: {reason}.", step, column=name, **about)
 
 
@@ -379,7 +503,10 @@ def expected_range(kind: str) -> str:
         bound = 2 ** (INTEGER_BITS[kind] - 1)
         return f"expected {-bound} to {bound - 1}"
     if (digits := decimal_digits(kind)) is not None:
-        return f"expected at most {digits[0] - digits[1]} digits before and {digits[1]} after the point"
+        return (
+            f"expected at most {digits[0] - digits[1]} digits before and {digits[1]} after the"
+            " point"
+        )
     wanted = {
         "timestamp": "whole microseconds",
         "float": "a number that 32 bits can hold",
@@ -419,9 +546,11 @@ def _time_zone_advice(name: str) -> str:
 def incompatible_changes(
     stored: Schema, declared: Schema, fixed: Iterable[str] = (), what: str = "the key"
 ) -> list[str]:
-    """Return descriptions of the changes that would make stored rows unreadable: all except added and widened columns.
+    """Return descriptions of the changes that would make stored rows unreadable: all except added
+    and widened columns.
 
-    The types of the columns `fixed` may not change at all; `what` is what these are part of ("the key").
+    The types of the columns `fixed` may not change at all; `what` is what these are part of ("the
+    key").
     """
     now = {field.name: field.type for field in declared.fields}
     called = {name.lower(): name for name in now}
@@ -433,7 +562,9 @@ def incompatible_changes(
         elif kind is None:
             changes.append(f"{name} ({was}) is removed")
         elif kind != was and name in fixed:
-            changes.append(f"{name} is {kind}, was {was}, and is a column of {what}, which can't change")
+            changes.append(
+                f"{name} is {kind}, was {was}, and is a column of {what}, which can't change"
+            )
         elif not is_widening(was, kind):
             changes.append(f"{name} is {kind}, was {was}, whose values do not all fit")
     return changes
@@ -451,16 +582,20 @@ def evolve_schema(stored: Schema, declared: Schema) -> Schema:
 def to_exact_array(values: Sequence[object], kind: pa.DataType) -> pa.Array:
     """Return the values as an Arrow array of this type, without loss.
 
-    Raises what Arrow raises, and ValueError for values that Arrow would convert with loss: fractions to integers, times
-    to dates, times without a zone or with nanoseconds to timestamps in UTC, numbers to dates and times, and numbers
-    beyond 32 bits to an infinite float. Rounding a double to a float is no loss. The missing values of pandas and NumPy
-    (NaT, NA) become null.
+    Raises what Arrow raises, and ValueError for values that Arrow would convert with loss:
+    fractions to integers, times to dates, times without a zone or with nanoseconds to timestamps in
+    UTC, numbers to dates and times, and numbers beyond 32 bits to an infinite float. Rounding a
+    double to a float is no loss. The missing values of pandas and NumPy (NaT, NA) become null.
     """
     return build_without_missing(lambda present: _exact(present, kind), values)
 
 
-def build_without_missing(make: Callable[[Sequence[Any]], pa.Array], values: Sequence[Any]) -> pa.Array:
-    """Return `make(values)`. If that raises, replace NaT and NA by None, also within lists, and call it again."""
+def build_without_missing(
+    make: Callable[[Sequence[Any]], pa.Array], values: Sequence[Any]
+) -> pa.Array:
+    """Return `make(values)`. If that raises, replace NaT and NA by None, also within lists, and
+    call it again.
+    """
     try:
         return make(values)
     except (pa.ArrowException, TypeError, ValueError):
@@ -471,7 +606,9 @@ def build_without_missing(make: Callable[[Sequence[Any]], pa.Array], values: Seq
 
 
 def _without_missing(values: Sequence[object]) -> list[object] | None:
-    """Return the values with None in the place of NaT and NA, also within lists; None if there is no NaT or NA."""
+    """Return the values with None in the place of NaT and NA, also within lists; None if there
+    is no NaT or NA.
+    """
     missing = []
 
     def present(value: object) -> object:
@@ -550,34 +687,57 @@ def _as_python(value: object) -> object:
 
 @runtime_checkable
 class ArrowFrame(Protocol):
-    """Columns that Arrow can import: an Arrow table or batch, a pandas or Polars frame, a DuckDB relation."""
+    """Columns that Arrow can import: an Arrow table or batch, a pandas or Polars frame, a DuckDB
+    relation.
+    """
 
     def __arrow_c_stream__(self, requested_schema: object | None = None) -> object: ...
 
 
-def to_arrow_table(records: Any, what: str, schema: Schema | None = None, required: Collection[str] = ()) -> pa.Table:
-    """Return an ArrowFrame, or rows as dictionaries, as an Arrow table. Column types are those of the data.
+def to_arrow_table(
+    records: Any, what: str, schema: Schema | None = None, required: Collection[str] = ()
+) -> pa.Table:
+    """Return an ArrowFrame, or rows as dictionaries, as an Arrow table. Column types are those of
+    the data.
 
-    To rows, columns of `schema` that none of them has are added as nulls, except the `required` ones, such as the key:
-    where a row lacks it, its name is a mistake. A pandas index with a name becomes a column; one without is left out.
-    Raises SchemaMismatchError for columns that Arrow can't hold, and ConfigurationError for a RecordBatchReader, which
-    can't be read twice.
+    To rows, columns of `schema` that none of them has are added as nulls, except the `required`
+    ones, such as the key: where a row lacks it, its name is a mistake. A pandas index with a name
+    becomes a column; one without is left out. Raises SchemaMismatchError for columns that Arrow
+    can't hold, and ConfigurationError for a RecordBatchReader, which can't be read twice.
     """
     if isinstance(records, pa.Table):
         return _require_unique_names(records, what)
     if isinstance(records, pa.RecordBatchReader):
-        problem = f"{what}: a RecordBatchReader can be read only once, but a retry has to send the same records."
-        raise ConfigurationError(problem, "Read it first, and pass the table: reader.read_all().", argument="data")
+        problem = (
+            f"{what}: a RecordBatchReader can be read only once, but a retry has to send the same"
+            " records."
+        )
+        raise ConfigurationError(
+            problem, "Read it first, and pass the table: reader.read_all().", argument="data"
+        )
     if not isinstance(records, ArrowFrame):
         return _table_from_rows(records, what, schema, required)
     try:
-        table = pa.Table.from_pandas(records) if _is_pandas(records) else _without_views(pa.table(records))
+        table = (
+            pa.Table.from_pandas(records)
+            if _is_pandas(records)
+            else _without_views(pa.table(records))
+        )
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         if _is_one_column(records):
-            problem = f"{what}: a {type(records).__name__} is a single column: expected columns with names."
-            step = "Convert it to a frame or table first, as in series.to_frame() or pyarrow.table({'name': column})."
+            problem = (
+                f"{what}: a {type(records).__name__} is a single column: expected columns with"
+                " names."
+            )
+            step = (
+                "Convert it to a frame or table first, as in series.to_frame() or"
+                " pyarrow.table({'name': column})."
+            )
             raise SchemaMismatchError(problem, step, argument="data") from error
-        problem = f"{what}: the {type(records).__name__} can't be converted to an Arrow table: {_error_text(error)}."
+        problem = (
+            f"{what}: the {type(records).__name__} can't be converted to an Arrow table:"
+            f" {_error_text(error)}."
+        )
         step = "Give each column values of one type, and a unique name."
         raise SchemaMismatchError(problem, step, argument="data") from error
     unnamed = [name for name in table.column_names if name.startswith("__index_level_")]
@@ -593,7 +753,9 @@ def _is_one_column(frame: ArrowFrame) -> bool:
 
 
 def to_spark_frame(answer: Any, spark: SparkSession, what: str) -> DataFrame | None:
-    """Return the result of a user's function as a Spark frame, None if it is not a frame of any kind."""
+    """Return the result of a user's function as a Spark frame, None if it is not a frame of any
+    kind.
+    """
     if isinstance(answer, ArrowFrame) and not hasattr(answer, "mapInArrow"):
         answer = spark.createDataFrame(to_arrow_table(answer, what))
     return answer if hasattr(answer, "mapInArrow") else None
@@ -602,33 +764,55 @@ def to_spark_frame(answer: Any, spark: SparkSession, what: str) -> DataFrame | N
 def _table_from_rows(
     rows: Sequence[Mapping[str, Any]], what: str, schema: Schema | None, required: Collection[str]
 ) -> pa.Table:
-    """Return rows as a table with all columns that a row or the schema has; null where a row lacks one."""
+    """Return rows as a table with all columns that a row or the schema has; null where a row
+    lacks one.
+    """
     for name in required:
         lacking = next((number for number, row in enumerate(rows) if name not in row), None)
         if lacking is not None:
             found = ", ".join(map(str, rows[lacking])) or "no columns"
-            problem = f"{what}: row {lacking} lacks the column {name!r}, which is part of the key; it has {found}."
+            problem = (
+                f"{what}: row {lacking} lacks the column {name!r}, which is part of the key; it has"
+                f" {found}."
+            )
             step = f"Correct the names, or add {name!r}: None for records without a key."
             raise SchemaMismatchError(problem, step, column=name, row=lacking)
     columns: dict[str, Any] = {}
     for name in dict.fromkeys(name for row in rows for name in row):
         values = [row.get(name) for row in rows]
         try:
-            columns[name] = build_without_missing(_array, values)  # df.to_dict("records") has NaT and NA
+            columns[name] = build_without_missing(
+                _array, values
+            )  # df.to_dict("records") has NaT and NA
         except UnicodeEncodeError as error:  # a lone surrogate, as json.loads returns for "\\ud83d"
             row = next(row for row, value in enumerate(values) if _is_lone_surrogate(value))
-            problem = f"{what}: column {name!r} of row {row} is {ascii(values[row])[:100]}, which has a lone surrogate."
-            step = "Write the whole character, or replace it: text.encode('utf-8', 'replace').decode()."
+            problem = (
+                f"{what}: column {name!r} of row {row} is {ascii(values[row])[:100]}, which has a"
+                " lone surrogate."
+            )
+            step = (
+                "Write the whole character, or replace it: text.encode('utf-8',"
+                " 'replace').decode()."
+            )
             raise SchemaMismatchError(problem, step, column=name, row=row) from error
         except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
-            problem = f"{what}: column {name!r} can't be converted to an Arrow column: {_error_text(error)}."
-            raise SchemaMismatchError(problem, "Give the column values of one type.", column=name) from error
+            problem = (
+                f"{what}: column {name!r} can't be converted to an Arrow column:"
+                f" {_error_text(error)}."
+            )
+            raise SchemaMismatchError(
+                problem, "Give the column values of one type.", column=name
+            ) from error
     absent = {} if schema is None else {field.name: field.type for field in schema.to_arrow()}
     return pa.table({name: pa.nulls(len(rows), kind) for name, kind in absent.items()} | columns)
 
 
 def _array(values: Sequence[Any]) -> pa.Array:
-    moments = {(type(value), getattr(value, "tzinfo", None) is None) for value in values if isinstance(value, date)}
+    moments = {
+        (type(value), getattr(value, "tzinfo", None) is None)
+        for value in values
+        if isinstance(value, date)
+    }
     if len(moments) > 1:
         raise TypeError("dates, and times with and without a time zone, are mixed")
     return pa.array(values)
@@ -643,7 +827,8 @@ def _is_lone_surrogate(value: Any) -> bool:
 
 
 def _without_views(table: pa.Table) -> pa.Table:
-    """Return a table with plain strings and binary instead of views, which Polars exports and few kernels support.
+    """Return a table with plain strings and binary instead of views, which Polars exports and few
+    kernels support.
 
     Dictionaries of views are decoded.
     """
@@ -662,7 +847,9 @@ def _without_views(table: pa.Table) -> pa.Table:
 def _require_unique_names(table: pa.Table, what: str) -> pa.Table:
     twice = repeated_names(table.schema.names)
     if twice:
-        raise SchemaMismatchError(f"{what}: column {twice[0]!r} occurs twice.", "Rename one.", column=twice[0])
+        raise SchemaMismatchError(
+            f"{what}: column {twice[0]!r} occurs twice.", "Rename one.", column=twice[0]
+        )
     return table
 
 
@@ -671,16 +858,20 @@ def _is_pandas(value: object) -> bool:
 
 
 def _error_text(error: Exception) -> str:
-    """Return the message of an error of Arrow in one line; for pandas, its second argument names the column."""
+    """Return the message of an error of Arrow in one line; for pandas, its second argument names
+    the column.
+    """
     words = "; ".join(
-        str(argument).strip().splitlines()[0].rstrip(".") for argument in error.args if str(argument).strip()
+        str(argument).strip().splitlines()[0].rstrip(".")
+        for argument in error.args
+        if str(argument).strip()
     )
     return words.encode(errors="backslashreplace").decode()  # a lone surrogate can't be encoded
 
 
 Plain = int | bytes
-"""A value as Parquet stores it, which compares and hashes without Arrow. Plain values are ordered as in Spark: strings
-by their UTF-8 bytes, decimals of one type by their unscaled number."""
+"""A value as Parquet stores it, which compares and hashes without Arrow. Plain values are ordered
+as in Spark: strings by their UTF-8 bytes, decimals of one type by their unscaled number."""
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _FIRST_DAY = _EPOCH.date().toordinal()
 _EXACT = Context(prec=76)
@@ -689,8 +880,8 @@ _EXACT = Context(prec=76)
 def plain_converter(kind: str) -> Callable[[Any], Plain]:
     """Return a function that converts a value of this Spark type to its plain form.
 
-    string: UTF-8 bytes; binary: itself; integers and booleans: themselves; date: days, timestamp: microseconds,
-    both since 1970 in UTC; decimal: the unscaled number.
+    string: UTF-8 bytes; binary: itself; integers and booleans: themselves; date: days, timestamp:
+    microseconds, both since 1970 in UTC; decimal: the unscaled number.
     """
     digits = decimal_digits(kind)
     if digits is not None:

@@ -1,8 +1,9 @@
-"""Values that are written as text, in files and on command lines: what each column type accepts, and nothing else.
+"""Values that are written as text, in files and on command lines: what each column type accepts,
+and nothing else.
 
-Arrow's and Python's own converters accept more than a reader expects: hexadecimal numbers, underscores, digits of other
-scripts, decimals with more digits than declared. So each text must match the pattern of its type before it is
-converted. docs/sources.md has the same rules as a table.
+Arrow's and Python's own converters accept more than a reader expects: hexadecimal numbers,
+underscores, digits of other scripts, decimals with more digits than declared. So each text must
+match the pattern of its type before it is converted. docs/sources.md has the same rules as a table.
 """
 
 from __future__ import annotations
@@ -16,13 +17,20 @@ from decimal import Context, Decimal
 from typing import Any
 
 from dagster_adjunct.resources.lazy_modules import pa, pc
-from dagster_adjunct.resources.schemas.schema import INTEGER_BITS, arrow_type, decimal_digits, expected_range
+from dagster_adjunct.resources.schemas.schema import (
+    INTEGER_BITS,
+    arrow_type,
+    decimal_digits,
+    expected_range,
+)
 
 _MAX_SHOWN = 60
 
 
 class TextMisfit(ValueError):
-    """A text is not a value of its column's type: its row (from 0), and the reason, which shows the text."""
+    """A text is not a value of its column's type: its row (from 0), and the reason, which shows
+    the text.
+    """
 
     def __init__(self, row: int, reason: str) -> None:
         super().__init__(reason)
@@ -31,13 +39,17 @@ class TextMisfit(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class TextForm:
-    """How values of a type are written: a regular expression for whole texts, and its meaning in words."""
+    """How values of a type are written: a regular expression for whole texts, and its meaning in
+    words.
+    """
 
     pattern: str
     expected: str
 
     def matches(self, text: str) -> bool:
-        """Whether the text is written like a value of this type; it may still be out of its range."""
+        """Whether the text is written like a value of this type; it may still be out of its
+        range.
+        """
         return re.fullmatch(self.pattern, text) is not None
 
 
@@ -47,25 +59,31 @@ _CLOCK = r"(?:[01][0-9]|2[0-3])(?::[0-5][0-9](?::[0-5][0-9](?:\.[0-9]{1,6})?)?)?
 _ZONE = "(?:Z|[+-](?:[01][0-9]|2[0-3])(?::?[0-5][0-9])?)"
 WHOLE_NUMBER = TextForm("[+-]?[0-9]+", "digits with an optional sign, such as -12")
 _FLOAT = TextForm(
-    rf"{_NUMBER}(?:[eE][+-]?[0-9]+)?|[+-]?(?i:nan|inf|infinity)", "a decimal number, such as -1.5e3, or NaN or Infinity"
+    rf"{_NUMBER}(?:[eE][+-]?[0-9]+)?|[+-]?(?i:nan|inf|infinity)",
+    "a decimal number, such as -1.5e3, or NaN or Infinity",
 )
 _FORMS = {
     **dict.fromkeys(INTEGER_BITS, WHOLE_NUMBER),
     **dict.fromkeys(("float", "double"), _FLOAT),
-    "decimal": TextForm(rf"{_NUMBER}(?:[eE][+-]?[0-9]{{1,2}})?", "a decimal number, such as -12.50"),
+    "decimal": TextForm(
+        rf"{_NUMBER}(?:[eE][+-]?[0-9]{{1,2}})?", "a decimal number, such as -12.50"
+    ),
     "boolean": TextForm("true|True|TRUE|false|False|FALSE", "true or false"),
     "date": TextForm(_DAY, "a date, such as 2026-01-31"),
     "timestamp": TextForm(
         f"{_DAY}[T ]{_CLOCK}{_ZONE}",
         "a date, a time with at most six decimals, and a zone, such as 2026-01-31T09:30:00.5Z",
     ),
-    "binary": TextForm("(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?", "base64 with its padding"),
+    "binary": TextForm(
+        "(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?", "base64 with its padding"
+    ),
 }
 _WITHOUT_ZONE = re.compile(rf"{_DAY}(?:[T ]{_CLOCK})?")
 
 
 def parse_moment(text: str) -> dt.datetime:
-    """Return a time in ISO 8601, as in files, except that its zone (then UTC) and its time of day may be absent.
+    """Return a time in ISO 8601, as in files, except that its zone (then UTC) and its time of day
+    may be absent.
 
     Raises ValueError for any other text.
     """
@@ -77,12 +95,16 @@ def parse_moment(text: str) -> dt.datetime:
 
 
 def text_form(kind: str) -> TextForm | None:
-    """Return how values of this Spark type are written as text, None for a type that takes any text."""
+    """Return how values of this Spark type are written as text, None for a type that takes any
+    text.
+    """
     return _FORMS.get(kind.partition("(")[0])
 
 
 def convert_texts(texts: pa.Array, kind: str) -> pa.Array:
-    """Return texts as values of this Spark type. Raises TextMisfit for the first one that is no value of it."""
+    """Return texts as values of this Spark type. Raises TextMisfit for the first one that is no
+    value of it.
+    """
     form = text_form(kind)
     if form is None:
         return texts
@@ -94,7 +116,8 @@ def convert_texts(texts: pa.Array, kind: str) -> pa.Array:
     try:
         values = _cast(texts, kind)
     except pa.ArrowInvalid:
-        # One text is out of range, or Arrow can't read it though it fits, such as a number with 50 leading zeros.
+        # One text is out of range, or Arrow can't read it though it fits, such as a number with 50
+        # leading zeros.
         return _convert_one_by_one(texts, kind)
     if kind in ("float", "double") and pc.any(pc.is_inf(values)).as_py():
         _check_infinities(texts, values, kind)
@@ -104,7 +127,8 @@ def convert_texts(texts: pa.Array, kind: str) -> pa.Array:
 def _cast(texts: pa.Array, kind: str) -> pa.Array:
     if kind == "binary":
         return pa.array(
-            [None if text is None else base64.b64decode(text) for text in texts.to_pylist()], arrow_type(kind)
+            [None if text is None else base64.b64decode(text) for text in texts.to_pylist()],
+            arrow_type(kind),
         )
     if (digits := decimal_digits(kind)) is not None:
         # In 256 bits no text is rescaled beyond the range, which Arrow does not notice.
@@ -178,4 +202,8 @@ def _misfit(text: str, kind: str) -> str:
 
 
 def _shown(text: str) -> str:
-    return repr(text) if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]!r} … ({len(text)} characters)"
+    return (
+        repr(text)
+        if len(text) <= _MAX_SHOWN
+        else f"{text[:_MAX_SHOWN]!r} … ({len(text)} characters)"
+    )

@@ -1,7 +1,9 @@
-"""Finds values that Arrow can hold and Python can't: dates outside the years 1 to 9999, and strings that are not UTF-8.
+"""Finds values that Arrow can hold and Python can't: dates outside the years 1 to 9999, and strings
+that are not UTF-8.
 
-They could be written but not read again, so wherever records enter, such values are rejected: with `first_unreadable`
-if the whole table is rejected, with `unreadable_values` if the other rows are kept.
+They could be written but not read again, so wherever records enter, such values are rejected: with
+`first_unreadable` if the whole table is rejected, with `unreadable_values` if the other rows are
+kept.
 """
 
 from __future__ import annotations
@@ -23,8 +25,11 @@ _A_DAY = {"s": 86_400, "ms": 86_400_000, "us": 86_400_000_000, "ns": 86_400_000_
 _MAX_CHARS = 100
 
 
-def unreadable_values(column: pa.Array | pa.ChunkedArray, errors: Errors = "backslashreplace") -> dict[int, Any]:
-    """Return the values of a column that Python can't hold, by row, as `readable_value` returns them.
+def unreadable_values(
+    column: pa.Array | pa.ChunkedArray, errors: Errors = "backslashreplace"
+) -> dict[int, Any]:
+    """Return the values of a column that Python can't hold, by row, as `readable_value` returns
+    them.
 
     Usually there are none, which Arrow's functions find without a search of the rows.
     """
@@ -33,7 +38,9 @@ def unreadable_values(column: pa.Array | pa.ChunkedArray, errors: Errors = "back
     return {row: readable_value(column[row], errors) for row in _unreadable_rows(column)}
 
 
-def readable_values(column: pa.Array | pa.ChunkedArray, errors: Errors = "backslashreplace") -> list[Any]:
+def readable_values(
+    column: pa.Array | pa.ChunkedArray, errors: Errors = "backslashreplace"
+) -> list[Any]:
     """Return a column's values as Python objects, as `readable_value` returns them."""
     if _has_unreadable(column):
         return [readable_value(value, errors) for value in column]
@@ -43,7 +50,9 @@ def readable_values(column: pa.Array | pa.ChunkedArray, errors: Errors = "backsl
 
 @dataclass(frozen=True, slots=True)
 class UnreadableValue:
-    """A value that Python can't hold: its column and row (from 0), the value as text, and the rule that it violates."""
+    """A value that Python can't hold: its column and row (from 0), the value as text, and the
+    rule that it violates.
+    """
 
     column: str
     row: int
@@ -55,41 +64,68 @@ class UnreadableValue:
         """What the producer of the records can do about it."""
         return {
             YEARS: "Write the intended date, at most 9999-12-31, or null.",
-            UTF8: "Decode it with its own character set first, as in data.decode('cp1252'), or declare it as binary.",
+            UTF8: (
+                "Decode it with its own character set first, as in data.decode('cp1252'), or"
+                " declare it as binary."
+            ),
         }.get(self.rule, "Correct the value, or write null instead.")
 
     def problem(self, place: str = "", *, hidden: bool = False) -> str:
-        """Return a description of the problem; `place` is the location of the row, `hidden` masks the value."""
+        """Return a description of the problem; `place` is the location of the row, `hidden`
+        masks the value.
+        """
         value, where = "***" if hidden else self.text, f" of {place}" if place else ""
         return f"column {self.column!r}{where} is {value}, which Python can't hold: {self.rule}"
 
-    def error(self, what: str, place: str, *, hidden: bool = False, **about: Any) -> SchemaMismatchError:
-        """Return the error for this value: `what` names the data, `place` the row; `about` are further fields."""
+    def error(
+        self, what: str, place: str, *, hidden: bool = False, **about: Any
+    ) -> SchemaMismatchError:
+        """Return the error for this value: `what` names the data, `place` the row; `about` are
+        further fields.
+        """
         problem = self.problem(place, hidden=hidden)
-        return SchemaMismatchError(f"{what}: {problem}.", self.next_step, column=self.column, **about)
+        return SchemaMismatchError(
+            f"{what}: {problem}.", self.next_step, column=self.column, **about
+        )
 
 
-def first_unreadable(records: pa.Table | pa.RecordBatch, names: Iterable[str] | None = None) -> UnreadableValue | None:
-    """Return the first value that Python can't hold in these columns (None: all columns); None if there is none."""
-    for place, name in enumerate(records.schema.names) if names is None else ((name, name) for name in names):
+def first_unreadable(
+    records: pa.Table | pa.RecordBatch, names: Iterable[str] | None = None
+) -> UnreadableValue | None:
+    """Return the first value that Python can't hold in these columns (None: all columns); None
+    if there is none.
+    """
+    for place, name in (
+        enumerate(records.schema.names) if names is None else ((name, name) for name in names)
+    ):
         column = records.column(place)
         if _has_unreadable(column):
             row, kind = next(iter(_unreadable_rows(column))), column.type
             kind = kind.value_type if pt.is_dictionary(kind) else kind
-            rule = f"{YEARS}, and {UTF8}" if pt.is_nested(kind) else YEARS if pt.is_temporal(kind) else UTF8
+            rule = (
+                f"{YEARS}, and {UTF8}"
+                if pt.is_nested(kind)
+                else YEARS
+                if pt.is_temporal(kind)
+                else UTF8
+            )
             return UnreadableValue(name, row, _format_value(readable_value(column[row])), rule)
     return None
 
 
 def expected_values(kind: str) -> str:
-    """Return the rule for values of this Spark type, which is one of CHECKED_TYPES, as text for errors."""
+    """Return the rule for values of this Spark type, which is one of CHECKED_TYPES, as text for
+    errors.
+    """
     return UTF8 if kind == "string" else YEARS
 
 
 def readable_value(scalar: pa.Scalar, errors: Errors = "backslashreplace") -> Any:
-    """Return a value as a Python object. A date or string that Python can't hold becomes text, also in nested values.
+    """Return a value as a Python object. A date or string that Python can't hold becomes text, also
+    in nested values.
 
-    In that text, bytes that are not UTF-8 are escaped, or with `errors="replace"` become U+FFFD, as in Java.
+    In that text, bytes that are not UTF-8 are escaped, or with `errors="replace"` become U+FFFD, as
+    in Java.
     """
     if not scalar.is_valid:
         return None
@@ -97,7 +133,9 @@ def readable_value(scalar: pa.Scalar, errors: Errors = "backslashreplace") -> An
     if pt.is_dictionary(kind):
         return readable_value(scalar.dictionary[scalar.index.as_py()], errors)
     if pt.is_struct(kind):
-        return {field.name: readable_value(scalar[place], errors) for place, field in enumerate(kind)}
+        return {
+            field.name: readable_value(scalar[place], errors) for place, field in enumerate(kind)
+        }
     if pt.is_nested(kind):
         return [readable_value(item, errors) for item in scalar.values]
     if (pt.is_date(kind) or pt.is_timestamp(kind)) and _has_unreadable(pa.array([scalar], kind)):
@@ -120,7 +158,9 @@ def unreadable_condition(value: str, kind: str) -> str:
 
 
 def format_spark_date(text: str) -> str:
-    """Return NumPy's text of a date or timestamp as Spark writes it: a sign before long years, no trailing zeros."""
+    """Return NumPy's text of a date or timestamp as Spark writes it: a sign before long years,
+    no trailing zeros.
+    """
     sign, digits = ("-", text[1:]) if text.startswith("-") else ("", text)
     day, _, time = digits.partition("T")
     year, _, rest = day.partition("-")
@@ -173,7 +213,9 @@ def _unreadable_rows(column: pa.Array | pa.ChunkedArray) -> Iterable[int]:
 
 
 def _search_by_halves(column: pa.Array | pa.ChunkedArray, start: int, count: int) -> Iterable[int]:
-    """Yield the indexes of the rows with such a value; finds them by bisection, so that few are checked one by one."""
+    """Yield the indexes of the rows with such a value; finds them by bisection, so that few are
+    checked one by one.
+    """
     if not _has_unreadable(column.slice(start, count)):
         return
     if count == 1:

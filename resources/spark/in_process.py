@@ -1,4 +1,6 @@
-"""What users pass as the session: a Spark session, a function that starts one when it is needed, or IN_PROCESS."""
+"""What users pass as the session: a Spark session, a function that starts one when it is needed,
+or IN_PROCESS.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +17,11 @@ if TYPE_CHECKING:
 
 @final
 class InProcess:
-    """The class of IN_PROCESS, which is passed instead of a session: rows are processed in this process, in memory.
+    """The class of IN_PROCESS, which is passed instead of a session: rows are processed in this
+    process, in memory.
 
-    It is meant for small datasets. Code that needs Spark calls it, as it would call a function that starts a session,
-    and gets a ConfigurationError.
+    It is meant for small datasets. Code that needs Spark calls it, as it would call a function that
+    starts a session, and gets a ConfigurationError.
     """
 
     __slots__ = ()
@@ -26,7 +29,10 @@ class InProcess:
     def __call__(self) -> SparkSession:
         """Raise ConfigurationError, because the caller needs a session."""
         problem = "this needs a Spark session, but IN_PROCESS, or the master none, was given."
-        step = "Pass a session, or open one with session_scope() and another master than none. Small batches of an "
+        step = (
+            "Pass a session, or open one with session_scope() and another master than none. Small"
+            " batches of an "
+        )
         step += 'application with engine="auto" need none.'
         raise ConfigurationError(problem, step, argument="spark")
 
@@ -42,14 +48,19 @@ IN_PROCESS: Final = InProcess()
 _NO_MASTER = "none"
 _REQUIRED = {
     "spark.sql.session.timeZone": (
-        "UTC", frozenset({"utc", "etc/utc", "gmt", "etc/gmt", "z", "+00:00", "gmt+0", "utc+0", "utc+00:00"}),
+        "UTC",
+        frozenset(
+            {"utc", "etc/utc", "gmt", "etc/gmt", "z", "+00:00", "gmt+0", "utc+0", "utc+00:00"}
+        ),
     ),
     "spark.sql.ansi.enabled": ("true", frozenset({"true"})),
-}  # fmt: skip
+}
 
 
 def is_in_process(master: str | None) -> bool:
-    """Whether this master, or if it is None that in ADJUNCT_SPARK_MASTER, is "none": no session is to be started."""
+    """Whether this master, or if it is None that in ADJUNCT_SPARK_MASTER, is "none": no session
+    is to be started.
+    """
     return (master or os.environ.get("ADJUNCT_SPARK_MASTER")) == _NO_MASTER
 
 
@@ -62,42 +73,52 @@ def has_running_session() -> bool:
 
 
 def is_remote(used: SparkSession | DataFrame) -> bool:
-    """Return whether this is a session of Spark Connect, or a frame of one: its driver is in another process."""
+    """Return whether this is a session of Spark Connect, or a frame of one: its driver is in
+    another process.
+    """
     return type(used).__module__.startswith("pyspark.sql.connect.")
 
 
 def identify_session(session: SparkSession) -> str:
     """Return an id of what shares the tables that the session creates.
 
-    That is the session itself with Spark Connect, where it has a database of its own, or else the whole application.
+    That is the session itself with Spark Connect, where it has a database of its own, or else the
+    whole application.
     """
     used: Any = session
     return str(used.session_id if is_remote(session) else used.sparkContext.applicationId)
 
 
 def resolve_session(spark: SparkSession | Callable[[], SparkSession]) -> SparkSession:
-    """Return the session that was passed, or that the passed function returns, once its settings are checked.
+    """Return the session that was passed, or that the passed function returns, once its settings
+    are checked.
 
-    Raises ConfigurationError for anything else, and for a session without the settings (`require_settings`).
+    Raises ConfigurationError for anything else, and for a session without the settings
+    (`require_settings`).
     """
     session = spark() if callable(spark) else spark
     if not hasattr(session, "createDataFrame"):
         problem = f"spark is {session!r}: expected a SparkSession, or a function that returns one."
-        raise ConfigurationError(problem, "Pass a session, or open one with session_scope().", argument="spark")
+        raise ConfigurationError(
+            problem, "Pass a session, or open one with session_scope().", argument="spark"
+        )
     return require_settings(session)
 
 
 def require_settings(session: SparkSession) -> SparkSession:
-    """Return the session if its time zone is UTC and ANSI mode is on; otherwise raise ConfigurationError.
+    """Return the session if its time zone is UTC and ANSI mode is on; otherwise raise
+    ConfigurationError.
 
-    With other settings, Spark would cast dates, timestamps and strings, and compare numbers, differently from the code
-    that computes without Spark, and sums that overflow would be null.
+    With other settings, Spark would cast dates, timestamps and strings, and compare numbers,
+    differently from the code that computes without Spark, and sums that overflow would be null.
     """
     for name, (wanted, accepted) in _REQUIRED.items():
         found = session.conf.get(name)
         if (found or "").lower() not in accepted:
             problem = f"the Spark session has {name}={found}: expected {wanted}."
-            step = f'Call spark.conf.set("{name}", "{wanted}"), or set it where the session is built.'
+            step = (
+                f'Call spark.conf.set("{name}", "{wanted}"), or set it where the session is built.'
+            )
             raise ConfigurationError(problem, step, setting=name)
     return session
 

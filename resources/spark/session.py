@@ -1,4 +1,6 @@
-"""Starts the Spark session with the settings that Adjunct's plans need, and stops it at the end of a block of code."""
+"""Starts the Spark session with the settings that Adjunct's plans need, and stops it at the end
+of a block of code.
+"""
 
 from __future__ import annotations
 
@@ -37,8 +39,8 @@ if TYPE_CHECKING:
 
 MINIMUM_JAVA = 17
 
-# The version of Hadoop in each Spark release, and so of its S3A. Of the AWS SDK only the packages that reading Parquet
-# needs, instead of its bundle of 600 MB.
+# The version of Hadoop in each Spark release, and so of its S3A. Of the AWS SDK only the packages
+# that reading Parquet needs, instead of its bundle of 600 MB.
 _HADOOP = {"4.1": "3.4.2", "4.2": "3.5.0", "4.3": "3.5.0"}
 _S3A_PACKAGES = (
     "software.amazon.awssdk:s3:2.35.4",
@@ -64,19 +66,23 @@ _SECONDS_TO_CONNECT = 10.0
 _RETRIES = 5  # of requests to a Spark Connect server, the last one after some 20 seconds
 _LOGGING = Path(__file__).resolve().parent / "log4j2.properties"
 _PLANS = {
-    # Bucketed scans keep one partition per bucket even where no join needs it: the writers rely on it.
+    # Bucketed scans keep one partition per bucket even where no join needs it: the writers rely on
+    # it.
     "spark.sql.sources.bucketing.autoBucketedScan.enabled": "false",
-    # The writer has checked that files are sorted, so joins need not sort a bucket that has one file.
+    # The writer has checked that files are sorted, so joins need not sort a bucket that has one
+    # file.
     "spark.sql.legacy.bucketedTableScan.outputOrdering": "true",
     # A join on (origin, time_hour) may use a table bucketed by origin alone.
     "spark.sql.requireAllClusterKeysForCoPartition": "false",
     # Only what the plan calls broadcast is broadcast.
     "spark.sql.autoBroadcastJoinThreshold": "-1",
-    # Partition counts are proven before the run; re-planning after every stage costs more than it finds.
+    # Partition counts are proven before the run; re-planning after every stage costs more than it
+    # finds.
     "spark.sql.adaptive.enabled": "false",
     "spark.sql.session.timeZone": "UTC",
-    # Without it, Spark would cast operands of different types otherwise than the code that computes without Spark, and
-    # sums that overflow would be null. It is Spark's default, but a cluster's own settings may change it.
+    # Without it, Spark would cast operands of different types otherwise than the code that computes
+    # without Spark, and sums that overflow would be null. It is Spark's default, but a cluster's
+    # own settings may change it.
     "spark.sql.ansi.enabled": "true",
     # A missing or damaged object raises an error, instead of being skipped.
     "spark.sql.files.ignoreMissingFiles": "false",
@@ -86,22 +92,27 @@ _PLANS = {
     "spark.sql.execution.arrow.maxRecordsPerBatch": "65536",
     _CATALOG: "in-memory",
     "spark.ui.showConsoleProgress": "false",
-    # Python workers are forked from a process that has done their imports (resources/spark/worker_daemon.py).
+    # Python workers are forked from a process that has done their imports
+    # (resources/spark/worker_daemon.py).
     "spark.python.daemon.module": "dagster_adjunct.resources.spark.worker_daemon",
-    # Otherwise Spark looks up the Python line of every column expression, which is most of the driver's work in a small
-    # batch.
+    # Otherwise Spark looks up the Python line of every column expression, which is most of the
+    # driver's work in a small batch.
     "spark.python.sql.dataFrameDebugging.enabled": "false",
 }
 
 
 _CONNECT = "sc://"
-_GATEWAY = "PYSPARK_GATEWAY_PORT"  # spark-submit sets it for the process that it starts: the port of the JVM
+# spark-submit sets it for the process that it starts: the port of the JVM
+_GATEWAY = "PYSPARK_GATEWAY_PORT"
 _HOST = r"(\[[^]]+\]|[^\s:/,]+):\d+"
 _MASTER = re.compile(
     rf"local(\[(0*[1-9]\d*|\*)(\s*,\s*\d+)?\])?|local-cluster\[(\s*\d+\s*,){{2}}\s*\d+\s*\]"
     rf"|spark://{_HOST}(,{_HOST})*|yarn|k8s://\S+|{_CONNECT}[^\s:/]+(:\d+)?(/\S*)?"
 )
-_MASTER_STEP = "Give a master such as local[*], spark://HOST:PORT or sc://HOST:PORT (--master, ADJUNCT_SPARK_MASTER)."
+_MASTER_STEP = (
+    "Give a master such as local[*], spark://HOST:PORT or sc://HOST:PORT (--master,"
+    " ADJUNCT_SPARK_MASTER)."
+)
 
 
 def check_java() -> str:
@@ -118,12 +129,21 @@ def check_java() -> str:
         problem = "has no bin/java that runs" if version is None else f"is Java {version}"
         found = f"JAVA_HOME, which takes precedence over the PATH, is {home!r}, which {problem}"
     else:
-        found = "no java is on the PATH" if java is None else f"{java} is {version or 'no java that runs'}"
-    advice = f"Install a Java {MINIMUM_JAVA} or 21 runtime (Debian, Ubuntu: apt install openjdk-17-jre-headless)."
+        found = (
+            "no java is on the PATH"
+            if java is None
+            else f"{java} is {version or 'no java that runs'}"
+        )
+    advice = (
+        f"Install a Java {MINIMUM_JAVA} or 21 runtime (Debian, Ubuntu: apt install"
+        " openjdk-17-jre-headless)."
+    )
     other = _java_version(on_path) if home else None
     if on_path is not None and other is not None and other >= MINIMUM_JAVA:
         advice = f"Unset JAVA_HOME: {on_path} on the PATH is Java {other}, which is recent enough."
-    raise ConfigurationError(f"Spark needs Java {MINIMUM_JAVA} or newer: {found}.", advice, setting="JAVA_HOME")
+    raise ConfigurationError(
+        f"Spark needs Java {MINIMUM_JAVA} or newer: {found}.", advice, setting="JAVA_HOME"
+    )
 
 
 def _java_version(java: str | None) -> int | None:
@@ -146,18 +166,26 @@ _STATE = re.compile(r"^\[[\w.]+\] |\.?\s*SQLSTATE: \w+")
 def syntax_errors(texts: Sequence[tuple[str, bool]]) -> list[str]:
     """Return for each (text, is_query) the message of Spark's parser, or "" if there is no error.
 
-    Starts a JVM, which takes a second or two, unless the process has one. Raises ConfigurationError without Java.
+    Starts a JVM, which takes a second or two, unless the process has one. Raises ConfigurationError
+    without Java.
     """
     with open_jvm() as jvm:
-        parser = getattr(getattr(jvm.org.apache.spark.sql.catalyst.parser, "CatalystSqlParser$"), "MODULE$")
-        return [_error(parser.parsePlan if is_query else parser.parseExpression, text) for text, is_query in texts]
+        parser = getattr(
+            getattr(jvm.org.apache.spark.sql.catalyst.parser, "CatalystSqlParser$"), "MODULE$"
+        )
+        return [
+            _error(parser.parsePlan if is_query else parser.parseExpression, text)
+            for text, is_query in texts
+        ]
 
 
 def _error(parse: Any, text: str) -> str:
     try:
         parse(text)
     except Exception as error:  # noqa: BLE001 - PySpark raises various types
-        return _STATE.sub("", first_message_line(Exception(_java_exception(error).getMessage()))).rstrip(".")
+        return _STATE.sub(
+            "", first_message_line(Exception(_java_exception(error).getMessage()))
+        ).rstrip(".")
     return ""
 
 
@@ -176,7 +204,8 @@ def _java_exception(error: BaseException) -> Any:
 
 @contextlib.contextmanager
 def open_jvm() -> Iterator[Any]:
-    """Yield the JVM of the process's session, or one without a session, which starts in a second or two.
+    """Yield the JVM of the process's session, or one without a session, which starts in a second or
+    two.
 
     Raises ConfigurationError without Java.
     """
@@ -213,22 +242,29 @@ def session_config(
     keep_classes: bool = False,
     is_elsewhere: bool = False,
 ) -> dict[str, str]:
-    """Return the Spark configuration: the settings that Adjunct and the lake need, overridden by the user's `config`.
+    """Return the Spark configuration: the settings that Adjunct and the lake need, overridden by
+    the user's `config`.
 
-    `quick` (default: ADJUNCT_SPARK_QUICK) chooses a JVM that starts quickly, for short runs and small batches. With
-    `keep_classes`, the first such JVM archives its loaded classes for later ones, when `stop_jvm` ends it.
+    `quick` (default: ADJUNCT_SPARK_QUICK) chooses a JVM that starts quickly, for short runs and
+    small batches. With `keep_classes`, the first such JVM archives its loaded classes for later
+    ones, when `stop_jvm` ends it.
 
-    `lake_url` adds S3A for `s3://` lakes; a platform may bring its own jars by setting `spark.jars.packages` to "". If
-    the driver `is_elsewhere`, on another machine, settings with paths and addresses of this machine are left out.
-    Raises ConfigurationError for a lake that the master's executors can't reach.
+    `lake_url` adds S3A for `s3://` lakes; a platform may bring its own jars by setting
+    `spark.jars.packages` to "". If the driver `is_elsewhere`, on another machine, settings with
+    paths and addresses of this machine are left out. Raises ConfigurationError for a lake that the
+    master's executors can't reach.
     """
     user = {key: str(value) for key, value in (config or {}).items()}
-    master = master or user.get("spark.master") or os.environ.get("ADJUNCT_SPARK_MASTER") or "local[*]"
+    master = (
+        master or user.get("spark.master") or os.environ.get("ADJUNCT_SPARK_MASTER") or "local[*]"
+    )
     _check_master(master, is_elsewhere=is_elsewhere)
     _check_reach(master, lake_url or os.environ.get("ADJUNCT_LAKE"))
     settings = {**_PLANS, "spark.master": master, "spark.app.name": "adjunct"}
     # Spark walks plans recursively, with dozens of stack frames per operator.
-    settings["spark.driver.extraJavaOptions"] = settings["spark.executor.extraJavaOptions"] = f"-Xss{STACK_SIZE}"
+    settings["spark.driver.extraJavaOptions"] = settings["spark.executor.extraJavaOptions"] = (
+        f"-Xss{STACK_SIZE}"
+    )
     if lake_url and lake_url.startswith("s3://"):
         settings |= _s3a()
     if not is_elsewhere:
@@ -236,25 +272,34 @@ def session_config(
     return settings | user
 
 
-def _local_settings(settings: Mapping[str, str], quick: bool | None, keep_classes: bool) -> dict[str, str]:
+def _local_settings(
+    settings: Mapping[str, str], quick: bool | None, keep_classes: bool
+) -> dict[str, str]:
     """Return the settings that a driver on this machine needs in addition to these."""
     # Otherwise Spark would create this folder, which stays empty, in the working directory.
     ours = {"spark.sql.warehouse.dir": str(Path(gettempdir()) / "adjunct-spark-warehouse")}
-    options = [settings["spark.driver.extraJavaOptions"], f"-Dlog4j2.configurationFile={_LOGGING.as_uri()}"]
+    options = [
+        settings["spark.driver.extraJavaOptions"],
+        f"-Dlog4j2.configurationFile={_LOGGING.as_uri()}",
+    ]
     if tuning.is_quick(quick):
         options.append(tuning.quick_jvm_options(check_java(), keep_classes=keep_classes))
     ours["spark.driver.extraJavaOptions"] = " ".join(options)
     master = settings["spark.master"]
     if master.startswith("local") or "127.0.0.1" in master:
         ours |= {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
-        # Without the UI nobody reads the formatted plan that Spark makes of each query, which takes 5% of the time of a
-        # small batch.
+        # Without the UI nobody reads the formatted plan that Spark makes of each query, which takes
+        # 5% of the time of a small batch.
         ours |= {"spark.ui.enabled": "false", "spark.sql.ui.explainMode": "simple"}
     if "spark.jars.packages" in settings:
-        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dagster-adjunct" / "ivy"
+        cache = (
+            Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+            / "dagster-adjunct"
+            / "ivy"
+        )
         ours["spark.jars.ivy"] = str(cache)
-    # Executors import this package too; on one machine from where the driver has it. It comes last, because folders
-    # next to a checkout may have the names of a project's own packages.
+    # Executors import this package too; on one machine from where the driver has it. It comes last,
+    # because folders next to a checkout may have the names of a project's own packages.
     ours["spark.executorEnv.PYTHONPATH"] = os.pathsep.join(
         [*filter(None, [os.environ.get("PYTHONPATH")]), str(Path(__file__).parents[3])]
     )
@@ -262,7 +307,9 @@ def _local_settings(settings: Mapping[str, str], quick: bool | None, keep_classe
 
 
 def submitted_settings() -> dict[str, str]:
-    """Return the Spark settings of the application, if spark-submit has started this process, or else {}."""
+    """Return the Spark settings of the application, if spark-submit has started this process, or
+    else {}.
+    """
     if _GATEWAY not in os.environ:
         return {}
     from pyspark import SparkConf, SparkContext
@@ -280,7 +327,9 @@ def new_session(
     keep_classes: bool = False,
 ) -> SparkSession:
     """Return the running session, or start one, which takes 6-10 s in a fresh process."""
-    url = master or (config or {}).get("spark.master") or os.environ.get("ADJUNCT_SPARK_MASTER") or ""
+    url = (
+        master or (config or {}).get("spark.master") or os.environ.get("ADJUNCT_SPARK_MASTER") or ""
+    )
     if is_connect(url):
         return _connect(url, config or {}, lake_url)
     prepare_environment()
@@ -291,7 +340,9 @@ def new_session(
 
     # This logger logs the whole traceback of every error, even of those that are caught.
     PySparkLogger.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL)
-    settings = session_config(config, master=master, lake_url=lake_url, quick=quick, keep_classes=keep_classes)
+    settings = session_config(
+        config, master=master, lake_url=lake_url, quick=quick, keep_classes=keep_classes
+    )
     builder = SparkSession.builder
     for key, value in settings.items():
         builder = builder.config(key, value)
@@ -299,8 +350,13 @@ def new_session(
         session = builder.getOrCreate()
     except (Py4JError, PySparkException) as error:
         java = getattr(error, "java_exception", None)
-        reason = first_message_line(Exception(java.getMessage()) if java is not None and java.getMessage() else error)
-        problem = f"Spark could not be started with the master {settings['spark.master']!r}: {reason.rstrip('.')}."
+        reason = first_message_line(
+            Exception(java.getMessage()) if java is not None and java.getMessage() else error
+        )
+        problem = (
+            f"Spark could not be started with the master {settings['spark.master']!r}:"
+            f" {reason.rstrip('.')}."
+        )
         step = f"{_MASTER_STEP[:-1]}, and check your own Spark settings."
         raise ConfigurationError(problem, step, setting="spark.master") from error
     prepare_session(session)
@@ -308,19 +364,25 @@ def new_session(
 
 
 def prepare_session(session: SparkSession) -> None:
-    """Check that a new session has the release of this PySpark, and make its calls of JVM functions faster."""
+    """Check that a new session has the release of this PySpark, and make its calls of JVM
+    functions faster.
+    """
     _check_release(session, session.sparkContext.master)
     tuning.cache_jvm_functions(session)
 
 
 def spark_release() -> str:
-    """Return the release of this PySpark, such as "4.1". Raises ConfigurationError for one that is not supported."""
+    """Return the release of this PySpark, such as "4.1". Raises ConfigurationError for one that
+    is not supported.
+    """
     from pyspark import __version__ as version
 
     release = ".".join(version.split(".")[:2])
     if release not in _HADOOP:
         problem = f"PySpark is {version}: expected {', '.join(_HADOOP)}."
-        raise ConfigurationError(problem, "Install the newest of them that your cluster has.", setting="pyspark")
+        raise ConfigurationError(
+            problem, "Install the newest of them that your cluster has.", setting="pyspark"
+        )
     return release
 
 
@@ -330,22 +392,31 @@ def _check_release(session: SparkSession, master: str | None) -> None:
     SPARK_HOME or a server may bring another one.
     """
     if not session.version.startswith(f"{spark_release()}."):
-        problem = f"Spark at {master} is {session.version}: expected {spark_release()}, as PySpark is here."
-        step = "Install the same release on both sides, or use another Spark: unset SPARK_HOME, or correct the master."
+        problem = (
+            f"Spark at {master} is {session.version}: expected {spark_release()}, as PySpark is"
+            " here."
+        )
+        step = (
+            "Install the same release on both sides, or use another Spark: unset SPARK_HOME, or"
+            " correct the master."
+        )
         raise ConfigurationError(problem, step, setting="spark.master")
 
 
 def is_connect(master: str | None) -> bool:
-    """Return whether this master, or if None that in ADJUNCT_SPARK_MASTER, is the URL of a Spark Connect server."""
+    """Return whether this master, or if None that in ADJUNCT_SPARK_MASTER, is the URL of a Spark
+    Connect server.
+    """
     return (master or os.environ.get("ADJUNCT_SPARK_MASTER") or "").startswith(_CONNECT)
 
 
 def _connect(url: str, config: Mapping[str, str], lake_url: str | None) -> SparkSession:
-    """Return a session of a Spark Connect server, with a database of its own for the tables that Adjunct's scans need.
+    """Return a session of a Spark Connect server, with a database of its own for the tables that
+    Adjunct's scans need.
 
-    All sessions of a server share its catalog. Raises TransientError for a server that does not answer, and
-    ConfigurationError for one that rejects this client or keeps its tables in a metastore, and for settings that a
-    session can't change.
+    All sessions of a server share its catalog. Raises TransientError for a server that does not
+    answer, and ConfigurationError for one that rejects this client or keeps its tables in a
+    metastore, and for settings that a session can't change.
     """
     _check_master(url)
     _check_reach(url, lake_url or os.environ.get("ADJUNCT_LAKE"))
@@ -354,20 +425,27 @@ def _connect(url: str, config: Mapping[str, str], lake_url: str | None) -> Spark
     from pyspark.errors import PySparkException
 
     try:
-        socket.create_connection(where, _SECONDS_TO_CONNECT).close()  # Spark's client would try for minutes
+        socket.create_connection(
+            where, _SECONDS_TO_CONNECT
+        ).close()  # Spark's client would try for minutes
         from pyspark.sql import SparkSession
 
         session = SparkSession.builder.remote(url).getOrCreate()
         from pyspark.sql.connect.client.retries import DefaultPolicy
 
         client: Any = session.client
-        client.set_retry_policies([DefaultPolicy(max_retries=_RETRIES)])  # Spark's own wait for ten minutes
+        client.set_retry_policies(
+            [DefaultPolicy(max_retries=_RETRIES)]
+        )  # Spark's own wait for ten minutes
         catalog = session.conf.get(_CATALOG)
     except (OSError, ImportError, PySparkException) as error:
         details = _RPC_DETAILS.search(str(error))
         reason = details[1] if details else first_message_line(error)
         problem = f"Spark Connect can't be used at {where[0]}:{where[1]}: {reason.rstrip('.')}."
-        step = "Start the server, or correct the URL, such as sc://localhost:15002 or sc://localhost:15002/;token=…."
+        step = (
+            "Start the server, or correct the URL, such as sc://localhost:15002 or"
+            " sc://localhost:15002/;token=…."
+        )
         if isinstance(error, OSError) or "UNAVAILABLE" in str(error):
             raise TransientError(problem, step) from error
         if isinstance(error, ImportError):
@@ -375,17 +453,28 @@ def _connect(url: str, config: Mapping[str, str], lake_url: str | None) -> Spark
         raise ConfigurationError(problem, step, setting="spark.master") from error
     _check_release(session, f"sc://{where[0]}:{where[1]}")
     if catalog != _PLANS[_CATALOG]:
-        problem = f"the Spark Connect server at {where[0]}:{where[1]} has {_CATALOG}={catalog}: expected in-memory."
+        problem = (
+            f"the Spark Connect server at {where[0]}:{where[1]} has {_CATALOG}={catalog}: expected"
+            " in-memory."
+        )
         raise ConfigurationError(problem, "Start a server with this setting.", setting=_CATALOG)
-    # For an application, settings of Hadoop begin with spark.hadoop; for one session, they are named without that.
-    ours = {name.removeprefix("spark.hadoop."): value for name, value in _PLANS.items() if name not in _OF_THE_SERVER}
+    # For an application, settings of Hadoop begin with spark.hadoop; for one session, they are
+    # named without that.
+    ours = {
+        name.removeprefix("spark.hadoop."): value
+        for name, value in _PLANS.items()
+        if name not in _OF_THE_SERVER
+    }
     for name, value in {**ours, **{name: str(value) for name, value in config.items()}}.items():
         if name == "spark.master":
             continue
         try:
             session.conf.set(name, value)
         except Exception as error:
-            problem = f"{name} can't be set in a session of Spark Connect: {first_message_line(error).rstrip('.')}."
+            problem = (
+                f"{name} can't be set in a session of Spark Connect:"
+                f" {first_message_line(error).rstrip('.')}."
+            )
             step = "Start the server with it, and leave it out of spark_config."
             raise ConfigurationError(problem, step, setting=name) from error
     session.sql(f"CREATE DATABASE IF NOT EXISTS {_database(session)}")
@@ -401,14 +490,19 @@ def stop_session(session: SparkSession) -> None:
     """Stop a session. If its JVM was started to archive its classes, also end that."""
     if is_remote(session):
         client: Any = session.client
-        client.set_retry_policies([])  # each request to a dead server would be repeated for 20 seconds
+        client.set_retry_policies(
+            []
+        )  # each request to a dead server would be repeated for 20 seconds
         with contextlib.suppress(Exception):  # the server may have ended, and the database with it
             session.sql("USE default")
             session.sql(f"DROP DATABASE IF EXISTS {_database(session)} CASCADE")
         session.stop()
         return
     context = session.sparkContext
-    options, gateway = context.getConf().get("spark.driver.extraJavaOptions", None) or "", context._gateway
+    options, gateway = (
+        context.getConf().get("spark.driver.extraJavaOptions", None) or "",
+        context._gateway,
+    )
     tuning.wait_for_workers(context)
     session.stop()
     tuning.stop_jvm(gateway, options)
@@ -425,11 +519,12 @@ def session_scope(
 ) -> Iterator[Callable[[], SparkSession]]:
     """Yield a function that returns the session; code that never calls it never waits for Spark.
 
-    For the master "none" (also in ADJUNCT_SPARK_MASTER) it yields IN_PROCESS: nothing is ever started. `quick`
-    (default: as ADJUNCT_SPARK_QUICK says, else not) is for short runs and small batches: the JVM compiles less, and
-    loads classes from an archive. The first such JVM of a machine writes the archive when it ends, which takes some
-    seconds. A session that is already running is used, and not stopped at the end. `on_start` is called with a line of
-    text before a session is started, which takes 6-10 s.
+    For the master "none" (also in ADJUNCT_SPARK_MASTER) it yields IN_PROCESS: nothing is ever
+    started. `quick` (default: as ADJUNCT_SPARK_QUICK says, else not) is for short runs and small
+    batches: the JVM compiles less, and loads classes from an archive. The first such JVM of a
+    machine writes the archive when it ends, which takes some seconds. A session that is already
+    running is used, and not stopped at the end. `on_start` is called with a line of text before a
+    session is started, which takes 6-10 s.
     """
     if is_in_process(master):
         yield IN_PROCESS
@@ -457,7 +552,8 @@ def prepare_environment() -> None:
     check_java()
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
-    # Otherwise Spark's launcher resolves the name of this host, which may fail on a laptop or in a container.
+    # Otherwise Spark's launcher resolves the name of this host, which may fail on a laptop or in a
+    # container.
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     os.environ.setdefault("SPARK_LOCAL_HOSTNAME", "localhost")
     # Options of the small JVM that only assembles the command line of Spark's JVM.
@@ -465,7 +561,8 @@ def prepare_environment() -> None:
 
 
 def _check_master(master: str, *, is_elsewhere: bool = False) -> None:
-    """Raise ConfigurationError for an unknown master or a missing YARN configuration, which crash Spark's launcher.
+    """Raise ConfigurationError for an unknown master or a missing YARN configuration, which crash
+    Spark's launcher.
 
     What spark-submit has accepted is not checked again: services have masters of their own.
     """
@@ -473,21 +570,34 @@ def _check_master(master: str, *, is_elsewhere: bool = False) -> None:
         return
     problem, step = "Spark has no such master", _MASTER_STEP
     if _MASTER.fullmatch(master):
-        if master != "yarn" or is_elsewhere or {"HADOOP_CONF_DIR", "YARN_CONF_DIR"} & os.environ.keys():
+        if (
+            master != "yarn"
+            or is_elsewhere
+            or {"HADOOP_CONF_DIR", "YARN_CONF_DIR"} & os.environ.keys()
+        ):
             return
         problem = "neither HADOOP_CONF_DIR nor YARN_CONF_DIR is set"
         step = "Set one of them to the folder with the configuration of your YARN cluster."
-    problem = f"Spark could not be started with the master {master.partition(';')[0]!r}: {problem}."  # no token
+    # no token
+    problem = f"Spark could not be started with the master {master.partition(';')[0]!r}: {problem}."
     raise ConfigurationError(problem, step, setting="spark.master")
 
 
 def _check_reach(master: str, lake_url: str | None) -> None:
-    """Raise ConfigurationError if executors may run on machines that can't access the folder in which the lake is."""
+    """Raise ConfigurationError if executors may run on machines that can't access the folder in
+    which the lake is.
+    """
     url = lake_url or DEFAULT_LAKE
     if master.startswith("local") or url.startswith(("s3://", "s3a://")) or LakeSettings().shared:
         return
-    problem = f"lake {url!r} is a folder, and the executors of {master} may run on machines that can't access it."
-    step = "Set ADJUNCT_LAKE_SHARED=true if every machine has this folder under the same path; otherwise use an "
+    problem = (
+        f"lake {url!r} is a folder, and the executors of {master} may run on machines that can't"
+        " access it."
+    )
+    step = (
+        "Set ADJUNCT_LAKE_SHARED=true if every machine has this folder under the same path;"
+        " otherwise use an "
+    )
     step += "s3:// lake or a local master."
     raise ConfigurationError(problem, step, argument="lake_url")
 
@@ -496,18 +606,28 @@ def _s3a() -> dict[str, str]:
     """Return the settings for S3A, without credentials, which come from its standard chain."""
     lake = LakeSettings()
     settings = {
-        "spark.jars.packages": ",".join((f"org.apache.hadoop:hadoop-aws:{_HADOOP[spark_release()]}", *_S3A_PACKAGES)),
+        "spark.jars.packages": ",".join(
+            (f"org.apache.hadoop:hadoop-aws:{_HADOOP[spark_release()]}", *_S3A_PACKAGES)
+        ),
         "spark.jars.excludes": ",".join(_S3A_EXCLUDES),
         "spark.hadoop.fs.s3a.path.style.access": "true" if lake.path_style else "false",
         "spark.hadoop.fs.s3a.connection.ssl.enabled": "true",
-        # This input stream requests the rest if a reply is cut off; the default of newer releases fails.
+        # This input stream requests the rest if a reply is cut off; the default of newer releases
+        # fails.
         "spark.hadoop.fs.s3a.input.stream.type": "classic",
     }
-    endpoint = lake.endpoint or os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or ""
+    endpoint = (
+        lake.endpoint
+        or os.environ.get("AWS_ENDPOINT_URL_S3")
+        or os.environ.get("AWS_ENDPOINT_URL")
+        or ""
+    )
     check_endpoint(endpoint)
     if endpoint:
         settings["spark.hadoop.fs.s3a.endpoint"] = endpoint
-        settings["spark.hadoop.fs.s3a.connection.ssl.enabled"] = str(endpoint.startswith("https")).lower()
+        settings["spark.hadoop.fs.s3a.connection.ssl.enabled"] = str(
+            endpoint.startswith("https")
+        ).lower()
     region = lake.region or os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
     if region:
         settings["spark.hadoop.fs.s3a.endpoint.region"] = region

@@ -1,8 +1,9 @@
-"""Code in Spark's tasks: functions over Arrow data, and errors of Adjunct on their way to the driver.
+"""Code in Spark's tasks: functions over Arrow data, and errors of Adjunct on their way to the
+driver.
 
-Spark wraps an exception of a task into exceptions of its own that contain its text. So an error is encoded as text, and
-`translate_spark_errors` decodes it in the driver. Spark's errors about damaged files and lost workers become errors of
-Adjunct too.
+Spark wraps an exception of a task into exceptions of its own that contain its text. So an error is
+encoded as text, and `translate_spark_errors` decodes it in the driver. Spark's errors about damaged
+files and lost workers become errors of Adjunct too.
 """
 
 from __future__ import annotations
@@ -38,64 +39,85 @@ T = TypeVar("T")
 STACK_SIZE = "16m"
 """The stack size of threads in Spark's JVMs: enough for a chain of 1,500 operators."""
 # The text of an encoded error. It is readable, because Spark's executors log it.
-_ENCODED = "adjunct-error[{error}] {problem} [next step] {next_step} [facts] {facts} [adjunct-error]"
+_ENCODED = (
+    "adjunct-error[{error}] {problem} [next step] {next_step} [facts] {facts} [adjunct-error]"
+)
 _ENCODED_PATTERN = re.compile(
     r"adjunct-error\[(?P<error>\w+)\] (?P<problem>.*?) \[next step\] (?P<next_step>.*?)"
     r"(?: \[facts\] (?P<facts>.*?))? \[adjunct-error\]",
     re.S,
 )
-# The end of a Python worker's traceback for an error of Adjunct that was not encoded: its class and message.
-_RAISED = re.compile(rf"^{re.escape(errors.__name__)}\.(?P<name>\w+): (?P<message>.*)", re.MULTILINE | re.DOTALL)
+# The end of a Python worker's traceback for an error of Adjunct that was not encoded: its class and
+# message.
+_RAISED = re.compile(
+    rf"^{re.escape(errors.__name__)}\.(?P<name>\w+): (?P<message>.*)", re.MULTILINE | re.DOTALL
+)
 # How Spark names a file that it can't read.
-_UNREAD = re.compile(r"\[FAILED_READ_FILE\.\w+\] Encountered error while reading file (?P<file>\S+?)\.\s")
-# How S3A reports a refused request: the code of the answer is last, "null" for a HEAD, whose answer has no body.
+_UNREAD = re.compile(
+    r"\[FAILED_READ_FILE\.\w+\] Encountered error while reading file (?P<file>\S+?)\.\s"
+)
+# How S3A reports a refused request: the code of the answer is last, "null" for a HEAD, whose answer
+# has no body.
 _REFUSED = re.compile(
-    r"^(?:Caused by: |: )[\w.]+Exception: [^\n]*S3Exception: [^\n]*\(Service: S3, Status Code: (?P<status>40[013]), "
+    r"^(?:Caused by: |: )[\w.]+Exception: [^\n]*S3Exception: [^\n]*\(Service: S3, Status Code:"
+    r" (?P<status>40[013]), "
     r"[^\n]*?\):(?P<code>\w+)",
     re.MULTILINE,
 )
 # Messages in errors of S3A about requests that failed because of the network or the server.
 _CUT_OFF = re.compile(
-    r"^(?:Caused by: |: )(?:java\.net\.\w+Exception|javax\.net\.ssl\.\w+Exception|java\.io\.InterruptedIOException"
+    r"^(?:Caused by: |:"
+    r" )(?:java\.net\.\w+Exception|javax\.net\.ssl\.\w+Exception|java\.io\.InterruptedIOException"
     r"|org\.apache\.http\.[\w.]*(?:ConnectionClosed|NoHttpResponse|ConnectTimeout|TruncatedChunk|HttpHostConnect|"
     r"ConnectionPoolTimeout|MalformedChunkCoding)Exception|org\.apache\.hadoop\.net\.ConnectTimeoutException"
     r"|org\.apache\.hadoop\.fs\.s3a\.AWS(?:Status500|ServiceThrottled|NoResponse|ApiCallTimeout)Exception"
     r"|software\.amazon\.awssdk\.core\.exception\.(?:ApiCall\w*Timeout|Retryable)Exception"
-    r"|software\.amazon\.awssdk\.core\.exception\.SdkClientException(?=: Unable to execute HTTP request)"
+    r"|software\.amazon\.awssdk\.core\.exception\.SdkClientException(?=: Unable to execute HTTP"
+    r" request)"
     r"): (?P<cause>[^\n]*)",
     re.MULTILINE,
 )
 # The JVM's message where a task's Python process has closed its connection.
 _WORKER_LOST = "Python worker exited unexpectedly"
 # The message if a Spark Connect server has ended, or another one was started in its place.
-_SERVER_LOST = re.compile(r"\[RETRIES_EXCEEDED\]|\[INVALID_HANDLE\.SESSION_\w+\]|StatusCode\.UNAVAILABLE")
+_SERVER_LOST = re.compile(
+    r"\[RETRIES_EXCEEDED\]|\[INVALID_HANDLE\.SESSION_\w+\]|StatusCode\.UNAVAILABLE"
+)
 # The JVM's message where a plan is nested too deeply.
 _TOO_DEEP = re.compile(r"^(?:Caused by: |: )java\.lang\.StackOverflowError", re.MULTILINE)
 # Messages of the JVM or a Python worker about a full or read-only disk for Spark's temporary files.
 _NO_ROOM = re.compile(
-    r"(?:java\.(?:nio\.file\.FileSystemException|io\.(?:IOException|FileNotFoundException))|OSError): (?P<cause>[^\n]*?"
+    r"(?:java\.(?:nio\.file\.FileSystemException|io\.(?:IOException|FileNotFoundException))|OSError):"
+    r" (?P<cause>[^\n]*?"
     r"(?:No space left on device|Disk quota exceeded|Read-only file system)[^\n]*)"
 )
 _DAMAGED = re.compile(
-    r"^Caused by: (?:java\.lang\.\w+|java\.io\.(?:EOF|FileNotFound)Exception|[\w.$]*\b(?:parquet|zstd)\b[\w.$]*"
+    r"^Caused by:"
+    r" (?:java\.lang\.\w+|java\.io\.(?:EOF|FileNotFound)Exception|[\w.$]*\b(?:parquet|zstd)\b[\w.$]*"
     r"|[\w.]+\.SchemaColumnConvertNotSupportedException): (?P<cause>[^\n]*)",
     re.MULTILINE,
 )
 
 
 def encode_task_errors(items: Iterator[T]) -> Iterator[T]:
-    """Yield these items; raise an error of Adjunct encoded as text, for `translate_spark_errors` in the driver."""
+    """Yield these items; raise an error of Adjunct encoded as text, for `translate_spark_errors`
+    in the driver.
+    """
     try:
         yield from items
     except AdjunctError as error:
         document = error_to_json(error)
-        raise RuntimeError(_ENCODED.format(**document | {"facts": json.dumps(document["facts"])})) from None
+        raise RuntimeError(
+            _ENCODED.format(**document | {"facts": json.dumps(document["facts"])})
+        ) from None
 
 
 def error_to_json(error: AdjunctError) -> dict[str, Any]:
-    """Return the error as plain values for `error_from_json`, for tasks that return errors instead of failing.
+    """Return the error as plain values for `error_from_json`, for tasks that return errors instead
+    of failing.
 
-    Only fields that JSON can hold are included: the keys of a record, for example, may have any type.
+    Only fields that JSON can hold are included: the keys of a record, for example, may have any
+    type.
     """
     kind = error_class_name(error)
     facts = {name: value for name, value in error.facts.items() if _is_plain(value)}
@@ -111,7 +133,11 @@ def error_from_json(document: Mapping[str, Any]) -> AdjunctError:
 
 
 def _is_plain(value: object) -> bool:
-    return all(map(_is_plain, value)) if isinstance(value, tuple) else isinstance(value, str | int | float)
+    return (
+        all(map(_is_plain, value))
+        if isinstance(value, tuple)
+        else isinstance(value, str | int | float)
+    )
 
 
 def _frozen(value: Any) -> Any:
@@ -120,7 +146,9 @@ def _frozen(value: Any) -> Any:
 
 def error_class_name(error: AdjunctError) -> str:
     """Return the name of the error's class, or of its nearest base class in resources/errors.py."""
-    return next(kind.__name__ for kind in type(error).__mro__ if _error_class(kind.__name__) is kind)
+    return next(
+        kind.__name__ for kind in type(error).__mro__ if _error_class(kind.__name__) is kind
+    )
 
 
 def _error_class(name: str) -> type[AdjunctError] | None:
@@ -129,16 +157,23 @@ def _error_class(name: str) -> type[AdjunctError] | None:
     return kind if isinstance(kind, type) and issubclass(kind, AdjunctError) else None
 
 
-def raise_error_column(kind: type[AdjunctError], problem: Column, next_step: str, **facts: str) -> Column:
-    """Return a column that raises this error when it is evaluated: use it for rows that must not exist."""
-    text = _ENCODED.format(error=kind.__name__, problem="\0", next_step=next_step, facts=json.dumps(facts))
+def raise_error_column(
+    kind: type[AdjunctError], problem: Column, next_step: str, **facts: str
+) -> Column:
+    """Return a column that raises this error when it is evaluated: use it for rows that must not
+    exist.
+    """
+    text = _ENCODED.format(
+        error=kind.__name__, problem="\0", next_step=next_step, facts=json.dumps(facts)
+    )
     before, after = text.split("\0")
     return F.raise_error(F.concat(F.lit(before), problem, F.lit(after)))
 
 
 @contextlib.contextmanager
 def translate_spark_errors() -> Iterator[None]:
-    """Raise errors of Adjunct instead of Spark's errors that contain or correspond to them; others pass unchanged.
+    """Raise errors of Adjunct instead of Spark's errors that contain or correspond to them; others
+    pass unchanged.
 
     A context, also used as a decorator of public functions.
     """
@@ -152,11 +187,17 @@ def translate_spark_errors() -> Iterator[None]:
 
 
 def find_adjunct_error(error: BaseException) -> AdjunctError | None:
-    """Return the error of Adjunct that this error is, contains, or corresponds to; None for other errors."""
+    """Return the error of Adjunct that this error is, contains, or corresponds to; None for
+    other errors.
+    """
     if isinstance(error, AdjunctError):
         return error
     if isinstance(error, OSError) and error.errno in (*DISK_FULL_ERRNOS, errno.EROFS):
-        what = "a temporary file" if error.filename else "a temporary file, or the output of this command"
+        what = (
+            "a temporary file"
+            if error.filename
+            else "a temporary file, or the output of this command"
+        )
         return file_error(error, error.filename or tempfile.gettempdir(), what)
     if type(error).__module__.partition(".")[0] not in ("pyspark", "py4j"):
         return None
@@ -168,20 +209,24 @@ def lost_process_error(problem: str) -> TransientError:
     """Return the error for a batch that failed because one of Spark's processes has ended."""
     return TransientError(
         problem,
-        "Run it again: the batch is repeated as planned. If it keeps happening, check the memory limits of the "
-        "machine and of its container, and the system log for killed processes.",
+        "Run it again: the batch is repeated as planned. If it keeps happening, check the memory"
+        " limits of the machine and of its container, and the system log for killed processes.",
     )
 
 
 def _corresponding_error(text: str) -> AdjunctError | None:
-    """Return the error for a known message of Spark, of the JVM or of a Python worker, found in this text, or None."""
+    """Return the error for a known message of Spark, of the JVM or of a Python worker, found in
+    this text, or None.
+    """
     if _WORKER_LOST in text:
         return lost_process_error(
-            "a Python worker of Spark ended in the middle of its task: it was killed, ran out of memory, or crashed."
+            "a Python worker of Spark ended in the middle of its task: it was killed, ran out of"
+            " memory, or crashed."
         )
     if _SERVER_LOST.search(text):
         return TransientError(
-            "the Spark Connect server does not answer, or has been started again in the middle of a run.",
+            "the Spark Connect server does not answer, or has been started again in the middle of a"
+            " run.",
             "See that it runs, and run it again: the batch is repeated as planned.",
         )
     refused = _REFUSED.search(text)
@@ -195,53 +240,67 @@ def _corresponding_error(text: str) -> AdjunctError | None:
         return StoreUnavailableError(problem, "Run it again.", url=file)
     if file and damaged:
         step = (
-            "The object is missing or damaged: restore it from a backup, or serve an earlier version (adjunct dataset "
-            "rollback NAME --reason …). To list all such objects of a dataset: adjunct dataset verify NAME."
+            "The object is missing or damaged: restore it from a backup, or serve an earlier"
+            " version (adjunct dataset rollback NAME --reason …). To list all such objects of a"
+            " dataset: adjunct dataset verify NAME."
         )
-        return ManifestMismatchError(f"Spark can't read {file}: {damaged['cause']}.", step, url=file)
+        return ManifestMismatchError(
+            f"Spark can't read {file}: {damaged['cause']}.", step, url=file
+        )
     if _TOO_DEEP.search(text):
         return PlanningError(
-            "Spark's plan of a batch is nested too deeply for the stack of its JVM: there are too many operators in a "
-            "row, or an expression has too many parts.",
-            "Split the application: send intermediate results to a stream, and read that in another application. Or "
-            f"give the session a larger stack than {STACK_SIZE}, with -Xss128m in spark.driver.extraJavaOptions and "
-            "spark.executor.extraJavaOptions.",
+            "Spark's plan of a batch is nested too deeply for the stack of its JVM: there are too"
+            " many operators in a row, or an expression has too many parts.",
+            "Split the application: send intermediate results to a stream, and read that in"
+            f" another application. Or give the session a larger stack than {STACK_SIZE}, with"
+            " -Xss128m in spark.driver.extraJavaOptions and spark.executor.extraJavaOptions.",
         )
     raised, full = _RAISED.search(text), _NO_ROOM.search(text)
     if raised and (kind := _error_class(raised["name"])):
         # The JVM's stack trace follows the message.
-        message = re.split(r"\n\s*(?:\n|at |JVM stacktrace|SQLSTATE)", raised["message"], maxsplit=1)[0]
+        message = re.split(
+            r"\n\s*(?:\n|at |JVM stacktrace|SQLSTATE)", raised["message"], maxsplit=1
+        )[0]
         return kind(message.strip())
     if full:  # the disk for temporary files of shuffles and sorts
         cause = full["cause"].rstrip(".")
         return StoreUnavailableError(
             f"Spark could not write a file: {cause}.",
-            "Free some space, or give Spark another folder for temporary files (SPARK_LOCAL_DIRS or spark.local.dir), "
-            "then run it again. Nothing was committed and nothing is lost.",
+            "Free some space, or give Spark another folder for temporary files (SPARK_LOCAL_DIRS or"
+            " spark.local.dir), then run it again. Nothing was committed and nothing is lost.",
             url=cause.partition(": ")[0] if cause.startswith("/") else None,
         )
     return None
 
 
 def _stale_error(status: str, code: str, unread: re.Match[str] | None) -> AdjunctError:
-    """Return the error for a request of S3A's that S3 refused for now, with this code ("null" for an unknown one).
+    """Return the error for a request of S3A's that S3 refused for now, with this code ("null" for
+    an unknown one).
 
     `unread` has the file that Spark was reading, if it was.
     """
     answer, reason = f"{status} {code}", "the credentials have expired, or a clock is wrong"
     if code == "null":
-        answer, reason = f"{status} to a HEAD, which states no code", f"{reason}, or the credentials do not allow it"
+        answer, reason = (
+            f"{status} to a HEAD, which states no code",
+            f"{reason}, or the credentials do not allow it",
+        )
     step = (
-        "Renew the credentials of Spark's driver and executors, then run it again. adjunct doctor says what is wrong."
+        "Renew the credentials of Spark's driver and executors, then run it again. adjunct doctor"
+        " says what is wrong."
     )
     problem = f"Spark's request to the store was answered {answer}: {reason}."
     return StoreUnavailableError(problem, step, url=unread["file"] if unread else None)
 
 
 def first_message_line(error: Exception) -> str:
-    """Return the first line of a Spark error that is a message, and not py4j's description of the call."""
+    """Return the first line of a Spark error that is a message, and not py4j's description of
+    the call.
+    """
     lines = (line.strip().removeprefix(": ") for line in str(error).splitlines())
-    useful = (line for line in lines if line and not line.startswith("An error occurred while calling "))
+    useful = (
+        line for line in lines if line and not line.startswith("An error occurred while calling ")
+    )
     return next(useful, type(error).__name__)
 
 
@@ -250,7 +309,9 @@ def decode_error(text: str) -> AdjunctError | None:
     if match := _ENCODED_PATTERN.search(text):
         try:
             facts = json.loads(match["facts"] or "{}")
-        except ValueError:  # not an error of a row: Spark quotes a plan that contains a `raise_error_column`
+        except (
+            ValueError
+        ):  # not an error of a row: Spark quotes a plan that contains a `raise_error_column`
             facts = {}
         return error_from_json({**match.groupdict(), "facts": facts})
     return None
@@ -258,14 +319,18 @@ def decode_error(text: str) -> AdjunctError | None:
 
 # Functions over Arrow data, for frames whose columns may have any name.
 #
-# Spark's own `mapInArrow` and `applyInArrow` look up columns by name: they take a dot in a name for a path into a
-# struct, and the name `*` for all columns.
+# Spark's own `mapInArrow` and `applyInArrow` look up columns by name: they take a dot in a name for
+# a path into a struct, and the name `*` for all columns.
 
 
 def map_in_arrow(
-    frame: DataFrame, task: Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]], schema: StructType | str
+    frame: DataFrame,
+    task: Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]],
+    schema: StructType | str,
 ) -> DataFrame:
-    """Return the frame of what `task` yields for the batches of each partition; like Spark's `mapInArrow`."""
+    """Return the frame of what `task` yields for the batches of each partition; like Spark's
+    `mapInArrow`.
+    """
     names = frame.columns
     if not _needs_other_names(names):
         return frame.mapInArrow(task, schema)
@@ -279,7 +344,9 @@ def map_in_arrow(
 def apply_in_arrow(
     frame: DataFrame, key: Sequence[str], task: Callable[[Any], Any], schema: StructType | str
 ) -> DataFrame:
-    """Return the frame of what `task` returns for the rows of each key, as a table; like Spark's `applyInArrow`."""
+    """Return the frame of what `task` returns for the rows of each key, as a table; like Spark's
+    `applyInArrow`.
+    """
     names = frame.columns
     if not _needs_other_names(names):
         return frame.groupBy(*[F.col(name) for name in key]).applyInArrow(task, schema)
@@ -288,7 +355,9 @@ def apply_in_arrow(
         return task(rows.rename_columns(names))
 
     plain = frame.toDF(*_by_position(names))
-    return plain.groupBy(*[F.col(f"c{names.index(name)}") for name in key]).applyInArrow(named, schema)
+    return plain.groupBy(*[F.col(f"c{names.index(name)}") for name in key]).applyInArrow(
+        named, schema
+    )
 
 
 def read_in_tasks(
@@ -297,7 +366,8 @@ def read_in_tasks(
     read: Callable[[T], Iterator[pa.RecordBatch]],
     columns: Sequence[tuple[str, str]],
 ) -> DataFrame:
-    """Return a frame of the batches that `read` yields for each of `parts`, in a Spark task for each part.
+    """Return a frame of the batches that `read` yields for each of `parts`, in a Spark task for
+    each part.
 
     `columns` are the (name, type) of the batches' columns.
     """
@@ -316,9 +386,11 @@ def convert_in_tasks(
     convert: Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]],
     columns: Sequence[tuple[str, str]],
 ) -> DataFrame:
-    """Return the frame of what `convert` yields for the batches of each partition, with these (name, type) as columns.
+    """Return the frame of what `convert` yields for the batches of each partition, with these
+    (name, type) as columns.
 
-    The columns of these batches, and of those that it yields, are identified by position: they are named c0, c1, ….
+    The columns of these batches, and of those that it yields, are identified by position: they are
+    named c0, c1, ….
     """
     ddl = ", ".join(f"c{index} {kind}" for index, (_, kind) in enumerate(columns))
     plain = frame.toDF(*_by_position(frame.columns))
@@ -343,7 +415,9 @@ def small_frame(session: SparkSession, rows: pa.Table) -> DataFrame:
 
     if rows.num_rows:
         return session.createDataFrame(rows).coalesce(1)
-    return session.createDataFrame([], from_arrow_schema(rows.schema)).coalesce(1)  # Connect rejects empty tables
+    return session.createDataFrame([], from_arrow_schema(rows.schema)).coalesce(
+        1
+    )  # Connect rejects empty tables
 
 
 _NOT_NULL = re.compile(r'(?<!\\)"(nullable|containsNull|valueContainsNull)":false')
@@ -354,23 +428,31 @@ _TEXTS = "__texts"
 def fetch_small(frame: DataFrame, largest: int) -> pa.Table | None:
     """Return the rows of a frame that has few of them, as an Arrow table.
 
-    None if the values of any row have more than `largest` bytes in total, nested and binary ones counted as text.
+    None if the values of any row have more than `largest` bytes in total, nested and binary ones
+    counted as text.
     """
     from pyspark.sql.types import StructType
 
-    # `toArrow` fails for a null struct with a member that is declared not null, so all members are declared nullable.
+    # `toArrow` fails for a null struct with a member that is declared not null, so all members are
+    # declared nullable.
     loose = StructType.fromJson(json.loads(_NOT_NULL.sub(r'"\1":true', frame.schema.json())))
-    changed = [field.name for field in frame.schema.fields if field.dataType != loose[field.name].dataType]
+    changed = [
+        field.name for field in frame.schema.fields if field.dataType != loose[field.name].dataType
+    ]
     if changed:
-        frame = frame.withColumns({name: named_column(name).cast(loose[name].dataType) for name in changed})
+        frame = frame.withColumns(
+            {name: named_column(name).cast(loose[name].dataType) for name in changed}
+        )
     texts = {field.name: text for field in loose.fields if (text := _text_of(field)) is not None}
     if not texts:
         return frame.toArrow()
-    # Spark's process would run out of memory before `toArrow` failed, so Spark leaves out the values of large rows: all
-    # values are in one struct, which is null for a large row. `if(false, null, …)` makes its members nullable, too.
+    # Spark's process would run out of memory before `toArrow` failed, so Spark leaves out the
+    # values of large rows: all values are in one struct, which is null for a large row. `if(false,
+    # null, …)` makes its members nullable, too.
     names, nullable = frame.columns, {field.name: field.nullable for field in frame.schema.fields}
     members = ", ".join(
-        f"'c{number}', {quote_name(name) if nullable[name] else f'if(false, null, {quote_name(name)})'}"
+        f"'c{number}',"
+        f" {quote_name(name) if nullable[name] else f'if(false, null, {quote_name(name)})'}"
         for number, name in enumerate(texts)
     )
     is_large = f"octet_length(concat_ws('', {', '.join(texts.values())})) > {largest}"
@@ -379,7 +461,13 @@ def fetch_small(frame: DataFrame, largest: int) -> pa.Table | None:
     rows = frame.selectExpr(*map(quote_name, others), kept).toArrow()
     if rows.column(_TEXTS).null_count:
         return None
-    columns = dict(zip([*others, *texts], [*rows.columns[:-1], *rows.select([_TEXTS]).flatten().columns], strict=True))
+    columns = dict(
+        zip(
+            [*others, *texts],
+            [*rows.columns[:-1], *rows.select([_TEXTS]).flatten().columns],
+            strict=True,
+        )
+    )
     return pa.table({name: columns[name] for name in names})
 
 

@@ -1,4 +1,6 @@
-"""Makes small batches fast: Python workers that are started early, interpreted plans, persisted frames, a quick JVM."""
+"""Makes small batches fast: Python workers that are started early, interpreted plans, persisted
+frames, a quick JVM.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,8 @@ _prewarming: WeakKeyDictionary[SparkContext, Thread] = WeakKeyDictionary()
 
 
 def prewarm_workers(session: SparkSession) -> None:
-    """Start the daemon of Spark's Python workers in the background, once for each session with a local master.
+    """Start the daemon of Spark's Python workers in the background, once for each session with a
+    local master.
 
     That takes seconds. Otherwise the first task that needs a worker would wait for it.
     """
@@ -32,12 +35,16 @@ def prewarm_workers(session: SparkSession) -> None:
         return
     context = session.sparkContext
     if context not in _prewarming and (context.master or "").startswith("local"):
-        _prewarming[context] = Thread(target=_run_one_task, args=(session,), name="prewarm-workers", daemon=True)
+        _prewarming[context] = Thread(
+            target=_run_one_task, args=(session,), name="prewarm-workers", daemon=True
+        )
         _prewarming[context].start()
 
 
 def wait_for_workers(context: SparkContext) -> None:
-    """Wait until prewarming has ended: if the session were stopped before, Spark would log a lost task."""
+    """Wait until prewarming has ended: if the session were stopped before, Spark would log a
+    lost task.
+    """
     if context in _prewarming:
         _prewarming[context].join()
 
@@ -52,17 +59,23 @@ def _pass_through(batches: Iterator[Any]) -> Iterator[Any]:
 
 
 FEW_ROWS = 100_000
-"""The most rows that an interpreted plan processes faster than one that has to be compiled first."""
+"""The most rows that an interpreted plan processes faster than one that has to be compiled
+first.
+"""
 _COMPILED = {"spark.sql.codegen.wholeStage": "true", "spark.sql.codegen.factoryMode": "FALLBACK"}
-_INTERPRETED = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
+_INTERPRETED = {
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+}
 
 
 @contextmanager
 def use_interpreted_plans(session: SparkSession) -> Iterator[None]:
-    """Let Spark interpret plans in this context, unless the session's settings for this differ from Spark's defaults.
+    """Let Spark interpret plans in this context, unless the session's settings for this differ from
+    Spark's defaults.
 
-    Otherwise Spark generates and compiles classes for each new stage: in a session's first batch, and whenever a
-    literal changes.
+    Otherwise Spark generates and compiles classes for each new stage: in a session's first batch,
+    and whenever a literal changes.
     """
     if any(session.conf.get(name) != value for name, value in _COMPILED.items()):
         yield
@@ -77,10 +90,13 @@ def use_interpreted_plans(session: SparkSession) -> Iterator[None]:
     _set(session, _COMPILED)
 
 
-def interpret_small_plans(spark: Callable[[], SparkSession], rows: int | None) -> AbstractContextManager[None]:
+def interpret_small_plans(
+    spark: Callable[[], SparkSession], rows: int | None
+) -> AbstractContextManager[None]:
     """Let Spark interpret plans in this context if there are at most FEW_ROWS rows.
 
-    For more or an unknown number of rows (None), and for IN_PROCESS, it does nothing, and does not ask for the session.
+    For more or an unknown number of rows (None), and for IN_PROCESS, it does nothing, and does not
+    ask for the session.
     """
     few = rows is not None and rows <= FEW_ROWS and spark is not IN_PROCESS
     return use_interpreted_plans(spark()) if few else nullcontext()
@@ -92,12 +108,16 @@ def _set(session: SparkSession, settings: dict[str, str]) -> None:
 
 
 def bigint_array(values: Iterable[int]) -> Column:
-    """Return a column with this array of bigint. It is one string literal, cast, to keep the plan small."""
+    """Return a column with this array of bigint. It is one string literal, cast, to keep the
+    plan small.
+    """
     return F.split(F.lit(",".join(map(str, values))), ",").cast("array<bigint>")
 
 
 class PersistedFrames:
-    """Keeps frames persisted during a batch: Spark computes each when it is first read, and keeps its rows."""
+    """Keeps frames persisted during a batch: Spark computes each when it is first read, and
+    keeps its rows.
+    """
 
     def __init__(self) -> None:
         self._frames: list[DataFrame] = []
@@ -110,38 +130,43 @@ class PersistedFrames:
     def release(self) -> None:
         """Unpersist all frames, the newest first.
 
-        In another order, Spark would plan those frames again that have not been computed and read one that is
-        unpersisted.
+        In another order, Spark would plan those frames again that have not been computed and read
+        one that is unpersisted.
         """
         while self._frames:
             self._frames.pop().unpersist()
 
 
 _SETTING = "ADJUNCT_SPARK_QUICK"
-# With its fast compiler only, the JVM reserves 48 MB for compiled code, which Spark fills within some hundred batches.
-# Then the JVM would discard and recompile code over and over.
+# With its fast compiler only, the JVM reserves 48 MB for compiled code, which Spark fills within
+# some hundred batches. Then the JVM would discard and recompile code over and over.
 _SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:ReservedCodeCacheSize=240m"
 _QUIETLY = "-Xshare:auto -Xlog:cds=off -Xlog:cds+dynamic=off"
 _SECONDS = 60.0
 
 
 def is_quick(chosen: bool | None = None) -> bool:
-    """Return `chosen`; if it is None, whether ADJUNCT_SPARK_QUICK asks for sessions that start quickly."""
+    """Return `chosen`; if it is None, whether ADJUNCT_SPARK_QUICK asks for sessions that start
+    quickly.
+    """
     if chosen is not None:
         return chosen
     given = os.environ.get(_SETTING, "").lower()
     if given not in ("", "true", "false", "1", "0"):
         problem = f"{_SETTING} is {given!r}: expected true or false."
-        raise ConfigurationError(problem, f"Set {_SETTING} to true or false, or unset it (false).", setting=_SETTING)
+        raise ConfigurationError(
+            problem, f"Set {_SETTING} to true or false, or unset it (false).", setting=_SETTING
+        )
     return given in ("true", "1")
 
 
 def quick_jvm_options(java: str, *, keep_classes: bool = False) -> str:
-    """Return the options of a JVM that starts quickly: for runs of some seconds and small batches, not for long work.
+    """Return the options of a JVM that starts quickly: for runs of some seconds and small batches,
+    not for long work.
 
-    It uses the fast compiler and the serial garbage collector, and loads classes from an archive that an earlier JVM
-    has written. With `keep_classes`, a JVM that finds no archive writes one when it ends. JVMs ignore archives of
-    another Java or other jars.
+    It uses the fast compiler and the serial garbage collector, and loads classes from an archive
+    that an earlier JVM has written. With `keep_classes`, a JVM that finds no archive writes one
+    when it ends. JVMs ignore archives of another Java or other jars.
     """
     archive = _archive(java)
     if archive.exists():
@@ -152,13 +177,17 @@ def quick_jvm_options(java: str, *, keep_classes: bool = False) -> str:
 
 
 def stop_jvm(gateway: Any, options: str) -> None:
-    """End the JVM if by these options it archives its classes at its end, which takes some seconds, once."""
+    """End the JVM if by these options it archives its classes at its end, which takes some
+    seconds, once.
+    """
     option = re.search(r"-XX:ArchiveClassesAtExit=(\S+)", options)
     if option is None or not option[1].endswith(f".{os.getpid()}"):
         return
     written = Path(option[1])
     archive = written.with_suffix(".jsa")
-    with suppress(Exception):  # the run itself has succeeded; without an archive the next JVM tries again
+    with suppress(
+        Exception
+    ):  # the run itself has succeeded; without an archive the next JVM tries again
         gateway.shutdown()
         gateway.proc.stdin.close()
         gateway.proc.wait(_SECONDS)
@@ -169,7 +198,11 @@ def stop_jvm(gateway: Any, options: str) -> None:
 def _archive(java: str) -> Path:
     import pyspark
 
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dagster-adjunct" / "classes"
+    cache = (
+        Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        / "dagster-adjunct"
+        / "classes"
+    )
     real = Path(java).resolve()
     of = f"{real}|{real.stat().st_mtime_ns}|{pyspark.__version__}|{Path(pyspark.__file__).parent}"
     return cache / f"{hashlib.sha256(of.encode()).hexdigest()[:16]}.jsa"
@@ -195,16 +228,19 @@ class JvmMethodCache:
         from py4j.java_gateway import JavaMember
 
         member = getattr(self._class, name)
-        if isinstance(member, JavaMember):  # it has no state but its name, so all threads may share it
+        if isinstance(
+            member, JavaMember
+        ):  # it has no state but its name, so all threads may share it
             setattr(self, name, member)
         return member
 
 
 def cache_jvm_functions(session: SparkSession) -> None:
-    """Let this session, and later ones of its JVM, look up each of Spark's functions in the JVM only once.
+    """Let this session, and later ones of its JVM, look up each of Spark's functions in the JVM
+    only once.
 
-    Otherwise py4j requests `functions` and then `col` before it calls `F.col("a")`, and a small batch creates about a
-    thousand columns.
+    Otherwise py4j requests `functions` and then `col` before it calls `F.col("a")`, and a small
+    batch creates about a thousand columns.
     """
     jvm = session.sparkContext._jvm
     for name in _CLASSES:

@@ -1,10 +1,11 @@
-"""Expressions evaluated by Arrow, without Spark, where the result is certain to be Spark's (ANSI mode, UTC).
+"""Expressions evaluated by Arrow, without Spark, where the result is certain to be Spark's (ANSI
+mode, UTC).
 
-An expression is compiled only if all of its functions and types are in the tables below. Where a result depends on the
-values (an overflow, letters that are not ASCII), `evaluate` raises NeedsSpark: Spark computes the value or the error.
-All operands are evaluated, also those that Spark may skip; at worst, that asks Spark needlessly. But the branches of
-CASE and the like are evaluated for all rows only if that fails for none, or else for the rows that choose them, as in
-Spark.
+An expression is compiled only if all of its functions and types are in the tables below. Where a
+result depends on the values (an overflow, letters that are not ASCII), `evaluate` raises
+NeedsSpark: Spark computes the value or the error. All operands are evaluated, also those that Spark
+may skip; at worst, that asks Spark needlessly. But the branches of CASE and the like are evaluated
+for all rows only if that fails for none, or else for the rows that choose them, as in Spark.
 """
 
 from __future__ import annotations
@@ -74,7 +75,9 @@ class ArrowExpression:
 
 
 def compile_expression(text: str, types: Mapping[str, str]) -> ArrowExpression | str:
-    """Return the compiled expression over columns of these types, or a noun phrase that says why it needs Spark."""
+    """Return the compiled expression over columns of these types, or a noun phrase that says why
+    it needs Spark.
+    """
     return _compile(text, tuple(types.items()))
 
 
@@ -105,18 +108,30 @@ def _compile(text: str, types: tuple[tuple[str, str], ...]) -> ArrowExpression |
 _PARTS_OF_NODES = ("Identifier", "DataType", "DataTypeParam")
 # Literals that Spark's parser checks, and words that sqlglot takes for names or leaves out.
 _LEFT_TO_PARSER = re.compile(
-    r"\b(?:date|timestamp)\s*['\"]|(?<![\w`.])(?:\d{10,}|\d+L)|\b(?:from|for)\b|\bnot\s+is\b", re.IGNORECASE | re.ASCII
+    r"\b(?:date|timestamp)\s*['\"]|(?<![\w`.])(?:\d{10,}|\d+L)|\b(?:from|for)\b|\bnot\s+is\b",
+    re.IGNORECASE | re.ASCII,
 )
 _WORDS: dict[str, tuple[str, ...]] = {
-    "is": ("Is",), "not": ("Not",), "in": ("In",), "like": ("Like",), "between": ("Between",), "case": ("Case",),
-    "end": ("Case",), "as": ("Cast", "TryCast"), "and": ("And", "Between"), "or": ("Or",), "else": (),
-}  # fmt: skip
+    "is": ("Is",),
+    "not": ("Not",),
+    "in": ("In",),
+    "like": ("Like",),
+    "between": ("Between",),
+    "case": ("Case",),
+    "end": ("Case",),
+    "as": ("Cast", "TryCast"),
+    "and": ("And", "Between"),
+    "or": ("Or",),
+    "else": (),
+}
 
 
 def is_valid_for_spark(text: str) -> bool:
-    """Whether Spark's parser certainly accepts an expression: a name, or syntax that this module has rules for.
+    """Whether Spark's parser certainly accepts an expression: a name, or syntax that this module
+    has rules for.
 
-    False says nothing: dates and large numbers, whose values the parser checks, are left to it, too.
+    False says nothing: dates and large numbers, whose values the parser checks, are left to it,
+    too.
     """
     expression = parse_expression(text)
     if expression.star or expression.unread or expression.tree is None:
@@ -136,7 +151,9 @@ def _has_rule(node: exp.Expr) -> bool:
     """Whether this module has a rule for a node with its arguments."""
     name = type(node).__name__
     if name in _PARTS_OF_NODES:
-        return name != "Identifier" or bool(node.args.get("quoted")) or node.name.lower() not in _WORDS
+        return (
+            name != "Identifier" or bool(node.args.get("quoted")) or node.name.lower() not in _WORDS
+        )
     given = {each for each, argument in node.args.items() if argument not in (None, [], False)}
     _, *arguments = _RULES.get(name, (None,))
     if name not in _RULES or not given <= {*_OF_EACH_NODE, *arguments}:
@@ -151,7 +168,9 @@ def _has_words_of(text: str, nodes: Sequence[exp.Expr], alias: str | None) -> bo
     words = [word.lower() for word in re.findall(r"[A-Za-z_]\w*", QUOTED.sub("''", text))]
     names = [type(node).__name__ for node in nodes]
     ifs = sum(len(node.args["ifs"]) for node in nodes if type(node).__name__ == "Case")
-    elses = sum(node.args.get("default") is not None for node in nodes if type(node).__name__ == "Case")
+    elses = sum(
+        node.args.get("default") is not None for node in nodes if type(node).__name__ == "Case"
+    )
     for word, kinds in _WORDS.items():
         expected = sum(map(names.count, kinds)) + (elses if word == "else" else 0)
         expected += word == "as" and alias is not None
@@ -162,7 +181,9 @@ def _has_words_of(text: str, nodes: Sequence[exp.Expr], alias: str | None) -> bo
 
 @dataclass(frozen=True, slots=True)
 class _Batch:
-    """A table, with the results of compiled nodes for it: a node that is used twice is computed once."""
+    """A table, with the results of compiled nodes for it: a node that is used twice is computed
+    once.
+    """
 
     table: pa.Table
     results: dict[Compute, Any] = field(default_factory=dict)
@@ -174,7 +195,9 @@ class _NotCompiled(Exception):
 
 @dataclass(frozen=True, slots=True)
 class _Value:
-    """A compiled node: the Spark type ("void" for an untyped null), the computation, and the value of a literal."""
+    """A compiled node: the Spark type ("void" for an untyped null), the computation, and the
+    value of a literal.
+    """
 
     type: str
     compute: Compute
@@ -186,11 +209,17 @@ def _fails_in_filter(tree: exp.Expr) -> bool:
 
     In `s = 'x' and cast(s as int) > 1`, its optimizer puts 'x' into the cast.
     """
-    equalities = tree.find_all(exp.EQ, exp.NEQ, exp.NullSafeEQ, exp.EqualNull, exp.In, exp.Case, exp.Nullif)
+    equalities = tree.find_all(
+        exp.EQ, exp.NEQ, exp.NullSafeEQ, exp.EqualNull, exp.In, exp.Case, exp.Nullif
+    )
     compared = {_uncast(side) for node in equalities for side in node.iter_expressions()}
     names = {side.name.lower() for side in compared if isinstance(side, exp.Column)}
-    failing = tree.find_all(exp.Add, exp.Sub, exp.Mul, exp.Div, exp.IntDiv, exp.Mod, exp.Neg, exp.Cast)
-    return any(column.name.lower() in names for node in failing for column in node.find_all(exp.Column))
+    failing = tree.find_all(
+        exp.Add, exp.Sub, exp.Mul, exp.Div, exp.IntDiv, exp.Mod, exp.Neg, exp.Cast
+    )
+    return any(
+        column.name.lower() in names for node in failing for column in node.find_all(exp.Column)
+    )
 
 
 def _uncast(node: exp.Expr) -> exp.Expr:
@@ -244,7 +273,9 @@ class _Compiler:
 
     def condition(self, node: exp.Expr) -> _Value:
         value = self.value(node)
-        if value.type != "boolean" and (value.type != "void" or type(node.parent).__name__ in ("If", "Case")):
+        if value.type != "boolean" and (
+            value.type != "void" or type(node.parent).__name__ in ("If", "Case")
+        ):
             raise _NotCompiled(f"a condition of type {value.type}")
         return _cast(value, "boolean")
 
@@ -253,7 +284,10 @@ def _describe(node: exp.Expr) -> str:
     if isinstance(node, exp.Window):
         return "a window function"
     if isinstance(node, exp.Func) and not isinstance(node, exp.Cast | exp.Case):
-        return f"function {(node.name if isinstance(node, exp.Anonymous) else node.sql_name()).lower()}"
+        return (
+            "function"
+            f" {(node.name if isinstance(node, exp.Anonymous) else node.sql_name()).lower()}"
+        )
     return f"the syntax of {node.key}"
 
 
@@ -291,10 +325,16 @@ def _literal(compiler: _Compiler, node: exp.Expr, sign: str = "") -> _Value:
 
 
 def _moment(text: str, kind: str) -> date | datetime:
-    pattern = r"\d{4}-\d\d-\d\d" if kind == "date" else r"\d{4}-\d\d-\d\d( \d\d:\d\d:\d\d(\.\d{6})?)?"
+    pattern = (
+        r"\d{4}-\d\d-\d\d" if kind == "date" else r"\d{4}-\d\d-\d\d( \d\d:\d\d:\d\d(\.\d{6})?)?"
+    )
     try:
         if re.fullmatch(pattern, text, re.ASCII):
-            return date.fromisoformat(text) if kind == "date" else datetime.fromisoformat(text).replace(tzinfo=UTC)
+            return (
+                date.fromisoformat(text)
+                if kind == "date"
+                else datetime.fromisoformat(text).replace(tzinfo=UTC)
+            )
     except ValueError:
         pass
     raise _NotCompiled(f"the {kind} {text!r}")
@@ -310,18 +350,27 @@ def kernel(name: str, *arguments: Any, **options: Any) -> Function:
 
 def _check(flags: Any, what: str) -> None:
     """Raise NeedsSpark unless all flags are true or null."""
-    if not (flags.as_py() is not False if isinstance(flags, pa.Scalar) else pc.all(flags, min_count=0).as_py()):
+    if not (
+        flags.as_py() is not False
+        if isinstance(flags, pa.Scalar)
+        else pc.all(flags, min_count=0).as_py()
+    ):
         raise NeedsSpark(what)
 
 
 def comparison(name: str) -> Function:
-    """Return the comparison "equal", "less", …; strings and binary values are compared by their bytes, as in Spark."""
+    """Return the comparison "equal", "less", …; strings and binary values are compared by their
+    bytes, as in Spark.
+    """
 
     def compare(one: Any, other: Any) -> Any:
         if pt.is_floating(one.type):
-            # Left to Spark: there NaN = NaN, and -0.0 = 0.0, but filters over Parquet files distinguish the two zeros.
+            # Left to Spark: there NaN = NaN, and -0.0 = 0.0, but filters over Parquet files
+            # distinguish the two zeros.
             for side in (one, other):
-                is_negative = pc.less(pc.divide(pa.scalar(1.0, side.type), side), pa.scalar(0.0, side.type))
+                is_negative = pc.less(
+                    pc.divide(pa.scalar(1.0, side.type), side), pa.scalar(0.0, side.type)
+                )
                 is_zero = pc.equal(side, pa.scalar(0.0, side.type))
                 odd = pc.or_(pc.is_nan(side), pc.and_(is_zero, is_negative))
                 _check(pc.invert(odd), "a comparison with NaN or -0.0")
@@ -338,7 +387,8 @@ def equal_or_both_null(one: Any, other: Any) -> Any:
 def membership(chosen: pa.Array, *, or_null: bool) -> Function:
     """Return the function for IN over the values `chosen`.
 
-    With `or_null`, null is one of the values in IN: then the result for a value that is not among them is null.
+    With `or_null`, null is one of the values in IN: then the result for a value that is not among
+    them is null.
     """
 
     def is_among(array: Any) -> Any:
@@ -354,7 +404,10 @@ def choose(condition: Any, result: Any, otherwise: Any) -> Any:
 
 
 def choose_by_row(
-    condition: Any, table: pa.Table, result: Callable[[pa.Table], Any], otherwise: Callable[[pa.Table], Any]
+    condition: Any,
+    table: pa.Table,
+    result: Callable[[pa.Table], Any],
+    otherwise: Callable[[pa.Table], Any],
 ) -> Any:
     """Return what `choose` does, but call `result` and `otherwise` with their own rows only."""
     condition = pc.fill_null(condition, False)
@@ -384,7 +437,9 @@ def concatenate(*texts: Any) -> Any:
 
 
 def of_ascii(name: str) -> Function:
-    """Return the Arrow function of this name, for strings of ASCII letters only; for others it raises NeedsSpark."""
+    """Return the Arrow function of this name, for strings of ASCII letters only; for others it
+    raises NeedsSpark.
+    """
 
     def compute(array: Any) -> Any:
         _check(pc.string_is_ascii(array), "letters that are not ASCII")
@@ -397,7 +452,9 @@ def of_ascii(name: str) -> Function:
 
 
 def cast_function(kind: str, to: str) -> Function | None:
-    """Return the function that casts one Spark type to another, None where its results may differ from Spark's."""
+    """Return the function that casts one Spark type to another, None where its results may
+    differ from Spark's.
+    """
     arrow = arrow_type(to)
     if kind in INTEGERS and to.startswith("decimal("):
         return lambda array: pc.cast(pc.cast(array, pa.decimal256(76, arrow.scale)), arrow)
@@ -406,15 +463,26 @@ def cast_function(kind: str, to: str) -> Function | None:
         return lambda array: _cast_matching(array, pattern, arrow)
     if (kind, to) == ("date", "string"):
         return _cast_dates
-    if (kind in (*INTEGERS, "float") and to in ("float", "double")) or {kind, to} == {"date", "timestamp"}:
-        return kernel("cast", arrow, safe=False)  # to the nearest number; to the date before the time
+    if (kind in (*INTEGERS, "float") and to in ("float", "double")) or {kind, to} == {
+        "date",
+        "timestamp",
+    }:
+        return kernel(
+            "cast", arrow, safe=False
+        )  # to the nearest number; to the date before the time
     if (kind in (*INTEGERS, "boolean") and to in (*INTEGERS, "string")) or is_widening(kind, to):
         return kernel("cast", arrow)
     return None
 
 
-_TEXTS = {"int": r"\A-?[0-9]{1,9}\z", "bigint": r"\A-?[0-9]{1,18}\z", "date": r"\A[0-9]{4}-[0-9]{2}-[0-9]{2}\z"}
-"""Texts that Arrow and Spark cast alike. Spark also casts others, such as those with spaces around them."""
+_TEXTS = {
+    "int": r"\A-?[0-9]{1,9}\z",
+    "bigint": r"\A-?[0-9]{1,18}\z",
+    "date": r"\A[0-9]{4}-[0-9]{2}-[0-9]{2}\z",
+}
+"""Texts that Arrow and Spark cast alike. Spark also casts others, such as those with spaces
+around them.
+"""
 
 
 def _cast_matching(array: Any, pattern: str, arrow: pa.DataType) -> Any:
@@ -423,7 +491,9 @@ def _cast_matching(array: Any, pattern: str, arrow: pa.DataType) -> Any:
 
 
 def _cast_dates(array: Any) -> Any:
-    usual = pc.and_(pc.greater_equal(array, pa.scalar(date.min)), pc.less_equal(array, pa.scalar(date.max)))
+    usual = pc.and_(
+        pc.greater_equal(array, pa.scalar(date.min)), pc.less_equal(array, pa.scalar(date.max))
+    )
     _check(usual, "a year that has not four digits")
     return pc.cast(array, pa.string())
 
@@ -432,7 +502,8 @@ def _cast_dates(array: Any) -> Any:
 
 
 def _common_type(values: Sequence[_Value], what: str) -> str:
-    """Return the type to which Spark casts values that are compared, computed with, or alternative results.
+    """Return the type to which Spark casts values that are compared, computed with, or alternative
+    results.
 
     `what` names the operation in the reason of a _NotCompiled.
     """
@@ -446,7 +517,11 @@ def _common_type(values: Sequence[_Value], what: str) -> str:
         return times.pop()
     if kinds and set(kinds) <= set(INTEGERS):
         return max(kinds, key=INTEGERS.index)
-    numbers = [value for value in values if value.type in (*NUMBERS, "void") or isinstance(value.literal, Decimal)]
+    numbers = [
+        value
+        for value in values
+        if value.type in (*NUMBERS, "void") or isinstance(value.literal, Decimal)
+    ]
     if {"float", "double"}.intersection(kinds) and len(numbers) == len(values):
         return "double"
     decimal = widest_decimal(kinds)
@@ -515,7 +590,9 @@ def _is(compiler: _Compiler, node: exp.Expr) -> _Value:
         return _call(kernel("is_null"), "boolean", compiler.value(node.this))
     if type(node.expression).__name__ != "Boolean":
         raise _NotCompiled(_describe(node))
-    return _compared(equal_or_both_null, compiler.condition(node.this), compiler.value(node.expression))
+    return _compared(
+        equal_or_both_null, compiler.condition(node.this), compiler.value(node.expression)
+    )
 
 
 def _in(compiler: _Compiler, node: exp.Expr) -> _Value:
@@ -533,10 +610,14 @@ def _in(compiler: _Compiler, node: exp.Expr) -> _Value:
 def _between(compiler: _Compiler, node: exp.Expr) -> _Value:
     value, low, high = compiler.values(node, "this", "low", "high")
     above = _compared(comparison("greater_equal"), value, low)
-    return _call(kernel("and_kleene"), "boolean", above, _compared(comparison("less_equal"), value, high))
+    return _call(
+        kernel("and_kleene"), "boolean", above, _compared(comparison("less_equal"), value, high)
+    )
 
 
-def _first_true(conditions: Sequence[_Value], results: Sequence[_Value], otherwise: _Value) -> _Value:
+def _first_true(
+    conditions: Sequence[_Value], results: Sequence[_Value], otherwise: _Value
+) -> _Value:
     kind, (*results, value) = _cast_together([*results, otherwise], "a result")
     for condition, result in reversed(list(zip(conditions, results, strict=True))):
         value = _Value(kind, _choice(condition.compute, result.compute, value.compute))
@@ -544,7 +625,9 @@ def _first_true(conditions: Sequence[_Value], results: Sequence[_Value], otherwi
 
 
 def _choice(condition: Compute, result: Compute, otherwise: Compute) -> Compute:
-    """Return a computation of both results for all rows, which is fastest; if one fails, of each for its own rows."""
+    """Return a computation of both results for all rows, which is fastest; if one fails, of each
+    for its own rows.
+    """
 
     def compute(batch: _Batch) -> Any:
         if compute not in batch.results:
@@ -553,7 +636,9 @@ def _choice(condition: Compute, result: Compute, otherwise: Compute) -> Compute:
                 found = choose(chosen, result(batch), otherwise(batch))
             except (NeedsSpark, pa.ArrowException):
                 found = choose_by_row(
-                    chosen, batch.table, *[lambda rows, part=part: part(_Batch(rows)) for part in (result, otherwise)]
+                    chosen,
+                    batch.table,
+                    *[lambda rows, part=part: part(_Batch(rows)) for part in (result, otherwise)],
                 )
             batch.results[compute] = found
         return batch.results[compute]
@@ -607,14 +692,18 @@ def _negation(compiler: _Compiler, node: exp.Expr) -> _Value:
 
 
 def _arithmetic(function: Function, kind: str | None = None) -> Rule:
-    """Return the rule of an arithmetic operator. Its result has the type `kind`, or that of the operands."""
+    """Return the rule of an arithmetic operator. Its result has the type `kind`, or that of the
+    operands.
+    """
 
     def compiled(compiler: _Compiler, node: exp.Expr) -> _Value:
         values = compiler.sides(node)
         common = _common_type(values, "arithmetic")
         if any(value.type.startswith("decimal(") for value in values) and common not in NUMBERS:
             return _decimal_arithmetic(function, node, values)
-        if common not in NUMBERS or (type(node).__name__ in ("Mod", "IntDiv") and common not in INTEGERS):
+        if common not in NUMBERS or (
+            type(node).__name__ in ("Mod", "IntDiv") and common not in INTEGERS
+        ):
             raise _NotCompiled(f"arithmetic of {common}")
         if common in INTEGERS and _product_of_constants(node) >= 2 ** _BITS[common]:
             raise _NotCompiled("arithmetic with several large constants")
@@ -624,11 +713,16 @@ def _arithmetic(function: Function, kind: str | None = None) -> Rule:
 
 
 def _product_of_constants(node: exp.Expr) -> int:
-    """Return a bound of what Spark may compute from the constants alone; 1 if there are fewer than two.
+    """Return a bound of what Spark may compute from the constants alone; 1 if there are fewer than
+    two.
 
     Spark reads `a + 1 + 2` as `a + (1 + 2)`, and the sum or product of the constants may overflow.
     """
-    found = [part for part in node.find_all(exp.Literal, exp.Boolean) if not part.find_ancestor(exp.DataType)]
+    found = [
+        part
+        for part in node.find_all(exp.Literal, exp.Boolean)
+        if not part.find_ancestor(exp.DataType)
+    ]
     sizes = [int(part.name) if part.name.isdecimal() else max(len(part.name), 2) for part in found]
     return math.prod(max(size, 2) for size in sizes) if len(sizes) > 1 else 1
 
@@ -638,11 +732,16 @@ def _decimal_arithmetic(function: Function, node: exp.Expr, values: Sequence[_Va
     kind = None
     if name in ("Add", "Sub", "Mul") and one is not None and other is not None:
         kind = arithmetic_type(name, one, other)
-    # The parser does not distinguish 1L, a decimal of one digit, from cast(1 as bigint), a decimal of 20 digits.
+    # The parser does not distinguish 1L, a decimal of one digit, from cast(1 as bigint), a decimal
+    # of 20 digits.
     if kind is None or any(map(_is_cast_literal, node.iter_expressions())):
         raise _NotCompiled(f"arithmetic of {' and '.join(value.type for value in values)}")
     sides = zip(values, (one, other), strict=True)
-    return _call(function, kind, *[_cast(value, f"decimal({size[0]},{size[1]})") for value, size in sides if size])
+    return _call(
+        function,
+        kind,
+        *[_cast(value, f"decimal({size[0]},{size[1]})") for value, size in sides if size],
+    )
 
 
 def _digits(value: _Value) -> Digits | None:
@@ -672,7 +771,9 @@ def _concat(compiler: _Compiler, node: exp.Expr) -> _Value:
 
 
 def _trim(compiler: _Compiler, node: exp.Expr) -> _Value:
-    name = {"LEADING": "utf8_ltrim", "TRAILING": "utf8_rtrim"}.get(node.args.get("position", ""), "utf8_trim")
+    name = {"LEADING": "utf8_ltrim", "TRAILING": "utf8_rtrim"}.get(
+        node.args.get("position", ""), "utf8_trim"
+    )
     if node.args.get("expression") is not None:
         raise _NotCompiled("a trim of other characters")
     return _text_call(kernel(name, characters=" "), "string", compiler.value(node.this))
@@ -686,7 +787,9 @@ def _substring(*names: str) -> Rule:
             raise _NotCompiled("a substring without literal positions")
         start, *length = numbers if "start" in names else [1, *numbers]
         bounds = [max(start, 1) - 1, *[max(start, 1) - 1 + number for number in length]]
-        return _text_call(kernel("utf8_slice_codeunits", *bounds), "string", compiler.value(node.this))
+        return _text_call(
+            kernel("utf8_slice_codeunits", *bounds), "string", compiler.value(node.this)
+        )
 
     return compiled
 
@@ -707,7 +810,15 @@ def _like(compiler: _Compiler, node: exp.Expr) -> _Value:
     part, first, last = pattern.strip("%"), pattern.startswith("%"), pattern.endswith("%")
     if "_" in part or "%" in part:
         raise _NotCompiled("LIKE with a pattern that is no prefix, suffix or part")
-    name = "match_substring" if first and last else "ends_with" if first else "starts_with" if last else "equal"
+    name = (
+        "match_substring"
+        if first and last
+        else "ends_with"
+        if first
+        else "starts_with"
+        if last
+        else "equal"
+    )
     matched = _text_call(kernel(name, part), "boolean", text)
     return _call(kernel("invert"), "boolean", matched) if node.args.get("negate") else matched
 
@@ -729,26 +840,54 @@ def _inner(compiler: _Compiler, node: exp.Expr) -> _Value:
     return compiler.value(node.this)
 
 
-# For each class of nodes, the function and the arguments that it reads, besides this, expression and expressions.
+# For each class of nodes, the function and the arguments that it reads, besides this, expression
+# and expressions.
 _OF_EACH_NODE = ("this", "expression", "expressions")
 _RULES: dict[str, tuple[Any, ...]] = {
-    "Column": (_column,), "Literal": (_literal, "is_string"), "Null": (lambda compiler, node: _NULL,),
-    "Boolean": (lambda compiler, node: _constant(node.this, "boolean"),), "Paren": (_inner,),
-    "Cast": (_cast_node, "to"), "TryCast": (_cast_node, "to"),
-    "EQ": (_comparison_rule("equal"),), "NEQ": (_comparison_rule("not_equal"),), "LT": (_comparison_rule("less"),),
-    "LTE": (_comparison_rule("less_equal"),), "GT": (_comparison_rule("greater"),),
-    "GTE": (_comparison_rule("greater_equal"),), "NullSafeEQ": (_null_safe,), "EqualNull": (_null_safe,),
-    "And": (_logical("and_kleene"),), "Or": (_logical("or_kleene"),), "Not": (_logical("invert"),), "Is": (_is,),
-    "In": (_in,), "Between": (_between, "low", "high"), "If": (_if, "true", "false"), "Case": (_case, "ifs", "default"),
-    "Nvl2": (_nvl2, "true", "false"), "Nullif": (_nullif,), "Coalesce": (_coalesce,), "Neg": (_negation,),
-    "Add": (_arithmetic(kernel("add_checked")),), "Sub": (_arithmetic(kernel("subtract_checked")),),
-    "Mul": (_arithmetic(kernel("multiply_checked")),), "Mod": (_arithmetic(remainder),),
+    "Column": (_column,),
+    "Literal": (_literal, "is_string"),
+    "Null": (lambda compiler, node: _NULL,),
+    "Boolean": (lambda compiler, node: _constant(node.this, "boolean"),),
+    "Paren": (_inner,),
+    "Cast": (_cast_node, "to"),
+    "TryCast": (_cast_node, "to"),
+    "EQ": (_comparison_rule("equal"),),
+    "NEQ": (_comparison_rule("not_equal"),),
+    "LT": (_comparison_rule("less"),),
+    "LTE": (_comparison_rule("less_equal"),),
+    "GT": (_comparison_rule("greater"),),
+    "GTE": (_comparison_rule("greater_equal"),),
+    "NullSafeEQ": (_null_safe,),
+    "EqualNull": (_null_safe,),
+    "And": (_logical("and_kleene"),),
+    "Or": (_logical("or_kleene"),),
+    "Not": (_logical("invert"),),
+    "Is": (_is,),
+    "In": (_in,),
+    "Between": (_between, "low", "high"),
+    "If": (_if, "true", "false"),
+    "Case": (_case, "ifs", "default"),
+    "Nvl2": (_nvl2, "true", "false"),
+    "Nullif": (_nullif,),
+    "Coalesce": (_coalesce,),
+    "Neg": (_negation,),
+    "Add": (_arithmetic(kernel("add_checked")),),
+    "Sub": (_arithmetic(kernel("subtract_checked")),),
+    "Mul": (_arithmetic(kernel("multiply_checked")),),
+    "Mod": (_arithmetic(remainder),),
     "Div": (_arithmetic(divide, "double"), "typed", "safe"),
     "IntDiv": (_arithmetic(kernel("divide_checked"), "bigint"),),
-    "DPipe": (_concat, "safe"), "Concat": (_concat, "safe", "coalesce"), "Upper": (_of_text(of_ascii("ascii_upper")),),
-    "Lower": (_of_text(of_ascii("ascii_lower")),), "Length": (_of_text(kernel("utf8_length"), "int"),),
+    "DPipe": (_concat, "safe"),
+    "Concat": (_concat, "safe", "coalesce"),
+    "Upper": (_of_text(of_ascii("ascii_upper")),),
+    "Lower": (_of_text(of_ascii("ascii_lower")),),
+    "Length": (_of_text(kernel("utf8_length"), "int"),),
     "Trim": (_trim, "position"),
-    "Substring": (_substring("start", "length"), "start", "length"), "Left": (_substring("expression"),),
-    "StartsWith": (_search("starts_with"),), "EndsWith": (_search("ends_with"),),
-    "Contains": (_search("match_substring"),), "Like": (_like, "negate"), "Anonymous": (_by_name,),
-}  # fmt: skip
+    "Substring": (_substring("start", "length"), "start", "length"),
+    "Left": (_substring("expression"),),
+    "StartsWith": (_search("starts_with"),),
+    "EndsWith": (_search("ends_with"),),
+    "Contains": (_search("match_substring"),),
+    "Like": (_like, "negate"),
+    "Anonymous": (_by_name,),
+}

@@ -1,4 +1,5 @@
-"""Checks expressions against the available columns, and rejects what Spark would reject, with suggestions for names.
+"""Checks expressions against the available columns, and rejects what Spark would reject, with
+suggestions for names.
 
 Only certain errors are raised. Whatever is unknown here is left to Spark, and has the type None.
 """
@@ -26,16 +27,43 @@ from dagster_adjunct.resources.sql.expression import (
     parse_expression,
     parse_select,
 )
-from dagster_adjunct.resources.sql.types import KnownTypes, expression_type, find_non_boolean_operand, referenced_types
+from dagster_adjunct.resources.sql.types import (
+    KnownTypes,
+    expression_type,
+    find_non_boolean_operand,
+    referenced_types,
+)
 
 _NONDETERMINISTIC_FUNCTIONS = frozenset(
     {
-        "aes_encrypt", "curdate", "current_date", "current_time", "current_timestamp", "current_user",
-        "input_file_block_length", "input_file_block_start", "input_file_name", "java_method", "localtime",
-        "localtimestamp", "monotonically_increasing_id", "now", "rand", "randn", "random", "randstr", "reflect",
-        "session_user", "shuffle", "spark_partition_id", "try_reflect", "uniform", "user", "uuid",
+        "aes_encrypt",
+        "curdate",
+        "current_date",
+        "current_time",
+        "current_timestamp",
+        "current_user",
+        "input_file_block_length",
+        "input_file_block_start",
+        "input_file_name",
+        "java_method",
+        "localtime",
+        "localtimestamp",
+        "monotonically_increasing_id",
+        "now",
+        "rand",
+        "randn",
+        "random",
+        "randstr",
+        "reflect",
+        "session_user",
+        "shuffle",
+        "spark_partition_id",
+        "try_reflect",
+        "uniform",
+        "user",
+        "uuid",
     }
-)  # fmt: skip
+)
 _NONDETERMINISTIC_NAME = re.compile(
     rf"\b(?:{'|'.join(sorted(_NONDETERMINISTIC_FUNCTIONS))}|unix_timestamp)\b", re.IGNORECASE
 )
@@ -44,8 +72,8 @@ _BARE = re.compile(
     re.IGNORECASE,
 )
 _NO_TIME = re.compile(r"\bunix_timestamp\s*\(\s*\)", re.IGNORECASE)
-# String literals that Spark reads as the current date or time, in a typed literal or an explicit cast.
-# `relative_datetime_literals` finds those that are cast implicitly.
+# String literals that Spark reads as the current date or time, in a typed literal or an explicit
+# cast. `relative_datetime_literals` finds those that are cast implicitly.
 _SPECIAL = re.compile(
     r"\b(?:date|timestamp(?:_ntz|_ltz)?|cast|try_cast|to_date|to_timestamp(?:_ntz|_ltz)?)\s*\(?\s*"
     r"(['\"])\s*(now|today|tomorrow|yesterday)\b[^'\"]*\1",
@@ -55,13 +83,20 @@ _TEXT = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"|`(?:[^`]|``)*`")
 
 
 def nondeterministic_parts(text: str, types: Mapping[str, str | None]) -> list[str]:
-    """Return the nondeterministic parts of an expression, for messages, each once: "rand()", "'now' as a time"."""
+    """Return the nondeterministic parts of an expression, for messages, each once: "rand()",
+    "'now' as a time".
+    """
     named = [match[2].lower() for match in _SPECIAL.finditer(text)]
-    special = [f"'{name}' as a time" for name in dict.fromkeys((*named, *relative_datetime_literals(text, types)))]
+    special = [
+        f"'{name}' as a time"
+        for name in dict.fromkeys((*named, *relative_datetime_literals(text, types)))
+    ]
     if not _NONDETERMINISTIC_NAME.search(text):  # the usual case, without parsing
         return special
     plain = _TEXT.sub("''", text)
-    names = list(dict.fromkeys(call.name for call in calls(text) if call.name in _NONDETERMINISTIC_FUNCTIONS))
+    names = list(
+        dict.fromkeys(call.name for call in calls(text) if call.name in _NONDETERMINISTIC_FUNCTIONS)
+    )
     names += [match[1].lower() for match in _BARE.finditer(plain)]
     names += ["unix_timestamp"] if _NO_TIME.search(plain) else []
     return [f"{name}()" for name in names] + special
@@ -82,18 +117,27 @@ def check_expression(
     next_step: str = _CORRECT,
     aliases: Mapping[str, str | None] | None = None,
 ) -> str | None:
-    """Return the type of an expression over these columns, as Spark's simple name, or None where it is uncertain.
+    """Return the type of an expression over these columns, as Spark's simple name, or None where it
+    is uncertain.
 
-    `columns` is None where they are unknown; then only errors that are certain without them are raised. `aliases` are
-    those of earlier expressions in the same list, with their types: Spark lets this one use them. Raises PlanningError,
-    with operator and column, for a missing column, a field of a column that has none, a hidden column, and a syntax
-    error.
+    `columns` is None where they are unknown; then only errors that are certain without them are
+    raised. `aliases` are those of earlier expressions in the same list, with their types: Spark
+    lets this one use them. Raises PlanningError, with operator and column, for a missing column, a
+    field of a column that has none, a hidden column, and a syntax error.
     """
-    expression, scope = parse_expression(text), _Scope(operator, columns, types or {}, side, next_step, aliases or {})
+    expression, scope = (
+        parse_expression(text),
+        _Scope(operator, columns, types or {}, side, next_step, aliases or {}),
+    )
     if expression.mistake:
-        raise scope.error(f"{text!r} is not a Spark SQL expression: {expression.mistake}.", next_step)
+        raise scope.error(
+            f"{text!r} is not a Spark SQL expression: {expression.mistake}.", next_step
+        )
     if has_star_argument(expression):
-        problem = f"{text!r} passes all columns to a function with '*', which would include hidden columns."
+        problem = (
+            f"{text!r} passes all columns to a function with '*', which would include hidden"
+            " columns."
+        )
         raise scope.error(problem, "Name the columns to pass.")
     return scope.check(expression)
 
@@ -110,7 +154,9 @@ class _Scope:
     aliases: Mapping[str, str | None]
 
     def error(self, problem: str, next_step: str, column: str | None = None) -> PlanningError:
-        return PlanningError(f"{self.operator}: {problem}", next_step, operator=self.operator, column=column)
+        return PlanningError(
+            f"{self.operator}: {problem}", next_step, operator=self.operator, column=column
+        )
 
     def check(self, expression: Expression) -> str | None:
         """Return the type of an expression. Raises PlanningError as `check_expression` does."""
@@ -122,22 +168,36 @@ class _Scope:
                 raise self._missing_column(expression, ColumnName((excepted,)))
         if self.aliases:  # columns take precedence over aliases, ignoring case
             there = {name.lower() for name in types}
-            types = {**{name: kind for name, kind in self.aliases.items() if name.lower() not in there}, **types}
+            types = {
+                **{name: kind for name, kind in self.aliases.items() if name.lower() not in there},
+                **types,
+            }
         wrong, operand = _find_operand_problems(expression, referenced_types(expression, types))
         if wrong is not None:
             problem = f"{text!r} uses {wrong[0]!r} as a boolean, but it is {wrong[1]}."
             raise self.error(problem, f"Compare it with something: {wrong[0]} is not null.")
         if operand is not None:
-            raise self.error(f"{text!r} {operand}.", f"Cast it to a type that fits. {self.next_step}")
+            raise self.error(
+                f"{text!r} {operand}.", f"Cast it to a type that fits. {self.next_step}"
+            )
         return expression_type(resolve_niladic_name(expression, self.columns), types)
 
     def check_reference(self, expression: Expression, name: ColumnName) -> None:
         """Raise PlanningError unless a name is a column, an alias or known to Spark."""
         lower = name.name.lower()
         if lower.startswith("__"):
-            problem = f"{expression.text!r} names {name.name!r}: columns that begin with '__' are reserved."
-            raise self.error(problem, "Use the record's own columns, such as a time that it contains.", name.name)
-        if self.columns is None or lower in _SPARK_NAMES or any(lower == alias.lower() for alias in self.aliases):
+            problem = (
+                f"{expression.text!r} names {name.name!r}: columns that begin with '__' are"
+                " reserved."
+            )
+            raise self.error(
+                problem, "Use the record's own columns, such as a time that it contains.", name.name
+            )
+        if (
+            self.columns is None
+            or lower in _SPARK_NAMES
+            or any(lower == alias.lower() for alias in self.aliases)
+        ):
             return
         column = self._find_column(name.name)
         if column is None:
@@ -146,19 +206,36 @@ class _Scope:
             raise self._missing_column(expression, name)
         if len(name.parts) > 1 and _has_no_fields(self.types.get(column)):
             place = f"{self.side}{expression.place(name)}"
-            problem = f"{expression.text!r} takes {str(name)!r} of {place}, but {column!r} is {self.types[column]}"
-            step = f"Write {column!r}, or put a column name that contains a dot in backticks: `{name}`."
+            problem = (
+                f"{expression.text!r} takes {str(name)!r} of {place}, but {column!r} is"
+                f" {self.types[column]}"
+            )
+            step = (
+                f"Write {column!r}, or put a column name that contains a dot in backticks:"
+                f" `{name}`."
+            )
             raise self.error(f"{problem} and has no fields.", step, column)
 
     def _find_column(self, name: str) -> str | None:
         """Return the column of this name, ignoring case; None if there is none."""
         columns, lower = self.columns or (), name.lower()
-        return name if name in columns else next((column for column in columns if column.lower() == lower), None)
+        return (
+            name
+            if name in columns
+            else next((column for column in columns if column.lower() == lower), None)
+        )
 
     def _missing_column(self, expression: Expression, name: ColumnName) -> PlanningError:
         columns = self.columns or ()
-        where = "" if expression.column is not None else f" ({expression.text!r}{expression.place(name)})"
-        problem = f"{self.side} has no column {name.name!r}{where}; its columns there are {', '.join(columns)}."
+        where = (
+            ""
+            if expression.column is not None
+            else f" ({expression.text!r}{expression.place(name)})"
+        )
+        problem = (
+            f"{self.side} has no column {name.name!r}{where}; its columns there are"
+            f" {', '.join(columns)}."
+        )
         return self.error(problem, did_you_mean(name.name, columns) + self.next_step, name.name)
 
 
@@ -166,7 +243,8 @@ class _Scope:
 def _find_operand_problems(
     expression: Expression, named: tuple[tuple[str, str | None], ...]
 ) -> tuple[tuple[str, str] | None, str | None]:
-    """Return what `find_non_boolean_operand` and `find_operand_problem` return; `named` has the types of the columns.
+    """Return what `find_non_boolean_operand` and `find_operand_problem` return; `named` has the
+    types of the columns.
 
     Cached, because an operator's expressions are checked several times.
     """
@@ -175,22 +253,38 @@ def _find_operand_problems(
 
 
 def check_single_record(operator: str, text: str) -> None:
-    """Raise PlanningError for an expression that calls a generator, or an aggregate without `over (…)`."""
+    """Raise PlanningError for an expression that calls a generator, or an aggregate without
+    `over (…)`.
+    """
     for name, is_over in multi_record_functions(text):
         if name in GENERATOR_FUNCTIONS:
-            problem = f"{operator}: {text!r} returns several records for one with {name}(), and none has a number."
+            problem = (
+                f"{operator}: {text!r} returns several records for one with {name}(), and none has"
+                " a number."
+            )
             step = 'Use flat_map("an array as its_element"), which numbers them.'
             raise PlanningError(problem, step, operator=operator)
         if not is_over:
-            problem = f"{operator}: {text!r} aggregates several records with {name}(): expressions apply to one record."
-            step = "Aggregate records in a window, window(…), or elements of an array with aggregate(…)."
+            problem = (
+                f"{operator}: {text!r} aggregates several records with {name}(): expressions apply"
+                " to one record."
+            )
+            step = (
+                "Aggregate records in a window, window(…), or elements of an array with"
+                " aggregate(…)."
+            )
             raise PlanningError(problem, step, operator=operator)
 
 
 def check_condition(
-    operator: str, text: str, columns: Sequence[str] | None, types: Mapping[str, str | None] | None = None
+    operator: str,
+    text: str,
+    columns: Sequence[str] | None,
+    types: Mapping[str, str | None] | None = None,
 ) -> None:
-    """Raise PlanningError for a condition that `check_expression` rejects, or that is certainly not boolean."""
+    """Raise PlanningError for a condition that `check_expression` rejects, or that is certainly
+    not boolean.
+    """
     kind = check_expression(operator, text, columns, types, next_step="Correct the condition.")
     check_single_record(operator, text)
     if parse_expression(text).star:
@@ -198,16 +292,25 @@ def check_condition(
         raise PlanningError(problem, "Compare one of them with something.", operator=operator)
     windows = [name for name, _ in multi_record_functions(text)]
     if windows:
-        problem = f"{operator}: the condition {text!r} uses {windows[0]}() over a window, which Spark does not allow."
+        problem = (
+            f"{operator}: the condition {text!r} uses {windows[0]}() over a window, which Spark"
+            " does not allow."
+        )
         step = "Compute it as a column with with_columns(…), and filter by that column."
         raise PlanningError(problem, step, operator=operator)
     if kind not in (None, "boolean", "void"):
         step = f"Compare it with something: {text} is not null."
-        raise PlanningError(f"{operator}: the condition {text!r} is {kind}: expected boolean.", step, operator=operator)
+        raise PlanningError(
+            f"{operator}: the condition {text!r} is {kind}: expected boolean.",
+            step,
+            operator=operator,
+        )
 
 
 def resolve_niladic_name(expression: Expression, columns: Iterable[str] | None) -> Expression:
-    """Return the expression; if it is a name such as "current_date", and no column has the name, as a function call."""
+    """Return the expression; if it is a name such as "current_date", and no column has the name,
+    as a function call.
+    """
     if expression.column is None or expression.column.lower() not in NILADIC:
         return expression
     if columns is not None and expression.column.lower() in {column.lower() for column in columns}:
@@ -216,24 +319,35 @@ def resolve_niladic_name(expression: Expression, columns: Iterable[str] | None) 
 
 
 def _has_no_fields(kind: str | None) -> bool:
-    if kind is not None and kind.startswith("array<"):  # an array of structs has fields, too: arrays
+    if kind is not None and kind.startswith(
+        "array<"
+    ):  # an array of structs has fields, too: arrays
         return _has_no_fields(kind[6:-1])
     return kind is not None and (kind in TYPES or kind.startswith("decimal("))
 
 
 def check_select(
-    operator: str, text: str, table: str, types: Mapping[str, str | None], *, side: str, next_step: str
+    operator: str,
+    text: str,
+    table: str,
+    types: Mapping[str, str | None],
+    *,
+    side: str,
+    next_step: str,
 ) -> None:
-    """Raise PlanningError for a SELECT with a missing column of `table`, or an error that Spark is certain to raise.
+    """Raise PlanningError for a SELECT with a missing column of `table`, or an error that Spark is
+    certain to raise.
 
-    `types` has the type of each column. If other tables are joined, only names that are qualified with that of this
-    table (`v.city`) are checked.
+    `types` has the type of each column. If other tables are joined, only names that are qualified
+    with that of this table (`v.city`) are checked.
     """
     select = parse_select(text, table)
     if select is None or _names_hidden(select.expressions):
         return
     if select.mistake:
-        raise PlanningError(f"{operator}: {text!r} is not valid: {select.mistake}.", next_step, operator=operator)
+        raise PlanningError(
+            f"{operator}: {text!r} is not valid: {select.mistake}.", next_step, operator=operator
+        )
     scope = _Scope(operator, tuple(types), types, side, next_step, {})
     for name in select.qualified:
         scope.check_reference(Expression(text, unread="more than one table"), name)
@@ -244,8 +358,11 @@ def check_select(
             before[item.alias] = kind
     kind = None if select.where is None else scope.check(select.where)
     if kind not in (None, "boolean", "void"):
-        raise scope.error(f"the where clause of {text!r} has the type {kind}: expected a condition.", next_step)
-    # In later clauses, a name of a column and an item may mean either, depending on the clause, so its type is unknown.
+        raise scope.error(
+            f"the where clause of {text!r} has the type {kind}: expected a condition.", next_step
+        )
+    # In later clauses, a name of a column and an item may mean either, depending on the clause, so
+    # its type is unknown.
     given = {alias.lower() for alias in before}
     known = {name: None if name.lower() in given else kind for name, kind in types.items()}
     for expression in select.later:
@@ -253,21 +370,34 @@ def check_select(
 
 
 def needs_spark_analysis(text: str, table: str) -> bool:
-    """Whether a part of a SELECT can only be checked by Spark, even where all columns of `table` are known."""
+    """Whether a part of a SELECT can only be checked by Spark, even where all columns of `table`
+    are known.
+    """
     select = parse_select(text, table)
-    if select is None or not select.expressions or select.groups or _names_hidden(select.expressions):
+    if (
+        select is None
+        or not select.expressions
+        or select.groups
+        or _names_hidden(select.expressions)
+    ):
         return True
     return any(expression.unread for expression in select.expressions)
 
 
 def _names_hidden(expressions: tuple[Expression, ...]) -> bool:
-    return any(name.name.startswith("__") for expression in expressions for name in expression.columns)
+    return any(
+        name.name.startswith("__") for expression in expressions for name in expression.columns
+    )
 
 
 def check_expressions(
-    operator: str, texts: Sequence[str], columns: Sequence[str] | None, types: Mapping[str, str | None] | None = None
+    operator: str,
+    texts: Sequence[str],
+    columns: Sequence[str] | None,
+    types: Mapping[str, str | None] | None = None,
 ) -> list[tuple[Expression, str | None]]:
-    """Return the parsed expressions of a list, each with its type or None, and raise the errors of `check_expression`.
+    """Return the parsed expressions of a list, each with its type or None, and raise the errors of
+    `check_expression`.
 
     Spark lets an expression use aliases before it in the list, unless a column has the name.
     """
@@ -282,12 +412,12 @@ def check_expressions(
     return items
 
 
-# Operands with types that Spark never accepts in a comparison, calculation or cast, neither in ANSI mode nor without
-# it.
+# Operands with types that Spark never accepts in a comparison, calculation or cast, neither in ANSI
+# mode nor without it.
 #
-# Only groups of types are considered: nothing is rejected if operands are of one group, or one of them is a string that
-# is cast to the other's type. `test_spark_agrees.py` checks over all pairs of types that Spark rejects whatever is
-# rejected here.
+# Only groups of types are considered: nothing is rejected if operands are of one group, or one of
+# them is a string that is cast to the other's type. `test_spark_agrees.py` checks over all pairs of
+# types that Spark rejects whatever is rejected here.
 
 Rule: TypeAlias = Callable[["Operands", "exp.Expr"], str | None]
 
@@ -323,13 +453,17 @@ def find_operand_problem(expression: Expression, types: Mapping[str, str | None]
     for node in expression.tree.walk():
         rule = None if _binds_differently_in_spark(node) else _RULES.get(type(node).__name__)
         problem = None if rule is None else rule(operands, node)
-        if problem is not None and node.find_ancestor(exp.Lambda) is None:  # in a lambda, a name may be a variable
+        if (
+            problem is not None and node.find_ancestor(exp.Lambda) is None
+        ):  # in a lambda, a name may be a variable
             return problem
     return None
 
 
 def _binds_differently_in_spark(node: exp.Expr) -> bool:
-    """Whether the parser binds operands differently from Spark, which reads `a = b IN (c)` as `(a = b) IN (c)`."""
+    """Whether the parser binds operands differently from Spark, which reads `a = b IN (c)` as
+    `(a = b) IN (c)`.
+    """
     if type(node).__name__ in _COMPARISONS:
         return any(_is_predicate(side) for side in (node.this, node.args.get("expression")))
     above = node.parent
@@ -348,12 +482,16 @@ class Operands(KnownTypes):
     """Describes operands of an expression over columns of these types."""
 
     def kind(self, node: exp.Expr | None) -> str | None:
-        """Return the type of an operand; None if it is unknown, or is null, which fits every type."""
+        """Return the type of an operand; None if it is unknown, or is null, which fits every
+        type.
+        """
         type_ = self.type(node)
         return None if type_ == "void" else type_
 
     def group(self, node: exp.Expr | None) -> str | None:
-        """Return the group of an operand's type ("number", "time", …), None where the type is unknown."""
+        """Return the group of an operand's type ("number", "time", …), None where the type is
+        unknown.
+        """
         kind = self.kind(node)
         word = None if kind is None else _WORD.match(kind)
         return None if word is None else _GROUP_OF.get(word[0])
@@ -367,7 +505,9 @@ def _check_comparison(operands: Operands, node: exp.Expr) -> str | None:
     first = operands.group(node.this)
     if first is None:
         return None
-    others = [node.args.get(name) for name in ("expression", "low", "high")] + list(node.expressions)
+    others = [node.args.get(name) for name in ("expression", "low", "high")] + list(
+        node.expressions
+    )
     if len(node.expressions) > 1 and {"text", None} & set(map(operands.group, node.expressions)):
         return None  # all become strings, or are of one unknown type
     for other in others:
@@ -397,8 +537,13 @@ def _check_arithmetic(operands: Operands, node: exp.Expr) -> str | None:
         if group in _NESTED or group in ("boolean", "binary") or (no_time and group == "time"):
             return f"calculates with {operands.describe(side)}"
     kinds = [operands.kind(side) or "" for side in sides]
-    if any(kind.startswith("timestamp") for kind in kinds) and "number" in map(operands.group, sides):
-        return f"adds a number to a timestamp, {' and '.join(operands.describe(side) for side in sides)}"
+    if any(kind.startswith("timestamp") for kind in kinds) and "number" in map(
+        operands.group, sides
+    ):
+        return (
+            "adds a number to a timestamp,"
+            f" {' and '.join(operands.describe(side) for side in sides)}"
+        )
     return None
 
 
@@ -415,12 +560,18 @@ def _check_concatenation(operands: Operands, node: exp.Expr) -> str | None:
 def _expects(*groups: str) -> Rule:
     def check(operands: Operands, node: exp.Expr) -> str | None:
         operand = node.this
-        if type(operand).__name__ == "TsOrDsToDate" and not operand.args.get("safe"):  # added by the parser
+        if type(operand).__name__ == "TsOrDsToDate" and not operand.args.get(
+            "safe"
+        ):  # added by the parser
             operand = operand.this
         group = operands.group(operand)
         if group is None or group in groups:
             return None
-        expected = " or ".join(_GROUP_WORDS.get(name, name) for name in groups) if len(groups) < 4 else "a single value"
+        expected = (
+            " or ".join(_GROUP_WORDS.get(name, name) for name in groups)
+            if len(groups) < 4
+            else "a single value"
+        )
         return f"takes {operands.describe(operand)}: expected {expected}"
 
     return check
@@ -439,13 +590,17 @@ def _check_extraction(operands: Operands, node: exp.Expr) -> str | None:
     field = node.name
     if type(node.this).__name__ != "Var" or field.lower() in _FIELDS.split():
         return None
-    return f"extracts {field.lower()!r}: expected a part of a time, such as year, month, day or hour"
+    return (
+        f"extracts {field.lower()!r}: expected a part of a time, such as year, month, day or hour"
+    )
 
 
 def _check_from_json(operands: Operands, node: exp.Expr) -> str | None:
     schema = node.args.get("expression")
     text = schema.name if schema is not None and getattr(schema, "is_string", False) else ""
-    if any(sign in text for sign in "'\"`{"):  # names in quotes and comments; or a schema that is JSON
+    if any(
+        sign in text for sign in "'\"`{"
+    ):  # names in quotes and comments; or a schema that is JSON
         return None
     return f"reads JSON by {text!r}, which is not a schema" if _NO_DDL.search(text) else None
 
@@ -497,9 +652,11 @@ _OF_TIMES = """AddMonths DateAdd DateDiff DateSub Day DayOfMonth DayOfWeek DayOf
 
 
 def relative_datetime_literals(text: str, types: Mapping[str, str | None]) -> tuple[str, ...]:
-    """Return the string literals ("now", "today", …) that Spark casts to the current date or time, in lower case.
+    """Return the string literals ("now", "today", …) that Spark casts to the current date or time,
+    in lower case.
 
-    They include literals that are compared with an operand of unknown type, which may be a date or time.
+    They include literals that are compared with an operand of unknown type, which may be a date or
+    time.
     """
     if not _QUOTED_TIME.search(text):
         return ()
@@ -525,7 +682,17 @@ def _becomes_a_time(operands: Operands, literal: exp.Expr) -> bool:
     if kind not in _COMPARES.split():
         return kind in _OF_TIMES.split()
     above = parent.parent
-    owner = above if kind == "If" and above is not None and type(above).__name__ == "Case" else parent
-    parts = [owner.this, *(owner.args.get(name) for name in ("expression", "low", "high")), *owner.expressions]
-    groups = [operands.kind(part) and operands.group(part) for part in parts if part is not None and part is not node]
+    owner = (
+        above if kind == "If" and above is not None and type(above).__name__ == "Case" else parent
+    )
+    parts = [
+        owner.this,
+        *(owner.args.get(name) for name in ("expression", "low", "high")),
+        *owner.expressions,
+    ]
+    groups = [
+        operands.kind(part) and operands.group(part)
+        for part in parts
+        if part is not None and part is not node
+    ]
     return any(group in (None, "time") for group in groups)

@@ -1,4 +1,6 @@
-"""Parsed Spark SQL expressions, Spark's functions, and what the text of an expression reveals without parsing."""
+"""Parsed Spark SQL expressions, Spark's functions, and what the text of an expression reveals
+without parsing.
+"""
 
 from __future__ import annotations
 
@@ -21,28 +23,50 @@ else:
 
 NILADIC = frozenset(
     {
-        "current_catalog", "current_database", "current_date", "current_path", "current_schema", "current_time",
-        "current_timestamp", "current_user", "grouping__id", "localtimestamp", "session_user", "user",
+        "current_catalog",
+        "current_database",
+        "current_date",
+        "current_path",
+        "current_schema",
+        "current_time",
+        "current_timestamp",
+        "current_user",
+        "grouping__id",
+        "localtimestamp",
+        "session_user",
+        "user",
     }
-)  # fmt: skip
+)
 """Names that Spark reads as function calls without parentheses, unless a column has the name."""
 
-# The functions of Spark 4.3 with their numbers of arguments, which a test compares with Spark's own list.
-_FUNCTION_LINES = (get_data(__package__, "spark_functions.txt") or b"").decode().splitlines()  # also from a zip file
-_FUNCTIONS = {line.split()[0]: line.split()[1:] for line in _FUNCTION_LINES if not line.startswith("#")}
+# The functions of Spark 4.3 with their numbers of arguments, which a test compares with Spark's own
+# list.
+_FUNCTION_LINES = (
+    (get_data(__package__, "spark_functions.txt") or b"").decode().splitlines()
+)  # also from a zip file
+_FUNCTIONS = {
+    line.split()[0]: line.split()[1:] for line in _FUNCTION_LINES if not line.startswith("#")
+}
 SPARK_FUNCTIONS = frozenset(_FUNCTIONS)
 """The names of all functions of Spark SQL."""
 AGGREGATE_FUNCTIONS = frozenset(name for name, rest in _FUNCTIONS.items() if "aggregate" in rest)
-"""Functions that combine several records: aggregates, and window functions, which need `over (…)`."""
-GENERATOR_FUNCTIONS = frozenset(name for name, rest in _FUNCTIONS.items() if "generator" in rest) | {
-    "variant_explode", "variant_explode_outer",  # in Spark these are table functions only
-}  # fmt: skip
+"""Functions that combine several records: aggregates, and window functions, which need `over
+(…)`.
+"""
+GENERATOR_FUNCTIONS = frozenset(
+    name for name, rest in _FUNCTIONS.items() if "generator" in rest
+) | {
+    "variant_explode",
+    "variant_explode_outer",  # in Spark these are table functions only
+}
 """Functions that return several records for one."""
 
 
 @dataclass(frozen=True, slots=True)
 class ColumnName:
-    """A reference to a column or field: ("address", "city") for `address.city`, and its position in the text."""
+    """A reference to a column or field: ("address", "city") for `address.city`, and its position
+    in the text.
+    """
 
     parts: tuple[str, ...]
     start: int = 0
@@ -59,7 +83,8 @@ class ColumnName:
 class WindowClause:
     """The clause `over (partition by …)` of a window function.
 
-    `partition_by` is the text after these words. `columns` are the plain columns in it, ("id",) in `id, upper(s)`.
+    `partition_by` is the text after these words. `columns` are the plain columns in it, ("id",) in
+    `id, upper(s)`.
     """
 
     columns: tuple[str, ...]
@@ -69,8 +94,8 @@ class WindowClause:
 class Call(NamedTuple):
     """A call of a function by its plain name, in lower case.
 
-    `arguments` is their number, None if one of them is "*". `is_word`: the name is not a keyword. `is_compared`: it
-    follows "like". `is_over`: `over (…)` follows the call.
+    `arguments` is their number, None if one of them is "*". `is_word`: the name is not a keyword.
+    `is_compared`: it follows "like". `is_over`: `over (…)` follows the call.
     """
 
     name: str
@@ -81,22 +106,26 @@ class Call(NamedTuple):
 
     @property
     def is_multi_record(self) -> bool:
-        """Whether it is an aggregate or window function (of several records), or a generator (returns several)."""
-        return self.name in GENERATOR_FUNCTIONS or (self.name in AGGREGATE_FUNCTIONS and not self.is_compared)
+        """Whether it is an aggregate or window function (of several records), or a generator
+        (returns several).
+        """
+        return self.name in GENERATOR_FUNCTIONS or (
+            self.name in AGGREGATE_FUNCTIONS and not self.is_compared
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class Expression:
     """A parsed Spark SQL expression.
 
-    `alias` is the name after "as". `name` is that of the resulting column, None where only Spark knows it or where
-    there are several. `column` is a column that is passed on unchanged ("dest as faa" passes on dest). `columns` are
-    the columns that it references, without the variables of lambdas. `star` says that it is "*", without the columns in
-    `excepted`.
+    `alias` is the name after "as". `name` is that of the resulting column, None where only Spark
+    knows it or where there are several. `column` is a column that is passed on unchanged ("dest as
+    faa" passes on dest). `columns` are the columns that it references, without the variables of
+    lambdas. `star` says that it is "*", without the columns in `excepted`.
 
-    `unread` says why it could not be parsed, in which case only Spark can check it. `mistake` is an error that Spark is
-    certain to raise, whatever columns there are. `number` distinguishes the expressions of one SELECT, whose `text` is
-    the whole SELECT.
+    `unread` says why it could not be parsed, in which case only Spark can check it. `mistake` is an
+    error that Spark is certain to raise, whatever columns there are. `number` distinguishes the
+    expressions of one SELECT, whose `text` is the whole SELECT.
     """
 
     text: str
@@ -118,8 +147,14 @@ class Expression:
         return tuple(name for name in columns if name.lower() not in excepted)
 
     def place(self, name: ColumnName) -> str:
-        """Return the position of a column for messages (" in line 2"), "" for a text of one line."""
-        return f" in line {self.text.count(chr(10), 0, name.start) + 1}" if "\n" in self.text.strip() else ""
+        """Return the position of a column for messages (" in line 2"), "" for a text of one
+        line.
+        """
+        return (
+            f" in line {self.text.count(chr(10), 0, name.start) + 1}"
+            if "\n" in self.text.strip()
+            else ""
+        )
 
 
 _TOKEN = re.compile(
@@ -128,11 +163,15 @@ _TOKEN = re.compile(
     re.DOTALL,
 )
 _PAIRS = {")": "(", "]": "["}
-_LONE = re.compile(r"(?:^|[(\[,])\s*(,)|(,)\s*(?:[)\]]|$)|^\s*([/%<>=|&^]+)|([-+/%<>=|&^!~]+)\s*$|(=)\s+[<>=]")
+_LONE = re.compile(
+    r"(?:^|[(\[,])\s*(,)|(,)\s*(?:[)\]]|$)|^\s*([/%<>=|&^]+)|([-+/%<>=|&^!~]+)\s*$|(=)\s+[<>=]"
+)
 
 
 def find_syntax_error(text: str) -> str:
-    """Return, for messages, what is unbalanced or lacks an operand; "" where nothing is certainly wrong."""
+    """Return, for messages, what is unbalanced or lacks an operand; "" where nothing is
+    certainly wrong.
+    """
     if not text.strip():
         return "it is empty"
     opened: list[str] = []
@@ -160,8 +199,8 @@ def find_syntax_error(text: str) -> str:
     return f"an operand is missing next to {symbol!r}" if symbol and not ends_in_type else ""
 
 
-# Whether the parser certainly reads an expression as Spark does. It accepts more than Spark, drops a unary plus, and
-# has other rules of precedence for `a = b < c`.
+# Whether the parser certainly reads an expression as Spark does. It accepts more than Spark, drops
+# a unary plus, and has other rules of precedence for `a = b < c`.
 
 UNSURE = "an expression that only Spark can parse"
 QUOTED = re.compile(r"(['\"`])(?:(?!\1).)*\1", re.DOTALL)
@@ -172,7 +211,8 @@ _DOUBTS = {
         re.I | re.A,
     ),
     UNSURE: re.compile(
-        r"[^\w \t\r\n.,()=<>!+*/%|'\"`-]|!(?!=)|,\s*[,)]|\(\s*,|(?<!\w)\.|\.(?!\w)|\btry_cast\b|\bunknown\b"
+        r"[^\w"
+        r" \t\r\n.,()=<>!+*/%|'\"`-]|!(?!=)|,\s*[,)]|\(\s*,|(?<!\w)\.|\.(?!\w)|\btry_cast\b|\bunknown\b"
         r"|\b(?:both|leading|trailing)\s+(?!from\b)"
         r"|\b(?!(?:and|or|not|when|then|else|case|like|between|div|from|for)\b)[a-z_]\w*\s+\d",
         re.I | re.A,
@@ -186,15 +226,25 @@ _ALIAS_AT_END = re.compile(r"\bas\s+(`|[a-z_]\w*)\s*$", re.IGNORECASE | re.ASCII
 _BEFORE_PARENTHESIS = re.compile(r"(^|[^\w\s]|\b\w+)\s*(?=\()", re.ASCII)
 _KEYWORDS = frozenset({"and", "or", "not", "when", "then", "else", "case", "between"})
 _SIGNS = {
-    r"\+": ("Add",), "-": ("Neg", "Sub"), r"\*": ("Mul",), "/": ("Div",), "%": ("Mod",), r"\|\|": ("DPipe",),
-    r"\band\b": ("And", "Between"), r"\bor\b": ("Or",), r"\bis\b": ("Is",), r"\bbetween\b": ("Between",),
-}  # fmt: skip
+    r"\+": ("Add",),
+    "-": ("Neg", "Sub"),
+    r"\*": ("Mul",),
+    "/": ("Div",),
+    "%": ("Mod",),
+    r"\|\|": ("DPipe",),
+    r"\band\b": ("And", "Between"),
+    r"\bor\b": ("Or",),
+    r"\bis\b": ("Is",),
+    r"\bbetween\b": ("Between",),
+}
 _COMPARED = {"Is", "In", "Between", "Like", "EQ", "NEQ", "NullSafeEQ", "LT", "LTE", "GT", "GTE"}
 _ARITHMETIC = {"Add", "Sub", "Mul", "Div", "IntDiv", "Mod", "Neg"}
 
 
 def doubt_about_syntax(text: str, tree: exp.Expr | None, alias: str | None) -> str:
-    """Return a noun phrase for a part that Spark may read otherwise than the parser did in `tree`, or ""."""
+    """Return a noun phrase for a part that Spark may read otherwise than the parser did in
+    `tree`, or "".
+    """
     if "\\" in text or "${" in text:  # Spark replaces ${…} in string literals, too
         return "an escape in a text"
     plain = QUOTED.sub(lambda match: match[1], text)  # each quoted part becomes one quotation mark
@@ -212,14 +262,18 @@ def doubt_about_syntax(text: str, tree: exp.Expr | None, alias: str | None) -> s
     names = [type(node).__name__ for node in tree.walk()]
     words = [match[1].lower() for match in _BEFORE_PARENTHESIS.finditer(plain)]
     groups = sum(word in _KEYWORDS or not word.isidentifier() for word in words)
-    is_certain = groups == names.count("Paren") and (alias is None or _ALIAS_AT_END.search(plain) is not None)
+    is_certain = groups == names.count("Paren") and (
+        alias is None or _ALIAS_AT_END.search(plain) is not None
+    )
     for sign, nodes in _SIGNS.items():
         is_certain &= len(re.findall(sign, plain, re.IGNORECASE)) == sum(map(names.count, nodes))
     return "" if is_certain and not any(map(_has_unsure_operand, tree.walk())) else UNSURE
 
 
 def _has_unsure_operand(node: exp.Expr) -> bool:
-    """Whether an operand of this node is an operator without parentheses that may have another precedence in Spark."""
+    """Whether an operand of this node is an operator without parentheses that may have another
+    precedence in Spark.
+    """
     operands = {type(operand).__name__ for operand in node.iter_expressions()}
     if type(node).__name__ == "DPipe":
         return bool(operands & (_COMPARED | _ARITHMETIC | {"And", "Or", "Not"}))
@@ -228,11 +282,15 @@ def _has_unsure_operand(node: exp.Expr) -> bool:
 
 
 def nearest_names(name: str, there: Iterable[str], most: int = 3) -> tuple[str, ...]:
-    """Return up to `most` of the names in `there` that are most similar to `name`, the nearest first, ignoring case."""
+    """Return up to `most` of the names in `there` that are most similar to `name`, the nearest
+    first, ignoring case.
+    """
     by_lower: dict[str, str] = {}
     for known in there:
         by_lower.setdefault(known.lower(), known)
-    return tuple(by_lower[lower] for lower in get_close_matches(name.lower(), list(by_lower), most, 0.6))
+    return tuple(
+        by_lower[lower] for lower in get_close_matches(name.lower(), list(by_lower), most, 0.6)
+    )
 
 
 def did_you_mean(name: str, there: Iterable[str]) -> str:
@@ -245,13 +303,17 @@ def did_you_mean(name: str, there: Iterable[str]) -> str:
 
 
 _NAME = r"`(?:[^`]|``)+`|[A-Za-z_]\w*"
-_PLAIN = re.compile(rf"\s*(?P<column>{_NAME})(?:\s+as\s+(?P<alias>{_NAME}))?\s*", re.IGNORECASE | re.ASCII)
+_PLAIN = re.compile(
+    rf"\s*(?P<column>{_NAME})(?:\s+as\s+(?P<alias>{_NAME}))?\s*", re.IGNORECASE | re.ASCII
+)
 _VALUES = frozenset({"true", "false", "null"})
 
 
 @lru_cache(maxsize=65_536)
 def parse_expression(text: str) -> Expression:
-    """Return the parsed expression. Never fails: see `Expression.unread` and `Expression.mistake`."""
+    """Return the parsed expression. Never fails: see `Expression.unread` and
+    `Expression.mistake`.
+    """
     plain = _PLAIN.fullmatch(text)
     if plain is not None and plain["column"].lower() not in _VALUES:
         name, alias = _unquote(plain["column"]), _unquote(plain["alias"])
@@ -267,7 +329,9 @@ def parse_expression(text: str) -> Expression:
 
 @lru_cache(maxsize=4_096)
 def parse_select(text: str, table: str) -> SelectParts | None:
-    """Return the parts of a SELECT from `table`, None if it reads from anything else or can't be parsed."""
+    """Return the parts of a SELECT from `table`, None if it reads from anything else or can't be
+    parsed.
+    """
     return grammar.read_select(text, table)
 
 
@@ -283,22 +347,35 @@ def struct_fields(expression: Expression) -> tuple[tuple[str, Expression], ...]:
         return ()
     items = (item for item in expression.tree.expressions if isinstance(item, exp.PropertyEQ))
     named = (item for item in items if isinstance(item.this, exp.Identifier))
-    return tuple((item.this.name, grammar.expression_from_tree(expression.text, item.expression)) for item in named)
+    return tuple(
+        (item.this.name, grammar.expression_from_tree(expression.text, item.expression))
+        for item in named
+    )
 
 
 @lru_cache(maxsize=65_536)
 def calls(text: str) -> tuple[Call, ...]:
-    """Return the calls of functions, with parentheses, in a text. Works even if the text can't be parsed."""
+    """Return the calls of functions, with parentheses, in a text. Works even if the text can't
+    be parsed.
+    """
     return grammar.find_calls(text) if "(" in text else ()
 
 
 def unknown_functions(text: str) -> tuple[str, ...]:
-    """Return the names of called functions that Spark does not have: mistyped, or registered by the user."""
-    return tuple(dict.fromkeys(call.name for call in calls(text) if call.is_word and call.name not in SPARK_FUNCTIONS))
+    """Return the names of called functions that Spark does not have: mistyped, or registered by
+    the user.
+    """
+    return tuple(
+        dict.fromkeys(
+            call.name for call in calls(text) if call.is_word and call.name not in SPARK_FUNCTIONS
+        )
+    )
 
 
 def argument_count_problem(function: str, given: int | None) -> str:
-    """Return "upper() takes 1 argument, and gets 2"; "" if this number is allowed or can't be checked."""
+    """Return "upper() takes 1 argument, and gets 2"; "" if this number is allowed or can't be
+    checked.
+    """
     allowed = _FUNCTIONS.get(function, ["?"])[0]
     if given is None or allowed == "?":
         return ""
@@ -311,14 +388,20 @@ def argument_count_problem(function: str, given: int | None) -> str:
     else:
         is_allowed, allowed = str(given) in allowed.split(","), allowed.replace(",", " or ")
     return (
-        "" if is_allowed else f"{function}() takes {allowed} argument{'' if allowed == '1' else 's'}, and gets {given}"
+        ""
+        if is_allowed
+        else (
+            f"{function}() takes {allowed} argument{'' if allowed == '1' else 's'}, and gets"
+            f" {given}"
+        )
     )
 
 
 def multi_record_functions(text: str) -> tuple[tuple[str, bool], ...]:
     """Return the called aggregates and generators, each with whether `over (…)` follows it.
 
-    The result is empty where the expression can't be parsed, because a subquery reads records of its own.
+    The result is empty where the expression can't be parsed, because a subquery reads records of
+    its own.
     """
     found = tuple((call.name, call.is_over) for call in calls(text) if call.is_multi_record)
     return () if found and parse_expression(text).unread else found
@@ -326,7 +409,9 @@ def multi_record_functions(text: str) -> tuple[tuple[str, bool], ...]:
 
 @lru_cache(maxsize=65_536)
 def window_clauses(text: str) -> tuple[WindowClause, ...]:
-    """Return the clauses of window functions, `over (…)`; none where the expression can't be parsed."""
+    """Return the clauses of window functions, `over (…)`; none where the expression can't be
+    parsed.
+    """
     if "over" not in text.lower():
         return ()
     tree = parse_expression(text).tree
@@ -334,12 +419,19 @@ def window_clauses(text: str) -> tuple[WindowClause, ...]:
 
 
 def other_records_construct(text: str) -> str:
-    """Return the construct that makes an expression read other records (a function, "over", "a subquery"), or "".
+    """Return the construct that makes an expression read other records (a function, "over", "a
+    subquery"), or "".
 
     It reads tokens only, and so works even if the expression can't be parsed.
     """
     several = [call.name for call in calls(text) if call.is_multi_record]
-    return f"{several[0]}()" if several else grammar.find_clause_of_other_records(text) if "(" in text else ""
+    return (
+        f"{several[0]}()"
+        if several
+        else grammar.find_clause_of_other_records(text)
+        if "(" in text
+        else ""
+    )
 
 
 def implies_true(text: str, column: str) -> bool:
@@ -351,7 +443,9 @@ def implies_true(text: str, column: str) -> bool:
 
 
 def _tree_implies_true(tree: exp.Expr, column: str) -> bool:
-    """Whether a condition is the column, compares it with true, or is an "and" of which one side is that."""
+    """Whether a condition is the column, compares it with true, or is an "and" of which one side
+    is that.
+    """
     if isinstance(tree, exp.Paren):
         return _tree_implies_true(tree.this, column)
     if isinstance(tree, exp.And):
@@ -359,7 +453,9 @@ def _tree_implies_true(tree: exp.Expr, column: str) -> bool:
     if isinstance(tree, exp.EQ | exp.Is):
         sides = (tree.left, tree.right)
         true = [side for side in sides if isinstance(side, exp.Boolean) and side.this]
-        return bool(true) and any(_tree_implies_true(side, column) for side in sides if side not in true)
+        return bool(true) and any(
+            _tree_implies_true(side, column) for side in sides if side not in true
+        )
     return isinstance(tree, exp.Column) and not tree.table and tree.name.lower() == column.lower()
 
 
@@ -367,5 +463,7 @@ def has_star_argument(expression: Expression) -> bool:
     """Whether a function gets all columns as "*", as in `struct(*)`; not for `count(*)`."""
     if expression.tree is None or expression.star or "*" not in expression.text:
         return False
-    stars = (star for star in expression.tree.find_all(exp.Star) if isinstance(star.parent, exp.Func))
+    stars = (
+        star for star in expression.tree.find_all(exp.Star) if isinstance(star.parent, exp.Func)
+    )
     return any(not isinstance(star.parent, exp.Count) for star in stars)

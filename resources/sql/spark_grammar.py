@@ -1,4 +1,6 @@
-"""Parses expressions and SELECTs with sqlglot. Whatever can't be parsed, or is unknown here, is left to Spark."""
+"""Parses expressions and SELECTs with sqlglot. Whatever can't be parsed, or is unknown here, is
+left to Spark.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,13 @@ from sqlglot.dialects.spark import Spark
 from sqlglot.errors import ErrorLevel, SqlglotError
 from sqlglot.tokenizer_core import Token, TokenType
 
-from dagster_adjunct.resources.sql.expression import Call, ColumnName, Expression, WindowClause, argument_count_problem
+from dagster_adjunct.resources.sql.expression import (
+    Call,
+    ColumnName,
+    Expression,
+    WindowClause,
+    argument_count_problem,
+)
 
 if TYPE_CHECKING:
     from sqlglot.parsers.spark import SparkParser
@@ -23,18 +31,51 @@ else:
 
 # A name in these nodes is a column. In any other node it may be something else.
 _UNDERSTOOD = (
-    exp.Func, exp.Binary, exp.Unary, exp.Condition, exp.Alias, exp.Aliases, exp.Lambda, exp.Tuple, exp.Star,
-    exp.PropertyEQ, exp.Window, exp.WindowSpec, exp.Order, exp.Ordered, exp.Distinct, exp.Filter, exp.Where,
-    exp.WithinGroup, exp.IgnoreNulls, exp.RespectNulls, exp.Interval, exp.IntervalSpan, exp.DataType, exp.DataTypeParam,
-    exp.Identifier, exp.Var, exp.Kwarg, exp.RawString, exp.ColumnDef, exp.JSONPath, exp.JSONPathPart,
-)  # fmt: skip
-_ALIAS = re.compile(r".*[\s)]as\s+(?:`(?P<quoted>(?:[^`]|``)+)`|(?P<plain>[A-Za-z_]\w*))\s*", re.IGNORECASE | re.DOTALL)
+    exp.Func,
+    exp.Binary,
+    exp.Unary,
+    exp.Condition,
+    exp.Alias,
+    exp.Aliases,
+    exp.Lambda,
+    exp.Tuple,
+    exp.Star,
+    exp.PropertyEQ,
+    exp.Window,
+    exp.WindowSpec,
+    exp.Order,
+    exp.Ordered,
+    exp.Distinct,
+    exp.Filter,
+    exp.Where,
+    exp.WithinGroup,
+    exp.IgnoreNulls,
+    exp.RespectNulls,
+    exp.Interval,
+    exp.IntervalSpan,
+    exp.DataType,
+    exp.DataTypeParam,
+    exp.Identifier,
+    exp.Var,
+    exp.Kwarg,
+    exp.RawString,
+    exp.ColumnDef,
+    exp.JSONPath,
+    exp.JSONPathPart,
+)
+_ALIAS = re.compile(
+    r".*[\s)]as\s+(?:`(?P<quoted>(?:[^`]|``)+)`|(?P<plain>[A-Za-z_]\w*))\s*",
+    re.IGNORECASE | re.DOTALL,
+)
 _UNIT = re.compile(
-    r"(?:year|quarter|month|week|day|hour|minute|second|millisecond|microsecond)s?|dayofyear", re.IGNORECASE
+    r"(?:year|quarter|month|week|day|hour|minute|second|millisecond|microsecond)s?|dayofyear",
+    re.IGNORECASE,
 )
 _BEFORE_OVER = frozenset({")", "filter", "within", "group", "ignore", "respect", "nulls"})
 _IS_CALL = "is_call"
-_TAKES_UNIT = re.compile(r"(?:timestamp_?add|timestamp_?diff|date_?add|date_?diff)\s*\(", re.IGNORECASE)
+_TAKES_UNIT = re.compile(
+    r"(?:timestamp_?add|timestamp_?diff|date_?add|date_?diff)\s*\(", re.IGNORECASE
+)
 
 
 class _Parser(SparkParser):
@@ -52,7 +93,11 @@ def read_expression(text: str) -> Expression:
     if mistake:
         return Expression(text, unread=mistake, mistake=mistake)
     tree = parse_tree(text)
-    return _unread_expression(text, tree) if isinstance(tree, str) else expression_from_tree(text, tree)
+    return (
+        _unread_expression(text, tree)
+        if isinstance(tree, str)
+        else expression_from_tree(text, tree)
+    )
 
 
 def find_wrong_call(text: str) -> str:
@@ -70,7 +115,9 @@ def _tokens(text: str) -> list[Token]:
 
 
 def parse_tree(text: str, *, query: bool = False) -> exp.Expr | str:
-    """Return the syntax tree of an expression or a query, or else the reason why it can't be parsed."""
+    """Return the syntax tree of an expression or a query, or else the reason why it can't be
+    parsed.
+    """
     try:
         dialect = _dialect()
         tokens = dialect.tokenize(text)
@@ -82,7 +129,9 @@ def parse_tree(text: str, *, query: bool = False) -> exp.Expr | str:
 
 
 def find_clause_of_other_records(text: str) -> str:
-    """Return "over" or "a subquery", if one of these makes the expression read other records, or else ""."""
+    """Return "over" or "a subquery", if one of these makes the expression read other records, or
+    else "".
+    """
     for before, token in pairwise(_tokens(text)):
         if token.text.lower() == "over" and before.token_type is TokenType.R_PAREN:
             return "over"
@@ -109,7 +158,11 @@ def find_calls(text: str) -> tuple[Call, ...]:
     tokens, calls = _tokens(text), []
     for at, (token, following) in enumerate(pairwise(tokens)):
         before = tokens[at - 1].token_type if at > 0 else None
-        named = token.token_type is not TokenType.IDENTIFIER and token.text.isidentifier() and before != TokenType.DOT
+        named = (
+            token.token_type is not TokenType.IDENTIFIER
+            and token.text.isidentifier()
+            and before != TokenType.DOT
+        )
         if named and following.token_type is TokenType.L_PAREN:
             is_compared = before in (TokenType.LIKE, TokenType.ILIKE, TokenType.RLIKE)
             is_word = token.token_type is TokenType.VAR
@@ -136,7 +189,9 @@ def _count_arguments(tokens: list[Token], start: int) -> int | None:
 
 
 def _unread_expression(text: str, why: str) -> Expression:
-    """Return an expression that can't be parsed, for the reason `why`; only the alias at its end is known."""
+    """Return an expression that can't be parsed, for the reason `why`; only the alias at its end
+    is known.
+    """
     match = None if "--" in text or "/*" in text else _ALIAS.fullmatch(text)
     name = None if match is None else match["quoted"] or match["plain"]
     alias = None if name is None else name.replace("``", "`")
@@ -153,7 +208,10 @@ def expression_from_tree(text: str, tree: exp.Expr) -> Expression:
     nodes = list(tree.walk(bfs=False))
     if any(isinstance(node, exp.Query) for node in nodes):
         return _unread_expression(text, "only Spark can analyze a subquery")
-    strange = next((node for node in nodes if not isinstance(node, _UNDERSTOOD) and _IS_CALL not in node.meta), None)
+    strange = next(
+        (node for node in nodes if not isinstance(node, _UNDERSTOOD) and _IS_CALL not in node.meta),
+        None,
+    )
     if strange is not None:
         return _unread_expression(text, f"only Spark can analyze {strange.key}")
     columns = [node for node in nodes if isinstance(node, exp.Column)]
@@ -174,15 +232,23 @@ def find_window_clauses(tree: exp.Expr) -> Iterator[WindowClause]:
     """Yield the clauses of the window functions in a tree."""
     for node in tree.find_all(exp.Window):
         parts = [part.unnest() for part in node.args.get("partition_by") or ()]
-        columns = (part.name for part in parts if isinstance(part, exp.Column) and len(part.parts) == 1)
-        yield WindowClause(tuple(dict.fromkeys(columns)), ", ".join(part.sql("spark") for part in parts))
+        columns = (
+            part.name for part in parts if isinstance(part, exp.Column) and len(part.parts) == 1
+        )
+        yield WindowClause(
+            tuple(dict.fromkeys(columns)), ", ".join(part.sql("spark") for part in parts)
+        )
 
 
 def _column_names(text: str, columns: list[exp.Column]) -> Iterator[ColumnName]:
     takes_unit = _TAKES_UNIT.search(text) is not None
     for node in columns:
         parts = tuple(part.name for part in node.parts if not isinstance(part, exp.Star))
-        if not parts or parts[0].lower() in variables_around(node) or (takes_unit and _UNIT.fullmatch(parts[0])):
+        if (
+            not parts
+            or parts[0].lower() in variables_around(node)
+            or (takes_unit and _UNIT.fullmatch(parts[0]))
+        ):
             continue
         yield ColumnName(parts, int(node.parts[0].meta.get("start", 0)))
 
@@ -198,18 +264,22 @@ def variables_around(node: exp.Expr) -> set[str]:
     return names
 
 
-# In these clauses of a SELECT, names are columns or aliases. A SELECT with any other clause is left to Spark.
-_CLAUSES = frozenset({"expressions", "from_", "where", "group", "having", "order", "limit", "offset", "distinct"})
+# In these clauses of a SELECT, names are columns or aliases. A SELECT with any other clause is left
+# to Spark.
+_CLAUSES = frozenset(
+    {"expressions", "from_", "where", "group", "having", "order", "limit", "offset", "distinct"}
+)
 
 
 @dataclass(frozen=True, slots=True)
 class SelectParts:
     """The parts of a SELECT from one table, with the table's name removed from its columns.
 
-    `items` are the selected expressions. `where` may use only columns of the table. `later` are the expressions of
-    group by, having and order by, which may also use aliases of the items. `groups` says that it groups or aggregates.
-    If other tables are joined, only `qualified` is known: the columns written with the table's name, as in `v.city`.
-    `mistake` is an error that Spark is certain to raise, whatever the columns are.
+    `items` are the selected expressions. `where` may use only columns of the table. `later` are the
+    expressions of group by, having and order by, which may also use aliases of the items. `groups`
+    says that it groups or aggregates. If other tables are joined, only `qualified` is known: the
+    columns written with the table's name, as in `v.city`. `mistake` is an error that Spark is
+    certain to raise, whatever the columns are.
     """
 
     items: tuple[Expression, ...] = ()
@@ -225,7 +295,9 @@ class SelectParts:
 
 
 def read_select(text: str, table: str) -> SelectParts | None:
-    """Return the parts of a SELECT from `table`, None if it reads from anything else or can't be parsed."""
+    """Return the parts of a SELECT from `table`, None if it reads from anything else or can't be
+    parsed.
+    """
     tree = parse_tree(text, query=True)
     while isinstance(tree, exp.Subquery) and _nonempty_args(tree) == {"this"}:
         tree = tree.this
@@ -236,7 +308,11 @@ def read_select(text: str, table: str) -> SelectParts | None:
     if alias is not None and _nonempty_args(tree) <= _CLAUSES:
         return _read_single_table(text, tree, alias)
     sources = [source, *(tree.args.get("joins") or ())]
-    aliases = [alias for item in sources if item is not None and (alias := _alias(item.this, table)) is not None]
+    aliases = [
+        alias
+        for item in sources
+        if item is not None and (alias := _alias(item.this, table)) is not None
+    ]
     if len(aliases) != 1:
         return None
     qualified = (column.parts for column in _columns_of(tree, aliases[0]))
@@ -254,7 +330,9 @@ def _nonempty_args(node: exp.Expr) -> set[str]:
 
 
 def _alias(source: exp.Expr, table: str) -> str | None:
-    """Return the name that qualifies columns of `table` in this item of FROM; None if it is anything but the table."""
+    """Return the name that qualifies columns of `table` in this item of FROM; None if it is
+    anything but the table.
+    """
     is_table = isinstance(source, exp.Table) and source.name.lower() == table
     if not is_table or not _nonempty_args(source) <= {"this", "alias"}:
         return None
@@ -264,7 +342,9 @@ def _alias(source: exp.Expr, table: str) -> str | None:
 
 def _read_single_table(text: str, tree: exp.Select, alias: str) -> SelectParts | None:
     names = ("this", "table", "db", "catalog")
-    for column in list(_columns_of(tree, alias)):  # "v.address.city" becomes `address.city`, "v.*" becomes `*`
+    for column in list(
+        _columns_of(tree, alias)
+    ):  # "v.address.city" becomes `address.city`, "v.*" becomes `*`
         _, *path = column.parts
         if isinstance(path[0], exp.Star):
             column.replace(path[0])
@@ -272,12 +352,16 @@ def _read_single_table(text: str, tree: exp.Select, alias: str) -> SelectParts |
         kept = dict(zip(names, reversed(path), strict=False))
         for name in names:
             column.set(name, kept.get(name))
-    where, group, having, order = (tree.args.get(name) for name in ("where", "group", "having", "order"))
+    where, group, having, order = (
+        tree.args.get(name) for name in ("where", "group", "having", "order")
+    )
     later = [] if group is None else list(group.expressions)
     later += [] if having is None else [having.this]
     later += [] if order is None else [item.this for item in order.expressions]
     trees = [*tree.expressions, *later, *([] if where is None else [where.this])]
-    expressions = [replace(expression_from_tree(text, one), number=number) for number, one in enumerate(trees)]
+    expressions = [
+        replace(expression_from_tree(text, one), number=number) for number, one in enumerate(trees)
+    ]
     items, others = expressions[: len(tree.expressions)], expressions[len(tree.expressions) :]
     return SelectParts(
         items=tuple(items),

@@ -1,7 +1,9 @@
-"""The types of expressions, where they are certain: a type that is returned here is the one that Spark returns.
+"""The types of expressions, where they are certain: a type that is returned here is the one that
+Spark returns.
 
-Types have Spark's simple names ("bigint", "decimal(10,2)"). The type is None where no rule applies. A nested type or an
-interval may be known in part only: "array<…>", "map<…>", "struct<…>", "interval…".
+Types have Spark's simple names ("bigint", "decimal(10,2)"). The type is None where no rule applies.
+A nested type or an interval may be known in part only: "array<…>", "map<…>", "struct<…>",
+"interval…".
 """
 
 from __future__ import annotations
@@ -22,14 +24,18 @@ Digits = tuple[int, int]
 
 
 def digits_as_decimal(type_: str | None) -> Digits | None:
-    """Return precision and scale of a decimal type, or of the decimal to which Spark casts an integer type."""
+    """Return precision and scale of a decimal type, or of the decimal to which Spark casts an
+    integer type.
+    """
     if type_ in _INTEGER_DIGITS:
         return _INTEGER_DIGITS[type_], 0
     return None if type_ is None else decimal_digits(type_)
 
 
 def arithmetic_type(operator: str, one: Digits, other: Digits) -> str | None:
-    """Return the type of "Add", "Sub", "Mul", "Div" or "Mod" of two decimals; None if it needs more than 38 digits."""
+    """Return the type of "Add", "Sub", "Mul", "Div" or "Mod" of two decimals; None if it needs
+    more than 38 digits.
+    """
     (precision, scale), (others_precision, others_scale) = one, other
     most = max(scale, others_scale)
     whole, others_whole = precision - scale, others_precision - others_scale
@@ -44,7 +50,9 @@ def arithmetic_type(operator: str, one: Digits, other: Digits) -> str | None:
 
 
 def widest_decimal(types: Iterable[str | None]) -> str | None:
-    """Return the decimal type to which Spark casts decimals and integers of these types; None for other types."""
+    """Return the decimal type to which Spark casts decimals and integers of these types; None
+    for other types.
+    """
     digits = [digits_as_decimal(type_) for type_ in types]
     known = [item for item in digits if item is not None]
     if not known or len(known) < len(digits):
@@ -62,7 +70,9 @@ def sum_type(kind: str) -> str:
 
 
 def rounded_type(digits: Digits, places: int) -> str | None:
-    """Return the type of a decimal that is rounded to `places` digits after the point; None if uncertain."""
+    """Return the type of a decimal that is rounded to `places` digits after the point; None if
+    uncertain.
+    """
     precision, scale = digits
     if places < 0:
         return None
@@ -103,8 +113,14 @@ def field_type(type_: str | None, field: str) -> str | None:
 def struct_type(fields: Iterable[tuple[str, str | None]]) -> str:
     """Return the type of a struct with these fields; "struct<…>" if one is not known completely."""
     known = list(fields)
-    whole = all(kind is not None and "…" not in kind and name.isidentifier() for name, kind in known)
-    return f"struct<{','.join(f'{name}:{kind}' for name, kind in known)}>" if known and whole else "struct<…>"
+    whole = all(
+        kind is not None and "…" not in kind and name.isidentifier() for name, kind in known
+    )
+    return (
+        f"struct<{','.join(f'{name}:{kind}' for name, kind in known)}>"
+        if known and whole
+        else "struct<…>"
+    )
 
 
 def _inside(type_: str | None) -> str | None:
@@ -137,39 +153,58 @@ _CAST_TO = {
 }
 # The types of functions that always return the same type, by the names of the parser's nodes.
 _RESULT_TYPES = {
-    "boolean": """EQ NEQ LT LTE GT GTE NullSafeEQ NullSafeNEQ And Or Not Is Between In Like ILike RegexpLike Escape
+    "boolean": (
+        """EQ NEQ LT LTE GT GTE NullSafeEQ NullSafeNEQ And Or Not Is Between In Like ILike RegexpLike Escape
         Boolean StartsWith EndsWith Contains ArrayContains IsNan EqualNull Exists MapContainsKey LogicalAnd
-        LogicalOr""",
-    "string": """Upper Lower Trim Initcap RegexpReplace RegexpExtract Replace Translate ConcatWs TimeToStr Hex MD5 SHA
+        LogicalOr"""
+    ),
+    "string": (
+        """Upper Lower Trim Initcap RegexpReplace RegexpExtract Replace Translate ConcatWs TimeToStr Hex MD5 SHA
         SHA2 JSONExtractScalar JSONFormat Soundex Chr SubstringIndex CurrentUser RawString Uuid UnixToStr Typeof Space
-        RegexpSubstr SplitPart Format ToBase64 ParseUrl ArrayToString Dayname Monthname ToChar""",
-    "int": """Length Ascii StrPosition Levenshtein Year Month Day DayOfMonth DayOfWeek DayOfYear Hour Minute Second
+        RegexpSubstr SplitPart Format ToBase64 ParseUrl ArrayToString Dayname Monthname ToChar"""
+    ),
+    "int": (
+        """Length Ascii StrPosition Levenshtein Year Month Day DayOfMonth DayOfWeek DayOfYear Hour Minute Second
         Quarter WeekOfYear Week ArraySize BitLength RegexpCount RegexpInstr UnixDate BitwiseCount RowNumber Rank
-        DenseRank Ntile""",
-    "bigint": """StrToUnix UnixSeconds UnixMillis UnixMicros ArrayPosition Count CountIf ApproxDistinct TimestampDiff
-        Factorial""",
-    "double": """Sqrt Exp Ln Pow Sin Cos Tan Asin Acos Atan Atan2 Cbrt Degrees Radians MonthsBetween Log Pi Sign Rint
-        Rand Stddev Variance""",
-    "date": "TsOrDsToDate TsOrDsAdd LastDay AddMonths CurrentDate NextDay DateTrunc DateFromUnixDate",
+        DenseRank Ntile"""
+    ),
+    "bigint": (
+        """StrToUnix UnixSeconds UnixMillis UnixMicros ArrayPosition Count CountIf ApproxDistinct TimestampDiff
+        Factorial"""
+    ),
+    "double": (
+        """Sqrt Exp Ln Pow Sin Cos Tan Asin Acos Atan Atan2 Cbrt Degrees Radians MonthsBetween Log Pi Sign Rint
+        Rand Stddev Variance"""
+    ),
+    "date": (
+        "TsOrDsToDate TsOrDsAdd LastDay AddMonths CurrentDate NextDay DateTrunc DateFromUnixDate"
+    ),
     "timestamp": "CurrentTimestamp TimestampTrunc AtTimeZone FromTimeZone",
     "binary": "HexString Unhex FromBase64 Encode",
     "void": "Null",
     "array<string>": "RegexpSplit RegexpExtractAll JSONKeys",
-    "array<…>": """ArrayExcept ArrayIntersect ArrayRemove ArrayAppend ArrayInsert ArraysZip GenerateSeries Flatten
-        ArrayPrepend ArrayAgg ArrayUniqueAgg""",
+    "array<…>": (
+        """ArrayExcept ArrayIntersect ArrayRemove ArrayAppend ArrayInsert ArraysZip GenerateSeries Flatten
+        ArrayPrepend ArrayAgg ArrayUniqueAgg"""
+    ),
     "map<…>": "VarMap Map MapFromEntries StrToMap",
     "interval…": "Interval MakeInterval",
 }
 _RESULT_TYPES_BY_NAME = {
     "boolean": "isnull isnotnull arrays_overlap forall is_valid_utf8 luhn_check",
-    "int": "hash char_length character_length octet_length find_in_set weekday cardinality json_array_length",
+    "int": (
+        "hash char_length character_length octet_length find_in_set weekday cardinality"
+        " json_array_length"
+    ),
     "bigint": "xxhash64 crc32",
     "double": "expm1 log1p hypot",
     "date": "make_date try_to_date",
     "timestamp": "timestamp_seconds timestamp_millis timestamp_micros to_timestamp_ltz",
     "timestamp_ntz": "to_timestamp_ntz",
-    "string": """current_catalog uuid base64 sha1 split_part btrim lcase ucase space format_string printf to_json
-        url_encode url_decode bin conv mask quote format_number to_csv""",
+    "string": (
+        """current_catalog uuid base64 sha1 split_part btrim lcase ucase space format_string printf to_json
+        url_encode url_decode bin conv mask quote format_number to_csv"""
+    ),
     "array<…>": "array_repeat array_union map_entries map_values zip_with sentences",
     "map<…>": "map_concat map_filter map_zip_with transform_keys transform_values",
 }
@@ -208,7 +243,11 @@ def _cast(known: KnownTypes, node: exp.Expr) -> str | None:
     name = to.this.name if hasattr(to.this, "name") else ""
     if name == "DECIMAL":
         digits = [item.name for item in to.expressions]
-        return f"decimal({digits[0]},{digits[1]})" if len(digits) == 2 and all(map(str.isdigit, digits)) else None
+        return (
+            f"decimal({digits[0]},{digits[1]})"
+            if len(digits) == 2 and all(map(str.isdigit, digits))
+            else None
+        )
     return None if to.expressions else _CAST_TO.get(name)
 
 
@@ -237,7 +276,9 @@ def _rounded(known: KnownTypes, node: exp.Expr) -> str | None:
 
 
 def _is_whole(node: exp.Expr) -> bool:
-    return type(node).__name__ == "Literal" and node.name.isdigit() and not node.args.get("is_string")
+    return (
+        type(node).__name__ == "Literal" and node.name.isdigit() and not node.args.get("is_string")
+    )
 
 
 def _whole(known: KnownTypes, node: exp.Expr) -> str | None:
@@ -288,7 +329,13 @@ def _operand_types(known: KnownTypes, node: exp.Expr) -> set[str | None]:
 
 def _divided(known: KnownTypes, node: exp.Expr) -> str | None:
     kinds = _operand_types(known, node)
-    return "double" if kinds <= set(NUMBERS) else _arithmetic(known, node) if widest_decimal(kinds) else None
+    return (
+        "double"
+        if kinds <= set(NUMBERS)
+        else _arithmetic(known, node)
+        if widest_decimal(kinds)
+        else None
+    )
 
 
 def _divided_whole(known: KnownTypes, node: exp.Expr) -> str | None:
@@ -326,7 +373,11 @@ def _same_array(known: KnownTypes, node: exp.Expr) -> str | None:
 def _keys(known: KnownTypes, node: exp.Expr) -> str | None:
     kind = known.type(node.this)
     inner = _inside(kind)
-    return f"array<{next(_parts(inner))}>" if kind and inner and kind.startswith("map<") else "array<…>"
+    return (
+        f"array<{next(_parts(inner))}>"
+        if kind and inner and kind.startswith("map<")
+        else "array<…>"
+    )
 
 
 def _transformed(known: KnownTypes, node: exp.Expr) -> str | None:
@@ -340,7 +391,11 @@ def _transformed(known: KnownTypes, node: exp.Expr) -> str | None:
 
 def _field(known: KnownTypes, node: exp.Expr) -> str | None:
     field = node.args.get("expression")
-    return field_type(known.type(node.this), field.name) if type(field).__name__ == "Identifier" and field else None
+    return (
+        field_type(known.type(node.this), field.name)
+        if type(field).__name__ == "Identifier" and field
+        else None
+    )
 
 
 def _struct(known: KnownTypes, node: exp.Expr) -> str | None:
@@ -359,7 +414,9 @@ def _from_json(known: KnownTypes, node: exp.Expr) -> str | None:
     if schema is None or not getattr(schema, "is_string", False):
         return None
     try:  # plain columns, "a INT, b STRING"
-        return struct_type((field.name, field.type) for field in Schema.from_ddl(schema.name).fields)
+        return struct_type(
+            (field.name, field.type) for field in Schema.from_ddl(schema.name).fields
+        )
     except SchemaMismatchError:
         return None
 
@@ -367,7 +424,11 @@ def _from_json(known: KnownTypes, node: exp.Expr) -> str | None:
 def _extracted(known: KnownTypes, node: exp.Expr) -> str | None:
     unit = node.name.lower()
     if unit in ("second", "seconds", "s", "sec", "secs"):
-        return None if known.type(node.args.get("expression")) in (None, "interval…") else "decimal(8,6)"
+        return (
+            None
+            if known.type(node.args.get("expression")) in (None, "interval…")
+            else "decimal(8,6)"
+        )
     return "int"
 
 
@@ -380,13 +441,44 @@ _NAMED = {
     **{name: name for name in _CASTS_BY_NAME},
 }
 TYPE_RULES: dict[str, Rule] = {
-    "Column": _column, "Literal": _literal, "Cast": _cast, "TryCast": _cast, "Paren": _inner, "Neg": _negation,
-    "Abs": _number, "BitwiseNot": _number, "Round": _rounded, "Floor": _whole, "Ceil": _whole, "Add": _arithmetic,
-    "Sub": _arithmetic, "Mul": _arithmetic, "Mod": _arithmetic, "Div": _divided, "IntDiv": _divided_whole,
-    "BitwiseAnd": _bits, "BitwiseOr": _bits, "BitwiseXor": _bits, "DPipe": _joined, "Concat": _joined,
-    "Nullif": _inner, "Case": _case, "If": _if, "Array": _array, "Window": _inner, "IgnoreNulls": _inner,
-    "RespectNulls": _inner, "Filter": _inner, "Sum": _summed, "Min": _inner, "Max": _inner, "First": _inner,
-    "Last": _inner, "FirstValue": _inner, "LastValue": _inner, "AnyValue": _inner,
+    "Column": _column,
+    "Literal": _literal,
+    "Cast": _cast,
+    "TryCast": _cast,
+    "Paren": _inner,
+    "Neg": _negation,
+    "Abs": _number,
+    "BitwiseNot": _number,
+    "Round": _rounded,
+    "Floor": _whole,
+    "Ceil": _whole,
+    "Add": _arithmetic,
+    "Sub": _arithmetic,
+    "Mul": _arithmetic,
+    "Mod": _arithmetic,
+    "Div": _divided,
+    "IntDiv": _divided_whole,
+    "BitwiseAnd": _bits,
+    "BitwiseOr": _bits,
+    "BitwiseXor": _bits,
+    "DPipe": _joined,
+    "Concat": _joined,
+    "Nullif": _inner,
+    "Case": _case,
+    "If": _if,
+    "Array": _array,
+    "Window": _inner,
+    "IgnoreNulls": _inner,
+    "RespectNulls": _inner,
+    "Filter": _inner,
+    "Sum": _summed,
+    "Min": _inner,
+    "Max": _inner,
+    "First": _inner,
+    "Last": _inner,
+    "FirstValue": _inner,
+    "LastValue": _inner,
+    "AnyValue": _inner,
     "Negative": _number,
     **dict.fromkeys(("ArrayDistinct", "ArraySort", "ArrayFilter", "ArraySlice"), _same_array),
     **dict.fromkeys(("ArrayCompact", "Shuffle"), _same_array),
@@ -395,17 +487,20 @@ TYPE_RULES: dict[str, Rule] = {
     "Dot": _field,
     "Struct": _struct,
     "FromJson": _from_json,
-    "Extract": _extracted, "Nvl2": _if,
+    "Extract": _extracted,
+    "Nvl2": _if,
     **{name: _always(kind) for kind, names in _RESULT_TYPES.items() for name in names.split()},
     **dict.fromkeys(  # of several records, it is an array
-        ("ArgMax", "ArgMin"), lambda known, node: "array<…>" if node.args.get("count") else known.type(node.this)
+        ("ArgMax", "ArgMin"),
+        lambda known, node: "array<…>" if node.args.get("count") else known.type(node.this),
     ),
     **dict.fromkeys(
         ("Substring", "Left", "Right", "Pad", "Repeat", "Reverse"),
         lambda known, node: "string" if known.type(node.this) == "string" else None,
     ),
     **dict.fromkeys(
-        ("Coalesce", "Greatest", "Least"), lambda known, node: known.common_type([node.this, *node.expressions])
+        ("Coalesce", "Greatest", "Least"),
+        lambda known, node: known.common_type([node.this, *node.expressions]),
     ),
     **dict.fromkeys(
         ("Bracket", "ArrayMax", "ArrayMin"), lambda known, node: element_type(known.type(node.this))
@@ -414,7 +509,7 @@ TYPE_RULES: dict[str, Rule] = {
     "Identifier": lambda known, node: known.variables.get(node.name.lower()),
     "Avg": lambda known, node: "double" if known.type(node.this) in NUMBERS else None,
     "DateDiff": lambda known, node: "int" if node.args.get("unit") is None else "bigint",
-}  # fmt: skip
+}
 
 
 _NON_BOOLEAN = frozenset({*NUMBERS, "date", "timestamp", "timestamp_ntz", "binary"})
@@ -430,8 +525,12 @@ def expression_type(expression: Expression, types: Mapping[str, str | None]) -> 
     return known.type(expression.tree)
 
 
-def referenced_types(expression: Expression, types: Mapping[str, str | None]) -> tuple[tuple[str, str | None], ...]:
-    """Return (name, type) of each column and field that an expression references: its own type depends on these."""
+def referenced_types(
+    expression: Expression, types: Mapping[str, str | None]
+) -> tuple[tuple[str, str | None], ...]:
+    """Return (name, type) of each column and field that an expression references: its own type
+    depends on these.
+    """
     known = KnownTypes(types)
     named: dict[str, str | None] = {}
     for column in expression.columns:
@@ -449,15 +548,20 @@ def types_differ(one: str, other: str) -> bool:
     return not (first.startswith(second) or second.startswith(first))
 
 
-def find_non_boolean_operand(expression: Expression, types: Mapping[str, str | None]) -> tuple[str, str] | None:
-    """Return the first operand of "and", "or" or "not" that is certainly not boolean, with its type, or None."""
+def find_non_boolean_operand(
+    expression: Expression, types: Mapping[str, str | None]
+) -> tuple[str, str] | None:
+    """Return the first operand of "and", "or" or "not" that is certainly not boolean, with its
+    type, or None.
+    """
     if expression.tree is None or expression.unread:
         return None
     known = KnownTypes(types)
     for node in expression.tree.find_all(exp.And, exp.Or, exp.Not):
         for operand in (node.this, node.args.get("expression")):
             kind = known.type(operand)
-            # Strings are not in _NON_BOOLEAN, because Spark casts them. In a lambda, a name may be a variable.
+            # Strings are not in _NON_BOOLEAN, because Spark casts them. In a lambda, a name may be
+            # a variable.
             certain = kind is not None and (kind in _NON_BOOLEAN or kind.startswith("decimal("))
             if operand is not None and certain and node.find_ancestor(exp.Lambda) is None:
                 return operand.sql("spark"), str(kind)
@@ -465,19 +569,27 @@ def find_non_boolean_operand(expression: Expression, types: Mapping[str, str | N
 
 
 class KnownTypes:
-    """The types of columns by name, ignoring case, and of the variables of lambdas by their names in lower case."""
+    """The types of columns by name, ignoring case, and of the variables of lambdas by their
+    names in lower case.
+    """
 
-    def __init__(self, types: Mapping[str, str | None], variables: Mapping[str, str | None] | None = None) -> None:
+    def __init__(
+        self, types: Mapping[str, str | None], variables: Mapping[str, str | None] | None = None
+    ) -> None:
         self._types = types
         self.variables: Mapping[str, str | None] = variables or {}
-        self._by_lower: dict[str, str | None] | None = None  # built for the first name that has no exact match
+        self._by_lower: dict[str, str | None] | None = (
+            None  # built for the first name that has no exact match
+        )
 
     def within(self, variables: Mapping[str, str | None]) -> KnownTypes:
         """Return these types together with those of variables, for the nodes within a lambda."""
         return KnownTypes(self._types, {**self.variables, **variables})
 
     def column(self, name: ColumnName) -> str | None:
-        """Return the type of a column or, for a name with several parts, of a field; None if unknown."""
+        """Return the type of a column or, for a name with several parts, of a field; None if
+        unknown.
+        """
         whole = str(name)
         if whole in self._types:
             return self._types[whole]
@@ -497,7 +609,8 @@ class KnownTypes:
         return None if rule is None or node is None else rule(self, node)
 
     def common_type(self, nodes: list[exp.Expr | None]) -> str | None:
-        """Return the type to which Spark casts all of these nodes, ignoring nulls; None where it is uncertain.
+        """Return the type to which Spark casts all of these nodes, ignoring nulls; None where it is
+        uncertain.
 
         It is their own type, if they have the same, or the widest of their numeric types.
         """

@@ -1,6 +1,7 @@
 """The interface of stream systems, and the values that it exchanges.
 
-Offsets are strings that only their system can order: compare them with `StreamSystem.compare`, never as text.
+Offsets are strings that only their system can order: compare them with `StreamSystem.compare`,
+never as text.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, order=True)
 class SystemStreamPartition:
-    """A partition (from 0) of a stream in a system; ordered by system, stream, then partition number."""
+    """A partition (from 0) of a stream in a system; ordered by system, stream, then partition
+    number.
+    """
 
     system: str
     stream: str
@@ -39,14 +42,25 @@ class SystemStreamPartition:
     def __post_init__(self) -> None:
         common.check_name("system", self.system)
         common.check_name("stream", self.stream)
-        if not isinstance(self.partition, int) or isinstance(self.partition, bool) or self.partition < 0:
-            problem = f"partition {self.partition!r} of {self.system}.{self.stream} is not a partition number: "
+        if (
+            not isinstance(self.partition, int)
+            or isinstance(self.partition, bool)
+            or self.partition < 0
+        ):
+            problem = (
+                f"partition {self.partition!r} of {self.system}.{self.stream} is not a partition"
+                " number: "
+            )
             problem += "expected an integer from 0."
-            raise errors.InvalidNameError(problem, name=str(self.partition), stream=f"{self.system}.{self.stream}")
+            raise errors.InvalidNameError(
+                problem, name=str(self.partition), stream=f"{self.system}.{self.stream}"
+            )
 
     @classmethod
     def parse(cls, text: str) -> SystemStreamPartition:
-        """Return the partition with this name, as `str` writes it ("lake.orders.3"). Raises InvalidNameError."""
+        """Return the partition with this name, as `str` writes it ("lake.orders.3"). Raises
+        InvalidNameError.
+        """
         if isinstance(text, str):
             return _parse_partition(text)
         raise _unreadable_partition(text)
@@ -62,7 +76,9 @@ class SystemStreamPartition:
 
 @lru_cache(maxsize=65_536)
 def _parse_partition(text: str) -> SystemStreamPartition:
-    """Return the parsed partition. Cached: a starting run parses the same few thousand names many times."""
+    """Return the parsed partition. Cached: a starting run parses the same few thousand names
+    many times.
+    """
     parts = text.split(".")
     # "03" and "٣" are digits too, but every partition must have a single name.
     if len(parts) != 3 or not parts[2].isdecimal() or str(int(parts[2])) != parts[2]:
@@ -85,8 +101,13 @@ def require_one_stream(system: str, ssps: Iterable[SystemStreamPartition]) -> st
     """
     streams = sorted({ssp.qualified_stream for ssp in ssps})
     if len(streams) != 1 or not streams[0].startswith(f"{system}."):
-        problem = f"a read names the streams {', '.join(streams) or '(none)'}: expected one of system {system!r}."
-        raise errors.ConfigurationError(problem, "Read each stream separately: their columns differ.", system=system)
+        problem = (
+            f"a read names the streams {', '.join(streams) or '(none)'}: expected one of system"
+            f" {system!r}."
+        )
+        raise errors.ConfigurationError(
+            problem, "Read each stream separately: their columns differ.", system=system
+        )
     return common.split_stream_name(streams[0])[1]
 
 
@@ -94,24 +115,39 @@ def check_partition(ssp: SystemStreamPartition, count: int) -> None:
     """Raise OffsetOutOfRangeError unless a stream of `count` partitions has this one."""
     if ssp.partition >= count:
         problem = f"{ssp} does not exist: the stream has {count} partitions, 0 to {count - 1}."
-        raise errors.OffsetOutOfRangeError(problem, stream=ssp.qualified_stream, partition=ssp.partition)
+        raise errors.OffsetOutOfRangeError(
+            problem, stream=ssp.qualified_stream, partition=ssp.partition
+        )
 
 
 def check_producer(producer: str, sequence: int) -> None:
     """Raise ConfigurationError for a producer or a sequence that can't be stored."""
     if not isinstance(producer, str) or not 0 < len(producer) <= _NAME_LENGTH:
         expected = f"a text of 1 to {_NAME_LENGTH} characters"
-        step = "Name what appends (an application's output, an import), with the same name in every retry."
-        raise common.argument_error(f"producer {producer!r} is not a name", expected, step, argument="producer")
-    found, step = f"sequence {sequence!r} of producer {producer!r}", "Use the same number in every retry of an append."
-    common.check_whole_number(sequence, found, "an integer from 0", argument="sequence", least=0, next_step=step)
+        step = (
+            "Name what appends (an application's output, an import), with the same name in every"
+            " retry."
+        )
+        raise common.argument_error(
+            f"producer {producer!r} is not a name", expected, step, argument="producer"
+        )
+    found, step = (
+        f"sequence {sequence!r} of producer {producer!r}",
+        "Use the same number in every retry of an append.",
+    )
+    common.check_whole_number(
+        sequence, found, "an integer from 0", argument="sequence", least=0, next_step=step
+    )
 
 
-def check_append(producer: str, sequence: int, version: str | None, valid_from: datetime | None) -> int | None:
-    """Validate the arguments of an append; return `valid_from` in microseconds since the epoch, as markers store it.
+def check_append(
+    producer: str, sequence: int, version: str | None, valid_from: datetime | None
+) -> int | None:
+    """Validate the arguments of an append; return `valid_from` in microseconds since the epoch, as
+    markers store it.
 
-    Raises ConfigurationError for a producer, a sequence or a version that can't be stored, and for `valid_from` without
-    time zone or version, or outside the years 1 to 9999 of UTC.
+    Raises ConfigurationError for a producer, a sequence or a version that can't be stored, and for
+    `valid_from` without time zone or version, or outside the years 1 to 9999 of UTC.
     """
     check_producer(producer, sequence)
     if version is not None:
@@ -121,30 +157,53 @@ def check_append(producer: str, sequence: int, version: str | None, valid_from: 
     zoned = isinstance(valid_from, datetime) and valid_from.tzinfo is not None
     if version is None or not zoned or not common.fits_utc(valid_from):
         what = "without end_of_dataset" if version is None else f"of version {version!r}"
-        problem = f"valid_from={valid_from!r} {what}: expected end_of_dataset, and a datetime with a time zone, of the "
+        problem = (
+            f"valid_from={valid_from!r} {what}: expected end_of_dataset, and a datetime with a time"
+            " zone, of the "
+        )
         problem += "years 1 to 9999 in UTC."
         step = "Pass end_of_dataset=…, and valid_from with tzinfo=UTC."
         raise errors.ConfigurationError(problem, step, argument="valid_from")
     return common.to_microseconds(valid_from)
 
 
-def stale_sequence_error(stream: str, producer: str, sequence: int, newest: int) -> errors.ProducerConflictError:
-    """Return the error for a sequence that is older than all of its producer that the stream still remembers."""
-    problem = f"sequence {sequence} of producer {producer!r} in {stream} is older than those that are still known; the "
+def stale_sequence_error(
+    stream: str, producer: str, sequence: int, newest: int
+) -> errors.ProducerConflictError:
+    """Return the error for a sequence that is older than all of its producer that the stream
+    still remembers.
+    """
+    problem = (
+        f"sequence {sequence} of producer {producer!r} in {stream} is older than those that are"
+        " still known; the "
+    )
     problem += f"newest is {newest}."
-    step = f"Nothing was added. Give new records the sequence {newest + 1}, or a new producer name if its counter "
-    step += "restarted. A late retry of an earlier append needs nothing: its records are in the stream."
+    step = (
+        f"Nothing was added. Give new records the sequence {newest + 1}, or a new producer name if"
+        " its counter "
+    )
+    step += (
+        "restarted. A late retry of an earlier append needs nothing: its records are in the stream."
+    )
     return errors.ProducerConflictError(
         problem, step, stream=stream, producer=producer, sequence=sequence, newest=newest
     )
 
 
-def check_same_contents(stream: str, producer: str, sequence: int, newest: int, before: str, now: str) -> None:
+def check_same_contents(
+    stream: str, producer: str, sequence: int, newest: int, before: str, now: str
+) -> None:
     """Raise ProducerConflictError if the digests of two appends under the same sequence differ."""
     if before != now:
-        problem = f"sequence {sequence} of producer {producer!r} in {stream} was appended with other contents (digest "
+        problem = (
+            f"sequence {sequence} of producer {producer!r} in {stream} was appended with other"
+            " contents (digest "
+        )
         problem += f"{before[:12]}, now {now[:12]}); the newest is {newest}."
-        step = f"Nothing was added. Retry with the same records, or give new records the sequence {newest + 1}."
+        step = (
+            "Nothing was added. Retry with the same records, or give new records the sequence"
+            f" {newest + 1}."
+        )
         raise errors.ProducerConflictError(
             problem, step, stream=stream, producer=producer, sequence=sequence, newest=newest
         )
@@ -153,20 +212,29 @@ def check_same_contents(stream: str, producer: str, sequence: int, newest: int, 
 def check_table_options(what: str, order_by: Sequence[str], partitioned: bool) -> None:
     """Raise ConfigurationError if `order_by` or `partitioned` is given for an Arrow table."""
     if order_by or partitioned:
-        problem = f"{what}: order_by and partitioned are only for Spark frames; a table keeps its order."
-        raise errors.ConfigurationError(problem, "Sort the table first, and leave both out.", argument="order_by")
+        problem = (
+            f"{what}: order_by and partitioned are only for Spark frames; a table keeps its order."
+        )
+        raise errors.ConfigurationError(
+            problem, "Sort the table first, and leave both out.", argument="order_by"
+        )
 
 
 def check_marker_partitions(
     stream: str, version: str, chosen: Sequence[int], count: int, rows: Mapping[int, int] | None
 ) -> None:
-    """Raise ConfigurationError if a marker is for no partition, or for one that the stream does not have.
+    """Raise ConfigurationError if a marker is for no partition, or for one that the stream does not
+    have.
 
-    Also raises it if `rows`, the record counts by partition, lacks one of these partitions or has a negative count.
+    Also raises it if `rows`, the record counts by partition, lacks one of these partitions or has a
+    negative count.
     """
     wrong = [p for p in chosen if not 0 <= p < count]
     if wrong or not chosen:
-        problem = f"marker {version!r}: partitions {wrong} are not partitions of {stream}, which has {count}."
+        problem = (
+            f"marker {version!r}: partitions {wrong} are not partitions of {stream}, which has"
+            f" {count}."
+        )
         step = f"Give partitions from 0 to {count - 1}."
         raise errors.ConfigurationError(problem, step, argument="partitions", stream=stream)
     if missing := [p for p in chosen if rows is not None and p not in rows]:
@@ -186,7 +254,9 @@ def _schema_from_stored(value: Any) -> Schema:
         raise ValueError(str(error)) from error
 
 
-StoredSchema = Annotated[Schema, PlainValidator(_schema_from_stored), PlainSerializer(Schema.to_json)]
+StoredSchema = Annotated[
+    Schema, PlainValidator(_schema_from_stored), PlainSerializer(Schema.to_json)
+]
 
 
 class StreamDeclaration(StoredDocument):
@@ -203,20 +273,27 @@ D = TypeVar("D", bound=StreamDeclaration)
 def build_declaration(
     kind: type[D], stream: str, schema: Schema, key: tuple[str, ...], partitions: int, **more: Any
 ) -> D:
-    """Return the validated declaration of `stream` ("lake.orders"); `more` are fields of this kind of declaration.
+    """Return the validated declaration of `stream` ("lake.orders"); `more` are fields of this kind
+    of declaration.
 
     Raises ConfigurationError or SchemaMismatchError.
     """
     what = f"stream {common.split_stream_name(stream)[1]!r}"
     if not schema.fields:
-        raise errors.SchemaMismatchError(f"{what} has no columns.", "Name at least one column.", stream=stream)
+        raise errors.SchemaMismatchError(
+            f"{what} has no columns.", "Name at least one column.", stream=stream
+        )
     if len(set(key)) != len(key):
         problem = f"{what}: key columns {list(key)} contain a column twice."
         raise errors.ConfigurationError(problem, argument="key", stream=stream)
     check_key_types(schema, key, what)
     if not key and partitions != 1:
-        problem = f"{what} has no key and {partitions} partitions: without a key it can only have one."
-        raise errors.ConfigurationError(problem, "Name key columns, or declare partitions=1.", stream=stream)
+        problem = (
+            f"{what} has no key and {partitions} partitions: without a key it can only have one."
+        )
+        raise errors.ConfigurationError(
+            problem, "Name key columns, or declare partitions=1.", stream=stream
+        )
     try:
         return kind(columns=schema, key=key, partitions=partitions, **more)
     except ValidationError as error:
@@ -234,15 +311,22 @@ def check_same_declaration(
 ) -> None:
     """Raise StreamExistsError with the differences if two declarations differ.
 
-    `columns` describes the differences of their columns; None compares these here. Fields that are None in `wanted` are
-    not compared: an application creates its output without knowing what was configured since.
+    `columns` describes the differences of their columns; None compares these here. Fields that are
+    None in `wanted` are not compared: an application creates its output without knowing what was
+    configured since.
     """
     if columns is None:
         difference = stored.columns.difference(wanted.columns)
         columns = [f"columns: {difference}"] if difference else []
-    names = [name for name in type(wanted).model_fields if name != "columns" and getattr(wanted, name) is not None]
+    names = [
+        name
+        for name in type(wanted).model_fields
+        if name != "columns" and getattr(wanted, name) is not None
+    ]
     values = [(name, getattr(stored, name), getattr(wanted, name)) for name in names]
-    if differences := columns + [f"{name} is {new!r}, expected {old!r}" for name, old, new in values if old != new]:
+    if differences := columns + [
+        f"{name} is {new!r}, expected {old!r}" for name, old, new in values if old != new
+    ]:
         name = common.split_stream_name(stream)[1]
         problem = f"stream {name!r} exists with another declaration: {'; '.join(differences)}."
         raise errors.StreamExistsError(problem, next_step, stream=stream)
@@ -254,17 +338,19 @@ def time_from_micros(micros: int) -> datetime:
 
 
 def order_keys_step(dataset: str) -> str:
-    """Return the next step for a dataset whose stream has records of one key in several partitions."""
+    """Return the next step for a dataset whose stream has records of one key in several
+    partitions.
+    """
     return (
-        "What is served stays. Declare order_by=COLUMN, which says of two changes of a key which one is newer (or a "
-        f"path such as source.lsn), and rebuild: adjunct dataset rebuild {dataset} MODULE:APP --reason …. Or let the "
-        "source send all rows into a new stream that has its partitions from the start, and read that one under a new "
-        "name of the dataset."
+        "What is served stays. Declare order_by=COLUMN, which says of two changes of a key which"
+        " one is newer (or a path such as source.lsn), and rebuild: adjunct dataset rebuild"
+        f" {dataset} MODULE:APP --reason …. Or let the source send all rows into a new stream that"
+        " has its partitions from the start, and read that one under a new name of the dataset."
     )
 
 
-# Columns that a read adds to the record's own; entries of a dataset have those of META too. `__epoch` is 0, and higher
-# in the results of a replay.
+# Columns that a read adds to the record's own; entries of a dataset have those of META too.
+# `__epoch` is 0, and higher in the results of a replay.
 PARTITION = "__partition"
 OFFSET = "__offset"
 TIMESTAMP = "__timestamp"
@@ -274,20 +360,29 @@ EPOCH = "__epoch"
 FIRST_OFFSET = "0"
 META = (PARTITION, OFFSET, TIMESTAMP, TOMBSTONE)
 RECORD_META = (*META, EPOCH)
-RECORD_META_COLUMNS = tuple(zip(RECORD_META, ("int", "bigint", "timestamp", "boolean", "int"), strict=True))
+RECORD_META_COLUMNS = tuple(
+    zip(RECORD_META, ("int", "bigint", "timestamp", "boolean", "int"), strict=True)
+)
 """The names and Spark types of RECORD_META."""
-# The source position of a record that an application produced: the partition of its input ("lake.orders.3"), the offset
-# there, the epoch in which the application read that offset (higher for a replay), and the reader (`Sources.reader`).
-# Reads add these columns only on request; they are null if the producer gave none.
+# The source position of a record that an application produced: the partition of its input
+# ("lake.orders.3"), the offset there, the epoch in which the application read that offset (higher
+# for a replay), and the reader (`Sources.reader`). Reads add these columns only on request; they
+# are null if the producer gave none.
 SOURCE = "__source"
 SOURCE_OFFSET = "__source_offset"
 SOURCE_EPOCH = "__source_epoch"
 READER = "__source_reader"
-POSITION: Mapping[str, str] = {SOURCE: "string", SOURCE_OFFSET: "bigint", SOURCE_EPOCH: "int", READER: "string"}
+POSITION: Mapping[str, str] = {
+    SOURCE: "string",
+    SOURCE_OFFSET: "bigint",
+    SOURCE_EPOCH: "int",
+    READER: "string",
+}
 """The names of the source position's columns, with their Spark types."""
 RECORD_META_DDL = ", ".join(f"`{name}` {kind}" for name, kind in RECORD_META_COLUMNS) + " NOT NULL"
 
-# Which records of an output that was replayed a read returns: all, or only the latest results of each source record.
+# Which records of an output that was replayed a read returns: all, or only the latest results of
+# each source record.
 Epochs = Literal["all", "latest"]
 Partitioner = Literal["spark-murmur3", "kafka-murmur2", "unknown"]
 
@@ -296,8 +391,8 @@ Partitioner = Literal["spark-murmur3", "kafka-murmur2", "unknown"]
 class Repartitioning:
     """A stream's last repartitioning.
 
-    Before it, the stream was `identity`, and its partitions ended at the offsets `ended`. A reader that was at these
-    offsets continues at the offsets `continued_at` of the new partitions.
+    Before it, the stream was `identity`, and its partitions ended at the offsets `ended`. A reader
+    that was at these offsets continues at the offsets `continued_at` of the new partitions.
     """
 
     identity: str
@@ -309,10 +404,11 @@ class Repartitioning:
 class StreamInfo:
     """The properties of a stream.
 
-    `partitioner` is the hash that assigns records to partitions: streams are only partitioned alike if it is equal
-    too. `schema` is None for raw records. `default_offset` is where a reader without a checkpoint begins; None leaves
-    that to the system. A `compacted` stream keeps the newest record of every key, and deletions for `tombstones_kept`.
-    `identity`, if the system has one, changes when the stream is deleted and recreated, or `repartitioned`.
+    `partitioner` is the hash that assigns records to partitions: streams are only partitioned alike
+    if it is equal too. `schema` is None for raw records. `default_offset` is where a reader without
+    a checkpoint begins; None leaves that to the system. A `compacted` stream keeps the newest
+    record of every key, and deletions for `tombstones_kept`. `identity`, if the system has one,
+    changes when the stream is deleted and recreated, or `repartitioned`.
     """
 
     name: str
@@ -327,7 +423,9 @@ class StreamInfo:
     repartitioned: Repartitioning | None = None
 
     def has_all_keys(self, oldest: Mapping[SystemStreamPartition, str]) -> bool:
-        """Return whether the stream still holds the newest record of every key, given its oldest offsets."""
+        """Return whether the stream still holds the newest record of every key, given its oldest
+        offsets.
+        """
         return self.compacted or all(offset == FIRST_OFFSET for offset in oldest.values())
 
     def was_recreated(self, before: str | None) -> bool:
@@ -339,16 +437,23 @@ class StreamInfo:
         return self.repartitioned is not None and self.repartitioned.identity == before
 
     def change_since(self, before: str | None) -> str:
-        """Return what happened to the stream since it had this identity, to follow "was" in a message."""
-        return f"repartitioned into {self.partitions}" if self.was_repartitioned(before) else "deleted and recreated"
+        """Return what happened to the stream since it had this identity, to follow "was" in a
+        message.
+        """
+        return (
+            f"repartitioned into {self.partitions}"
+            if self.was_repartitioned(before)
+            else "deleted and recreated"
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class NewStreams:
     """What plans may assume of streams that a system will create.
 
-    `partitioner` is the hash that assigns keys to partitions. With `needs_key`, a stream without a key has one
-    partition only. The columns of a `typed` system have the types of `Schema`, and no others.
+    `partitioner` is the hash that assigns keys to partitions. With `needs_key`, a stream without a
+    key has one partition only. The columns of a `typed` system have the types of `Schema`, and no
+    others.
     """
 
     partitioner: Partitioner = "unknown"
@@ -366,13 +471,15 @@ class OffsetRange:
 
 @dataclass(frozen=True, slots=True)
 class Marker:
-    """An end-of-dataset marker: the records of the version `version` end before `offset` in this partition.
+    """An end-of-dataset marker: the records of the version `version` end before `offset` in this
+    partition.
 
-    It takes one offset and is not a record. `rows` is the number of the version's records in the partition, as the
-    producer gave it, or as the stream `counted` them since the previous marker. A `checksum` of `records_checksum`
-    (r2-…) is validated against the partition's records; one of another form is the producer's own, and is only
-    compared with a repeated marker. `valid_from`, if given, is when the version becomes valid. `partitions`, if given,
-    is the stream's number of partitions at that time: the version has records in these only, even if more are added.
+    It takes one offset and is not a record. `rows` is the number of the version's records in the
+    partition, as the producer gave it, or as the stream `counted` them since the previous marker. A
+    `checksum` of `records_checksum` (r2-…) is validated against the partition's records; one of
+    another form is the producer's own, and is only compared with a repeated marker. `valid_from`,
+    if given, is when the version becomes valid. `partitions`, if given, is the stream's number of
+    partitions at that time: the version has records in these only, even if more are added.
     """
 
     ssp: SystemStreamPartition
@@ -387,11 +494,12 @@ class Marker:
 
 @dataclass(frozen=True, slots=True)
 class AppendResult:
-    """The result of an append: by partition number, its `first` offset and the `next` one after its last.
+    """The result of an append: by partition number, its `first` offset and the `next` one after its
+    last.
 
-    The offsets include markers; `rows`, the number of records, does not. `duplicate` means that this producer's
-    sequence was appended before and nothing was added; the offsets are those of the first append, or empty if they are
-    no longer known.
+    The offsets include markers; `rows`, the number of records, does not. `duplicate` means that
+    this producer's sequence was appended before and nothing was added; the offsets are those of the
+    first append, or empty if they are no longer known.
     """
 
     first: Mapping[int, str]
@@ -402,12 +510,13 @@ class AppendResult:
 
 @validated
 class StreamSystem(ABC):
-    """A system of streams that can be read: admin and consumer in one (Samza's SystemAdmin and SystemConsumer).
+    """A system of streams that can be read: admin and consumer in one (Samza's SystemAdmin and
+    SystemConsumer).
 
-    Reads are of exact, bounded ranges, so that a batch can be read again as it was. All methods raise
-    StreamNotFoundError for a missing stream. Optional are markers, positions by time, and reading without Spark; a
-    system whose streams can be written is a `StreamWriter`, and one whose offsets are growing numbers extends
-    `NumberedOffsets`.
+    Reads are of exact, bounded ranges, so that a batch can be read again as it was. All methods
+    raise StreamNotFoundError for a missing stream. Optional are markers, positions by time, and
+    reading without Spark; a system whose streams can be written is a `StreamWriter`, and one whose
+    offsets are growing numbers extends `NumberedOffsets`.
     """
 
     name: str
@@ -416,10 +525,11 @@ class StreamSystem(ABC):
     counts_unread: bool = False
 
     def fenced(self, fence: Fence) -> StreamSystem:
-        """Return the system as a run writes to it, which sends nothing once its lease is lost; by default itself.
+        """Return the system as a run writes to it, which sends nothing once its lease is lost; by
+        default itself.
 
-        A system whose appends count once by producer and sequence need not do more; others get the fence with each
-        append (`StreamWriter.append`).
+        A system whose appends count once by producer and sequence need not do more; others get the
+        fence with each append (`StreamWriter.append`).
         """
         return self
 
@@ -436,7 +546,9 @@ class StreamSystem(ABC):
     def info(self, stream: str) -> StreamInfo: ...
 
     def stored_bytes(self, stream: str) -> int | None:
-        """Return the stream's size in bytes, or None if that is not known without reading records."""
+        """Return the stream's size in bytes, or None if that is not known without reading
+        records.
+        """
         return None
 
     @abstractmethod
@@ -453,15 +565,20 @@ class StreamSystem(ABC):
         It is requested often: an override should need only one request.
         """
         info = self.info(stream)
-        ssps = [SystemStreamPartition(self.name, stream, number) for number in range(info.partitions)]
+        ssps = [
+            SystemStreamPartition(self.name, stream, number) for number in range(info.partitions)
+        ]
         return f"{info.identity} {self.upcoming(ssps)}"
 
     def offset_for_timestamp(self, ssp: SystemStreamPartition, timestamp_ms: int) -> str:
-        """Return the offset of the first record, in offset order, at or after this time (ms since the epoch).
+        """Return the offset of the first record, in offset order, at or after this time (ms since
+        the epoch).
 
         Returns the upcoming offset if there is none.
         """
-        raise self._unable("find records by their time", "Start at an offset, or at the oldest or the next record.")
+        raise self._unable(
+            "find records by their time", "Start at an offset, or at the oldest or the next record."
+        )
 
     @abstractmethod
     def compare(self, left: str, right: str) -> int:
@@ -469,40 +586,54 @@ class StreamSystem(ABC):
 
     @abstractmethod
     def distance(self, ssp: SystemStreamPartition, start: str, end: str) -> int:
-        """Return the number of offsets in [start, end), without reading: there are at most as many records."""
+        """Return the number of offsets in [start, end), without reading: there are at most as
+        many records.
+        """
 
     @abstractmethod
     def advance(self, ssp: SystemStreamPartition, start: str, count: int) -> str:
         """Return the offset `count` offsets after `start`."""
 
     @abstractmethod
-    def read(self, spark: SparkSession, ranges: Mapping[SystemStreamPartition, OffsetRange]) -> DataFrame:
-        """Return exactly the records of these ranges of one stream: its columns, then those of RECORD_META.
+    def read(
+        self, spark: SparkSession, ranges: Mapping[SystemStreamPartition, OffsetRange]
+    ) -> DataFrame:
+        """Return exactly the records of these ranges of one stream: its columns, then those of
+        RECORD_META.
 
         `__epoch` is 0 if the producer gave none, never null.
         Raises OffsetOutOfRangeError for a range that the stream does not contain entirely.
         """
 
     def read_arrow(
-        self, ranges: Mapping[SystemStreamPartition, OffsetRange], columns: Sequence[str] | None = None
+        self,
+        ranges: Mapping[SystemStreamPartition, OffsetRange],
+        columns: Sequence[str] | None = None,
     ) -> pa.Table:
-        """Return the records of these ranges without Spark, in memory, ordered by partition and offset.
+        """Return the records of these ranges without Spark, in memory, ordered by partition and
+        offset.
 
-        The table has the stream's columns, or only these `columns` of them, then those of RECORD_META.
+        The table has the stream's columns, or only these `columns` of them, then those of
+        RECORD_META.
         """
         raise self._unable("be read without Spark", "Pass a Spark session.")
 
     def task_reads(
         self, ranges: Mapping[SystemStreamPartition, OffsetRange], columns: Sequence[str]
     ) -> Callable[[int], Iterator[pa.Table]]:
-        """Return a picklable function from a partition number to its records in these ranges, in order, in parts.
+        """Return a picklable function from a partition number to its records in these ranges, in
+        order, in parts.
 
-        The tables have these columns of the stream, then those of RECORD_META. Spark's tasks call the function.
+        The tables have these columns of the stream, then those of RECORD_META. Spark's tasks call
+        the function.
         """
         raise self._unable("be read by tasks", "Pass a Spark session.")
 
-    def markers(self, stream: str, since: Mapping[SystemStreamPartition, str] | None = None) -> list[Marker]:
-        """Return the end-of-dataset markers at or after these offsets, in order; None: all of the stream.
+    def markers(
+        self, stream: str, since: Mapping[SystemStreamPartition, str] | None = None
+    ) -> list[Marker]:
+        """Return the end-of-dataset markers at or after these offsets, in order; None: all of the
+        stream.
 
         A system without markers returns none; a bounded dataset can't be built from its streams.
         """
@@ -520,47 +651,62 @@ class StreamSystem(ABC):
         return self.info(stream).has_all_keys(self.oldest(self.partitions(stream)))
 
     def snapshot(self, stream: str) -> StreamSystem:
-        """Return a read-only view of this system, to ask several questions about one stream and to read it.
+        """Return a read-only view of this system, to ask several questions about one stream and to
+        read it.
 
-        If an answer needs requests, the view sends these only once, so that all its answers are of the same moment.
+        If an answer needs requests, the view sends these only once, so that all its answers are of
+        the same moment.
         """
         return self
 
     def checking_keys(self, dataset: str) -> StreamSystem:
-        """Return a view whose reads raise KeyOrderError for a record that is not in the partition of its key.
+        """Return a view whose reads raise KeyOrderError for a record that is not in the partition
+        of its key.
 
-        Offsets order the records of a key only if all of them are in one partition. `dataset` is the reader, for the
-        error. This default returns the system itself: it has nothing to check, or can't.
+        Offsets order the records of a key only if all of them are in one partition. `dataset` is
+        the reader, for the error. This default returns the system itself: it has nothing to check,
+        or can't.
         """
         return self
 
     def partitions(self, stream: str) -> list[SystemStreamPartition]:
         """Return the stream's partitions, in order."""
-        return [SystemStreamPartition(self.name, stream, p) for p in range(self.info(stream).partitions)]
+        return [
+            SystemStreamPartition(self.name, stream, p) for p in range(self.info(stream).partitions)
+        ]
 
     def _unable(self, what: str, next_step: str) -> errors.ConfigurationError:
-        return errors.ConfigurationError(f"stream system {self.name!r} can't {what}.", next_step, system=self.name)
+        return errors.ConfigurationError(
+            f"stream system {self.name!r} can't {what}.", next_step, system=self.name
+        )
 
 
 @validated
 class StreamWriter(StreamSystem):
     """A system whose streams can be created and appended to."""
 
-    # Whether no other append gets offsets between those of an append, so that reading [first, next) returns exactly it.
+    # Whether no other append gets offsets between those of an append, so that reading [first, next)
+    # returns exactly it.
     appends_alone: bool = False
-    # Whether `create` can add or widen columns of an existing stream. The system's snapshots can then be written to.
+    # Whether `create` can add or widen columns of an existing stream. The system's snapshots can
+    # then be written to.
     evolves: bool = False
     # What a plan may assume of a stream that `create` has yet to create.
     new_streams: NewStreams = NewStreams()
 
     @abstractmethod
-    def create(self, name: str, *, schema: Schema, key: Sequence[str] = (), partitions: int) -> StreamInfo:
-        """Create a stream, or do nothing if it exists with this declaration. Raises StreamExistsError.
+    def create(
+        self, name: str, *, schema: Schema, key: Sequence[str] = (), partitions: int
+    ) -> StreamInfo:
+        """Create a stream, or do nothing if it exists with this declaration. Raises
+        StreamExistsError.
 
         A system that `evolves` adds and widens columns of an existing stream.
         """
 
-    def check_create(self, name: str, *, schema: Schema, key: Sequence[str] = (), partitions: int) -> None:
+    def check_create(
+        self, name: str, *, schema: Schema, key: Sequence[str] = (), partitions: int
+    ) -> None:
         """Raise what `create` would raise for this declaration, without changing anything."""
         return
 
@@ -579,11 +725,12 @@ class StreamWriter(StreamSystem):
     ) -> AppendResult:
         """Append records, all or none, once per producer and sequence.
 
-        `consumed` are the next offsets of the input after this batch. A system may commit them with the records, for
-        its own tools; Adjunct does not read them. An override with a parameter `sources` also gets the ranges that the
-        records were made of (`Sources`), and the columns of POSITION. One with a parameter `one_task` also gets whether
-        the records are few enough for one task, one with a parameter `fence` that of the run (`Fence`), which is to be
-        checked before records are sent to where repeated ones are not recognized.
+        `consumed` are the next offsets of the input after this batch. A system may commit them with
+        the records, for its own tools; Adjunct does not read them. An override with a parameter
+        `sources` also gets the ranges that the records were made of (`Sources`), and the columns of
+        POSITION. One with a parameter `one_task` also gets whether the records are few enough for
+        one task, one with a parameter `fence` that of the run (`Fence`), which is to be checked
+        before records are sent to where repeated ones are not recognized.
         """
 
     @validated
@@ -593,8 +740,15 @@ class StreamWriter(StreamSystem):
         An override with `**more` also has the parameters of the `append` of its base class.
         """
         named = inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
-        for append in (vars(extended)["append"] for extended in type(self).__mro__ if "append" in vars(extended)):
-            kinds = {name: parameter.kind for name, parameter in inspect.signature(append).parameters.items()}
+        for append in (
+            vars(extended)["append"]
+            for extended in type(self).__mro__
+            if "append" in vars(extended)
+        ):
+            kinds = {
+                name: parameter.kind
+                for name, parameter in inspect.signature(append).parameters.items()
+            }
             if kinds.get(option) in named or inspect.Parameter.VAR_KEYWORD not in kinds.values():
                 return kinds.get(option) in named
         return False
@@ -611,8 +765,12 @@ def require_writer(system: StreamSystem) -> StreamWriter:
     """Return the system if its streams can be written. Raises ConfigurationError."""
     if isinstance(system, StreamWriter):
         return system
-    problem = f"stream system {system.name!r} can't create streams or append: it is not a StreamWriter."
-    raise errors.ConfigurationError(problem, "Send to a stream of another system.", system=system.name)
+    problem = (
+        f"stream system {system.name!r} can't create streams or append: it is not a StreamWriter."
+    )
+    raise errors.ConfigurationError(
+        problem, "Send to a stream of another system.", system=system.name
+    )
 
 
 # One form for each number, within 64 bits: "0003" is not an offset.
@@ -634,38 +792,70 @@ class NumberedOffsets(StreamSystem):
 
 
 def parse_offset(text: str, what: str) -> int:
-    """Return an offset as a number. Raises OffsetOutOfRangeError, in which `what` names the partition or system."""
+    """Return an offset as a number. Raises OffsetOutOfRangeError, in which `what` names the
+    partition or system.
+    """
     if isinstance(text, str) and _OFFSET.fullmatch(text):
         return int(text)
-    problem = f"{what}: {text!r:.80} is not an offset: expected a decimal number without leading zeros, as in '42'."
-    raise errors.OffsetOutOfRangeError(problem, "Use offsets as this system returns them.", offset=f"{text!s:.80}")
+    problem = (
+        f"{what}: {text!r:.80} is not an offset: expected a decimal number without leading zeros,"
+        " as in '42'."
+    )
+    raise errors.OffsetOutOfRangeError(
+        problem, "Use offsets as this system returns them.", offset=f"{text!s:.80}"
+    )
 
 
-def check_range(ssp: SystemStreamPartition, start: int, end: int, oldest: int, upcoming: int, last: str = "") -> None:
+def check_range(
+    ssp: SystemStreamPartition, start: int, end: int, oldest: int, upcoming: int, last: str = ""
+) -> None:
     """Raise OffsetOutOfRangeError for a range that the partition does not contain entirely.
 
-    `last` follows "the stream's upcoming one" in the error, to explain it, such as " (the last stable offset)".
+    `last` follows "the stream's upcoming one" in the error, to explain it, such as " (the last
+    stable offset)".
     """
     about: Any = {"stream": ssp.qualified_stream, "partition": ssp.partition}
     if start > end:
         problem = f"{ssp}: the range begins at {start}, after its end {end}."
-        raise errors.OffsetOutOfRangeError(problem, "Give the smaller offset first.", offset=str(start), **about)
+        raise errors.OffsetOutOfRangeError(
+            problem, "Give the smaller offset first.", offset=str(start), **about
+        )
     if start < oldest:
         raise dropped_offset_error(ssp, start, oldest)
     if end > upcoming:
-        problem = f"{ssp}: the range ends at offset {end}, the stream's upcoming one{last} is {upcoming}."
-        step = f"End at {upcoming} or before. If the offset was valid once, the stream was recreated, was restored or "
+        problem = (
+            f"{ssp}: the range ends at offset {end}, the stream's upcoming one{last} is {upcoming}."
+        )
+        step = (
+            f"End at {upcoming} or before. If the offset was valid once, the stream was recreated,"
+            " was restored or "
+        )
         step += "has lost records: set a startpoint for this partition."
-        raise errors.OffsetOutOfRangeError(problem, step, offset=str(end), upcoming=str(upcoming), **about)
+        raise errors.OffsetOutOfRangeError(
+            problem, step, offset=str(end), upcoming=str(upcoming), **about
+        )
 
 
-def dropped_offset_error(ssp: SystemStreamPartition, start: int, oldest: int) -> errors.OffsetOutOfRangeError:
+def dropped_offset_error(
+    ssp: SystemStreamPartition, start: int, oldest: int
+) -> errors.OffsetOutOfRangeError:
     """Return the error for a range that begins before the oldest offset."""
-    problem = f"{ssp}: the range begins at offset {start}, the oldest that the stream still holds is {oldest}."
-    step = "Retention dropped the records before it. Continue without them by a startpoint (oldest) for this "
-    step += "partition. Keep the stream longer (retention.ms and retention.bytes of a topic) than readers may lag."
+    problem = (
+        f"{ssp}: the range begins at offset {start}, the oldest that the stream still holds is"
+        f" {oldest}."
+    )
+    step = (
+        "Retention dropped the records before it. Continue without them by a startpoint (oldest)"
+        " for this "
+    )
+    step += (
+        "partition. Keep the stream longer (retention.ms and retention.bytes of a topic) than"
+        " readers may lag."
+    )
     about: Any = {"stream": ssp.qualified_stream, "partition": ssp.partition}
-    return errors.OffsetOutOfRangeError(problem, step, offset=str(start), oldest=str(oldest), **about)
+    return errors.OffsetOutOfRangeError(
+        problem, step, offset=str(start), oldest=str(oldest), **about
+    )
 
 
 SystemFactory = Callable[["Lake"], StreamSystem]
@@ -677,12 +867,15 @@ _registered: dict[str, SystemFactory] = {}
 def register_system(name: str, factory: SystemFactory) -> None:
     """Register `factory`, a function from a Lake to a StreamSystem, as `name`.
 
-    Registering the same factory again does nothing; another one of this name raises ConfigurationError.
+    Registering the same factory again does nothing; another one of this name raises
+    ConfigurationError.
     """
     common.check_name("system", name)
     if name == LAKE or _registered.setdefault(name, factory) is not factory:
         problem = f"stream system {name!r} is already registered."
-        raise errors.ConfigurationError(problem, "Register this one under another name.", system=name)
+        raise errors.ConfigurationError(
+            problem, "Register this one under another name.", system=name
+        )
 
 
 def registered_systems() -> Mapping[str, SystemFactory]:
@@ -692,9 +885,11 @@ def registered_systems() -> Mapping[str, SystemFactory]:
 
 @dataclass(frozen=True, slots=True)
 class SourceRange:
-    """The offsets [start, end) of the partition `source` ("lake.orders.3") that an append was made of.
+    """The offsets [start, end) of the partition `source` ("lake.orders.3") that an append was made
+    of.
 
-    `epoch` is 0, or higher if the reader had read these offsets before and read them again (a replay).
+    `epoch` is 0, or higher if the reader had read these offsets before and read them again (a
+    replay).
     """
 
     source: str
@@ -707,8 +902,8 @@ class SourceRange:
 class Sources:
     """The ranges of `stream` ("lake.orders") that an append was made of.
 
-    `reader` is "APPLICATION@IDENTITY" with the identity of `stream`, since a recreated stream holds other records; only
-    the application if the stream has no identity.
+    `reader` is "APPLICATION@IDENTITY" with the identity of `stream`, since a recreated stream holds
+    other records; only the application if the stream has no identity.
     """
 
     stream: str

@@ -1,7 +1,8 @@
 """Entries and marks as Arrow columns.
 
-`ArrowEntries` holds the columns of an Arrow batch, and converts one to Python values only when it is asked for. `Marks`
-computes the marks of a stream's records, and `split_batch` turns a batch of them into operations.
+`ArrowEntries` holds the columns of an Arrow batch, and converts one to Python values only when it
+is asked for. `Marks` computes the marks of a stream's records, and `split_batch` turns a batch of
+them into operations.
 """
 
 from __future__ import annotations
@@ -14,7 +15,12 @@ from typing import Any
 
 from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError
 from dagster_adjunct.resources.lazy_modules import np, pa, pc
-from dagster_adjunct.resources.schemas.schema import ArrowFrame, cast_column, repeated_names, to_arrow_table
+from dagster_adjunct.resources.schemas.schema import (
+    ArrowFrame,
+    cast_column,
+    repeated_names,
+    to_arrow_table,
+)
 from dagster_adjunct.resources.schemas.values import first_unreadable
 from dagster_adjunct.resources.tables.operation import (
     Changes,
@@ -41,7 +47,8 @@ def to_struct_array(columns: dict[str, Any], rows: int) -> Any:
 def to_python(column: Any) -> list[Any]:
     """Return an array's values as a list of Python values, with dictionaries for structs.
 
-    Faster than `to_pylist`: structs are converted field by field, and timestamps with a time zone are computed here.
+    Faster than `to_pylist`: structs are converted field by field, and timestamps with a time zone
+    are computed here.
     """
     if pa.types.is_struct(column.type):
         names = [column.type.field(index).name for index in range(column.type.num_fields)]
@@ -50,7 +57,10 @@ def to_python(column: Any) -> list[Any]:
         rows = zip(*map(to_python, column.flatten()), strict=True)
         records: list[Any] = [dict(zip(names, row, strict=True)) for row in rows]
         if column.null_count:
-            return [record if valid else None for record, valid in zip(records, column.is_valid(), strict=True)]
+            return [
+                record if valid else None
+                for record, valid in zip(records, column.is_valid(), strict=True)
+            ]
         return records
     if not pa.types.is_timestamp(column.type) or column.type.tz is None:
         values: list[Any] = column.to_pylist()
@@ -63,10 +73,11 @@ def to_python(column: Any) -> list[Any]:
 class ArrowEntries:
     """Entries whose columns are Arrow arrays of equal length.
 
-    `key` is a struct array of the key's columns. `records` is a struct array: the records of puts, or what updates set.
-    If `typed`, its fields are `set`, `add` and `append` of `Changes`, each a struct; `remove` is the same for all
-    entries. `sources` and `positions` are the parts of the marks, `times` what `newest_by` compares. `to_python` turns
-    an array into a list of Python values.
+    `key` is a struct array of the key's columns. `records` is a struct array: the records of puts,
+    or what updates set. If `typed`, its fields are `set`, `add` and `append` of `Changes`, each a
+    struct; `remove` is the same for all entries. `sources` and `positions` are the parts of the
+    marks, `times` what `newest_by` compares. `to_python` turns an array into a list of Python
+    values.
     """
 
     key: pa.StructArray
@@ -83,33 +94,53 @@ class ArrowEntries:
     def of(batch: ArrowFrame, key: str | Sequence[str], *, updates: bool = False) -> ArrowEntries:
         """Return the rows of an Arrow batch or table, or of a data frame, as entries.
 
-        The columns `key` make the keys. A record has all columns, an update (`updates`) all but the key's.
+        The columns `key` make the keys. A record has all columns, an update (`updates`) all but the
+        key's.
         """
         if not isinstance(batch, ArrowFrame):
-            problem = f"ArrowEntries.of() got {batch!r:.60}; expected an Arrow table or batch, or a data frame."
-            raise ConfigurationError(problem, "Pass Python values as RowEntries(keys, values).", argument="batch")
+            problem = (
+                f"ArrowEntries.of() got {batch!r:.60}; expected an Arrow table or batch, or a data"
+                " frame."
+            )
+            raise ConfigurationError(
+                problem, "Pass Python values as RowEntries(keys, values).", argument="batch"
+            )
         rows = batch if isinstance(batch, pa.RecordBatch) else to_arrow_table(batch, "entries")
         key = key_columns("entries", key)
         columns = {name: _plain_column(rows, place) for place, name in enumerate(rows.schema.names)}
         missing = [name for name in key if name not in columns]
         twice = repeated_names(rows.schema.names)
         if missing or twice:
-            wrong = f"no column {missing[0]!r}, which is part of the key" if missing else f"two columns {twice[0]!r}"
+            wrong = (
+                f"no column {missing[0]!r}, which is part of the key"
+                if missing
+                else f"two columns {twice[0]!r}"
+            )
             what = f"an Arrow batch has {wrong}; it has {', '.join(rows.schema.names)}."
             step = f"Include the key columns ({', '.join(key)}), and name each column once."
             raise SchemaMismatchError(what, step, column=(missing or twice)[0])
         nested = next((name for name in key if pa.types.is_nested(columns[name].type)), None)
         if nested is not None:
-            problem = f"the key column {nested!r} of an Arrow batch is {columns[nested].type}, which can't be a key."
-            raise SchemaMismatchError(problem, "Use a column of single values as the key.", column=nested)
+            problem = (
+                f"the key column {nested!r} of an Arrow batch is {columns[nested].type}, which"
+                " can't be a key."
+            )
+            raise SchemaMismatchError(
+                problem, "Use a column of single values as the key.", column=nested
+            )
         if (found := first_unreadable(pa.table(columns))) is not None:
             raise found.error("an Arrow batch", f"row {found.row}", row=found.row)
         for name, column in columns.items():  # stores take microseconds
-            if pa.types.is_timestamp(column.type) and column.type.tz is not None and column.type.unit == "ns":
+            if (
+                pa.types.is_timestamp(column.type)
+                and column.type.tz is not None
+                and column.type.unit == "ns"
+            ):
                 columns[name] = cast_column(column, name, "timestamp", "an Arrow batch")
         held = {name: column for name, column in columns.items() if not (updates and name in key)}
         return ArrowEntries(
-            to_struct_array({name: columns[name] for name in key}, rows.num_rows), to_struct_array(held, rows.num_rows)
+            to_struct_array({name: columns[name] for name in key}, rows.num_rows),
+            to_struct_array(held, rows.num_rows),
         )
 
     @property
@@ -125,7 +156,11 @@ class ArrowEntries:
     @cached_property
     def values(self) -> Sequence[Any] | None:
         values = None if self.records is None else self.to_python(self.records)
-        return [Changes(**row, remove=self.remove) for row in values] if self.typed and values is not None else values
+        return (
+            [Changes(**row, remove=self.remove) for row in values]
+            if self.typed and values is not None
+            else values
+        )
 
     @cached_property
     def defaults(self) -> Sequence[Any] | None:
@@ -168,7 +203,9 @@ class ArrowEntries:
     def _map_columns(self, pick: Callable[[Any], Any]) -> ArrowEntries:
         columns = ("key", "records", "default_records", "sources", "positions", "times")
         arrays: dict[str, Any] = {name: getattr(self, name) for name in columns}
-        picked: dict[str, Any] = {name: None if array is None else pick(array) for name, array in arrays.items()}
+        picked: dict[str, Any] = {
+            name: None if array is None else pick(array) for name, array in arrays.items()
+        }
         return replace(self, **picked)
 
 
@@ -177,8 +214,13 @@ def _plain_column(batch: Any, place: int) -> Any:
     column = batch.column(place)
     if isinstance(column, pa.ChunkedArray):
         column = column.combine_chunks()
-        if isinstance(column, pa.ChunkedArray) and column.num_chunks != 1:  # an array has at most 2 GB
-            problem = f"the column {batch.schema.names[place]!r} of an Arrow table is too large for one request."
+        if (
+            isinstance(column, pa.ChunkedArray) and column.num_chunks != 1
+        ):  # an array has at most 2 GB
+            problem = (
+                f"the column {batch.schema.names[place]!r} of an Arrow table is too large for one"
+                " request."
+            )
             step = "Send the table's batches one at a time: table.to_batches()."
             raise SchemaMismatchError(problem, step, column=batch.schema.names[place])
         column = column.chunk(0) if isinstance(column, pa.ChunkedArray) else column
@@ -192,7 +234,9 @@ def _first_null(*columns: pa.Array) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class MarkedSource:
-    """The name in marks of one source partition (`Mark.source`), and the epoch in which it is read."""
+    """The name in marks of one source partition (`Mark.source`), and the epoch in which it is
+    read.
+    """
 
     name: str
     epoch: int = 0
@@ -202,16 +246,17 @@ class MarkedSource:
 class Marking:
     """How to compute the marks of records.
 
-    Several records of one message and key are numbered from 0, in the order of arrival (the ordinal). They must arrive
-    sorted by source and offset, then by key, then by all other columns, so that a repeated batch gives the same
-    ordinals.
+    Several records of one message and key are numbered from 0, in the order of arrival (the
+    ordinal). They must arrive sorted by source and offset, then by key, then by all other columns,
+    so that a repeated batch gives the same ordinals.
 
-    - `columns`: their values, joined with dots, name the record's source partition ("lake.flights.3"), or its end ("3")
-      if `stream` is the rest.
+    - `columns`: their values, joined with dots, name the record's source partition
+      ("lake.flights.3"), or its end ("3") if `stream` is the rest.
     - `offset`: the column with the record's offset.
-    - `sources`: for names of partitions, what marks contain instead; for any other they contain `prefix` and the name.
-    - `exact`: a repeated batch yields the same records. If not, because an expression is not deterministic (`rand()`),
-      several records of one message and key are an error.
+    - `sources`: for names of partitions, what marks contain instead; for any other they contain
+      `prefix` and the name.
+    - `exact`: a repeated batch yields the same records. If not, because an expression is not
+      deterministic (`rand()`), several records of one message and key are an error.
     """
 
     columns: tuple[str, ...]
@@ -228,7 +273,9 @@ class Marking:
 
 
 class Marks:
-    """Computes the marks of a task's batches, which must be passed in order: a message may continue in the next one."""
+    """Computes the marks of a task's batches, which must be passed in order: a message may
+    continue in the next one.
+    """
 
     def __init__(self, marking: Marking, key: Sequence[str], what: str) -> None:
         self._marking, self._key, self._what = marking, tuple(key), what
@@ -236,7 +283,9 @@ class Marks:
         self._ordinal = 0
 
     def of(self, batch: Any) -> tuple[Any, Any]:
-        """Return the sources and positions (`position_of`) of a batch's records, as Arrow arrays of text."""
+        """Return the sources and positions (`position_of`) of a batch's records, as Arrow arrays
+        of text.
+        """
         encoded = self._partition_names(batch).dictionary_encode()
         sources = [self._source(text) for text in encoded.dictionary.to_pylist()]
         names = pa.array([source.name for source in sources], pa.string())
@@ -261,7 +310,9 @@ class Marks:
         return self._marking.sources.get(text) or MarkedSource(self._marking.prefix + text)
 
     def _number_rows(self, batch: Any, places: Any) -> Any:
-        """Return each row's ordinal (see `Marking`), which is nearly always 0. `places` number the rows' partitions."""
+        """Return each row's ordinal (see `Marking`), which is nearly always 0. `places` number
+        the rows' partitions.
+        """
         count = batch.num_rows
         offsets = batch.column(self._marking.offset).to_numpy(zero_copy_only=False)
         where = places.to_numpy(zero_copy_only=False)
@@ -288,11 +339,12 @@ class Marks:
         if not self._marking.exact:
             place, offset, *key = message
             raise ConfigurationError(
-                f"{self._what}: the message at offset {offset} of {place} yields several records for the key "
-                f"{key[0] if len(key) == 1 else tuple(key)!r}, computed by expressions that "
-                "are not deterministic: "
-                "if the batch is retried, the table can't tell which of them it has already applied.",
-                "Remove rand(), uuid() and the like before this table, or emit one record per key and message.",
+                f"{self._what}: the message at offset {offset} of {place} yields several records"
+                f" for the key {key[0] if len(key) == 1 else tuple(key)!r}, computed by expressions"
+                " that are not deterministic: if the batch is retried, the table can't tell which"
+                " of them it has already applied.",
+                "Remove rand(), uuid() and the like before this table, or emit one record per key"
+                " and message.",
                 operator=self._what,
             )
         return ordinal + 1
@@ -308,12 +360,13 @@ TOMBSTONE, TIMESTAMP = "__tombstone", "__timestamp"
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """How a batch of records becomes operations: puts of whole records without a contract, updates with one.
+    """How a batch of records becomes operations: puts of whole records without a contract, updates
+    with one.
 
-    For updates the batch has the key's columns, the struct `update` and optionally the struct `default`; a boolean
-    column stands for a struct without fields. If `typed`, `update` has the structs `set`, `add` and `append`, and
-    `remove` names the columns that all updates remove. If `compact`, puts and deletes of a batch are one operation, in
-    which a deleted record is None.
+    For updates the batch has the key's columns, the struct `update` and optionally the struct
+    `default`; a boolean column stands for a struct without fields. If `typed`, `update` has the
+    structs `set`, `add` and `append`, and `remove` names the columns that all updates remove. If
+    `compact`, puts and deletes of a batch are one operation, in which a deleted record is None.
     """
 
     key: tuple[str, ...]
@@ -327,7 +380,9 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One operation, the batch that its entries come from, and the index of each entry's row in it."""
+    """One operation, the batch that its entries come from, and the index of each entry's row in
+    it.
+    """
 
     operation: Operation[Any]
     batch: Any
@@ -337,22 +392,29 @@ class Part:
 def split_batch(batch: Any, shape: Shape, marks: Marks | None, what: str) -> list[Part]:
     """Return the operations to send for a batch, in order; `what` names the operator in errors.
 
-    Records of different keys share operations, so puts and deletes make few operations however often they alternate: a
-    further one only where one key changes between them (`group_preserving_key_order`).
+    Records of different keys share operations, so puts and deletes make few operations however
+    often they alternate: a further one only where one key changes between them
+    (`group_preserving_key_order`).
     """
     whole = _entries_from_batch(batch, shape, marks, what)
     kind = OperationKind.PUT if shape.contract is None else OperationKind.UPDATE
     contract = shape.contract or UpdateContract.UPDATE_WITH_DEFAULTS
-    write = Operation(kind, whole, shape.args, shape.conditions, contract=contract, key=shape.key, rerun=True)
+    write = Operation(
+        kind, whole, shape.args, shape.conditions, contract=contract, key=shape.key, rerun=True
+    )
     deleted = batch.column(TOMBSTONE).to_pylist() if TOMBSTONE in batch.schema.names else []
     if not any(deleted):
         return [Part(write, batch, range(batch.num_rows))]
     if shape.compact and shape.contract is None and not shape.conditions:
         records = zip(whole.values or (), deleted, strict=True)
-        puts = RowEntries(whole.keys, [None if is_deleted else record for record, is_deleted in records])
+        puts = RowEntries(
+            whole.keys, [None if is_deleted else record for record, is_deleted in records]
+        )
         return [Part(write.with_entries(puts), batch, range(batch.num_rows))]
     bare = replace(whole, records=None, default_records=None, typed=False, remove=())
-    delete = Operation(OperationKind.DELETE, bare, shape.args, shape.conditions, key=shape.key, rerun=True)
+    delete = Operation(
+        OperationKind.DELETE, bare, shape.args, shape.conditions, key=shape.key, rerun=True
+    )
     parts = []
     for is_deleted, rows in group_preserving_key_order(list(map(bool, deleted)), whole.keys):
         operation = delete if is_deleted else write
@@ -372,7 +434,9 @@ def _entries_from_batch(batch: Any, shape: Shape, marks: Marks | None, what: str
         if DEFAULT in columns:
             defaults = _column_as_struct(columns[DEFAULT])
     times = None if shape.conditions.newest_by is None else _read_times(batch, records, shape, what)
-    return ArrowEntries(key, records, to_python, defaults, sources, positions, times, shape.typed, shape.remove)
+    return ArrowEntries(
+        key, records, to_python, defaults, sources, positions, times, shape.typed, shape.remove
+    )
 
 
 def _column_as_struct(column: Any) -> Any:
@@ -388,7 +452,9 @@ def _read_times(batch: Any, records: Any, shape: Shape, what: str) -> Any:
     values = records.field("set") if shape.typed else records
     if values.type.get_field_index(name) < 0:
         problem = f"{what}: records have no column {name!r}, which the table's newest_by needs."
-        step = "Keep the column, set it in each update, or declare the table with another newest_by."
+        step = (
+            "Keep the column, set it in each update, or declare the table with another newest_by."
+        )
         raise SchemaMismatchError(problem, step, column=name)
     times = pc.struct_field(values, [values.type.get_field_index(name)])
     if times.null_count and TOMBSTONE in batch.schema.names and pa.types.is_timestamp(times.type):
@@ -398,6 +464,11 @@ def _read_times(batch: Any, records: Any, shape: Shape, what: str) -> Any:
     if times.null_count:
         keys = to_struct_array({name: batch.column(name) for name in shape.key}, batch.num_rows)
         first = to_python(keys.filter(pc.is_null(times)).slice(0, 1))[0]
-        text = f"{what}: {times.null_count} record(s) have null in {name!r}, as the one of key {first}."
-        raise SchemaMismatchError(text, "Filter them out, or fill in a time with coalesce(…).", column=name)
+        text = (
+            f"{what}: {times.null_count} record(s) have null in {name!r}, as the one of key"
+            f" {first}."
+        )
+        raise SchemaMismatchError(
+            text, "Filter them out, or fill in a time with coalesce(…).", column=name
+        )
     return times

@@ -1,7 +1,7 @@
 """Batches operations into requests.
 
-`BatchProvider` sets the limits. `BatchLayer` gathers operations, splits them into requests that keep each key's order,
-and answers each operation once its requests are answered.
+`BatchProvider` sets the limits. `BatchLayer` gathers operations, splits them into requests that
+keep each key's order, and answers each operation once its requests are answered.
 """
 
 from __future__ import annotations
@@ -39,14 +39,17 @@ from dagster_adjunct.resources.validation import validated
 @validated
 @dataclass(frozen=True, slots=True)
 class BatchProvider:
-    """How large a table's requests may be, and how long an operation waits for others to share its request.
+    """How large a table's requests may be, and how long an operation waits for others to share its
+    request.
 
     - `size`: the greatest number of entries in a request.
-    - `bytes`: roughly the greatest number of bytes in a request (`estimate_bytes`); a larger entry is sent alone.
-    - `delay`: how many seconds operations wait for others, unless the request is full earlier. With 0, only operations
-      made in the same turn of the event loop share a request.
-    - `compact`: of the writes of a key in a request, only the last put or delete is sent, and updates are merged into
-      one (`compact.py`). A table with `newest_by` or `idempotent` can't have it.
+    - `bytes`: roughly the greatest number of bytes in a request (`estimate_bytes`); a larger entry
+      is sent alone.
+    - `delay`: how many seconds operations wait for others, unless the request is full earlier. With
+      0, only operations made in the same turn of the event loop share a request.
+    - `compact`: of the writes of a key in a request, only the last put or delete is sent, and
+      updates are merged into one (`compact.py`). A table with `newest_by` or `idempotent` can't
+      have it.
     """
 
     size: int = 1000
@@ -58,17 +61,25 @@ class BatchProvider:
         whole = "a whole number from 1 on"
         check_whole_number(self.size, f"a batch of {self.size!r} entries", whole, argument="size")
         if self.bytes is not None:
-            check_whole_number(self.bytes, f"a batch of {self.bytes!r} bytes", whole, argument="bytes")
-        check_seconds(self.delay, f"BatchProvider(delay={self.delay!r})", argument="delay", zero=True)
+            check_whole_number(
+                self.bytes, f"a batch of {self.bytes!r} bytes", whole, argument="bytes"
+            )
+        check_seconds(
+            self.delay, f"BatchProvider(delay={self.delay!r})", argument="delay", zero=True
+        )
 
     def can_gather(self, operation: Operation[Any], size: int) -> bool:
-        """Whether the operation, of `size` bytes, can share a request: it has Python values and leaves room."""
+        """Whether the operation, of `size` bytes, can share a request: it has Python values and
+        leaves room.
+        """
         if type(operation.entries) is not RowEntries or operation.count >= self.size:
             return False
         return self.bytes is None or size < self.bytes
 
     def is_one_request(self, operation: Operation[Any]) -> bool:
-        """Whether the operation can be sent as one request: within the limits, and no put that deletes (None)."""
+        """Whether the operation can be sent as one request: within the limits, and no put that
+        deletes (None).
+        """
         count = operation.count
         if count > self.size:
             return False
@@ -77,16 +88,29 @@ class BatchProvider:
         return not self.splits_deletes(operation)
 
     def splits_deletes(self, operation: Operation[Any]) -> bool:
-        """Whether the operation is of puts, of which some delete (None), and these must be in other requests."""
+        """Whether the operation is of puts, of which some delete (None), and these must be in
+        other requests.
+        """
         return _has_deletes(operation) and (not self.compact or bool(operation.conditions))
 
     def bounds(self, entries: Entries[Any]) -> Iterator[tuple[int, int]]:
-        """Split entries into requests; yield each one's first index, and the index after its last."""
+        """Split entries into requests; yield each one's first index, and the index after its
+        last.
+        """
         count, size, most = len(entries), self.size, self.bytes
         if most is not None and entries.nbytes > most:
             if isinstance(entries, RowEntries):
-                columns = [column for column in (entries.keys, entries.values, entries.defaults) if column is not None]
-                ends = [0, *accumulate(sum(map(estimate_bytes, row)) for row in zip(*columns, strict=True))]
+                columns = [
+                    column
+                    for column in (entries.keys, entries.values, entries.defaults)
+                    if column is not None
+                ]
+                ends = [
+                    0,
+                    *accumulate(
+                        sum(map(estimate_bytes, row)) for row in zip(*columns, strict=True)
+                    ),
+                ]
                 start = 0
                 for end in range(1, count + 1):
                     if end == count or ends[end + 1] - ends[start] > most or end - start == size:
@@ -114,13 +138,17 @@ class _Call:
 
     @property
     def answer(self) -> asyncio.Future[Outcomes]:
-        """The future of its outcomes, made on first use: most calls are one request of their own and need none."""
+        """The future of its outcomes, made on first use: most calls are one request of their own
+        and need none.
+        """
         if self._answer is None:
             self._answer = asyncio.get_running_loop().create_future()
         return self._answer
 
     def record(self, places: Sequence[int], outcomes: Outcomes, start: int) -> None:
-        """Record a request's outcomes, from index `start` on, as those of this call's entries at `places`."""
+        """Record a request's outcomes, from index `start` on, as those of this call's entries at
+        `places`.
+        """
         if outcomes.problems:
             for place, member in enumerate(places, start):
                 if problem := outcomes.problems.get(place):
@@ -142,11 +170,15 @@ class _Call:
         if self.error is not None:
             self.answer.set_exception(self.error)
         else:
-            self.answer.set_result(Outcomes(len(self.operation), self.records, self.problems, self.defaults_put))
+            self.answer.set_result(
+                Outcomes(len(self.operation), self.records, self.problems, self.defaults_put)
+            )
 
 
 class _Span(NamedTuple):
-    """Consecutive entries of a request, from index `start` on, which are the entries of `call` at `places`."""
+    """Consecutive entries of a request, from index `start` on, which are the entries of `call`
+    at `places`.
+    """
 
     call: _Call
     start: int
@@ -170,12 +202,23 @@ def _split_into_requests(provider: BatchProvider, calls: Sequence[_Call]) -> Ite
     """Yield the requests for these calls, in an order in which each key's entries keep theirs."""
     operations = [call.operation for call in calls]
     first = operations[0]
-    entries = first.entries if len(calls) == 1 else _concatenate_entries([each.entries for each in operations])
-    if all(can_share_request(first, each) and not provider.splits_deletes(each) for each in operations):
+    entries = (
+        first.entries
+        if len(calls) == 1
+        else _concatenate_entries([each.entries for each in operations])
+    )
+    if all(
+        can_share_request(first, each) and not provider.splits_deletes(each) for each in operations
+    ):
         for start, end in provider.bounds(entries):
-            yield _Request(first.with_entries(entries.part(start, end)), list(_spans_between(calls, start, end)))
+            yield _Request(
+                first.with_entries(entries.part(start, end)),
+                list(_spans_between(calls, start, end)),
+            )
         return
-    lanes: list[Operation[Any]] = []  # one operation of each lane; those of different lanes can't share a request
+    lanes: list[
+        Operation[Any]
+    ] = []  # one operation of each lane; those of different lanes can't share a request
     origins: list[tuple[_Call, int]] = []
     lane_of: list[int] = []
 
@@ -192,7 +235,9 @@ def _split_into_requests(provider: BatchProvider, calls: Sequence[_Call]) -> Ite
         origins.extend((call, place) for place in range(len(operation)))
         if provider.splits_deletes(operation):
             deletes = lane_number(replace(operation, kind=OperationKind.DELETE))
-            lane_of.extend(deletes if value is None else lane for value in operation.entries.values or ())
+            lane_of.extend(
+                deletes if value is None else lane for value in operation.entries.values or ()
+            )
         else:
             lane_of.extend([lane] * len(operation))
     for lane, members in group_preserving_key_order(lane_of, entries.keys):
@@ -208,12 +253,16 @@ def _split_into_requests(provider: BatchProvider, calls: Sequence[_Call]) -> Ite
 
 
 def _spans_between(calls: Sequence[_Call], start: int, end: int) -> Iterator[_Span]:
-    """Yield the spans of a request with the entries `start` to before `end`, numbered through all calls in order."""
+    """Yield the spans of a request with the entries `start` to before `end`, numbered through
+    all calls in order.
+    """
     begin = 0
     for call in calls:
         over = begin + len(call.operation)
         if begin < end and over > start:
-            yield _Span(call, max(begin - start, 0), range(max(start - begin, 0), min(end, over) - begin))
+            yield _Span(
+                call, max(begin - start, 0), range(max(start - begin, 0), min(end, over) - begin)
+            )
         begin = over
 
 
@@ -241,22 +290,36 @@ def _concatenate_entries(parts: Sequence[Entries[Any]]) -> RowEntries[Any]:
         columns = [getattr(part, name) for part in parts]
         if all(values is None for values in columns):
             return None
-        given = ([None] * len(part) if own is None else own for part, own in zip(parts, columns, strict=True))
+        given = (
+            [None] * len(part) if own is None else own
+            for part, own in zip(parts, columns, strict=True)
+        )
         return [value for values in given for value in values]
 
     return RowEntries([key for part in parts for key in part.keys], *map(column, _OPTIONAL))
 
 
-def _pick_entries(entries: Entries[Any], members: Sequence[int], kind: OperationKind) -> Entries[Any]:
-    """Return the entries at `members` for an operation of this kind; those of a delete have no values."""
+def _pick_entries(
+    entries: Entries[Any], members: Sequence[int], kind: OperationKind
+) -> Entries[Any]:
+    """Return the entries at `members` for an operation of this kind; those of a delete have no
+    values.
+    """
     picked = entries.take(members)
     values = picked.values
-    if isinstance(picked, RowEntries):  # a column may have values only of entries that were not picked
+    if isinstance(
+        picked, RowEntries
+    ):  # a column may have values only of entries that were not picked
         columns = (getattr(picked, name) for name in _OPTIONAL)
-        picked = RowEntries(picked.keys, *(c if c and any(value is not None for value in c) else None for c in columns))
+        picked = RowEntries(
+            picked.keys,
+            *(c if c and any(value is not None for value in c) else None for c in columns),
+        )
     if kind is OperationKind.DELETE:
         return RowEntries(picked.keys, None, None, picked.marks, picked.newest)
-    if kind is OperationKind.PUT and picked.values is None:  # puts of None delete: compact batches have them
+    if (
+        kind is OperationKind.PUT and picked.values is None
+    ):  # puts of None delete: compact batches have them
         return RowEntries(picked.keys, values, picked.defaults, picked.marks, picked.newest)
     return picked
 
@@ -303,19 +366,22 @@ _KeyAndSource = tuple[Hashable, str]
 
 
 class KeyLock:
-    """Issues a ticket to each request, with which it waits for all earlier requests that share one of its keys.
+    """Issues a ticket to each request, with which it waits for all earlier requests that share one
+    of its keys.
 
-    Tickets are issued without awaiting, so two can never wait for each other. For one event loop; not thread-safe.
+    Tickets are issued without awaiting, so two can never wait for each other. For one event loop;
+    not thread-safe.
 
-    While only one ticket is open, its keys are not recorded, so that requests made one after the other cost nothing
-    extra.
+    While only one ticket is open, its keys are not recorded, so that requests made one after the
+    other cost nothing extra.
     """
 
     def __init__(self) -> None:
         self._last: dict[Hashable, Ticket] = {}  # the last open ticket of each key
         self._alone: Ticket | None = None  # the only open ticket, if its keys are not in `_last`
         self._open: set[Ticket] = set()
-        # Given up in batches that are sent again as a whole, by another process or event loop; see `send_unblocked`.
+        # Given up in batches that are sent again as a whole, by another process or event loop; see
+        # `send_unblocked`.
         self.blocked: dict[_KeyAndSource, Problem] = {}
 
     def take(self, entries: Entries[Any]) -> Ticket:
@@ -363,7 +429,9 @@ class KeyLock:
 
 
 class Ticket:
-    """A request's place in the order of its keys. Always `release` it; doing so again has no effect."""
+    """A request's place in the order of its keys. Always `release` it; doing so again has no
+    effect.
+    """
 
     __slots__ = ("_entries", "ahead", "behind", "blocked", "order", "released", "waiting")
 
@@ -393,7 +461,9 @@ class Ticket:
             await self.waiting
 
     def release(self) -> None:
-        """Let later requests proceed; if this one was cancelled while waiting, they still wait for earlier ones."""
+        """Let later requests proceed; if this one was cancelled while waiting, they still wait
+        for earlier ones.
+        """
         if not self.released:
             self.released = True
             if not self.ahead:
@@ -401,13 +471,14 @@ class Ticket:
 
 
 async def send_unblocked(ticket: Ticket, operation: Operation[Any], below: Layer) -> Outcomes:
-    """Send the entries of an operation that are not blocked; the others get `Problem.unsent` without being sent.
+    """Send the entries of an operation that are not blocked; the others get `Problem.unsent`
+    without being sent.
 
-    After a marked entry is given up, requests that already wait must not apply later entries of its key and source:
-    the store skips messages older than the last applied one, so the entry would be skipped, and lost, when its batch is
-    sent again. Requests made after the caller got the error are sent, unless the batch is repeated as a whole
-    (`Operation.rerun`), since its sender makes more requests before all are answered. Entries rejected for their
-    content block nothing.
+    After a marked entry is given up, requests that already wait must not apply later entries of its
+    key and source: the store skips messages older than the last applied one, so the entry would be
+    skipped, and lost, when its batch is sent again. Requests made after the caller got the error
+    are sent, unless the batch is repeated as a whole (`Operation.rerun`), since its sender makes
+    more requests before all are answered. Entries rejected for their content block nothing.
 
     The ticket must have been acquired.
     """
@@ -426,7 +497,11 @@ async def send_unblocked(ticket: Ticket, operation: Operation[Any], below: Layer
 
 def _block_followers(ticket: Ticket, operation: Operation[Any], outcomes: Outcomes) -> None:
     of_entries = _keys_and_sources(operation)
-    given_up = {of_entries[place]: problem for place, problem in outcomes.problems.items() if is_retryable(problem)}
+    given_up = {
+        of_entries[place]: problem
+        for place, problem in outcomes.problems.items()
+        if is_retryable(problem)
+    }
     if operation.rerun:
         ticket.order.blocked.update(given_up)
     waiting, seen = list(ticket.behind) if given_up else [], set[Ticket]()
@@ -444,7 +519,9 @@ def _keys_and_sources(operation: Operation[Any]) -> Sequence[_KeyAndSource]:
 
 
 class _Batches:
-    """What a `BatchLayer` does in one event loop: gathers calls, and sends requests in each key's order."""
+    """What a `BatchLayer` does in one event loop: gathers calls, and sends requests in each
+    key's order.
+    """
 
     def __init__(self, below: Layer, provider: BatchProvider, in_flight: int) -> None:
         self._below = below
@@ -472,10 +549,13 @@ class _Batches:
                 loop = asyncio.get_running_loop()
                 gathering.timer = loop.call_later(provider.delay, self._end_gathering, gathering)
         call = gathering.add(operation, size)
-        if not is_first and not gathering.has_room(provider, 1, 1):  # a first call leaves room (`can_gather`)
+        if not is_first and not gathering.has_room(
+            provider, 1, 1
+        ):  # a first call leaves room (`can_gather`)
             self._end_gathering()
         elif is_first and not provider.delay:
-            # Gather the operations of this turn of the event loop; if there is only this one, it needs no task.
+            # Gather the operations of this turn of the event loop; if there is only this one, it
+            # needs no task.
             try:
                 await asyncio.sleep(0)
             except asyncio.CancelledError:
@@ -498,7 +578,8 @@ class _Batches:
         await self._order.wait_for_open()
 
     def _end_gathering(self, only: _Gathering | None = None) -> None:
-        """Send the gathered calls (`only`: if they are still these), each request in a task of its own.
+        """Send the gathered calls (`only`: if they are still these), each request in a task of its
+        own.
 
         So the cancellation of one caller does not cancel a request that others share.
         """
@@ -524,7 +605,8 @@ class _Batches:
         tasks = []
         for request, ticket in zip(requests, tickets, strict=True):
             task = asyncio.create_task(self._answer_calls(request, ticket))
-            # In a callback, because a task that is cancelled before its first step runs none of its own code.
+            # In a callback, because a task that is cancelled before its first step runs none of its
+            # own code.
             task.add_done_callback(partial(self._finish_request, request, ticket))
             tasks.append(task)
         return tasks
@@ -536,13 +618,21 @@ class _Batches:
             try:
                 outcomes = await send_unblocked(ticket, operation, self._below)
             except Exception as error:  # noqa: BLE001 - the callers receive it
-                if len(members) == 1 or len(request.spans) == 1 or may_have_effect(operation, error):
+                if (
+                    len(members) == 1
+                    or len(request.spans) == 1
+                    or may_have_effect(operation, error)
+                ):
                     for call in members:
                         call.fail(error)
                 else:
                     await self._send_per_call(request)
                 return
-            if len(request.spans) > 1 and outcomes.problems and may_send_separately(operation, outcomes):
+            if (
+                len(request.spans) > 1
+                and outcomes.problems
+                and may_send_separately(operation, outcomes)
+            ):
                 await self._send_per_call(request)
                 return
         for call, start, places in request.spans:
@@ -550,7 +640,9 @@ class _Batches:
         members[0].defaults_put += outcomes.defaults_put  # the outcomes do not say of which entries
 
     async def _send_per_call(self, request: _Request) -> None:
-        """Resend a rejected request caller by caller, so that one caller's bad entry does not affect the others."""
+        """Resend a rejected request caller by caller, so that one caller's bad entry does not
+        affect the others.
+        """
         for call, start, places in request.spans:
             entries = request.operation.entries.part(start, start + len(places))
             part = request.operation.with_entries(entries)
@@ -596,15 +688,20 @@ class _Batches:
 
 @validated
 class BatchLayer:
-    """Combines small operations into few large requests, and splits operations that exceed a request's limits.
+    """Combines small operations into few large requests, and splits operations that exceed a
+    request's limits.
 
-    - Operations on one key take effect in the order of the calls; requests that share no key may overtake each other.
-    - At most `in_flight` requests are under way at a time in each event loop (a Spark task has one).
-    - A cancelled caller's operation is withdrawn if it was not sent; a request that others share continues.
+    - Operations on one key take effect in the order of the calls; requests that share no key may
+      overtake each other.
+    - At most `in_flight` requests are under way at a time in each event loop (a Spark task has
+      one).
+    - A cancelled caller's operation is withdrawn if it was not sent; a request that others share
+      continues.
     - An entry's problem concerns only its caller.
 
-    Each event loop has its own batches, since calls of different threads have no order. Compact batches ask `function`,
-    which writes, for entries that it will reject, and count in `meter` what they save.
+    Each event loop has its own batches, since calls of different threads have no order. Compact
+    batches ask `function`, which writes, for entries that it will reject, and count in `meter` what
+    they save.
     """
 
     def __init__(
@@ -617,18 +714,24 @@ class BatchLayer:
         function: TableFunction | None = None,
         meter: Meter | None = None,
     ) -> None:
-        check_whole_number(in_flight, f"table {table}: in_flight={in_flight!r}", "1 or more", argument="in_flight")
+        check_whole_number(
+            in_flight, f"table {table}: in_flight={in_flight!r}", "1 or more", argument="in_flight"
+        )
         self._below, self._provider = below, batches or BatchProvider()
         if self._provider.compact:
             self._below = CompactLayer(below, function, meter or Meter())
         self._batches = PerLoop(lambda: _Batches(self._below, self._provider, in_flight))
 
     async def send(self, operation: Operation[Any]) -> Outcomes:
-        return await self._batches.here().send(as_put(operation) if self._provider.compact else operation)
+        return await self._batches.here().send(
+            as_put(operation) if self._provider.compact else operation
+        )
 
     async def flush(self) -> None:
         """Send waiting operations, and return when everything requested so far is answered."""
-        await asyncio.sleep(0)  # so that tasks which were created, but have not run yet, make their calls first
+        await asyncio.sleep(
+            0
+        )  # so that tasks which were created, but have not run yet, make their calls first
         await self._batches.here().flush()
 
     async def close(self) -> None:

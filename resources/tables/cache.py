@@ -1,4 +1,6 @@
-"""The cache of a table in one process: `Cache` declares what to keep and for how long, `CacheLayer` keeps it."""
+"""The cache of a table in one process: `Cache` declares what to keep and for how long,
+`CacheLayer` keeps it.
+"""
 
 from __future__ import annotations
 
@@ -15,21 +17,30 @@ from uuid import UUID
 
 from dagster_adjunct.resources.common import check_seconds, check_whole_number
 from dagster_adjunct.resources.tables.metrics import Meter
-from dagster_adjunct.resources.tables.operation import Clock, Layer, Operation, OperationKind, Outcomes, SystemClock
+from dagster_adjunct.resources.tables.operation import (
+    Clock,
+    Layer,
+    Operation,
+    OperationKind,
+    Outcomes,
+    SystemClock,
+)
 from dagster_adjunct.resources.validation import validated
 
 
 @validated
 @dataclass(frozen=True, slots=True)
 class Cache:
-    """Keeps up to `size` records in the process; if there are more, evicts the least recently used one.
+    """Keeps up to `size` records in the process; if there are more, evicts the least recently used
+    one.
 
-    Writes of other processes become visible once a record expires: `seconds_after_write` after it was read from or
-    written to the store, or `seconds_after_read` after its last use, whichever is first. With None it never expires.
+    Writes of other processes become visible once a record expires: `seconds_after_write` after it
+    was read from or written to the store, or `seconds_after_read` after its last use, whichever is
+    first. With None it never expires.
 
-    With `on_write="through"` a put or delete also changes the cache. With `"around"` it evicts the record, so that the
-    next get reads the store. Updates, failed writes and unanswered ones always evict. `absent=True` also keeps the fact
-    that a key has no record.
+    With `on_write="through"` a put or delete also changes the cache. With `"around"` it evicts the
+    record, so that the next get reads the store. Updates, failed writes and unanswered ones always
+    evict. `absent=True` also keeps the fact that a key has no record.
     """
 
     size: int = 10_000
@@ -39,14 +50,18 @@ class Cache:
     absent: bool = False
 
     def __post_init__(self) -> None:
-        check_whole_number(self.size, f"a cache of {self.size!r} records", "at least 1", argument="size")
+        check_whole_number(
+            self.size, f"a cache of {self.size!r} records", "at least 1", argument="size"
+        )
         for name in ("seconds_after_write", "seconds_after_read"):
             seconds = getattr(self, name)
             check_seconds(seconds, f"{name}={seconds!r} of a cache", argument=name, none=True)
 
 
 # Immutable types; a dictionary of only these is copied without a deep copy.
-_FIXED = frozenset({type(None), bool, int, float, str, bytes, Decimal, datetime, date, time, timedelta, UUID})
+_FIXED = frozenset(
+    {type(None), bool, int, float, str, bytes, Decimal, datetime, date, time, timedelta, UUID}
+)
 
 
 _is_fixed = _FIXED.issuperset
@@ -55,7 +70,8 @@ _copy_of_dict = dict.copy
 
 @dataclass(frozen=True, slots=True)
 class _Variant:
-    """The cache key of a record that was read with arguments: `args` are the arguments and their types.
+    """The cache key of a record that was read with arguments: `args` are the arguments and their
+    types.
 
     Without the types, 1, True and 1.0 would be equal.
     """
@@ -65,7 +81,9 @@ class _Variant:
 
 
 def _cache_keys(keys: Sequence[Hashable], args: tuple[object, ...]) -> Sequence[Hashable]:
-    """The keys by which the cache keeps these records: the records' own if a request, as most, has no arguments."""
+    """The keys by which the cache keeps these records: the records' own if a request, as most,
+    has no arguments.
+    """
     if not args:
         return keys
     typed = (*args, *map(type, args))
@@ -75,8 +93,8 @@ def _cache_keys(keys: Sequence[Hashable], args: tuple[object, ...]) -> Sequence[
 class CachedRecords:
     """The records that a cache keeps, by key and arguments of the request. Not thread-safe.
 
-    It uses an ordered dict because single accesses to a cachetools container take ten times as long: 1 us, or 5 us
-    with expiry.
+    It uses an ordered dict because single accesses to a cachetools container take ten times as
+    long: 1 us, or 5 us with expiry.
     """
 
     def __init__(self, cache: Cache) -> None:
@@ -84,7 +102,9 @@ class CachedRecords:
         self._after_write = inf if cache.seconds_after_write is None else cache.seconds_after_write
         self._after_read = inf if cache.seconds_after_read is None else cache.seconds_after_read
         self._absent = cache.absent
-        self._kept: OrderedDict[Hashable, tuple[Any, float, float, Callable[[Any], Any] | None]] = OrderedDict()
+        self._kept: OrderedDict[Hashable, tuple[Any, float, float, Callable[[Any], Any] | None]] = (
+            OrderedDict()
+        )
         self._variants: dict[Hashable, set[_Variant]] = {}  # by key; of those read with arguments
 
         self.keep_calls = 0  # the number of calls of `keep`
@@ -92,8 +112,11 @@ class CachedRecords:
     def __len__(self) -> int:
         return len(self._kept)
 
-    def find(self, keys: Sequence[Hashable], args: tuple[object, ...], now: float) -> tuple[list[Any], list[int]]:
-        """Return the kept records of these keys, and the indices of the keys of which nothing is kept.
+    def find(
+        self, keys: Sequence[Hashable], args: tuple[object, ...], now: float
+    ) -> tuple[list[Any], list[int]]:
+        """Return the kept records of these keys, and the indices of the keys of which nothing is
+        kept.
 
         A record is None if nothing is kept, or if it is known that the key has no record.
         """
@@ -117,12 +140,18 @@ class CachedRecords:
             records.append(None)
         return records, unknown
 
-    def keep(self, keys: Sequence[Hashable], records: Sequence[Any], args: tuple[object, ...], now: float) -> int:
+    def keep(
+        self, keys: Sequence[Hashable], records: Sequence[Any], args: tuple[object, ...], now: float
+    ) -> int:
         """Keep these keys' records; return how many were evicted for lack of space.
 
         A record of None says that the key has none, which is kept only with `Cache.absent`.
         """
-        kept, written_until, read_until = self._kept, now + self._after_write, now + self._after_read
+        kept, written_until, read_until = (
+            self._kept,
+            now + self._after_write,
+            now + self._after_read,
+        )
         places, absent = _cache_keys(keys, args), self._absent
         if not kept.keys().isdisjoint(places):
             for at in places:
@@ -131,12 +160,21 @@ class CachedRecords:
         for at, record in zip(places, records, strict=True):
             if record is None and not absent:
                 continue
-            if type(record) is dict and _is_fixed(map(type, record.values())):  # the usual case, without a call
+            if type(record) is dict and _is_fixed(
+                map(type, record.values())
+            ):  # the usual case, without a call
                 kept[at] = (record.copy(), written_until, read_until, _copy_of_dict)
                 continue
-            copy = None if type(record) in _FIXED else deepcopy  # because callers may change what they passed or got
+            copy = (
+                None if type(record) in _FIXED else deepcopy
+            )  # because callers may change what they passed or got
             try:
-                kept[at] = (record if copy is None else copy(record), written_until, read_until, copy)
+                kept[at] = (
+                    record if copy is None else copy(record),
+                    written_until,
+                    read_until,
+                    copy,
+                )
             except Exception:  # noqa: BLE001 - what can't be copied is not kept, because its owner may change it
                 kept.pop(at, None)
         for at in places if args else ():
@@ -174,13 +212,18 @@ class CachedRecords:
 class CacheLayer:
     """Answers gets from the cache where it can, and keeps it up to date with writes. Thread-safe.
 
-    A record is evicted when a write of its key begins, so a later get asks the layer below, where it waits for the
-    write. What a get finds is kept only if no write of its key began or ended meanwhile: a slow read never replaces a
-    newer write. Of several concurrent writes of a key, the one called last is kept.
+    A record is evicted when a write of its key begins, so a later get asks the layer below, where
+    it waits for the write. What a get finds is kept only if no write of its key began or ended
+    meanwhile: a slow read never replaces a newer write. Of several concurrent writes of a key, the
+    one called last is kept.
     """
 
     def __init__(
-        self, inner: Layer, cache: Cache | None = None, meter: Meter | None = None, clock: Clock | None = None
+        self,
+        inner: Layer,
+        cache: Cache | None = None,
+        meter: Meter | None = None,
+        clock: Clock | None = None,
     ) -> None:
         self._inner = inner
         self._cache = cache or Cache()
@@ -188,13 +231,15 @@ class CacheLayer:
         self._clock = clock or SystemClock()
         self._lock = threading.Lock()
         self._kept = CachedRecords(self._cache)
-        # The number of begins and ends of writes so far; and for each key the number at its last one, which is recorded
-        # only while gets are under way.
+        # The number of begins and ends of writes so far; and for each key the number at its last
+        # one, which is recorded only while gets are under way.
         self._number = 0
         self._numbers: dict[Hashable, int] = {}
         self._reads = 0
         self._writes = 0  # the number of writes under way
-        self._writing: dict[Hashable, object] = {}  # by key: the write under way that was called last
+        self._writing: dict[
+            Hashable, object
+        ] = {}  # by key: the write under way that was called last
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -232,7 +277,9 @@ class CacheLayer:
         finally:
             self._end_read(operation.entries.keys, args, outcomes, began)
 
-    def _end_read(self, keys: Sequence[Any], args: tuple[object, ...], outcomes: Outcomes | None, began: int) -> None:
+    def _end_read(
+        self, keys: Sequence[Any], args: tuple[object, ...], outcomes: Outcomes | None, began: int
+    ) -> None:
         with self._lock:
             if outcomes is not None and outcomes.records is not None:
                 records, problems, numbers = outcomes.records, outcomes.problems, self._numbers
@@ -242,7 +289,10 @@ class CacheLayer:
                         for place, key in enumerate(keys)
                         if place not in problems and numbers.get(key, -1) <= began
                     ]
-                    keys, records = [keys[place] for place in kept], [records[place] for place in kept]
+                    keys, records = (
+                        [keys[place] for place in kept],
+                        [records[place] for place in kept],
+                    )
                 self._keep(keys, records, args)
             self._reads -= 1
             if not self._reads:
@@ -262,14 +312,23 @@ class CacheLayer:
         finally:
             self._end_write(operation, outcomes, token, before)
 
-    def _end_write(self, operation: Operation[Any], outcomes: Outcomes | None, token: object, before: int) -> None:
+    def _end_write(
+        self, operation: Operation[Any], outcomes: Outcomes | None, token: object, before: int
+    ) -> None:
         keys, args, values = operation.entries.keys, operation.args, operation.entries.values
-        puts = operation.kind in (OperationKind.PUT, OperationKind.DELETE) and not operation.conditions
+        puts = (
+            operation.kind in (OperationKind.PUT, OperationKind.DELETE) and not operation.conditions
+        )
         with self._lock:
             if self._reads or before != self._kept.keep_calls:
                 self._forget(keys)
             self._writes -= 1
-            keeps = outcomes is not None and puts and self._cache.on_write == "through" and _hashable(args)
+            keeps = (
+                outcomes is not None
+                and puts
+                and self._cache.on_write == "through"
+                and _hashable(args)
+            )
             last: set[Hashable] = set()
             if self._writes or keeps:  # the keys that no later write has
                 last = {key for key in keys if self._writing.get(key) is token}
@@ -282,11 +341,15 @@ class CacheLayer:
                 last -= {keys[place] for place in outcomes.problems}
                 # The last entry of a key is its record.
                 written = {
-                    key: value for key, value in zip(keys, values or [None] * len(keys), strict=True) if key in last
+                    key: value
+                    for key, value in zip(keys, values or [None] * len(keys), strict=True)
+                    if key in last
                 }
                 self._keep(list(written), list(written.values()), args)
 
-    def _keep(self, keys: Sequence[Hashable], records: Sequence[Any], args: tuple[object, ...]) -> None:
+    def _keep(
+        self, keys: Sequence[Hashable], records: Sequence[Any], args: tuple[object, ...]
+    ) -> None:
         if evicted := self._kept.keep(keys, records, args, self._clock.now()):
             self._meter.add("cache_evictions", evicted)
 

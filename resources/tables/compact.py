@@ -1,16 +1,20 @@
-"""Compact batches: of the writes of a key in one request, those are merged or left out that nobody could tell apart.
+"""Compact batches: of the writes of a key in one request, those are merged or left out that nobody
+could tell apart.
 
     puts and deletes    the last one is sent
-    updates             one is sent: what they set and remove by the last, what they add by the sum, appends in order
-    anything else       sent as it is: gets, puts if absent, and what has conditions, which a table can't have
+    updates             one is sent: what they set and remove by the last, what they add by the sum,
+                        appends in order
+    anything else       sent as it is: gets, puts if absent, and what has conditions, which a table
+                        can't have
 
-`CompactLayer` is below the layer that makes requests, so a request has entries of one kind, except that deletes are
-puts of None (`as_put`). Other operations on a key between two of its writes are in another request, and end what is
-merged.
+`CompactLayer` is below the layer that makes requests, so a request has entries of one kind, except
+that deletes are puts of None (`as_put`). Other operations on a key between two of its writes are in
+another request, and end what is merged.
 
-Each entry keeps its own outcome. Entries that the function is certain to reject are found first (`find_misfits`), and
-are not merged. If the store rejects what was merged, which then had no effect, the entries of the key are sent one
-after the other, so that each one that is rejected is named.
+Each entry keeps its own outcome. Entries that the function is certain to reject are found first
+(`find_misfits`), and are not merged. If the store rejects what was merged, which then had no
+effect, the entries of the key are sent one after the other, so that each one that is rejected is
+named.
 """
 
 from __future__ import annotations
@@ -39,7 +43,9 @@ _EXACT = Context(prec=2000)  # the default rounds sums to 28 digits
 
 
 def as_put(operation: Operation[Any]) -> Operation[Any]:
-    """Return a delete as a put of None, so that it can be in one request with puts; others as they are."""
+    """Return a delete as a put of None, so that it can be in one request with puts; others as
+    they are.
+    """
     if operation.kind is not OperationKind.DELETE or operation.conditions:
         return operation
     keys = list(operation.entries.keys)
@@ -49,8 +55,9 @@ def as_put(operation: Operation[Any]) -> Operation[Any]:
 def merge_updates(updates: Sequence[Any]) -> Mapping[str, Any] | Changes | None:
     """Return one update that changes a record as these do in turn; None if there is none.
 
-    There is none if they are not mappings or `Changes`, or change a column in several ways: sets and removals are one
-    way, sums another, appended values a third. A sum that leaves its column's type and comes back is not rejected.
+    There is none if they are not mappings or `Changes`, or change a column in several ways: sets
+    and removals are one way, sums another, appended values a third. A sum that leaves its column's
+    type and comes back is not rejected.
     """
     if not all(isinstance(update, Mapping | Changes) for update in updates):
         return None
@@ -75,7 +82,12 @@ class _Merging:
         """Add the changes of one more update; return whether that is possible."""
         assigned = {*self.set, *self.remove, *changes.set, *changes.remove}
         added, appended = {*self.add, *changes.add}, {*self.append, *changes.append}
-        if assigned & added or assigned & appended or added & appended or set(changes.set) & set(changes.remove):
+        if (
+            assigned & added
+            or assigned & appended
+            or added & appended
+            or set(changes.set) & set(changes.remove)
+        ):
             return False
         for name, value in changes.set.items():
             self.remove.pop(name, None)
@@ -104,7 +116,9 @@ class _Merging:
 
 @dataclass(frozen=True, slots=True)
 class CompactLayer:
-    """Merges the writes of a key in one operation, and gives each of them its outcome. `function` is the writer's."""
+    """Merges the writes of a key in one operation, and gives each of them its outcome.
+    `function` is the writer's.
+    """
 
     below: Layer
     function: TableFunction | None
@@ -121,7 +135,9 @@ class CompactLayer:
         await self.below.close()
 
     async def _send_last(self, operation: Operation[Any]) -> Outcomes:
-        """Send the last entry of each key; if it is rejected for its content, the one before it, and so on."""
+        """Send the last entry of each key; if it is rejected for its content, the one before it,
+        and so on.
+        """
         groups = group_by_key(operation.entries.keys)
         problems = await self._find_misfits(operation, groups)
         left = without(groups, problems)
@@ -132,7 +148,11 @@ class CompactLayer:
             saved -= len(last)
             outcomes = await self._send_writes(operation, last, is_first=is_first)
             is_first = False
-            failed = {place: outcomes.problems[at] for at, place in enumerate(last) if at in outcomes.problems}
+            failed = {
+                place: outcomes.problems[at]
+                for at, place in enumerate(last)
+                if at in outcomes.problems
+            }
             problems.update(failed)
             earlier = []
             for places in left:
@@ -145,11 +165,17 @@ class CompactLayer:
         self._count(saved)
         return Outcomes(len(operation), problems=problems)
 
-    async def _send_writes(self, operation: Operation[Any], places: Sequence[int], *, is_first: bool) -> Outcomes:
+    async def _send_writes(
+        self, operation: Operation[Any], places: Sequence[int], *, is_first: bool
+    ) -> Outcomes:
         """Send entries of different keys, as puts and, for those without a value, as deletes."""
         entries = operation.entries
         if entries.null_value() is None:
-            sent = operation if len(places) == len(operation) else operation.with_entries(entries.take(places))
+            sent = (
+                operation
+                if len(places) == len(operation)
+                else operation.with_entries(entries.take(places))
+            )
             return await self._send(sent, is_first=is_first)
         outcomes, values = Outcomes(len(places)), entries.values or ()
         for kind in (OperationKind.PUT, OperationKind.DELETE):
@@ -158,7 +184,9 @@ class CompactLayer:
             if own:
                 keys = [entries.keys[places[at]] for at in own]
                 rows = RowEntries(keys, None if deletes else [values[places[at]] for at in own])
-                part = await self._send(replace(operation, kind=kind, entries=rows), is_first=is_first)
+                part = await self._send(
+                    replace(operation, kind=kind, entries=rows), is_first=is_first
+                )
                 outcomes = outcomes.with_retried(own, part)
                 is_first = False
         return outcomes
@@ -191,10 +219,14 @@ class CompactLayer:
         if not apart:
             return whole
         apart.sort()
-        return whole.with_retried(apart, await self._send(operation.with_entries(entries.take(apart)), is_first=False))
+        return whole.with_retried(
+            apart, await self._send(operation.with_entries(entries.take(apart)), is_first=False)
+        )
 
     async def _send(self, operation: Operation[Any], *, is_first: bool) -> Outcomes:
-        """Send a request. An error is an outcome unless it is the first: a raised one says that nothing was sent."""
+        """Send a request. An error is an outcome unless it is the first: a raised one says that
+        nothing was sent.
+        """
         try:
             return await self.below.send(operation)
         except Exception as error:
@@ -203,14 +235,20 @@ class CompactLayer:
             state = State.FAILED if isinstance(error, TransientError) else State.REFUSED
             return Outcomes.all(len(operation), Problem(state, error, of_request=True))
 
-    async def _find_misfits(self, operation: Operation[Any], groups: Sequence[Sequence[int]]) -> dict[int, Problem]:
-        """The problems of entries that are certain to be rejected, among keys with several entries."""
+    async def _find_misfits(
+        self, operation: Operation[Any], groups: Sequence[Sequence[int]]
+    ) -> dict[int, Problem]:
+        """The problems of entries that are certain to be rejected, among keys with several
+        entries.
+        """
         values = operation.entries.values or ()
         several = [place for places in groups if len(places) > 1 for place in places]
         asked = sorted(place for place in several if values[place] is not None)
         if not asked or self.function is None:
             return {}
-        found = await self.function.find_misfits(operation.with_entries(operation.entries.take(asked)))
+        found = await self.function.find_misfits(
+            operation.with_entries(operation.entries.take(asked))
+        )
         return {asked[at]: problem for at, problem in found.items()}
 
     def _count(self, saved: int) -> None:
@@ -241,23 +279,32 @@ def without(groups: Sequence[Sequence[int]], left_out: Mapping[int, object]) -> 
 
 
 def _merge_entries(operation: Operation[Any], places: Sequence[int]) -> list[_Sent]:
-    """Return what to send for the updates of one key: one entry, or all of them if they can't be merged.
+    """Return what to send for the updates of one key: one entry, or all of them if they can't be
+    merged.
 
-    A merged update has the first default: no later one would be used. So they need all to have one, or none.
+    A merged update has the first default: no later one would be used. So they need all to have one,
+    or none.
     """
-    values, defaults = operation.entries.values or (), operation.entries.defaults or [None] * len(operation)
+    values, defaults = (
+        operation.entries.values or (),
+        operation.entries.defaults or [None] * len(operation),
+    )
     own = [defaults[place] for place in places]
     alike = len({default is None for default in own}) == 1
-    merged = merge_updates([values[place] for place in places]) if alike and len(places) > 1 else None
+    merged = (
+        merge_updates([values[place] for place in places]) if alike and len(places) > 1 else None
+    )
     if merged is None:
         return [_Sent([place], values[place], defaults[place]) for place in places]
     return [_Sent(places, merged, own[0])]
 
 
 def _had_no_effect(problem: Problem, update: Any) -> bool:
-    """Whether a merged update was rejected for its content, so that its parts can be sent one by one.
+    """Whether a merged update was rejected for its content, so that its parts can be sent one by
+    one.
 
-    An error of a user's function may come after an effect: then only what can be repeated is sent again.
+    An error of a user's function may come after an effect: then only what can be repeated is sent
+    again.
     """
     if problem.state is State.MISSING or not is_record_rejected(problem):
         return False

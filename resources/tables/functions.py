@@ -1,13 +1,13 @@
 """Read and write functions: how a `RemoteTable` reaches one kind of store.
 
-A function is small and picklable while closed, and holds its connection between `open` and `close`. Pickling never
-includes the connection, so a function can be declared on a driver and opened by each executor. Updates behave as in
-SAMZA-2709 (partial updates in the Table API).
+A function is small and picklable while closed, and holds its connection between `open` and `close`.
+Pickling never includes the connection, so a function can be declared on a driver and opened by each
+executor. Updates behave as in SAMZA-2709 (partial updates in the Table API).
 
-There are two ways to write one. For a service with one request per key, override `get`, or `put`, `delete` and
-`update`, of `TableReadFunction` and `TableWriteFunction`; each `_all` form sends several of them at a time. For a store
-that takes many entries at once and reports each one's outcome, override `send` of `StoreFunction`, and declare in
-`capabilities` what it can do.
+There are two ways to write one. For a service with one request per key, override `get`, or `put`,
+`delete` and `update`, of `TableReadFunction` and `TableWriteFunction`; each `_all` form sends
+several of them at a time. For a store that takes many entries at once and reports each one's
+outcome, override `send` of `StoreFunction`, and declare in `capabilities` what it can do.
 """
 
 from __future__ import annotations
@@ -45,11 +45,12 @@ from dagster_adjunct.resources.validation import validated
 def outcomes_from_missing(
     operation: Operation[Any], error: BaseException, problem_of: Callable[[BaseException], Problem]
 ) -> Outcomes | None:
-    """Return the outcomes of updates that raised `error`; None if it neither is nor contains a RecordNotFoundError.
+    """Return the outcomes of updates that raised `error`; None if it neither is nor contains a
+    RecordNotFoundError.
 
-    Entries whose keys a RecordNotFoundError names are MISSING. The others are done; but if the error is a group with
-    errors of other kinds, `problem_of` the first of those is their problem. If the named keys are invalid (none, not
-    requested, not hashable), all entries are REFUSED.
+    Entries whose keys a RecordNotFoundError names are MISSING. The others are done; but if the
+    error is a group with errors of other kinds, `problem_of` the first of those is their problem.
+    If the named keys are invalid (none, not requested, not hashable), all entries are REFUSED.
     """
     not_found = [cause for cause in causes(error) if isinstance(cause, errors.RecordNotFoundError)]
     if operation.kind is not OperationKind.UPDATE or not not_found:
@@ -77,8 +78,16 @@ def outcomes_from_missing(
         )
         invalid.__cause__ = error
         return Outcomes.all(count, Problem(State.REFUSED, invalid, of_request=True))
-    members = [m for cause in causes(error) if isinstance(cause, BaseExceptionGroup) for m in cause.exceptions]
-    other = next((member for member in members if first_cause(member, errors.RecordNotFoundError) is None), None)
+    members = [
+        m
+        for cause in causes(error)
+        if isinstance(cause, BaseExceptionGroup)
+        for m in cause.exceptions
+    ]
+    other = next(
+        (member for member in members if first_cause(member, errors.RecordNotFoundError) is None),
+        None,
+    )
     problems: dict[int, Problem] = {}
     if other is not None:
         problems = dict.fromkeys(range(count), problem_of(other))
@@ -86,12 +95,16 @@ def outcomes_from_missing(
     return Outcomes(count, problems=problems)
 
 
-def record_not_found_error(keys: Sequence[object], table: str = "the table") -> errors.RecordNotFoundError:
+def record_not_found_error(
+    keys: Sequence[object], table: str = "the table"
+) -> errors.RecordNotFoundError:
     """The error for updates of missing records, naming the first few of `keys`."""
     shown = ", ".join(repr(key) for key in keys[:3]) + (", …" if len(keys) > 3 else "")
     many = len(keys) > 1
     problem = f"{table} has no record to update for {len(keys)} key{'s' if many else ''}: {shown}."
-    step = "Put the record first, or send an UpdateMessage with a default under UPDATE_WITH_DEFAULTS."
+    step = (
+        "Put the record first, or send an UpdateMessage with a default under UPDATE_WITH_DEFAULTS."
+    )
     return errors.RecordNotFoundError(problem, step, keys=tuple(keys))
 
 
@@ -135,10 +148,14 @@ class TableUse:
 
 
 class TableFunction:
-    """The base of read and write functions: it connects, sends operations, and says which errors can be retried."""
+    """The base of read and write functions: it connects, sends operations, and says which errors
+    can be retried.
+    """
 
     inspected_every: ClassVar[float] = 0.0
-    """How many seconds a run lets pass at least between two calls of `inspect`; 0 asks before each batch."""
+    """How many seconds a run lets pass at least between two calls of `inspect`; 0 asks before
+    each batch.
+    """
 
     @property
     def capabilities(self) -> Capabilities:
@@ -150,7 +167,9 @@ class TableFunction:
         return None
 
     def storage_notes(self) -> list[str]:
-        """What readers of the store itself should know about how values are stored, one sentence each; for plans."""
+        """What readers of the store itself should know about how values are stored, one sentence
+        each; for plans.
+        """
         return []
 
     async def stored_types(self) -> dict[str, str] | None:
@@ -163,20 +182,27 @@ class TableFunction:
     async def check_settings(self, conditions: Conditions, *, fenced: bool = False) -> list[str]:
         """Return notes on settings of the store that may lose records.
 
-        Raises ConfigurationError if because of them writes with these conditions, or fenced ones, can't be exact.
+        Raises ConfigurationError if because of them writes with these conditions, or fenced ones,
+        can't be exact.
         """
         return []
 
     async def inspect(self) -> Presence | None:
-        """Return what the store says about the table, which it never creates; None if it keeps nothing of it."""
+        """Return what the store says about the table, which it never creates; None if it keeps
+        nothing of it.
+        """
         return None
 
-    async def begin_run(self, *, create: bool, marks: bool, fence: Fence | None = None) -> Presence | None:
-        """Count a run of an application in the table's book-keeping; return what the store says then.
+    async def begin_run(
+        self, *, create: bool, marks: bool, fence: Fence | None = None
+    ) -> Presence | None:
+        """Count a run of an application in the table's book-keeping; return what the store says
+        then.
 
-        A missing table is created if `create` allows it and the function is declared so. `marks` says that the run
-        writes with conditions. `fence` is that of a run whose writes are fenced: from now on, those of earlier runs are
-        refused. Raises TableNotFoundError if the table is missing, and RunLeaseLostError if a later run has begun.
+        A missing table is created if `create` allows it and the function is declared so. `marks`
+        says that the run writes with conditions. `fence` is that of a run whose writes are fenced:
+        from now on, those of earlier runs are refused. Raises TableNotFoundError if the table is
+        missing, and RunLeaseLostError if a later run has begun.
         """
         return None
 
@@ -187,14 +213,16 @@ class TableFunction:
         """
 
     async def check(self, use: TableUse) -> None:
-        """Raise if requests for this use would fail whatever is in them, as without a right or with a missing column.
+        """Raise if requests for this use would fail whatever is in them, as without a right or with
+        a missing column.
 
-        A run calls it once, before its first batch, and `close` after it. It may send one or two requests to the store,
-        and must write and create nothing. By default nothing is asked.
+        A run calls it once, before its first batch, and `close` after it. It may send one or two
+        requests to the store, and must write and create nothing. By default nothing is asked.
         """
 
     async def find_misfits(self, operation: Operation[Any]) -> Mapping[int, Problem]:
-        """Return the problems of entries that are certain to be rejected, by index, as far as no request tells them.
+        """Return the problems of entries that are certain to be rejected, by index, as far as no
+        request tells them.
 
         Compact batches send only the others. By default there are none.
         """
@@ -204,26 +232,28 @@ class TableFunction:
         """Release what `open` acquired. A closed function can be opened again."""
 
     async def announce(self, fence: Fence) -> None:
-        """Let the store refuse writes of earlier runs of `fence.application` from now on, where it can: those with a
-        smaller epoch.
+        """Let the store refuse writes of earlier runs of `fence.application` from now on, where it
+        can: those with a smaller epoch.
 
-        A run that follows one that may not have ended calls it for each table that it writes, before its first output.
-        By default does nothing. A table that does not exist is not created.
+        A run that follows one that may not have ended calls it for each table that it writes,
+        before its first output. By default does nothing. A table that does not exist is not
+        created.
         """
 
     def is_retriable(self, error: BaseException) -> bool:
         """Whether the request that raised `error` may succeed if sent again unchanged.
 
-        By default true for TransientError, and for OSError, which includes connection errors and timeouts.
+        By default true for TransientError, and for OSError, which includes connection errors and
+        timeouts.
         """
         return isinstance(error, (errors.TransientError, OSError))
 
     def problem_of(self, error: BaseException, *, sent: bool = True) -> Problem:
         """Return the problem of the entries whose request raised `error`.
 
-        Its state is MISSING if a RecordNotFoundError is anywhere among the causes. For a retriable error it is UNKNOWN
-        if the store may have received the request (`sent`), else FAILED. For any other error it is REFUSED; so it is
-        for an OSError that caused a PermanentError.
+        Its state is MISSING if a RecordNotFoundError is anywhere among the causes. For a retriable
+        error it is UNKNOWN if the store may have received the request (`sent`), else FAILED. For
+        any other error it is REFUSED; so it is for an OSError that caused a PermanentError.
         """
         if first_cause(error, errors.RecordNotFoundError) is not None:
             return Problem(State.MISSING, error)
@@ -232,14 +262,17 @@ class TableFunction:
             decided = decided or isinstance(cause, errors.PermanentError)
             passes = isinstance(cause, errors.TransientError) or self.is_retriable(cause)
             if passes and not (decided and isinstance(cause, OSError)):
-                return Problem(State.UNKNOWN if sent else State.FAILED, error, _retry_after(error, cause))
+                return Problem(
+                    State.UNKNOWN if sent else State.FAILED, error, _retry_after(error, cause)
+                )
         return Problem(State.REFUSED, error)
 
     async def send(self, operation: Operation[Any]) -> Outcomes:
-        """Execute the operation in the order of each key's entries, and return each entry's outcome.
+        """Execute the operation in the order of each key's entries, and return each entry's
+        outcome.
 
-        By default it calls the operation's `_all` method (such as `put_all`) once, if a subclass overrides it, else the
-        method for one entry (`put`) for each entry.
+        By default it calls the operation's `_all` method (such as `put_all`) once, if a subclass
+        overrides it, else the method for one entry (`put`) for each entry.
         """
         entries, args, kind = operation.entries, operation.args, operation.kind
         several = _METHODS[kind][1]
@@ -253,7 +286,9 @@ class TableFunction:
                 return Outcomes(len(operation), [records.get(key) for key in entries.keys])
             values = entries.values or ()
             deletes = kind is OperationKind.DELETE
-            await form(list(entries.keys if deletes else zip(entries.keys, values, strict=True)), *args)
+            await form(
+                list(entries.keys if deletes else zip(entries.keys, values, strict=True)), *args
+            )
             return Outcomes(len(operation))
         except Exception as error:  # noqa: BLE001 - it becomes the outcome
             return outcomes_from_error(self, operation, error)
@@ -261,7 +296,8 @@ class TableFunction:
     async def _send_entries(self, operation: Operation[Any]) -> Outcomes:
         """Send the operation with one request per entry, even if its `_all` form is overridden.
 
-        The default `_all` forms end here, and an overriding one may call its default with `super()`.
+        The default `_all` forms end here, and an overriding one may call its default with
+        `super()`.
         """
         if operation.fence is None:
             operation = replace(operation, fence=RUN_FENCE.get())
@@ -271,16 +307,20 @@ class TableFunction:
         return await _send_one_by_one(self, operation, lambda key, value: one(key, value, *args))
 
     async def _request(self, operation: Operation[Any]) -> Outcomes:
-        """Send an operation for a method of this function, such as `put_all`; return the outcomes, or raise.
+        """Send an operation for a method of this function, such as `put_all`; return the outcomes,
+        or raise.
 
-        Raises the error of the first entry that failed; if records are only missing, one RecordNotFoundError for all.
+        Raises the error of the first entry that failed; if records are only missing, one
+        RecordNotFoundError for all.
         """
         outcomes = await self._send_entries(operation)
         for problem in outcomes.problems.values():
             if problem.error is not None and not problem.is_answer:
                 raise problem.error
         if missing := outcomes.places(State.MISSING):
-            raise record_not_found_error(list(dict.fromkeys(operation.entries.keys[place] for place in missing)))
+            raise record_not_found_error(
+                list(dict.fromkeys(operation.entries.keys[place] for place in missing))
+            )
         return outcomes
 
 
@@ -295,20 +335,24 @@ class TableReadFunction(TableFunction, ABC, Generic[K, V]):
     async def get_all(self, keys: Sequence[K], *args: object) -> dict[K, V]:
         """The records by key, for those `keys` that have one. Uses `get` unless overridden."""
         asked = list(keys)
-        records = (await self._request(Operation(OperationKind.GET, RowEntries(asked), args))).records or ()
-        return {key: record for key, record in zip(asked, records, strict=True) if record is not None}
+        records = (
+            await self._request(Operation(OperationKind.GET, RowEntries(asked), args))
+        ).records or ()
+        return {
+            key: record for key, record in zip(asked, records, strict=True) if record is not None
+        }
 
 
 @validated
 class TableWriteFunction(TableFunction, ABC, Generic[K, V, U]):
     """Writes records by key: whole ones (V) with put, parts of them (U) with update.
 
-    The `_all` forms keep the order of each key's entries and promise nothing about the order between keys. By default
-    they send single requests, and a failed one does not stop the others.
+    The `_all` forms keep the order of each key's entries and promise nothing about the order
+    between keys. By default they send single requests, and a failed one does not stop the others.
 
-    An overridden `_all` form has one outcome for all its entries: an error that it raises is that of each entry. The
-    exception is a RecordNotFoundError of `update_all`, which names the keys without a record: it says that all other
-    entries were applied.
+    An overridden `_all` form has one outcome for all its entries: an error that it raises is that
+    of each entry. The exception is a RecordNotFoundError of `update_all`, which names the keys
+    without a record: it says that all other entries were applied.
     """
 
     @property
@@ -316,7 +360,8 @@ class TableWriteFunction(TableFunction, ABC, Generic[K, V, U]):
         own = type(self)
         return Capabilities(
             takes_args=True,
-            updates=own.update is not TableWriteFunction.update or own.update_all is not TableWriteFunction.update_all,
+            updates=own.update is not TableWriteFunction.update
+            or own.update_all is not TableWriteFunction.update_all,
             changes=frozenset({"set"}),
             puts_if_absent=own.put_if_absent is not TableWriteFunction.put_if_absent,
         )
@@ -330,15 +375,21 @@ class TableWriteFunction(TableFunction, ABC, Generic[K, V, U]):
         """Remove the record of `key`; no error if there is none."""
 
     async def update(self, key: K, update: U, *args: object) -> None:
-        """Apply `update` to the record of `key`. RecordNotFoundError(keys=(key,)) if there is none."""
+        """Apply `update` to the record of `key`. RecordNotFoundError(keys=(key,)) if there is
+        none.
+        """
         problem = f"{type(self).__name__} does not support partial updates."
         step = "Put whole records, or override update() in the function."
         raise errors.TableError(problem, step, function=type(self).__name__)
 
     async def put_if_absent(self, key: K, value: V, *args: object) -> bool:
-        """Make `value` the record of `key` if there is none, in one request; return whether it did."""
+        """Make `value` the record of `key` if there is none, in one request; return whether it
+        did.
+        """
         problem = f"{type(self).__name__} does not support put_if_absent."
-        raise errors.TableError(problem, "Override put_if_absent() in the function.", function=type(self).__name__)
+        raise errors.TableError(
+            problem, "Override put_if_absent() in the function.", function=type(self).__name__
+        )
 
     async def put_all(self, entries: Sequence[tuple[K, V]], *args: object) -> None:
         """`put` for each entry, in order for each key."""
@@ -351,23 +402,30 @@ class TableWriteFunction(TableFunction, ABC, Generic[K, V, U]):
     async def update_all(self, entries: Sequence[tuple[K, U]], *args: object) -> None:
         """`update` for each entry, in order for each key.
 
-        Entries whose key has a record are applied. Then, if there are others, RecordNotFoundError names all their keys;
-        the entries of those keys had no effect.
+        Entries whose key has a record are applied. Then, if there are others, RecordNotFoundError
+        names all their keys; the entries of those keys had no effect.
         """
         await self._request(Operation(OperationKind.UPDATE, _rows(entries), args))
 
 
-def check_args(function: TableFunction, operation: Operation[Any], table: str | None = None) -> None:
+def check_args(
+    function: TableFunction, operation: Operation[Any], table: str | None = None
+) -> None:
     """Raise ConfigurationError for extra arguments that the function would ignore."""
     if operation.args and not function.capabilities.takes_args:
         where = "" if table is None else f"table {table}: "
-        problem = f"{where}{type(function).__name__} does not accept the extra arguments of a {operation.kind.value}."
+        problem = (
+            f"{where}{type(function).__name__} does not accept the extra arguments of a"
+            f" {operation.kind.value}."
+        )
         raise errors.ConfigurationError(
             problem, "Omit them, or use a function of your own that accepts them.", table=table
         )
 
 
-def problem_from_error(function: TableFunction, error: BaseException, *, sent: bool = True) -> Problem:
+def problem_from_error(
+    function: TableFunction, error: BaseException, *, sent: bool = True
+) -> Problem:
     """Return `function.problem_of(error)`; if that raises, a problem that rejects the entries.
 
     A layer must not raise after a request, because a raised error means that nothing was sent.
@@ -398,14 +456,17 @@ def _retry_after(error: BaseException, cause: BaseException) -> float | None:
     if asked is None or (pause is not None and 0 <= pause < math.inf):
         return pause
     error.add_note(
-        f"Its retry_after is {asked!r:.60}, which is not a number of seconds, so the retry policy decides the wait."
+        f"Its retry_after is {asked!r:.60}, which is not a number of seconds, so the retry policy"
+        " decides the wait."
     )
     return None
 
 
 @validated
 class StoreFunction(TableReadFunction[K, V], TableWriteFunction[K, V, U]):
-    """A read and write function whose `send` executes whole operations; `get`, `put` and the other methods use it."""
+    """A read and write function whose `send` executes whole operations; `get`, `put` and the
+    other methods use it.
+    """
 
     @property
     @abstractmethod
@@ -437,16 +498,22 @@ class StoreFunction(TableReadFunction[K, V], TableWriteFunction[K, V, U]):
 
 
 def outcomes_from_error(
-    function: TableFunction, operation: Operation[Any], error: BaseException, *, of_request: bool = False
+    function: TableFunction,
+    operation: Operation[Any],
+    error: BaseException,
+    *,
+    of_request: bool = False,
 ) -> Outcomes:
     """Return the outcomes of an operation that raised `error`.
 
-    If the error names missing records, other entries may have been applied (`outcomes_from_missing`). If not, all have
-    the same problem, with `of_request` as given.
+    If the error names missing records, other entries may have been applied
+    (`outcomes_from_missing`). If not, all have the same problem, with `of_request` as given.
     """
     to_problem = partial(problem_from_error, function)
     missing = outcomes_from_missing(operation, error, to_problem)
-    return missing or Outcomes.all(len(operation), replace(to_problem(error), of_request=of_request))
+    return missing or Outcomes.all(
+        len(operation), replace(to_problem(error), of_request=of_request)
+    )
 
 
 def _rows(entries: Sequence[tuple[Any, Any]]) -> RowEntries[Any]:
@@ -456,8 +523,9 @@ def _rows(entries: Sequence[tuple[Any, Any]]) -> RowEntries[Any]:
 def self_cancelled_error(error: asyncio.CancelledError) -> errors.TableUnavailableError:
     """Return an error for a function that raised CancelledError although nobody cancelled its task.
 
-    Raises `error` itself if the task is being cancelled. If any other CancelledError left the function, the caller's
-    task would end as if cancelled, which a task group does not report as an error: the lost request would go unnoticed.
+    Raises `error` itself if the task is being cancelled. If any other CancelledError left the
+    function, the caller's task would end as if cancelled, which a task group does not report as an
+    error: the lost request would go unnoticed.
     """
     task = asyncio.current_task()
     if task is None or task.cancelling():
@@ -485,10 +553,11 @@ ATTEMPT: ContextVar[TimedAttempt | None] = ContextVar("ATTEMPT", default=None)
 
 
 def limit_each_request() -> TimedAttempt | None:
-    """Remove the time limit of the current attempt and return the attempt, so that each request gets the limit instead.
+    """Remove the time limit of the current attempt and return the attempt, so that each request
+    gets the limit instead.
 
-    None if attempts are not limited. Under one limit for all, many requests that are each fast enough could time out
-    together, or all because one hangs.
+    None if attempts are not limited. Under one limit for all, many requests that are each fast
+    enough could time out together, or all because one hangs.
     """
     attempt = ATTEMPT.get()
     if attempt is not None:
@@ -498,7 +567,9 @@ def limit_each_request() -> TimedAttempt | None:
 
 
 RUN_FENCE: ContextVar[Fence | None] = ContextVar("RUN_FENCE", default=None)
-"""The fence of the operation that a function executes, for requests that it makes by its own methods."""
+"""The fence of the operation that a function executes, for requests that it makes by its own
+methods.
+"""
 
 
 async def check_run_fence() -> None:
@@ -509,12 +580,14 @@ async def check_run_fence() -> None:
 
 
 async def _send_one_by_one(
-    function: TableFunction, operation: Operation[Any], request: Callable[[Any, Any], Awaitable[Any]]
+    function: TableFunction,
+    operation: Operation[Any],
+    request: Callable[[Any, Any], Awaitable[Any]],
 ) -> Outcomes:
     """Send one request per entry: one after the other for each key, several keys at a time.
 
-    Later entries of a key are not sent after one that failed. They get `Problem.unsent`, or are MISSING too if the
-    first was.
+    Later entries of a key are not sent after one that failed. They get `Problem.unsent`, or are
+    MISSING too if the first was.
     """
     keys = operation.entries.keys
     values: Sequence[Any] = operation.entries.values or [None] * len(keys)
@@ -541,11 +614,17 @@ async def _send_one_by_one(
                 except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - it becomes the outcome
                     if isinstance(error, asyncio.CancelledError):
                         error = self_cancelled_error(error)
-                    late = attempt is not None and limit.expired() and isinstance(error, TimeoutError)
-                    problem = attempt.late(keys[place]) if late and attempt else problem_from_error(function, error)
+                    late = (
+                        attempt is not None and limit.expired() and isinstance(error, TimeoutError)
+                    )
+                    problem = (
+                        attempt.late(keys[place])
+                        if late and attempt
+                        else problem_from_error(function, error)
+                    )
                     problems[place] = problem
-                    # Not even after a missing record: if another writer creates it meanwhile, the later entries would
-                    # be applied without this one.
+                    # Not even after a missing record: if another writer creates it meanwhile, the
+                    # later entries would be applied without this one.
                     left = problem if problem.state is State.MISSING else problem.unsent
                     problems.update(dict.fromkeys(places[done + 1 :], left))
                     return
@@ -556,15 +635,26 @@ async def _send_one_by_one(
     if operation.kind is OperationKind.GET:
         return Outcomes(len(keys), answers, problems)
     if operation.kind is OperationKind.PUT_IF_ABSENT:
-        problems |= {p: Problem(State.SKIPPED) for p, made in enumerate(answers) if not made and p not in problems}
+        problems |= {
+            p: Problem(State.SKIPPED)
+            for p, made in enumerate(answers)
+            if not made and p not in problems
+        }
     return Outcomes(len(keys), problems=problems)
 
 
-def check_conditions(table: str, function: str, capabilities: Capabilities, operation: Operation[Any]) -> None:
-    """Raise for conditions that the function can't check, and for entries without the marks or times that they need."""
+def check_conditions(
+    table: str, function: str, capabilities: Capabilities, operation: Operation[Any]
+) -> None:
+    """Raise for conditions that the function can't check, and for entries without the marks or
+    times that they need.
+    """
     conditions, entries = operation.conditions, operation.entries
     what = f"table {table}: a {operation.kind.value}"
-    for name, wanted in (("newest_by", conditions.newest_by is not None), ("idempotent", conditions.idempotent)):
+    for name, wanted in (
+        ("newest_by", conditions.newest_by is not None),
+        ("idempotent", conditions.idempotent),
+    ):
         if wanted and not getattr(capabilities, name):
             problem = f"{what} has the condition {name}, which {function} can't check."
             step = f"Remove the condition, or use a table whose store supports {name}."
@@ -582,8 +672,9 @@ def check_conditions(table: str, function: str, capabilities: Capabilities, oper
 class FunctionLayer:
     """Sends gets to the read function and writes to the write function.
 
-    Before every request it calls the function's `open`, which does nothing if the function is connected. Writes of a
-    run have its `fence`, which is checked last: a run that may have lost its lease sends nothing.
+    Before every request it calls the function's `open`, which does nothing if the function is
+    connected. Writes of a run have its `fence`, which is checked last: a run that may have lost its
+    lease sends nothing.
     """
 
     table: str
@@ -599,7 +690,9 @@ class FunctionLayer:
             return Outcomes(0)
         function = self._function(operation)
         if self.fence is not None and operation.kind.writes:
-            operation = replace(operation, fence=self.fence, fenced=self.fenced, may_create=self.may_create)
+            operation = replace(
+                operation, fence=self.fence, fenced=self.fenced, may_create=self.may_create
+            )
         sent = False
         of_run = RUN_FENCE.set(operation.fence)
         try:
@@ -608,7 +701,9 @@ class FunctionLayer:
             sent = True
             outcomes = await function.send(operation)
         except asyncio.CancelledError as error:
-            return Outcomes.all(count, problem_from_error(function, self_cancelled_error(error), sent=sent))
+            return Outcomes.all(
+                count, problem_from_error(function, self_cancelled_error(error), sent=sent)
+            )
         except errors.RunLeaseLostError:
             raise  # what was sent before counts no more: another run repeats the batch
         except Exception as error:
@@ -620,22 +715,35 @@ class FunctionLayer:
             return outcomes_from_error(function, operation, error, of_request=True)
         finally:
             RUN_FENCE.reset(of_run)
-        return outcomes if _fits(outcomes, operation) else self._invalid_outcomes(function, operation, outcomes)
+        return (
+            outcomes
+            if _fits(outcomes, operation)
+            else self._invalid_outcomes(function, operation, outcomes)
+        )
 
     async def close(self) -> None:
-        for function in {id(f): f for f in (self.read_function, self.write_function) if f is not None}.values():
+        for function in {
+            id(f): f for f in (self.read_function, self.write_function) if f is not None
+        }.values():
             await function.close()
 
-    def _invalid_outcomes(self, function: TableFunction, operation: Operation[Any], outcomes: object) -> Outcomes:
+    def _invalid_outcomes(
+        self, function: TableFunction, operation: Operation[Any], outcomes: object
+    ) -> Outcomes:
         answer = type(outcomes).__name__
         if isinstance(outcomes, Outcomes):
-            records = len(outcomes.records) if isinstance(outcomes.records, Sized) else outcomes.records
+            records = (
+                len(outcomes.records) if isinstance(outcomes.records, Sized) else outcomes.records
+            )
             problems = f"{outcomes.problems!r:.100}" if outcomes.problems else "none"
-            answer = f"Outcomes of {outcomes.count} entries (records: {records}, problems: {problems})"
+            answer = (
+                f"Outcomes of {outcomes.count} entries (records: {records}, problems: {problems})"
+            )
         error = errors.TableError(
-            f"{type(function).__name__} answered a {operation.kind.value} of {len(operation)} entries with {answer}.",
-            "Return Outcomes from send() with one outcome for each entry, and for a get one record or None; "
-            "problems are given as {place: Problem(State.REFUSED, error)}.",
+            f"{type(function).__name__} answered a {operation.kind.value} of"
+            f" {len(operation)} entries with {answer}.",
+            "Return Outcomes from send() with one outcome for each entry, and for a get one record"
+            " or None; problems are given as {place: Problem(State.REFUSED, error)}.",
             table=self.table,
         )
         return Outcomes.all(len(operation), Problem(State.REFUSED, error, of_request=True))
@@ -646,7 +754,9 @@ class FunctionLayer:
         if function is None:
             verb, missing = ("asked for records", "read") if reads else ("asked to write", "write")
             problem = f"table {self.table} was {verb} but has no {missing} function."
-            raise errors.ConfigurationError(problem, f"Declare it with {missing}_function=….", table=self.table)
+            raise errors.ConfigurationError(
+                problem, f"Declare it with {missing}_function=….", table=self.table
+            )
         check_args(function, operation, self.table)
         if operation.conditions:
             check_conditions(self.table, type(function).__name__, function.capabilities, operation)
@@ -654,16 +764,26 @@ class FunctionLayer:
 
 
 def _fits(outcomes: object, operation: Operation[Any]) -> bool:
-    """Whether `outcomes` are valid outcomes with one for each entry: an entry without a problem would count as done."""
+    """Whether `outcomes` are valid outcomes with one for each entry: an entry without a problem
+    would count as done.
+    """
     count = len(operation)
-    if not isinstance(outcomes, Outcomes) or outcomes.count != count or not isinstance(outcomes.problems, Mapping):
+    if (
+        not isinstance(outcomes, Outcomes)
+        or outcomes.count != count
+        or not isinstance(outcomes.problems, Mapping)
+    ):
         return False
     for place, problem in outcomes.problems.items():
         if not isinstance(place, int) or not 0 <= place < count or not isinstance(problem, Problem):
             return False
         pause, error = problem.retry_after, problem.error
         timed = pause is None or (isinstance(pause, int | float) and 0 <= pause < math.inf)
-        if not timed or not isinstance(problem.state, State) or not isinstance(error, BaseException | None):
+        if (
+            not timed
+            or not isinstance(problem.state, State)
+            or not isinstance(error, BaseException | None)
+        ):
             return False
     records = outcomes.records
     if operation.kind.writes or (records is None and len(outcomes.problems) == count):
@@ -673,10 +793,11 @@ def _fits(outcomes: object, operation: Operation[Any]) -> bool:
 
 @validated
 class LayerAsFunction(StoreFunction[Any, Any, Any]):
-    """A function that passes each operation to `layer`; `capabilities` are those of the function below it.
+    """A function that passes each operation to `layer`; `capabilities` are those of the function
+    below it.
 
-    It gives a single layer the methods of a table, and a `RemoteTable` can use it in place of a store's function. A
-    layer's state belongs to its process: for use in tasks, create it there.
+    It gives a single layer the methods of a table, and a `RemoteTable` can use it in place of a
+    store's function. A layer's state belongs to its process: for use in tasks, create it there.
     """
 
     def __init__(self, layer: Layer, capabilities: Capabilities) -> None:
@@ -695,21 +816,30 @@ class LayerAsFunction(StoreFunction[Any, Any, Any]):
 
 
 class DeclaredFunction:
-    """A function that is declared by the arguments of its `__init__`, which are attributes of the same names.
+    """A function that is declared by the arguments of its `__init__`, which are attributes of the
+    same names.
 
-    It is pickled and described by them, without its connections. A subclass may take other arguments.
+    It is pickled and described by them, without its connections. A subclass may take other
+    arguments.
     """
 
     @classmethod
     def _declaring_class(cls) -> type[DeclaredFunction]:
-        """The class whose `__init__` defines the declaration: the backend's, also for a user's subclass of it."""
+        """The class whose `__init__` defines the declaration: the backend's, also for a user's
+        subclass of it.
+        """
         own = (known for known in reversed(cls.__mro__) if issubclass(known, DeclaredFunction))
         return next(known for known in own if "__init__" in vars(known))
 
     def to_dict(self) -> dict[str, Any]:
         """The declaration as plain values, without secrets."""
-        values = {name: getattr(self, name) for name in signature(self._declaring_class()).parameters}
-        return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+        values = {
+            name: getattr(self, name) for name in signature(self._declaring_class()).parameters
+        }
+        return {
+            name: list(value) if isinstance(value, tuple) else value
+            for name, value in values.items()
+        }
 
     def __reduce__(self) -> tuple[Any, ...]:
         base = self._declaring_class()
@@ -720,10 +850,11 @@ F = TypeVar("F")
 
 
 def reduce_function(function: F, base: type[F], settings: dict[str, Any]) -> tuple[Any, ...]:
-    """Return what `__reduce__` must return for a function declared by `settings`, the arguments of `base.__init__`.
+    """Return what `__reduce__` must return for a function declared by `settings`, the arguments of
+    `base.__init__`.
 
-    Unpickling keeps its class, which may be a subclass of `base`, and the attributes that the subclass adds. It does
-    not call the subclass's `__init__`, which may take other arguments.
+    Unpickling keeps its class, which may be a subclass of `base`, and the attributes that the
+    subclass adds. It does not call the subclass's `__init__`, which may take other arguments.
     """
     known = vars(rebuild_function(base, base, settings))
     own = {name: value for name, value in vars(function).items() if name not in known}
@@ -737,18 +868,23 @@ def rebuild_function(kind: type[F], base: type[F], settings: dict[str, Any]) -> 
 
 
 def is_record_rejected(problem: Problem) -> bool:
-    """Whether an entry was rejected for its content, as far as the error tells: then it can become a dead letter.
+    """Whether an entry was rejected for its content, as far as the error tells: then it can become
+    a dead letter.
 
-    Other errors may affect the next record too: an unreachable store, a rejected login, a bug in a function. They fail
-    the batch, which can be run again once the cause is fixed.
+    Other errors may affect the next record too: an unreachable store, a rejected login, a bug in a
+    function. They fail the batch, which can be run again once the cause is fixed.
     """
     if problem.state is State.MISSING:
         return True
-    return problem.state is State.REFUSED and not problem.of_request and _is_data_error(problem.error)
+    return (
+        problem.state is State.REFUSED and not problem.of_request and _is_data_error(problem.error)
+    )
 
 
 def is_retryable(problem: Problem) -> bool:
-    """Whether the entry can be sent again, now or with its batch: it was not skipped or rejected for its content."""
+    """Whether the entry can be sent again, now or with its batch: it was not skipped or rejected
+    for its content.
+    """
     return problem.state is not State.SKIPPED and not is_record_rejected(problem)
 
 

@@ -1,7 +1,7 @@
 """Metrics of tables, which add up over tasks and batches.
 
-`Meter` counts what a table's layers do, `TableMetrics` holds the counts, and hooks such as `PrometheusTables` receive
-them.
+`Meter` counts what a table's layers do, `TableMetrics` holds the counts, and hooks such as
+`PrometheusTables` receive them.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _PER_DOUBLING = 8
 def bucket_end(bucket: int) -> float:
     """The upper bound, exclusive, of a histogram's bucket, given its number.
 
-    Between a power of two and the next there are eight buckets of equal width, so a bucket's bounds differ by at most
-    an eighth.
+    Between a power of two and the next there are eight buckets of equal width, so a bucket's bounds
+    differ by at most an eighth.
     """
     exponent, part = divmod(bucket, _PER_DOUBLING)
     return float((_PER_DOUBLING + part + 1) / (2 * _PER_DOUBLING) * 2.0**exponent)
@@ -66,12 +66,16 @@ class Histogram:
         return Histogram(buckets, self.total + other.total, max(self.greatest, other.greatest))
 
     def __sub__(self, other: Histogram) -> Histogram:
-        """The values added since `other`, an earlier state of this histogram; the maximum stays that of all values."""
+        """The values added since `other`, an earlier state of this histogram; the maximum stays
+        that of all values.
+        """
         buckets = dict(Counter(self.buckets) - Counter(other.buckets))
         return Histogram(buckets, self.total - other.total, self.greatest)
 
     def percentile(self, percent: float) -> float:
-        """The value that `percent` % of the values do not exceed, at most an eighth too great; 0 without values."""
+        """The value that `percent` % of the values do not exceed, at most an eighth too great; 0
+        without values.
+        """
         left = self.count * percent / 100
         for bucket in sorted(self.buckets):
             left -= self.buckets[bucket]
@@ -85,9 +89,11 @@ _PERCENTILES = (50, 95, 99)
 
 @dataclass(frozen=True, slots=True)
 class TableMetrics:
-    """What was done with a table since this object of it was created; counts are of records unless stated otherwise.
+    """What was done with a table since this object of it was created; counts are of records unless
+    stated otherwise.
 
-    `defaults_put` never counts a default twice, but may miss one that the store inserted without the reply arriving.
+    `defaults_put` never counts a default twice, but may miss one that the store inserted without
+    the reply arriving.
     """
 
     reads: int = 0  # keys requested
@@ -95,14 +101,18 @@ class TableMetrics:
     writes: int = 0  # whole records put by the caller
     deletes: int = 0
     updates: int = 0  # updates applied
-    skipped: int = 0  # writes whose condition failed: the store has a newer record, or has applied them already
-    compacted: int = 0  # writes that were done without being sent, because others of their key were (compact batches)
+    # writes whose condition failed: the store has a newer record, or has applied them already
+    skipped: int = 0
+    # writes that were done without being sent, because others of their key were (compact batches)
+    compacted: int = 0
     defaults_put: int = 0  # records created from a default
     cache_hits: int = 0  # keys whose record, or absence, was cached
     cache_misses: int = 0
     cache_evictions: int = 0  # records evicted for lack of space
     requests: int = 0  # requests to the store, without retries
-    successes: int = 0  # of these, those after which no entry was given up; a missing record is no failure
+    successes: int = (
+        0  # of these, those after which no entry was given up; a missing record is no failure
+    )
     retries: int = 0  # retried requests
     failures: int = 0  # of `requests`, those of which an entry was given up
     given_up: int = 0  # entries that had failed, or had an unknown outcome, when retries ended
@@ -126,7 +136,9 @@ class TableMetrics:
         return {name: value for name, value in self._by_name().items() if type(value) is int}
 
     def to_dict(self) -> dict[str, int | float]:
-        """All counts and seconds by name, with mean, percentiles and maximum of each histogram that has values."""
+        """All counts and seconds by name, with mean, percentiles and maximum of each histogram
+        that has values.
+        """
         numbers: dict[str, int | float] = {}
         for name, value in self._by_name().items():
             if not isinstance(value, Histogram):
@@ -144,17 +156,23 @@ class TableMetrics:
 
 
 class Meter:
-    """Counts what one `RemoteTable` does in one process. Thread-safe; counting takes well under a microsecond."""
+    """Counts what one `RemoteTable` does in one process. Thread-safe; counting takes well under
+    a microsecond.
+    """
 
     __slots__ = ("_counting", "_counts", "_reads", "_sizes", "_writes")
 
     def __init__(self) -> None:
         self._counting = threading.Lock()
-        self._counts: dict[str, Any] = {f.name: f.default for f in fields(TableMetrics) if f.type != "Histogram"}
+        self._counts: dict[str, Any] = {
+            f.name: f.default for f in fields(TableMetrics) if f.type != "Histogram"
+        }
         self._reads, self._writes, self._sizes = Histogram(), Histogram(), Histogram()
 
     def add(self, name: str, amount: float = 1, present: int = 0) -> None:
-        """Add to one count of `TableMetrics`, by name; for reads also the number of keys with a record (`present`)."""
+        """Add to one count of `TableMetrics`, by name; for reads also the number of keys with a
+        record (`present`).
+        """
         with self._counting:
             self._counts[name] += amount
             if present:
@@ -177,7 +195,9 @@ class Meter:
         """The current counts."""
         with self._counting:
             reads, writes, sizes = self._reads.copy(), self._writes.copy(), self._sizes.copy()
-            return TableMetrics(**self._counts, read_seconds=reads, write_seconds=writes, batch_sizes=sizes)
+            return TableMetrics(
+                **self._counts, read_seconds=reads, write_seconds=writes, batch_sizes=sizes
+            )
 
 
 logger = logging.getLogger(__name__)
@@ -187,12 +207,14 @@ logger = logging.getLogger(__name__)
 class MetricsHook(Protocol):
     """Receives what tables have done.
 
-    A table in this process reports when it is flushed or closed. What a run's Spark tasks did with a table is reported
-    in the run's process, at the end of the operator that uses the table.
+    A table in this process reports when it is flushed or closed. What a run's Spark tasks did with
+    a table is reported in the run's process, at the end of the operator that uses the table.
     """
 
     def report(self, table: str, metrics: TableMetrics) -> None:
-        """Receive what `table` has done since its last report. May be called from several threads."""
+        """Receive what `table` has done since its last report. May be called from several
+        threads.
+        """
         ...
 
 
@@ -217,7 +239,9 @@ def has_metrics_hooks() -> bool:
 
 
 def report_metrics(table: str, metrics: TableMetrics) -> None:
-    """Call `report` of all hooks. A hook's error is logged and not raised, since the table's work is done."""
+    """Call `report` of all hooks. A hook's error is logged and not raised, since the table's
+    work is done.
+    """
     for hook in tuple(_HOOKS):
         try:
             hook.report(table, metrics)
@@ -225,8 +249,8 @@ def report_metrics(table: str, metrics: TableMetrics) -> None:
             logger.exception("The metrics of table %s did not reach %r.", table, hook)
 
 
-# Prometheus' bounds are also bounds of our buckets, so counts are exact: seconds from 0.1 ms to 2 min, entries up to
-# a million.
+# Prometheus' bounds are also bounds of our buckets, so counts are exact: seconds from 0.1 ms to 2
+# min, entries up to a million.
 _SECONDS = tuple(2.0**exponent for exponent in range(-13, 8))
 _ENTRIES = tuple(2.0**exponent for exponent in range(21))
 
@@ -237,8 +261,9 @@ class PrometheusTables:
 
         report_tables_to(PrometheusTables())   # served by prometheus_client.start_http_server(9000)
 
-    Counts are `adjunct_table_<count>_total`, waits `adjunct_table_<wait>_seconds_total`, and the histograms
-    `adjunct_table_attempt_seconds` (by kind, read or write) and `adjunct_table_attempt_entries`; the label is `table`.
+    Counts are `adjunct_table_<count>_total`, waits `adjunct_table_<wait>_seconds_total`, and the
+    histograms `adjunct_table_attempt_seconds` (by kind, read or write) and
+    `adjunct_table_attempt_entries`; the label is `table`.
     """
 
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
@@ -248,7 +273,10 @@ class PrometheusTables:
         if registry is None:
             registry = prometheus_client.REGISTRY
         if not isinstance(registry, prometheus_client.CollectorRegistry):
-            what = f"PrometheusTables got registry={registry!r}; expected a CollectorRegistry, or None."
+            what = (
+                f"PrometheusTables got registry={registry!r}; expected a CollectorRegistry, or"
+                " None."
+            )
             raise ConfigurationError(what, argument="registry")
         registry.register(self)
 
@@ -257,7 +285,9 @@ class PrometheusTables:
             self._totals[table] = self._totals.get(table, TableMetrics()) + metrics
 
     def describe(self) -> list[Any]:
-        """Return no metrics: when the registry calls this, at registration, no table has reported."""
+        """Return no metrics: when the registry calls this, at registration, no table has
+        reported.
+        """
         return []
 
     def collect(self) -> Iterator[Any]:
@@ -270,16 +300,23 @@ class PrometheusTables:
             if member.type == "Histogram":
                 continue
             name = f"{member.name}_seconds" if member.type == "float" else member.name
-            family = CounterMetricFamily(f"adjunct_table_{name}", member.name.replace("_", " "), labels=["table"])
+            family = CounterMetricFamily(
+                f"adjunct_table_{name}", member.name.replace("_", " "), labels=["table"]
+            )
             for table, metrics in totals.items():
                 family.add_metric([table], getattr(metrics, member.name))
             yield family
         seconds = HistogramMetricFamily(
             "adjunct_table_attempt_seconds", "attempts at the store", labels=["table", "kind"]
         )
-        entries = HistogramMetricFamily("adjunct_table_attempt_entries", "entries of an attempt", labels=["table"])
+        entries = HistogramMetricFamily(
+            "adjunct_table_attempt_entries", "entries of an attempt", labels=["table"]
+        )
         for table, metrics in totals.items():
-            for kind, histogram in (("read", metrics.read_seconds), ("write", metrics.write_seconds)):
+            for kind, histogram in (
+                ("read", metrics.read_seconds),
+                ("write", metrics.write_seconds),
+            ):
                 seconds.add_metric([table, kind], _cumulative(histogram, _SECONDS), histogram.total)
             sizes = metrics.batch_sizes
             entries.add_metric([table], _cumulative(sizes, _ENTRIES), sizes.total)
@@ -293,5 +330,8 @@ def _cumulative(histogram: Histogram, ends: tuple[float, ...]) -> list[tuple[str
     A value equal to a bound counts as above it.
     """
     counts: Mapping[int, int] = histogram.buckets
-    below = [(str(end), float(sum(n for bucket, n in counts.items() if bucket_end(bucket) <= end))) for end in ends]
+    below = [
+        (str(end), float(sum(n for bucket, n in counts.items() if bucket_end(bucket) <= end)))
+        for end in ends
+    ]
     return [*below, ("+Inf", float(histogram.count))]

@@ -1,11 +1,13 @@
-"""`Operation`: one request to a table, which every layer receives and passes on, and its `Outcomes`.
+"""`Operation`: one request to a table, which every layer receives and passes on, and its
+`Outcomes`.
 
     RemoteTable -> cache -> batch and order -> update contract -> retry -> rate -> function
     Operation(kind, entries, args)  --send-->  Outcomes, one for each entry
 
-Entries are columns (one sequence of keys, one of records and so on), so a layer that does not touch them costs the same
-for one entry as for a thousand. `RowEntries` holds Python values; `ArrowEntries` (`arrow.py`) holds an Arrow batch, and
-makes Python values of a column on first use. An entry without a problem is done and takes no space in the outcomes.
+Entries are columns (one sequence of keys, one of records and so on), so a layer that does not touch
+them costs the same for one entry as for a thousand. `RowEntries` holds Python values;
+`ArrowEntries` (`arrow.py`) holds an Arrow batch, and makes Python values of a column on first use.
+An entry without a problem is done and takes no space in the outcomes.
 """
 
 from __future__ import annotations
@@ -77,10 +79,11 @@ class Changes:
     """What an update does to columns; a plain mapping is the same as `Changes(set=mapping)`.
 
     - `set`: sets columns to values; None sets null.
-    - `add`: adds numbers to columns; a null or missing column counts as 0. None adds nothing. For a JSON column it is a
-      mapping, whose members replace those of the same names and leave the others.
-    - `append`: appends values to list columns; a null or missing column counts as empty. Each value is a list; None or
-      an empty list appends nothing.
+    - `add`: adds numbers to columns; a null or missing column counts as 0. None adds nothing. For a
+      JSON column it is a mapping, whose members replace those of the same names and leave the
+      others.
+    - `append`: appends values to list columns; a null or missing column counts as empty. Each value
+      is a list; None or an empty list appends nothing.
     - `remove`: sets columns to null, or removes them from records whose store has no fixed columns.
 
     Each column is named in only one of the four.
@@ -93,7 +96,10 @@ class Changes:
 
     def __post_init__(self) -> None:
         if isinstance(self.remove, str):
-            problem = f"Changes(remove={self.remove!r}): expected a sequence of column names, not one string."
+            problem = (
+                f"Changes(remove={self.remove!r}): expected a sequence of column names, not one"
+                " string."
+            )
             raise ConfigurationError(problem, f"Write remove=[{self.remove!r}].", argument="remove")
 
     @property
@@ -111,7 +117,9 @@ E = TypeVar("E", bound=BaseException)
 
 
 def causes(error: BaseException) -> Iterator[BaseException]:
-    """Yield the error, then what it was raised from or during, and the members of groups, outermost first."""
+    """Yield the error, then what it was raised from or during, and the members of groups,
+    outermost first.
+    """
     seen: set[int] = set()
     waiting = [error]
     while waiting:
@@ -129,31 +137,50 @@ def causes(error: BaseException) -> Iterator[BaseException]:
 
 
 def first_cause(error: BaseException, kind: type[E]) -> E | None:
-    """The first error of this kind that `causes` yields: the error itself or its outermost cause; or None."""
+    """The first error of this kind that `causes` yields: the error itself or its outermost
+    cause; or None.
+    """
     return next((cause for cause in causes(error) if isinstance(cause, kind)), None)
 
 
 def key_columns(table: str, key: str | Sequence[str]) -> tuple[str, ...]:
     """The names of a table's key columns, in order."""
-    names: tuple[Any, ...] = (key,) if isinstance(key, str) else tuple(key) if isinstance(key, list | tuple) else ()
-    if not names or not all(isinstance(name, str) and name for name in names) or len(set(names)) < len(names):
-        problem = f"table {table}: key={key!r} is not a column name, or a list of one or more different column names."
+    names: tuple[Any, ...] = (
+        (key,) if isinstance(key, str) else tuple(key) if isinstance(key, list | tuple) else ()
+    )
+    if (
+        not names
+        or not all(isinstance(name, str) and name for name in names)
+        or len(set(names)) < len(names)
+    ):
+        problem = (
+            f"table {table}: key={key!r} is not a column name, or a list of one or more different"
+            " column names."
+        )
         raise ConfigurationError(
-            problem, "Pass the name of the key column, or a list of the names in order.", argument="key", table=table
+            problem,
+            "Pass the name of the key column, or a list of the names in order.",
+            argument="key",
+            table=table,
         )
     return names
 
 
-def key_reorderer(store: str, own: Sequence[str], given: Sequence[str]) -> Callable[[Any], Any] | None:
-    """Return the function that reorders keys from `given` column order to `own`; None if the orders are equal.
+def key_reorderer(
+    store: str, own: Sequence[str], given: Sequence[str]
+) -> Callable[[Any], Any] | None:
+    """Return the function that reorders keys from `given` column order to `own`; None if the orders
+    are equal.
 
-    An empty `given` means the store's own order. ConfigurationError if the columns differ, SchemaMismatchError for a
-    key that is not a tuple of the right length.
+    An empty `given` means the store's own order. ConfigurationError if the columns differ,
+    SchemaMismatchError for a key that is not a tuple of the right length.
     """
     if not given or list(given) == list(own):
         return None
     if sorted(given) != sorted(own):
-        problem = f"{store} has the key {', '.join(own)}, but the request's key is {', '.join(given)}."
+        problem = (
+            f"{store} has the key {', '.join(own)}, but the request's key is {', '.join(given)}."
+        )
         step = "Declare the same key columns for the table and for its function."
         raise ConfigurationError(problem, step, argument="key")
     places = [list(given).index(name) for name in own]
@@ -186,7 +213,9 @@ class UpdateContract(Enum):
 
 @dataclass(frozen=True, slots=True)
 class UpdateMessage(Generic[U, V]):
-    """An update (`update`), and the whole record to apply it to (`default`) if the table has no record of the key."""
+    """An update (`update`), and the whole record to apply it to (`default`) if the table has no
+    record of the key.
+    """
 
     update: U
     default: V | None = None
@@ -208,9 +237,12 @@ class OperationKind(Enum):
     PUT = "put"  # make `value` the record; None deletes (functions receive a delete)
     PUT_IF_ABSENT = "put-if-absent"  # make `value` the record if there is none
     DELETE = "delete"
-    UPDATE = "update"  # apply `value` to the record; if there is none, to its `default`; without one, it is MISSING
+    # apply `value` to the record; if there is none, to its `default`; without one, it is MISSING
+    UPDATE = "update"
 
-    __hash__ = object.__hash__  # by identity; Enum's own is a Python call for each dictionary lookup
+    __hash__ = (
+        object.__hash__
+    )  # by identity; Enum's own is a Python call for each dictionary lookup
 
     @property
     def writes(self) -> bool:
@@ -223,8 +255,9 @@ _REPLAY = re.compile(r"~\d+$")
 class Mark(NamedTuple):
     """The position of an entry's message in its source, which identifies replays and late records.
 
-    `source` is a stream's partition ("lake.flights.3"), with "~5" appended for what the bounded replay of epoch 5 reads
-    in addition. Later messages of a source have a greater `position` (`position_of`), which stores compare as text.
+    `source` is a stream's partition ("lake.flights.3"), with "~5" appended for what the bounded
+    replay of epoch 5 reads in addition. Later messages of a source have a greater `position`
+    (`position_of`), which stores compare as text.
     """
 
     source: str
@@ -232,7 +265,9 @@ class Mark(NamedTuple):
 
     @property
     def tie(self) -> str:
-        """The text that orders messages with equal times: source, offset and ordinal, but not epoch or replay."""
+        """The text that orders messages with equal times: source, offset and ordinal, but not
+        epoch or replay.
+        """
         return f"{_REPLAY.sub('', self.source)} {self.position.partition(':')[2]}"
 
 
@@ -262,7 +297,9 @@ class Entries(Protocol[K_co]):
 
     @property
     def defaults(self) -> Sequence[Any] | None:
-        """For updates, each message's default, or None if it has none; None if no message has one."""
+        """For updates, each message's default, or None if it has none; None if no message has
+        one.
+        """
         ...
 
     @property
@@ -272,7 +309,9 @@ class Entries(Protocol[K_co]):
 
     @property
     def newest(self) -> Sequence[Any] | None:
-        """The time of each message, which `Conditions.newest_by` compares; a delete has no record that contains it."""
+        """The time of each message, which `Conditions.newest_by` compares; a delete has no
+        record that contains it.
+        """
         ...
 
     def __len__(self) -> int: ...
@@ -320,11 +359,17 @@ class RowEntries(Generic[K_co]):
         return self._map_columns(lambda column: [column[index] for index in indices])
 
     def part(self, start: int, end: int) -> RowEntries[K_co]:
-        return self if start == 0 and end >= len(self.keys) else self._map_columns(lambda column: column[start:end])
+        return (
+            self
+            if start == 0 and end >= len(self.keys)
+            else self._map_columns(lambda column: column[start:end])
+        )
 
     def _map_columns(self, pick: Callable[[Sequence[Any]], Sequence[Any]]) -> RowEntries[K_co]:
         others = (self.values, self.defaults, self.marks, self.newest)
-        return RowEntries(pick(self.keys), *(None if column is None else pick(column) for column in others))
+        return RowEntries(
+            pick(self.keys), *(None if column is None else pick(column) for column in others)
+        )
 
     def without_defaults(self) -> RowEntries[K_co]:
         return self if self.defaults is None else replace(self, defaults=None)
@@ -333,7 +378,11 @@ class RowEntries(Generic[K_co]):
         kinds = set(map(type, self.keys))
         if not any(kind is NoneType or issubclass(kind, tuple) for kind in kinds):
             return None
-        nulls = (p for p, key in enumerate(self.keys) if key is None or (isinstance(key, tuple) and None in key))
+        nulls = (
+            p
+            for p, key in enumerate(self.keys)
+            if key is None or (isinstance(key, tuple) and None in key)
+        )
         return next(nulls, None)
 
     def null_value(self) -> int | None:
@@ -348,7 +397,9 @@ class RowEntries(Generic[K_co]):
 
 
 def estimate_bytes(value: object) -> int:
-    """Estimate the bytes of a value when sent: one per character of text, 8 for a number, containers by content."""
+    """Estimate the bytes of a value when sent: one per character of text, 8 for a number,
+    containers by content.
+    """
     if isinstance(value, str | bytes | bytearray | memoryview):
         return len(value)
     if isinstance(value, Mapping):
@@ -362,18 +413,22 @@ def estimate_bytes(value: object) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
-    """What the store checks in the same request as the write; an entry that fails the check is skipped.
+    """What the store checks in the same request as the write; an entry that fails the check is
+    skipped.
 
-    `newest_by` names the column whose greatest value wins: an entry is applied if the store has no newer one. Equal
-    times are ordered by `Mark.tie`, and an entry equal in both is applied again. `idempotent` stores, next to the
-    record, the greatest position applied from each source, and skips entries up to it. With either, a delete leaves its
-    mark behind (a tombstone), so that an older entry that arrives later does not restore the record.
+    `newest_by` names the column whose greatest value wins: an entry is applied if the store has no
+    newer one. Equal times are ordered by `Mark.tie`, and an entry equal in both is applied again.
+    `idempotent` stores, next to the record, the greatest position applied from each source, and
+    skips entries up to it. With either, a delete leaves its mark behind (a tombstone), so that an
+    older entry that arrives later does not restore the record.
 
-    With both, a late update is not lost: what it adds or appends is applied, once, to an existing record
-    (`Operation.applies_late_changes`). What it sets, removes, or adds to JSON is skipped, since a newer value is there.
+    With both, a late update is not lost: what it adds or appends is applied, once, to an existing
+    record (`Operation.applies_late_changes`). What it sets, removes, or adds to JSON is skipped,
+    since a newer value is there.
 
-    `keeps_marks` is no condition: it says that the table is idempotent, but that these entries have no marks, as in a
-    direct call. A store that keeps marks in the record itself must leave those of earlier messages there.
+    `keeps_marks` is no condition: it says that the table is idempotent, but that these entries have
+    no marks, as in a direct call. A store that keeps marks in the record itself must leave those of
+    earlier messages there.
     """
 
     newest_by: str | None = None
@@ -388,15 +443,17 @@ class Conditions:
 class Operation(Generic[K_co]):
     """One request: a kind, its entries, and the caller's arguments for the function.
 
-    A key may occur several times; its entries take effect in order. `key` names the columns of tuple keys in their
-    order, so that a store with another order can rearrange them; if empty, it is the store's order. `contract` says
-    whether updates may create records from their defaults; below the contract layer, entries have only defaults that
-    may be used. `rerun` says that the sender repeats its whole batch if an entry is given up. Until then, later entries
-    of that key and source must not be applied (see `send_unblocked`): the store would take the repeated entry for an
-    old one and skip it. `fence` is that of the run that writes, None for a plain call: a function that sends several
-    requests calls `check_fence` before each. `fenced` says that the store refuses the write, in its own request, if it
-    knows a later epoch of the application. `may_create` is false if the run has created a missing table before
-    (`TableFunction.begin_run`): one that is missing now was dropped.
+    A key may occur several times; its entries take effect in order. `key` names the columns of
+    tuple keys in their order, so that a store with another order can rearrange them; if empty, it
+    is the store's order. `contract` says whether updates may create records from their defaults;
+    below the contract layer, entries have only defaults that may be used. `rerun` says that the
+    sender repeats its whole batch if an entry is given up. Until then, later entries of that key
+    and source must not be applied (see `send_unblocked`): the store would take the repeated entry
+    for an old one and skip it. `fence` is that of the run that writes, None for a plain call: a
+    function that sends several requests calls `check_fence` before each. `fenced` says that the
+    store refuses the write, in its own request, if it knows a later epoch of the application.
+    `may_create` is false if the run has created a missing table before (`TableFunction.begin_run`):
+    one that is missing now was dropped.
     """
 
     kind: OperationKind
@@ -409,27 +466,36 @@ class Operation(Generic[K_co]):
     fence: Fence | None = field(default=None, compare=False, repr=False)
     fenced: bool = field(default=False, compare=False, repr=False)
     may_create: bool = field(default=True, compare=False, repr=False)
-    count: int = field(init=False, repr=False, compare=False)  # number of entries; every layer needs it
+    count: int = field(
+        init=False, repr=False, compare=False
+    )  # number of entries; every layer needs it
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "count", len(self.entries) if hasattr(self.entries, "__len__") else 0)
+        object.__setattr__(
+            self, "count", len(self.entries) if hasattr(self.entries, "__len__") else 0
+        )
 
     def __len__(self) -> int:
         return self.count
 
     @property
     def applies_late_changes(self) -> bool:
-        """Whether an update that is late, and was not applied before, still adds numbers and appends to lists.
+        """Whether an update that is late, and was not applied before, still adds numbers and
+        appends to lists.
 
-        If it does, its mark is stored; what it sets is skipped. A late update that only sets changes nothing, and no
-        mark is stored.
+        If it does, its mark is stored; what it sets is skipped. A late update that only sets
+        changes nothing, and no mark is stored.
         """
         return (
-            self.kind is OperationKind.UPDATE and self.conditions.idempotent and self.conditions.newest_by is not None
+            self.kind is OperationKind.UPDATE
+            and self.conditions.idempotent
+            and self.conditions.newest_by is not None
         )
 
     async def check_fence(self) -> None:
-        """Raise RunLeaseLostError if the run that writes may have lost its lease; do nothing for a plain call."""
+        """Raise RunLeaseLostError if the run that writes may have lost its lease; do nothing for
+        a plain call.
+        """
         if self.fence is not None:
             await self.fence.check_in_thread()
 
@@ -439,7 +505,9 @@ class Operation(Generic[K_co]):
 
 
 def are_same_args(one: Sequence[object], other: Sequence[object]) -> bool:
-    """Whether two calls have the same arguments; objects other than plain values are compared by identity."""
+    """Whether two calls have the same arguments; objects other than plain values are compared by
+    identity.
+    """
     return one is other or (
         len(one) == len(other)
         and all(
@@ -456,9 +524,13 @@ _NONE: Mapping[int, Problem] = MappingProxyType({})
 class State(Enum):
     """Why an entry has a `Problem`: an entry that was applied or read has none."""
 
-    SKIPPED = "skipped"  # its condition failed: the store has a newer record, or has applied it already. No error
-    MISSING = "missing"  # an update whose key has no record, and which has no default that may be used
-    REFUSED = "refused"  # rejected: it would fail again until somebody changes the entry, the table or its declaration
+    # its condition failed: the store has a newer record, or has applied it already. No error
+    SKIPPED = "skipped"
+    MISSING = (  # an update whose key has no record, and which has no default that may be used
+        "missing"
+    )
+    # rejected: it would fail again until somebody changes the entry, the table or its declaration
+    REFUSED = "refused"
     FAILED = "failed"  # it certainly had no effect, and can be sent again
     UNKNOWN = "unknown"  # it was sent, but not answered: it may have had its effect
 
@@ -482,7 +554,9 @@ class Problem:
 
     @property
     def unsent(self) -> Problem:
-        """The problem of later entries of the key, which are not sent because this entry was given up."""
+        """The problem of later entries of the key, which are not sent because this entry was
+        given up.
+        """
         return replace(self, state=State.FAILED if self.may_pass else State.REFUSED)
 
     @property
@@ -495,7 +569,9 @@ class Problem:
         if isinstance(self.error, AdjunctError):
             return self.error.problem
         return (
-            f"the outcome is {self.state.value}" if self.error is None else f"{type(self.error).__name__}: {self.error}"
+            f"the outcome is {self.state.value}"
+            if self.error is None
+            else f"{type(self.error).__name__}: {self.error}"
         )
 
 
@@ -503,9 +579,10 @@ class Problem:
 class Outcomes:
     """One outcome for each of `count` entries.
 
-    `records` are those that a get found, None where there is none. `problems` maps the index of each entry that is not
-    done to its problem. `defaults_put` counts the records that updates created from defaults. `waited` is the time in
-    seconds spent waiting for the table's rate, which the retry policy does not count.
+    `records` are those that a get found, None where there is none. `problems` maps the index of
+    each entry that is not done to its problem. `defaults_put` counts the records that updates
+    created from defaults. `waited` is the time in seconds spent waiting for the table's rate, which
+    the retry policy does not count.
     """
 
     count: int
@@ -530,9 +607,13 @@ class Outcomes:
         return self.count - len(self.problems)
 
     def with_retried(self, places: Sequence[int], later: Outcomes) -> Outcomes:
-        """Return these outcomes, with those of the entries at the indices `places` replaced by `later`."""
+        """Return these outcomes, with those of the entries at the indices `places` replaced by
+        `later`.
+        """
         again = set(places)
-        problems = {place: problem for place, problem in self.problems.items() if place not in again}
+        problems = {
+            place: problem for place, problem in self.problems.items() if place not in again
+        }
         problems |= {places[place]: problem for place, problem in later.problems.items()}
         records = self.records
         if later.records is not None:
@@ -540,7 +621,11 @@ class Outcomes:
             for place, record in zip(places, later.records, strict=True):
                 records[place] = record
         return Outcomes(
-            self.count, records, problems, self.defaults_put + later.defaults_put, self.waited + later.waited
+            self.count,
+            records,
+            problems,
+            self.defaults_put + later.defaults_put,
+            self.waited + later.waited,
         )
 
 
@@ -558,12 +643,16 @@ def concatenate_outcomes(parts: Iterable[Outcomes]) -> Outcomes:
 L = TypeVar("L", bound=Hashable)
 
 
-def group_preserving_key_order(lanes: Sequence[L], keys: Sequence[Hashable]) -> list[tuple[L, Sequence[int]]]:
-    """Group entries into waves, which are to be sent one after the other; return each wave's lane and entry indices.
+def group_preserving_key_order(
+    lanes: Sequence[L], keys: Sequence[Hashable]
+) -> list[tuple[L, Sequence[int]]]:
+    """Group entries into waves, which are to be sent one after the other; return each wave's lane
+    and entry indices.
 
-    `lanes` has a value for each entry: only entries with equal ones can be sent together. An entry is in the wave of
-    its key's previous entry, after it, or in a later wave, so each key keeps its order. Puts and deletes of different
-    keys make two waves, however they alternate; one key's put, delete and put make three.
+    `lanes` has a value for each entry: only entries with equal ones can be sent together. An entry
+    is in the wave of its key's previous entry, after it, or in a later wave, so each key keeps its
+    order. Puts and deletes of different keys make two waves, however they alternate; one key's put,
+    delete and put make three.
     """
     if not lanes:
         return []
@@ -593,8 +682,8 @@ def group_preserving_key_order(lanes: Sequence[L], keys: Sequence[Hashable]) -> 
 class Layer(Protocol):
     """Sends operations to the layer below, and returns each entry's outcome.
 
-    Problems of single entries are in the outcomes. A raised error means that no entry was sent (an invalid declaration,
-    a null key), or is the caller's cancellation.
+    Problems of single entries are in the outcomes. A raised error means that no entry was sent (an
+    invalid declaration, a null key), or is the caller's cancellation.
     """
 
     async def send(self, operation: Operation[Any]) -> Outcomes: ...
@@ -605,36 +694,51 @@ class Layer(Protocol):
 
 
 async def send_without_problems(
-    operation: Operation[Any], problems: Mapping[int, Problem], send: Callable[[Operation[Any]], Awaitable[Outcomes]]
+    operation: Operation[Any],
+    problems: Mapping[int, Problem],
+    send: Callable[[Operation[Any]], Awaitable[Outcomes]],
 ) -> Outcomes:
-    """Send only the entries whose index is not in `problems`; return the outcomes of all, with those problems."""
+    """Send only the entries whose index is not in `problems`; return the outcomes of all, with
+    those problems.
+    """
     if not problems:
         return await send(operation)
     places = [place for place in range(len(operation)) if place not in problems]
     outcomes = Outcomes(len(operation), problems=problems)
     if not places:
         return outcomes
-    return outcomes.with_retried(places, await send(operation.with_entries(operation.entries.take(places))))
+    return outcomes.with_retried(
+        places, await send(operation.with_entries(operation.entries.take(places)))
+    )
 
 
 def may_have_effect(operation: Operation[Any], error: BaseException) -> bool:
-    """Whether an operation that raised `error` may have had an effect that sending it again would repeat: true for
-    updates, unless the error says that the declaration or the values are invalid.
+    """Whether an operation that raised `error` may have had an effect that sending it again would
+    repeat: true for updates, unless the error says that the declaration or the values are invalid.
     """
-    return operation.kind is OperationKind.UPDATE and not isinstance(error, ConfigurationError | SchemaMismatchError)
+    return operation.kind is OperationKind.UPDATE and not isinstance(
+        error, ConfigurationError | SchemaMismatchError
+    )
 
 
 def may_send_separately(operation: Operation[Any], outcomes: Outcomes) -> bool:
-    """Whether the request was rejected as a whole, so that each caller's entries can be sent in a request of their own.
+    """Whether the request was rejected as a whole, so that each caller's entries can be sent in a
+    request of their own.
 
-    False for an error about the table itself, which each of them would get, and for updates, if some may have had an
-    effect.
+    False for an error about the table itself, which each of them would get, and for updates, if
+    some may have had an effect.
     """
     problem = outcomes.problems.get(0)
-    if problem is None or problem.state is not State.REFUSED or not problem.of_request or problem.error is None:
+    if (
+        problem is None
+        or problem.state is not State.REFUSED
+        or not problem.of_request
+        or problem.error is None
+    ):
         return False
     if operation.kind is OperationKind.UPDATE and (
-        outcomes.done or not all(p.of_request and p.state is State.REFUSED for p in outcomes.problems.values())
+        outcomes.done
+        or not all(p.of_request and p.state is State.REFUSED for p in outcomes.problems.values())
     ):
         return False
     of_table = isinstance(problem.error, ConfigurationError | TableAccessError)
@@ -645,14 +749,16 @@ def may_send_separately(operation: Operation[Any], outcomes: Outcomes) -> bool:
 class Capabilities:
     """What a function can do beyond single puts, deletes and gets; planning rejects anything else.
 
-    `changes` are the parts of `Changes` that its updates take. `largest` is the greatest number of entries in a
-    request.
+    `changes` are the parts of `Changes` that its updates take. `largest` is the greatest number of
+    entries in a request.
     """
 
     updates: bool = False
     changes: frozenset[str] = frozenset()
     puts_if_absent: bool = False
-    updates_with_defaults: bool = False  # one request updates the record, or creates it from the default
+    updates_with_defaults: bool = (
+        False  # one request updates the record, or creates it from the default
+    )
     newest_by: bool = False
     idempotent: bool = False
     fenced: bool = False  # refuses writes of a run after a later one has begun: `Operation.fenced`
@@ -677,7 +783,8 @@ T = TypeVar("T")
 def run_blocking(coroutine: Coroutine[Any, Any, T]) -> T:
     """Run the coroutine to its end and return its result.
 
-    If an event loop runs in this thread, it is blocked meanwhile, and the coroutine runs in another thread.
+    If an event loop runs in this thread, it is blocked meanwhile, and the coroutine runs in another
+    thread.
     """
     try:
         asyncio.get_running_loop()
@@ -688,11 +795,13 @@ def run_blocking(coroutine: Coroutine[Any, Any, T]) -> T:
 
 
 class PerLoop(Generic[T]):
-    """Holds one object per event loop, such as connections, locks or workers, and creates it on first use.
+    """Holds one object per event loop, such as connections, locks or workers, and creates it on
+    first use.
 
-    For tables and functions that threads share, each with a loop of its own (as every `BlockingTable` has). `drop`
-    releases the object of a loop that ends without `take`: when `asyncio.run` closes the loop's asynchronous
-    generators, else when another loop asks for its object.
+    For tables and functions that threads share, each with a loop of its own (as every
+    `BlockingTable` has). `drop` releases the object of a loop that ends without `take`: when
+    `asyncio.run` closes the loop's asynchronous generators, else when another loop asks for its
+    object.
     """
 
     def __init__(self, make: Callable[[], T], drop: Callable[[T], object] = lambda _: None) -> None:
@@ -730,7 +839,9 @@ class PerLoop(Generic[T]):
         return mine
 
     def _start_watch(self, loop: asyncio.AbstractEventLoop) -> AsyncGenerator[None]:
-        """Return a generator of the running event loop, which drops the loop's object at its end."""
+        """Return a generator of the running event loop, which drops the loop's object at its
+        end.
+        """
         watch = self._drop_at_end(loop)
         with suppress(StopIteration):
             watch.__anext__().send(None)  # up to its yield

@@ -1,8 +1,9 @@
-"""Whether a table is still the one that was written before: what its store says now, compared with what it said last.
+"""Whether a table is still the one that was written before: what its store says now, compared with
+what it said last.
 
-A store that creates a table gives it an id, and counts the runs of applications that write it, in a row or key of its
-own next to the table (its book-keeping). The lake remembers both. A table that is gone, created again, truncated or
-restored from an older backup differs from that.
+A store that creates a table gives it an id, and counts the runs of applications that write it, in a
+row or key of its own next to the table (its book-keeping). The lake remembers both. A table that is
+gone, created again, truncated or restored from an older backup differs from that.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ ID, RUNS = "id", "runs"
 """The names of the book-keeping's numbers."""
 
 Loss = Literal["gone", "replaced", "truncated", "marks", "older"]
-"""What happened to a table: it is missing; it is another one; its rows or its marks were removed; its rows are older
-than what was written."""
+"""What happened to a table: it is missing; it is another one; its rows or its marks were removed;
+its rows are older than what was written."""
 
 
 @validated
@@ -30,7 +31,8 @@ class Presence:
 
     - `id`: a new one each time that the table is created.
     - `runs`: how many runs of applications have begun to write it.
-    - `rows`: whether it has any. `file`: where they are stored, which changes when they are all removed at once.
+    - `rows`: whether it has any. `file`: where they are stored, which changes when they are all
+      removed at once.
     - `marks`: whether the table with the marks of conditions exists.
     """
 
@@ -50,7 +52,9 @@ NO_TABLE = Presence(exists=False)
 
 
 def find_loss(before: Presence, now: Presence) -> Loss | None:
-    """Return what happened to a table between two looks at it; None if it is the same one, with at least its rows."""
+    """Return what happened to a table between two looks at it; None if it is the same one, with
+    at least its rows.
+    """
     if not before.exists:
         return None
     if not now.exists:
@@ -72,7 +76,9 @@ def is_emptied(before: Presence, now: Presence) -> bool:
 
 
 def merge_presence(before: Presence, now: Presence) -> Presence:
-    """Return what the lake remembers after `now`; two runs may report in another order than they looked."""
+    """Return what the lake remembers after `now`; two runs may report in another order than they
+    looked.
+    """
     if before.id != now.id or before.runs is None or now.runs is None:
         return now
     return before if now.runs < before.runs else now

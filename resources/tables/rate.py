@@ -1,8 +1,8 @@
 """Rate limits of tables: `RateLayer` delays each attempt until the credits it costs are available.
 
-A budget has credits per second for one tag: reads and writes have separate budgets. In plain Python a budget belongs to
-the process; in an application's run the driver hands credits out to its tasks, and leases them from the lake, where all
-runs share them.
+A budget has credits per second for one tag: reads and writes have separate budgets. In plain Python
+a budget belongs to the process; in an application's run the driver hands credits out to its tasks,
+and leases them from the lake, where all runs share them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,12 @@ from weakref import WeakValueDictionary
 from pydantic import Field
 
 from dagster_adjunct.resources.common import StoredDocument, argument_error, check_name
-from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError, RunLeaseLostError, TransientError
+from dagster_adjunct.resources.errors import (
+    AdjunctError,
+    ConfigurationError,
+    RunLeaseLostError,
+    TransientError,
+)
 from dagster_adjunct.resources.tables.functions import is_retryable
 from dagster_adjunct.resources.tables.metrics import Meter
 from dagster_adjunct.resources.tables.operation import (
@@ -35,8 +40,8 @@ from dagster_adjunct.resources.tables.operation import (
 )
 from dagster_adjunct.resources.validation import validated
 
-# Unused credits expire after KEPT_SECONDS, and requests that cost more than arrive within LARGEST_SECONDS are split
-# if possible: so in any 10 s at most 1.1 times the rate is sent.
+# Unused credits expire after KEPT_SECONDS, and requests that cost more than arrive within
+# LARGEST_SECONDS are split if possible: so in any 10 s at most 1.1 times the rate is sent.
 KEPT_SECONDS = 0.5
 LARGEST_SECONDS = 0.25
 
@@ -44,7 +49,9 @@ READ, WRITE = "read", "write"
 
 
 class Budget(NamedTuple):
-    """Credits per second (`rate`) for reads or for writes (`tag`). Tables that declare the same name share it."""
+    """Credits per second (`rate`) for reads or for writes (`tag`). Tables that declare the same
+    name share it.
+    """
 
     name: str
     tag: str
@@ -70,7 +77,10 @@ class CreditSource(Protocol):
 
 def unequal_rates_error(budget: Budget, other: float) -> ConfigurationError:
     """The error for a budget for which another table declares the rate `other`."""
-    problem = f"budget {budget.name!r} is declared with both {other:g} and {budget.rate:g} {budget.tag}s per second."
+    problem = (
+        f"budget {budget.name!r} is declared with both {other:g} and {budget.rate:g} {budget.tag}s"
+        " per second."
+    )
     step = "Give all tables that share the budget the same RateLimit, or use separate budgets."
     return ConfigurationError(problem, step, argument="budget")
 
@@ -79,13 +89,15 @@ _CHECK_SECONDS = 0.25  # how often a waiting caller checks whether its wait has 
 
 
 class TokenBucket:
-    """Credits that arrive at `rate` per second, and expire after half a second (`KEPT_SECONDS`) if they are not spent.
+    """Credits that arrive at `rate` per second, and expire after half a second (`KEPT_SECONDS`) if
+    they are not spent.
 
-    It starts empty: otherwise tasks that live for less than a second would each spend a whole burst, and together
-    exceed their shared rate.
+    It starts empty: otherwise tasks that live for less than a second would each spend a whole
+    burst, and together exceed their shared rate.
 
-    A waiting caller has spent its credits before they arrive. If it is cancelled, callers behind it wait less, and
-    credits that nobody waits for go to the next caller. Event loops of several threads may share a bucket.
+    A waiting caller has spent its credits before they arrive. If it is cancelled, callers behind it
+    wait less, and credits that nobody waits for go to the next caller. Event loops of several
+    threads may share a bucket.
     """
 
     def __init__(self, rate: float, clock: Clock) -> None:
@@ -99,8 +111,8 @@ class TokenBucket:
     async def acquire(self, credits: float) -> None:
         """Wait until `credits` have arrived, and spend them.
 
-        Callers are served in order, except that two whose waits a cancellation shortens may swap if they are at most a
-        quarter of a second apart.
+        Callers are served in order, except that two whose waits a cancellation shortens may swap if
+        they are at most a quarter of a second apart.
         """
         wait = self._take(credits)
         if wait is None:
@@ -151,7 +163,9 @@ class TokenBucket:
 
 @dataclass(eq=False, slots=True)
 class _Wait:
-    """A waiting caller: the credits that it has spent, and the time at which all of them will have arrived (`due`)."""
+    """A waiting caller: the credits that it has spent, and the time at which all of them will
+    have arrived (`due`).
+    """
 
     credits: float
     due: float
@@ -168,7 +182,9 @@ def per_record(operation: Operation[Any], answer: Outcomes | None) -> float:
 
 @validated
 def per_byte(operation: Operation[Any], answer: Outcomes | None) -> float:
-    """Cost about one credit per byte that a write sends or a get returns. A get pays after its answer."""
+    """Cost about one credit per byte that a write sends or a get returns. A get pays after its
+    answer.
+    """
     if answer is not None:
         return sum(map(estimate_bytes, _found_records(answer)))
     return operation.entries.nbytes if operation.kind.writes else 0
@@ -176,20 +192,24 @@ def per_byte(operation: Operation[Any], answer: Outcomes | None) -> float:
 
 @validated
 def per_capacity_unit(operation: Operation[Any], answer: Outcomes | None) -> float:
-    """Cost DynamoDB's capacity units: one per 1 KiB of a written entry, and per 4 KiB of a record that a get returns.
+    """Cost DynamoDB's capacity units: one per 1 KiB of a written entry, and per 4 KiB of a record
+    that a get returns.
 
-    DynamoDB counts the size of the whole record for an update; here only the update's own is known, so it may cost
-    more.
+    DynamoDB counts the size of the whole record for an update; here only the update's own is known,
+    so it may cost more.
     """
     if answer is not None:
         missing = answer.count - len(_found_records(answer))
-        return missing + sum(max(1, ceil(estimate_bytes(record) / 4096)) for record in _found_records(answer))
+        return missing + sum(
+            max(1, ceil(estimate_bytes(record) / 4096)) for record in _found_records(answer)
+        )
     if not operation.kind.writes:
         return 0
     entries = operation.entries
     values = entries.values or [None] * len(entries)
     return sum(
-        max(1, ceil((estimate_bytes(k) + estimate_bytes(v)) / 1024)) for k, v in zip(entries.keys, values, strict=True)
+        max(1, ceil((estimate_bytes(k) + estimate_bytes(v)) / 1024))
+        for k, v in zip(entries.keys, values, strict=True)
     )
 
 
@@ -202,12 +222,14 @@ def _found_records(answer: Outcomes) -> list[Any]:
 class RateLimit:
     """Limits a table's reads and writes, each to a number of credits per second (None: no limit).
 
-    Updates and deletes are writes. In an application the limits hold over all tasks of all runs; in plain Python for
-    one open table. Tables with the same `budget` share it; without one a table has its own.
+    Updates and deletes are writes. In an application the limits hold over all tasks of all runs; in
+    plain Python for one open table. Tables with the same `budget` share it; without one a table has
+    its own.
 
-    `credits` computes the cost of a request: `per_record` by default, `per_byte`, `per_capacity_unit`, or a function of
-    your own. It is called with the operation and None before each attempt. After each get it is called with the
-    operation and its outcomes, and returns what the get costs in addition.
+    `credits` computes the cost of a request: `per_record` by default, `per_byte`,
+    `per_capacity_unit`, or a function of your own. It is called with the operation and None before
+    each attempt. After each get it is called with the operation and its outcomes, and returns what
+    the get costs in addition.
     """
 
     reads_per_second: float | None = None
@@ -219,14 +241,20 @@ class RateLimit:
         for name in ("reads_per_second", "writes_per_second"):
             rate = getattr(self, name)
             if rate is not None and not 0 < rate <= _MAX_CREDITS:
-                raise argument_error(f"{name} is {rate!r:.60}", "a number above 0, or None for no limit", argument=name)
+                raise argument_error(
+                    f"{name} is {rate!r:.60}",
+                    "a number above 0, or None for no limit",
+                    argument=name,
+                )
         if self.budget is not None:
             check_name("budget", self.budget)
 
     def budgets(self, table: str) -> tuple[Budget, ...]:
         """Return the budgets that this table's requests spend."""
         rates = ((READ, self.reads_per_second), (WRITE, self.writes_per_second))
-        return tuple(Budget(self.budget or table, tag, rate) for tag, rate in rates if rate is not None)
+        return tuple(
+            Budget(self.budget or table, tag, rate) for tag, rate in rates if rate is not None
+        )
 
 
 # By name and tag of the budget, which tables of this process share.
@@ -249,7 +277,9 @@ class LocalCredits:
         bucket = self._buckets.get(budget)
         if bucket is None:
             with self._making:
-                bucket = self._buckets[budget] = self._buckets.get(budget) or self._new_bucket(budget)
+                bucket = self._buckets[budget] = self._buckets.get(budget) or self._new_bucket(
+                    budget
+                )
         await bucket.acquire(credits)
 
     def _new_bucket(self, budget: Budget) -> TokenBucket:
@@ -273,9 +303,10 @@ _NO_WAIT = 0.0001  # seconds; a shorter `acquire` did not wait
 class RateLayer:
     """Pays for every attempt from the budget for reads or writes.
 
-    A request that costs more than may be sent at once (`Budget.largest`) is split into parts, which are sent one after
-    the other. After an entry that can be retried, later entries of its key are not sent and get `Problem.unsent`.
-    `source` provides the credits; by default they are this process's own.
+    A request that costs more than may be sent at once (`Budget.largest`) is split into parts, which
+    are sent one after the other. After an entry that can be retried, later entries of its key are
+    not sent and get `Problem.unsent`. `source` provides the credits; by default they are this
+    process's own.
     """
 
     table: str
@@ -289,7 +320,9 @@ class RateLayer:
 
     def __post_init__(self) -> None:
         self._budgets = {budget.tag: budget for budget in self.limit.budgets(self.table)}
-        self._credits = self.source or LocalCredits(self.clock, shared=self.limit.budget is not None)
+        self._credits = self.source or LocalCredits(
+            self.clock, shared=self.limit.budget is not None
+        )
 
     async def send(self, operation: Operation[Any]) -> Outcomes:
         budget = self._budgets.get(READ if operation.kind is OperationKind.GET else WRITE)
@@ -316,7 +349,9 @@ class RateLayer:
             await self._credits.acquire(budget, cost)
         except RunLeaseLostError:
             raise
-        except AdjunctError as error:  # nothing of this part was sent, but earlier parts may have been
+        except (
+            AdjunctError
+        ) as error:  # nothing of this part was sent, but earlier parts may have been
             # Nothing is wrong with the records: they must not become dead letters.
             state = State.FAILED if isinstance(error, TransientError) else State.REFUSED
             return Outcomes.all(len(operation), Problem(state, error, of_request=True))
@@ -342,32 +377,49 @@ class RateLayer:
         wrong: Exception | None = None
         try:
             cost = credits(operation, answer)
-            if not isinstance(cost, bool) and isinstance(cost, int | float) and 0 <= cost <= _MAX_CREDITS:
+            if (
+                not isinstance(cost, bool)
+                and isinstance(cost, int | float)
+                and 0 <= cost <= _MAX_CREDITS
+            ):
                 return cost
             what = f"gave {cost!r:.60}"
         except Exception as error:  # noqa: BLE001 - it is the cause
             what, wrong = f"raised {type(error).__name__}: {error}", error
         problem = f"table {self.table}: credits of the rate limit {what}"
-        step = "a number of credits, 0 or more, for the operation, and after a get also for its outcomes"
+        step = (
+            "a number of credits, 0 or more, for the operation, and after a get also for its"
+            " outcomes"
+        )
         raise argument_error(problem, step, argument="credits", table=self.table) from wrong
 
-    async def _send_in_parts(self, operation: Operation[Any], budget: Budget, cost: float) -> Outcomes:
+    async def _send_in_parts(
+        self, operation: Operation[Any], budget: Budget, cost: float
+    ) -> Outcomes:
         sent: list[Outcomes] = []
         blocked: dict[Any, Problem] = {}  # by key
-        for part, its_cost in list(self._parts(operation, budget, cost)):  # costs are computed before any is sent
+        for part, its_cost in list(
+            self._parts(operation, budget, cost)
+        ):  # costs are computed before any is sent
 
             async def attempt(
                 allowed: Operation[Any], whole: Operation[Any] = part, cost: float = its_cost
             ) -> Outcomes:
                 try:
-                    return await self._attempt(allowed, budget, cost if allowed is whole else self._cost(allowed))
+                    return await self._attempt(
+                        allowed, budget, cost if allowed is whole else self._cost(allowed)
+                    )
                 except ConfigurationError as error:  # earlier parts were sent
                     if allowed is whole:
                         raise
                     return Outcomes.all(len(allowed), Problem(State.REFUSED, error))
 
             keys = part.entries.keys if blocked or operation.kind.writes else ()
-            held = {place: blocked[key] for place, key in enumerate(keys) if key in blocked} if blocked else {}
+            held = (
+                {place: blocked[key] for place, key in enumerate(keys) if key in blocked}
+                if blocked
+                else {}
+            )
             outcomes = await send_without_problems(part, held, attempt)
             sent.append(outcomes)
             for place, problem in outcomes.problems.items() if operation.kind.writes else ():
@@ -375,8 +427,12 @@ class RateLayer:
                     blocked.setdefault(keys[place], problem.unsent)
         return concatenate_outcomes(sent)
 
-    def _parts(self, operation: Operation[Any], budget: Budget, cost: float) -> Iterator[tuple[Operation[Any], float]]:
-        """Yield the parts of an operation and their costs: each may be sent at once, or is a single entry."""
+    def _parts(
+        self, operation: Operation[Any], budget: Budget, cost: float
+    ) -> Iterator[tuple[Operation[Any], float]]:
+        """Yield the parts of an operation and their costs: each may be sent at once, or is a
+        single entry.
+        """
         count = len(operation)
         size = ceil(count / ceil(cost / budget.largest))
         for start in range(0, count, size):
@@ -392,15 +448,16 @@ class RateLayer:
 MAX_AHEAD_SECONDS = 1.0
 # A run that has not asked for a lease for this long needs no credits, or is dead.
 _ACTIVE_SECONDS = 2.0
-# The shortest lease: a shorter one is not worth its request to the store, so less is raised to this if possible.
+# The shortest lease: a shorter one is not worth its request to the store, so less is raised to this
+# if possible.
 _MIN_LEASE_SECONDS = 0.01
 
 
 class RunShare(StoredDocument):
     """What a budget's timeline knows of a run.
 
-    `at` is when it last asked for a lease, on the timeline; `share` the part of the rate that it could use (0 to 1);
-    `rate` what it declares, in credits per second.
+    `at` is when it last asked for a lease, on the timeline; `share` the part of the rate that it
+    could use (0 to 1); `rate` what it declares, in credits per second.
     """
 
     at: float
@@ -411,8 +468,8 @@ class RunShare(StoredDocument):
 class SharedTimeline(StoredDocument):
     """The document in the lake by which runs share a budget.
 
-    Times are in seconds. `now` is the latest time that any run has had; credits that arrive until `through` are leased.
-    `nonce` differs in each version of the document.
+    Times are in seconds. `now` is the latest time that any run has had; credits that arrive until
+    `through` are leased. `nonce` differs in each version of the document.
     """
 
     format: Literal[1] = 1
@@ -424,7 +481,8 @@ class SharedTimeline(StoredDocument):
 
 @dataclass(frozen=True, slots=True)
 class LeaseInterval:
-    """A leased interval of time, in seconds: what arrives from `start` to `end` may be spent. The start may be past.
+    """A leased interval of time, in seconds: what arrives from `start` to `end` may be spent. The
+    start may be past.
 
     `lease_credits` returns it relative to `now`, `BudgetLeases.lease` on its own clock.
     """
@@ -435,7 +493,9 @@ class LeaseInterval:
 
 @dataclass(frozen=True, slots=True)
 class LeaseRequest:
-    """What a run asks for: credits for this many seconds, and the share of the rate that it expects to use (0 to 1)."""
+    """What a run asks for: credits for this many seconds, and the share of the rate that it
+    expects to use (0 to 1).
+    """
 
     seconds: float
     share: float
@@ -446,11 +506,16 @@ def lease_credits(
 ) -> tuple[SharedTimeline, LeaseInterval | None]:
     """Return the timeline after a run's request, and the leased interval.
 
-    The interval is None if other runs hold nearly everything that may be leased. If not all active runs can have what
-    they expect to use, this one gets its fair part (`divide_fairly`) of what may be leased.
+    The interval is None if other runs hold nearly everything that may be leased. If not all active
+    runs can have what they expect to use, this one gets its fair part (`divide_fairly`) of what may
+    be leased.
     """
     now = max(now, timeline.now)
-    active = {name: other for name, other in timeline.runs.items() if other.at > now - _ACTIVE_SECONDS and name != run}
+    active = {
+        name: other
+        for name, other in timeline.runs.items()
+        if other.at > now - _ACTIVE_SECONDS and name != run
+    }
     runs = {**active, run: RunShare(at=now, share=request.share, rate=rate)}
     wanted = max(request.seconds, _MIN_LEASE_SECONDS)
     # Lease the latest credits that have arrived: older ones would expire before they are spent.

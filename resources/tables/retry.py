@@ -1,5 +1,5 @@
-"""When requests to a table are retried, and after how long: `RetryPolicy` decides, `RetryLayer` retries, and
-`AttemptLayer` limits the time of each attempt.
+"""When requests to a table are retried, and after how long: `RetryPolicy` decides, `RetryLayer`
+retries, and `AttemptLayer` limits the time of each attempt.
 """
 
 from __future__ import annotations
@@ -14,7 +14,12 @@ from time import perf_counter
 from typing import Any, Literal
 
 from dagster_adjunct.resources.common import check_seconds
-from dagster_adjunct.resources.errors import ConfigurationError, RunLeaseLostError, TableError, TableUnavailableError
+from dagster_adjunct.resources.errors import (
+    ConfigurationError,
+    RunLeaseLostError,
+    TableError,
+    TableUnavailableError,
+)
 from dagster_adjunct.resources.tables.functions import ATTEMPT, TimedAttempt
 from dagster_adjunct.resources.tables.metrics import Meter
 from dagster_adjunct.resources.tables.operation import (
@@ -34,10 +39,12 @@ from dagster_adjunct.resources.validation import validated, validated_methods
 @validated
 @dataclass(frozen=True, slots=True)
 class AttemptLayer:
-    """Limits the time of each attempt. It is below the rate layer, so waiting for credits does not count.
+    """Limits the time of each attempt. It is below the rate layer, so waiting for credits does not
+    count.
 
-    After `timeout` seconds (None: never) the request is cancelled and its entries are UNKNOWN: the store may have
-    received it, and may even apply it later. If a function sends one request per entry, each request has this time.
+    After `timeout` seconds (None: never) the request is cancelled and its entries are UNKNOWN: the
+    store may have received it, and may even apply it later. If a function sends one request per
+    entry, each request has this time.
     """
 
     table: str
@@ -59,11 +66,15 @@ class AttemptLayer:
             except TimeoutError:
                 if not limit.expired():
                     raise
-                problem = self._timeout_problem(operation, len(operation), operation.entries.keys[0])
+                problem = self._timeout_problem(
+                    operation, len(operation), operation.entries.keys[0]
+                )
                 outcomes = Outcomes.all(len(operation), problem)
             finally:
                 ATTEMPT.reset(within)
-        self.meter.attempt(operation.kind is not OperationKind.GET, operation.count, perf_counter() - began)
+        self.meter.attempt(
+            operation.kind is not OperationKind.GET, operation.count, perf_counter() - began
+        )
         return outcomes
 
     async def close(self) -> None:
@@ -73,8 +84,8 @@ class AttemptLayer:
         self.meter.add("timeouts")
         entries = "of key" if count == 1 else f"of {count} entries, the first with key"
         late = TableUnavailableError(
-            f"table {self.table}: a {operation.kind.value} {entries} {key!r} had no answer after {self.timeout:g} s "
-            "and was given up.",
+            f"table {self.table}: a {operation.kind.value} {entries} {key!r} had no answer after"
+            f" {self.timeout:g} s and was given up.",
             "Check the store's load, or raise RetryPolicy(timeout=…).",
             table=self.table,
         )
@@ -85,9 +96,11 @@ class AttemptLayer:
 @validated_methods
 @dataclass(frozen=True, slots=True)
 class Backoff:
-    """How long to wait before each retry, in seconds; made by `none`, `fixed`, `random` and `exponential`.
+    """How long to wait before each retry, in seconds; made by `none`, `fixed`, `random` and
+    `exponential`.
 
-    The wait after the n-th failure is `first * growth ** (n - 1)` plus up to `jitter` at random, at most `most`.
+    The wait after the n-th failure is `first * growth ** (n - 1)` plus up to `jitter` at random, at
+    most `most`.
     """
 
     first: float
@@ -99,7 +112,8 @@ class Backoff:
         durations = all(isfinite(seconds) and seconds >= 0 for seconds in (self.first, self.jitter))
         if not (durations and self.most >= self.first and 1 <= self.growth <= 1000):
             raise ConfigurationError(
-                f"{self} can't work: expected 0 <= first <= most, jitter of 0 or more, and a growth from 1 to 1000.",
+                f"{self} can't work: expected 0 <= first <= most, jitter of 0 or more, and a growth"
+                " from 1 to 1000.",
                 argument="backoff",
             )
 
@@ -128,25 +142,32 @@ class Backoff:
         wait = min(self.most, self.first * self.growth ** min(failures - 1, 60))
         if not self.jitter:
             return wait
-        least = min(wait, max(self.first, self.most - self.jitter))  # so that waits that reach `most` are random too
+        least = min(
+            wait, max(self.first, self.most - self.jitter)
+        )  # so that waits that reach `most` are random too
         return least + random.random() * min(self.jitter, self.most - least)
 
 
 @validated
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """Retries with waits that double from `first_wait` to `max_wait`, plus up to `first_wait` at random, or with
-    `backoff`.
+    """Retries with waits that double from `first_wait` to `max_wait`, plus up to `first_wait` at
+    random, or with `backoff`.
 
-    Gives up after `attempts` requests, or before a wait that would end later than `max_total` after the first request;
-    waiting for the table's rate does not count. All times are in seconds. `RetryPolicy(attempts=1)` never retries.
+    Gives up after `attempts` requests, or before a wait that would end later than `max_total` after
+    the first request; waiting for the table's rate does not count. All times are in seconds.
+    `RetryPolicy(attempts=1)` never retries.
 
-    - `timeout`: a request without an answer after this long is given up, and its entries' outcome is unknown.
-    - `retry_if`: a picklable function that decides for each `Problem` whether its entry is retried, instead of the
-      table's function (`is_retriable`). It is not called for missing records and failed conditions, which are answers.
-    - `unknown="fail"`: gives up an update without an answer that would act twice if sent twice (it adds or appends, and
-      the table is not `idempotent`). By default it is sent again, so it is applied at least once.
-    - If the store asks for a pause (Retry-After, throttling), a retry waits at least so long, even beyond `max_wait`.
+    - `timeout`: a request without an answer after this long is given up, and its entries' outcome
+      is unknown.
+    - `retry_if`: a picklable function that decides for each `Problem` whether its entry is retried,
+      instead of the table's function (`is_retriable`). It is not called for missing records and
+      failed conditions, which are answers.
+    - `unknown="fail"`: gives up an update without an answer that would act twice if sent twice (it
+      adds or appends, and the table is not `idempotent`). By default it is sent again, so it is
+      applied at least once.
+    - If the store asks for a pause (Retry-After, throttling), a retry waits at least so long, even
+      beyond `max_wait`.
     """
 
     attempts: int = 8
@@ -160,24 +181,39 @@ class RetryPolicy:
 
     def __post_init__(self) -> None:
         wrong = [] if self.attempts >= 1 else ["attempts"]
-        wrong += [name for name in ("first_wait", "max_wait", "max_total") if not getattr(self, name) >= 0]
+        wrong += [
+            name for name in ("first_wait", "max_wait", "max_total") if not getattr(self, name) >= 0
+        ]
         wrong += [] if isfinite(self.first_wait) else ["first_wait"]
         if wrong:
-            text = f"{self} can't work: expected at least one attempt, and no negative or endless wait."
+            text = (
+                f"{self} can't work: expected at least one attempt, and no negative or endless"
+                " wait."
+            )
             raise ConfigurationError(text, argument=wrong[0])
         if self.backoff is None and self.first_wait > self.max_wait:
-            problem = f"first_wait={self.first_wait:g} of a retry policy is above max_wait={self.max_wait:g}."
-            raise ConfigurationError(problem, "Raise max_wait, or shorten first_wait.", argument="first_wait")
+            problem = (
+                f"first_wait={self.first_wait:g} of a retry policy is above"
+                f" max_wait={self.max_wait:g}."
+            )
+            raise ConfigurationError(
+                problem, "Raise max_wait, or shorten first_wait.", argument="first_wait"
+            )
         least = self.first_wait if self.backoff is None else self.backoff.first
         if self.attempts > 1 and (self.max_total < least or self.max_total == 0):
-            found = f"max_total={self.max_total:g} is too short for a second attempt, which comes after {least:g} s."
+            found = (
+                f"max_total={self.max_total:g} is too short for a second attempt, which comes after"
+                f" {least:g} s."
+            )
             step = "Raise max_total, shorten the wait, or disable retries with attempts=1."
             raise ConfigurationError(found, step, argument="max_total")
         what = f"timeout={self.timeout!r} of a retry policy"
         check_seconds(self.timeout, what, argument="timeout", none=True)
 
     def passes(self, problem: Problem) -> bool:
-        """Whether an entry with this problem may be retried. Raises TableError if `retry_if` raises."""
+        """Whether an entry with this problem may be retried. Raises TableError if `retry_if`
+        raises.
+        """
         if problem.is_answer:
             return False
         if self.retry_if is None:
@@ -185,14 +221,20 @@ class RetryPolicy:
         try:
             return bool(self.retry_if(problem))
         except Exception as wrong:
-            what = f"retry_if of a retry policy raised {type(wrong).__name__} ({wrong}) about {problem.error!r:.160}."
-            step = "Fix the function: it gets a Problem and returns whether its entry may be retried."
+            what = (
+                f"retry_if of a retry policy raised {type(wrong).__name__} ({wrong}) about"
+                f" {problem.error!r:.160}."
+            )
+            step = (
+                "Fix the function: it gets a Problem and returns whether its entry may be retried."
+            )
             raise TableError(what, step, function="retry_if") from wrong
 
     def wait(self, attempts: int, spent: float, asked: float = 0.0) -> float | None:
         """Return the seconds to wait before the next attempt, None to give up.
 
-        So far there were this many `attempts`, in `spent` seconds; the store `asked` for a pause of so many seconds.
+        So far there were this many `attempts`, in `spent` seconds; the store `asked` for a pause of
+        so many seconds.
         """
         if attempts >= self.attempts:
             return None
@@ -205,8 +247,9 @@ class RetryPolicy:
 class RetryLayer:
     """Retries failed and unknown entries as the policy says.
 
-    `send` returns when each entry has its final outcome; until then the layer above holds back later operations on the
-    same keys. Within an operation, the layers below send no later entry of a key after a failed one.
+    `send` returns when each entry has its final outcome; until then the layer above holds back
+    later operations on the same keys. Within an operation, the layers below send no later entry of
+    a key after a failed one.
     """
 
     inner: Layer
@@ -231,10 +274,13 @@ class RetryLayer:
     async def close(self) -> None:
         await self.inner.close()
 
-    async def _retry_until_done(self, operation: Operation[Any], outcomes: Outcomes, began: float) -> Outcomes:
+    async def _retry_until_done(
+        self, operation: Operation[Any], outcomes: Outcomes, began: float
+    ) -> Outcomes:
         attempts = 1
         while True:
-            # Some entries may be done: an error becomes the problem of the others only, so that those aren't resent.
+            # Some entries may be done: an error becomes the problem of the others only, so that
+            # those aren't resent.
             left = [place for place, problem in outcomes.problems.items() if not problem.is_answer]
             try:
                 left = self._entries_to_retry(operation, outcomes)
@@ -246,7 +292,9 @@ class RetryLayer:
             except RunLeaseLostError:
                 raise
             except Exception as error:  # noqa: BLE001 - it becomes the outcome
-                failed = {p: Problem(outcomes.problems[p].state, error, of_request=True) for p in left}
+                failed = {
+                    p: Problem(outcomes.problems[p].state, error, of_request=True) for p in left
+                }
                 outcomes = replace(outcomes, problems={**outcomes.problems, **failed})
                 break
             _raise_lost_lease(later)
@@ -258,7 +306,9 @@ class RetryLayer:
         return outcomes
 
     async def _wait(self, outcomes: Outcomes, left: list[int], attempts: int, began: float) -> bool:
-        """Wait before the next attempt; if the policy gives up, add a note to each error and return False."""
+        """Wait before the next attempt; if the policy gives up, add a note to each error and
+        return False.
+        """
         problems = [outcomes.problems[place] for place in left]
         asked = max((problem.retry_after or 0.0 for problem in problems), default=0.0)
         if asked:
@@ -279,7 +329,9 @@ class RetryLayer:
         return True
 
     def _entries_to_retry(self, operation: Operation[Any], outcomes: Outcomes) -> list[int]:
-        left = sorted(place for place, problem in outcomes.problems.items() if self.policy.passes(problem))
+        left = sorted(
+            place for place, problem in outcomes.problems.items() if self.policy.passes(problem)
+        )
         if self.policy.unknown == "retry":
             return left
         # Give up an update that may have had an effect, and would have it twice if sent again.
@@ -288,7 +340,9 @@ class RetryLayer:
 
 
 def _raise_lost_lease(outcomes: Outcomes) -> None:
-    """Raise the RunLeaseLostError that an entry failed with: neither it nor others may be sent again by this run."""
+    """Raise the RunLeaseLostError that an entry failed with: neither it nor others may be sent
+    again by this run.
+    """
     for problem in outcomes.problems.values():
         if isinstance(problem.error, RunLeaseLostError):
             raise problem.error
@@ -302,12 +356,18 @@ def _is_repeatable(operation: Operation[Any], place: int) -> bool:
 
 
 def _add_overtakers(operation: Operation[Any], outcomes: Outcomes, left: list[int]) -> list[int]:
-    """Return the entries to retry (`left`) and those that were done although an earlier one of their key was not.
+    """Return the entries to retry (`left`) and those that were done although an earlier one of
+    their key was not.
 
-    With a function that keeps each key's order there are none. With any other, retrying only the earlier entry would
-    let its value replace the later one's. Entries that would act twice are not added.
+    With a function that keeps each key's order there are none. With any other, retrying only the
+    earlier entry would let its value replace the later one's. Entries that would act twice are not
+    added.
     """
-    if operation.conditions or not operation.kind.writes or operation.kind is OperationKind.PUT_IF_ABSENT:
+    if (
+        operation.conditions
+        or not operation.kind.writes
+        or operation.kind is OperationKind.PUT_IF_ABSENT
+    ):
         return left
     keys = operation.entries.keys
     first: dict[Any, int] = {}
@@ -318,6 +378,8 @@ def _add_overtakers(operation: Operation[Any], outcomes: Outcomes, left: list[in
     overtakers = [
         place
         for place in range(left[0] + 1, outcomes.count)
-        if place not in outcomes.problems and first.get(keys[place], place) < place and _is_repeatable(operation, place)
+        if place not in outcomes.problems
+        and first.get(keys[place], place) < place
+        and _is_repeatable(operation, place)
     ]
     return sorted([*left, *overtakers]) if overtakers else left

@@ -1,18 +1,22 @@
-"""Credits of a rate limit in an application's run: `RunCredits` in the driver starts a `CreditServer`, which leases the
-run's credits from the lake and hands them out to the `CreditClient`s in the run's tasks.
+"""Credits of a rate limit in an application's run: `RunCredits` in the driver starts a
+`CreditServer`, which leases the run's credits from the lake and hands them out to the
+`CreditClient`s in the run's tasks.
 
 Protocol between driver and tasks:
 
     driver  {"nonce"}            task  {"proof", "nonce"}           driver  {"proof"}
-    task    {"budget", "tag", "credits"}      driver  {"wait"} now and then, then {"granted"} or {"error"}
+    task    {"budget", "tag", "credits"}      driver  {"wait"} now and then, then {"granted"} or
+                                                      {"error"}
 
-A message is JSON preceded by its length in four bytes. Proofs are HMACs of the other side's nonce: the run's secret is
-never sent, and a process that later gets the driver's port can't hand out anything.
+A message is JSON preceded by its length in four bytes. Proofs are HMACs of the other side's nonce:
+the run's secret is never sent, and a process that later gets the driver's port can't hand out
+anything.
 
-Runs of a lake share a budget's timeline (`SharedTimeline` in `rate.py`). Credits arrive at the budget's rate, so a
-lease is an interval of time: a lease of 0.2 s allows a run to spend what arrives in these 0.2 s. No interval is leased
-twice, so all runs together never exceed the rate, whatever their clocks say: a run whose clock is behind the timeline
-uses the timeline's time, and one whose clock is ahead advances it.
+Runs of a lake share a budget's timeline (`SharedTimeline` in `rate.py`). Credits arrive at the
+budget's rate, so a lease is an interval of time: a lease of 0.2 s allows a run to spend what
+arrives in these 0.2 s. No interval is leased twice, so all runs together never exceed the rate,
+whatever their clocks say: a run whose clock is behind the timeline uses the timeline's time, and
+one whose clock is ahead advances it.
 """
 
 from __future__ import annotations
@@ -65,7 +69,9 @@ class HandshakeError(ConnectionError):
 
 @dataclass(frozen=True, slots=True)
 class CreditAddress:
-    """The address at which a run's driver hands out credits, and the run's secret. Sent to tasks, never stored."""
+    """The address at which a run's driver hands out credits, and the run's secret. Sent to
+    tasks, never stored.
+    """
 
     host: str
     port: int
@@ -79,7 +85,9 @@ async def send_message(writer: asyncio.StreamWriter, message: dict[str, Any]) ->
 
 
 async def receive_message(reader: asyncio.StreamReader) -> dict[str, Any]:
-    """Return the next message. Raises IncompleteReadError on a closed connection, HandshakeError on invalid data."""
+    """Return the next message. Raises IncompleteReadError on a closed connection, HandshakeError
+    on invalid data.
+    """
     length = int.from_bytes(await reader.readexactly(4), "big")
     if length > _MAX_MESSAGE_BYTES:
         raise HandshakeError(f"a message of {length} bytes")
@@ -90,8 +98,11 @@ async def receive_message(reader: asyncio.StreamReader) -> dict[str, Any]:
     raise HandshakeError("a malformed message")
 
 
-async def authenticate_task(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, secret: bytes) -> None:
-    """In the driver: check that the task at the other end knows the secret, and prove that the driver knows it.
+async def authenticate_task(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, secret: bytes
+) -> None:
+    """In the driver: check that the task at the other end knows the secret, and prove that the
+    driver knows it.
 
     Raises HandshakeError.
     """
@@ -103,15 +114,20 @@ async def authenticate_task(reader: asyncio.StreamReader, writer: asyncio.Stream
         await send_message(writer, {"proof": _proof(secret, "driver", str(answer.get("nonce")))})
 
 
-async def authenticate_driver(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, secret: bytes) -> None:
-    """In a task: prove to the driver that the task knows the secret, and check that the driver knows it.
+async def authenticate_driver(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, secret: bytes
+) -> None:
+    """In a task: prove to the driver that the task knows the secret, and check that the driver
+    knows it.
 
     Raises HandshakeError.
     """
     async with asyncio.timeout(_HANDSHAKE_SECONDS):
         greeting = await receive_message(reader)
         nonce = secrets.token_hex(16)
-        await send_message(writer, {"proof": _proof(secret, "task", str(greeting.get("nonce"))), "nonce": nonce})
+        await send_message(
+            writer, {"proof": _proof(secret, "task", str(greeting.get("nonce"))), "nonce": nonce}
+        )
         _check_proof((await receive_message(reader)).get("proof"), secret, "driver", nonce)
 
 
@@ -120,7 +136,9 @@ def _proof(secret: bytes, whose: str, nonce: str) -> str:
 
 
 def _check_proof(proof: object, secret: bytes, whose: str, nonce: str) -> None:
-    if not isinstance(proof, str) or not hmac.compare_digest(proof.encode(), _proof(secret, whose, nonce).encode()):
+    if not isinstance(proof, str) or not hmac.compare_digest(
+        proof.encode(), _proof(secret, whose, nonce).encode()
+    ):
         raise HandshakeError("a wrong proof")
 
 
@@ -170,7 +188,9 @@ class LeasedCredits:
         self._intervals.appendleft(_CreditInterval(now, now, credits))
 
     def take(self, now: float, at_most: float) -> float:
-        """Take up to `at_most` credits that have arrived and have not expired; return how many. Drops expired ones."""
+        """Take up to `at_most` credits that have arrived and have not expired; return how many.
+        Drops expired ones.
+        """
         taken = 0.0
         for interval in self._intervals:
             interval.drop(interval.until(now - KEPT_SECONDS))
@@ -187,7 +207,9 @@ class LeasedCredits:
 
         They are available now, or become available later in their lease.
         """
-        return sum(interval.credits - interval.until(now - KEPT_SECONDS) for interval in self._intervals)
+        return sum(
+            interval.credits - interval.until(now - KEPT_SECONDS) for interval in self._intervals
+        )
 
     def ready_at(self, now: float, credits: float) -> float | None:
         """When this many credits will have arrived; None if fewer are leased."""
@@ -201,17 +223,21 @@ class LeasedCredits:
 
 @dataclass(slots=True, eq=False)
 class Demand:
-    """The credits that a caller needs, and how many of them are `missing`: it waits until these are paid."""
+    """The credits that a caller needs, and how many of them are `missing`: it waits until these
+    are paid.
+    """
 
     credits: float
     missing: float
 
 
 class Demands:
-    """The waiting demands for one budget's credits, in order; decides how many credits to lease for them.
+    """The waiting demands for one budget's credits, in order; decides how many credits to lease for
+    them.
 
-    The first demand is paid in full before the next gets any: otherwise several would be complete, and spent, at once.
-    Callers pass the driver's time, in seconds: nothing here waits or reads a clock.
+    The first demand is paid in full before the next gets any: otherwise several would be complete,
+    and spent, at once. Callers pass the driver's time, in seconds: nothing here waits or reads a
+    clock.
     """
 
     def __init__(self, rate: float) -> None:
@@ -240,7 +266,9 @@ class Demands:
                 self.leased.give_back(now, paid)
 
     def pay(self, now: float) -> list[Demand]:
-        """Pay demands with the credits that have arrived; remove and return those that are paid in full."""
+        """Pay demands with the credits that have arrived; remove and return those that are paid
+        in full.
+        """
         paid: list[Demand] = []
         while self._waiting:
             first = self._waiting[0]
@@ -253,7 +281,9 @@ class Demands:
         return paid
 
     def next_lease(self, now: float) -> LeaseRequest | None:
-        """Return the lease to ask for now; None if none is needed, or within `PAUSE_SECONDS` of the last request."""
+        """Return the lease to ask for now; None if none is needed, or within `PAUSE_SECONDS` of
+        the last request.
+        """
         since = now - self._requested_at
         waiting = sum(demand.missing for demand in self._waiting)
         if since < PAUSE_SECONDS or (waiting <= 0 and self._spent <= _EPSILON):
@@ -261,14 +291,20 @@ class Demands:
         used = (self._spent + waiting) / (max(PAUSE_SECONDS, min(since, 1.0)) * self.rate)
         share = min(1.0, _HEADROOM * max(used, self._used_before))
         target = max(waiting, share * MAX_AHEAD_SECONDS * self.rate)
-        held = self.leased.unexpired(now + self.lease_takes)  # those that are left when the lease arrives
+        held = self.leased.unexpired(
+            now + self.lease_takes
+        )  # those that are left when the lease arrives
         if held >= max(waiting, target * 2 / 3):
             return None
         self._requested_at, self._spent, self._used_before = now, 0.0, used
-        return LeaseRequest(min(MAX_AHEAD_SECONDS + KEPT_SECONDS, (target - held) / self.rate), share)
+        return LeaseRequest(
+            min(MAX_AHEAD_SECONDS + KEPT_SECONDS, (target - held) / self.rate), share
+        )
 
     def next_event_at(self, now: float) -> float | None:
-        """The next time to call `pay` or `next_lease`; None if there is nothing to do until the next demand."""
+        """The next time to call `pay` or `next_lease`; None if there is nothing to do until the
+        next demand.
+        """
         if not self._waiting and self._spent <= _EPSILON:
             return None
         next_request = self._requested_at + PAUSE_SECONDS
@@ -287,13 +323,19 @@ _STORE_SECONDS = 60.0
 
 
 class CreditServer:
-    """A thread of a run's driver that leases credits while tasks demand them, and serves demands in order.
+    """A thread of a run's driver that leases credits while tasks demand them, and serves demands in
+    order.
 
-    A task that ends closes its connection, which withdraws its demands. `stop` the server when the run ends.
+    A task that ends closes its connection, which withdraws its demands. `stop` the server when the
+    run ends.
     """
 
     def __init__(
-        self, leases: Callable[[Budget], BudgetLeases], *, host: str = "127.0.0.1", bind: str | None = None
+        self,
+        leases: Callable[[Budget], BudgetLeases],
+        *,
+        host: str = "127.0.0.1",
+        bind: str | None = None,
     ) -> None:
         self._leases, self._host, self._bind = leases, host, bind or host
         self._secret = secrets.token_bytes(32)
@@ -314,7 +356,9 @@ class CreditServer:
             self._server = await asyncio.start_server(self._handle_connection, self._bind, 0)
         for budget in budgets:
             if (budget.name, budget.tag) not in self._budgets:
-                self._budgets[budget.name, budget.tag] = _BudgetServer(Demands(budget.rate), self._leases(budget))
+                self._budgets[budget.name, budget.tag] = _BudgetServer(
+                    Demands(budget.rate), self._leases(budget)
+                )
         return CreditAddress(self._host, self._server.sockets[0].getsockname()[1], self._secret)
 
     async def _close(self) -> None:
@@ -327,28 +371,38 @@ class CreditServer:
         await asyncio.gather(*tasks, return_exceptions=True)
         await asyncio.get_running_loop().shutdown_default_executor()
 
-    async def _handle_connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _handle_connection(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
         try:
             await authenticate_task(reader, writer, self._secret)
             while True:
                 await self._serve(reader, writer, await receive_message(reader))
         except HandshakeError as error:
-            _log.warning("credits: a connection from %s was refused: %s", writer.get_extra_info("peername"), error)
+            _log.warning(
+                "credits: a connection from %s was refused: %s",
+                writer.get_extra_info("peername"),
+                error,
+            )
         except (OSError, EOFError, TimeoutError):
             pass  # the task has ended
         except asyncio.CancelledError:
-            pass  # the server stops; if this was raised, asyncio's streams would log it as a failure
+            # the server stops; if this was raised, asyncio's streams would log it as a failure
+            pass
         finally:
             writer.close()
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, message: dict[str, Any]) -> None:
+    async def _serve(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, message: dict[str, Any]
+    ) -> None:
         server = self._budgets.get((str(message.get("budget")), str(message.get("tag"))))
         credits = message.get("credits")
         if not isinstance(credits, int | float) or not 0 < credits < float("inf"):
             raise HandshakeError(f"a demand of {credits!r} credits")
         if server is None:
             unknown = errors.TableError(
-                f"budget {message.get('budget')!r} ({message.get('tag')}) is not served by this run.",
+                f"budget {message.get('budget')!r} ({message.get('tag')}) is not served by this"
+                " run.",
                 "Declare the table, with its rate, in the application.",
                 budget=message.get("budget"),
             )
@@ -360,7 +414,9 @@ class CreditServer:
         either: set[asyncio.Future[Any]] = {granted, gone}
         try:
             while True:
-                done, _ = await asyncio.wait(either, timeout=HEARTBEAT_SECONDS, return_when="FIRST_COMPLETED")
+                done, _ = await asyncio.wait(
+                    either, timeout=HEARTBEAT_SECONDS, return_when="FIRST_COMPLETED"
+                )
                 if granted in done:
                     break
                 if gone in done:
@@ -426,7 +482,9 @@ class _BudgetServer:
             self._leased_at = time.monotonic()
             self._demands.lease_takes = self._leased_at - began
             if got is not None:
-                self._demands.leased.add(got.start, got.end, (got.end - got.start) * self._demands.rate)
+                self._demands.leased.add(
+                    got.start, got.end, (got.end - got.start) * self._demands.rate
+                )
         finally:
             self._leasing = None
             self._changed.set()
@@ -434,7 +492,9 @@ class _BudgetServer:
     def _fail(self, error: Exception) -> None:
         if not isinstance(error, errors.AdjunctError):
             _log.error("credits: nothing could be leased", exc_info=error)
-            error = errors.AdjunctError(f"leasing credits failed: {error!r}.", "See the driver's log.")
+            error = errors.AdjunctError(
+                f"leasing credits failed: {error!r}.", "See the driver's log."
+            )
         for demand, answer in list(self._waiting.items()):
             del self._waiting[demand]
             self._demands.withdraw(demand, time.monotonic())
@@ -442,12 +502,15 @@ class _BudgetServer:
 
 
 class BudgetLeases:
-    """Leases a budget's credits for one run; all runs of the lake share the budget. Not thread-safe.
+    """Leases a budget's credits for one run; all runs of the lake share the budget. Not
+    thread-safe.
 
     `clock` is monotonic, in seconds; the wall clock is read only once.
     """
 
-    def __init__(self, lake: Lake, budget: Budget, run: str, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, lake: Lake, budget: Budget, run: str, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._value = SharedValue(lake, "budgets", budget.name, budget.tag)
         self._rate, self._logged_rates = budget.rate, set[float]()
         self._where = f"the budget {budget.name!r} ({budget.tag}) in {lake.url}"
@@ -455,10 +518,11 @@ class BudgetLeases:
         self._ahead = time.time() - clock()  # how far the budget's timeline is ahead of `clock`
 
     def lease(self, request: LeaseRequest) -> LeaseInterval | None:
-        """Return the leased interval in times of `clock`; None if other runs hold nearly everything that may be leased.
+        """Return the leased interval in times of `clock`; None if other runs hold nearly everything
+        that may be leased.
 
-        Raises StoreUnavailableError (if a lease was stored nevertheless, it expires unused), CommitConflictError after
-        many conflicts, and MalformedDocumentError.
+        Raises StoreUnavailableError (if a lease was stored nevertheless, it expires unused),
+        CommitConflictError after many conflicts, and MalformedDocumentError.
         """
         others, rates = False, set[float]()
 
@@ -470,16 +534,21 @@ class BudgetLeases:
             after, got = lease_credits(timeline, self._run, here + self._ahead, request, self._rate)
             others = len(after.runs) > 1
             rates = {run.rate for run in after.runs.values()} - {self._rate}
-            document = after.model_copy(update={"nonce": uuid.uuid4().hex}).model_dump_json().encode()
-            return document, None if got is None else LeaseInterval(here + got.start, here + got.end)
+            document = (
+                after.model_copy(update={"nonce": uuid.uuid4().hex}).model_dump_json().encode()
+            )
+            return document, (
+                None if got is None else LeaseInterval(here + got.start, here + got.end)
+            )
 
         got = self._value.transact(decide)
         if others:
             self._value.forget()
         for rate in sorted(rates - self._logged_rates):
             _log.warning(
-                "%s is declared with %g credits per second here, and with %g in another run: together they spend "
-                "more than the lower. Give all tables that share it one RateLimit, or budgets of their own.",
+                "%s is declared with %g credits per second here, and with %g in another run:"
+                " together they spend more than the lower. Give all tables that share it one"
+                " RateLimit, or budgets of their own.",
                 self._where,
                 self._rate,
                 rate,
@@ -493,25 +562,28 @@ class BudgetLeases:
         except ValidationError as error:
             raise errors.MalformedDocumentError(
                 f"{self._where} can't be read: {first_validation_problem(error)}.",
-                "If a newer release wrote it, upgrade dagster-adjunct; else delete the object: it is created again, "
-                "and its content expires after two seconds.",
+                "If a newer release wrote it, upgrade dagster-adjunct; else delete the object: it"
+                " is created again, and its content expires after two seconds.",
                 document=self._where,
             ) from error
 
 
-# A driver that can't be reached for _RECONNECT_SECONDS is gone. A connection on which nothing arrives for
-# _SILENT_SECONDS is lost: the driver sends {"wait"} several times in these.
+# A driver that can't be reached for _RECONNECT_SECONDS is gone. A connection on which nothing
+# arrives for _SILENT_SECONDS is lost: the driver sends {"wait"} several times in these.
 _RECONNECT_SECONDS = 5.0
 _SILENT_SECONDS = 15.0
 _RETRY_SECONDS = 0.2
-# Callers that wait at the same time share a demand, of at most the credits of so many seconds, to save round trips.
+# Callers that wait at the same time share a demand, of at most the credits of so many seconds, to
+# save round trips.
 _TOGETHER_SECONDS = 0.05
 
 
 class CreditClient:
-    """A `CreditSource` that gets credits from the run's driver, with one connection per budget and event loop.
+    """A `CreditSource` that gets credits from the run's driver, with one connection per budget and
+    event loop.
 
-    `acquire` raises TableError if the driver is gone, or the driver's own error if it could not lease credits.
+    `acquire` raises TableError if the driver is gone, or the driver's own error if it could not
+    lease credits.
     """
 
     def __init__(self, address: CreditAddress) -> None:
@@ -536,13 +608,19 @@ class CreditClient:
 
 
 class _BudgetConnection:
-    """A task's connection to the driver for one budget, with one demand at a time; other callers wait in order."""
+    """A task's connection to the driver for one budget, with one demand at a time; other callers
+    wait in order.
+    """
 
     def __init__(self, address: CreditAddress, budget: Budget) -> None:
         self._address, self._budget = address, budget
         self._turn = asyncio.Lock()
-        self._waiting: dict[object, float] = {}  # the credits that each waiting caller needs, in order
-        self._lost_at: float | None = None  # since when the driver can't be reached, if somebody waits
+        self._waiting: dict[
+            object, float
+        ] = {}  # the credits that each waiting caller needs, in order
+        self._lost_at: float | None = (
+            None  # since when the driver can't be reached, if somebody waits
+        )
         self._open: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
     async def acquire(self, credits: float) -> None:
@@ -563,8 +641,8 @@ class _BudgetConnection:
                 self._lost_at = None
 
     def _first_waiting(self) -> dict[object, float]:
-        """Return the callers for which to make the next demand, and their credits: the first one, and others after it
-        that fit into the same demand.
+        """Return the callers for which to make the next demand, and their credits: the first one,
+        and others after it that fit into the same demand.
         """
         first, left = dict[object, float](), self._budget.rate * _TOGETHER_SECONDS
         for caller, credits in self._waiting.items():
@@ -580,7 +658,8 @@ class _BudgetConnection:
             self._open = None
 
     async def _demand(self, credits: float) -> bool:
-        """Demand credits from the driver, and wait for them; return False if the driver can't be reached now.
+        """Demand credits from the driver, and wait for them; return False if the driver can't be
+        reached now.
 
         Raises TableError if it is gone, and the error that it sends.
         """
@@ -602,10 +681,11 @@ class _BudgetConnection:
             self._lost_at = self._lost_at or now
             if now - self._lost_at > _RECONNECT_SECONDS:
                 raise errors.TableError(
-                    f"budget {self._budget.name!r} ({self._budget.tag}): the run's driver, which hands out its "
-                    f"credits at {self._address.host}:{self._address.port}, is gone.",
-                    "If the run has ended, end this task too. Otherwise make sure that tasks can reach the "
-                    "driver's host (spark.driver.host).",
+                    f"budget {self._budget.name!r} ({self._budget.tag}): the run's driver, which"
+                    f" hands out its credits at {self._address.host}:{self._address.port}, is"
+                    " gone.",
+                    "If the run has ended, end this task too. Otherwise make sure that tasks can"
+                    " reach the driver's host (spark.driver.host).",
                     budget=self._budget.name,
                 ) from error
             return False
@@ -618,7 +698,8 @@ class _BudgetConnection:
 
 
 class RunCredits:
-    """A context manager in a run's driver: until it exits, the run's tables share the rates of the lake's budgets.
+    """A context manager in a run's driver: until it exits, the run's tables share the rates of the
+    lake's budgets.
 
     A server starts when a table with a rate is first used; a run without one has no server.
     """
@@ -634,7 +715,9 @@ class RunCredits:
         for server in self._servers.values():
             server.stop()
 
-    def with_credits(self, table: RemoteTable[Any, Any, Any], spark: SparkSession | None) -> RemoteTable[Any, Any, Any]:
+    def with_credits(
+        self, table: RemoteTable[Any, Any, Any], spark: SparkSession | None
+    ) -> RemoteTable[Any, Any, Any]:
         """Return a copy of the table that gets its credits from this run's server.
 
         It is for tasks of the session `spark`, or with None for this process.

@@ -1,5 +1,5 @@
-"""Reads and writes remote tables for an application's batches: `BulkReader` for lookups, `write_table` for records of a
-DataFrame, `write_rows` for records in memory."""
+"""Reads and writes remote tables for an application's batches: `BulkReader` for lookups,
+`write_table` for records of a DataFrame, `write_rows` for records in memory."""
 
 from __future__ import annotations
 
@@ -16,10 +16,22 @@ from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.common import to_json_value
 from dagster_adjunct.resources.lazy_modules import np, pa, pc
 from dagster_adjunct.resources.schemas.schema import named_column
-from dagster_adjunct.resources.schemas.values import first_unreadable, readable_value, unreadable_values
+from dagster_adjunct.resources.schemas.values import (
+    first_unreadable,
+    readable_value,
+    unreadable_values,
+)
 from dagster_adjunct.resources.spark.tasks import error_from_json, error_to_json, map_in_arrow
 from dagster_adjunct.resources.tables import metrics as metrics_hooks
-from dagster_adjunct.resources.tables.arrow import TOMBSTONE, UPDATE, Marking, Marks, Part, Shape, split_batch
+from dagster_adjunct.resources.tables.arrow import (
+    TOMBSTONE,
+    UPDATE,
+    Marking,
+    Marks,
+    Part,
+    Shape,
+    split_batch,
+)
 from dagster_adjunct.resources.tables.cache import CacheLayer
 from dagster_adjunct.resources.tables.functions import is_record_rejected
 from dagster_adjunct.resources.tables.metrics import Meter, TableMetrics
@@ -43,7 +55,9 @@ if TYPE_CHECKING:
 
 
 MIN_KEYS_PER_TASK = 5_000
-"""A Spark task requests at least so many keys. If there are not enough for two tasks, this process requests them."""
+"""A Spark task requests at least so many keys. If there are not enough for two tasks, this
+process requests them.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,17 +71,23 @@ class ReadResult:
 class BulkReader:
     """Reads records of a table, from this process or from Spark tasks. Call `close` at the end.
 
-    Between reads it keeps this process's connection, and records as the table's cache declares. The table's batches,
-    retries and rate apply to all requests, in tasks too.
+    Between reads it keeps this process's connection, and records as the table's cache declares. The
+    table's batches, retries and rate apply to all requests, in tasks too.
     """
 
-    def __init__(self, table: RemoteTable[Any, Any, Any], spark: Callable[[], SparkSession]) -> None:
+    def __init__(
+        self, table: RemoteTable[Any, Any, Any], spark: Callable[[], SparkSession]
+    ) -> None:
         bare = copy.copy(table)
-        bare.__setstate__(bare.__getstate__() | {"cache": None})  # this reader has the cache, for all tasks
+        bare.__setstate__(
+            bare.__getstate__() | {"cache": None}
+        )  # this reader has the cache, for all tasks
         self._table, self._spark, self._here = bare, spark, BlockingTable(bare)
         self._meter = Meter()
         self._cache = (
-            None if table.cache is None else CacheLayer(_UncachedTable(self), table.cache, self._meter, table.clock)
+            None
+            if table.cache is None
+            else CacheLayer(_UncachedTable(self), table.cache, self._meter, table.clock)
         )
         self._in_tasks = TableMetrics()
         self._tasks = 1
@@ -75,19 +95,27 @@ class BulkReader:
     def read(self, keys: Sequence[Hashable], args: tuple[object, ...], tasks: int) -> ReadResult:
         """Return the records of `keys`, which are distinct, using at most `tasks` Spark tasks.
 
-        `args` are the extra arguments of the table's function. If the table gives up a key, its error is raised.
+        `args` are the extra arguments of the table's function. If the table gives up a key, its
+        error is raised.
         """
         before, self._tasks = self._metrics(), tasks
         gets = Operation(OperationKind.GET, RowEntries(keys), args, key=self._key)
         outcomes = self.ask(gets) if self._cache is None else run_blocking(self._cache.send(gets))
-        if outcomes.problems and (error := error_from_outcomes(self._table.name, gets, outcomes)) is not None:
+        if (
+            outcomes.problems
+            and (error := error_from_outcomes(self._table.name, gets, outcomes)) is not None
+        ):
             raise error
         records = outcomes.records or [None] * len(keys)
         present = len(records) - list(records).count(None)
-        return ReadResult(records, replace(self._metrics() - before, reads=len(keys), found=present))
+        return ReadResult(
+            records, replace(self._metrics() - before, reads=len(keys), found=present)
+        )
 
     def ask(self, gets: Operation[Any]) -> Outcomes:
-        """Send the gets to the table without looking into the cache, from this process or in tasks."""
+        """Send the gets to the table without looking into the cache, from this process or in
+        tasks.
+        """
         tasks = min(self._tasks, len(gets) // MIN_KEYS_PER_TASK)
         if tasks < 2:
             outcomes = self._here.send(gets)
@@ -110,7 +138,11 @@ class BulkReader:
         size = -(-len(keys) // tasks)
         parts = [pickle.dumps(keys[at : at + size]) for at in range(0, len(keys), size)]
         numbered = list(enumerate(parts))
-        frame = self._spark().createDataFrame(numbered, "part int, keys binary").repartitionById(len(parts), "part")
+        frame = (
+            self._spark()
+            .createDataFrame(numbered, "part int, keys binary")
+            .repartitionById(len(parts), "part")
+        )
         ask = _reading_task(self._table, gets.args, self._key)
         answered: dict[Any, Any] = {}
         metrics, failed = TableMetrics(), None
@@ -142,8 +174,11 @@ class _UncachedTable:
 def _reading_task(
     table: RemoteTable[Any, Any, Any], args: tuple[object, ...], key: tuple[str, ...]
 ) -> Callable[[Iterator[Any]], Iterator[Any]]:
-    async def ask(keys: Sequence[Hashable]) -> tuple[dict[Any, Any], TableMetrics, errors.AdjunctError | None]:
-        # An error is returned, not raised: the table has retried already, and Spark would retry the task.
+    async def ask(
+        keys: Sequence[Hashable],
+    ) -> tuple[dict[Any, Any], TableMetrics, errors.AdjunctError | None]:
+        # An error is returned, not raised: the table has retried already, and Spark would retry the
+        # task.
         before, records, error = table.metrics, dict[Any, Any](), None
         gets = Operation(OperationKind.GET, RowEntries(keys), args, key=key)
         try:
@@ -166,7 +201,9 @@ def _reading_task(
 
 
 def _plain_error(error: errors.AdjunctError | None) -> errors.AdjunctError | None:
-    """Return the error without what the driver may be unable to unpickle: the user's own classes and values."""
+    """Return the error without what the driver may be unable to unpickle: the user's own classes
+    and values.
+    """
     return None if error is None else error_from_json(error_to_json(error))
 
 
@@ -181,7 +218,9 @@ class TaskReport:
     """What a task reports of the records that it sent: counters, failures and dead letters."""
 
     failed: int = 0
-    keys: list[str] = field(default_factory=list)  # the first few keys whose records failed, as text
+    keys: list[str] = field(
+        default_factory=list
+    )  # the first few keys whose records failed, as text
     error: errors.AdjunctError | None = None
     unfit: bool = False  # whether `error` rejects the content of its record
     letters: list[Any] = field(default_factory=list)
@@ -192,14 +231,17 @@ class TaskReport:
         return pickle.dumps(replace(self, error=_plain_error(self.error)))
 
     def add(self, part: Part, outcomes: Outcomes, at_most: int | None) -> None:
-        """Add a part's outcomes. `at_most`: how many dead letters the batch may have, None if it can't have any.
+        """Add a part's outcomes. `at_most`: how many dead letters the batch may have, None if it
+        can't have any.
 
-        Entries rejected for their content become dead letters, up to one more than that, which counts as a failure and
-        shows that there are too many. All other problems are failures.
+        Entries rejected for their content become dead letters, up to one more than that, which
+        counts as a failure and shows that there are too many. All other problems are failures.
         """
         entries, kind = part.operation.entries, part.operation.kind.value
         for place, problem in sorted(outcomes.problems.items()):
-            if problem.state is State.SKIPPED:  # its condition failed, which the table's metrics count
+            if (
+                problem.state is State.SKIPPED
+            ):  # its condition failed, which the table's metrics count
                 continue
             key, is_rejected = entries.keys[place], is_record_rejected(problem)
             if at_most is not None and is_rejected and len(self.letters) < at_most + 1:
@@ -223,7 +265,9 @@ def _error_from_problem(problem: Problem) -> errors.AdjunctError:
         return ours
     reason = f"{problem.describe()}."
     if problem.may_pass:
-        return errors.TableUnavailableError(reason, "Check that the store can be reached, then run the batch again.")
+        return errors.TableUnavailableError(
+            reason, "Check that the store can be reached, then run the batch again."
+        )
     return errors.TableError(reason, "Correct the records or the table, then run the batch again.")
 
 
@@ -235,8 +279,9 @@ async def send_batches(
 ) -> None:
     """Send all batches, at most `MAX_BATCHES_IN_FLIGHT` at a time.
 
-    `parts` splits a batch into operations, `send` sends one to the table, and `done` receives its outcomes; when that
-    returns False, no further batch is sent. Calls of `send` begin in order, which the table keeps for each key.
+    `parts` splits a batch into operations, `send` sends one to the table, and `done` receives its
+    outcomes; when that returns False, no further batch is sent. Calls of `send` begin in order,
+    which the table keeps for each key.
     """
     loop = asyncio.get_running_loop()
     going: set[asyncio.Task[bool]] = set()
@@ -276,11 +321,13 @@ Counters = dict[str, int]
 
 @dataclass(frozen=True, slots=True)
 class TableWrite:
-    """How to write a batch's records to `table`: as updates if there is a `contract`, else as whole records.
+    """How to write a batch's records to `table`: as updates if there is a `contract`, else as whole
+    records.
 
-    `marking` is required if the table has conditions. `dead_letters` is how many records rejected for their content are
-    returned instead of failing the batch. Errors name the records' positions in the stream `source`, and no values if
-    they are `sensitive`. `typed`, `remove` and `args` are as in `Shape`.
+    `marking` is required if the table has conditions. `dead_letters` is how many records rejected
+    for their content are returned instead of failing the batch. Errors name the records' positions
+    in the stream `source`, and no values if they are `sensitive`. `typed`, `remove` and `args` are
+    as in `Shape`.
     """
 
     table: RemoteTable[Any, Any, Any]
@@ -300,7 +347,9 @@ class TableWrite:
         """How a batch of the records becomes operations."""
         conditions = Conditions(self.table.newest_by, self.table.idempotent)
         compact = self.table.batches.compact
-        return Shape(self.table.key, self.contract, conditions, self.typed, self.remove, self.args, compact)
+        return Shape(
+            self.table.key, self.contract, conditions, self.typed, self.remove, self.args, compact
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,12 +365,15 @@ class WriteResult:
 
 
 def write_table(df: DataFrame, write: TableWrite, *, exchange: bool, what: str) -> WriteResult:
-    """Send every record of `df` to the table, in one Spark job. Raises if a record fails; `what` is the operator.
+    """Send every record of `df` to the table, in one Spark job. Raises if a record fails; `what` is
+    the operator.
 
-    The columns are as in `Shape`; a tombstone deletes. With `exchange`, Spark first brings all records of one key into
-    one task. Each task sends its records in source order.
+    The columns are as in `Shape`; a tombstone deletes. With `exchange`, Spark first brings all
+    records of one key into one task. Each task sends its records in source order.
     """
-    check_record_columns(df.columns, write.table.name, write.table.key, updates=write.contract is not None, what=what)
+    check_record_columns(
+        df.columns, write.table.name, write.table.key, updates=write.contract is not None, what=what
+    )
     if exchange:
         df = df.repartition(write.tasks, *map(named_column, write.table.key))
     df, write = _sort_records(df, write)
@@ -337,13 +389,19 @@ def write_rows(rows: pa.Table, write: TableWrite, *, what: str) -> WriteResult:
     No two records may have the same position, since they are sorted by key and position only.
     """
     check_record_columns(
-        rows.column_names, write.table.name, write.table.key, updates=write.contract is not None, what=what
+        rows.column_names,
+        write.table.name,
+        write.table.key,
+        updates=write.contract is not None,
+        what=what,
     )
     marking = write.marking
     first = () if marking is None else (*marking.order, *write.table.key)
     names = [*dict.fromkeys((*first, *(name for name in _POSITION if name in rows.column_names)))]
     sent = rows.sort_by([(name, "ascending") for name in names])
-    batches = sent.drop_columns(_unsent_columns(sent.column_names, write)).combine_chunks().to_batches()
+    batches = (
+        sent.drop_columns(_unsent_columns(sent.column_names, write)).combine_chunks().to_batches()
+    )
     own = copy.copy(write.table)  # as a task has it: with connections and metrics of its own
     own.__setstate__(own.__getstate__())
     (report,) = _sending_task(replace(write, table=own), what)(iter(batches))
@@ -357,7 +415,8 @@ def _unsent_columns(names: Sequence[str], write: TableWrite) -> list[str]:
 
 
 def _sum_reports(reports: Sequence[TaskReport], write: TableWrite, what: str) -> WriteResult:
-    """Return the result of all tasks. If records failed, raises the first error, with their number in all tasks.
+    """Return the result of all tasks. If records failed, raises the first error, with their number
+    in all tasks.
 
     Also raises if all tasks together have more dead letters than `write.dead_letters`.
     """
@@ -367,26 +426,39 @@ def _sum_reports(reports: Sequence[TaskReport], write: TableWrite, what: str) ->
     failed = [report for report in reports if report.error is not None]
     letters = tuple(letter for report in reports for letter in report.letters)
     if at_most is not None and len(letters) > at_most and all(report.unfit for report in failed):
-        # Each task keeps one more than the limit of its own first letters, so these are the first of all tasks.
-        first = sorted(letters, key=lambda letter: (letter.get("partition", 0), letter.get("offset", 0)))[: at_most + 1]
+        # Each task keeps one more than the limit of its own first letters, so these are the first
+        # of all tasks.
+        first = sorted(
+            letters, key=lambda letter: (letter.get("partition", 0), letter.get("offset", 0))
+        )[: at_most + 1]
         keys = ", ".join([*dict.fromkeys(letter["key"] for letter in first)][:KEYS_SHOWN])
         raise errors.TableError(
-            f"{what}: table {write.table.name} rejects more than {at_most} records of this batch, the limit of its "
-            f"dead letters; the first have the keys {keys}: {first[0]['problem']}",
-            "Correct the records or the table, then run the batch again; or raise the limit with at_most=….",
+            f"{what}: table {write.table.name} rejects more than {at_most} records of this batch,"
+            f" the limit of its dead letters; the first have the keys {keys}:"
+            f" {first[0]['problem']}",
+            "Correct the records or the table, then run the batch again; or raise the limit with"
+            " at_most=….",
             table=write.table.name,
         )
     if failed:
-        raise _failure_error(failed, sum(min(len(report.letters), at_most or 0) for report in reports), write)
-    counters = {"null_keys": sum(report.null_keys for report in reports), "dead_letters": len(letters)}
+        raise _failure_error(
+            failed, sum(min(len(report.letters), at_most or 0) for report in reports), write
+        )
+    counters = {
+        "null_keys": sum(report.null_keys for report in reports),
+        "dead_letters": len(letters),
+    }
     return WriteResult({**total.counts(), **counters}, letters, total)
 
 
-def _failure_error(failed: Sequence[TaskReport], letters: int, write: TableWrite) -> errors.AdjunctError:
-    """Return the error of a failed task: one that concerns all records, or else that of the first rejected record.
+def _failure_error(
+    failed: Sequence[TaskReport], letters: int, write: TableWrite
+) -> errors.AdjunctError:
+    """Return the error of a failed task: one that concerns all records, or else that of the first
+    rejected record.
 
-    The latter says how many records failed in all tasks, and the first keys. `letters` is how many rejected records
-    would have become dead letters if the batch had not failed.
+    The latter says how many records failed in all tasks, and the first keys. `letters` is how many
+    rejected records would have become dead letters if the batch had not failed.
     """
     first = next((report for report in failed if not report.unfit), failed[0])
     error, count = first.error, sum(report.failed for report in failed)
@@ -406,7 +478,8 @@ def _failure_error(failed: Sequence[TaskReport], letters: int, write: TableWrite
 def _sort_records(df: DataFrame, write: TableWrite) -> tuple[DataFrame, TableWrite]:
     """Return the records sorted within partitions, and how to write them (`note_exactness`).
 
-    With marks they are sorted by source position, then key, then all other columns; without by source position only.
+    With marks they are sorted by source position, then key, then all other columns; without by
+    source position only.
     """
     marking, position = write.marking, [name for name in _POSITION if name in df.columns]
     if marking is None:
@@ -417,7 +490,9 @@ def _sort_records(df: DataFrame, write: TableWrite) -> tuple[DataFrame, TableWri
 
 
 def note_exactness(df: DataFrame, write: TableWrite) -> TableWrite:
-    """Return `write` with `Marking.exact` set: whether Spark computes the same records in the same order each time."""
+    """Return `write` with `Marking.exact` set: whether Spark computes the same records in the
+    same order each time.
+    """
     if write.marking is None:
         return write
     plan = getattr(df, "_jdf", None)
@@ -429,21 +504,33 @@ def note_exactness(df: DataFrame, write: TableWrite) -> TableWrite:
 
 
 def _orderable_columns(df: DataFrame) -> list[str]:
-    kinds = {field.name: field.dataType.simpleString() for field in df.schema.fields if field.name[:2] != "__"}
+    kinds = {
+        field.name: field.dataType.simpleString()
+        for field in df.schema.fields
+        if field.name[:2] != "__"
+    }
     return [name for name, kind in kinds.items() if "map<" not in kind and "variant" not in kind]
 
 
-def check_record_columns(columns: Sequence[str], table: str, key: Sequence[str], *, updates: bool, what: str) -> None:
-    """Raise SchemaMismatchError if records lack the table's key, or the column `update` when `updates` are wanted."""
+def check_record_columns(
+    columns: Sequence[str], table: str, key: Sequence[str], *, updates: bool, what: str
+) -> None:
+    """Raise SchemaMismatchError if records lack the table's key, or the column `update` when
+    `updates` are wanted.
+    """
     needed = [*key, *([UPDATE] if updates else [])]
     missing = [name for name in needed if name not in columns]
     if missing:
         shown = ", ".join(name for name in columns if not name.startswith("__"))
         raise errors.SchemaMismatchError(
-            f"{what}: records for table {table} have no {', '.join(map(repr, missing))}; they have {shown}.",
-            "Turn the records into updates first: .map(*update_message(key=…, update=…, default=…))."
-            if updates
-            else f"Keep the table's key ({', '.join(key)}), or rename a column to it.",
+            f"{what}: records for table {table} have no {', '.join(map(repr, missing))}; they have"
+            f" {shown}.",
+            (
+                "Turn the records into updates first: .map(*update_message(key=…, update=…,"
+                " default=…))."
+                if updates
+                else f"Keep the table's key ({', '.join(key)}), or rename a column to it."
+            ),
             table=table,
             operator=what,
             column=missing[0],
@@ -455,11 +542,13 @@ def _sending_task(write: TableWrite, what: str) -> Callable[[Iterator[Any]], Ite
         try:
             report = run_blocking(_Sending(write, what).send_all(batches))
         except errors.AdjunctError as error:
-            # Return the error, don't raise it: the table has retried already, and Spark would retry the task and
-            # wrap the error.
+            # Return the error, don't raise it: the table has retried already, and Spark would retry
+            # the task and wrap the error.
             report = TaskReport(error=error)
         if report.error is not None:
-            for _ in batches:  # because Spark does not reuse a Python worker whose input was not read to its end
+            for _ in (
+                batches
+            ):  # because Spark does not reuse a Python worker whose input was not read to its end
                 pass
         yield pa.RecordBatch.from_pydict({"report": pa.array([report.to_bytes()], pa.binary())})
 
@@ -483,7 +572,9 @@ class _Sending:
             return report.error is None
 
         async with self._write.table as table:
-            await send_batches(batches, self._parts, lambda part: table.send(part.operation), record)
+            await send_batches(
+                batches, self._parts, lambda part: table.send(part.operation), record
+            )
             report.metrics = table.metrics
             return report
 
@@ -498,7 +589,10 @@ class _Sending:
 
         The others become dead letters; without those, the first of them is an error.
         """
-        write, names = self._write, [name for name in batch.schema.names if not name.startswith("__")]
+        write, names = (
+            self._write,
+            [name for name in batch.schema.names if not name.startswith("__")],
+        )
         found = first_unreadable(batch, names)
         if found is None:
             return batch
@@ -511,12 +605,16 @@ class _Sending:
         refused = np.zeros(batch.num_rows, bool)
         for name in names:
             refused[list(unreadable_values(batch.column(name)))] = True
-        for place in np.nonzero(refused)[0][: write.dead_letters + 1 - len(self._report.letters)].tolist():
+        for place in np.nonzero(refused)[0][
+            : write.dead_letters + 1 - len(self._report.letters)
+        ].tolist():
             self._report.letters.append(self._unreadable_letter(batch.slice(place, 1), names))
         return batch.filter(pa.array(~refused))
 
     def _unreadable_letter(self, row: Any, names: Sequence[str]) -> dict[str, Any]:
-        """Return the dead letter of a row with values that Python can't represent, which `readable_value` replaces."""
+        """Return the dead letter of a row with values that Python can't represent, which
+        `readable_value` replaces.
+        """
         found, write = first_unreadable(row, names), self._write
         assert found is not None
         record: Any = {name: readable_value(row.column(name)[0]) for name in names}
@@ -530,22 +628,30 @@ class _Sending:
 
 
 def _dead_letter(row: Any, kind: str, key: Any, value: Any, problem: str) -> dict[str, Any]:
-    """Return the dead letter of a row, as JSON-able values: its position in the stream, the request and the problem.
+    """Return the dead letter of a row, as JSON-able values: its position in the stream, the request
+    and the problem.
 
-    `record` in it is the JSON of the record or the update; that of `Changes` has their fields' names.
+    `record` in it is the JSON of the record or the update; that of `Changes` has their fields'
+    names.
     """
-    place = {name.strip("_"): row.column(name)[0].as_py() for name in _LETTER if name in row.schema.names}
+    place = {
+        name.strip("_"): row.column(name)[0].as_py() for name in _LETTER if name in row.schema.names
+    }
     if isinstance(value, Changes):
         parts = {"set": value.set, "add": value.add, "append": value.append}
         removed = {"remove": list(value.remove)} if value.remove else {}
         value = {part: dict(columns) for part, columns in parts.items() if columns} | removed
-    texts = {name: json.dumps(to_json_value(part)) for name, part in (("key", key), ("record", value))}
+    texts = {
+        name: json.dumps(to_json_value(part)) for name, part in (("key", key), ("record", value))
+    }
     content: dict[str, Any] = to_json_value({**place, "kind": kind, **texts, "problem": problem})
     return content
 
 
 def _key_of(row: Any, write: TableWrite) -> Any:
-    """Return the key of a row as tables take it: a value, or a tuple for a key of several columns."""
+    """Return the key of a row as tables take it: a value, or a tuple for a key of several
+    columns.
+    """
     key = tuple(readable_value(row.column(name)[0]) for name in write.table.key)
     return key[0] if len(key) == 1 else key
 
@@ -563,8 +669,8 @@ def _drop_null_keys(batch: Any, write: TableWrite, what: str) -> tuple[Any, int]
     if nulls and write.on_null_key == "fail":
         first = _describe_place(batch.filter(pc.invert(valid)), write.source)
         raise errors.NullKeyError(
-            f"{what}: {nulls} record(s) have no {' or no '.join(write.table.key)}, the key of table "
-            f"{write.table.name}{f'; the first is {first}' if first else ''}.",
+            f"{what}: {nulls} record(s) have no {' or no '.join(write.table.key)}, the key of table"
+            f" {write.table.name}{f'; the first is {first}' if first else ''}.",
             'Filter them out, or skip and count them: send_to(…, on_null_key="skip").',
             table=write.table.name,
         )
@@ -572,7 +678,9 @@ def _drop_null_keys(batch: Any, write: TableWrite, what: str) -> tuple[Any, int]
 
 
 def _describe_place(lacking: Any, source: str) -> str:
-    """Return partition and offset of the first of these records as text; "" if they are not among the columns."""
+    """Return partition and offset of the first of these records as text; "" if they are not
+    among the columns.
+    """
     if not set(_PLACE) <= set(lacking.schema.names):
         return ""
     partition, offset = (lacking.column(name)[0].as_py() for name in _PLACE)

@@ -1,5 +1,5 @@
-"""`RemoteTable`: a table in another store, accessed through a function and the layers above it; `BlockingTable` for
-threads.
+"""`RemoteTable`: a table in another store, accessed through a function and the layers above it;
+`BlockingTable` for threads.
 """
 
 from __future__ import annotations
@@ -20,8 +20,17 @@ from dagster_adjunct.resources.schemas.schema import ArrowFrame
 from dagster_adjunct.resources.tables.arrow import ArrowEntries
 from dagster_adjunct.resources.tables.batching import BatchLayer, BatchProvider
 from dagster_adjunct.resources.tables.cache import Cache, CacheLayer
-from dagster_adjunct.resources.tables.functions import FunctionLayer, TableReadFunction, TableWriteFunction
-from dagster_adjunct.resources.tables.metrics import Meter, TableMetrics, has_metrics_hooks, report_metrics
+from dagster_adjunct.resources.tables.functions import (
+    FunctionLayer,
+    TableReadFunction,
+    TableWriteFunction,
+)
+from dagster_adjunct.resources.tables.metrics import (
+    Meter,
+    TableMetrics,
+    has_metrics_hooks,
+    report_metrics,
+)
 from dagster_adjunct.resources.tables.operation import (
     DIRECT,
     Changes,
@@ -41,7 +50,10 @@ from dagster_adjunct.resources.tables.operation import (
 )
 from dagster_adjunct.resources.tables.rate import CreditSource, RateLayer, RateLimit
 from dagster_adjunct.resources.tables.retry import AttemptLayer, RetryLayer, RetryPolicy
-from dagster_adjunct.resources.tables.update_contract import UpdateContractLayer, explain_missing_records
+from dagster_adjunct.resources.tables.update_contract import (
+    UpdateContractLayer,
+    explain_missing_records,
+)
 from dagster_adjunct.resources.validation import validated_methods
 
 K = TypeVar("K", bound=Hashable)
@@ -53,9 +65,9 @@ U = TypeVar("U")
 class BlockingTable(Generic[K, V, U]):
     """The methods of a `RemoteTable` for plain Python: each blocks until it is done.
 
-    They run on an event loop in a thread of its own, so they can be called from any thread, also from one whose event
-    loop is running (and is blocked meanwhile). Use it in a `with` block, or `close()` it; arguments, results and errors
-    are those of `RemoteTable`.
+    They run on an event loop in a thread of its own, so they can be called from any thread, also
+    from one whose event loop is running (and is blocked meanwhile). Use it in a `with` block, or
+    `close()` it; arguments, results and errors are those of `RemoteTable`.
     """
 
     def __init__(self, table: RemoteTable[K, V, U]) -> None:
@@ -88,7 +100,9 @@ class BlockingTable(Generic[K, V, U]):
     def put(self, key: K, value: V | None, *args: object) -> None:
         self._thread.run(self.table.put(key, value, *args))
 
-    def put_all(self, entries: SkipValidation[Iterable[tuple[K, V | None]] | ArrowFrame], *args: object) -> None:
+    def put_all(
+        self, entries: SkipValidation[Iterable[tuple[K, V | None]] | ArrowFrame], *args: object
+    ) -> None:
         self._thread.run(self.table.put_all(entries, *args))
 
     def delete(self, key: K, *args: object, newest: object = None) -> None:
@@ -100,7 +114,9 @@ class BlockingTable(Generic[K, V, U]):
     def update(self, key: K, update: U, *args: object) -> None:
         self._thread.run(self.table.update(key, update, *args))
 
-    def update_all(self, entries: SkipValidation[Iterable[tuple[K, U]] | ArrowFrame], *args: object) -> None:
+    def update_all(
+        self, entries: SkipValidation[Iterable[tuple[K, U]] | ArrowFrame], *args: object
+    ) -> None:
         self._thread.run(self.table.update_all(entries, *args))
 
     def update_messages(
@@ -129,9 +145,14 @@ def check_request(table: str, key: Sequence[str], operation: Operation[Any]) -> 
     entries = operation.entries
     place = entries.null_key()
     if place is not None:
-        found, named = f"{entries.keys[place]!r} as a key to {operation.kind.value}", " and ".join(key)
+        found, named = (
+            f"{entries.keys[place]!r} as a key to {operation.kind.value}",
+            " and ".join(key),
+        )
         problem = f"table {table} got {found}; {named} must not be null."
-        raise errors.NullKeyError(problem, "Filter such records out before they reach the table.", table=table)
+        raise errors.NullKeyError(
+            problem, "Filter such records out before they reach the table.", table=table
+        )
     if type(entries) is RowEntries:
         try:
             deque(map(hash, entries.keys), 0)
@@ -139,8 +160,12 @@ def check_request(table: str, key: Sequence[str], operation: Operation[Any]) -> 
             raise _unhashable_key_error(table, error) from error
     needs_values = operation.kind in (OperationKind.UPDATE, OperationKind.PUT_IF_ABSENT)
     if needs_values and (place := entries.null_value()) is not None:
-        problem = f"table {table} got None to {operation.kind.value} for key {entries.keys[place]!r}."
-        raise errors.TableError(problem, "Use delete() to remove a record, or leave the entry out.", table=table)
+        problem = (
+            f"table {table} got None to {operation.kind.value} for key {entries.keys[place]!r}."
+        )
+        raise errors.TableError(
+            problem, "Use delete() to remove a record, or leave the entry out.", table=table
+        )
 
 
 def _unhashable_key_error(table: str, error: TypeError) -> errors.TableError:
@@ -153,15 +178,22 @@ def split_pairs(table: str, entries: Iterable[tuple[Any, Any]]) -> tuple[list[An
     """Return the keys and the values of the entries."""
     step = "Pass a list of (key, value), or the .items() of a dict."
     if isinstance(entries, (Mapping, set, frozenset)):
-        problem = f"table {table} got a {type(entries).__name__} as entries; expected pairs in the order to apply them."
+        problem = (
+            f"table {table} got a {type(entries).__name__} as entries; expected pairs in the order"
+            " to apply them."
+        )
         raise errors.TableError(problem, step, table=table)
     try:
         pairs = list(entries)
-        if any(issubclass(kind, str | bytes) for kind in set(map(type, pairs))):  # "ab" would unpack as a pair
+        if any(
+            issubclass(kind, str | bytes) for kind in set(map(type, pairs))
+        ):  # "ab" would unpack as a pair
             raise TypeError("they are text")
         return [key for key, _ in pairs], [value for _, value in pairs]
     except (TypeError, ValueError) as error:
-        raise errors.TableError(f"table {table} got entries that are not pairs: {error}.", step, table=table) from error
+        raise errors.TableError(
+            f"table {table} got entries that are not pairs: {error}.", step, table=table
+        ) from error
 
 
 # The states of failed entries; an error is that of the first of these states that occurs.
@@ -170,12 +202,16 @@ _ORDER = (State.REFUSED, State.UNKNOWN, State.FAILED, State.MISSING)
 _SHOWN = 300  # characters of a key that an error contains at most
 
 
-def error_from_outcomes(table: str, operation: Operation[Any], outcomes: Outcomes) -> errors.AdjunctError | None:
-    """Return the error for the failed entries of an operation; None if none failed. Skipped entries have not failed.
+def error_from_outcomes(
+    table: str, operation: Operation[Any], outcomes: Outcomes
+) -> errors.AdjunctError | None:
+    """Return the error for the failed entries of an operation; None if none failed. Skipped entries
+    have not failed.
 
-    Its message names the table, the operation and the first key of each way to fail; where the table can't be used at
-    all, the cause comes first. It is caused by the first entry's error, has its class if that is an AdjunctError, and
-    contains the keys of the entries that failed in the same way.
+    Its message names the table, the operation and the first key of each way to fail; where the
+    table can't be used at all, the cause comes first. It is caused by the first entry's error, has
+    its class if that is an AdjunctError, and contains the keys of the entries that failed in the
+    same way.
     """
     failed = [places for state in _ORDER if (places := outcomes.places(state))]
     if not failed:
@@ -184,14 +220,20 @@ def error_from_outcomes(table: str, operation: Operation[Any], outcomes: Outcome
     problem = outcomes.problems[places[0]]
     keys = tuple(dict.fromkeys(operation.entries.keys[place] for place in places))
     cause = problem.error
-    if problem.state is State.MISSING and isinstance(cause, errors.RecordNotFoundError) and cause.table == table:
+    if (
+        problem.state is State.MISSING
+        and isinstance(cause, errors.RecordNotFoundError)
+        and cause.table == table
+    ):
         return cause  # `explain_missing_records` has said everything
     if isinstance(cause, errors.AdjunctError):
         error = copy.copy(cause)  # of the same class, whatever its constructor requires
         error.next_step = cause.next_step
     else:
         kind = errors.TableUnavailableError if problem.may_pass else errors.TableError
-        error = kind("", "" if problem.may_pass else "Correct what the store rejects, then send it again.")
+        error = kind(
+            "", "" if problem.may_pass else "Correct what the store rejects, then send it again."
+        )
     failures = [_describe_failures(operation, outcomes, same) for same in failed]
     error.problem = f"table {table}: {' Also, '.join(failures)}"
     error.args = (f"{error.problem} {error.next_step}" if error.next_step else error.problem,)
@@ -206,7 +248,9 @@ def error_from_outcomes(table: str, operation: Operation[Any], outcomes: Outcome
 
 
 def _describe_failures(operation: Operation[Any], outcomes: Outcomes, places: Sequence[int]) -> str:
-    """Describe the entries at `places`: the first key, the number of other keys, and the first entry's reason."""
+    """Describe the entries at `places`: the first key, the number of other keys, and the first
+    entry's reason.
+    """
     problem = outcomes.problems[places[0]]
     keys = tuple(dict.fromkeys(operation.entries.keys[place] for place in places))
     first = repr(keys[0])
@@ -215,13 +259,26 @@ def _describe_failures(operation: Operation[Any], outcomes: Outcomes, places: Se
     reason = problem.describe()
     end = "" if reason.endswith((".", "!", "?", "…")) else "."
     of_table = isinstance(problem.error, errors.ConfigurationError | errors.TableAccessError)
-    if problem.of_request and (of_table or problem.state is State.FAILED):  # nothing is wrong with the entries
+    if problem.of_request and (
+        of_table or problem.state is State.FAILED
+    ):  # nothing is wrong with the entries
         return f"{reason}{end} So the {operation.kind.value} of key {shown}{more} failed."
     return f"{operation.kind.value} of key {shown}{more} failed: {reason}{end}"
 
 
-GET, PUT, DELETE, UPDATE = OperationKind.GET, OperationKind.PUT, OperationKind.DELETE, OperationKind.UPDATE
-_COUNTED_AS = {GET: "reads", PUT: "writes", OperationKind.PUT_IF_ABSENT: "writes", DELETE: "deletes", UPDATE: "updates"}
+GET, PUT, DELETE, UPDATE = (
+    OperationKind.GET,
+    OperationKind.PUT,
+    OperationKind.DELETE,
+    OperationKind.UPDATE,
+)
+_COUNTED_AS = {
+    GET: "reads",
+    PUT: "writes",
+    OperationKind.PUT_IF_ABSENT: "writes",
+    DELETE: "deletes",
+    UPDATE: "updates",
+}
 
 
 class _Layers(NamedTuple):
@@ -237,24 +294,27 @@ _PROCESS_STATE = ("_meter", "_reported", "_layers")
 class RemoteTable(Generic[K, V, U]):
     """Records V by key K in another store, with partial updates U. All requests are async.
 
-    It is a declaration until its first request: it pickles small, without connections, limiter state or counts, so each
-    executor opens its own. Use `async with table:` or `close()` to release connections; in plain Python use
-    `BlockingTable`. Guarantees:
+    It is a declaration until its first request: it pickles small, without connections, limiter
+    state or counts, so each executor opens its own. Use `async with table:` or `close()` to release
+    connections; in plain Python use `BlockingTable`. Guarantees:
 
-    - Operations on one key take effect in the order of the calls, also if they are retried; the order between keys is
-      undefined.
-    - Concurrent calls are batched into requests of at most `batch_size` records (or as `batches` says), of which at
-      most `in_flight` are under way at a time. `args` are passed to the function unchanged.
-    - None as a key, or in one, raises NullKeyError before anything is sent; an update that is None raises TableError.
+    - Operations on one key take effect in the order of the calls, also if they are retried; the
+      order between keys is undefined.
+    - Concurrent calls are batched into requests of at most `batch_size` records (or as `batches`
+      says), of which at most `in_flight` are under way at a time. `args` are passed to the function
+      unchanged.
+    - None as a key, or in one, raises NullKeyError before anything is sent; an update that is None
+      raises TableError.
     - A request may be retried (see `RetryPolicy`): at least once, in order.
     - An error concerns the entries it names; the other entries of the call have taken effect.
 
-    `key` names the key's columns, for operators that bring a key's records together. `newest_by` names the column whose
-    greatest value wins, and `idempotent` makes replays of messages harmless (`on_replay="skip"`: a startpoint doesn't
-    apply them again either); the store checks both with each write. With `fenced` it also checks that no later run of
-    the application has begun: a run that was paused can't even write what it had under way. `defaults_may_overwrite`
-    allows defaults if the function does not support put_if_absent. `cache` keeps records in this process; a table with
-    a cache takes no updates from streams.
+    `key` names the key's columns, for operators that bring a key's records together. `newest_by`
+    names the column whose greatest value wins, and `idempotent` makes replays of messages harmless
+    (`on_replay="skip"`: a startpoint doesn't apply them again either); the store checks both with
+    each write. With `fenced` it also checks that no later run of the application has begun: a run
+    that was paused can't even write what it had under way. `defaults_may_overwrite` allows defaults
+    if the function does not support put_if_absent. `cache` keeps records in this process; a table
+    with a cache takes no updates from streams.
     """
 
     def __init__(
@@ -284,18 +344,28 @@ class RemoteTable(Generic[K, V, U]):
         self.retry = retry or RetryPolicy()
         self.rate_limit = rate_limit or RateLimit()
         if batches is not None and batch_size is not None:
-            found = f"table {name}: batch_size={batch_size} and batches={batches} both set the batch size"
+            found = (
+                f"table {name}: batch_size={batch_size} and batches={batches} both set the batch"
+                " size"
+            )
             raise argument_error(found, "one of them", argument="batches", table=name)
-        self.batches = batches or (BatchProvider() if batch_size is None else BatchProvider(size=batch_size))
+        self.batches = batches or (
+            BatchProvider() if batch_size is None else BatchProvider(size=batch_size)
+        )
         self.in_flight = in_flight
         self.newest_by, self.idempotent, self.on_replay = newest_by, idempotent, on_replay
         self.fenced = fenced
         self.defaults_may_overwrite = defaults_may_overwrite
         self.cache = cache
         self.clock = SystemClock() if clock is None else clock
-        if not (callable(getattr(self.clock, "now", None)) and callable(getattr(self.clock, "sleep", None))):
+        if not (
+            callable(getattr(self.clock, "now", None))
+            and callable(getattr(self.clock, "sleep", None))
+        ):
             expected = "an object with now() and async sleep(seconds)"
-            raise argument_error(f"table {name} has clock={clock!r}", expected, argument="clock", table=name)
+            raise argument_error(
+                f"table {name} has clock={clock!r}", expected, argument="clock", table=name
+            )
         if read_function is None and write_function is None:
             problem = f"table {name} has neither a read nor a write function."
             step = "Pass read_function=…, write_function=… or both (often the same object)."
@@ -309,7 +379,9 @@ class RemoteTable(Generic[K, V, U]):
         assert self._layers  # raises if the layers can't be composed
 
     def _check_columns(self) -> None:
-        """Raise ConfigurationError if a function declares another key, or columns without `newest_by`."""
+        """Raise ConfigurationError if a function declares another key, or columns without
+        `newest_by`.
+        """
         for function in (self.read_function, self.write_function):
             stored = declared_key(function)
             if stored and sorted(stored) != sorted(self.key):
@@ -320,49 +392,79 @@ class RemoteTable(Generic[K, V, U]):
         column_types = getattr(self.write_function, "column_types", None)
         columns = None if column_types is None else column_types()
         if self.newest_by and columns and self.newest_by not in columns:
-            problem = f"table {self.name} has newest_by={self.newest_by!r}, and its columns are {', '.join(columns)}."
+            problem = (
+                f"table {self.name} has newest_by={self.newest_by!r}, and its columns are"
+                f" {', '.join(columns)}."
+            )
             step = "Name one of its columns, or declare that column."
             raise errors.ConfigurationError(problem, step, argument="newest_by", table=self.name)
 
     def _check_conditions(self) -> None:
-        """Raise ConfigurationError if `newest_by`, `idempotent` and `on_replay` do not fit each other or the table.
+        """Raise ConfigurationError if `newest_by`, `idempotent` and `on_replay` do not fit each
+        other or the table.
 
         The write function must support them, and a table with a cache can't have them.
         """
         table, function = f"table {self.name}", self.write_function
-        declared = (("newest_by", self.newest_by is not None), ("idempotent", self.idempotent), ("fenced", self.fenced))
+        declared = (
+            ("newest_by", self.newest_by is not None),
+            ("idempotent", self.idempotent),
+            ("fenced", self.fenced),
+        )
         for name, wanted in declared:
             if wanted and (function is None or not getattr(function.capabilities, name)):
                 raise errors.ConfigurationError(
                     f"{table} declares {name}, but "
-                    + ("it has no write function." if function is None else "its write function can't check it."),
+                    + (
+                        "it has no write function."
+                        if function is None
+                        else "its write function can't check it."
+                    ),
                     f"Use a write function whose store supports it, or remove {name}.",
                     argument=name,
                     table=self.name,
                 )
         if self.newest_by == "":
             expected = "the name of the column with each record's time"
-            raise argument_error(f"{table}: newest_by=''", expected, argument="newest_by", table=self.name)
+            raise argument_error(
+                f"{table}: newest_by=''", expected, argument="newest_by", table=self.name
+            )
         if self.on_replay == "skip" and not self.idempotent:
             found = f"{table}: on_replay='skip' with idempotent=False"
             expected = '"apply", or "skip" together with idempotent=True'
             raise argument_error(found, expected, argument="on_replay", table=self.name)
         if self.batches.compact and (self.newest_by is not None or self.idempotent):
-            problem = f"{table}: compact batches can't be combined with newest_by or idempotent: the store decides for "
+            problem = (
+                f"{table}: compact batches can't be combined with newest_by or idempotent: the"
+                " store decides for "
+            )
             problem += "each write whether it is the newest, and was not applied before."
             step = "Remove compact=True, or the conditions."
             raise errors.ConfigurationError(problem, step, argument="batches", table=self.name)
         if self.cache is not None and (self.newest_by is not None or self.idempotent):
-            problem = f"{table}: a cache can't know which writes the store skips under newest_by or idempotent."
-            step = "Remove the cache, or declare a second table for reading that has the cache and no conditions."
+            problem = (
+                f"{table}: a cache can't know which writes the store skips under newest_by or"
+                " idempotent."
+            )
+            step = (
+                "Remove the cache, or declare a second table for reading that has the cache and no"
+                " conditions."
+            )
             raise errors.ConfigurationError(problem, step, argument="cache", table=self.name)
 
     @cached_property
     def _layers(self) -> _Layers:
-        """cache -> batch (with the order of each key) -> update contract -> retry -> rate -> attempt -> function"""
+        """cache -> batch (with the order of each key) -> update contract -> retry -> rate ->
+        attempt -> function
+        """
         meter = self._meter
         function = FunctionLayer(
-            self.name, self.read_function, self.write_function, self.fence, self.fenced, self.may_create
+            self.name,
+            self.read_function,
+            self.write_function,
+            self.fence,
+            self.fenced,
+            self.may_create,
         )
         attempt = AttemptLayer(self.name, function, self.retry.timeout, meter)
         rate = RateLayer(self.name, attempt, self.rate_limit, self.credit_source, meter, self.clock)
@@ -373,18 +475,29 @@ class RemoteTable(Generic[K, V, U]):
         size = rate.largest(min([self.batches.size, *largest]))
         batches = self.batches if size == self.batches.size else replace(self.batches, size=size)
         contract = UpdateContractLayer(
-            retry, table=self.name, capabilities=able, defaults_may_overwrite=self.defaults_may_overwrite
+            retry,
+            table=self.name,
+            capabilities=able,
+            defaults_may_overwrite=self.defaults_may_overwrite,
         )
         writes = self.write_function
         batch = BatchLayer(
-            contract, table=self.name, batches=batches, in_flight=self.in_flight, function=writes, meter=meter
+            contract,
+            table=self.name,
+            batches=batches,
+            in_flight=self.in_flight,
+            function=writes,
+            meter=meter,
         )
-        return _Layers(batch if self.cache is None else CacheLayer(batch, self.cache, meter, self.clock), batch)
+        return _Layers(
+            batch if self.cache is None else CacheLayer(batch, self.cache, meter, self.clock), batch
+        )
 
     def __repr__(self) -> str:
         return (
-            f"RemoteTable({self.name!r}, key={self.key}, read_function={self.read_function!r}, "
-            f"write_function={self.write_function!r}, retry={self.retry}, rate_limit={self.rate_limit})"
+            f"RemoteTable({self.name!r}, key={self.key}, read_function={self.read_function!r},"
+            f" write_function={self.write_function!r}, retry={self.retry},"
+            f" rate_limit={self.rate_limit})"
         )
 
     def __getstate__(self) -> dict[str, object]:
@@ -401,16 +514,20 @@ class RemoteTable(Generic[K, V, U]):
         return table
 
     def with_fence(self, fence: Fence, *, may_create: bool = True) -> RemoteTable[K, V, U]:
-        """Return a copy of this table whose writes are those of a run, also in tasks: see `Operation.fence`.
+        """Return a copy of this table whose writes are those of a run, also in tasks: see
+        `Operation.fence`.
 
-        Without `may_create` they do not create the store's table, because the run has begun with it.
+        Without `may_create` they do not create the store's table, because the run has begun with
+        it.
         """
         table = copy.copy(self)
         table.fence, table.may_create = fence, may_create
         return table
 
     async def announce(self) -> None:
-        """Let the store refuse writes of runs before that of this table's fence, where it can (`with_fence`)."""
+        """Let the store refuse writes of runs before that of this table's fence, where it can
+        (`with_fence`).
+        """
         if self.fence is not None and self.write_function is not None:
             await self.write_function.announce(self.fence)
 
@@ -438,7 +555,9 @@ class RemoteTable(Generic[K, V, U]):
             report_metrics(self.name, self._reported - before)
 
     async def close(self) -> None:
-        """Release the connections when everything requested is answered. The next request opens them again."""
+        """Release the connections when everything requested is answered. The next request opens
+        them again.
+        """
         await self.flush()
         if self.credit_source is not None:
             await self.credit_source.close()
@@ -447,15 +566,19 @@ class RemoteTable(Generic[K, V, U]):
     async def send(self, operation: Operation[K]) -> Outcomes:
         """Execute the operation under the table's declared conditions; return each entry's outcome.
 
-        All other requests use it. Invalid requests raise before anything is sent; problems of entries are in the
-        outcomes.
+        All other requests use it. Invalid requests raise before anything is sent; problems of
+        entries are in the outcomes.
         """
         return await self._send(operation)
 
     async def _send(self, operation: Operation[K]) -> Outcomes:
         entries: object = operation.entries
-        if type(entries) is not RowEntries and not (hasattr(entries, "null_key") and hasattr(entries, "take")):
-            problem = f"table {self.name} got an Operation whose entries are a {type(entries).__name__}."
+        if type(entries) is not RowEntries and not (
+            hasattr(entries, "null_key") and hasattr(entries, "take")
+        ):
+            problem = (
+                f"table {self.name} got an Operation whose entries are a {type(entries).__name__}."
+            )
             step = "Use RowEntries(keys, values), or ArrowEntries.of(batch, key)."
             raise errors.TableError(problem, step, table=self.name)
         if not operation.count:
@@ -482,8 +605,12 @@ class RemoteTable(Generic[K, V, U]):
             wanted = list(dict.fromkeys(wanted))
         except TypeError as error:
             raise _unhashable_key_error(self.name, error) from error
-        records = (await self._send_or_raise(Operation(GET, RowEntries(wanted), args))).records or ()
-        return {key: record for key, record in zip(wanted, records, strict=False) if record is not None}
+        records = (
+            await self._send_or_raise(Operation(GET, RowEntries(wanted), args))
+        ).records or ()
+        return {
+            key: record for key, record in zip(wanted, records, strict=False) if record is not None
+        }
 
     async def put(self, key: K, value: V | None, *args: object) -> None:
         """Make `value` the record of `key`; None deletes it."""
@@ -492,11 +619,13 @@ class RemoteTable(Generic[K, V, U]):
         else:
             await self._send_or_raise(Operation(PUT, RowEntries((key,), (value,)), args))
 
-    async def put_all(self, entries: SkipValidation[Iterable[tuple[K, V | None]] | ArrowFrame], *args: object) -> None:
+    async def put_all(
+        self, entries: SkipValidation[Iterable[tuple[K, V | None]] | ArrowFrame], *args: object
+    ) -> None:
         """`put` for each entry, in order for each key; None deletes.
 
-        Rows of an Arrow table or batch, or of a pandas or Polars frame, are records by the table's key. They become
-        Python values only if the store needs them.
+        Rows of an Arrow table or batch, or of a pandas or Polars frame, are records by the table's
+        key. They become Python values only if the store needs them.
         """
         await self._send_or_raise(Operation(PUT, self._entries_of(entries), args))
 
@@ -514,28 +643,40 @@ class RemoteTable(Generic[K, V, U]):
     async def update(self, key: K, update: U, *args: object) -> None:
         """Apply `update` to the record of `key`; RecordNotFoundError if there is none."""
         await self._send_or_raise(
-            Operation(UPDATE, RowEntries((key,), (update,)), args, contract=UpdateContract.UPDATE_ONLY)
+            Operation(
+                UPDATE, RowEntries((key,), (update,)), args, contract=UpdateContract.UPDATE_ONLY
+            )
         )
 
-    async def update_all(self, entries: SkipValidation[Iterable[tuple[K, U]] | ArrowFrame], *args: object) -> None:
-        """`update` for each entry, in order for each key. A row of a frame sets all columns but the key's.
+    async def update_all(
+        self, entries: SkipValidation[Iterable[tuple[K, U]] | ArrowFrame], *args: object
+    ) -> None:
+        """`update` for each entry, in order for each key. A row of a frame sets all columns but the
+        key's.
 
         RecordNotFoundError names the keys without a record; all other entries are applied.
         """
         rows = self._entries_of(entries, updates=True)
-        await self._send_or_raise(Operation(UPDATE, rows, args, contract=UpdateContract.UPDATE_ONLY))
+        await self._send_or_raise(
+            Operation(UPDATE, rows, args, contract=UpdateContract.UPDATE_ONLY)
+        )
 
     def _deletes(self, keys: Sequence[Any], newest: Any) -> RowEntries[Any]:
         """The entries that delete `keys`, each with the time `newest` if that is given."""
         if newest is None:
             return RowEntries(keys)
         if self.newest_by is None:
-            problem = f"table {self.name} got a delete with newest={newest!r}, but is declared without newest_by."
+            problem = (
+                f"table {self.name} got a delete with newest={newest!r}, but is declared without"
+                " newest_by."
+            )
             step = "Omit newest, or declare the table with newest_by."
             raise errors.ConfigurationError(problem, step, argument="newest", table=self.name)
         return RowEntries(keys, newest=[newest] * len(keys))
 
-    def _entries_of(self, entries: Iterable[tuple[Any, Any]] | ArrowFrame, *, updates: bool = False) -> Entries[Any]:
+    def _entries_of(
+        self, entries: Iterable[tuple[Any, Any]] | ArrowFrame, *, updates: bool = False
+    ) -> Entries[Any]:
         if isinstance(entries, ArrowFrame):
             return ArrowEntries.of(entries, self.key, updates=updates)
         keys, values = split_pairs(self.name, entries)
@@ -547,16 +688,21 @@ class RemoteTable(Generic[K, V, U]):
         contract: UpdateContract = UpdateContract.UPDATE_ONLY,
         *args: object,
     ) -> None:
-        """Apply each message in order, starting missing records from their defaults if `contract` allows it.
+        """Apply each message in order, starting missing records from their defaults if `contract`
+        allows it.
 
-        Takes one request per batch if the function supports defaults in updates, else up to three. Raises
-        RecordNotFoundError as `update_all` does; it says how to avoid the missing records.
+        Takes one request per batch if the function supports defaults in updates, else up to three.
+        Raises RecordNotFoundError as `update_all` does; it says how to avoid the missing records.
         """
         keys, messages = split_pairs(self.name, entries)
         for key, message in zip(keys, messages, strict=True):
             if not isinstance(message, UpdateMessage):
-                problem = f"table {self.name} got {message!r} for key {key!r}; expected an UpdateMessage."
-                raise errors.TableError(problem, "Wrap the update: UpdateMessage(update, default).", table=self.name)
+                problem = (
+                    f"table {self.name} got {message!r} for key {key!r}; expected an UpdateMessage."
+                )
+                raise errors.TableError(
+                    problem, "Wrap the update: UpdateMessage(update, default).", table=self.name
+                )
         defaults = [message.default for message in messages]
         kept = defaults if any(default is not None for default in defaults) else None
         updates = RowEntries(keys, [message.update for message in messages], kept)
@@ -565,18 +711,27 @@ class RemoteTable(Generic[K, V, U]):
     async def _send_or_raise(self, operation: Operation[Any]) -> Outcomes:
         own = type(self).send is not RemoteTable.send  # a subclass's send
         outcomes = await (self.send(operation) if own else self._send(operation))
-        if outcomes.problems and (error := error_from_outcomes(self.name, operation, outcomes)) is not None:
+        if (
+            outcomes.problems
+            and (error := error_from_outcomes(self.name, operation, outcomes)) is not None
+        ):
             raise error
         return outcomes
 
     def _with_conditions(self, operation: Operation[Any]) -> Operation[Any]:
-        """Return the operation with the conditions that the table declares, and the times and marks that they need.
+        """Return the operation with the conditions that the table declares, and the times and marks
+        that they need.
 
-        `newest_by` applies to every write; the times are those of the entries (`newest`), else they are read from the
-        records and updates. `idempotent` applies only to entries with marks, which those of a direct call lack. Raises
-        TableError for entries without a time, and for updates that a retry could apply twice.
+        `newest_by` applies to every write; the times are those of the entries (`newest`), else they
+        are read from the records and updates. `idempotent` applies only to entries with marks,
+        which those of a direct call lack. Raises TableError for entries without a time, and for
+        updates that a retry could apply twice.
         """
-        if (self.newest_by is None and not self.idempotent) or not operation.kind.writes or operation.conditions:
+        if (
+            (self.newest_by is None and not self.idempotent)
+            or not operation.kind.writes
+            or operation.conditions
+        ):
             return operation
         entries = operation.entries
         idempotent = self.idempotent and entries.marks is not None
@@ -585,10 +740,18 @@ class RemoteTable(Generic[K, V, U]):
         if not idempotent and operation.kind is UPDATE:
             self._check_repeatable(entries)
         if entries.newest is None or entries.marks is None:
-            times = entries.newest if entries.newest is not None else self._read_times(operation, self.newest_by)
+            times = (
+                entries.newest
+                if entries.newest is not None
+                else self._read_times(operation, self.newest_by)
+            )
             marks = entries.marks if entries.marks is not None else [DIRECT] * len(entries)
             entries = RowEntries(entries.keys, entries.values, entries.defaults, marks, times)
-        return replace(operation, entries=entries, conditions=Conditions(self.newest_by, idempotent, self.idempotent))
+        return replace(
+            operation,
+            entries=entries,
+            conditions=Conditions(self.newest_by, idempotent, self.idempotent),
+        )
 
     def _read_times(self, operation: Operation[Any], column: str) -> list[Any]:
         values: Sequence[Any] = operation.entries.values or [None] * len(operation)
@@ -599,10 +762,13 @@ class RemoteTable(Generic[K, V, U]):
                 gone = operation.kind is DELETE or values[place] is None
                 thing = "update" if operation.kind is UPDATE else "record"
                 raise errors.TableError(
-                    f"table {self.name}: {operation.kind.value} of key {key!r} has no {column}, which newest_by needs.",
-                    f"Pass the {column} of the delete: delete({key!r}, newest=…)."
-                    if gone
-                    else f"Set {column} in the {thing}.",
+                    f"table {self.name}: {operation.kind.value} of key {key!r} has no {column},"
+                    " which newest_by needs.",
+                    (
+                        f"Pass the {column} of the delete: delete({key!r}, newest=…)."
+                        if gone
+                        else f"Set {column} in the {thing}."
+                    ),
                     table=self.name,
                 )
         return times
@@ -613,9 +779,10 @@ class RemoteTable(Generic[K, V, U]):
         for place, value in enumerate(entries.values or ()):
             if isinstance(value, Changes) and not value.repeatable:
                 raise errors.TableError(
-                    f"table {self.name}: the update of {entries.keys[place]!r} adds or appends: with "
-                    "newest_by alone, a repeated update would do so twice.",
-                    "Only set values; or declare the table with idempotent=True, and send entries with marks.",
+                    f"table {self.name}: the update of {entries.keys[place]!r} adds or appends:"
+                    " with newest_by alone, a repeated update would do so twice.",
+                    "Only set values; or declare the table with idempotent=True, and send entries"
+                    " with marks.",
                     table=self.name,
                 )
 
@@ -625,7 +792,10 @@ class RemoteTable(Generic[K, V, U]):
         done = outcomes.done
         if operation.kind is PUT and operation.entries.null_value() is not None:
             values = operation.entries.values or ()
-            deleted = sum(value is None and place not in outcomes.problems for place, value in enumerate(values))
+            deleted = sum(
+                value is None and place not in outcomes.problems
+                for place, value in enumerate(values)
+            )
             count("deletes", deleted)
             done -= deleted
         count(_COUNTED_AS[operation.kind], done, present)

@@ -5,9 +5,9 @@
                     -> put the default if there is still none -> update -> done
        `------- no record otherwise ----------------------------> missing
 
-A function that supports this in one request gets one request. Others get three: the update, the defaults of missing
-records, and the updates of these. The layer is below the one that keeps the order of each key, so later operations on
-the keys wait until the third is answered.
+A function that supports this in one request gets one request. Others get three: the update, the
+defaults of missing records, and the updates of these. The layer is below the one that keeps the
+order of each key, so later operations on the keys wait until the third is answered.
 """
 
 from __future__ import annotations
@@ -16,7 +16,12 @@ from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from dagster_adjunct.resources.errors import ConfigurationError, RecordNotFoundError, RunLeaseLostError, TransientError
+from dagster_adjunct.resources.errors import (
+    ConfigurationError,
+    RecordNotFoundError,
+    RunLeaseLostError,
+    TransientError,
+)
 from dagster_adjunct.resources.tables.functions import outcomes_from_missing
 from dagster_adjunct.resources.tables.operation import (
     Capabilities,
@@ -40,13 +45,19 @@ from dagster_adjunct.resources.validation import validated
 class UpdateContractLayer:
     """Applies the contract of each update; passes on everything else.
 
-    Under UPDATE_ONLY it drops the defaults. Under UPDATE_WITH_DEFAULTS it puts a default if there is no record. With a
-    function that can't check this in the same request, it raises ConfigurationError, unless `defaults_may_overwrite`
-    accepts that a record is lost which another writer puts at that moment.
+    Under UPDATE_ONLY it drops the defaults. Under UPDATE_WITH_DEFAULTS it puts a default if there
+    is no record. With a function that can't check this in the same request, it raises
+    ConfigurationError, unless `defaults_may_overwrite` accepts that a record is lost which another
+    writer puts at that moment.
     """
 
     def __init__(
-        self, below: Layer, *, table: str, capabilities: Capabilities, defaults_may_overwrite: bool = False
+        self,
+        below: Layer,
+        *,
+        table: str,
+        capabilities: Capabilities,
+        defaults_may_overwrite: bool = False,
     ) -> None:
         self._below = below
         self._table = table
@@ -57,16 +68,31 @@ class UpdateContractLayer:
     async def send(self, operation: Operation[Any]) -> Outcomes:
         if operation.kind is not OperationKind.UPDATE:
             return await self._below.send(operation)
-        if operation.contract is UpdateContract.UPDATE_ONLY and operation.entries.defaults is not None:
+        if (
+            operation.contract is UpdateContract.UPDATE_ONLY
+            and operation.entries.defaults is not None
+        ):
             operation = operation.with_entries(operation.entries.without_defaults())
         defaults = operation.entries.defaults
         # All can be None: updates without a default have shared a request with others.
-        if self._updates_with_defaults or defaults is None or all(default is None for default in defaults):
+        if (
+            self._updates_with_defaults
+            or defaults is None
+            or all(default is None for default in defaults)
+        ):
             return await self._send_update(operation)
         if not (self._puts_if_absent or self._may_overwrite):
-            problem = f"table {self._table}: without put_if_absent, a default could overwrite another writer's record."
-            step = "Implement put_if_absent(), accept the risk with defaults_may_overwrite=True, or send no defaults."
-            raise ConfigurationError(problem, step, argument="defaults_may_overwrite", table=self._table)
+            problem = (
+                f"table {self._table}: without put_if_absent, a default could overwrite another"
+                " writer's record."
+            )
+            step = (
+                "Implement put_if_absent(), accept the risk with defaults_may_overwrite=True, or"
+                " send no defaults."
+            )
+            raise ConfigurationError(
+                problem, step, argument="defaults_may_overwrite", table=self._table
+            )
         return await self._send_in_three(operation, defaults)
 
     async def close(self) -> None:
@@ -81,23 +107,33 @@ class UpdateContractLayer:
             return first
         kind = OperationKind.PUT_IF_ABSENT if self._puts_if_absent else OperationKind.PUT
         rows = RowEntries(list(begun), [defaults[place] for place in begun.values()])
-        # Without conditions, because a default is no message: it must not count as the newest or leave a mark.
-        puts = await self._send_apart(replace(operation, kind=kind, entries=rows, conditions=Conditions()))
+        # Without conditions, because a default is no message: it must not count as the newest or
+        # leave a mark.
+        puts = await self._send_apart(
+            replace(operation, kind=kind, entries=rows, conditions=Conditions())
+        )
         later = await self._send_apart(bare.with_entries(bare.entries.take(again)))
-        outcomes = first.with_retried(again, replace(later, defaults_put=later.defaults_put + puts.done))
-        failed = {key: puts.problems[place] for place, key in enumerate(begun) if place in puts.problems}
+        outcomes = first.with_retried(
+            again, replace(later, defaults_put=later.defaults_put + puts.done)
+        )
+        failed = {
+            key: puts.problems[place] for place, key in enumerate(begun) if place in puts.problems
+        }
         problems = dict(outcomes.problems)
         for place in outcomes.places(State.MISSING):
             put = failed.get(keys[place])
             if put is not None and put.state is not State.SKIPPED:
-                problems[place] = replace(put, error=self._failed_default_error(keys[place], put, problems[place]))
+                problems[place] = replace(
+                    put, error=self._failed_default_error(keys[place], put, problems[place])
+                )
         return replace(outcomes, problems=problems)
 
     async def _send_apart(self, operation: Operation[Any]) -> Outcomes:
-        """Send the second or third request; if it is rejected as a whole, send each entry by itself.
+        """Send the second or third request; if it is rejected as a whole, send each entry by
+        itself.
 
-        Errors are returned as outcomes: a raised one would tell the layers above that nothing was sent, and they might
-        repeat the first request.
+        Errors are returned as outcomes: a raised one would tell the layers above that nothing was
+        sent, and they might repeat the first request.
         """
         outcomes, apart = await self._send_part(operation)
         if len(operation) == 1 or not apart:
@@ -108,14 +144,18 @@ class UpdateContractLayer:
             if key in failed:  # the earlier entry may still succeed, and must not be overtaken
                 part = Outcomes.all(1, failed[key].unsent)
             else:
-                part, _ = await self._send_part(operation.with_entries(entries.part(place, place + 1)))
+                part, _ = await self._send_part(
+                    operation.with_entries(entries.part(place, place + 1))
+                )
                 if (problem := part.problems.get(0)) is not None and problem.may_pass:
                     failed[key] = problem
             parts.append(part)
         return concatenate_outcomes(parts)
 
     async def _send_part(self, operation: Operation[Any]) -> tuple[Outcomes, bool]:
-        """Send one request; return its outcomes, and whether its entries may now be sent by themselves."""
+        """Send one request; return its outcomes, and whether its entries may now be sent by
+        themselves.
+        """
         try:
             outcomes = await self._send_update(operation)
         except RunLeaseLostError:
@@ -130,13 +170,20 @@ class UpdateContractLayer:
         try:
             return await self._below.send(operation)
         except Exception as error:
-            outcomes = outcomes_from_missing(operation, error, lambda other: Problem(State.REFUSED, other))
+            outcomes = outcomes_from_missing(
+                operation, error, lambda other: Problem(State.REFUSED, other)
+            )
             if outcomes is None:
                 raise
             return outcomes
 
-    def _failed_default_error(self, key: Any, put: Problem, missing: Problem) -> RecordNotFoundError:
-        problem = f"table {self._table} has no record to update for key {key!r}, and its default could not be put: "
+    def _failed_default_error(
+        self, key: Any, put: Problem, missing: Problem
+    ) -> RecordNotFoundError:
+        problem = (
+            f"table {self._table} has no record to update for key {key!r}, and its default could"
+            " not be put: "
+        )
         step = "Correct what the store rejects in the default."
         error = RecordNotFoundError(f"{problem}{put.error}", step, keys=(key,), table=self._table)
         error.__cause__ = put.error or missing.error
@@ -146,10 +193,12 @@ class UpdateContractLayer:
 def plan_defaults(
     keys: Sequence[Hashable], defaults: Sequence[Any], missing: Sequence[int]
 ) -> tuple[dict[Hashable, int], list[int]]:
-    """Return the keys whose record to create, each with the index of its default, and the indices to send again.
+    """Return the keys whose record to create, each with the index of its default, and the indices
+    to send again.
 
-    `missing` are the indices of the entries whose record is missing, in order. A record is created from the default of
-    its key's first missing entry that has one; that entry and later ones are sent again, earlier ones stay missing.
+    `missing` are the indices of the entries whose record is missing, in order. A record is created
+    from the default of its key's first missing entry that has one; that entry and later ones are
+    sent again, earlier ones stay missing.
     """
     begun: dict[Hashable, int] = {}
     again: list[int] = []
@@ -164,7 +213,8 @@ def plan_defaults(
 
 
 def explain_missing_records(table: str, operation: Operation[Any], outcomes: Outcomes) -> Outcomes:
-    """Return the outcomes with one error for all missing records, which names the table and says what to do.
+    """Return the outcomes with one error for all missing records, which names the table and says
+    what to do.
 
     The advice depends on the contract, and on whether the messages had defaults.
     """
@@ -175,20 +225,29 @@ def explain_missing_records(table: str, operation: Operation[Any], outcomes: Out
     shown = ", ".join(map(repr, keys[:3])) + (", …" if len(keys) > 3 else "")
     defaults = operation.entries.defaults
     had_default = defaults is not None and any(defaults[place] is not None for place in missing)
-    problem = f"table {table} has no record to update for {len(keys)} key{'s' if len(keys) > 1 else ''} ({shown})"
+    problem = (
+        f"table {table} has no record to update for"
+        f" {len(keys)} key{'s' if len(keys) > 1 else ''} ({shown})"
+    )
     if operation.contract is UpdateContract.UPDATE_WITH_DEFAULTS and had_default:
         why, help_ = "; it was deleted right after its default was put.", "Send the update again."
     elif operation.contract is UpdateContract.UPDATE_WITH_DEFAULTS:
-        why, help_ = ", and the message has no default.", "Put the record first, or give each UpdateMessage a default."
+        why, help_ = (
+            ", and the message has no default.",
+            "Put the record first, or give each UpdateMessage a default.",
+        )
     elif had_default:
         why = ", and the contract UPDATE_ONLY ignores the default."
         help_ = "Send it with UpdateContract.UPDATE_WITH_DEFAULTS."
     else:
         why = ", and the update has no default."
         help_ = (
-            "Put the record first, or give a default: if_missing=… of stream.update(), or an UpdateMessage "
-            "with a default under UpdateContract.UPDATE_WITH_DEFAULTS."
+            "Put the record first, or give a default: if_missing=… of stream.update(), or an"
+            " UpdateMessage with a default under UpdateContract.UPDATE_WITH_DEFAULTS."
         )
     error = RecordNotFoundError(problem + why, help_, keys=keys, table=table)
     error.__cause__ = outcomes.problems[missing[0]].error
-    return replace(outcomes, problems={**outcomes.problems, **dict.fromkeys(missing, Problem(State.MISSING, error))})
+    return replace(
+        outcomes,
+        problems={**outcomes.problems, **dict.fromkeys(missing, Problem(State.MISSING, error))},
+    )

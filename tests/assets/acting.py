@@ -1,4 +1,6 @@
-"""A change format that does something before each decoding: what happens meanwhile, or goes wrong, in an advance."""
+"""A change format that does something before each decoding: what happens meanwhile, or goes
+wrong, in an advance.
+"""
 
 from __future__ import annotations
 

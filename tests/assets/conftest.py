@@ -53,7 +53,9 @@ class World:
         self.streams.create(name, schema=schema, key=key, partitions=partitions)
 
     def send(self, stream: str, rows: Sequence[Row], *, version: str | None = None) -> None:
-        """Append rows (tuples in the stream's order; a tombstone has None in every value column)."""
+        """Append rows (tuples in the stream's order; a tombstone has None in every value
+        column).
+        """
         schema = self.streams.info(stream).schema
         key = self.streams.info(stream).key
         columns: dict[str, Any] = {
@@ -61,18 +63,37 @@ class World:
             for index, name in enumerate(schema.names)
         }
         values = [index for index, name in enumerate(schema.names) if name not in key]
-        columns["__tombstone"] = pa.array([all(row[i] is None for i in values) for row in rows], pa.bool_())
+        columns["__tombstone"] = pa.array(
+            [all(row[i] is None for i in values) for row in rows], pa.bool_()
+        )
         self.streams.append(
-            stream, pa.table(columns), producer="test", sequence=self._next(stream), end_of_dataset=version
+            stream,
+            pa.table(columns),
+            producer="test",
+            sequence=self._next(stream),
+            end_of_dataset=version,
         )
 
-    def mark(self, stream: str, version: str, partitions: Sequence[int], rows: dict[int, int] | None = None) -> None:
+    def mark(
+        self,
+        stream: str,
+        version: str,
+        partitions: Sequence[int],
+        rows: dict[int, int] | None = None,
+    ) -> None:
         self.streams.append_markers(
-            stream, version, producer="test", sequence=self._next(stream), partitions=partitions, rows=rows
+            stream,
+            version,
+            producer="test",
+            sequence=self._next(stream),
+            partitions=partitions,
+            rows=rows,
         )
 
     def advance(self, spec: AdjunctDataset, *, lake: Lake | None = None) -> AdvanceReport:
-        return advance_dataset(spec, lake=lake or self.lake, systems=self.systems, spark=self.spark, by="test")
+        return advance_dataset(
+            spec, lake=lake or self.lake, systems=self.systems, spark=self.spark, by="test"
+        )
 
     def view(self, spec: AdjunctDataset) -> VersionReader:
         return StoredVersions(self.lake, spec).require_current(self.systems)
@@ -90,10 +111,11 @@ def world(tmp_path: Path) -> World:
 
 @pytest.fixture(params=[pytest.param("spark", marks=pytest.mark.long), "in process"])
 def either(request: pytest.FixtureRequest, world: World) -> World:
-    """A fresh lake whose datasets are made in process, and again by Spark: what holds for one holds for the other.
+    """A fresh lake whose datasets are made in process, and again by Spark: what holds for one holds
+    for the other.
 
-    That both decode the same is compared in tests/assets/changes/test_decoders_alike.py, and that they make the same
-    tables in tests/assets/unbounded/test_engines.py.
+    That both decode the same is compared in tests/assets/changes/test_decoders_alike.py, and that
+    they make the same tables in tests/assets/unbounded/test_engines.py.
     """
     session = request.getfixturevalue("spark") if request.param == "spark" else None
     world.spark = IN_PROCESS if session is None else lambda: session

@@ -1,6 +1,8 @@
-"""One bounded dataset that goes through the real cycle without Spark, and what the lake holds of it.
+"""One bounded dataset that goes through the real cycle without Spark, and what the lake holds of
+it.
 
-What is reachable is worked out from the stored JSON alone, so that it is no word of the code under test.
+What is reachable is worked out from the stored JSON alone, so that it is no word of the code under
+test.
 """
 
 from __future__ import annotations
@@ -74,7 +76,9 @@ def faulty(world: World, *faults: Fault) -> Lake:
 def builds(lake: Lake) -> int:
     """Return how many generations were written into such a lake."""
     assert isinstance(lake.store, FaultyStore)
-    return len({key.rpartition("/")[0] for request, key in lake.store.requests if request == "upload"})
+    return len(
+        {key.rpartition("/")[0] for request, key in lake.store.requests if request == "upload"}
+    )
 
 
 def objects(lake: Lake, prefix: str = "") -> dict[str, str]:
@@ -84,11 +88,15 @@ def objects(lake: Lake, prefix: str = "") -> dict[str, str]:
 
 def data_and_documents(lake: Lake, name: str = NAME) -> set[str]:
     """Return what lies in the lake of versions: files and documents."""
-    return {key for part in ("data", "versions") for key in objects(lake, f"datasets/{name}/{part}/")}
+    return {
+        key for part in ("data", "versions") for key in objects(lake, f"datasets/{name}/{part}/")
+    }
 
 
 def reached(lake: Lake, name: str = NAME) -> set[str]:
-    """Return the files and documents that the current manifest needs, from the JSON as it is stored."""
+    """Return the files and documents that the current manifest needs, from the JSON as it is
+    stored.
+    """
     pointer = json.loads(lake.store.get(f"datasets/{name}/CURRENT").data)
     body = json.loads(lake.store.get(pointer["manifest"]).data)["body"]
     if body.get("version_set"):
@@ -112,8 +120,15 @@ def _files(version: dict[str, Any]) -> set[str]:
 def pin_that_has_ended(store: StoredVersions, version: str) -> None:
     """Pin a version two hours ago, for one hour."""
     lake = store.log.lake
-    earlier = Lake(lake.store, lake.id, shared=lake.shared, clock=lambda: datetime.now(UTC) - timedelta(hours=2))
-    StoredVersions(earlier, store.name).pin(version, **WHY, expires_at=datetime.now(UTC) - timedelta(hours=1))
+    earlier = Lake(
+        lake.store,
+        lake.id,
+        shared=lake.shared,
+        clock=lambda: datetime.now(UTC) - timedelta(hours=2),
+    )
+    StoredVersions(earlier, store.name).pin(
+        version, **WHY, expires_at=datetime.now(UTC) - timedelta(hours=1)
+    )
 
 
 def make_older(lake: Lake, by: timedelta, prefix: str = "datasets/") -> None:

@@ -21,7 +21,9 @@ def by_seat() -> Function:
 
 def seated() -> Function:
     """The record, if it has seats."""
-    return lambda record: [{"tailnum": record["tailnum"], "seats": record["seats"]}] if record["seats"] else []
+    return lambda record: (
+        [{"tailnum": record["tailnum"], "seats": record["seats"]}] if record["seats"] else []
+    )
 
 
 def whatever_it_says() -> Function:

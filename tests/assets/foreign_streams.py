@@ -1,4 +1,6 @@
-"""Streams of a system that checks nothing: values that Python does not have come out of them, in either engine."""
+"""Streams of a system that checks nothing: values that Python does not have come out of them, in
+either engine.
+"""
 
 from __future__ import annotations
 
@@ -17,14 +19,23 @@ _STORED = {"date": "int", "timestamp": "bigint", "string": "binary"}
 
 
 def stored(schema: Schema) -> Schema:
-    """Return the columns as which the lake keeps those of a foreign stream: days, microseconds and bytes."""
+    """Return the columns as which the lake keeps those of a foreign stream: days, microseconds
+    and bytes.
+    """
     return Schema.of({field.name: _STORED.get(field.type, field.type) for field in schema.fields})
 
 
 def stored_table(table: pa.Table) -> pa.Table:
     """Return records as the lake keeps them."""
-    kinds = {pa.date32(): pa.int32(), pa.timestamp("us", tz="UTC"): pa.int64(), pa.string(): pa.binary()}
-    fields = [pa.field(f.name, f.type if f.name.startswith("__") else kinds.get(f.type, f.type)) for f in table.schema]
+    kinds = {
+        pa.date32(): pa.int32(),
+        pa.timestamp("us", tz="UTC"): pa.int64(),
+        pa.string(): pa.binary(),
+    }
+    fields = [
+        pa.field(f.name, f.type if f.name.startswith("__") else kinds.get(f.type, f.type))
+        for f in table.schema
+    ]
     return table.cast(pa.schema(fields))
 
 
@@ -61,7 +72,8 @@ class ForeignStreams(LakeStreams):
         for field in () if schema is None else schema.fields:
             value = named_column(field.name)
             frame = frame.withColumn(
-                field.name, made[field.type](value) if field.type in made else value.cast(field.type)
+                field.name,
+                made[field.type](value) if field.type in made else value.cast(field.type),
             )
         return frame
 

@@ -1,4 +1,6 @@
-"""Tables with history written by hand, and what a look at all of their changes says that they come to."""
+"""Tables with history written by hand, and what a look at all of their changes says that they
+come to.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,13 @@ from typing import Any
 import pyarrow as pa
 
 from dagster_adjunct.assets.reading.version_reader import VersionReader
-from dagster_adjunct.assets.versions.version import POSITION, TOMBSTONE, KeptHistory, SealedVersion, build_layout
+from dagster_adjunct.assets.versions.version import (
+    POSITION,
+    TOMBSTONE,
+    KeptHistory,
+    SealedVersion,
+    build_layout,
+)
 from dagster_adjunct.resources.bucketing.files import IS_FIRST, VALID_FROM, VALID_TO, Generation
 from dagster_adjunct.resources.bucketing.writer import WriteOptions, write_arrow_buckets
 from dagster_adjunct.resources.objects.lake import Lake
@@ -43,7 +51,9 @@ class Change:
 
 @dataclass(frozen=True)
 class Interval:
-    """The oracle's row: a key has this price (None: none) from one day to another (None: it still has)."""
+    """The oracle's row: a key has this price (None: none) from one day to another (None: it
+    still has).
+    """
 
     key: Key
     start: int
@@ -58,7 +68,9 @@ def intervals(generations: Sequence[Sequence[Change]]) -> list[Interval]:
     for number, changes in enumerate(generations):
         for change in changes:
             place = (change.position, number, change)
-            if (change.key, change.at) not in newest or place[:2] > newest[change.key, change.at][:2]:
+            if (change.key, change.at) not in newest or place[:2] > newest[change.key, change.at][
+                :2
+            ]:
                 newest[change.key, change.at] = place
     as_intervals = []
     for key in {key for key, _ in newest}:
@@ -69,8 +81,12 @@ def intervals(generations: Sequence[Sequence[Change]]) -> list[Interval]:
 
 
 def stored(lake: Lake, generations: Sequence[Sequence[Change]], **layout: Any) -> VersionReader:
-    """Write these generations as a table with history lies in files: the first one is a base, with its intervals."""
-    spread = build_layout(SCHEMA, ("item", "shop"), layout["partition_by"], layout["partitions"], True, over_time=True)
+    """Write these generations as a table with history lies in files: the first one is a base,
+    with its intervals.
+    """
+    spread = build_layout(
+        SCHEMA, ("item", "shop"), layout["partition_by"], layout["partitions"], True, over_time=True
+    )
     known = {(row.key, row.start): row for row in intervals(generations[:1])}
     made = []
     for number, changes in enumerate(generations, 1):
@@ -83,7 +99,11 @@ def stored(lake: Lake, generations: Sequence[Sequence[Change]], **layout: Any) -
                 POSITION: change.position,
                 TOMBSTONE: change.price is None,
                 VALID_FROM: day(change.at),
-                VALID_TO: day(end) if base and (end := known[change.key, change.at].end) is not None else None,
+                VALID_TO: (
+                    day(end)
+                    if base and (end := known[change.key, change.at].end) is not None
+                    else None
+                ),
                 IS_FIRST: known[change.key, change.at].first if base else None,
             }
             for change in changes
@@ -92,17 +112,32 @@ def stored(lake: Lake, generations: Sequence[Sequence[Change]], **layout: Any) -
         table = pa.Table.from_pylist(rows, schema=spread.arrow_schema()).sort_by(order)
         folder = f"datasets/prices/data/{id(generations)}-{number}"
         options = WriteOptions("a test", range_of=VALID_FROM)
-        files = [file for file in write_arrow_buckets(table, lake.store, folder, spread, options) if file.rows]
+        files = [
+            file
+            for file in write_arrow_buckets(table, lake.store, folder, spread, options)
+            if file.rows
+        ]
         made.append(Generation(number, folder, tuple(files)))
     sealed = SealedVersion(
-        id="v000001-test", number=1, name=None, sealed_at=BEGIN, columns=SCHEMA, key=("item", "shop"),
-        positioned=True, generations=tuple(made), offsets={}, history=KeptHistory(), **layout,
-    )  # fmt: skip
+        id="v000001-test",
+        number=1,
+        name=None,
+        sealed_at=BEGIN,
+        columns=SCHEMA,
+        key=("item", "shop"),
+        positioned=True,
+        generations=tuple(made),
+        offsets={},
+        history=KeptHistory(),
+        **layout,
+    )
     return VersionReader(lake.store, "prices", sealed)
 
 
 def changes_of(chance: random.Random, *, by_column: bool) -> list[list[Change]]:
-    """Return generations with deletions, changes that come late, and such that come again, with the time of others."""
+    """Return generations with deletions, changes that come late, and such that come again, with
+    the time of others.
+    """
     made: list[list[Change]] = []
     position = 0
     for _ in range(chance.randint(1, 4)):
@@ -121,7 +156,9 @@ def in_order(rows: Iterable[Interval]) -> list[Interval]:
 
 
 def joined(rows: Iterable[Interval]) -> list[tuple[Any, ...]]:
-    """Return (item, shop, price, start, end, is current) with touching equal intervals as one, without deletions."""
+    """Return (item, shop, price, start, end, is current) with touching equal intervals as one,
+    without deletions.
+    """
     result: list[list[Any]] = []
     for row in in_order(rows):
         if row.price is None:

@@ -1,7 +1,8 @@
-"""Readers in processes of their own, for tests of what they meet while versions are published and discarded.
+"""Readers in processes of their own, for tests of what they meet while versions are published and
+discarded.
 
-Every entry of a version carries the version's number, and every version has the same keys: whoever reads two numbers,
-or misses a key, has met a mix.
+Every entry of a version carries the version's number, and every version has the same keys: whoever
+reads two numbers, or misses a key, has met a mix.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from multiprocessing.queues import Queue
 from multiprocessing.synchronize import Event
 from typing import Any
 
-# What readers import is imported here, once, for all that are forked from a process that has read this module.
+# What readers import is imported here, once, for all that are forked from a process that has read
+# this module.
 import pyarrow.parquet  # noqa: F401
 import pytest
 
@@ -41,7 +43,9 @@ _AT_ONCE = DiscardPolicy(keep=1, grace=timedelta(0))
 
 @dataclass
 class Seen:
-    """What one reader met: whole versions by how often, how often it came too late, and what must not be."""
+    """What one reader met: whole versions by how often, how often it came too late, and what
+    must not be.
+    """
 
     whole: dict[int, int]
     late: int = 0
@@ -49,12 +53,18 @@ class Seen:
 
 
 def read_until(
-    stop: Event, started: Queue[int], seen: Queue[Seen], url: str, env: Mapping[str, str], way: str, pause: float
+    stop: Event,
+    started: Queue[int],
+    seen: Queue[Seen],
+    url: str,
+    env: Mapping[str, str],
+    way: str,
+    pause: float,
 ) -> None:
     """Read the version served, whole, again and again until `stop` is set; then say what was met.
 
-    `pause` is for how many seconds a version is held, or nothing is read. The number of each version goes to `started`
-    when it is met first.
+    `pause` is for how many seconds a version is held, or nothing is read. The number of each
+    version goes to `started` when it is met first.
     """
     os.environ.update(env)
     mine = Seen({})
@@ -93,7 +103,9 @@ def _by_opening(lake: Lake, stop: Event, pause: float, started: Queue[int], mine
 
 
 def _by_serving(lake: Lake, stop: Event, pause: float, started: Queue[int], mine: Seen) -> None:
-    """Keep it open and move on between two calls, as a service does; half of the readings are by key."""
+    """Keep it open and move on between two calls, as a service does; half of the readings are by
+    key.
+    """
     last = 0
     with open_dataset(lake, DATASET) as dataset:
         while not stop.is_set():
@@ -102,7 +114,9 @@ def _by_serving(lake: Lake, stop: Event, pause: float, started: Queue[int], mine
             held = dataset.version
             stop.wait(pause)
             last = _note(mine, started, last, *_whole(dataset))
-            assert dataset.version == held, f"{dataset.version} took the place of {held}, which was held"
+            assert dataset.version == held, (
+                f"{dataset.version} took the place of {held}, which was held"
+            )
             entries = {(code,): entry for code, entry in dataset.get_all(CODES).items()}
             last = _note(mine, started, last, entries, None)
 
@@ -111,8 +125,12 @@ def _whole(dataset: Dataset) -> tuple[dict[Any, Any], None]:
     return dict(dataset.items()), None
 
 
-def _note(mine: Seen, started: Queue[int], last: int, entries: Mapping[Any, Any], number: int | None) -> int:
-    """Count what was read, if it is one whole version that is not older than the one before; return its number."""
+def _note(
+    mine: Seen, started: Queue[int], last: int, entries: Mapping[Any, Any], number: int | None
+) -> int:
+    """Count what was read, if it is one whole version that is not older than the one before;
+    return its number.
+    """
     numbers = {entry["version"] for entry in entries.values()}
     assert len(entries) == len(CODES), f"{len(entries)} of {len(CODES)} keys"
     assert len(numbers) == 1, f"a mix of versions {sorted(numbers)}"
@@ -135,15 +153,16 @@ def reading(
 ) -> Iterator[tuple[list[Seen], Queue[int]]]:
     """Start a reader for each way and wait until each has read.
 
-    The list is what they met, once the context has ended, and from the queue come the numbers of the versions that one
-    of them meets first, -1 where one has died.
+    The list is what they met, once the context has ended, and from the queue come the numbers of
+    the versions that one of them meets first, -1 where one has died.
     """
     readings: list[Seen] = []
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["tests.assets.reading"])
     stop, started, seen = context.Event(), context.Queue(), context.Queue()
     processes = [
-        context.Process(target=read_until, args=(stop, started, seen, url, dict(env), way, pause)) for way in ways
+        context.Process(target=read_until, args=(stop, started, seen, url, dict(env), way, pause))
+        for way in ways
     ]
     for process in processes:
         process.start()
@@ -164,7 +183,9 @@ def reading(
 
 @contextmanager
 def discarding(url: str, gone: queue.Queue[str]) -> Iterator[list[str]]:
-    """Discard again and again, beside whoever else does: put what went into `gone`; the list is of what went wrong."""
+    """Discard again and again, beside whoever else does: put what went into `gone`; the list is
+    of what went wrong.
+    """
     problems: list[str] = []
     stop = threading.Event()
 
@@ -172,7 +193,9 @@ def discarding(url: str, gone: queue.Queue[str]) -> Iterator[list[str]]:
         lake = open_lake(url)
         try:
             while not stop.wait(0.1):
-                for judged in discard(lake, DATASET, _AT_ONCE, by=threading.current_thread().name).discarded:
+                for judged in discard(
+                    lake, DATASET, _AT_ONCE, by=threading.current_thread().name
+                ).discarded:
                     gone.put(judged.what)
         except Exception as error:  # noqa: BLE001 - told by the test
             problems.append(f"{type(error).__name__}: {error}")

@@ -21,7 +21,10 @@ Row = tuple[Any, ...]
 def table_of(schema: Schema, rows: Sequence[Row]) -> pa.Table:
     arrow = schema.to_arrow()
     return pa.table(
-        [pa.array([row[index] for row in rows], arrow.field(name).type) for index, name in enumerate(schema.names)],
+        [
+            pa.array([row[index] for row in rows], arrow.field(name).type)
+            for index, name in enumerate(schema.names)
+        ],
         schema=arrow,
     )
 
@@ -44,7 +47,9 @@ def sealed_version(
     places = [schema.names.index(name) for name in key]
     ordered = sorted(rows, key=lambda row: tuple(row[place] for place in places))
     folder = f"datasets/{dataset}/data/{attempt}"
-    files = write_arrow_buckets(table_of(schema, ordered), store, folder, layout, WriteOptions(dataset))
+    files = write_arrow_buckets(
+        table_of(schema, ordered), store, folder, layout, WriteOptions(dataset)
+    )
     return SealedVersion(
         id=f"v{number:06d}-{attempt}",
         number=number,
@@ -58,7 +63,9 @@ def sealed_version(
         generations=(Generation(number, folder, tuple(files)),),
         rows=len(rows),
         offsets={},
-        counters={"read": len(rows), "superseded": 0, "deleted": 0} if counters is None else counters,
+        counters=(
+            {"read": len(rows), "superseded": 0, "deleted": 0} if counters is None else counters
+        ),
     )
 
 

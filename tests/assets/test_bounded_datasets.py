@@ -43,7 +43,9 @@ def test_a_dataset_with_no_marker_yet_says_which_partitions_it_waits_for(world: 
     assert (report.action, report.version) == ("waiting", None)
     assert report.waiting == ("lake.planes.1", "lake.planes.3")
     assert StoredVersions(world.lake, PLANES).current() is None
-    with pytest.raises(NoSealedVersionError, match=r"version 'v1' waits .* of lake.planes.1, lake.planes.3"):
+    with pytest.raises(
+        NoSealedVersionError, match=r"version 'v1' waits .* of lake.planes.1, lake.planes.3"
+    ):
         StoredVersions(world.lake, PLANES).require_current(world.systems)
 
 
@@ -64,7 +66,14 @@ def test_an_empty_version_seals_without_spark_and_says_so(world: World) -> None:
 @pytest.mark.spark
 def test_the_last_record_of_a_key_wins_and_a_tombstone_removes_it(sparkling: World) -> None:
     world = planes(sparkling)
-    rows = [("N1", 1, "a"), ("N2", 2, "b"), ("N1", 10, "c"), ("N3", 3, "d"), ("N3", None, None), ("N4", None, None)]
+    rows = [
+        ("N1", 1, "a"),
+        ("N2", 2, "b"),
+        ("N1", 10, "c"),
+        ("N3", 3, "d"),
+        ("N3", None, None),
+        ("N4", None, None),
+    ]
     world.send("planes", rows, version="2005")
     report = world.advance(PLANES)
     assert (report.action, report.rows) == ("sealed", 2)
@@ -101,7 +110,9 @@ def test_several_complete_versions_seal_in_order_in_one_call(sparkling: World) -
 
 
 @pytest.mark.spark
-def test_a_version_equal_to_the_current_one_moves_the_offsets_and_nothing_else(sparkling: World) -> None:
+def test_a_version_equal_to_the_current_one_moves_the_offsets_and_nothing_else(
+    sparkling: World,
+) -> None:
     world = planes(sparkling)
     rows = [(f"N{n}", n, "x") for n in range(20)]
     world.send("planes", rows, version="v1")
@@ -137,7 +148,11 @@ def test_a_sealed_version_marked_again_with_other_counts_stays_current(world: Wo
     for _ in range(2):
         with pytest.raises(MarkerConflictError) as caught:
             world.advance(PLANES)
-        assert (caught.value.version, caught.value.expected, caught.value.found) == ("v1", "records 0", "records 7")
+        assert (caught.value.version, caught.value.expected, caught.value.found) == (
+            "v1",
+            "records 0",
+            "records 7",
+        )
     assert world.view(PLANES).version == sealed
     abandon_version(world.lake, "planes", "v1", reason="the producer counted wrong", by="operator")
     world.mark("planes", "v2", range(4))
@@ -152,7 +167,9 @@ def test_a_marker_that_counts_other_records_than_came_publishes_nothing(world: W
     assert "lake.planes.1 expects 3 records, the partition holds 0" in report.note
     assert StoredVersions(world.lake, PLANES).current() is None
     world.mark("planes", "v2", range(4), rows=dict.fromkeys(range(4), 0))
-    assert world.advance(PLANES).action == "sealed", "a rejected version does not block the next one"
+    assert world.advance(PLANES).action == "sealed", (
+        "a rejected version does not block the next one"
+    )
 
 
 def test_an_abandoned_version_lets_the_next_one_seal(world: World) -> None:
@@ -171,7 +188,9 @@ def test_an_abandoned_version_lets_the_next_one_seal(world: World) -> None:
     assert world.view(PLANES).sealed.name == "v2"
 
 
-def test_a_first_version_that_is_contradicted_can_be_abandoned_as_the_error_says(world: World) -> None:
+def test_a_first_version_that_is_contradicted_can_be_abandoned_as_the_error_says(
+    world: World,
+) -> None:
     planes(world)
     world.mark("planes", "v1", [0])
     world.mark("planes", "v2", range(4))
@@ -189,11 +208,18 @@ def test_a_null_key_publishes_nothing_and_names_the_column(sparkling: World) -> 
     world.send("planes", [("N1", 2, "a"), (None, 3, "b")], version="v2")
     report = world.advance(PLANES)
     assert report.action == "rejected"
-    assert "NullKeyError: dataset 'planes', version 'v2': 1 record(s) have a null in 'tailnum'" in report.note
+    assert (
+        "NullKeyError: dataset 'planes', version 'v2': 1 record(s) have a null in 'tailnum'"
+        in report.note
+    )
     assert world.view(PLANES).version == first.version
     named = re.search(r"the key \(tailnum\): lake\.planes\.(\d) at offset (\d+)\.", report.note)
     assert named is not None, report.note
-    place = {SystemStreamPartition("lake", "planes", int(named[1])): OffsetRange(named[2], str(int(named[2]) + 1))}
+    place = {
+        SystemStreamPartition("lake", "planes", int(named[1])): OffsetRange(
+            named[2], str(int(named[2]) + 1)
+        )
+    }
     assert world.streams.read_arrow(place).column("seats").to_pylist() == [3]
 
     world.send("planes", [(None, number, "b") for number in range(8)], version="v3")
@@ -222,21 +248,32 @@ def test_a_broadcast_dataset_is_one_file(sparkling: World) -> None:
 @pytest.mark.spark
 def test_datasets_advance_at_the_same_time_in_threads_of_one_session(sparkling: World) -> None:
     world = planes(sparkling)
-    specs = [bounded_dataset(f"planes-{n}", input="lake.planes", key="tailnum", partitions=n) for n in (2, 3, 4)]
+    specs = [
+        bounded_dataset(f"planes-{n}", input="lake.planes", key="tailnum", partitions=n)
+        for n in (2, 3, 4)
+    ]
     world.send("planes", [(f"N{n}", n, "x") for n in range(50)], version="v1")
     with ThreadPoolExecutor(3) as pool:
         reports = list(pool.map(world.advance, specs))
     assert [(report.action, report.rows) for report in reports] == [("sealed", 50)] * 3
     with ThreadPoolExecutor(3) as pool:
         assert (
-            len({frozenset(contents.items()) for contents in pool.map(lambda spec: entries(world, spec), specs)}) == 1
+            len(
+                {
+                    frozenset(contents.items())
+                    for contents in pool.map(lambda spec: entries(world, spec), specs)
+                }
+            )
+            == 1
         )
 
 
 @pytest.mark.spark
 def test_only_declared_columns_are_stored(sparkling: World) -> None:
     world = planes(sparkling)
-    spec = bounded_dataset("seats", input="lake.planes", key="tailnum", partitions=8, columns=["tailnum", "seats"])
+    spec = bounded_dataset(
+        "seats", input="lake.planes", key="tailnum", partitions=8, columns=["tailnum", "seats"]
+    )
     world.send("planes", [("N1", 1, "a")], version="v1")
     assert world.advance(spec).schema == Schema.of(tailnum="string", seats="int")
     assert world.view(spec).get("N1") == {"tailnum": "N1", "seats": 1}
@@ -245,10 +282,22 @@ def test_only_declared_columns_are_stored(sparkling: World) -> None:
 @pytest.mark.parametrize(
     ("changed", "named"),
     [
-        (bounded_dataset("planes", input="lake.planes", key="model", partitions=4), r"key is \(model\), was"),
-        (bounded_dataset("planes", input="lake.planes", key="tailnum", partitions=8), "partitions is 8, was 4"),
-        (bounded_dataset("planes", input="lake.planes", key="tailnum", broadcast=True), "partitions is broadcast"),
-        (bounded_dataset("planes", input="lake.other", key="tailnum", partitions=4), "input is lake.other, was"),
+        (
+            bounded_dataset("planes", input="lake.planes", key="model", partitions=4),
+            r"key is \(model\), was",
+        ),
+        (
+            bounded_dataset("planes", input="lake.planes", key="tailnum", partitions=8),
+            "partitions is 8, was 4",
+        ),
+        (
+            bounded_dataset("planes", input="lake.planes", key="tailnum", broadcast=True),
+            "partitions is broadcast",
+        ),
+        (
+            bounded_dataset("planes", input="lake.other", key="tailnum", partitions=4),
+            "input is lake.other, was",
+        ),
     ],
 )
 def test_a_changed_declaration_is_refused_by_name(world: World, changed, named: str) -> None:
@@ -274,7 +323,9 @@ def test_a_key_of_another_type_is_refused(world: World) -> None:
 @settings(max_examples=4, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.lists(
-        st.lists(st.tuples(st.integers(0, 12), st.none() | st.integers(0, 3)), max_size=15), min_size=1, max_size=3
+        st.lists(st.tuples(st.integers(0, 12), st.none() | st.integers(0, 3)), max_size=15),
+        min_size=1,
+        max_size=3,
     )
 )
 def test_versions_equal_a_dictionary_of_what_was_delivered(new_world, deliveries) -> None:

@@ -1,6 +1,8 @@
-"""Any history of deliveries, advances, crashes, operators, readers and discards, against a plain model.
+"""Any history of deliveries, advances, crashes, operators, readers and discards, against a plain
+model.
 
-At every point a new reader gets exactly one whole version, the one of the model; what a reader holds stays whole.
+At every point a new reader gets exactly one whole version, the one of the model; what a reader
+holds stays whole.
 """
 
 from __future__ import annotations
@@ -28,15 +30,28 @@ from dagster_adjunct.resources.bucketing.hashing import bucket_of_key
 from dagster_adjunct.resources.errors import DatasetError, ManifestMismatchError
 from dagster_adjunct.resources.objects.lake import Lake, lake_in
 from dagster_adjunct.resources.objects.store import InMemoryStore
-from tests.assets.cycle import WHY, content, data_and_documents, faulty, objects, pin_that_has_ended, planes_in, reached
+from tests.assets.cycle import (
+    WHY,
+    content,
+    data_and_documents,
+    faulty,
+    objects,
+    pin_that_has_ended,
+    planes_in,
+    reached,
+)
 from tests.assets.versions_model import KEYS, MOST_ROWS, Entries, Model, Partition, Refused
 from tests.faulty_store import Crash, Fault
 from tests.rounds import rounds
 
 PARTITIONS, IN_FLIGHT, KEEP = 2, 3, 2
 POLICY = DiscardPolicy(keep=KEEP, grace=timedelta(0))
-ROWS = st.lists(st.tuples(st.sampled_from(KEYS), st.sampled_from([1, 1, 2, None])), min_size=1, max_size=4)
-CRASHES = st.one_of(st.none(), st.tuples(st.integers(1, 40), st.sampled_from(["crash-before", "crash-after"])))
+ROWS = st.lists(
+    st.tuples(st.sampled_from(KEYS), st.sampled_from([1, 1, 2, None])), min_size=1, max_size=4
+)
+CRASHES = st.one_of(
+    st.none(), st.tuples(st.integers(1, 40), st.sampled_from(["crash-before", "crash-after"]))
+)
 BACK, NOT_THERE = st.integers(0, 5), 5
 ALL = ("sealed", "rejected", "revoked")
 
@@ -52,7 +67,9 @@ class NotTooMany:
         return Verdict(name=self.name, passed=rows <= MOST_ROWS, message=f"{rows} rows")
 
 
-SPEC = bounded_dataset("planes", input="lake.planes", key="k", partitions=PARTITIONS, validators=[NotTooMany()])
+SPEC = bounded_dataset(
+    "planes", input="lake.planes", key="k", partitions=PARTITIONS, validators=[NotTooMany()]
+)
 
 
 class Reader:
@@ -91,11 +108,17 @@ class BoundedMachine(RuleBasedStateMachine):
     def deliver(self, rows: list[tuple[str, int | None]]) -> None:
         self.world.send("planes", rows)
         for key, value in rows:
-            self.model.partitions[bucket_of_key([key], ["string"], PARTITIONS)].rows.append((key, value))
+            self.model.partitions[bucket_of_key([key], ["string"], PARTITIONS)].rows.append(
+                (key, value)
+            )
 
     @rule(rows=ROWS, crash=CRASHES, advance=st.booleans())
-    def deliver_whole(self, rows: list[tuple[str, int | None]], crash: tuple[int, str] | None, advance: bool) -> None:
-        """End a version in every partition: the newest that any of them has begun, or the one after it."""
+    def deliver_whole(
+        self, rows: list[tuple[str, int | None]], crash: tuple[int, str] | None, advance: bool
+    ) -> None:
+        """End a version in every partition: the newest that any of them has begun, or the one
+        after it.
+        """
         self.deliver(rows)
         newest = max(len(marked.closed) for marked in self.model.partitions) + advance
         for partition, stream in enumerate(self.model.partitions):
@@ -104,7 +127,10 @@ class BoundedMachine(RuleBasedStateMachine):
         if advance:
             self.advance(crash)
 
-    @rule(partition=st.integers(0, PARTITIONS - 1), promised_more=st.sampled_from([False] * 5 + [True]))
+    @rule(
+        partition=st.integers(0, PARTITIONS - 1),
+        promised_more=st.sampled_from([False] * 5 + [True]),
+    )
     def mark(self, partition: int, promised_more: bool) -> None:
         """End the next version in one partition; others may be several versions behind."""
         number = 1 + len(self.model.partitions[partition].closed)
@@ -131,7 +157,9 @@ class BoundedMachine(RuleBasedStateMachine):
             self._mark(partition, name, False)
 
     def _mark(self, partition: int, version: str, promised_more: bool) -> None:
-        rows = {partition: len(self.model.partitions[partition].rows) + 1} if promised_more else None
+        rows = (
+            {partition: len(self.model.partitions[partition].rows) + 1} if promised_more else None
+        )
         self.world.mark("planes", version, [partition], rows)
         self.model.partitions[partition].mark(version, promised_more=promised_more)
 
@@ -148,28 +176,40 @@ class BoundedMachine(RuleBasedStateMachine):
             outcomes.append(deepcopy(self.model))
         self._run(lambda lake: self.world.advance(SPEC, lake=lake), crash, outcomes)
         if self.model.pin is None and not outcomes[0].pin_ends:
-            assert before is None or (self.model.served or 0) >= before, "versions don't go backwards by themselves"
+            assert before is None or (self.model.served or 0) >= before, (
+                "versions don't go backwards by themselves"
+            )
 
     @rule(crash=CRASHES)
     def discard(self, crash: tuple[int, str] | None) -> None:
         outcomes = [deepcopy(self.model)]
         self.model.expire()
         outcomes.append(deepcopy(self.model))
-        self.model.discard(KEEP, {reader.view.sealed.number for reader in self.readers if reader.lease is not None})
+        self.model.discard(
+            KEEP, {reader.view.sealed.number for reader in self.readers if reader.lease is not None}
+        )
         outcomes.append(deepcopy(self.model))
         if self._made():
             self._run(lambda lake: discard(lake, "planes", POLICY, by="test"), crash, outcomes)
 
-    def _run(self, act: Callable[[Lake], object], crash: tuple[int, str] | None, outcomes: list[Model]) -> None:
-        """Act, and die where it is asked for: the model then is what the lake says, if that is one of the outcomes."""
+    def _run(
+        self, act: Callable[[Lake], object], crash: tuple[int, str] | None, outcomes: list[Model]
+    ) -> None:
+        """Act, and die where it is asked for: the model then is what the lake says, if that is
+        one of the outcomes.
+        """
         try:
             act(faulty(self.world, Fault("*", crash[0], crash[1])) if crash else self.world.lake)  # type: ignore[arg-type]
         except Crash:
             for lease in list_leases(self.world.lake, "planes"):
-                if lease.holder != "a reader":  # of an advance that died while it judged: it runs out
+                if (
+                    lease.holder != "a reader"
+                ):  # of an advance that died while it judged: it runs out
                     self.world.lake.store.delete(lease.key)
             seen = self._seen()
-            self.model = next((outcome for outcome in reversed(outcomes) if outcome.seen() == seen), outcomes[-1])
+            self.model = next(
+                (outcome for outcome in reversed(outcomes) if outcome.seen() == seen), outcomes[-1]
+            )
 
     # -- what operators do
 
@@ -214,9 +254,15 @@ class BoundedMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.model.delivered)
     @rule(back=BACK, crash=CRASHES)
     def drop(self, back: int, crash: tuple[int, str] | None) -> None:
-        self.advance(None)  # what came again before the drop and was not read yet would be the new version
+        self.advance(
+            None
+        )  # what came again before the drop and was not read yet would be the new version
         self._operate(
-            back, crash, lambda store, name: store.remove_version(name, **WHY), Model.drop, ("rejected", "revoked")
+            back,
+            crash,
+            lambda store, name: store.remove_version(name, **WHY),
+            Model.drop,
+            ("rejected", "revoked"),
         )
 
     @rule(ahead=st.integers(0, 1))
@@ -227,7 +273,9 @@ class BoundedMachine(RuleBasedStateMachine):
         while f"d{number}" in ended:
             number += 1
         name = f"d{number + ahead}"
-        if self._made() and not all(name in partition.closed for partition in self.model.partitions):
+        if self._made() and not all(
+            name in partition.closed for partition in self.model.partitions
+        ):
             abandon_version(self.world.lake, "planes", name, **WHY)
             self.model.abandon(name)
 
@@ -240,7 +288,11 @@ class BoundedMachine(RuleBasedStateMachine):
         wanted: tuple[str, ...] = ("sealed",),
     ) -> None:
         names = {name: number for name, number, _ in self.model.delivered}
-        states = {name: version.state for name, n in names.items() if (version := self.model.versions.get(n))}
+        states = {
+            name: version.state
+            for name, n in names.items()
+            if (version := self.model.versions.get(n))
+        }
         fitting = [name for name in names if states.get(name) in wanted] or list(names)
         name = "nothing" if back == NOT_THERE else fitting[-1 - back % len(fitting)]
         outcomes = [deepcopy(self.model)]
@@ -260,7 +312,11 @@ class BoundedMachine(RuleBasedStateMachine):
     def read(self, leased: bool) -> None:
         view = StoredVersions(self.world.lake, SPEC).current()
         if view is not None:
-            lease = Lease.acquire(self.world.lake, "planes", [view.version], holder="a reader") if leased else None
+            lease = (
+                Lease.acquire(self.world.lake, "planes", [view.version], holder="a reader")
+                if leased
+                else None
+            )
             self.readers.append(Reader(view, self.model.readable()[view.sealed.number], lease))
 
     @precondition(lambda self: self.readers)
@@ -320,7 +376,9 @@ class BoundedMachine(RuleBasedStateMachine):
 
 
 class ToTheEnd(BoundedMachine):
-    """Ends each history in peace: everybody lets go, all is advanced, and what is left is what is reachable."""
+    """Ends each history in peace: everybody lets go, all is advanced, and what is left is what
+    is reachable.
+    """
 
     def teardown(self) -> None:
         super().teardown()
@@ -333,7 +391,13 @@ class ToTheEnd(BoundedMachine):
         self.what_is_retained_can_be_read_and_what_is_revoked_can_not()
         assert data_and_documents(self.world.lake) == reached(self.world.lake)
         left = objects(self.world.lake, "datasets/planes/")
-        assert {key.split("/")[2] for key in left} <= {"CURRENT", "manifests", "clock", "data", "versions"}
+        assert {key.split("/")[2] for key in left} <= {
+            "CURRENT",
+            "manifests",
+            "clock",
+            "data",
+            "versions",
+        }
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -1,4 +1,6 @@
-"""Datasets whose stream is rewritten into other partitions: who had read all goes on, nothing is lost or doubled."""
+"""Datasets whose stream is rewritten into other partitions: who had read all goes on, nothing is
+lost or doubled.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ from tests.rounds import rounds
 
 
 def rewrite(world: World, stream: str, partitions: int) -> None:
-    repartition(world.streams, stream, partitions, reason="more", by="ada", check=lambda state: None)
+    repartition(
+        world.streams, stream, partitions, reason="more", by="ada", check=lambda state: None
+    )
 
 
 def table(spec: Any = None) -> World:
@@ -55,10 +59,19 @@ step = st.one_of(
 @pytest.mark.parametrize("by_position", [False, True])
 @settings(max_examples=rounds(8, 20))
 @given(st.lists(step, min_size=2, max_size=9))
-def test_a_table_follows_through_any_rewriting_of_its_stream(by_position: bool, steps: list) -> None:
-    """The last change that was sent wins, or the highest `at`, however offsets began anew in between."""
+def test_a_table_follows_through_any_rewriting_of_its_stream(
+    by_position: bool, steps: list
+) -> None:
+    """The last change that was sent wins, or the highest `at`, however offsets began anew in
+    between.
+    """
     spec = f.table_of(**({"order_by": "at"} if by_position else {}))
-    world, newest, partitions, read = f.facts_in(lake_in(InMemoryStore()), IN_PROCESS), {}, f.PARTITIONS, 0
+    world, newest, partitions, read = (
+        f.facts_in(lake_in(InMemoryStore()), IN_PROCESS),
+        {},
+        f.PARTITIONS,
+        0,
+    )
     for what, value in [("apply", [("a", 20, 1), ("b", 21, None)]), *steps]:
         if what == "apply":
             f.send(world, value)
@@ -96,7 +109,10 @@ def test_a_table_that_had_not_read_all_is_refused_and_names_the_rewriting() -> N
     world = table()
     f.send(world, [("d", 9, 4)])
     rewrite(world, f.NAME, 5)
-    with pytest.raises(OffsetOutOfRangeError, match=r"when that was rewritten into 5 partition.*dataset rebuild facts"):
+    with pytest.raises(
+        OffsetOutOfRangeError,
+        match=r"when that was rewritten into 5 partition.*dataset rebuild facts",
+    ):
         world.advance(f.table_of())
     assert now(world) == {"a": 1, "c": 3}
 
@@ -138,9 +154,15 @@ def test_a_bounded_dataset_goes_on_between_versions() -> None:
     rewrite(world, PLANES_NAME, 5)
     publish(world, 3)
     store = StoredVersions(world.lake, PLANES_NAME)
-    assert [content(store.version(ref.id)) for ref in store.versions()] == [whole(1), whole(2), whole(3)]
+    assert [content(store.version(ref.id)) for ref in store.versions()] == [
+        whole(1),
+        whole(2),
+        whole(3),
+    ]
     assert [entry.action for entry in store.history()][:2] == ["seal", "carry"]
-    world.send(PLANES_NAME, [("a", 99)], version="v2")  # again, under a name that was taken: dropped and told
+    world.send(
+        PLANES_NAME, [("a", 99)], version="v2"
+    )  # again, under a name that was taken: dropped and told
     report = world.advance(PLANES)
     assert any("was delivered again" in warning for warning in report.warnings)
     assert served(world.lake) == whole(3)
@@ -161,12 +183,16 @@ def test_a_bounded_dataset_with_a_version_half_delivered_is_refused() -> None:
 def test_members_of_a_version_set_go_on_in_one_commit() -> None:
     world = planes_in(lake_in(InMemoryStore()))
     world.stream("routes", SCHEMA, ["k"], 2)
-    both = version_set("both", PLANES, bounded_dataset("routes", input="lake.routes", key="k", partitions=2))
+    both = version_set(
+        "both", PLANES, bounded_dataset("routes", input="lake.routes", key="k", partitions=2)
+    )
 
     def advance() -> list[str]:
         return [
             report.action
-            for report in advance_version_set(both, lake=world.lake, systems=world.systems, spark=IN_PROCESS, by="test")
+            for report in advance_version_set(
+                both, lake=world.lake, systems=world.systems, spark=IN_PROCESS, by="test"
+            )
         ]
 
     deliver(world, 1)

@@ -1,4 +1,6 @@
-"""Bounded datasets whose stream retention has cut: what is whole is taken, what is not is named, nothing is mixed."""
+"""Bounded datasets whose stream retention has cut: what is whole is taken, what is not is named,
+nothing is mixed.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ NOW = datetime.now(UTC)
 LONG_AGO = NOW - timedelta(days=2)
 
 
-def marker(ssp: SystemStreamPartition, offset: int, version: str, rows: int | None = None) -> Marker:
+def marker(
+    ssp: SystemStreamPartition, offset: int, version: str, rows: int | None = None
+) -> Marker:
     return Marker(ssp, str(offset), version, rows)
 
 
@@ -44,15 +48,24 @@ def resumed(
     markers: list[Marker],
     counts: Mapping[SystemStreamPartition, int],
 ) -> tuple[dict[SystemStreamPartition, int], tuple[str, ...]] | IncompleteVersion:
-    """Return where a dataset resumes whose partitions still have these numbers of records up to their first marker."""
-    return resume_after_truncation("planes", offsets, oldest, markers, {}, lambda cut: counts[cut.ssp])
+    """Return where a dataset resumes whose partitions still have these numbers of records up to
+    their first marker.
+    """
+    return resume_after_truncation(
+        "planes", offsets, oldest, markers, {}, lambda cut: counts[cut.ssp]
+    )
 
 
 # -- decided from markers alone
 
 
 def test_a_version_truncated_in_one_partition_is_lost_and_the_next_one_is_taken() -> None:
-    markers = [marker(P0, 5, "v1", 5), marker(P0, 9, "v2", 3), marker(P1, 5, "v1", 5), marker(P1, 9, "v2", 3)]
+    markers = [
+        marker(P0, 5, "v1", 5),
+        marker(P0, 9, "v2", 3),
+        marker(P1, 5, "v1", 5),
+        marker(P1, 9, "v2", 3),
+    ]
     answer = resumed({P0: 0, P1: 0}, {P0: 2, P1: 0}, markers, {P0: 3})
     assert answer == ({P0: 6, P1: 6}, ("v1",))
 
@@ -61,7 +74,9 @@ def test_a_version_whose_markers_count_what_is_left_is_whole() -> None:
     markers = [marker(P0, 9, "v2", 3), marker(P1, 5, "v1", 5), marker(P1, 9, "v2", 3)]
     offsets, oldest = {P0: 0, P1: 0}, {P0: 6, P1: 0}
     asked: list[MarkedSegment] = []
-    resume_after_truncation("planes", offsets, oldest, markers, {}, lambda cut: asked.append(cut) or 3)
+    resume_after_truncation(
+        "planes", offsets, oldest, markers, {}, lambda cut: asked.append(cut) or 3
+    )
     assert [(cut.ssp, cut.start, cut.end) for cut in asked] == [(P0, 6, 9)]
     assert resumed(offsets, oldest, markers, {P0: 3}) == ({P0: 6, P1: 6}, ("v1",))
     assert resumed(offsets, oldest, markers, {P0: 2}) == ({P0: 10, P1: 10}, ("v1", "v2"))
@@ -81,7 +96,12 @@ def test_what_is_lost_is_not_told_before_every_partition_says_what_it_has_next()
 
 
 def test_a_version_that_comes_again_whole_after_it_was_cut_is_taken() -> None:
-    markers = [marker(P0, 5, "v1", 5), marker(P0, 11, "v1", 5), marker(P1, 5, "v1", 5), marker(P1, 11, "v1", 5)]
+    markers = [
+        marker(P0, 5, "v1", 5),
+        marker(P0, 11, "v1", 5),
+        marker(P1, 5, "v1", 5),
+        marker(P1, 11, "v1", 5),
+    ]
     answer = resumed({P0: 0, P1: 0}, {P0: 2, P1: 2}, markers, {P0: 3, P1: 3})
     assert answer == ({P0: 6, P1: 6}, ("v1",))
     again = find_next_delivery("planes", answer[0], markers, {})
@@ -91,13 +111,24 @@ def test_a_version_that_comes_again_whole_after_it_was_cut_is_taken() -> None:
 
 def test_a_truncated_and_grown_stream_resumes_with_what_is_complete() -> None:
     counts = {"v1": 2, "v2": 3, "v3": 3}
-    places = ((P0, 9, "v2"), (P0, 12, "v3"), (P1, 5, "v1"), (P1, 9, "v2"), (P1, 12, "v3"), (P2, 3, "v2"), (P2, 6, "v3"))
+    places = (
+        (P0, 9, "v2"),
+        (P0, 12, "v3"),
+        (P1, 5, "v1"),
+        (P1, 9, "v2"),
+        (P1, 12, "v3"),
+        (P2, 3, "v2"),
+        (P2, 6, "v3"),
+    )
     markers = [replace(marker(*place, 3), partitions=counts[place[2]]) for place in places]
     offsets, oldest = {P0: 0, P1: 0, P2: 0}, {P0: 6, P1: 0, P2: 0}
     assert resumed(offsets, oldest, markers, {P0: 3}) == ({P0: 6, P1: 6, P2: 0}, ("v1",))
     answer = resumed(offsets, oldest, markers, {P0: 2})
     assert answer == ({P0: 10, P1: 10, P2: 4}, ("v1", "v2"))
-    whole = [m for m in markers if m.version != "v1"] + [replace(marker(P0, 7, "v1", 1), partitions=2), markers[2]]
+    whole = [m for m in markers if m.version != "v1"] + [
+        replace(marker(P0, 7, "v1", 1), partitions=2),
+        markers[2],
+    ]
     assert resumed(offsets, oldest, whole, {P0: 1}) == ({P0: 6, P1: 0, P2: 0}, ())
     silent = [replace(marker(ssp, 7, "v1", 1), partitions=2) for ssp in (P0, P1)]
     assert resumed(offsets, oldest, silent, {P0: 1}) == ({P0: 6, P1: 0, P2: 0}, ())
@@ -110,14 +141,17 @@ def test_partitions_that_disagree_on_what_was_lost_are_refused_and_named() -> No
         *(marker(P2, at, version, 1) for at, version in ((6, "v2"), (8, "v3"))),
     ]
     with pytest.raises(
-        MarkerConflictError, match=r"before version 'v2'.*lake\.planes\.0: v1, vX; lake\.planes\.1: v1;"
+        MarkerConflictError,
+        match=r"before version 'v2'.*lake\.planes\.0: v1, vX; lake\.planes\.1: v1;",
     ):
         resumed({P0: 0, P1: 0, P2: 0}, {P0: 0, P1: 0, P2: 5}, markers, {P2: 1})
 
 
 @dataclass(frozen=True)
 class History:
-    """What producers sent, by partition: records of each version (the last ones without marker), and the cut."""
+    """What producers sent, by partition: records of each version (the last ones without marker),
+    and the cut.
+    """
 
     rows: tuple[tuple[int, ...], ...]
     told: tuple[bool, ...]
@@ -131,12 +165,16 @@ class History:
         return round(self.begins(partition, len(self.rows[partition])) * self.cut[partition])
 
     def is_whole(self, version: int) -> bool:
-        """Every partition has its marker, holds all of it, and has a proof of it: a count or the marker before."""
+        """Every partition has its marker, holds all of it, and has a proof of it: a count or the
+        marker before.
+        """
         for partition, rows in enumerate(self.rows):
             begins, oldest = self.begins(partition, version), self.oldest(partition)
             if version >= len(rows) or oldest > begins:
                 return False
-            proof = self.told[version] or oldest < begins or oldest <= self.begins(partition, self.read)
+            proof = (
+                self.told[version] or oldest < begins or oldest <= self.begins(partition, self.read)
+            )
             if not proof:
                 return False
         return True
@@ -148,7 +186,9 @@ histories = st.integers(2, 3).flatmap(
         st.tuples(*[st.lists(st.integers(0, 3), max_size=5).map(tuple) for _ in range(partitions)]),
         st.tuples(*[st.booleans() for _ in range(5)]),
         st.integers(0, 2),
-        st.tuples(*[st.sampled_from((0.0, 0.2, 0.4, 0.5, 0.7, 0.9, 1.0)) for _ in range(partitions)]),
+        st.tuples(
+            *[st.sampled_from((0.0, 0.2, 0.4, 0.5, 0.7, 0.9, 1.0)) for _ in range(partitions)]
+        ),
     )
 )
 
@@ -156,7 +196,9 @@ histories = st.integers(2, 3).flatmap(
 @pytest.mark.lengthy
 @given(histories)
 @settings(max_examples=200)
-def test_exactly_the_whole_versions_are_taken_in_order_wherever_retention_cuts(history: History) -> None:
+def test_exactly_the_whole_versions_are_taken_in_order_wherever_retention_cuts(
+    history: History,
+) -> None:
     history = replace(history, read=min(history.read, *map(len, history.rows)))
     ssps = [SystemStreamPartition("lake", "planes", p) for p in range(len(history.rows))]
     markers = [
@@ -171,9 +213,13 @@ def test_exactly_the_whole_versions_are_taken_in_order_wherever_retention_cuts(h
     lost: tuple[str, ...] = ()
     taken = []
     if any(offsets[ssp] < oldest[ssp] for ssp in ssps):
-        answer = resume_after_truncation("planes", offsets, oldest, markers, settled, lambda cut: cut.end - cut.start)
+        answer = resume_after_truncation(
+            "planes", offsets, oldest, markers, settled, lambda cut: cut.end - cut.start
+        )
         offsets, lost = ({}, ()) if isinstance(answer, IncompleteVersion) else answer
-    while offsets and isinstance(complete := find_next_delivery("planes", offsets, markers, settled), CompleteVersion):
+    while offsets and isinstance(
+        complete := find_next_delivery("planes", offsets, markers, settled), CompleteVersion
+    ):
         number = int(complete.version[1:])
         assert {cut.ssp: (cut.start, cut.end) for cut in complete.segments} == {
             ssp: (history.begins(p, number), history.begins(p, number) + history.rows[p][number])
@@ -193,7 +239,9 @@ def test_exactly_the_whole_versions_are_taken_in_order_wherever_retention_cuts(h
 class UncountedStreams(LakeStreams):
     """Streams whose markers tell no rows, as those that were written by the first releases."""
 
-    def markers(self, stream: str, since: Mapping[SystemStreamPartition, str] | None = None) -> list[Marker]:
+    def markers(
+        self, stream: str, since: Mapping[SystemStreamPartition, str] | None = None
+    ) -> list[Marker]:
         return [replace(one, rows=None) for one in super().markers(stream, since)]
 
     def snapshot(self, stream: str) -> StreamSystem:
@@ -214,7 +262,9 @@ class Aging(World):
 
     def cut(self) -> None:
         """Let retention take what was appended long ago."""
-        self.streams.configure(NAME, retention=Retention(max_age=timedelta(days=1)), compaction=None)
+        self.streams.configure(
+            NAME, retention=Retention(max_age=timedelta(days=1)), compaction=None
+        )
         assert self.streams.maintain(NAME, NOW).dropped_segments
 
 
@@ -233,7 +283,9 @@ def begun(world: Aging) -> None:
     deliver(world, 3)
 
 
-def test_a_dataset_goes_on_with_the_first_whole_version_and_says_what_it_has_lost(aging: Aging) -> None:
+def test_a_dataset_goes_on_with_the_first_whole_version_and_says_what_it_has_lost(
+    aging: Aging,
+) -> None:
     begun(aging)
     read = StoredVersions(aging.lake, NAME).require_manifest().offsets
     gone = aging.streams.upcoming(aging.streams.partitions(NAME))
@@ -282,8 +334,12 @@ def test_a_dataset_of_which_everything_is_gone_waits_for_the_next_version(aging:
     assert served(aging.lake) == whole(5)
 
 
-@pytest.mark.parametrize("counted", [True, False], ids=["counted by the stream", "not counted, as in older streams"])
-def test_a_new_dataset_does_not_take_a_version_whose_beginning_is_gone(aging: Aging, counted: bool) -> None:
+@pytest.mark.parametrize(
+    "counted", [True, False], ids=["counted by the stream", "not counted, as in older streams"]
+)
+def test_a_new_dataset_does_not_take_a_version_whose_beginning_is_gone(
+    aging: Aging, counted: bool
+) -> None:
     aging.counted = counted
     aging.send(NAME, [(key, 1) for key in KEYS[:2]])
     aging.now = NOW
@@ -322,7 +378,9 @@ def test_a_marker_alone_that_comes_again_contradicts_nothing(aging: Aging) -> No
 
 
 @pytest.mark.parametrize("repeated", ["before the cut", "behind it", "twice behind it"])
-def test_a_marker_that_comes_again_alone_is_no_version_without_records(aging: Aging, repeated: str) -> None:
+def test_a_marker_that_comes_again_alone_is_no_version_without_records(
+    aging: Aging, repeated: str
+) -> None:
     aging.send(NAME, [(key, 1) for key in KEYS])
     if repeated != "twice behind it":
         aging.streams.append_markers(NAME, "v1", producer="p", sequence=1)
@@ -355,12 +413,16 @@ def test_a_stream_made_anew_is_refused_however_long_it_is(aging: Aging, versions
     assert served(aging.lake) == whole(1)
 
 
-def test_a_stream_made_anew_with_other_partitions_is_refused_as_another_stream(aging: Aging) -> None:
+def test_a_stream_made_anew_with_other_partitions_is_refused_as_another_stream(
+    aging: Aging,
+) -> None:
     deliver(aging, 1)
     aging.advance(PLANES)
     aging.lake.store.delete_many([item.key for item in aging.lake.store.list(f"streams/{NAME}/")])
     aging.stream(NAME, SCHEMA, ["k"], 3)
-    with pytest.raises(OffsetOutOfRangeError, match=r"was read from another stream .*adjunct dataset delete planes"):
+    with pytest.raises(
+        OffsetOutOfRangeError, match=r"was read from another stream .*adjunct dataset delete planes"
+    ):
         aging.advance(PLANES)
     assert served(aging.lake) == whole(1)
 
@@ -370,13 +432,20 @@ def test_a_redelivery_of_equal_size_is_reported_with_the_way_to_publish_it(aging
     aging.advance(PLANES)
     aging.send(NAME, [(key, 99) for key in KEYS], version="v1")
     report = aging.advance(PLANES)
-    assert (report.action, report.counters, served(aging.lake)) == ("up-to-date", {"redelivered": 4}, whole(1))
+    assert (report.action, report.counters, served(aging.lake)) == (
+        "up-to-date",
+        {"redelivered": 4},
+        whole(1),
+    )
     told = (
-        "v1' was delivered again: its 4 record(s) are dropped, and it is unknown whether they equal the first delivery"
+        "v1' was delivered again: its 4 record(s) are dropped, and it is unknown whether they equal"
+        " the first delivery"
     )
     assert told in report.summary()
     assert "new version name" in report.summary()
-    assert next(iter(StoredVersions(aging.lake, NAME).history(limit=1))).reason == "; ".join(report.warnings)
+    assert next(iter(StoredVersions(aging.lake, NAME).history(limit=1))).reason == "; ".join(
+        report.warnings
+    )
     aging.send(NAME, [(key, 98) for key in KEYS], version="v1")
     deliver(aging, 2)
     report = aging.advance(PLANES)
@@ -415,7 +484,9 @@ def test_a_correction_under_a_rejected_name_is_reported_with_its_holder(aging: A
 def test_a_version_set_goes_on_when_what_one_member_lost_is_abandoned(aging: Aging) -> None:
     aging.stream("crews", SCHEMA, ["k"], 2)
     planes = bounded_dataset(NAME, input=f"lake.{NAME}", key="k", partitions=2)
-    members = version_set("fleet", planes, bounded_dataset("crews", input="lake.crews", key="k", partitions=2))
+    members = version_set(
+        "fleet", planes, bounded_dataset("crews", input="lake.crews", key="k", partitions=2)
+    )
 
     def send(number: int) -> None:
         for name in (NAME, "crews"):

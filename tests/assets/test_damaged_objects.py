@@ -1,4 +1,6 @@
-"""Damaged and missing files of a version, as Spark meets them: an error that names the file, never other rows."""
+"""Damaged and missing files of a version, as Spark meets them: an error that names the file,
+never other rows.
+"""
 
 from __future__ import annotations
 
@@ -42,8 +44,15 @@ def test_spark_gives_the_rows_that_were_sealed_or_an_error_that_names_the_file(
     tmp_path: Path, spark: SparkSession
 ) -> None:
     store = LocalStore(tmp_path)
-    size = sealed_version(store, ROWS, schema=SCHEMA, key=["k"], number=999).generations[0].files[0].size
-    damages: list[Callable[[bytes], bytes | None]] = [flip(place) for place in range(39, size, size // 5)]
+    size = (
+        sealed_version(store, ROWS, schema=SCHEMA, key=["k"], number=999)
+        .generations[0]
+        .files[0]
+        .size
+    )
+    damages: list[Callable[[bytes], bytes | None]] = [
+        flip(place) for place in range(39, size, size // 5)
+    ]
     damages += [lambda data: data[: len(data) // 2], lambda data: b"", lambda data: None]
     errors = 0
     for number, damage in enumerate(damages, 1):
@@ -67,9 +76,9 @@ def test_spark_gives_the_rows_that_were_sealed_or_an_error_that_names_the_file(
 
 def test_a_store_that_does_not_answer_is_not_a_damaged_file() -> None:
     text = (
-        "org.apache.spark.SparkException: [FAILED_READ_FILE.NO_HINT] Encountered error while reading file "
-        "s3a://bucket/lake/part-00000.parquet.  SQLSTATE: KD001\n"
-        "Caused by: java.net.SocketTimeoutException: Read timed out\n"
+        "org.apache.spark.SparkException: [FAILED_READ_FILE.NO_HINT] Encountered error while"
+        " reading file s3a://bucket/lake/part-00000.parquet.  SQLSTATE: KD001\nCaused by:"
+        " java.net.SocketTimeoutException: Read timed out\n"
     )
 
     assert isinstance(find_adjunct_error(PythonException(text)), StoreUnavailableError)

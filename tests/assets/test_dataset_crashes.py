@@ -1,4 +1,6 @@
-"""Crashes between any two requests, and writers that race: what readers get is always one whole state."""
+"""Crashes between any two requests, and writers that race: what readers get is always one whole
+state.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,8 @@ def copy_of(world: World, folder: Path) -> World:
 
 
 def crash_everywhere(world: World, spec, folder: Path, before, after) -> int:
-    """Die where what is left differs, and after the last request; then advance again: as if nothing had been.
+    """Die where what is left differs, and after the last request; then advance again: as if nothing
+    had been.
 
     Returned is how many requests there were.
     """
@@ -48,7 +51,10 @@ def crash_everywhere(world: World, spec, folder: Path, before, after) -> int:
     counted = faulty(whole)
     whole.advance(spec, lake=counted)
     requests = counted.store.requests  # type: ignore[attr-defined]
-    for nth, kind in [*((death, "crash-before") for death in deaths(requests)), (len(requests), "crash-after")]:
+    for nth, kind in [
+        *((death, "crash-before") for death in deaths(requests)),
+        (len(requests), "crash-after"),
+    ]:
         copy = copy_of(world, folder / f"{kind}-{nth}")
         with pytest.raises(Crash):
             copy.advance(spec, lake=faulty(copy, Fault("*", nth, kind)))  # type: ignore[arg-type]
@@ -72,7 +78,9 @@ def test_a_seal_that_dies_after_any_request_is_taken_up(sparkling: World, tmp_pa
 @pytest.mark.rounds
 @pytest.mark.long  # in process: tests/assets/unbounded/test_crashes.py
 @pytest.mark.spark
-def test_a_bootstrap_that_dies_after_any_request_is_taken_up(sparkling: World, tmp_path: Path) -> None:
+def test_a_bootstrap_that_dies_after_any_request_is_taken_up(
+    sparkling: World, tmp_path: Path
+) -> None:
     sparkling.stream("changes", SCHEMA, ["k"], 2)
     sparkling.send("changes", [("a", 1), ("b", 1), ("a", None)])
     assert crash_everywhere(sparkling, UNBOUNDED, tmp_path, None, {"b": 1}) >= 5
@@ -81,7 +89,9 @@ def test_a_bootstrap_that_dies_after_any_request_is_taken_up(sparkling: World, t
 @pytest.mark.rounds
 @pytest.mark.long  # in process: tests/assets/unbounded/test_crashes.py
 @pytest.mark.spark
-def test_a_commit_of_changes_that_dies_after_any_request_is_taken_up(sparkling: World, tmp_path: Path) -> None:
+def test_a_commit_of_changes_that_dies_after_any_request_is_taken_up(
+    sparkling: World, tmp_path: Path
+) -> None:
     sparkling.stream("changes", SCHEMA, ["k"], 2)
     sparkling.send("changes", [("a", 1), ("b", 1)])
     sparkling.advance(UNBOUNDED)
@@ -91,7 +101,9 @@ def test_a_commit_of_changes_that_dies_after_any_request_is_taken_up(sparkling: 
 
 @pytest.mark.spark
 @pytest.mark.parametrize("spec", [BOUNDED, UNBOUNDED], ids=["bounded", "unbounded"])
-def test_of_two_racing_writers_one_wins_and_the_other_leaves_nothing(sparkling: World, spec) -> None:
+def test_of_two_racing_writers_one_wins_and_the_other_leaves_nothing(
+    sparkling: World, spec
+) -> None:
     world = sparkling
     world.stream("changes", SCHEMA, ["k"], 2)
     world.send("changes", [("a", 1)], version="v1")
@@ -107,7 +119,10 @@ def test_of_two_racing_writers_one_wins_and_the_other_leaves_nothing(sparkling: 
     assert content(world, spec) == {"a": 2, "b": 2}
     reachable = {
         f"{generation.folder}/{file.name}"
-        for version in (view, *(StoredVersions(world.lake, spec).version(i) for i in _versions(world, spec)))
+        for version in (
+            view,
+            *(StoredVersions(world.lake, spec).version(i) for i in _versions(world, spec)),
+        )
         for generation in version.sealed.generations
         for file in generation.files
     }

@@ -11,10 +11,18 @@ from datetime import timedelta
 import pytest
 
 from dagster_adjunct.assets.declaration.change_formats import Upserts
-from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, bounded_dataset, unbounded_dataset
+from dagster_adjunct.assets.declaration.dataset import (
+    AdjunctDataset,
+    bounded_dataset,
+    unbounded_dataset,
+)
 from dagster_adjunct.assets.declaration.extractors import Projection
 from dagster_adjunct.assets.declaration.policies import DeadLetters, DeltaCompaction
-from dagster_adjunct.assets.declaration.snapshots import ParquetSnapshot, PostgresSnapshot, QuerySnapshot
+from dagster_adjunct.assets.declaration.snapshots import (
+    ParquetSnapshot,
+    PostgresSnapshot,
+    QuerySnapshot,
+)
 from dagster_adjunct.resources.errors import ConfigurationError, InvalidNameError
 
 
@@ -32,7 +40,11 @@ def test_a_bounded_dataset_is_partitioned_by_its_whole_key_unless_told():
 
 def test_an_unbounded_dataset_may_be_partitioned_by_a_part_of_its_key():
     weather = unbounded_dataset(
-        "weather", input="lake.weather", key=["origin", "time_hour"], partition_by="origin", partitions=8
+        "weather",
+        input="lake.weather",
+        key=["origin", "time_hour"],
+        partition_by="origin",
+        partitions=8,
     )
     assert weather.kind == "unbounded"
     assert weather.key == ("origin", "time_hour")
@@ -40,7 +52,9 @@ def test_an_unbounded_dataset_may_be_partitioned_by_a_part_of_its_key():
 
 
 def test_a_broadcast_dataset_has_no_partitions():
-    airlines = bounded_dataset("airlines", input="lake.airlines", key="carrier", broadcast=True, owners="team:ops")
+    airlines = bounded_dataset(
+        "airlines", input="lake.airlines", key="carrier", broadcast=True, owners="team:ops"
+    )
     assert airlines.broadcast
     assert airlines.partitions is None
     assert airlines.partition_by == ()
@@ -48,7 +62,9 @@ def test_a_broadcast_dataset_has_no_partitions():
 
 
 def test_a_specification_is_a_value():
-    one = bounded_dataset("planes", input="lake.planes", key="tailnum", partitions=8, columns=["tailnum", "seats"])
+    one = bounded_dataset(
+        "planes", input="lake.planes", key="tailnum", partitions=8, columns=["tailnum", "seats"]
+    )
     assert pickle.loads(pickle.dumps(one)) == one
     assert hash(one) == hash(pickle.loads(pickle.dumps(one)))
 
@@ -65,7 +81,10 @@ def test_a_specification_is_a_value():
         ({"key": ["__offset"]}, "does not begin with '__'"),
         ({"partition_by": "b"}, "partitioned by 'b', which is not in its key (a)"),
         ({"partition_by": []}, "has no partition_by"),
-        ({"partitions": None, "broadcast": True, "partition_by": "a"}, "is broadcast and has partition_by"),
+        (
+            {"partitions": None, "broadcast": True, "partition_by": "a"},
+            "is broadcast and has partition_by",
+        ),
         ({"columns": ["b"]}, "does not store its key column 'a'"),
     ],
 )
@@ -77,10 +96,14 @@ def test_a_declaration_that_cannot_work_is_refused_in_words(change, message):
     assert caught.value.argument or caught.value.next_step
 
 
-@pytest.mark.parametrize("change", [{"name": "a/b"}, {"name": "../x"}, {"input": "planes"}, {"input": "lake.a/b"}])
+@pytest.mark.parametrize(
+    "change", [{"name": "a/b"}, {"name": "../x"}, {"input": "planes"}, {"input": "lake.a/b"}]
+)
 def test_an_unsafe_name_is_refused(change):
     with pytest.raises(InvalidNameError):
-        unbounded_dataset(**{"name": "planes", "input": "lake.planes", "key": "a", "partitions": 1, **change})
+        unbounded_dataset(
+            **{"name": "planes", "input": "lake.planes", "key": "a", "partitions": 1, **change}
+        )
 
 
 @pytest.mark.parametrize(
@@ -113,7 +136,9 @@ def test_an_unsafe_name_is_refused(change):
 )
 def test_a_wrong_argument_is_rejected_with_its_name_and_the_dataset(change):
     with pytest.raises(ConfigurationError) as caught:
-        unbounded_dataset(**{"name": "people", "input": "lake.people", "key": "k", "partitions": 2, **change})
+        unbounded_dataset(
+            **{"name": "people", "input": "lake.people", "key": "k", "partitions": 2, **change}
+        )
     assert caught.value.argument == next(iter(change))
     assert "'people'" in caught.value.problem
 
@@ -124,7 +149,14 @@ def test_a_column_that_is_not_safe_as_a_name_can_not_order_changes():
 
 
 @pytest.mark.parametrize(
-    "change", [{"bootstrap": "no"}, {"extractor": "x"}, {"discard": "x"}, {"discard": 0}, {"partitions": True}]
+    "change",
+    [
+        {"bootstrap": "no"},
+        {"extractor": "x"},
+        {"discard": "x"},
+        {"discard": 0},
+        {"partitions": True},
+    ],
 )
 def test_a_bounded_dataset_rejects_wrong_arguments_too(change):
     with pytest.raises(ConfigurationError) as caught:
@@ -133,7 +165,14 @@ def test_a_bounded_dataset_rejects_wrong_arguments_too(change):
 
 
 @pytest.mark.parametrize(
-    "change", [{"fraction": float("nan")}, {"fraction": 0}, {"fraction": True}, {"deltas": 1}, {"inside_commit": "x"}]
+    "change",
+    [
+        {"fraction": float("nan")},
+        {"fraction": 0},
+        {"fraction": True},
+        {"deltas": 1},
+        {"inside_commit": "x"},
+    ],
 )
 def test_a_compaction_policy_that_can_not_work_is_rejected(change):
     with pytest.raises(ConfigurationError) as caught:
@@ -176,9 +215,12 @@ def test_an_unknown_kind_is_refused():
 @pytest.mark.lengthy
 def test_declaring_imports_nothing_heavy():
     code = (
-        "import sys; import dagster_adjunct.assets.declaration.dataset, dagster_adjunct.orchestration.planner; "
-        "import dagster_adjunct.orchestration.application.application; "
-        "print([m for m in ('pyspark', 'pandas', 'boto3') if m in sys.modules])"
+        "import sys; import dagster_adjunct.assets.declaration.dataset,"
+        " dagster_adjunct.orchestration.planner; import"
+        " dagster_adjunct.orchestration.application.application; print([m for m in ('pyspark',"
+        " 'pandas', 'boto3') if m in sys.modules])"
     )
-    finished = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    finished = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
     assert finished.stdout.strip() == "[]"

@@ -1,4 +1,6 @@
-"""What a stored dataset says of itself, and what is refused when its documents are not what they should be."""
+"""What a stored dataset says of itself, and what is refused when its documents are not what they
+should be.
+"""
 
 from __future__ import annotations
 
@@ -74,12 +76,23 @@ QUERY = QuerySource("SELECT …", Schema.of(tailnum="string", seats="int"))
     ("versions", "named"),
     [
         (None, ["has not run yet", "Materialise its asset", "dataset advance fleet MODULE:APP."]),
-        (VersionPartitions("day", start="2026-01-01"), ["2026-01-01 is the first", "--partition NAME"]),
-        (VersionPartitions("name", names=("q1", "q2")), ["none has been materialised", "its asset (q1, q2"]),
-        (VersionPartitions("name"), ["none has been materialised", "Materialise a partition of its asset"]),
+        (
+            VersionPartitions("day", start="2026-01-01"),
+            ["2026-01-01 is the first", "--partition NAME"],
+        ),
+        (
+            VersionPartitions("name", names=("q1", "q2")),
+            ["none has been materialised", "its asset (q1, q2"],
+        ),
+        (
+            VersionPartitions("name"),
+            ["none has been materialised", "Materialise a partition of its asset"],
+        ),
     ],
 )
-def test_what_a_query_computes_waits_for_somebody_who_asks_for_it(world: World, versions, named: list[str]) -> None:
+def test_what_a_query_computes_waits_for_somebody_who_asks_for_it(
+    world: World, versions, named: list[str]
+) -> None:
     spec = bounded_dataset("fleet", input=QUERY, key="tailnum", broadcast=True, versions=versions)
     for systems in (None, {}):
         with pytest.raises(NoSealedVersionError) as caught:
@@ -97,7 +110,9 @@ def test_a_dataset_that_is_not_there_is_named_with_those_that_are(world: World) 
 
 def test_a_version_that_is_not_there_is_named_with_the_current_one(world: World) -> None:
     current = sealed(world).view(PLANES).version
-    with pytest.raises(DatasetError, match=f"no version 'v000009-x'; the newest retained are {current}"):
+    with pytest.raises(
+        DatasetError, match=f"no version 'v000009-x'; the newest retained are {current}"
+    ):
         StoredVersions(world.lake, PLANES).version("v000009-x")
 
 
@@ -107,15 +122,23 @@ def test_a_version_that_is_not_there_is_named_with_the_current_one(world: World)
         (lambda body: body.pop("offsets"), "offsets"),
         (lambda body: body.update(surprise=1), "surprise"),
         (lambda body: body.update(name="other"), "describes the dataset 'other'"),
-        (lambda body: body["version"].update(key=["nothing"]), "key column 'nothing' is not among the columns"),
-        (lambda body: body["version"]["columns"][0].update(type="text"), "'tailnum' has type 'text'"),
+        (
+            lambda body: body["version"].update(key=["nothing"]),
+            "key column 'nothing' is not among the columns",
+        ),
+        (
+            lambda body: body["version"]["columns"][0].update(type="text"),
+            "'tailnum' has type 'text'",
+        ),
         (lambda body: body["version"].update(generations=[{"id": 1}]), "generation"),
         (lambda body: body["offsets"].pop("lake.planes.0"), "it has offsets of 1 partitions"),
         (lambda body: body.update(next_generation=1), "next_generation is 1"),
         (lambda body: body.update(versions=[]), "is not among the retained"),
     ],
 )
-def test_a_malformed_manifest_is_refused_and_says_what_is_wrong_where(world: World, change, named: str) -> None:
+def test_a_malformed_manifest_is_refused_and_says_what_is_wrong_where(
+    world: World, change, named: str
+) -> None:
     sealed(world)
     path = manifest_of(world, "planes")
     document = json.loads(path.read_bytes())
@@ -151,7 +174,8 @@ def test_a_key_survives_text_and_manifest(kind: str, value: object, text: str) -
 
 
 @pytest.mark.parametrize(
-    ("kind", "value"), [("int", 2**31), ("int", True), ("int", 1.0), ("int", "1"), ("decimal(5,2)", 1000)]
+    ("kind", "value"),
+    [("int", 2**31), ("int", True), ("int", 1.0), ("int", "1"), ("decimal(5,2)", 1000)],
 )
 def test_values_that_do_not_fit_the_declared_type_are_refused(kind: str, value: object) -> None:
     with pytest.raises(SchemaMismatchError) as caught:

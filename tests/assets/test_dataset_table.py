@@ -16,7 +16,12 @@ from dagster_adjunct.assets.reading.dataset import DatasetTable
 from dagster_adjunct.assets.retention.discard import discard
 from dagster_adjunct.assets.versions.leases import list_leases
 from dagster_adjunct.resources.backends.columns import describe_function, function_from_description
-from dagster_adjunct.resources.errors import ConfigurationError, DatasetNotFoundError, NullKeyError, SchemaMismatchError
+from dagster_adjunct.resources.errors import (
+    ConfigurationError,
+    DatasetNotFoundError,
+    NullKeyError,
+    SchemaMismatchError,
+)
 from dagster_adjunct.resources.objects.lake import open_lake
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
@@ -48,7 +53,9 @@ def of(function: DatasetTable, key: str = "tailnum") -> BlockingTable:
 
 
 def leased(world: World) -> list[str]:
-    return sorted(version for lease in list_leases(world.lake, "planes") for version in lease.versions)
+    return sorted(
+        version for lease in list_leases(world.lake, "planes") for version in lease.versions
+    )
 
 
 def plane(key: str, number: int) -> dict[str, object]:
@@ -56,7 +63,9 @@ def plane(key: str, number: int) -> dict[str, object]:
 
 
 @pytest.mark.lengthy
-def test_entries_are_records_and_the_table_moves_to_the_version_that_is_served(world: World) -> None:
+def test_entries_are_records_and_the_table_moves_to_the_version_that_is_served(
+    world: World,
+) -> None:
     publish(world, 1)
     with of(DatasetTable(world.lake, "planes", refresh_every=0)) as table:
         assert table.get("N1") == plane("N1", 1)
@@ -74,7 +83,9 @@ def test_entries_are_records_and_the_table_moves_to_the_version_that_is_served(w
 
 
 @pytest.mark.lengthy
-def test_the_version_that_is_read_is_leased_until_the_table_moves_on_or_is_closed(world: World) -> None:
+def test_the_version_that_is_read_is_leased_until_the_table_moves_on_or_is_closed(
+    world: World,
+) -> None:
     publish(world, 1)
     function = DatasetTable(world.lake, "planes", refresh_every=None)
     with of(function) as table:
@@ -101,7 +112,9 @@ def test_writing_is_refused(world: World) -> None:
 def test_a_key_that_is_none_is_refused_and_the_others_are_read(world: World) -> None:
     publish(world, 1)
     function = DatasetTable(world.lake, "planes")
-    outcomes = asyncio.run(function.send(Operation(OperationKind.GET, RowEntries(["N1", 7, None, "N2", "N1"]))))
+    outcomes = asyncio.run(
+        function.send(Operation(OperationKind.GET, RowEntries(["N1", 7, None, "N2", "N1"])))
+    )
     assert outcomes.records == [plane("N1", 1), None, None, plane("N2", 1), plane("N1", 1)]
     assert {place: (p.state, type(p.error)) for place, p in outcomes.problems.items()} == {
         1: (State.REFUSED, SchemaMismatchError),
@@ -111,7 +124,9 @@ def test_a_key_that_is_none_is_refused_and_the_others_are_read(world: World) -> 
 
 
 def test_keys_of_several_columns_come_in_the_order_that_the_request_names(world: World) -> None:
-    world.stream("legs", Schema.of(origin="string", number="bigint", miles="int"), ["origin", "number"], 2)
+    world.stream(
+        "legs", Schema.of(origin="string", number="bigint", miles="int"), ["origin", "number"], 2
+    )
     world.send("legs", [("JFK", n, 100 * n) for n in range(5)], version="v1")
     world.advance(LEGS)
     function = DatasetTable(world.lake, "legs")
@@ -119,12 +134,20 @@ def test_keys_of_several_columns_come_in_the_order_that_the_request_names(world:
     turned = Operation(OperationKind.GET, RowEntries([(3, "JFK")]), key=("number", "origin"))
     leg = {"origin": "JFK", "number": 3, "miles": 300}
     assert asyncio.run(function.send(legs)).records == [leg, None]
-    beyond = asyncio.run(function.send(Operation(OperationKind.GET, RowEntries([("JFK", 2**63), ("JFK", 3)]))))
-    assert (beyond.records, beyond.problems) == ([None, leg], {}), "a number that the column can't hold"
+    beyond = asyncio.run(
+        function.send(Operation(OperationKind.GET, RowEntries([("JFK", 2**63), ("JFK", 3)])))
+    )
+    assert (beyond.records, beyond.problems) == ([None, leg], {}), (
+        "a number that the column can't hold"
+    )
     assert asyncio.run(function.send(turned)).records == [leg]
     assert function.column_types() == {"origin": "string", "number": "bigint", "miles": "int"}
     with pytest.raises(ConfigurationError) as caught:
-        asyncio.run(function.send(Operation(OperationKind.GET, RowEntries([(3, "JFK")]), key=("number", "x"))))
+        asyncio.run(
+            function.send(
+                Operation(OperationKind.GET, RowEntries([(3, "JFK")]), key=("number", "x"))
+            )
+        )
     assert caught.value.argument == "key"
     asyncio.run(function.close())
 

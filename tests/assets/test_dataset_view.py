@@ -1,4 +1,6 @@
-"""Reading one version: by key without Spark, whole with Spark, and what happens when files are not what they were."""
+"""Reading one version: by key without Spark, whole with Spark, and what happens when files are
+not what they were.
+"""
 
 from __future__ import annotations
 
@@ -53,20 +55,31 @@ def test_reading_by_key_imports_no_spark(sparkling: World) -> None:
         "    assert dict(served.items('N7')) == {'N7': {'tailnum': 'N7', 'seats': 7}}\n"
         "assert not {'pyspark', 'py4j', 'boto3'} & set(sys.modules)\n"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2], timeout=60)
+    subprocess.run(
+        [sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2], timeout=60
+    )
 
 
 @pytest.mark.lengthy
 def test_importing_the_floor_imports_nothing_heavy() -> None:
-    code = "import sys, assets; print({'pyspark', 'pandas', 'boto3', 'pyarrow', 'numpy'} & set(sys.modules) or '')"
+    code = (
+        "import sys, assets; print({'pyspark', 'pandas', 'boto3', 'pyarrow', 'numpy'} &"
+        " set(sys.modules) or '')"
+    )
     done = subprocess.run(
-        [sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2], capture_output=True, text=True
+        [sys.executable, "-c", code],
+        check=True,
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
     )
     assert done.stdout.strip() == ""
 
 
 @pytest.mark.spark
-def test_a_lookup_in_a_file_of_many_row_groups_reads_one_of_them(sparkling: World, monkeypatch) -> None:
+def test_a_lookup_in_a_file_of_many_row_groups_reads_one_of_them(
+    sparkling: World, monkeypatch
+) -> None:
     monkeypatch.setattr("dagster_adjunct.resources.bucketing.writer.ROWS_PER_GROUP", 4_096)
     world = sparkling
     world.stream("wide", Schema.of(k="bigint", v="int"), ["k"], 1)
@@ -79,7 +92,9 @@ def test_a_lookup_in_a_file_of_many_row_groups_reads_one_of_them(sparkling: Worl
 
     original = pq.ParquetFile.read_row_group
     monkeypatch.setattr(
-        pq.ParquetFile, "read_row_group", lambda self, i, **more: (read.append(i), original(self, i, **more))[1]
+        pq.ParquetFile,
+        "read_row_group",
+        lambda self, i, **more: (read.append(i), original(self, i, **more))[1],
     )
     assert view.get(9_400) == {"k": 9_400, "v": 9_400}
     assert view.get(9_401) == {"k": 9_401, "v": 9_401}
@@ -90,15 +105,26 @@ def test_a_lookup_in_a_file_of_many_row_groups_reads_one_of_them(sparkling: Worl
 @pytest.mark.spark
 def test_keys_of_every_type_are_found_where_spark_put_them(sparkling: World) -> None:
     world = sparkling
-    schema = Schema.of(s="string", b="bigint", d="date", t="timestamp", m="decimal(9,2)", x="binary", v="int")
+    schema = Schema.of(
+        s="string", b="bigint", d="date", t="timestamp", m="decimal(9,2)", x="binary", v="int"
+    )
     world.stream("typed", schema, ["s", "b"], 2)
-    spec = bounded_dataset("typed", input="lake.typed", key=["t", "d", "s", "b", "m", "x"], partitions=5)
+    spec = bounded_dataset(
+        "typed", input="lake.typed", key=["t", "d", "s", "b", "m", "x"], partitions=5
+    )
     begin = dt.datetime(2013, 1, 1, tzinfo=dt.UTC)
     rows = [
-        (f"é{n}" * (n % 5), n, dt.date(2000, 1, 1 + n), begin + dt.timedelta(microseconds=n), Decimal(n) / 4,
-         bytes(range(n)), n)
+        (
+            f"é{n}" * (n % 5),
+            n,
+            dt.date(2000, 1, 1 + n),
+            begin + dt.timedelta(microseconds=n),
+            Decimal(n) / 4,
+            bytes(range(n)),
+            n,
+        )
         for n in range(25)
-    ]  # fmt: skip
+    ]
     world.send("typed", rows, version="v1")
     world.advance(spec)
     view = world.view(spec)
@@ -106,7 +132,14 @@ def test_keys_of_every_type_are_found_where_spark_put_them(sparkling: World) -> 
         entry = view.get({"s": s, "b": b, "d": d, "t": t, "m": m, "x": x})
         assert entry is not None
         assert entry["v"] == v
-        texts = [t.isoformat(), d.isoformat(), s, str(b), str(m), __import__("base64").b64encode(x).decode()]
+        texts = [
+            t.isoformat(),
+            d.isoformat(),
+            s,
+            str(b),
+            str(m),
+            __import__("base64").b64encode(x).decode(),
+        ]
         assert view.get(key_from_text("typed", view._key, texts)) == entry
     assert view.frame(world.spark()).count() == 25
 
@@ -147,7 +180,9 @@ def test_a_stray_file_in_the_folder_is_refused(sparkling: World) -> None:
     stray = one.parent / one.name.replace("part-00000", "part-00009")
     assert str(stray).endswith(f"/{caught.value.key}")
     assert str(caught.value.key).startswith("datasets/")
-    assert world.view(PLANES).get("N1") is not None, "a reader by key opens only what the manifest lists"
+    assert world.view(PLANES).get("N1") is not None, (
+        "a reader by key opens only what the manifest lists"
+    )
 
 
 @pytest.mark.spark
@@ -200,7 +235,9 @@ def test_threads_may_share_a_view(sparkling: World) -> None:
 
 
 @pytest.mark.spark
-def test_a_version_read_again_and_again_outlives_the_tables_of_others(sparkling: World, monkeypatch) -> None:
+def test_a_version_read_again_and_again_outlives_the_tables_of_others(
+    sparkling: World, monkeypatch
+) -> None:
     monkeypatch.setattr("dagster_adjunct.resources.bucketing.files._MAX_TABLES", 3)
     world = sealed(sparkling)
     view = world.view(PLANES)

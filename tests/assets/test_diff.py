@@ -38,10 +38,16 @@ KEYS: dict[str, st.SearchStrategy[Any]] = {
     "decimal(38,2)": DECIMALS,
     "binary": st.binary(max_size=5),
 }
-VALUES: dict[str, st.SearchStrategy[Any]] = {**KEYS, "double": st.floats(), "boolean": st.booleans()}
+VALUES: dict[str, st.SearchStrategy[Any]] = {
+    **KEYS,
+    "double": st.floats(),
+    "boolean": st.booleans(),
+}
 
 
-def oracle(schema: Schema, key: list[str], old: list[Row], new: list[Row]) -> tuple[set[Row], set[Row], set[Row]]:
+def oracle(
+    schema: Schema, key: list[str], old: list[Row], new: list[Row]
+) -> tuple[set[Row], set[Row], set[Row]]:
     """Return the keys added, removed and changed."""
     places = [schema.names.index(name) for name in key]
 
@@ -59,7 +65,9 @@ def comparable(value: Any) -> Any:
 
 @st.composite
 def two_versions(draw: st.DrawFn) -> tuple[Schema, list[str], list[Row], list[Row]]:
-    """Return a schema, its key, and the rows of an old and a new version, with some keys in both."""
+    """Return a schema, its key, and the rows of an old and a new version, with some keys in
+    both.
+    """
     key_types = draw(st.lists(st.sampled_from(sorted(KEYS)), min_size=1, max_size=3))
     value_types = draw(st.lists(st.sampled_from(sorted(VALUES)), max_size=3))
     keys = draw(st.lists(st.tuples(*(KEYS[kind] for kind in key_types)), max_size=12, unique=True))
@@ -73,7 +81,9 @@ def two_versions(draw: st.DrawFn) -> tuple[Schema, list[str], list[Row], list[Ro
         if where != "old":
             new.append((*key_values, *(draw(values) if where == "both" else first)))
     names = [f"k.{index}" for index in range(len(key_types))]
-    columns = dict(zip(names, key_types, strict=True)) | {f"v{i}": kind for i, kind in enumerate(value_types)}
+    columns = dict(zip(names, key_types, strict=True)) | {
+        f"v{i}": kind for i, kind in enumerate(value_types)
+    }
     return Schema.of(columns), names, old, new
 
 
@@ -81,7 +91,10 @@ def two_versions(draw: st.DrawFn) -> tuple[Schema, list[str], list[Row], list[Ro
 @given(two_versions(), st.integers(1, 3), st.sampled_from([None, 1, 3]), st.integers(0, 4))
 @settings(max_examples=100)
 def test_a_diff_equals_that_of_two_dictionaries(
-    versions: tuple[Schema, list[str], list[Row], list[Row]], partitions: int, others: int | None, sample: int
+    versions: tuple[Schema, list[str], list[Row], list[Row]],
+    partitions: int,
+    others: int | None,
+    sample: int,
 ) -> None:
     schema, key, old, new = versions
     store = InMemoryStore()
@@ -111,12 +124,16 @@ def comparable_entry(entry: dict[str, Any] | None) -> dict[str, Any] | None:
 @pytest.mark.lengthy
 @given(st.integers(), st.sampled_from([0, 0.01, 0.3, 1]), st.booleans(), st.booleans())
 @settings(max_examples=60)
-def test_many_rows_are_matched_whatever_their_order(seed: int, rate: float, two_columns: bool, shuffled: bool) -> None:
+def test_many_rows_are_matched_whatever_their_order(
+    seed: int, rate: float, two_columns: bool, shuffled: bool
+) -> None:
     chance = random.Random(seed)
     numbers = sorted(chance.sample(range(2000), chance.randrange(400)))
     old = [(f"k{n:05}", n // 50, n) for n in numbers if chance.random() >= rate / 2]
     new = [
-        (f"k{n:05}", n // 50, -n if chance.random() < rate / 3 else n) for n in numbers if chance.random() >= rate / 2
+        (f"k{n:05}", n // 50, -n if chance.random() < rate / 3 else n)
+        for n in numbers
+        if chance.random() >= rate / 2
     ]
     if shuffled:
         chance.shuffle(old)
@@ -146,7 +163,9 @@ def test_a_key_that_stands_twice_is_refused() -> None:
     rows: list[Row] = [("N1", 1, "x"), ("N1", 2, "x"), ("N2", 2, "x")]
     twice = view_of(store, rows, schema=PLANES, key=["tailnum"], number=1)
     once = view_of(store, rows[1:], schema=PLANES, key=["tailnum"], number=2)
-    with pytest.raises(DatasetError, match=r"the key \(tailnum\) is not unique in version v000002-.* or v000001-"):
+    with pytest.raises(
+        DatasetError, match=r"the key \(tailnum\) is not unique in version v000002-.* or v000001-"
+    ):
         diff_versions(once, twice)
 
 
@@ -154,8 +173,17 @@ def test_a_bucket_with_equal_contents_is_not_read() -> None:
     store = InMemoryStore()
     rows: list[Row] = [(f"N{n}", n, None) for n in range(100)]
     old = view_of(store, rows, schema=PLANES, key=["tailnum"], partitions=4, number=1)
-    new = view_of(store, [*rows[:-1], ("N99", 0, None)], schema=PLANES, key=["tailnum"], partitions=4, number=2)
-    equal = {a.sha256 for a in old.sealed.generations[0].files} & {b.sha256 for b in new.sealed.generations[0].files}
+    new = view_of(
+        store,
+        [*rows[:-1], ("N99", 0, None)],
+        schema=PLANES,
+        key=["tailnum"],
+        partitions=4,
+        number=2,
+    )
+    equal = {a.sha256 for a in old.sealed.generations[0].files} & {
+        b.sha256 for b in new.sealed.generations[0].files
+    }
     for view in (old, new):
         for file in view.sealed.generations[0].files:
             if file.sha256 in equal:
@@ -194,7 +222,9 @@ def test_columns_that_came_went_or_changed_their_type_are_named() -> None:
     assert diff.columns_added == ("came",)
     assert diff.columns_removed == ("gone",)
     assert diff.columns_retyped == (("wide", "int", "bigint"), ("text", "string", "int"))
-    assert (diff.changed, diff.unchanged) == (1, 2), "text can't be compared with numbers; int with bigint can"
+    assert (diff.changed, diff.unchanged) == (1, 2), (
+        "text can't be compared with numbers; int with bigint can"
+    )
     assert diff.to_json()["changed_sample"] == [
         {
             "key": {"tailnum": "N2"},
@@ -207,8 +237,12 @@ def test_columns_that_came_went_or_changed_their_type_are_named() -> None:
 def test_keys_that_grew_wider_are_compared_across_their_buckets() -> None:
     store = InMemoryStore()
     rows: list[Row] = [(n, n) for n in range(-50, 50)]
-    old = view_of(store, rows, schema=Schema.of(k="int", v="int"), key=["k"], partitions=5, number=1)
-    new = view_of(store, rows[1:], schema=Schema.of(k="bigint", v="int"), key=["k"], partitions=5, number=2)
+    old = view_of(
+        store, rows, schema=Schema.of(k="int", v="int"), key=["k"], partitions=5, number=1
+    )
+    new = view_of(
+        store, rows[1:], schema=Schema.of(k="bigint", v="int"), key=["k"], partitions=5, number=2
+    )
     diff = diff_versions(old, new)
     assert (diff.added, diff.removed, diff.changed, diff.unchanged) == (0, 1, 0, 99)
     assert diff.removed_sample == ({"k": -50},)
@@ -217,11 +251,23 @@ def test_keys_that_grew_wider_are_compared_across_their_buckets() -> None:
 def test_versions_with_other_keys_are_refused() -> None:
     store = InMemoryStore()
     text = view_of(store, [("1", 1, None)], schema=PLANES, key=["tailnum"], number=1)
-    number = view_of(store, [(1, "a")], schema=Schema.of(tailnum="int", maker="string"), key=["tailnum"], number=2)
-    with pytest.raises(DatasetError, match=r"is keyed by \(tailnum string\) and version .* by \(tailnum int\)"):
+    number = view_of(
+        store,
+        [(1, "a")],
+        schema=Schema.of(tailnum="int", maker="string"),
+        key=["tailnum"],
+        number=2,
+    )
+    with pytest.raises(
+        DatasetError, match=r"is keyed by \(tailnum string\) and version .* by \(tailnum int\)"
+    ):
         diff_versions(text, number)
-    with pytest.raises(DatasetError, match=r"is keyed by \(tailnum int\) and version .* by \(maker string\)"):
-        diff_versions(number, view_of(store, [(1, "a")], schema=number.schema, key=["maker"], number=3))
+    with pytest.raises(
+        DatasetError, match=r"is keyed by \(tailnum int\) and version .* by \(maker string\)"
+    ):
+        diff_versions(
+            number, view_of(store, [(1, "a")], schema=number.schema, key=["maker"], number=3)
+        )
     with pytest.raises(ConfigurationError) as caught:
         diff_versions(text, text, sample=-1)
     assert caught.value.argument == "sample"
@@ -229,8 +275,12 @@ def test_versions_with_other_keys_are_refused() -> None:
 
 def test_a_missing_and_a_damaged_file_are_named() -> None:
     store = InMemoryStore()
-    old = view_of(store, [("N1", 1, None)], schema=PLANES, key=["tailnum"], partitions=None, number=1)
-    new = view_of(store, [("N1", 2, None)], schema=PLANES, key=["tailnum"], partitions=None, number=2)
+    old = view_of(
+        store, [("N1", 1, None)], schema=PLANES, key=["tailnum"], partitions=None, number=1
+    )
+    new = view_of(
+        store, [("N1", 2, None)], schema=PLANES, key=["tailnum"], partitions=None, number=2
+    )
     name = f"{new.sealed.generations[0].folder}/{new.sealed.generations[0].files[0].name}"
     whole = store.get(name).data
 
@@ -252,9 +302,18 @@ def test_a_missing_and_a_damaged_file_are_named() -> None:
 
 
 @pytest.mark.lengthy
-@given(st.lists(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 5), st.none() | st.integers(0, 3)), max_size=8)))
+@given(
+    st.lists(
+        st.lists(
+            st.tuples(st.integers(0, 9), st.integers(0, 5), st.none() | st.integers(0, 3)),
+            max_size=8,
+        )
+    )
+)
 @settings(max_examples=30)
-def test_deltas_are_merged_by_position_and_generation(commits: list[list[tuple[int, int, int | None]]]) -> None:
+def test_deltas_are_merged_by_position_and_generation(
+    commits: list[list[tuple[int, int, int | None]]],
+) -> None:
     """Each commit is a list of (key, position, value or None for a tombstone)."""
     schema = Schema.of(k="int", v="int")
     layout = build_layout(schema, ("k",), ("k",), 2, True)
@@ -275,12 +334,25 @@ def test_deltas_are_merged_by_position_and_generation(commits: list[list[tuple[i
         files = write_arrow_buckets(table.sort_by("k"), store, folder, layout, WriteOptions("d"))
         generations.append(Generation(number, folder, tuple(files)))
         for key, value, position in rows.values():
-            winners[key] = max(winners.get(key, (-1, 0, None)), (position, number, value), key=lambda row: row[:2])
+            winners[key] = max(
+                winners.get(key, (-1, 0, None)), (position, number, value), key=lambda row: row[:2]
+            )
     sealed = SealedVersion(
-        id="v000001-a", number=1, name=None, sealed_at=dt.datetime.now(UTC), columns=schema, key=("k",),
-        partition_by=("k",), partitions=2, positioned=True, generations=tuple(generations), offsets={},
-    )  # fmt: skip
-    entries: list[Row] = [(key, value) for key, (_, _, value) in winners.items() if value is not None]
+        id="v000001-a",
+        number=1,
+        name=None,
+        sealed_at=dt.datetime.now(UTC),
+        columns=schema,
+        key=("k",),
+        partition_by=("k",),
+        partitions=2,
+        positioned=True,
+        generations=tuple(generations),
+        offsets={},
+    )
+    entries: list[Row] = [
+        (key, value) for key, (_, _, value) in winners.items() if value is not None
+    ]
     expected = view_of(store, entries, schema=schema, key=["k"], dataset="d", number=2)
     diff = diff_versions(expected, VersionReader(store, "d", sealed))
     assert (diff.added, diff.removed, diff.changed, diff.unchanged) == (0, 0, 0, len(entries))

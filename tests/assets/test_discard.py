@@ -1,4 +1,6 @@
-"""Discarding: what goes, what stays and why; and that nothing which anybody can reach is ever deleted."""
+"""Discarding: what goes, what stays and why; and that nothing which anybody can reach is ever
+deleted.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +21,19 @@ from dagster_adjunct.assets.retention import discard as discard_module
 from dagster_adjunct.assets.retention.discard import DiscardReport, Listing, discard, plan_discard
 from dagster_adjunct.assets.versions.dataset_log import DatasetLog
 from dagster_adjunct.assets.versions.leases import Lease, LeaseInfo
-from dagster_adjunct.assets.versions.manifest import Bootstrap, BoundedManifest, DatasetManifest, Pin, UnboundedManifest
-from dagster_adjunct.assets.versions.version import DatasetDeclaration, SealedVersion, Verdict, VersionRef
+from dagster_adjunct.assets.versions.manifest import (
+    Bootstrap,
+    BoundedManifest,
+    DatasetManifest,
+    Pin,
+    UnboundedManifest,
+)
+from dagster_adjunct.assets.versions.version import (
+    DatasetDeclaration,
+    SealedVersion,
+    Verdict,
+    VersionRef,
+)
 from dagster_adjunct.resources.bucketing.files import Generation
 from dagster_adjunct.resources.errors import (
     CommitConflictError,
@@ -103,14 +116,29 @@ def manifest_of(
     shown = by_number[pinned or head]
     pin = Pin(version=by_number[pinned].id, reason="audit", by="ada", at=NOW) if pinned else None
     declaration = DatasetDeclaration(
-        kind="bounded", input="lake.planes", key=("k",), key_types=("string",), partition_by=("k",), partitions=2,
-        input_partitions=0, order=order,
-    )  # fmt: skip
+        kind="bounded",
+        input="lake.planes",
+        key=("k",),
+        key_types=("string",),
+        partition_by=("k",),
+        partitions=2,
+        input_partitions=0,
+        order=order,
+    )
     sealed = SealedVersion(
-        id=shown.id, number=shown.number, name=shown.name, sealed_at=LONG_AGO, columns=Schema.of(k="string"),
-        key=("k",), partition_by=("k",), partitions=2, positioned=False, rows=0, offsets={},
+        id=shown.id,
+        number=shown.number,
+        name=shown.name,
+        sealed_at=LONG_AGO,
+        columns=Schema.of(k="string"),
+        key=("k",),
+        partition_by=("k",),
+        partitions=2,
+        positioned=False,
+        rows=0,
+        offsets={},
         generations=(Generation(shown.number, shown.folders[0], ()),),
-    )  # fmt: skip
+    )
     return BoundedManifest(
         name="planes", declaration=declaration, version=sealed, head=by_number[head].id, pin=pin,
         versions=tuple(refs), offsets={}, doomed=doomed, next_number=99, next_generation=99,
@@ -162,11 +190,14 @@ def test_rejected_and_revoked_versions_take_no_place_of_sealed_ones_and_go_by_ag
         "-v3": "rejected, older than 1 day, 0:00:00",
         "-v4": "revoked, older than 1 day, 0:00:00",
     }
-    young = Listing(NOW, documents={version.document or "": NOW - timedelta(hours=23) for version in refs})
-    assert {name: why for name, why in judge(refs, head=2, listing=young).items() if name in ("+v3", "+v4")} == {
-        "+v3": "younger than 1 day, 0:00:00",
-        "+v4": "younger than 1 day, 0:00:00",
-    }
+    young = Listing(
+        NOW, documents={version.document or "": NOW - timedelta(hours=23) for version in refs}
+    )
+    assert {
+        name: why
+        for name, why in judge(refs, head=2, listing=young).items()
+        if name in ("+v3", "+v4")
+    } == {"+v3": "younger than 1 day, 0:00:00", "+v4": "younger than 1 day, 0:00:00"}
 
 
 def test_what_is_pinned_stays_and_so_does_what_would_be_served_without_the_pin() -> None:
@@ -196,7 +227,10 @@ def test_leases_keep_versions_until_they_expire() -> None:
 
 def test_open_batches_keep_versions_whatever_their_state() -> None:
     refs = [ref(1), ref(2, "revoked"), ref(3), ref(4)]
-    why = {refs[0].id: "open batch 7 of application delays", refs[1].id: "open batch 8 of application delays"}
+    why = {
+        refs[0].id: "open batch 7 of application delays",
+        refs[1].id: "open batch 8 of application delays",
+    }
     judged = judge(refs, head=4, roots=why)
     assert judged["+v1"] == "open batch 7 of application delays"
     assert judged["+v2"] == "open batch 8 of application delays"
@@ -204,7 +238,10 @@ def test_open_batches_keep_versions_whatever_their_state() -> None:
 
 def test_age_is_that_of_the_stored_document_not_of_the_clock_of_who_sealed_it() -> None:
     refs = [ref(1), ref(2), ref(3), ref(4)]
-    written = {str(refs[0].document): NOW - DAY + timedelta(seconds=1), str(refs[1].document): NOW - DAY}
+    written = {
+        str(refs[0].document): NOW - DAY + timedelta(seconds=1),
+        str(refs[1].document): NOW - DAY,
+    }
     judged = judge(refs, head=4, listing=Listing(NOW, documents=written))
     assert judged["+v1"] == "younger than 1 day, 0:00:00"
     assert judged["-v2"] == "not among the newest 2"
@@ -253,14 +290,21 @@ def test_unreferenced_files_are_garbage_after_the_grace_period() -> None:
     )
     manifest = manifest_of(refs, head=2, doomed=(f"{data}/being-deleted",))
     plan = plan_discard(manifest, DiscardPolicy(), (), {}, listing)
-    assert [judged.what for judged in plan.garbage] == [f"{data}/died", f"{versions}/never-committed.json"]
-    assert plan.garbage[0].reason == "no version references it, unchanged since 2026-11-20 12:00 UTC"
+    assert [judged.what for judged in plan.garbage] == [
+        f"{data}/died",
+        f"{versions}/never-committed.json",
+    ]
+    assert (
+        plan.garbage[0].reason == "no version references it, unchanged since 2026-11-20 12:00 UTC"
+    )
 
 
 # -- versions
 
 
-def test_nothing_goes_that_is_younger_than_the_grace_period_by_the_stores_clock(planes: World) -> None:
+def test_nothing_goes_that_is_younger_than_the_grace_period_by_the_stores_clock(
+    planes: World,
+) -> None:
     publish(planes, 1, 2, 3, 4)
     policy = DiscardPolicy(keep=1, grace=timedelta(hours=1))
     assert discard(planes.lake, NAME, policy, by="test").discarded == ()
@@ -268,21 +312,31 @@ def test_nothing_goes_that_is_younger_than_the_grace_period_by_the_stores_clock(
     make_older(planes.lake, timedelta(minutes=59), first.document)
     make_older(planes.lake, timedelta(minutes=61), second.document)
     report = discard(planes.lake, NAME, policy, by="test")
-    assert [(judged.what, judged.reason) for judged in report.discarded] == [(second.id, "not among the newest 1")]
+    assert [(judged.what, judged.reason) for judged in report.discarded] == [
+        (second.id, "not among the newest 1")
+    ]
     assert retained(planes) == ["v1", "v3", "v4"]
 
 
-def test_a_discarded_version_can_not_be_opened_any_more_and_the_error_names_what_can(planes: World) -> None:
+def test_a_discarded_version_can_not_be_opened_any_more_and_the_error_names_what_can(
+    planes: World,
+) -> None:
     old, new = publish(planes, 1, 2)
     report = discard(planes.lake, NAME, AT_ONCE, by="test")
     assert report.summary().startswith("dataset planes: discarded 1 version(s); 3 objects of ")
     assert data_and_documents(planes.lake) == reached(planes.lake)
     store = StoredVersions(planes.lake, NAME)
     for version in (old, "v1"):
-        with pytest.raises(DatasetError, match=rf"has no version '{version}'; the newest retained are {new} \(v2\)"):
+        with pytest.raises(
+            DatasetError, match=rf"has no version '{version}'; the newest retained are {new} \(v2\)"
+        ):
             store.version(version)
     newest = store.history()[1]
-    assert (newest.action, newest.by, newest.reason) == ("expire", "test", "1 versions, 0 leftovers")
+    assert (newest.action, newest.by, newest.reason) == (
+        "expire",
+        "test",
+        "1 versions, 0 leftovers",
+    )
 
 
 def test_a_dropped_version_is_deleted_by_the_next_discard_whatever_its_age(planes: World) -> None:
@@ -309,7 +363,11 @@ def test_an_expired_pin_ends_with_the_discard_and_a_running_one_does_not(planes:
     report = discard(planes.lake, NAME, AT_ONCE, by="test")
     assert (report.unpinned, report.discarded) == (old, told.discarded)
     assert (served(planes.lake), retained(planes)) == (whole(2), ["v2"])
-    assert [(entry.action, entry.version, entry.reason) for entry in store.history()][2] == ("unpin", old, "expired")
+    assert [(entry.action, entry.version, entry.reason) for entry in store.history()][2] == (
+        "unpin",
+        old,
+        "expired",
+    )
     assert StoredVersions(planes.lake, NAME).require_current().version == new
 
 
@@ -330,7 +388,11 @@ class TooFew:
     severity = "error"
 
     def __call__(self, candidate) -> Verdict:
-        return Verdict(name=self.name, passed=candidate.view.rows == len(KEYS), message=f"{candidate.view.rows} rows")
+        return Verdict(
+            name=self.name,
+            passed=candidate.view.rows == len(KEYS),
+            message=f"{candidate.view.rows} rows",
+        )
 
 
 CHECKED = replace(PLANES, validators=(TooFew(),))
@@ -342,7 +404,9 @@ def forget_the_build(world: World) -> None:
 
 
 def everything(world: World) -> tuple[str, ...]:
-    """Make versions in every state, a build that died, and a lease; return the names that have to stay."""
+    """Make versions in every state, a build that died, and a lease; return the names that have
+    to stay.
+    """
     publish(world, 1, 2, 3, 4, 5)
     store = StoredVersions(world.lake, NAME)
     store.revoke("v2", **WHY)
@@ -410,7 +474,9 @@ def test_files_of_a_dead_build_are_collected_only_after_the_grace_period(planes:
     make_older(planes.lake, timedelta(minutes=59))
     assert discard(planes.lake, NAME, policy, by="test").garbage == ()
     make_older(planes.lake, timedelta(minutes=61), f"{folder}/")
-    assert discard(planes.lake, NAME, policy, by="test").garbage == (), "the build was renewed 59 minutes ago"
+    assert discard(planes.lake, NAME, policy, by="test").garbage == (), (
+        "the build was renewed 59 minutes ago"
+    )
     make_older(planes.lake, timedelta(minutes=61), f"datasets/{NAME}/attempts/")
     report = discard(planes.lake, NAME, policy, by="test")
     assert [judged.what for judged in report.garbage] == [folder]
@@ -435,8 +501,11 @@ def test_a_document_that_was_never_committed_is_collected(planes: World) -> None
 
 @pytest.mark.lengthy
 @pytest.mark.parametrize("taken_for_garbage", [False, True])
-def test_a_build_is_published_unless_a_discard_took_it_for_garbage(new_planes, monkeypatch, taken_for_garbage) -> None:
-    """A whole discard runs before each request of the advance in turn, with a grace period of nothing.
+def test_a_build_is_published_unless_a_discard_took_it_for_garbage(
+    new_planes, monkeypatch, taken_for_garbage
+) -> None:
+    """A whole discard runs before each request of the advance in turn, with a grace period of
+    nothing.
 
     A build that is on record is none of its business, unless it was not renewed for long.
     """
@@ -448,24 +517,40 @@ def test_a_build_is_published_unless_a_discard_took_it_for_garbage(new_planes, m
         publish(world, 1)
         deliver(world, 2)
         lake = faulty(
-            world, Fault("*", nth, "meanwhile", lambda world=world: discard(world.lake, NAME, AT_ONCE, by="test"))
+            world,
+            Fault(
+                "*",
+                nth,
+                "meanwhile",
+                lambda world=world: discard(world.lake, NAME, AT_ONCE, by="test"),
+            ),
         )
         try:
             outcomes.add(world.advance(PLANES, lake=lake).action)
         except CommitConflictError as conflict:
-            outcomes.add("discarded" if "another writer discarded this build" in str(conflict) else str(conflict))
+            outcomes.add(
+                "discarded"
+                if "another writer discarded this build" in str(conflict)
+                else str(conflict)
+            )
             assert served(world.lake) == whole(1)
             world.advance(PLANES)
         assert served(world.lake) == whole(2)
-        assert reached(world.lake) <= data_and_documents(world.lake), "what is published is all there"
+        assert reached(world.lake) <= data_and_documents(world.lake), (
+            "what is published is all there"
+        )
         if len(lake.store.requests) < nth:
             break
     assert outcomes == ({"sealed", "discarded"} if taken_for_garbage else {"sealed"})
 
 
 @pytest.mark.lengthy
-def test_a_finished_build_that_a_discard_has_deleted_is_built_again(new_planes, monkeypatch) -> None:
-    """The discard dies at each of its requests in turn: the record of the build may outlive its files."""
+def test_a_finished_build_that_a_discard_has_deleted_is_built_again(
+    new_planes, monkeypatch
+) -> None:
+    """The discard dies at each of its requests in turn: the record of the build may outlive its
+    files.
+    """
     monkeypatch.setattr(discard_module, "RUNNING_WITHIN", timedelta(0))
     builds = set()
     for nth in range(1, 100):
@@ -500,18 +585,25 @@ def state_of(world: World) -> dict[str, object]:
         "doomed": manifest.doomed,
         "served": served(world.lake),
         "stored": {
-            key for key in objects(world.lake, f"datasets/{NAME}/") if key.split("/")[2] not in ("manifests", "CURRENT")
+            key
+            for key in objects(world.lake, f"datasets/{NAME}/")
+            if key.split("/")[2] not in ("manifests", "CURRENT")
         },
     }
 
 
 def copy_of(world: World) -> World:
-    """Return a copy in memory, with the times of the objects: what is repeated for every request must be cheap."""
+    """Return a copy in memory, with the times of the objects: what is repeated for every request
+    must be cheap.
+    """
     store = InMemoryStore()
     for item in world.lake.store.list(""):
         data = world.lake.store.get(item.key).data
         store.put(item.key, data)
-        store._objects[item.key] = data, replace(store._objects[item.key][1], modified=item.modified)
+        store._objects[item.key] = (
+            data,
+            replace(store._objects[item.key][1], modified=item.modified),
+        )
     return World(Lake(store, world.lake.id), IN_PROCESS, dict(world.sequences))
 
 
@@ -546,7 +638,9 @@ def test_two_discards_at_once_do_what_one_does(planes: World) -> None:
     expected = None
     for nth in range(1, 100):
         copy = copy_of(planes)
-        other = Fault("*", nth, "meanwhile", lambda copy=copy: discard(copy.lake, NAME, AT_ONCE, by="other"))
+        other = Fault(
+            "*", nth, "meanwhile", lambda copy=copy: discard(copy.lake, NAME, AT_ONCE, by="other")
+        )
         lake = faulty(copy, other)
         discard(lake, NAME, AT_ONCE, by="test")
         expected = expected or state_of(copy)
@@ -561,7 +655,10 @@ def test_what_is_doomed_and_leased_is_spared_told_and_deleted_later(planes: Worl
     view, held = StoredVersions(planes.lake, NAME).version(old), []
     # Between the reading of leases for the decision and the commit of the doomed.
     lease = Fault(
-        "put_if_match", 1, "meanwhile", lambda: held.append(Lease.acquire(planes.lake, NAME, [old], holder="me"))
+        "put_if_match",
+        1,
+        "meanwhile",
+        lambda: held.append(Lease.acquire(planes.lake, NAME, [old], holder="me")),
     )
     report = discard(faulty(planes, lease), NAME, AT_ONCE, by="test")
     assert {judged.reason.split(" until")[0] for judged in report.spared} == {"leased by me"}
@@ -582,7 +679,13 @@ def test_a_comparison_of_which_a_version_is_discarded_meanwhile_says_so(new_plan
         world = new_planes()
         old, new = publish(world, 1, 2)
         lake = faulty(
-            world, Fault("*", nth, "meanwhile", lambda world=world: discard(world.lake, NAME, AT_ONCE, by="test"))
+            world,
+            Fault(
+                "*",
+                nth,
+                "meanwhile",
+                lambda world=world: discard(world.lake, NAME, AT_ONCE, by="test"),
+            ),
         )
         try:
             outcomes.add(StoredVersions(lake, NAME).diff(old, new).changed == len(KEYS))
@@ -597,7 +700,10 @@ def test_a_comparison_of_which_a_version_is_discarded_meanwhile_says_so(new_plan
 
 
 NAMES = ("fares", "routes")
-SET = version_set("prices", *(bounded_dataset(name, input=f"lake.{name}", key="k", partitions=2) for name in NAMES))
+SET = version_set(
+    "prices",
+    *(bounded_dataset(name, input=f"lake.{name}", key="k", partitions=2) for name in NAMES),
+)
 
 
 @pytest.fixture
@@ -614,22 +720,30 @@ def publish_set(world: World, *versions: tuple[int, int]) -> None:
         number = world.sequences.get("fares", 0) + 1
         for name, value in (("fares", fares), ("routes", routes)):
             world.send(name, [(key, value) for key in KEYS], version=f"v{number}")
-        advance_version_set(SET, lake=world.lake, systems=world.systems, spark=IN_PROCESS, by="test")
+        advance_version_set(
+            SET, lake=world.lake, systems=world.systems, spark=IN_PROCESS, by="test"
+        )
 
 
 def seen(world: World) -> tuple[int | None, ...]:
     with ExitStack() as open_meanwhile:
         served = {
-            name: it and open_meanwhile.enter_context(it) for name, it in current_versions(world.lake, NAMES).items()
+            name: it and open_meanwhile.enter_context(it)
+            for name, it in current_versions(world.lake, NAMES).items()
         }
         return tuple(None if (it := served[name]) is None else content(it)["a"] for name in NAMES)
 
 
 @pytest.mark.lengthy
-def test_members_of_a_version_set_are_discarded_each_by_itself_and_read_together(prices: World) -> None:
+def test_members_of_a_version_set_are_discarded_each_by_itself_and_read_together(
+    prices: World,
+) -> None:
     publish_set(prices, (1, 1), (2, 2), (3, 3))
     discard(prices.lake, "fares", DiscardPolicy(keep=2, grace=timedelta(0)), by="test")
-    assert (retained(prices, "fares"), retained(prices, "routes")) == (["v2", "v3"], ["v1", "v2", "v3"])
+    assert (retained(prices, "fares"), retained(prices, "routes")) == (
+        ["v2", "v3"],
+        ["v1", "v2", "v3"],
+    )
     for name in NAMES:
         assert reached(prices.lake, name) == data_and_documents(prices.lake, name)
     assert seen(prices) == (3, 3)
@@ -652,7 +766,9 @@ def test_a_version_that_stands_for_several_names_stays_while_it_is_served(prices
 
 @pytest.mark.lengthy
 @pytest.mark.parametrize("end", ["advance", "discard"])
-def test_an_expired_pin_of_a_version_set_ends_for_all_members_in_one_commit(prices: World, end: str) -> None:
+def test_an_expired_pin_of_a_version_set_ends_for_all_members_in_one_commit(
+    prices: World, end: str
+) -> None:
     publish_set(prices, (1, 1), (2, 2))
     store = StoredVersions(prices.lake, "fares")
     pin_that_has_ended(store, "v1")
@@ -685,7 +801,9 @@ def test_an_expired_pin_of_a_version_set_ends_for_all_members_in_one_commit(pric
 
 
 @pytest.mark.lengthy
-def test_commits_beyond_the_newest_ones_go_when_they_are_old(planes: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commits_beyond_the_newest_ones_go_when_they_are_old(
+    planes: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(commit_log, "MANIFESTS_KEPT", 5)
     publish(planes, *range(1, 9))
     log = DatasetLog(planes.lake, NAME)
@@ -698,14 +816,18 @@ def test_commits_beyond_the_newest_ones_go_when_they_are_old(planes: World, monk
     numbers = [commit.number for commit, _ in log.history()]
     assert numbers == list(range(commits, commits - 6, -1))
     assert len(objects(planes.lake, f"datasets/{NAME}/manifests/")) == 6
-    assert retained(planes) == [f"v{number}" for number in range(1, 9)], "a version needs no commit of the past"
+    assert retained(planes) == [f"v{number}" for number in range(1, 9)], (
+        "a version needs no commit of the past"
+    )
     assert content(StoredVersions(planes.lake, NAME).version("v1")) == whole(1)
     assert publish(planes, 9)
     assert served(planes.lake) == whole(9)
 
 
 @pytest.mark.lengthy
-def test_commits_of_a_version_set_go_as_well(prices: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commits_of_a_version_set_go_as_well(
+    prices: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(commit_log, "MANIFESTS_KEPT", 2)
     publish_set(prices, (1, 1), (2, 2), (3, 3), (4, 4), (5, 5))
     make_older(prices.lake, timedelta(days=2), "version-sets/")
@@ -716,34 +838,56 @@ def test_commits_of_a_version_set_go_as_well(prices: World, monkeypatch: pytest.
     assert seen(prices) == (5, 5)
 
 
-def test_a_commit_that_an_open_batch_needs_of_an_unbounded_dataset_stays(planes: World, monkeypatch) -> None:
+def test_a_commit_that_an_open_batch_needs_of_an_unbounded_dataset_stays(
+    planes: World, monkeypatch
+) -> None:
     """Its versions stand nowhere but in their commits."""
     monkeypatch.setattr(commit_log, "MANIFESTS_KEPT", 2)
     log = DatasetLog(planes.lake, "changes")
     declaration = DatasetDeclaration(
-        kind="unbounded", input="lake.planes", key=("k",), key_types=("string",), partition_by=("k",), partitions=2,
+        kind="unbounded",
+        input="lake.planes",
+        key=("k",),
+        key_types=("string",),
+        partition_by=("k",),
+        partitions=2,
         input_partitions=2,
-    )  # fmt: skip
+    )
     spans = {"lake.planes.0": "0", "lake.planes.1": "0"}
     bootstrap = Bootstrap(state="done", start=spans, target=spans, started_at=NOW)
-    manifest = UnboundedManifest(name="changes", declaration=declaration, offsets=spans, bootstrap=bootstrap)
+    manifest = UnboundedManifest(
+        name="changes", declaration=declaration, offsets=spans, bootstrap=bootstrap
+    )
     commit, ids = log.commit(None, manifest, by="test"), []
     for number in range(2, 9):
         attempt = log.attempt()
         version = SealedVersion(
-            id=f"v{number:06d}-{attempt.id}", number=number, name=None, sealed_at=NOW,
-            columns=Schema.of(k="string", n="int"), key=("k",), partition_by=("k",), partitions=2, positioned=True,
-            generations=(attempt.generation(number),), offsets={},
-        )  # fmt: skip
+            id=f"v{number:06d}-{attempt.id}",
+            number=number,
+            name=None,
+            sealed_at=NOW,
+            columns=Schema.of(k="string", n="int"),
+            key=("k",),
+            partition_by=("k",),
+            partitions=2,
+            positioned=True,
+            generations=(attempt.generation(number),),
+            offsets={},
+        )
         # What versions before the sixth read has gone, as an erasure does it.
-        manifest = manifest.after(version=version, next_generation=number + 1, retained_from=min(number, 6))
+        manifest = manifest.after(
+            version=version, next_generation=number + 1, retained_from=min(number, 6)
+        )
         commit = log.commit(commit, manifest, by="test", commit_id=attempt.id)
         ids.append(version.id)
     make_older(planes.lake, timedelta(days=2), "datasets/changes/")
     planes.lake.store.put(
-        "datasets/changes/leases/one.json", b'{"versions": ["%s"], "holder": "me", "ttl": 60}' % ids[1].encode()
+        "datasets/changes/leases/one.json",
+        b'{"versions": ["%s"], "holder": "me", "ttl": 60}' % ids[1].encode(),
     )
-    report: DiscardReport = discard(planes.lake, "changes", by="test", roots=lambda: {ids[0]: "open batch 3"})
+    report: DiscardReport = discard(
+        planes.lake, "changes", by="test", roots=lambda: {ids[0]: "open batch 3"}
+    )
     assert report.objects == 3
     store = StoredVersions(planes.lake, "changes")
     opened = {}

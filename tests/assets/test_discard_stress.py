@@ -32,7 +32,9 @@ VERSIONS = rounds(6, 50)
 def test_eight_readers_meet_whole_versions_while_others_are_published_and_discarded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    publish_and_discard_under_readers(str(tmp_path / "lake"), {}, monkeypatch, pause=0.2, collectors=2)
+    publish_and_discard_under_readers(
+        str(tmp_path / "lake"), {}, monkeypatch, pause=0.2, collectors=2
+    )
 
 
 @pytest.mark.long  # on a folder above; tests/resources/objects has what the store promises
@@ -42,7 +44,9 @@ def test_eight_readers_meet_whole_versions_on_a_real_s3_server(
     versitygw: S3Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     versitygw.set_in(monkeypatch)
-    publish_and_discard_under_readers(versitygw.url(), versitygw.env, monkeypatch, pause=0.4, collectors=1)
+    publish_and_discard_under_readers(
+        versitygw.url(), versitygw.env, monkeypatch, pause=0.4, collectors=1
+    )
 
 
 def publish_and_discard_under_readers(
@@ -66,9 +70,13 @@ def publish_and_discard_under_readers(
         discarded = [gone.get(timeout=PATIENCE) for _ in range(1, VERSIONS)]
     assert [seen.problem for seen in readers] == [""] * len(READERS)
     assert all(seen.whole for seen in readers)
-    assert len({number for seen in readers for number in seen.whole}) > 3, "they read on while versions went"
+    assert len({number for seen in readers for number in seen.whole}) > 3, (
+        "they read on while versions went"
+    )
     assert problems == [[]] * collectors
-    assert len(set(discarded)) == VERSIONS - 1, "two that discard at once don't both claim a version"
+    assert len(set(discarded)) == VERSIONS - 1, (
+        "two that discard at once don't both claim a version"
+    )
     assert gone.empty(), "the newest version stays"
     discard(world.lake, DATASET, NOTHING_BUT_THE_NEWEST, by="the end")
     assert left(world) == {StoredVersions(world.lake, DATASET).require_current().version}
@@ -79,11 +87,17 @@ def deliver(world: World, number: int) -> None:
 
 
 def left(world: World) -> set[str]:
-    """Return the ids of all versions of which anything is left: files, a document, a lease, a build on record."""
+    """Return the ids of all versions of which anything is left: files, a document, a lease, a
+    build on record.
+    """
     store, prefix = world.lake.store, f"datasets/{DATASET}"
-    (served,) = [ref for ref in StoredVersions(world.lake, DATASET).versions() if ref.state == "sealed"]
+    (served,) = [
+        ref for ref in StoredVersions(world.lake, DATASET).versions() if ref.state == "sealed"
+    ]
     assert not list(store.list(f"{prefix}/leases/")), "every reader has given its leases back"
     assert not list(store.list(f"{prefix}/attempts/"))
-    documents = {item.key.rsplit("/", 1)[1].rpartition("-")[0] for item in store.list(f"{prefix}/versions/")}
+    documents = {
+        item.key.rsplit("/", 1)[1].rpartition("-")[0] for item in store.list(f"{prefix}/versions/")
+    }
     folders = {item.key.split("/")[3] for item in store.list(f"{prefix}/data/")}
     return documents | {served.id if folder in served.id else folder for folder in folders}

@@ -1,4 +1,6 @@
-"""What was rejected keeps its name until it is dropped, what is revoked gives it back: it can be delivered again."""
+"""What was rejected keeps its name until it is dropped, what is revoked gives it back: it can be
+delivered again.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,12 @@ import pytest
 
 from dagster_adjunct.assets.bounded import advance as place_in_input
 from dagster_adjunct.assets.bounded.advance import advance_version_set
-from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, FileSource, bounded_dataset, version_set
+from dagster_adjunct.assets.declaration.dataset import (
+    AdjunctDataset,
+    FileSource,
+    bounded_dataset,
+    version_set,
+)
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.versions.version import Verdict
 from dagster_adjunct.resources.errors import MarkerConflictError
@@ -35,7 +42,9 @@ class Positive:
 
 
 def of_stream(name: str) -> AdjunctDataset:
-    return bounded_dataset(name, input=f"lake.{name}", key="k", partitions=2, validators=[Positive()])
+    return bounded_dataset(
+        name, input=f"lake.{name}", key="k", partitions=2, validators=[Positive()]
+    )
 
 
 PRICES = of_stream("prices")
@@ -61,7 +70,9 @@ def served(world: World, name: str = "prices") -> int:
 
 
 @pytest.mark.lengthy
-def test_a_rejected_version_that_was_dropped_can_be_delivered_again_under_its_name(plain: World) -> None:
+def test_a_rejected_version_that_was_dropped_can_be_delivered_again_under_its_name(
+    plain: World,
+) -> None:
     deliver(plain, "v1", 1)
     deliver(plain, "v2", -2)
     report = plain.advance(PRICES)
@@ -75,7 +86,9 @@ def test_a_rejected_version_that_was_dropped_can_be_delivered_again_under_its_na
     assert (report.action, report.counters, served(plain)) == ("up-to-date", {"redelivered": 2}, 1)
 
     StoredVersions(plain.lake, PRICES).remove_version("v2", **WHY)
-    assert plain.advance(PRICES).action == "up-to-date", "what was dropped as a re-delivery does not come back"
+    assert plain.advance(PRICES).action == "up-to-date", (
+        "what was dropped as a re-delivery does not come back"
+    )
     deliver(plain, "v2", 3)
     report = plain.advance(PRICES)
     assert (report.action, report.counters.get("redelivered"), served(plain)) == ("sealed", None, 3)
@@ -95,7 +108,9 @@ def test_a_rejected_version_that_comes_again_with_other_counts_stops_nothing(pla
     assert plain.advance(PRICES).action == "sealed"
 
 
-def test_a_version_that_was_refused_before_it_was_built_is_not_said_to_be_forceable(plain: World) -> None:
+def test_a_version_that_was_refused_before_it_was_built_is_not_said_to_be_forceable(
+    plain: World,
+) -> None:
     plain.mark("prices", "v1", [0, 1], {0: 7, 1: 7})
     note = plain.advance(PRICES).note
     assert "adjunct dataset remove-version prices" in note
@@ -104,7 +119,9 @@ def test_a_version_that_was_refused_before_it_was_built_is_not_said_to_be_forcea
 
 @pytest.mark.parametrize("drop", [False, True])
 @pytest.mark.parametrize("gone", ["v2", "v3"])
-def test_the_name_of_a_revoked_version_can_be_delivered_again(plain: World, drop: bool, gone: str) -> None:
+def test_the_name_of_a_revoked_version_can_be_delivered_again(
+    plain: World, drop: bool, gone: str
+) -> None:
     for number in (1, 2, 3):
         deliver(plain, f"v{number}", number)
     plain.advance(PRICES)
@@ -118,13 +135,17 @@ def test_the_name_of_a_revoked_version_can_be_delivered_again(plain: World, drop
     report = plain.advance(PRICES)
     assert (report.action, report.counters.get("redelivered"), served(plain)) == ("sealed", None, 7)
     deliver(plain, gone, 8)
-    assert (plain.advance(PRICES).counters, served(plain)) == ({"redelivered": 2}, 7), "the name is taken again"
+    assert (plain.advance(PRICES).counters, served(plain)) == ({"redelivered": 2}, 7), (
+        "the name is taken again"
+    )
     store.revoke(gone, **WHY)
     deliver(plain, gone, 9)
     assert (plain.advance(PRICES).action, served(plain)) == ("sealed", 9)
 
 
-def test_a_revoked_version_delivered_unchanged_is_not_served_and_takes_no_name(plain: World) -> None:
+def test_a_revoked_version_delivered_unchanged_is_not_served_and_takes_no_name(
+    plain: World,
+) -> None:
     for number in (1, 2):
         deliver(plain, f"v{number}", number)
     plain.advance(PRICES)
@@ -134,7 +155,10 @@ def test_a_revoked_version_delivered_unchanged_is_not_served_and_takes_no_name(p
     deliver(plain, "v2", 2)
     report = plain.advance(PRICES)
     assert (report.action, served(plain)) == ("rejected", 1)
-    assert f"the content of version {gone} of this name, which is revoked: ticket 7 (by ada)" in report.note
+    assert (
+        f"the content of version {gone} of this name, which is revoked: ticket 7 (by ada)"
+        in report.note
+    )
     deliver(plain, "v2", 3)
     assert (plain.advance(PRICES).action, served(plain)) == ("sealed", 3)
     assert store.accept(report.rejected[0], make_current=True, **WHY).version is not None
@@ -208,7 +232,9 @@ def test_a_drop_during_a_build_does_not_cost_the_build(plain: World) -> None:
 @pytest.mark.lengthy
 def test_of_a_version_set_the_name_is_free_in_all_members(plain: World) -> None:
     def advance() -> list[str]:
-        reports = advance_version_set(SET, lake=plain.lake, systems=plain.systems, spark=IN_PROCESS, by="test")
+        reports = advance_version_set(
+            SET, lake=plain.lake, systems=plain.systems, spark=IN_PROCESS, by="test"
+        )
         return [report.action for report in reports]
 
     deliver(plain, "v1", 1, "fares")
@@ -228,7 +254,9 @@ def test_of_a_version_set_the_name_is_free_in_all_members(plain: World) -> None:
 
 def test_a_revoked_name_of_a_version_set_can_be_delivered_again(plain: World) -> None:
     def advance() -> list[str]:
-        reports = advance_version_set(SET, lake=plain.lake, systems=plain.systems, spark=IN_PROCESS, by="test")
+        reports = advance_version_set(
+            SET, lake=plain.lake, systems=plain.systems, spark=IN_PROCESS, by="test"
+        )
         return [report.action for report in reports]
 
     def send(version: str, fares: int, routes: int) -> list[str]:
@@ -246,7 +274,9 @@ def test_a_revoked_name_of_a_version_set_can_be_delivered_again(plain: World) ->
 
     StoredVersions(plain.lake, "routes").revoke("v2", **WHY)
     assert (served(plain, "fares"), served(plain, "routes")) == (1, 1)
-    assert send("v2", 3, 5) == ["sealed", "sealed"], "fares was right, and goes with what was corrected"
+    assert send("v2", 3, 5) == ["sealed", "sealed"], (
+        "fares was right, and goes with what was corrected"
+    )
     assert (served(plain, "fares"), served(plain, "routes")) == (3, 5)
 
 
@@ -254,14 +284,18 @@ def test_a_revoked_name_of_a_version_set_can_be_delivered_again(plain: World) ->
 
 
 def folder_of(tmp_path: Path, version: str, done: str) -> None:
-    """Complete a folder with a file that has a header line only, so that nothing has to be built."""
+    """Complete a folder with a file that has a header line only, so that nothing has to be
+    built.
+    """
     folder = tmp_path / "incoming" / version
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "part.csv").write_text("k,n\n")
     (folder / "_SUCCESS").write_text(done)
 
 
-def test_a_rejected_and_dropped_folder_is_a_version_once_completed_again(world: World, tmp_path: Path) -> None:
+def test_a_rejected_and_dropped_folder_is_a_version_once_completed_again(
+    world: World, tmp_path: Path
+) -> None:
     source = FileSource(str(tmp_path / "incoming"), "csv", SCHEMA)
     spec = bounded_dataset("prices", input=source, key="k", partitions=2)
     folder_of(tmp_path, "v1", '{"rows": 7}')
@@ -269,14 +303,18 @@ def test_a_rejected_and_dropped_folder_is_a_version_once_completed_again(world: 
     assert report.action == "rejected"
     assert "and complete the folder again" in report.note
     StoredVersions(world.lake, spec).remove_version("v1", **WHY)
-    assert world.advance(spec).action == "waiting", "the folder that was refused is not taken once more"
+    assert world.advance(spec).action == "waiting", (
+        "the folder that was refused is not taken once more"
+    )
 
     folder_of(tmp_path, "v1", '{"rows": 0}')
     assert world.advance(spec).action == "sealed"
     assert [ref.name for ref in StoredVersions(world.lake, spec).versions()] == ["v1"]
 
 
-def test_a_dropped_folder_blocks_nothing_and_is_late_after_another_version(world: World, tmp_path: Path) -> None:
+def test_a_dropped_folder_blocks_nothing_and_is_late_after_another_version(
+    world: World, tmp_path: Path
+) -> None:
     source = FileSource(str(tmp_path / "incoming"), "csv", SCHEMA)
     spec = bounded_dataset("prices", input=source, key="k", partitions=2)
     folder_of(tmp_path, "v1", '{"rows": 7}')

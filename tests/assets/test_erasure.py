@@ -1,4 +1,6 @@
-"""Erasure of keys: what is retained afterwards, what is proved, and what happens when it is interrupted."""
+"""Erasure of keys: what is retained afterwards, what is proved, and what happens when it is
+interrupted.
+"""
 
 from __future__ import annotations
 
@@ -76,7 +78,10 @@ def store_of(world: World) -> StoredVersions:
 
 def rows_of(view: VersionReader) -> list[dict[str, Any]]:
     files = [(g.folder, file) for g in view.sealed.generations for file in g.files]
-    tables = [pq.read_table(pa.BufferReader(view.store.get(f"{folder}/{f.name}").data)) for folder, f in files]
+    tables = [
+        pq.read_table(pa.BufferReader(view.store.get(f"{folder}/{f.name}").data))
+        for folder, f in files
+    ]
     return [row for table in tables for row in table.to_pylist()]
 
 
@@ -97,13 +102,18 @@ def retained(world: World) -> dict[str, Entries]:
         if ref.document is not None:
             view = VersionReader(world.lake.store, "people", log.read_version(ref))
             assert verify_version(view, deep=True).ok
-            assert (ref.rows, ref.bytes) == (view.rows, sum(g.size for g in view.sealed.generations))
+            assert (ref.rows, ref.bytes) == (
+                view.rows,
+                sum(g.size for g in view.sealed.generations),
+            )
             contents[str(ref.name)] = content_of(view)
     return contents
 
 
 def traces(store: ObjectStore, secret: str) -> list[str]:
-    """Return every object in which a text stands: as it is, in a footer, or in the cells of a Parquet file."""
+    """Return every object in which a text stands: as it is, in a footer, or in the cells of a
+    Parquet file.
+    """
     places = []
     for item in store.list(""):
         if item.key.startswith("streams/"):
@@ -137,7 +147,10 @@ def test_a_key_goes_from_every_retained_version_and_the_rest_stays_as_it_was(peo
     before = store_of(people).require_manifest()
     report = erase_keys(people.lake, "people", [SECRET, "bob", "nobody"], **WHY)
     assert report.complete
-    expected = {name: {k: v for k, v in content.items() if k not in (SECRET, "bob")} for name, content in model.items()}
+    expected = {
+        name: {k: v for k, v in content.items() if k not in (SECRET, "bob")}
+        for name, content in model.items()
+    }
     assert retained(people) == expected
     assert [version.rows for version in report.rewritten] == [2, 2, 2]
     assert [version.old for version in report.rewritten] == [ref.id for ref in before.versions]
@@ -149,11 +162,15 @@ def test_a_key_goes_from_every_retained_version_and_the_rest_stays_as_it_was(peo
     assert after.version is not None
     assert after.version.id == after.head == report.rewritten[-1].new
     assert after.version.counters["erased"] == 2
-    assert [delivered.version for delivered in after.delivered] == [ref.id for ref in after.versions]
+    assert [delivered.version for delivered in after.delivered] == [
+        ref.id for ref in after.versions
+    ]
     assert after.doomed == ()
     assert traces(people.lake.store, SECRET) == []
     assert traces(people.lake.store, "bob in") == []
-    assert report.proof.objects == sum(len(g.files) for v in views(people) for g in v.sealed.generations)
+    assert report.proof.objects == sum(
+        len(g.files) for v in views(people) for g in v.sealed.generations
+    )
     assert report.proof.rows == 9
     assert "none of the keys is left" in report.summary()
     assert json.loads(json.dumps(report.to_json()))["complete"] is True
@@ -162,7 +179,10 @@ def test_a_key_goes_from_every_retained_version_and_the_rest_stays_as_it_was(peo
 
 def views(world: World) -> list[VersionReader]:
     log = store_of(world).log
-    return [VersionReader(world.lake.store, "people", log.read_version(ref)) for ref in store_of(world).versions()]
+    return [
+        VersionReader(world.lake.store, "people", log.read_version(ref))
+        for ref in store_of(world).versions()
+    ]
 
 
 def test_versions_without_the_key_keep_their_ids_and_files(people: World) -> None:
@@ -182,9 +202,15 @@ def test_files_without_the_key_are_the_same_bytes(people: World) -> None:
     digests = {file.bucket: (file.sha256, file.digest) for file in old.sealed.generations[0].files}
     erase_keys(people.lake, "people", [SECRET], **WHY)
     (new,) = views(people)
-    same = {f.bucket for f in new.sealed.generations[0].files if (f.sha256, f.digest) == digests[f.bucket]}
+    same = {
+        f.bucket
+        for f in new.sealed.generations[0].files
+        if (f.sha256, f.digest) == digests[f.bucket]
+    }
     assert len(same) == 1
-    assert new.sealed.digest is None, "a version whose digest is not known equals nothing that is delivered later"
+    assert new.sealed.digest is None, (
+        "a version whose digest is not known equals nothing that is delivered later"
+    )
 
 
 def test_a_bucket_and_a_version_can_become_empty(people: World) -> None:
@@ -197,10 +223,18 @@ def test_a_bucket_and_a_version_can_become_empty(people: World) -> None:
 
 def test_pins_rollbacks_revocations_and_rejections_stay_what_they_were(people: World) -> None:
     def nine(candidate: Candidate) -> Finding:
-        return Finding(candidate.view.get("nine") is None, f"nine and {SECRET} are there", {"sample": [[SECRET]]})
+        return Finding(
+            candidate.view.get("nine") is None,
+            f"nine and {SECRET} are there",
+            {"sample": [[SECRET]]},
+        )
 
     spec = bounded_dataset(
-        "people", input="lake.people", key="person", partitions=2, validators=[custom("no_nine", nine)]
+        "people",
+        input="lake.people",
+        key="person",
+        partitions=2,
+        validators=[custom("no_nine", nine)],
     )
     for n in (1, 2, 3):
         deliver(people, f"v{n}", entries(n, "ada", SECRET), spec)
@@ -221,7 +255,9 @@ def test_pins_rollbacks_revocations_and_rejections_stay_what_they_were(people: W
     assert head.name == "v2"
     refused = next(ref for ref in manifest.versions if ref.state == "rejected")
     assert refused.reason == CLEARED
-    assert [(v.name, v.passed, v.message, v.facts) for v in refused.verdicts] == [("no_nine", False, CLEARED, {})]
+    assert [(v.name, v.passed, v.message, v.facts) for v in refused.verdicts] == [
+        ("no_nine", False, CLEARED, {})
+    ]
     assert retained(people) == {
         "v1": entries(1, "ada"),
         "v2": entries(2, "ada"),
@@ -244,9 +280,15 @@ def test_what_a_revocation_goes_back_to_is_known_after_an_erasure(people: World)
     assert content_of(store_of(people).require_current()) == entries(1, "ada")
 
 
-def test_a_version_that_only_names_the_key_gets_another_document_and_keeps_its_files(people: World) -> None:
-    known = custom("known", lambda c: Finding(False, f"{SECRET} and x10 are missing"), severity="warn")
-    spec = bounded_dataset("people", input="lake.people", key="person", partitions=2, validators=[known])
+def test_a_version_that_only_names_the_key_gets_another_document_and_keeps_its_files(
+    people: World,
+) -> None:
+    known = custom(
+        "known", lambda c: Finding(False, f"{SECRET} and x10 are missing"), severity="warn"
+    )
+    spec = bounded_dataset(
+        "people", input="lake.people", key="person", partitions=2, validators=[known]
+    )
     deliver(people, "v1", entries(1, "ada"), spec)
     before = store_of(people).require_manifest()
     with Lease.acquire(people.lake, "people", [str(before.head)], holder="a reader"):
@@ -282,7 +324,10 @@ def test_the_old_id_of_a_version_says_what_became_of_it(people: World) -> None:
     deliver(people, "v1", entries(1, "ada", SECRET))
     old = store_of(people).require_current().version
     report = erase_keys(people.lake, "people", [SECRET], **WHY)
-    with pytest.raises(DatasetError, match=f"version {old} was rewritten by an erasure, as {report.rewritten[0].new}"):
+    with pytest.raises(
+        DatasetError,
+        match=f"version {old} was rewritten by an erasure, as {report.rewritten[0].new}",
+    ):
         store_of(people).version(old)
     assert content_of(store_of(people).version("v1")) == entries(1, "ada")
 
@@ -315,7 +360,13 @@ def test_a_search_says_where_keys_are_and_changes_nothing(people: World) -> None
 
 
 def plant(world: World, folder: str, names: Sequence[str]) -> str:
-    table = pa.table({"person": list(names), "seats": pa.array([1] * len(names), pa.int32()), "note": list(names)})
+    table = pa.table(
+        {
+            "person": list(names),
+            "seats": pa.array([1] * len(names), pa.int32()),
+            "note": list(names),
+        }
+    )
     path = world.lake.store.staging_dir() / "planted"
     pq.write_table(table, path)
     key = f"{folder}/part-00000-planted_00000.c000.zstd.parquet"
@@ -326,7 +377,10 @@ def plant(world: World, folder: str, names: Sequence[str]) -> str:
 def test_garbage_with_the_key_is_deleted_and_other_garbage_is_left_alone(people: World) -> None:
     deliver(people, "v1", entries(1, "ada"))
     data = f"{people.lake.dataset_prefix('people')}/data"
-    mine, other = plant(people, f"{data}/dead1", ["ada", SECRET]), plant(people, f"{data}/dead2", ["ada"])
+    mine, other = (
+        plant(people, f"{data}/dead1", ["ada", SECRET]),
+        plant(people, f"{data}/dead2", ["ada"]),
+    )
     people.lake.store.put(f"{data}/dead3/part-0.parquet", b"half an upload")
     report = erase_keys(people.lake, "people", [SECRET], **WHY)
     assert report.complete
@@ -356,7 +410,9 @@ def test_a_stray_file_beside_a_version_s_own_is_found_and_left_to_a_human(people
     key = plant(people, folder, [SECRET])
     report = erase_keys(people.lake, "people", [SECRET], **WHY)
     assert not report.complete
-    assert [str(sighting) for sighting in report.proof.found] == [f"{key}: 1 row has one of the keys"]
+    assert [str(sighting) for sighting in report.proof.found] == [
+        f"{key}: 1 row has one of the keys"
+    ]
 
 
 def test_a_file_that_is_missing_leaves_the_proof_open(people: World) -> None:
@@ -364,7 +420,9 @@ def test_a_file_that_is_missing_leaves_the_proof_open(people: World) -> None:
     generation = store_of(people).require_current().sealed.generations[0]
     (view,) = views(people)
     wanted = next(n for n in ("ada", "bob") if view.get(n))
-    other = next(f for f in generation.files if wanted not in str(f.min_key) and wanted not in str(f.max_key))
+    other = next(
+        f for f in generation.files if wanted not in str(f.min_key) and wanted not in str(f.max_key)
+    )
     people.lake.store.delete(f"{generation.folder}/{other.name}")
     search = find_keys(people.lake, "people", [SECRET])
     assert not search.clean
@@ -380,7 +438,10 @@ def test_a_damaged_file_stops_the_erasure_before_anything_is_erased(people: Worl
     data = people.lake.store.get(damaged).data
     # Several bytes: a single one may lie in a page header's statistics, which nobody needs.
     people.lake.store.put(damaged, data[:40] + bytes(byte ^ 1 for byte in data[40:80]) + data[80:])
-    with pytest.raises(ManifestMismatchError, match=r"nothing was erased.*Restore that object, or give the version up"):
+    with pytest.raises(
+        ManifestMismatchError,
+        match=r"nothing was erased.*Restore that object, or give the version up",
+    ):
         erase_keys(people.lake, "people", [SECRET, "ada", "bob", "cy"], **WHY)
     assert store_of(people).require_manifest() == before
     people.lake.store.put(damaged, data)
@@ -412,7 +473,9 @@ def test_what_an_open_batch_needs_is_pending_and_a_discard_finishes_it(people: W
     report = erase_keys(people.lake, "people", [SECRET], **WHY, roots=lambda: {old: why})
     assert {judged.reason for judged in report.pending} == {why}
     assert not report.complete
-    assert store_of(people).version_of_batch(old).get(SECRET) is not None, "the batch is run again as it was begun"
+    assert store_of(people).version_of_batch(old).get(SECRET) is not None, (
+        "the batch is run again as it was begun"
+    )
     with pytest.raises(DatasetError, match="rewritten by an erasure"):
         store_of(people).version(old)
     discard(people.lake, "people", DiscardPolicy(keep=None), by="ada")
@@ -459,7 +522,9 @@ def test_an_erasure_that_dies_at_any_request_is_finished_by_the_next(people: Wor
 
 @pytest.mark.lengthy
 @pytest.mark.parametrize("fault", ["lost-before", "lost-after", "throttle"])
-def test_a_store_that_fails_leaves_an_error_and_the_repetition_finishes(people: World, fault: Any) -> None:
+def test_a_store_that_fails_leaves_an_error_and_the_repetition_finishes(
+    people: World, fault: Any
+) -> None:
     deliver(people, "v1", entries(1, "ada", SECRET))
     nth = 1
     while True:
@@ -476,7 +541,9 @@ def test_a_store_that_fails_leaves_an_error_and_the_repetition_finishes(people: 
 
 
 def meanwhile(world: World, nth: int, act: Callable[[], object]) -> Lake:
-    return Lake(FaultyStore(world.lake.store, [Fault("put_if_match", nth, "meanwhile", act)]), world.lake.id)
+    return Lake(
+        FaultyStore(world.lake.store, [Fault("put_if_match", nth, "meanwhile", act)]), world.lake.id
+    )
 
 
 def test_a_version_that_seals_meanwhile_is_searched_too(people: World) -> None:
@@ -501,9 +568,13 @@ def test_a_rollback_and_a_revocation_meanwhile_hold(people: World) -> None:
     assert [ref.state for ref in store_of(people).versions()] == ["sealed", "sealed", "revoked"]
 
 
-def test_what_a_version_replaced_that_is_forced_meanwhile_is_known_afterwards(people: World) -> None:
+def test_what_a_version_replaced_that_is_forced_meanwhile_is_known_afterwards(
+    people: World,
+) -> None:
     no_two = custom("no_two", lambda c: Finding(all(row["seats"] != 2 for row in rows_of(c.view))))
-    spec = bounded_dataset("people", input="lake.people", key="person", partitions=2, validators=[no_two])
+    spec = bounded_dataset(
+        "people", input="lake.people", key="person", partitions=2, validators=[no_two]
+    )
     for n in (1, 2, 3):
         deliver(people, f"v{n}", entries(n, "ada", SECRET), spec)
 
@@ -521,12 +592,17 @@ def test_a_version_that_is_discarded_meanwhile_leaves_nothing_rewritten(people: 
         deliver(people, f"v{n}", entries(n, "ada", SECRET))
     keep_one = DiscardPolicy(keep=1, grace=dt.timedelta(0))
     report = erase_keys(
-        meanwhile(people, 1, lambda: discard(people.lake, "people", keep_one, by="bob")), "people", [SECRET], **WHY
+        meanwhile(people, 1, lambda: discard(people.lake, "people", keep_one, by="bob")),
+        "people",
+        [SECRET],
+        **WHY,
     )
     assert report.complete
     assert [version.name for version in report.rewritten] == ["v2"]
     assert retained(people) == {"v2": entries(2, "ada")}
-    folders = {item.key.rsplit("/", 1)[0] for item in people.lake.store.list("datasets/people/data/")}
+    folders = {
+        item.key.rsplit("/", 1)[0] for item in people.lake.store.list("datasets/people/data/")
+    }
     assert folders == set(store_of(people).versions()[0].folders)
 
 
@@ -534,7 +610,9 @@ def test_an_advance_that_meets_an_erasure_publishes_and_the_erasure_stands(peopl
     deliver(people, "v1", entries(1, "ada", SECRET))
     people.send("people", [("bob", 2, "bob in 2")], version="v2")
     reports: list[ErasureReport] = []
-    lake = meanwhile(people, 1, lambda: reports.append(erase_keys(people.lake, "people", [SECRET], **WHY)))
+    lake = meanwhile(
+        people, 1, lambda: reports.append(erase_keys(people.lake, "people", [SECRET], **WHY))
+    )
     assert people.advance(PEOPLE, lake=lake).action == "sealed"
     assert retained(people) == {"v1": entries(1, "ada"), "v2": entries(2, "bob")}
     assert traces(people.lake.store, SECRET) == []
@@ -551,7 +629,9 @@ def test_a_member_of_a_version_set_forgets_alone(people: World) -> None:
     for n in (1, 2):
         for stream in ("people", "planes"):
             people.send(stream, [(SECRET, n, "x"), ("ada", n, "y")], version=f"v{n}")
-        advance_version_set(members, lake=people.lake, systems=people.systems, spark=people.spark, by="test")
+        advance_version_set(
+            members, lake=people.lake, systems=people.systems, spark=people.spark, by="test"
+        )
     before = StoredVersions(people.lake, "planes").require_manifest()
     report = erase_keys(people.lake, "people", [SECRET], **WHY)
     assert report.complete
@@ -582,9 +662,13 @@ def test_an_erasure_on_s3_is_whole_proved_and_finished_later_where_a_reader_hold
     world.stream("people", SCHEMA, ["person"], 2)
     for n in (1, 2):
         deliver(world, f"v{n}", entries(n, "ada", "bob", SECRET))
-    lease = Lease.acquire(world.lake, "people", [store_of(world).require_current().version], holder="a dashboard")
+    lease = Lease.acquire(
+        world.lake, "people", [store_of(world).require_current().version], holder="a dashboard"
+    )
     report = erase_keys(world.lake, "people", [SECRET], **WHY)
-    assert {judged.reason.partition(" until")[0] for judged in report.pending} == {"leased by a dashboard"}
+    assert {judged.reason.partition(" until")[0] for judged in report.pending} == {
+        "leased by a dashboard"
+    }
     assert report.not_erased[-1].startswith("older object versions in s3://")
     lease.release()
     assert erase_keys(world.lake, "people", [SECRET], **WHY).complete
@@ -608,7 +692,11 @@ def test_what_can_t_be_forgotten_is_refused_with_what_to_do(people: World) -> No
     refused(NullKeyError, "key column 'person' is null", keys=[None])
     refused(ConfigurationError, "has no reason", reason=" ")
     refused(ConfigurationError, "has no author", by="")
-    refused(ConfigurationError, "the reason of the erasure contains a key", reason=f"{SECRET} asked for it")
+    refused(
+        ConfigurationError,
+        "the reason of the erasure contains a key",
+        reason=f"{SECRET} asked for it",
+    )
 
 
 # -- keys that stand in words by chance
@@ -616,14 +704,20 @@ def test_what_can_t_be_forgotten_is_refused_with_what_to_do(people: World) -> No
 
 @pytest.mark.parametrize(
     ("kind", "held", "reason"),
-    [("bigint", [1, 4711], "request 4711"), ("int", [0, 2], "2 requests"), ("string", ["1", "2"], "request 4711")],
+    [
+        ("bigint", [1, 4711], "request 4711"),
+        ("int", [0, 2], "2 requests"),
+        ("string", ["1", "2"], "request 4711"),
+    ],
 )
 def test_a_key_that_looks_like_a_count_or_a_request_is_forgotten(
     people: World, kind: str, held: list[Any], reason: str
 ) -> None:
     world = fresh(Schema.of(person=kind, seats="int"))
     for number in (1, 2):
-        world.send("people", [(key, number) for key in (*held, held[0] + held[0])], version=f"v{number}")
+        world.send(
+            "people", [(key, number) for key in (*held, held[0] + held[0])], version=f"v{number}"
+        )
         world.advance(PEOPLE)
     for key in held:
         assert find_keys(world.lake, "people", [key]).found
@@ -664,9 +758,11 @@ def test_all_versions_hold_what_a_dict_without_the_keys_holds(
 ) -> None:
     world = fresh(ROUTES, ("origin", "hour"))
     spec = bounded_dataset(
-        "people", input="lake.people", key=["origin", "hour"],
+        "people",
+        input="lake.people",
+        key=["origin", "hour"],
         **({"broadcast": True} if spread is None else {"partitions": 3, "partition_by": spread}),  # type: ignore[arg-type]
-    )  # fmt: skip
+    )
     model: dict[int, dict[tuple[str, int], int]] = {}
     for number, content in enumerate(versions, 1):
         world.send("people", [(*key, value) for key, value in content.items()])
@@ -689,7 +785,9 @@ def test_all_versions_hold_what_a_dict_without_the_keys_holds(
         assert report.complete
         gone = {number: set(content) & keys for number, content in model.items()}
         assert sum(version.rows for version in report.rewritten) == sum(map(len, gone.values()))
-        model = {n: {k: v for k, v in content.items() if k not in keys} for n, content in model.items()}
+        model = {
+            n: {k: v for k, v in content.items() if k not in keys} for n, content in model.items()
+        }
         for view in views(world):
             assert by_key(view) == model[view.sealed.number]
             assert verify_version(view, deep=True).ok

@@ -1,4 +1,6 @@
-"""What of a record becomes an entry: Spark expressions and Python functions, and nothing is cast or lost unseen."""
+"""What of a record becomes an entry: Spark expressions and Python functions, and nothing is cast
+or lost unseen.
+"""
 
 from __future__ import annotations
 
@@ -32,14 +34,20 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 RECORDS = Schema.of(tailnum="string", seats="int", model="string")
-BY_SEAT = PythonExtractor("tests.assets.extractors:by_seat", "tailnum STRING, seat INT", unchanged=("tailnum",))
+BY_SEAT = PythonExtractor(
+    "tests.assets.extractors:by_seat", "tailnum STRING, seat INT", unchanged=("tailnum",)
+)
 WHATEVER = PythonExtractor(
     "tests.assets.extractors:whatever_it_says", "tailnum STRING, at TIMESTAMP, seats INT, day DATE"
 )
 
 
-def planes(extractor: KeyValueExtractor, key: str | list[str] = "tailnum", **more: Any) -> AdjunctDataset:
-    return bounded_dataset("planes", input="lake.planes", key=key, partitions=2, extractor=extractor, **more)
+def planes(
+    extractor: KeyValueExtractor, key: str | list[str] = "tailnum", **more: Any
+) -> AdjunctDataset:
+    return bounded_dataset(
+        "planes", input="lake.planes", key=key, partitions=2, extractor=extractor, **more
+    )
 
 
 # -- values
@@ -71,9 +79,15 @@ def test_an_extractors_schema_is_what_entries_have_and_nothing_is_imported_for_i
     ("extractor", "problem"),
     [
         (Projection("tailnum STRING, n INT"), "the record has no column 'n'"),
-        (Projection("tailnum STRING, seats SMALLINT"), "declares seats as smallint, the record has int"),
+        (
+            Projection("tailnum STRING, seats SMALLINT"),
+            "declares seats as smallint, the record has int",
+        ),
         (Projection("tailnum BINARY"), "declares tailnum as binary, the record has string"),
-        (PythonExtractor("m:f", "tailnum BINARY", ("tailnum",)), "declares tailnum as unchanged and as binary"),
+        (
+            PythonExtractor("m:f", "tailnum BINARY", ("tailnum",)),
+            "declares tailnum as unchanged and as binary",
+        ),
         (PythonExtractor("m:f", "n INT", ("n",)), "the record has no column 'n'"),
     ],
 )
@@ -122,7 +136,9 @@ def test_declarations_that_can_not_work_are_refused_at_once() -> None:
         ("boolean", "int", False),
     ],
 )
-def test_a_type_fits_another_when_each_value_of_it_is_one_of_the_other(kind: str, declared: str, answer: bool) -> None:
+def test_a_type_fits_another_when_each_value_of_it_is_one_of_the_other(
+    kind: str, declared: str, answer: bool
+) -> None:
     assert is_assignable(kind, declared) is answer
 
 
@@ -131,16 +147,30 @@ def test_a_type_fits_another_when_each_value_of_it_is_one_of_the_other(kind: str
 
 @pytest.fixture
 def records(spark: SparkSession) -> DataFrame:
-    rows = [("N1", 2, "a", 0, 5, None, False), ("N2", 0, "b", 1, 6, None, False), ("N3", None, None, 1, 7, None, True)]
-    ddl = RECORDS.ddl() + ", __partition INT, __offset BIGINT, __timestamp TIMESTAMP, __tombstone BOOLEAN"
+    rows = [
+        ("N1", 2, "a", 0, 5, None, False),
+        ("N2", 0, "b", 1, 6, None, False),
+        ("N3", None, None, 1, 7, None, True),
+    ]
+    ddl = (
+        RECORDS.ddl()
+        + ", __partition INT, __offset BIGINT, __timestamp TIMESTAMP, __tombstone BOOLEAN"
+    )
     return spark.createDataFrame(rows, ddl)
 
 
-def test_a_projection_computes_widens_and_filters_and_tombstones_go_around_it(records: DataFrame) -> None:
-    projection = Projection("tailnum STRING, wide BIGINT, seats BIGINT", {"wide": "seats + 1"}, "seats > 0")
+def test_a_projection_computes_widens_and_filters_and_tombstones_go_around_it(
+    records: DataFrame,
+) -> None:
+    projection = Projection(
+        "tailnum STRING, wide BIGINT, seats BIGINT", {"wide": "seats + 1"}, "seats > 0"
+    )
     entries = projection.apply(records, projection.schema(RECORDS, "it"), "it")
     assert entries.dtypes[:3] == [("tailnum", "string"), ("wide", "bigint"), ("seats", "bigint")]
-    rows = [(row.tailnum, row.wide, row.seats, row["__offset"], row["__tombstone"]) for row in entries.collect()]
+    rows = [
+        (row.tailnum, row.wide, row.seats, row["__offset"], row["__tombstone"])
+        for row in entries.collect()
+    ]
     assert rows == [("N1", 3, 2, 5, False), ("N3", None, None, 7, True)]
 
 
@@ -149,9 +179,15 @@ def test_a_projection_computes_widens_and_filters_and_tombstones_go_around_it(re
     [
         (Projection("k INT", {"k": "seats + 1L"}), "declares k as int, but 'seats + 1L' is bigint"),
         (Projection("k STRING", {"k": "seats"}), "declares k as string, but 'seats' is int"),
-        (Projection("k STRING", {"k": "upper(tail)"}), "the expression for 'k' of the projection, 'upper(tail)'"),
+        (
+            Projection("k STRING", {"k": "upper(tail)"}),
+            "the expression for 'k' of the projection, 'upper(tail)'",
+        ),
         (Projection("k STRING", {"k": "upper(("}), "can't be planned"),
-        (Projection("tailnum STRING", where="seat > 1"), "where of the projection, 'seat > 1', can't be planned"),
+        (
+            Projection("tailnum STRING", where="seat > 1"),
+            "where of the projection, 'seat > 1', can't be planned",
+        ),
     ],
 )
 def test_an_expression_of_another_type_than_declared_is_rejected_before_it_runs(
@@ -162,10 +198,14 @@ def test_an_expression_of_another_type_than_declared_is_rejected_before_it_runs(
     assert "dataset 'planes'" in caught.value.problem
 
 
-def test_projected_entries_are_keyed_and_stored_by_their_projected_columns(sparkling: World) -> None:
+def test_projected_entries_are_keyed_and_stored_by_their_projected_columns(
+    sparkling: World,
+) -> None:
     sparkling.stream("planes", RECORDS, ["tailnum"], 2)
     sparkling.send("planes", [("n1", 2, "a"), ("N1", 2, "b"), ("n2", 0, "c")], version="v1")
-    projection = Projection("key STRING, seats BIGINT, model STRING", {"key": "upper(tailnum)"}, "seats > 0")
+    projection = Projection(
+        "key STRING, seats BIGINT, model STRING", {"key": "upper(tailnum)"}, "seats > 0"
+    )
     spec = planes(projection, "key", columns=["key", "seats"])
     report = sparkling.advance(spec)
     assert (report.action, report.rows) == ("sealed", 1)
@@ -189,14 +229,25 @@ def test_projected_entries_are_keyed_and_stored_by_their_projected_columns(spark
 
 
 def run(extractor: PythonExtractor, *rows: tuple[Any, ...]) -> list[tuple[Any, ...]]:
-    """Return the entries of these records (tailnum, seats, model, partition, offset, tombstone), without Spark."""
+    """Return the entries of these records (tailnum, seats, model, partition, offset, tombstone),
+    without Spark.
+    """
     schema = with_meta_columns(RECORDS.to_arrow())
     schema = schema.remove(schema.get_field_index(EPOCH))  # datasets pay no attention to epochs
     values = [(*row[:5], None, row[5]) for row in rows]
     batch = pa.RecordBatch.from_arrays(
-        [pa.array([row[i] for row in values], field.type) for i, field in enumerate(schema)], schema=schema
+        [pa.array([row[i] for row in values], field.type) for i, field in enumerate(schema)],
+        schema=schema,
     )
-    out = list(_entries(iter([batch]), extractor, schema.names, extractor.schema(RECORDS, "it"), "dataset 'planes'"))
+    out = list(
+        _entries(
+            iter([batch]),
+            extractor,
+            schema.names,
+            extractor.schema(RECORDS, "it"),
+            "dataset 'planes'",
+        )
+    )
     return [tuple(row.values()) for part in out for row in part.to_pylist()]
 
 
@@ -217,7 +268,9 @@ def test_a_python_function_makes_any_number_of_entries_with_their_records_place(
 def test_what_pandas_calls_missing_is_null_in_an_entry() -> None:
     pandas = "__import__('pandas')"
     returned = f"[dict(tailnum='x', at={pandas}.NaT, seats={pandas}.NA, day={pandas}.NaT)]"
-    assert run(WHATEVER, ("N1", 1, returned, 3, 11, False)) == [("x", None, None, None, 3, 11, None, False)]
+    assert run(WHATEVER, ("N1", 1, returned, 3, 11, False)) == [
+        ("x", None, None, None, 3, 11, None, False)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -225,28 +278,68 @@ def test_what_pandas_calls_missing_is_null_in_an_entry() -> None:
     [
         ("1 / 0", "failed: ZeroDivisionError: division by zero"),
         ("record['x']", "failed: KeyError: 'x' (extractors.py, line "),
-        ("None", "returned the NoneType 'None': expected an iterable of dicts with tailnum string, at"),
-        ("{'tailnum': 'x'}", "returned the dict \"{'tailnum': 'x'}\": expected an iterable of dicts"),
-        ("7", "returned the int '7': expected an iterable of dicts"),
-        ("[7]", "returned the int '7' for an entry: expected a dict with tailnum string, at timestamp"),
-        ("[{'tailnum': 'x'}]", "an entry without column 'at', with 'tailnum': expected a dict with tailnum string"),
-        ("[dict(tailnum='x', at=None, seats=None, day=None, y=1)]", "with column 'y', which is not declared"),
-        ("[dict(tailnum=7, at=None, seats=None, day=None)]", "column 'tailnum' as the int '7': expected it as string"),
         (
-            "[dict(tailnum='x', at=dt.datetime(9999, 12, 31, 23, tzinfo=dt.timezone(dt.timedelta(hours=-5))), seats=1, "
-            "day=None)]",
+            "None",
+            "returned the NoneType 'None': expected an iterable of dicts with tailnum string, at",
+        ),
+        (
+            "{'tailnum': 'x'}",
+            "returned the dict \"{'tailnum': 'x'}\": expected an iterable of dicts",
+        ),
+        ("7", "returned the int '7': expected an iterable of dicts"),
+        (
+            "[7]",
+            "returned the int '7' for an entry: expected a dict with tailnum string, at timestamp",
+        ),
+        (
+            "[{'tailnum': 'x'}]",
+            "an entry without column 'at', with 'tailnum': expected a dict with tailnum string",
+        ),
+        (
+            "[dict(tailnum='x', at=None, seats=None, day=None, y=1)]",
+            "with column 'y', which is not declared",
+        ),
+        (
+            "[dict(tailnum=7, at=None, seats=None, day=None)]",
+            "column 'tailnum' as the int '7': expected it as string",
+        ),
+        (
+            (
+                "[dict(tailnum='x', at=dt.datetime(9999, 12, 31, 23,"
+                " tzinfo=dt.timezone(dt.timedelta(hours=-5))), seats=1, day=None)]"
+            ),
             "column 'at' as the datetime '9999-12-31 23:00:00-05:00': expected it as timestamp",
         ),
-        ("[dict(tailnum='x', at=None, seats=1.5, day=None)]", "column 'seats' as the float '1.5': expected it as int"),
-        ("[dict(tailnum='x', at=None, seats=True, day=None)]", "column 'seats' as the bool 'True': expected it as int"),
-        ("[dict(tailnum='x', at=None, seats=2**40, day=None)]", "column 'seats' as the int '1099511627776'"),
-        ("[dict(tailnum='x', at=dt.datetime(2026, 1, 1), seats=1, day=None)]", "datetime without a zone"),
-        ("[dict(tailnum='x', at=None, seats=1, day=dt.datetime(2026, 1, 1))]", "column 'day' as the datetime"),
+        (
+            "[dict(tailnum='x', at=None, seats=1.5, day=None)]",
+            "column 'seats' as the float '1.5': expected it as int",
+        ),
+        (
+            "[dict(tailnum='x', at=None, seats=True, day=None)]",
+            "column 'seats' as the bool 'True': expected it as int",
+        ),
+        (
+            "[dict(tailnum='x', at=None, seats=2**40, day=None)]",
+            "column 'seats' as the int '1099511627776'",
+        ),
+        (
+            "[dict(tailnum='x', at=dt.datetime(2026, 1, 1), seats=1, day=None)]",
+            "datetime without a zone",
+        ),
+        (
+            "[dict(tailnum='x', at=None, seats=1, day=dt.datetime(2026, 1, 1))]",
+            "column 'day' as the datetime",
+        ),
         ("[dict(tailnum='\\ud800', at=None, seats=1, day=None)]", "column 'tailnum' as the str"),
     ],
 )
-def test_errors_of_a_python_function_name_partition_and_offset_of_the_record(returned: str, problem: str) -> None:
-    fine = "[dict(tailnum='x', at=dt.datetime(2026, 1, 1, tzinfo=dt.UTC), seats=1, day=dt.date(2026, 1, 1))]"
+def test_errors_of_a_python_function_name_partition_and_offset_of_the_record(
+    returned: str, problem: str
+) -> None:
+    fine = (
+        "[dict(tailnum='x', at=dt.datetime(2026, 1, 1, tzinfo=dt.UTC), seats=1, day=dt.date(2026,"
+        " 1, 1))]"
+    )
     with pytest.raises(DatasetError) as caught:
         run(WHATEVER, ("N1", 1, fine, 3, 11, False), ("N2", 1, returned, 3, 12, False))
     for part in (
@@ -259,9 +352,13 @@ def test_errors_of_a_python_function_name_partition_and_offset_of_the_record(ret
 
 
 def test_a_column_that_is_promised_unchanged_has_to_be() -> None:
-    extractor = PythonExtractor("tests.assets.extractors:renamed", "tailnum STRING, seats INT", ("tailnum",))
+    extractor = PythonExtractor(
+        "tests.assets.extractors:renamed", "tailnum STRING, seats INT", ("tailnum",)
+    )
     assert run(extractor, ("n1", 1, "", 0, 1, False)) == [("n1", 1, 0, 1, None, False)]
-    with pytest.raises(DatasetError, match=r"offset 2 of partition 0.*'tailnum' as the str 'n1'.*unchanged.*'N1'"):
+    with pytest.raises(
+        DatasetError, match=r"offset 2 of partition 0.*'tailnum' as the str 'n1'.*unchanged.*'N1'"
+    ):
         run(extractor, ("N1", 1, "", 0, 2, False))
 
 
@@ -273,9 +370,13 @@ def test_nan_is_equal_to_the_nan_that_is_passed_on_unchanged() -> None:
         TOMBSTONE: [False],
     }
     records = pa.table({"k": ["a"], "ratio": [math.nan], **marks})
-    extractor = PythonExtractor("tests.assets.extractors:same", "k STRING, ratio DOUBLE", ("k", "ratio"))
+    extractor = PythonExtractor(
+        "tests.assets.extractors:same", "k STRING, ratio DOUBLE", ("k", "ratio")
+    )
     schema = Schema.of(k="string", ratio="double")
-    assert str(extractor.apply_arrow(records, schema, "dataset 'x'").to_pylist()[0]["ratio"]) == "nan"
+    assert (
+        str(extractor.apply_arrow(records, schema, "dataset 'x'").to_pylist()[0]["ratio"]) == "nan"
+    )
 
 
 @pytest.mark.parametrize(
@@ -293,12 +394,22 @@ def test_a_factory_that_gives_no_function_is_refused(factory: str, problem: str)
         run(PythonExtractor(factory, "a INT"), ("N1", 1, "", 0, 1, False))
 
 
-def test_entries_of_a_function_are_deleted_by_tombstones_and_its_errors_pass_spark(sparkling: World) -> None:
+def test_entries_of_a_function_are_deleted_by_tombstones_and_its_errors_pass_spark(
+    sparkling: World,
+) -> None:
     sparkling.stream("planes", RECORDS, ["tailnum"], 2)
-    sparkling.send("planes", [("N1", 1, "[dict(tailnum='N1', at=None, seats=5, day=None)]"), ("N2", 7, "[]")])
-    sparkling.send("planes", [("N3", 1, "[dict(tailnum='N3', at=None, seats=None, day=None)]"), ("N1", None, None)])
+    sparkling.send(
+        "planes", [("N1", 1, "[dict(tailnum='N1', at=None, seats=5, day=None)]"), ("N2", 7, "[]")]
+    )
+    sparkling.send(
+        "planes",
+        [("N3", 1, "[dict(tailnum='N3', at=None, seats=None, day=None)]"), ("N1", None, None)],
+    )
     sparkling.mark("planes", "v1", [0, 1])
-    spec = planes(PythonExtractor(WHATEVER.factory, WHATEVER.columns, ("tailnum",)), columns=["tailnum", "seats"])
+    spec = planes(
+        PythonExtractor(WHATEVER.factory, WHATEVER.columns, ("tailnum",)),
+        columns=["tailnum", "seats"],
+    )
     report = sparkling.advance(spec)
     assert (report.action, report.rows, report.counters["deleted"]) == ("sealed", 1, 1)
     assert sparkling.view(spec).get("N3") == {"tailnum": "N3", "seats": None}
@@ -308,14 +419,22 @@ def test_entries_of_a_function_are_deleted_by_tombstones_and_its_errors_pass_spa
         sparkling.advance(spec)
 
 
-def test_a_function_with_an_undeclared_result_fails_the_run_and_consumes_nothing(sparkling: World) -> None:
+def test_a_function_with_an_undeclared_result_fails_the_run_and_consumes_nothing(
+    sparkling: World,
+) -> None:
     sparkling.stream("planes", RECORDS, ["tailnum"], 2)
-    sparkling.send("planes", [("N1", 1, "[dict(tailnum='N1', at=None, seats='many', day=None)]")], version="v1")
-    with pytest.raises(DatasetError, match=r"'planes'.*whatever_it_says.*'seats' as the str 'many'.* as int"):
+    sparkling.send(
+        "planes", [("N1", 1, "[dict(tailnum='N1', at=None, seats='many', day=None)]")], version="v1"
+    )
+    with pytest.raises(
+        DatasetError, match=r"'planes'.*whatever_it_says.*'seats' as the str 'many'.* as int"
+    ):
         sparkling.advance(planes(WHATEVER))
     manifest = StoredVersions(sparkling.lake, "planes").manifest()
     assert manifest is None or not (manifest.versions or manifest.delivered)
-    corrected = PythonExtractor(WHATEVER.factory, WHATEVER.columns.replace("seats INT", "seats STRING"))
+    corrected = PythonExtractor(
+        WHATEVER.factory, WHATEVER.columns.replace("seats INT", "seats STRING")
+    )
     assert sparkling.advance(planes(corrected)).action == "sealed"
     assert sparkling.view(planes(corrected)).get("N1")["seats"] == "many"  # type: ignore[index]
 
@@ -323,7 +442,9 @@ def test_a_function_with_an_undeclared_result_fails_the_run_and_consumes_nothing
 def test_an_extractor_works_on_queries_too(sparkling: World) -> None:
     sql = "SELECT 'N1' tailnum, 2 seats UNION ALL SELECT 'N2', 0"
     source = QuerySource(sql, Schema.of(tailnum="string", seats="int"), name="planes")
-    spec = bounded_dataset("seats", input=source, key=["tailnum", "seat"], broadcast=True, extractor=BY_SEAT)
+    spec = bounded_dataset(
+        "seats", input=source, key=["tailnum", "seat"], broadcast=True, extractor=BY_SEAT
+    )
     assert sparkling.advance(spec).rows == 2
 
 
@@ -368,5 +489,7 @@ def _raised(error: DatasetError) -> str:
 
     with pytest.raises(RuntimeError) as raised:
         list(encode_task_errors(task()))
-    assert raised.value.__suppress_context__  # or Spark's log would show the error before it, with what it says
+    assert (
+        raised.value.__suppress_context__
+    )  # or Spark's log would show the error before it, with what it says
     return str(raised.value)

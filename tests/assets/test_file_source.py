@@ -1,4 +1,6 @@
-"""Versions that arrive as folders of files: which one is next, what was promised of it, and what it holds."""
+"""Versions that arrive as folders of files: which one is next, what was promised of it, and what
+it holds.
+"""
 
 from __future__ import annotations
 
@@ -17,14 +19,24 @@ import pytest
 
 from dagster_adjunct.assets.advancing.advance_dataset import advance_dataset
 from dagster_adjunct.assets.bounded.advance import advance_version_set
-from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, FileSource, bounded_dataset, version_set
+from dagster_adjunct.assets.declaration.dataset import (
+    AdjunctDataset,
+    FileSource,
+    bounded_dataset,
+    version_set,
+)
 from dagster_adjunct.assets.declaration.policies import VersionPartitions
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.sources import file_source
 from dagster_adjunct.assets.sources.deliveries import Awaiting, Delivery
 from dagster_adjunct.assets.sources.file_source import FileVersions
 from dagster_adjunct.assets.sources.version_sources import open_source
-from dagster_adjunct.assets.versions.manifest import Abandoned, DatasetManifest, Delivered, MarkerFacts
+from dagster_adjunct.assets.versions.manifest import (
+    Abandoned,
+    DatasetManifest,
+    Delivered,
+    MarkerFacts,
+)
 from dagster_adjunct.assets.versions.reports import AdvanceReport
 from dagster_adjunct.assets.versions.version import VersionRef
 from dagster_adjunct.resources.bucketing.hashing import arrow_checksum
@@ -66,9 +78,21 @@ class Place:
             bucket, _, prefix = self.url.removeprefix("s3://").partition("/")
             self._server.client().put_object(Bucket=bucket, Key=f"{prefix}/{name}", Body=content)
 
-    def csv(self, version: str, rows: Mapping[str, int], *, done: str | None = "", name: str = "part-0.csv") -> None:
-        """Deliver a version of one CSV file; `done` is what its completion object says, None leaves it out."""
-        self.put(f"{version}/{name}", "tailnum,seats\n" + "".join(f"{key},{value}\n" for key, value in rows.items()))
+    def csv(
+        self,
+        version: str,
+        rows: Mapping[str, int],
+        *,
+        done: str | None = "",
+        name: str = "part-0.csv",
+    ) -> None:
+        """Deliver a version of one CSV file; `done` is what its completion object says, None
+        leaves it out.
+        """
+        self.put(
+            f"{version}/{name}",
+            "tailnum,seats\n" + "".join(f"{key},{value}\n" for key, value in rows.items()),
+        )
         if done is not None:
             self.put(f"{version}/_SUCCESS", done or ("" if rows else '{"rows": 0}'))
 
@@ -86,7 +110,10 @@ def s3_place(versitygw: S3Server, monkeypatch: pytest.MonkeyPatch) -> Place:
 
 def dataset(place: Place, **more: Any) -> AdjunctDataset:
     source = FileSource(
-        place.url, more.pop("format", "csv"), more.pop("schema", PLANES), more.pop("complete", "_SUCCESS")
+        place.url,
+        more.pop("format", "csv"),
+        more.pop("schema", PLANES),
+        more.pop("complete", "_SUCCESS"),
     )
     return bounded_dataset("planes", input=source, key="tailnum", partitions=2, **more)
 
@@ -98,7 +125,8 @@ def versions(spec: AdjunctDataset, partition: str | None = None) -> FileVersions
 
 def after(manifest: DatasetManifest, *deliveries: Delivery) -> DatasetManifest:
     done = tuple(
-        Delivered(name=delivery.version, version="v1", markers=dict(delivery.markers)) for delivery in deliveries
+        Delivered(name=delivery.version, version="v1", markers=dict(delivery.markers))
+        for delivery in deliveries
     )
     return manifest.after(delivered=(*manifest.delivered, *done))
 
@@ -108,8 +136,12 @@ def abandoned(manifest: DatasetManifest, name: str) -> DatasetManifest:
     return manifest.after(abandoned=(*manifest.abandoned, ended))
 
 
-def in_order(spec: AdjunctDataset, manifest: DatasetManifest | None = None) -> tuple[list[str], Awaiting]:
-    """Return the names of the versions that are delivered one after another, and what is waited for then."""
+def in_order(
+    spec: AdjunctDataset, manifest: DatasetManifest | None = None
+) -> tuple[list[str], Awaiting]:
+    """Return the names of the versions that are delivered one after another, and what is waited
+    for then.
+    """
     source = versions(spec)
     manifest = manifest or source.first_manifest()
     names = []
@@ -129,7 +161,9 @@ def delivered(spec: AdjunctDataset, partition: str | None = None) -> tuple[FileV
 # -- which version is next
 
 
-def test_each_complete_folder_is_a_version_in_the_natural_order_of_their_names(place: Place) -> None:
+def test_each_complete_folder_is_a_version_in_the_natural_order_of_their_names(
+    place: Place,
+) -> None:
     for name in ("v10", "v2", "v1", "_tmp", ".staging"):
         place.csv(name, {"N1": 1})
     names, awaiting = in_order(dataset(place))
@@ -150,7 +184,11 @@ def test_an_incomplete_folder_blocks_later_ones_until_it_is_abandoned(place: Pla
     place.csv("v3", {"N1": 3})
     names, awaiting = in_order(dataset(place))
     assert names == ["v1"]
-    assert (awaiting.version, awaiting.missing, awaiting.idle) == ("v2", (f"{place.url}/v2/_SUCCESS",), False)
+    assert (awaiting.version, awaiting.missing, awaiting.idle) == (
+        "v2",
+        (f"{place.url}/v2/_SUCCESS",),
+        False,
+    )
     spec = dataset(place)
     assert in_order(spec, abandoned(versions(spec).first_manifest(), "v2"))[0] == ["v1", "v3"]
 
@@ -164,10 +202,15 @@ def test_a_relative_folder_that_is_missing_is_told_with_its_whole_path(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert f"the folder {tmp_path / 'incoming'} is missing" in in_order(dataset(Place("incoming")))[1].notes[0]
+    assert (
+        f"the folder {tmp_path / 'incoming'} is missing"
+        in in_order(dataset(Place("incoming")))[1].notes[0]
+    )
 
 
-def test_an_empty_place_waits_for_a_first_folder_and_reports_the_path(place: Place, world: World) -> None:
+def test_an_empty_place_waits_for_a_first_folder_and_reports_the_path(
+    place: Place, world: World
+) -> None:
     spec = dataset(place, versions=VersionPartitions())
     names, awaiting = in_order(spec)
     assert (names, awaiting.missing, awaiting.idle) == ([], (f"{place.url}/*/_SUCCESS",), True)
@@ -233,7 +276,11 @@ def test_a_delivered_folder_completed_again_with_other_contents_is_reported(plac
     names, answer = in_order(spec, manifest)
     assert (names, answer.idle) == (["v2"], True)
     (note,) = answer.notes
-    assert re.match(r"version 'v1' was delivered, and .*/v1/_SUCCESS was written again at .* with other contents", note)
+    assert re.match(
+        r"version 'v1' was delivered, and .*/v1/_SUCCESS was written again at .* with other"
+        r" contents",
+        note,
+    )
     assert "under a new version name" in note
     assert in_order(spec, abandoned(manifest, "v1"))[1].notes == ()
     forgotten = manifest.after(delivered=(), known=("v1",))
@@ -269,7 +316,9 @@ def test_copied_folders_pass_and_changed_ones_are_reported_one_by_one(
 
     read: list[str] = []
     tag = LocalTree.content_tag
-    monkeypatch.setattr(LocalTree, "content_tag", lambda tree, file: read.append(file.path) or tag(tree, file))
+    monkeypatch.setattr(
+        LocalTree, "content_tag", lambda tree, file: read.append(file.path) or tag(tree, file)
+    )
     advance()
     assert not [path for path in read if path.endswith(".csv")], "a copy is read once"
 
@@ -284,7 +333,9 @@ def test_copied_folders_pass_and_changed_ones_are_reported_one_by_one(
     assert "v5" in StoredVersions(world.lake, "planes").require_manifest().taken
 
 
-def test_a_folder_that_comes_too_late_is_refused_when_new_ones_are_taken(place: Place, world: World) -> None:
+def test_a_folder_that_comes_too_late_is_refused_when_new_ones_are_taken(
+    place: Place, world: World
+) -> None:
     place.csv("v2", {})
     spec = dataset(place)
     advance_dataset(spec, lake=world.lake, systems={}, spark=no_spark, by="test")
@@ -296,7 +347,9 @@ def test_a_folder_that_comes_too_late_is_refused_when_new_ones_are_taken(place: 
     assert StoredVersions(world.lake, "planes").require_manifest().taken == {"v2", "v3"}
 
 
-def test_a_copy_of_a_delivered_folder_beside_it_is_left_out_and_told(place: Place, world: World) -> None:
+def test_a_copy_of_a_delivered_folder_beside_it_is_left_out_and_told(
+    place: Place, world: World
+) -> None:
     spec = dataset(place)
     for number in (1, 2):
         place.csv(f"v{number}", {}, done='{"rows": 0}' + " " * number)
@@ -307,11 +360,16 @@ def test_a_copy_of_a_delivered_folder_beside_it_is_left_out_and_told(place: Plac
     assert report.warnings == ("the folder 'v1-backup' is left out: it is a copy of version 'v1'",)
 
 
-def test_a_copy_of_a_folder_written_in_place_is_the_version_that_it_was(place: Place, world: World) -> None:
+def test_a_copy_of_a_folder_written_in_place_is_the_version_that_it_was(
+    place: Place, world: World
+) -> None:
     place.put("part-0.csv", "tailnum,seats\n", modified=1_790_000_000)
     place.put("_SUCCESS", '{"rows": 0}', modified=1_790_000_001)
     spec = dataset(place)
-    assert advance_dataset(spec, lake=world.lake, systems={}, spark=no_spark, by="test").action == "sealed"
+    assert (
+        advance_dataset(spec, lake=world.lake, systems={}, spark=no_spark, by="test").action
+        == "sealed"
+    )
     for name, at in (("_SUCCESS", 1_790_000_100), ("part-0.csv", 1_790_000_200)):
         os.utime(Path(place.url) / name, (at, at))
     for _ in range(2):
@@ -323,11 +381,16 @@ def test_a_copy_of_a_folder_written_in_place_is_the_version_that_it_was(place: P
     assert "part-0.csv was written after" in report.summary()
 
 
-def test_a_folder_completed_twice_in_a_second_with_other_contents_is_told(place: Place, world: World) -> None:
+def test_a_folder_completed_twice_in_a_second_with_other_contents_is_told(
+    place: Place, world: World
+) -> None:
     place.put("part-0.csv", "tailnum,seats\n", modified=1_790_000_000)
     place.put("_SUCCESS", '{"rows": 0}', modified=1_790_000_001)
     spec = dataset(place)
-    assert advance_dataset(spec, lake=world.lake, systems={}, spark=no_spark, by="test").action == "sealed"
+    assert (
+        advance_dataset(spec, lake=world.lake, systems={}, spark=no_spark, by="test").action
+        == "sealed"
+    )
     place.put("part-0.csv", "tailnum,seats\nN1,1\n", modified=1_790_000_001)
     place.put("_SUCCESS", '{"rows": 0}', modified=1_790_000_001)
     report = advance_dataset(spec, lake=world.lake, systems={}, spark=no_spark, by="test")
@@ -347,10 +410,16 @@ def test_a_partition_is_the_folder_of_exactly_its_name(place: Place) -> None:
         source = versions(spec, missing)
         answer = source.next(source.first_manifest())
         assert isinstance(answer, Awaiting)
-        assert (answer.version, answer.missing, answer.idle) == (missing, (f"{place.url}/{missing}/_SUCCESS",), False)
+        assert (answer.version, answer.missing, answer.idle) == (
+            missing,
+            (f"{place.url}/{missing}/_SUCCESS",),
+            False,
+        )
 
 
-def test_a_partition_is_built_again_when_it_was_completed_anew_or_is_not_retained(place: Place) -> None:
+def test_a_partition_is_built_again_when_it_was_completed_anew_or_is_not_retained(
+    place: Place,
+) -> None:
     place.csv("v1", {"N1": 1})
     spec = dataset(place, versions=VersionPartitions())
     source, first = delivered(spec, "v1")
@@ -375,7 +444,9 @@ def test_a_partition_is_built_again_when_it_was_completed_anew_or_is_not_retaine
     rejected = discarded.after(versions=(ref.model_copy(update={"state": "rejected"}),))
     assert isinstance(versions(spec, "v1").next(rejected), Delivery)
     place.put("v1/_SUCCESS", modified=2e9)
-    assert isinstance(versions(spec, "v1").next(retained), Awaiting), "the same files, completed again"
+    assert isinstance(versions(spec, "v1").next(retained), Awaiting), (
+        "the same files, completed again"
+    )
     place.put("v1/_SUCCESS", "{}")
     assert isinstance(versions(spec, "v1").next(retained), Delivery)
 
@@ -389,7 +460,9 @@ def test_changed_files_are_another_delivery_once_their_folder_is_completed_again
     daily = dataset(place, versions=VersionPartitions())
 
     def asked() -> AdvanceReport:
-        return advance_dataset(daily, lake=world.lake, systems={}, spark=no_spark, by="test", partition="v1")
+        return advance_dataset(
+            daily, lake=world.lake, systems={}, spark=no_spark, by="test", partition="v1"
+        )
 
     assert asked().action == "sealed"
     assert asked().action == "up-to-date"
@@ -404,7 +477,8 @@ def test_changed_files_are_another_delivery_once_their_folder_is_completed_again
     assert in_order(spec, manifest)[1].idle, "nobody has completed it again"
     place.put("v1/_SUCCESS", '{"rows": 0}', modified=2e9)
     assert re.search(
-        r"v1/_SUCCESS was written again at 2033.*with other contents", in_order(spec, manifest)[1].notes[0]
+        r"v1/_SUCCESS was written again at 2033.*with other contents",
+        in_order(spec, manifest)[1].notes[0],
     )
     assert "rebuild it as a partition" in in_order(daily, manifest)[1].notes[0]
     assert asked().action == "unchanged", "it was built again: of no records, as before"
@@ -439,7 +513,9 @@ def test_a_folder_written_in_place_is_a_version_each_time_it_is_completed(place:
 def test_a_place_that_is_complete_as_a_whole_and_by_folders_is_refused(place: Place) -> None:
     place.csv("v1", {"N1": 1})
     place.put("_SUCCESS")
-    with pytest.raises(DatasetError, match=r"'planes'.*_SUCCESS itself and so does its folder 'v1'"):
+    with pytest.raises(
+        DatasetError, match=r"'planes'.*_SUCCESS itself and so does its folder 'v1'"
+    ):
         in_order(dataset(place))
 
 
@@ -454,9 +530,13 @@ def test_a_folder_written_in_place_has_no_version_by_name(place: Place) -> None:
 
 
 @pytest.mark.parametrize("format", ["csv", "jsonl", "parquet"])
-def test_records_are_counted_without_spark_and_hidden_files_are_no_records(place: Place, format: str) -> None:
+def test_records_are_counted_without_spark_and_hidden_files_are_no_records(
+    place: Place, format: str
+) -> None:
     for part in range(3):
-        table = pa.table({"tailnum": [f"N{part}", f"M{part}"], "seats": pa.array([1, None], pa.int32())})
+        table = pa.table(
+            {"tailnum": [f"N{part}", f"M{part}"], "seats": pa.array([1, None], pa.int32())}
+        )
         if format == "parquet":
             buffer = pa.BufferOutputStream()
             pq.write_table(table, buffer)
@@ -480,7 +560,12 @@ def test_another_number_of_records_than_promised_refuses_the_version(place: Plac
     with pytest.raises(MarkerConflictError) as failure:
         source.check(delivery, no_spark)
     error = failure.value
-    assert (error.dataset, error.version, error.expected, error.found) == ("planes", "v1", "2 records", "1 records")
+    assert (error.dataset, error.version, error.expected, error.found) == (
+        "planes",
+        "v1",
+        "2 records",
+        "1 records",
+    )
 
 
 @pytest.mark.parametrize(
@@ -533,7 +618,10 @@ def test_a_complete_folder_without_data_files_is_refused_unless_it_promises_no_r
     place.put(f"{folder}_temporary/0/part-0.csv", "tailnum,seats\nN1,1\n", modified=1)
     report = world.advance(dataset(place))
     assert report.action == "rejected"
-    assert f"the folder {place.url}/{version}".rstrip("/") + " is complete and holds no data file" in report.note
+    assert (
+        f"the folder {place.url}/{version}".rstrip("/") + " is complete and holds no data file"
+        in report.note
+    )
     assert "expected csv files" in report.note
     assert StoredVersions(world.lake, "planes").current() is None
 
@@ -547,9 +635,16 @@ def _without_records(format: str) -> dict[str, bytes]:
     buffer = pa.BufferOutputStream()
     pq.write_table(table, buffer)
     return {
-        "csv": {"header.csv": b"tailnum,seats\n", "lines.csv": b"tailnum,seats\n\n\n", "begun.csv": b"tailnum,seats"},
+        "csv": {
+            "header.csv": b"tailnum,seats\n",
+            "lines.csv": b"tailnum,seats\n\n\n",
+            "begun.csv": b"tailnum,seats",
+        },
         "jsonl": {"nothing.jsonl": b"", "blank.jsonl": b"\n \n"},
-        "parquet": {"a.parquet": buffer.getvalue().to_pybytes(), "b.parquet": buffer.getvalue().to_pybytes()},
+        "parquet": {
+            "a.parquet": buffer.getvalue().to_pybytes(),
+            "b.parquet": buffer.getvalue().to_pybytes(),
+        },
     }[format]
 
 
@@ -584,10 +679,18 @@ def test_large_files_without_a_record_are_refused_after_they_were_read(
     assert world.advance(dataset(place)).action == "sealed"
 
 
-def test_an_empty_member_of_a_version_set_refuses_the_version_of_all(tmp_path: Path, world: World) -> None:
+def test_an_empty_member_of_a_version_set_refuses_the_version_of_all(
+    tmp_path: Path, world: World
+) -> None:
     full, bare = Place(str(tmp_path / "full")), Place(str(tmp_path / "bare"))
-    sources = {name: FileSource(place.url, "csv", PLANES) for name, place in (("full", full), ("bare", bare))}
-    members = [bounded_dataset(name, input=files, key="tailnum", partitions=2) for name, files in sources.items()]
+    sources = {
+        name: FileSource(place.url, "csv", PLANES)
+        for name, place in (("full", full), ("bare", bare))
+    }
+    members = [
+        bounded_dataset(name, input=files, key="tailnum", partitions=2)
+        for name, files in sources.items()
+    ]
     fleet = version_set("fleet", *members)
     full.csv("v1", {"N1": 1})
     bare.csv("v1", {}, done="{}")
@@ -615,7 +718,9 @@ def test_files_that_change_before_they_are_read_are_noticed(place: Place, change
     assert str(caught.value.file).startswith(f"{place.url}/v1/")
 
 
-def test_files_that_are_not_as_declared_are_named_with_dataset_version_and_column(place: Place) -> None:
+def test_files_that_are_not_as_declared_are_named_with_dataset_version_and_column(
+    place: Place,
+) -> None:
     place.put("v1/part 0.csv", "tailnum,seats\nN1,2\nN2,two\n")
     place.put("v1/_SUCCESS")
     source, delivery = delivered(dataset(place))
@@ -674,7 +779,10 @@ def test_the_last_record_of_the_last_file_counts_and_bad_values_travel_out_of_sp
     assert report.action == "sealed"
     assert report.counters["read"] == 4
     view = sparkling.view(spec)
-    assert view.get_all(["N1", "N2"]) == {"N1": {"tailnum": "N1", "seats": 5}, "N2": {"tailnum": "N2", "seats": 3}}
+    assert view.get_all(["N1", "N2"]) == {
+        "N1": {"tailnum": "N1", "seats": 5},
+        "N2": {"tailnum": "N2", "seats": 3},
+    }
 
     spark = sparkling.spark()
     place.put("v2/part-0.csv", "tailnum,seats\nN1,1\nN2,two\n")
@@ -686,7 +794,9 @@ def test_the_last_record_of_the_last_file_counts_and_bad_values_travel_out_of_sp
     _read_changed(place, source, spark)
 
 
-@pytest.mark.parametrize(("format", "places"), [("csv", "line 3"), ("jsonl", "line 2"), ("parquet", "row 2")])
+@pytest.mark.parametrize(
+    ("format", "places"), [("csv", "line 3"), ("jsonl", "line 2"), ("parquet", "row 2")]
+)
 def test_records_without_a_key_are_named_by_file_and_line(
     place: Place, sparkling: World, format: str, places: str
 ) -> None:
@@ -727,11 +837,19 @@ def test_spark_seals_files_on_s3_with_any_names_after_comparing_their_checksum(
 ) -> None:
     from dagster_adjunct.resources.bucketing.hashing import records_checksum
 
-    for variable, value in versitygw.env.items():  # Spark's workers were started before the server's keys were known
+    for (
+        variable,
+        value,
+    ) in versitygw.env.items():  # Spark's workers were started before the server's keys were known
         monkeypatch.setitem(sparkling.spark().sparkContext.environment, variable, value)
     rows = [("N 1", 1), ("Ñ2", None), ("N3", 3)]
     checksum = records_checksum(sparkling.spark().createDataFrame(rows, PLANES.ddl()), PLANES)
-    table = pa.table({"tailnum": [key for key, _ in rows], "seats": pa.array([value for _, value in rows], pa.int32())})
+    table = pa.table(
+        {
+            "tailnum": [key for key, _ in rows],
+            "seats": pa.array([value for _, value in rows], pa.int32()),
+        }
+    )
     buffer = pa.BufferOutputStream()
     pq.write_table(table, buffer, row_group_size=1)
     content = buffer.getvalue().to_pybytes()
@@ -754,7 +872,9 @@ def test_a_checksum_of_large_text_files_is_compared_without_a_number_of_records(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("dagster_adjunct.assets.sources.file_source._MAX_LOCAL_BYTES", 0)
-    checksum = arrow_checksum(pa.table({"tailnum": ["N1"], "seats": pa.array([1], pa.int32())}), PLANES)
+    checksum = arrow_checksum(
+        pa.table({"tailnum": ["N1"], "seats": pa.array([1], pa.int32())}), PLANES
+    )
     place.csv("v1", {"N1": 1}, done=json.dumps({"checksum": checksum}))
     source, delivery = delivered(dataset(place))
     assert source.check(delivery, IN_PROCESS) is None
@@ -763,7 +883,10 @@ def test_a_checksum_of_large_text_files_is_compared_without_a_number_of_records(
     source, delivery = delivered(dataset(place))
     with pytest.raises(MarkerConflictError) as failure:
         source.check(delivery, IN_PROCESS)
-    assert (failure.value.expected, failure.value.found) == (f"checksum {other}", f"checksum {checksum}")
+    assert (failure.value.expected, failure.value.found) == (
+        f"checksum {other}",
+        f"checksum {checksum}",
+    )
 
 
 def test_marker_facts_of_a_delivery_are_those_of_its_completion_object(place: Place) -> None:
@@ -781,9 +904,15 @@ def test_marker_facts_of_a_delivery_are_those_of_its_completion_object(place: Pl
 def refused(manifest: DatasetManifest, delivery: Delivery, at: dt.datetime) -> DatasetManifest:
     number = len(manifest.versions) + 1
     ref = VersionRef(
-        id=f"v{number:06d}-a", number=number, name=delivery.version, rows=None, sealed_at=at, document=None,
-        state="rejected", reason="bad",
-    )  # fmt: skip
+        id=f"v{number:06d}-a",
+        number=number,
+        name=delivery.version,
+        rows=None,
+        sealed_at=at,
+        document=None,
+        state="rejected",
+        reason="bad",
+    )
     done = Delivered(name=delivery.version, version=ref.id, markers=dict(delivery.markers))
     return manifest.after(versions=(*manifest.versions, ref), delivered=(*manifest.delivered, done))
 
@@ -808,7 +937,9 @@ def test_a_refused_version_is_tried_again_when_it_was_completed_anew(place: Plac
     assert delivered_next(spec, after(manifest, second)) is None
 
 
-def test_a_store_whose_clock_is_ahead_does_not_have_a_refused_version_tried_for_ever(place: Place) -> None:
+def test_a_store_whose_clock_is_ahead_does_not_have_a_refused_version_tried_for_ever(
+    place: Place,
+) -> None:
     now = dt.datetime.now(dt.UTC)
     place.csv("v1", {"N1": 1}, done=None)
     place.put("v1/_SUCCESS", modified=(now + dt.timedelta(hours=1)).timestamp())
@@ -838,7 +969,8 @@ def delivered_next(spec: AdjunctDataset, manifest: DatasetManifest) -> str | Non
 
 
 @pytest.mark.parametrize(
-    ("argument", "value"), [("url", ""), ("complete", ""), ("complete", "a/b"), ("complete", "../_SUCCESS")]
+    ("argument", "value"),
+    [("url", ""), ("complete", ""), ("complete", "a/b"), ("complete", "../_SUCCESS")],
 )
 def test_a_url_and_a_name_without_folders_are_required(argument: str, value: str) -> None:
     given = {"url": "file:///data", "complete": "_SUCCESS"} | {argument: value}

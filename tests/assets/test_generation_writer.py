@@ -1,4 +1,6 @@
-"""Arrow's writer of a generation against Spark's: the same rows make the same files, byte by byte."""
+"""Arrow's writer of a generation against Spark's: the same rows make the same files, byte by
+byte.
+"""
 
 from __future__ import annotations
 
@@ -25,9 +27,19 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 SCHEMA = Schema.of(
-    k="string", b="boolean", t="tinyint", i="int", n="bigint", f="float", x="double", d="date", at="timestamp",
-    raw="binary", small="decimal(9,2)", large="decimal(38,4)",
-)  # fmt: skip
+    k="string",
+    b="boolean",
+    t="tinyint",
+    i="int",
+    n="bigint",
+    f="float",
+    x="double",
+    d="date",
+    at="timestamp",
+    raw="binary",
+    small="decimal(9,2)",
+    large="decimal(38,4)",
+)
 LAYOUT = BucketLayout(SCHEMA, ("k",), 3, key=("k",))
 FOLDER = "datasets/d/data/attempt-1"
 
@@ -41,16 +53,35 @@ ROW = st.tuples(
     *(
         st.none() | values
         for values in (
-            st.booleans(), numbers(8), numbers(32), numbers(64), st.floats(width=32), st.floats(),
+            st.booleans(),
+            numbers(8),
+            numbers(32),
+            numbers(64),
+            st.floats(width=32),
+            st.floats(),
             st.dates(date(1900, 1, 1)),
             st.datetimes(datetime(1900, 1, 1), datetime(2200, 1, 1), timezones=st.just(UTC)),
-            st.binary(max_size=80), st.decimals(-9999, 9999, places=2), st.decimals(-(10**30), 10**30, places=4),
+            st.binary(max_size=80),
+            st.decimals(-9999, 9999, places=2),
+            st.decimals(-(10**30), 10**30, places=4),
         )
     ),
-)  # fmt: skip
+)
 LISTS = st.lists(ROW, min_size=1, max_size=40)
-BY_HAND = ("a", True, -128, -1, 2**63 - 1, -0.0, math.nan, date(1969, 12, 31), datetime(2013, 1, 1, tzinfo=UTC), b"x",
-           Decimal("-0.01"), Decimal(-(2**63)))  # fmt: skip
+BY_HAND = (
+    "a",
+    True,
+    -128,
+    -1,
+    2**63 - 1,
+    -0.0,
+    math.nan,
+    date(1969, 12, 31),
+    datetime(2013, 1, 1, tzinfo=UTC),
+    b"x",
+    Decimal("-0.01"),
+    Decimal(-(2**63)),
+)
 
 
 def table_of(rows: list[tuple[object, ...]]) -> pa.Table:
@@ -68,7 +99,9 @@ def test_the_digest_of_any_row_is_sparks(spark: SparkSession) -> None:
     def same(rows: list[tuple[object, ...]]) -> None:
         table = table_of([BY_HAND, *rows])
         hashed = spark.createDataFrame(table).select("offset", row_hash(SCHEMA.names).alias("h"))
-        assert row_digests(table, SCHEMA.names).to_pylist() == [row.h for row in hashed.orderBy("offset").collect()]
+        assert row_digests(table, SCHEMA.names).to_pylist() == [
+            row.h for row in hashed.orderBy("offset").collect()
+        ]
 
     same()
 

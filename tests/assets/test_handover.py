@@ -12,7 +12,12 @@ from typing import TYPE_CHECKING, Any
 import pyarrow.compute as pc
 import pytest
 
-from dagster_adjunct.assets.exchange.handover import duckdb_view, parquet_files, polars_frame, pyarrow_dataset
+from dagster_adjunct.assets.exchange.handover import (
+    duckdb_view,
+    parquet_files,
+    polars_frame,
+    pyarrow_dataset,
+)
 from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.versions.version import POSITION, TOMBSTONE, SealedVersion
 from dagster_adjunct.resources.bucketing.files import Generation
@@ -33,26 +38,49 @@ pytest.importorskip("polars")
 
 SCHEMA = Schema.of(
     {
-        "k": "string", "the.key": "int", "t": "tinyint", "s": "smallint", "b": "bigint", "f": "float", "d": "double",
-        "day": "date", "at": "timestamp", "bin": "binary", "m": "decimal(9,2)", "wide": "decimal(38,4)",
+        "k": "string",
+        "the.key": "int",
+        "t": "tinyint",
+        "s": "smallint",
+        "b": "bigint",
+        "f": "float",
+        "d": "double",
+        "day": "date",
+        "at": "timestamp",
+        "bin": "binary",
+        "m": "decimal(9,2)",
+        "wide": "decimal(38,4)",
         'odd "name"': "boolean",
     }
-)  # fmt: skip
+)
 EMPTY: Row = (None,) * (len(SCHEMA.names) - 1)
 
 
 def row(n: int) -> Row:
     return (
-        f"clé {n}", n, n % 100, n, n * 2**40, n / 2, math.inf if n == 3 else n / 3, dt.date(2000, 1, 1 + n),
-        dt.datetime(2024, 1, 1, 0, 0, 0, n, dt.UTC), bytes([0, n]), Decimal(n) / 4, Decimal(n) / 8, n % 2 == 0,
-    )  # fmt: skip
+        f"clé {n}",
+        n,
+        n % 100,
+        n,
+        n * 2**40,
+        n / 2,
+        math.inf if n == 3 else n / 3,
+        dt.date(2000, 1, 1 + n),
+        dt.datetime(2024, 1, 1, 0, 0, 0, n, dt.UTC),
+        bytes([0, n]),
+        Decimal(n) / 4,
+        Decimal(n) / 8,
+        n % 2 == 0,
+    )
 
 
 ROWS: list[Row] = [*map(row, range(20)), ("nulls", *EMPTY)]
 
 
 def by_key(rows: list[Any]) -> list[tuple[Any, ...]]:
-    return sorted((tuple(r.values() if isinstance(r, dict) else r) for r in rows), key=lambda r: r[0])
+    return sorted(
+        (tuple(r.values() if isinstance(r, dict) else r) for r in rows), key=lambda r: r[0]
+    )
 
 
 EXPECTED = by_key(ROWS)
@@ -60,7 +88,9 @@ EXPECTED = by_key(ROWS)
 
 @pytest.fixture
 def folder(tmp_path: Path) -> VersionReader:
-    """A version in a folder whose name means something to engines that expand patterns or partitions."""
+    """A version in a folder whose name means something to engines that expand patterns or
+    partitions.
+    """
     lake = open_lake(tmp_path / "k=7" / "it's a läke #1, 100%")
     return view_of(lake.store, ROWS, schema=SCHEMA, key=["k"], partitions=3)
 
@@ -84,7 +114,9 @@ def check_all_engines(view: VersionReader) -> None:
     result = connection.execute('SELECT * FROM "my ""view"""')
     assert tuple(column[0] for column in result.description) == view.schema.names
     assert by_key(result.fetchall()) == EXPECTED
-    counted = connection.execute('SELECT sum(b), count(*), min(day) FROM "my ""view""" WHERE "the.key" >= 10')
+    counted = connection.execute(
+        'SELECT sum(b), count(*), min(day) FROM "my ""view""" WHERE "the.key" >= 10'
+    )
     assert counted.fetchall() == [(sum(range(10, 20)) * 2**40, 10, dt.date(2000, 1, 11))]
 
     frame = polars_frame(view)
@@ -100,25 +132,35 @@ def frame_column(name: str) -> Any:
 
 def test_every_engine_reads_what_was_written_in_a_folder(folder: VersionReader) -> None:
     files = parquet_files(folder)
-    assert [Path(path).stat().st_size for path in files] == [file.size for file in folder.sealed.generations[0].files]
+    assert [Path(path).stat().st_size for path in files] == [
+        file.size for file in folder.sealed.generations[0].files
+    ]
     check_all_engines(folder)
 
 
 @pytest.mark.server
 def test_every_engine_reads_what_was_written_on_s3(bucket: VersionReader) -> None:
-    assert all(path.startswith(f"{bucket.store.url}/datasets/planes/data/") for path in parquet_files(bucket))
+    assert all(
+        path.startswith(f"{bucket.store.url}/datasets/planes/data/")
+        for path in parquet_files(bucket)
+    )
     check_all_engines(bucket)
 
 
 def test_columns_whose_names_are_patterns_of_polars_are_those_columns(tmp_path: Path) -> None:
     schema = Schema.of({"k": "string", "*": "int", "^k$": "int"})
-    view = view_of(open_lake(tmp_path / "lake").store, [("a", 1, 2)], schema=schema, key=["k"], partitions=1)
+    view = view_of(
+        open_lake(tmp_path / "lake").store, [("a", 1, 2)], schema=schema, key=["k"], partitions=1
+    )
     assert polars_frame(view).collect().rows(named=True) == [{"k": "a", "*": 1, "^k$": 2}]
 
 
 def test_a_folder_whose_name_is_a_pattern_gives_no_files_of_others(tmp_path: Path) -> None:
     lakes = [open_lake(tmp_path / name) for name in ("lak?", "lake")]
-    views = [view_of(lake.store, [ROWS[i]], schema=SCHEMA, key=["k"], partitions=1) for i, lake in enumerate(lakes)]
+    views = [
+        view_of(lake.store, [ROWS[i]], schema=SCHEMA, key=["k"], partitions=1)
+        for i, lake in enumerate(lakes)
+    ]
     connection = duckdb.connect()
     duckdb_view(connection, views[0], "planes")
     assert connection.execute("SELECT * FROM planes").fetchall() == [ROWS[0]]
@@ -131,7 +173,11 @@ def test_a_view_is_replaced_by_that_of_the_next_version(tmp_path: Path) -> None:
     connection.execute("CREATE VIEW planes AS SELECT 'older' AS tailnum")
     for number, rows in enumerate([[("N1", 1)], [], [("N2", 2), ("N3", 3)]], start=1):
         view = view_of(
-            lake.store, rows, schema=Schema.of(tailnum="string", seats="int"), key=["tailnum"], number=number
+            lake.store,
+            rows,
+            schema=Schema.of(tailnum="string", seats="int"),
+            key=["tailnum"],
+            number=number,
         )
         duckdb_view(connection, view, "planes")
         assert sorted(connection.execute("FROM planes").fetchall()) == rows
@@ -156,12 +202,19 @@ def unbounded(store: Any, tombstones: list[bool], deltas: int = 0) -> VersionRea
     generations = []
     for number in range(1, 2 + deltas):
         table = table_of(schema, [(f"k{n}", n) for n in range(len(tombstones))])
-        for name, kind, values in ((POSITION, "int64", range(len(tombstones))), (TOMBSTONE, "bool", tombstones)):
+        for name, kind, values in (
+            (POSITION, "int64", range(len(tombstones))),
+            (TOMBSTONE, "bool", tombstones),
+        ):
             table = table.append_column(name, pc.cast(list(values), kind))
-        files = write_arrow_buckets(table, store, f"datasets/d/data/a{number}", layout, WriteOptions("d"))
+        files = write_arrow_buckets(
+            table, store, f"datasets/d/data/a{number}", layout, WriteOptions("d")
+        )
         generations.append(Generation(number, f"datasets/d/data/a{number}", tuple(files)))
     live = None if deltas or any(tombstones) else len(tombstones)
-    return VersionReader(store, "d", SealedVersion(**{**facts, "generations": tuple(generations), "rows": live}))
+    return VersionReader(
+        store, "d", SealedVersion(**{**facts, "generations": tuple(generations), "rows": live})
+    )
 
 
 def test_hidden_columns_are_left_out(tmp_path: Path) -> None:
@@ -177,13 +230,31 @@ def test_hidden_columns_are_left_out(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("tombstones", "deltas", "message"),
     [
-        ([False], 1, r"2 generations some are superseded or deleted.*adjunct dataset compact d --level major"),
-        ([False, True], 0, r"some are deletions that later changes are compared with.*keep_tombstones"),
+        (
+            [False],
+            1,
+            (
+                r"2 generations some are superseded or deleted.*adjunct dataset compact d --level"
+                r" major"
+            ),
+        ),
+        (
+            [False, True],
+            0,
+            r"some are deletions that later changes are compared with.*keep_tombstones",
+        ),
     ],
 )
-def test_what_has_to_be_merged_is_refused(tmp_path: Path, tombstones: list[bool], deltas: int, message: str) -> None:
+def test_what_has_to_be_merged_is_refused(
+    tmp_path: Path, tombstones: list[bool], deltas: int, message: str
+) -> None:
     view = unbounded(open_lake(tmp_path / "lake").store, tombstones, deltas)
-    for hand_over in (parquet_files, pyarrow_dataset, polars_frame, lambda v: duckdb_view(duckdb.connect(), v, "v")):
+    for hand_over in (
+        parquet_files,
+        pyarrow_dataset,
+        polars_frame,
+        lambda v: duckdb_view(duckdb.connect(), v, "v"),
+    ):
         with pytest.raises(DatasetError, match=message):
             hand_over(view)
 
@@ -195,7 +266,9 @@ def test_a_lake_in_memory_is_refused() -> None:
     assert str(caught.value.url).startswith("memory://")
 
 
-def test_an_engine_that_is_not_installed_is_named(folder: VersionReader, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_that_is_not_installed_is_named(
+    folder: VersionReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "polars", None)
     with pytest.raises(ConfigurationError, match=r'pip install "dagster-adjunct\[polars\]"'):
         polars_frame(folder)
@@ -209,6 +282,8 @@ def test_settings_of_the_store_hold_for_arrow(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "b")
     on_aws = arrow_filesystem(S3Store("s3://bucket/lake", S3Options(region="eu-west-1")))
     assert on_aws.region == "eu-west-1"
-    other = S3Store("s3://bucket/lake", S3Options(endpoint="http://127.0.0.1:9", region="x", attempts=1))
+    other = S3Store(
+        "s3://bucket/lake", S3Options(endpoint="http://127.0.0.1:9", region="x", attempts=1)
+    )
     with pytest.raises(OSError, match=r"(?i)curl|connect"):
         arrow_filesystem(other).get_file_info("bucket/lake")

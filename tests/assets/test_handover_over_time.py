@@ -1,4 +1,6 @@
-"""Entries over time in other engines: the same as plain Python makes of all changes, read from the lake's own files."""
+"""Entries over time in other engines: the same as plain Python makes of all changes, read from
+the lake's own files.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,12 @@ import pytest
 
 from dagster_adjunct.assets.advancing.advance_dataset import advance_dataset
 from dagster_adjunct.assets.declaration.dataset import FileSource, bounded_dataset
-from dagster_adjunct.assets.exchange.handover import duckdb_view, parquet_files, polars_frame, pyarrow_dataset
+from dagster_adjunct.assets.exchange.handover import (
+    duckdb_view,
+    parquet_files,
+    polars_frame,
+    pyarrow_dataset,
+)
 from dagster_adjunct.assets.exchange.iceberg import register_in_iceberg
 from dagster_adjunct.assets.reading.dataset import open_dataset
 from dagster_adjunct.assets.reading.valid_time import EntriesAt, EntriesOverTime
@@ -24,7 +31,17 @@ from dagster_adjunct.resources.errors import DatasetError
 from dagster_adjunct.resources.objects.lake import Lake, open_lake
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
-from tests.assets.histories import BEGIN, LAYOUTS, Change, Interval, changes_of, day, intervals, joined, stored
+from tests.assets.histories import (
+    BEGIN,
+    LAYOUTS,
+    Change,
+    Interval,
+    changes_of,
+    day,
+    intervals,
+    joined,
+    stored,
+)
 
 duckdb = pytest.importorskip("duckdb")
 pytest.importorskip("polars")
@@ -35,7 +52,9 @@ def table(lake: Lake, seed: int) -> tuple[VersionReader, list[Interval]]:
     chance = random.Random(seed)
     base = [change for _ in range(3) for change in changes_of(chance, by_column=False)[0]]
     newest = {(change.key, change.at): change for change in base}
-    return stored(lake, [list(newest.values())], **LAYOUTS["by its key"]), intervals([list(newest.values())])
+    return stored(lake, [list(newest.values())], **LAYOUTS["by its key"]), intervals(
+        [list(newest.values())]
+    )
 
 
 def by_duckdb(view: Any) -> list[tuple[Any, ...]]:
@@ -55,7 +74,8 @@ ENGINES: Mapping[str, Any] = {"DuckDB": by_duckdb, "Polars": by_polars}
 def days(rows: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
     """Return rows with days for times."""
     plain = [
-        tuple((v.astimezone(dt.UTC) - BEGIN).days if isinstance(v, dt.datetime) else v for v in row) for row in rows
+        tuple((v.astimezone(dt.UTC) - BEGIN).days if isinstance(v, dt.datetime) else v for v in row)
+        for row in rows
     ]
     return sorted(plain, key=repr)
 
@@ -72,10 +92,19 @@ def test_a_table_is_handed_over_as_it_is_was_and_over_time(lake: Lake, engine: s
         reader, expected = table(lake, seed)
         assert days(read(EntriesOverTime(reader))) == sorted(joined(expected), key=repr)
         assert read(reader) == sorted(
-            ((*row.key, row.price) for row in expected if row.end is None and row.price is not None), key=repr
+            (
+                (*row.key, row.price)
+                for row in expected
+                if row.end is None and row.price is not None
+            ),
+            key=repr,
         )
         for moment in (day(0), day(4), day(4) - dt.timedelta(microseconds=1), day(30)):
-            valid = [row for row in expected if day(row.start) <= moment and (row.end is None or moment < day(row.end))]
+            valid = [
+                row
+                for row in expected
+                if day(row.start) <= moment and (row.end is None or moment < day(row.end))
+            ]
             assert read(EntriesAt(reader, moment)) == sorted(
                 ((*row.key, row.price) for row in valid if row.price is not None), key=repr
             )
@@ -91,20 +120,27 @@ def test_views_of_one_version_in_a_connection_keep_their_moments(lake: Lake) -> 
     connection.execute("SET TimeZone = 'UTC'")
     for name, view in views.items():
         duckdb_view(connection, view, name)
-    rows = {name: sorted(connection.execute(f"SELECT * FROM {name}").fetchall(), key=repr) for name in views}
+    rows = {
+        name: sorted(connection.execute(f"SELECT * FROM {name}").fetchall(), key=repr)
+        for name in views
+    }
     assert rows == {name: by_duckdb(view) for name, view in views.items()}
     assert rows["early"] != rows["late"]
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_what_ended_before_the_edge_is_left_out_whether_compacted_or_not(lake: Lake, engine: str) -> None:
+def test_what_ended_before_the_edge_is_left_out_whether_compacted_or_not(
+    lake: Lake, engine: str
+) -> None:
     reader, expected = table(lake, 9)
     pruned = reader.sealed.after(history=KeptHistory(pruned=to_microseconds(day(6))))
     kept = [row for row in expected if row.end is None or row.end > 6]
     over_time = EntriesOverTime(VersionReader(lake.store, "prices", pruned))
     assert days(ENGINES[engine](over_time)) == sorted(joined(kept), key=repr)
     rows = pyarrow_dataset(over_time).to_table().to_pylist()
-    assert len(rows) == len([row for row in kept if row.price is not None]), "as stored, without deletions"
+    assert len(rows) == len([row for row in kept if row.price is not None]), (
+        "as stored, without deletions"
+    )
     assert {"__valid_from", "__valid_to", "__tombstone"} < set(rows[0])
 
 
@@ -114,7 +150,9 @@ def test_files_are_given_only_where_their_rows_are_all_that_is_asked_for(lake: L
     for view in (reader, EntriesAt(reader, day(3))):
         with pytest.raises(DatasetError, match="its files also have rows of other times"):
             parquet_files(view)
-    deltas = stored(lake, [[Change(("a", 1), 1, 1, 1)], [Change(("a", 1), 2, 2, 2)]], **LAYOUTS["by its key"])
+    deltas = stored(
+        lake, [[Change(("a", 1), 1, 1, 1)], [Change(("a", 1), 2, 2, 2)]], **LAYOUTS["by its key"]
+    )
     for hand_over in (pyarrow_dataset, polars_frame, parquet_files):
         with pytest.raises(DatasetError, match="adjunct dataset compact prices --level major"):
             hand_over(EntriesOverTime(deltas))
@@ -129,7 +167,9 @@ def planes(root: Path) -> Lake:
     for number, fleet in FLEETS.items():
         folder = root / "incoming" / f"2026-01-0{number + 1}"
         folder.mkdir(parents=True)
-        (folder / "a.csv").write_text("tailnum,seats\n" + "".join(f"{n},{s}\n" for n, s in fleet.items()))
+        (folder / "a.csv").write_text(
+            "tailnum,seats\n" + "".join(f"{n},{s}\n" for n, s in fleet.items())
+        )
         (folder / "_SUCCESS").touch()
     lake = open_lake(root / "lake")
     source = FileSource(str(root / "incoming"), "csv", PLANES)
@@ -139,7 +179,9 @@ def planes(root: Path) -> Lake:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_versions_are_handed_over_over_time_and_held_until_the_dataset_is_closed(tmp_path: Path, engine: str) -> None:
+def test_versions_are_handed_over_over_time_and_held_until_the_dataset_is_closed(
+    tmp_path: Path, engine: str
+) -> None:
     lake, read = planes(tmp_path), ENGINES[engine]
     with open_dataset(lake, "planes") as opened:
         # Gaps where a version lacks a key; equal neighbours are one.
@@ -155,11 +197,15 @@ def test_versions_are_handed_over_over_time_and_held_until_the_dataset_is_closed
     assert list_leases(lake, "planes") == []
 
 
-def test_iceberg_takes_the_version_of_a_moment_and_no_rows_of_other_times(tmp_path: Path, lake: Lake) -> None:
+def test_iceberg_takes_the_version_of_a_moment_and_no_rows_of_other_times(
+    tmp_path: Path, lake: Lake
+) -> None:
     pytest.importorskip("pyiceberg")
     from pyiceberg.catalog.sql import SqlCatalog
 
-    catalog = SqlCatalog("me", uri=f"sqlite:///{tmp_path}/catalog.db", warehouse=str(tmp_path / "warehouse"))
+    catalog = SqlCatalog(
+        "me", uri=f"sqlite:///{tmp_path}/catalog.db", warehouse=str(tmp_path / "warehouse")
+    )
     catalog.create_namespace("out")
     reader, _ = table(lake, 5)
     with pytest.raises(DatasetError, match=r"dataset\.over_time\(\)"):
@@ -167,4 +213,7 @@ def test_iceberg_takes_the_version_of_a_moment_and_no_rows_of_other_times(tmp_pa
     with open_dataset(planes(tmp_path / "planes"), "planes") as opened:
         with pytest.raises(DatasetError, match="its files have no valid-from times"):
             register_in_iceberg(opened.over_time(), catalog, "out.planes")
-        assert register_in_iceberg(opened.valid_at(day(4)), catalog, "out.planes").version == opened.versions()[1].id
+        assert (
+            register_in_iceberg(opened.valid_at(day(4)), catalog, "out.planes").version
+            == opened.versions()[1].id
+        )

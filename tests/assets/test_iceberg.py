@@ -1,4 +1,6 @@
-"""Versions as snapshots of an Iceberg table, in PyIceberg's SQL catalogue, read back by PyIceberg and DuckDB."""
+"""Versions as snapshots of an Iceberg table, in PyIceberg's SQL catalogue, read back by
+PyIceberg and DuckDB.
+"""
 
 from __future__ import annotations
 
@@ -47,9 +49,17 @@ pytest.importorskip("pyiceberg.catalog.sql")
 duckdb = pytest.importorskip("duckdb")
 
 SCHEMA = Schema.of(
-    tailnum="string", seats="smallint", age="tinyint", miles="bigint", cost="decimal(9,2)", built="date",
-    seen="timestamp", photo="binary", weight="double", leased="boolean",
-)  # fmt: skip
+    tailnum="string",
+    seats="smallint",
+    age="tinyint",
+    miles="bigint",
+    cost="decimal(9,2)",
+    built="date",
+    seen="timestamp",
+    photo="binary",
+    weight="double",
+    leased="boolean",
+)
 TABLE = "reference.planes"
 
 
@@ -62,28 +72,50 @@ def plane(n: int) -> Row:
 
 @dataclass
 class Published:
-    """A dataset whose versions are written and committed here, without the cycle, and a catalogue beside it."""
+    """A dataset whose versions are written and committed here, without the cycle, and a
+    catalogue beside it.
+    """
 
     lake: Lake
     catalog: Any
     views: list[VersionReader] = field(default_factory=list)
 
-    def publish(self, rows: list[Row], schema: Schema = SCHEMA, name: str = "planes") -> VersionReader:
+    def publish(
+        self, rows: list[Row], schema: Schema = SCHEMA, name: str = "planes"
+    ) -> VersionReader:
         number = len(self.views) + 1
-        view = view_of(self.lake.store, rows, schema=schema, key=["tailnum"], partitions=3, dataset=name, number=number)
+        view = view_of(
+            self.lake.store,
+            rows,
+            schema=schema,
+            key=["tailnum"],
+            partitions=3,
+            dataset=name,
+            number=number,
+        )
         log = DatasetLog(self.lake, name)
         parent, manifest = log.read()
         sealed = view.sealed
         ref = VersionRef(
-            id=sealed.id, number=number, name=sealed.name, rows=sealed.rows, sealed_at=sealed.sealed_at,
-            document=log.write_version(sealed), folders=tuple(generation.folder for generation in sealed.generations),
-        )  # fmt: skip
+            id=sealed.id,
+            number=number,
+            name=sealed.name,
+            rows=sealed.rows,
+            sealed_at=sealed.sealed_at,
+            document=log.write_version(sealed),
+            folders=tuple(generation.folder for generation in sealed.generations),
+        )
         declaration = DatasetDeclaration(
             kind="bounded", input="query planes", key=("tailnum",), key_types=("string",),
             partition_by=("tailnum",), partitions=3, input_partitions=0,
         )  # fmt: skip
         manifest = manifest or BoundedManifest(name=name, declaration=declaration, offsets={})
-        served = {"version": sealed, "head": sealed.id, "next_number": number + 1, "next_generation": number + 1}
+        served = {
+            "version": sealed,
+            "head": sealed.id,
+            "next_number": number + 1,
+            "next_generation": number + 1,
+        }
         log.commit(parent, manifest.after(versions=(*manifest.versions, ref), **served), by="test")
         self.views.append(view)
         return view
@@ -108,7 +140,9 @@ def new_catalog(tmp_path: Path) -> Callable[..., Any]:
         from pyiceberg.catalog.sql import SqlCatalog
 
         catalog = SqlCatalog(
-            "test", uri=f"sqlite:///{tmp_path}/catalog.db", **{"warehouse": str(tmp_path / "warehouse")} | properties
+            "test",
+            uri=f"sqlite:///{tmp_path}/catalog.db",
+            **{"warehouse": str(tmp_path / "warehouse")} | properties,
         )
         catalog.create_namespace_if_not_exists("reference")
         return catalog
@@ -131,12 +165,21 @@ def check_versions_follow_each_other(planes: Published) -> None:
 
     table = planes.catalog.load_table(TABLE)
     assert [s.snapshot_id for s in table.snapshots()] == [first.snapshot_id, second.snapshot_id]
-    assert sorted(table.inspect.files()["file_path"].to_pylist()) == sorted(parquet_files(planes.views[1]))
+    assert sorted(table.inspect.files()["file_path"].to_pylist()) == sorted(
+        parquet_files(planes.views[1])
+    )
     assert second.files == tuple(parquet_files(planes.views[1]))
     summary = table.current_snapshot().summary.additional_properties
     assert summary["adjunct.dataset"] == "planes"
-    assert (summary["adjunct.version"], summary["adjunct.version-name"]) == (planes.views[1].version, "v2")
-    assert (summary["ticket"], summary["total-records"], summary["deleted-records"]) == ("7", "45", "40")
+    assert (summary["adjunct.version"], summary["adjunct.version-name"]) == (
+        planes.views[1].version,
+        "v2",
+    )
+    assert (summary["ticket"], summary["total-records"], summary["deleted-records"]) == (
+        "7",
+        "45",
+        "40",
+    )
 
     result = table.scan(row_filter="seats >= 45").to_duckdb("planes")
     expected = [row for row in tuesday if row[1] >= 45]
@@ -182,13 +225,19 @@ def test_new_columns_are_added_and_others_refused_with_the_difference(planes: Pu
     old = Schema.of(tailnum="string", seats="int")
     first = planes.publish([("N1", 1)], old)
     planes.register(first)
-    wider = planes.publish([("N2", "blue", 2)], Schema.of(tailnum="string", colour="string", seats="int"))
+    wider = planes.publish(
+        [("N2", "blue", 2)], Schema.of(tailnum="string", colour="string", seats="int")
+    )
     planes.register(wider)
     assert planes.catalog.load_table(TABLE).scan().to_arrow().to_pylist() == [
         {"tailnum": "N2", "seats": 2, "colour": "blue"}
     ]
-    retyped = planes.publish([("N3", 3, "blue")], Schema.of(tailnum="string", seats="bigint", colour="string"))
-    with pytest.raises(DatasetError, match=r"'reference.planes': seats is long, expected int\. Columns can only"):
+    retyped = planes.publish(
+        [("N3", 3, "blue")], Schema.of(tailnum="string", seats="bigint", colour="string")
+    )
+    with pytest.raises(
+        DatasetError, match=r"'reference.planes': seats is long, expected int\. Columns can only"
+    ):
         planes.register(retyped)
     narrower = planes.publish([("N3", 3)], old)
     with pytest.raises(DatasetError, match=r"colour \(string\) is missing"):
@@ -203,11 +252,18 @@ def test_a_table_of_others_is_not_replaced(planes: Published) -> None:
     view = planes.publish([plane(1)])
     foreign = planes.catalog.create_table(TABLE, pa.schema([("x", pa.int32())]))
     foreign.append(pa.table({"x": pa.array([1], pa.int32())}))
-    with pytest.raises(DatasetError, match="holds data of its own, which registering dataset 'planes' would replace"):
+    with pytest.raises(
+        DatasetError,
+        match="holds data of its own, which registering dataset 'planes' would replace",
+    ):
         planes.register(view)
     register_in_iceberg(view, planes.catalog, "reference.mine")
-    other = view_of(planes.lake.store, [plane(1)], schema=SCHEMA, key=["tailnum"], dataset="other", number=9)
-    with pytest.raises(DatasetError, match="holds dataset 'planes', which registering dataset 'other'"):
+    other = view_of(
+        planes.lake.store, [plane(1)], schema=SCHEMA, key=["tailnum"], dataset="other", number=9
+    )
+    with pytest.raises(
+        DatasetError, match="holds dataset 'planes', which registering dataset 'other'"
+    ):
         register_in_iceberg(other, planes.catalog, "reference.mine")
     with pytest.raises(ConfigurationError) as caught:
         register_in_iceberg(view, planes.catalog, "nowhere.planes")
@@ -221,7 +277,9 @@ def test_a_table_with_identifier_fields_is_refused(planes: Published) -> None:
     from pyiceberg.types import IntegerType, NestedField, StringType
 
     required = NestedField(1, "tailnum", StringType(), required=True)
-    columns = IcebergSchema(required, NestedField(2, "seats", IntegerType()), identifier_field_ids=[1])
+    columns = IcebergSchema(
+        required, NestedField(2, "seats", IntegerType()), identifier_field_ids=[1]
+    )
     planes.catalog.create_table(TABLE, columns)
     with pytest.raises(DatasetError, match="tailnum is an identifier field there") as caught:
         planes.register(planes.publish([("N1", 1)], Schema.of(tailnum="string", seats="int")))
@@ -234,7 +292,9 @@ def test_a_table_that_the_user_made_is_filled(planes: Published) -> None:
     planes.register(planes.publish([plane(1)]))
     assert planes.rows() == [plane(1)]
     properties = planes.catalog.load_table(TABLE).properties
-    assert (properties["owner"], properties["gc.enabled"]) == ("ada", "false"), "the files are the lake's to delete"
+    assert (properties["owner"], properties["gc.enabled"]) == ("ada", "false"), (
+        "the files are the lake's to delete"
+    )
 
 
 class Racing:
@@ -254,7 +314,9 @@ class Racing:
 
 @pytest.mark.lengthy
 @pytest.mark.parametrize("filled", [True, False])
-def test_of_two_that_register_at_once_one_is_told_to_do_it_again(planes: Published, filled: bool) -> None:
+def test_of_two_that_register_at_once_one_is_told_to_do_it_again(
+    planes: Published, filled: bool
+) -> None:
     if filled:
         planes.register(planes.publish([plane(1)]))
     else:
@@ -300,7 +362,11 @@ def test_what_snapshots_refer_to_is_not_discarded_until_they_expire(planes: Publ
 
 def snapshot_of(planes: Published, view: VersionReader) -> int:
     snapshots = planes.catalog.load_table(TABLE).snapshots()
-    return next(s.snapshot_id for s in snapshots if s.summary.additional_properties["adjunct.version"] == view.version)
+    return next(
+        s.snapshot_id
+        for s in snapshots
+        if s.summary.additional_properties["adjunct.version"] == view.version
+    )
 
 
 def age(lake: Lake, view: VersionReader, *, hours: int) -> None:
@@ -360,16 +426,23 @@ def test_a_hold_is_let_go_by_its_holder_and_not_while_it_settles(planes: Publish
     assert release_versions(planes.lake, "planes", holder="nobody") == ()
 
 
-def test_without_pyiceberg_it_says_what_to_install(planes: Published, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_pyiceberg_it_says_what_to_install(
+    planes: Published, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "pyiceberg.table", None)
     with pytest.raises(ConfigurationError, match=r'pip install "dagster-adjunct\[iceberg\]"'):
         planes.register(planes.publish([plane(1)]))
 
 
 @pytest.mark.parametrize("identifier", ["planes", "", "reference.", ".planes", "a..b"])
-def test_an_identifier_without_a_namespace_or_a_name_is_refused(planes: Published, identifier: str) -> None:
+def test_an_identifier_without_a_namespace_or_a_name_is_refused(
+    planes: Published, identifier: str
+) -> None:
     view = planes.publish([plane(1)])
-    for attempt in (lambda: register_in_iceberg(view, planes.catalog, identifier), lambda: IcebergTable(identifier)):
+    for attempt in (
+        lambda: register_in_iceberg(view, planes.catalog, identifier),
+        lambda: IcebergTable(identifier),
+    ):
         with pytest.raises(ConfigurationError) as caught:
             attempt()
         assert caught.value.table == identifier
@@ -394,6 +467,8 @@ def test_a_catalogue_that_does_not_answer_may_do_so_later(
         register_in_iceberg(planes.publish([plane(1)]), catalog, TABLE)
     for name, value in {"TYPE": "sql", "URI": place}.items():
         monkeypatch.setenv(f"PYICEBERG_CATALOG__GONE__{name}", value)
-    monkeypatch.setattr(pyiceberg.catalog, "_ENV_CONFIG", Config())  # it is read once, when this is imported
+    monkeypatch.setattr(
+        pyiceberg.catalog, "_ENV_CONFIG", Config()
+    )  # it is read once, when this is imported
     with pytest.raises(TransientError, match="'gone' does not answer"):
         IcebergTable(TABLE, "gone").open()

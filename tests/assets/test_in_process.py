@@ -1,4 +1,6 @@
-"""What asks for a session where there is none is refused, and nothing is lost that the next advance would take."""
+"""What asks for a session where there is none is refused, and nothing is lost that the next
+advance would take.
+"""
 
 from __future__ import annotations
 
@@ -42,8 +44,12 @@ def streams(tmp_path: Path) -> LakeStreams:
 def test_a_query_in_sql_is_refused(streams: LakeStreams) -> None:
     query = QuerySource("SELECT 'a' AS k, 1 AS n", schema=SCHEMA)
     numbers = bounded_dataset("numbers", input=query, key="k", partitions=2)
-    with pytest.raises(ConfigurationError, match="can't be made without Spark: its query, which is SQL"):
-        advance_dataset(numbers, lake=streams.lake, systems={"lake": streams}, spark=IN_PROCESS, by="test")
+    with pytest.raises(
+        ConfigurationError, match="can't be made without Spark: its query, which is SQL"
+    ):
+        advance_dataset(
+            numbers, lake=streams.lake, systems={"lake": streams}, spark=IN_PROCESS, by="test"
+        )
     assert "numbers" not in list_datasets(streams.lake)
 
 
@@ -52,39 +58,63 @@ def test_a_validator_that_asks_spark_refuses_the_advance_and_not_the_version(
     streams: LakeStreams, severity: Literal["error", "warn"]
 ) -> None:
     counting = sql_check("positive", "n > 0", severity=severity)
-    numbers = bounded_dataset("numbers", input="lake.numbers", key="k", partitions=2, validators=[counting])
-    with pytest.raises(ConfigurationError, match="validator 'positive': this needs a Spark session, but IN_PROCESS"):
-        advance_dataset(numbers, lake=streams.lake, systems={"lake": streams}, spark=IN_PROCESS, by="test")
+    numbers = bounded_dataset(
+        "numbers", input="lake.numbers", key="k", partitions=2, validators=[counting]
+    )
+    with pytest.raises(
+        ConfigurationError, match="validator 'positive': this needs a Spark session, but IN_PROCESS"
+    ):
+        advance_dataset(
+            numbers, lake=streams.lake, systems={"lake": streams}, spark=IN_PROCESS, by="test"
+        )
     plain = bounded_dataset("numbers", input="lake.numbers", key="k", partitions=2)
     assert (
-        advance_dataset(plain, lake=streams.lake, systems={"lake": streams}, spark=IN_PROCESS, by="test").action
+        advance_dataset(
+            plain, lake=streams.lake, systems={"lake": streams}, spark=IN_PROCESS, by="test"
+        ).action
         == "sealed"
     )
     with open_dataset(streams.lake, "numbers") as served:
         assert served.get("b") == {"k": "b", "n": 2}
 
 
-def test_a_batch_of_an_application_is_refused_and_the_next_run_takes_its_records(streams: LakeStreams) -> None:
+def test_a_batch_of_an_application_is_refused_and_the_next_run_takes_its_records(
+    streams: LakeStreams,
+) -> None:
     app = Application("copy")
-    app.input_stream("lake.numbers").send_to(app.output_stream("lake.copied", partitions=2, key="k"))
+    app.input_stream("lake.numbers").send_to(
+        app.output_stream("lake.copied", partitions=2, key="k")
+    )
     with pytest.raises(ConfigurationError) as caught:
-        run_application(app, lake=streams.lake, systems={"lake": streams}, spark=IN_PROCESS, run="test")
+        run_application(
+            app, lake=streams.lake, systems={"lake": streams}, spark=IN_PROCESS, run="test"
+        )
     assert caught.value.argument == "spark"
     left = application_state(streams.lake, "copy")
     assert (left.records, left.open) == (0, None)
 
 
 @pytest.mark.parametrize("order", ["n", ["n", "at"], None])
-def test_an_advance_over_ignored_records_only_moves_on(tmp_path: Path, order: str | list[str] | None) -> None:
+def test_an_advance_over_ignored_records_only_moves_on(
+    tmp_path: Path, order: str | list[str] | None
+) -> None:
     streams = LakeStreams(open_lake(tmp_path / "lake"))
-    streams.create("log", schema=Schema.of(k="string", n="int", at="int", op="string"), key=["k"], partitions=1)
+    streams.create(
+        "log", schema=Schema.of(k="string", n="int", at="int", op="string"), key=["k"], partitions=1
+    )
     changes = OperationColumn("op", ignore=["m"])
-    table = unbounded_dataset("table", input="lake.log", key="k", partitions=1, changes=changes, order_by=order)
+    table = unbounded_dataset(
+        "table", input="lake.log", key="k", partitions=1, changes=changes, order_by=order
+    )
 
     def advance_over(sequence: int, *operations: str) -> None:
-        rows = [{"k": "a", "n": sequence, "at": place, "op": op} for place, op in enumerate(operations)]
+        rows = [
+            {"k": "a", "n": sequence, "at": place, "op": op} for place, op in enumerate(operations)
+        ]
         streams.append("log", rows, producer="test", sequence=sequence)
-        advance_dataset(table, lake=streams.lake, systems={"lake": streams}, spark=IN_PROCESS, by="test")
+        advance_dataset(
+            table, lake=streams.lake, systems={"lake": streams}, spark=IN_PROCESS, by="test"
+        )
 
     advance_over(1, "c")
     advance_over(2, "m", "m")

@@ -15,4 +15,7 @@ def test_equal_entries_without_a_number_are_one_interval_as_spark_has_it() -> No
         Validity(two, three, {"k": "a", "v": -nan}),
         Validity(three, None, {"k": "a", "v": None}),
     ]
-    assert [(part.valid_from, part.valid_to) for part in merge_equal_neighbours(parts)] == [(one, three), (three, None)]
+    assert [(part.valid_from, part.valid_to) for part in merge_equal_neighbours(parts)] == [
+        (one, three),
+        (three, None),
+    ]

@@ -33,24 +33,36 @@ def keys_of(kind: str, *values: Any) -> KeySet:
         ("binary", b"\x00\xffab", b"\x00\xffabc"),
     ],
 )
-def test_keys_of_every_type_are_found_in_rows_documents_and_words(kind: str, value: Any, other: Any) -> None:
+def test_keys_of_every_type_are_found_in_rows_documents_and_words(
+    kind: str, value: Any, other: Any
+) -> None:
     keys = keys_of(kind, value)
     table = pa.table({"k": pa.array([other, value, None, other, value], arrow_type(kind))})
     assert keys.rows_in(table) == [1, 4]
     assert keys.is_listed_as(json.loads(json.dumps(to_json_value([value]))))
     assert not keys.is_listed_as(json.loads(json.dumps(to_json_value([other]))))
-    for text in (str(value), repr(value), json.dumps(to_json_value([value])), f"{value!r} is missing", [[value]]):
+    for text in (
+        str(value),
+        repr(value),
+        json.dumps(to_json_value([value])),
+        f"{value!r} is missing",
+        [[value]],
+    ):
         assert keys.is_named_in(text), text
     assert not keys.is_named_in(str(other))
     assert not keys.is_named_in("", None, {})
 
 
 def test_a_key_of_several_columns_is_named_where_all_of_its_parts_are() -> None:
-    keys = KeySet.of("d", [Field("origin", "string"), Field("hour", "int")], [("JFK", 7), ("LGA", 9)])
+    keys = KeySet.of(
+        "d", [Field("origin", "string"), Field("hour", "int")], [("JFK", 7), ("LGA", 9)]
+    )
     assert keys.is_named_in({"sample": [["JFK", 7]]})
     assert keys.is_named_in("('LGA', 9)")
     assert not keys.is_named_in("JFK at 70, LGA at 8 o'clock")
-    assert keys.is_named_in("JFK and LGA at 7 o'clock"), "rather too much is cleared than too little"
+    assert keys.is_named_in("JFK and LGA at 7 o'clock"), (
+        "rather too much is cleared than too little"
+    )
 
 
 def test_numbers_are_not_looked_for_in_the_reasons_of_erasures_and_texts_are() -> None:
@@ -77,7 +89,15 @@ def test_only_whole_words_name_a_key_and_marks_around_it_do_not_hide_it() -> Non
 
 def test_documents_keep_what_does_not_name_a_key() -> None:
     keys = keys_of("string", "ada")
-    file = {"bucket": 0, "name": "f", "rows": 2, "sha256": "…", "size": 9, "min_key": ["ada"], "max_key": ["bob"]}
+    file = {
+        "bucket": 0,
+        "name": "f",
+        "rows": 2,
+        "sha256": "…",
+        "size": 9,
+        "min_key": ["ada"],
+        "max_key": ["bob"],
+    }
     other = file | {"min_key": ["bob"], "max_key": ["cy"]}
     verdict = {
         "name": "v",
@@ -87,7 +107,13 @@ def test_documents_keep_what_does_not_name_a_key() -> None:
         "facts": {"sample": ["ada"]},
     }
     fine = verdict | {"message": "adam is missing", "facts": {"n": 1}}
-    document = {"files": [file, other], "verdicts": [verdict, fine], "reason": "ada asked", "by": "ada", "n": 5}
+    document = {
+        "files": [file, other],
+        "verdicts": [verdict, fine],
+        "reason": "ada asked",
+        "by": "ada",
+        "n": 5,
+    }
     cleared = {
         "files": [file | {"min_key": None, "max_key": None}, other],
         "verdicts": [verdict | {"message": CLEARED, "facts": {}}, fine],
@@ -100,4 +126,6 @@ def test_documents_keep_what_does_not_name_a_key() -> None:
     past = redact(document, keys, all_ranges=True)
     assert [cleaned["min_key"] for cleaned in past["files"]] == [None, None]
     unreadable = other | {"footer": "!!"}
-    assert "footer" not in redact({"files": [unreadable]}, keys)["files"][0], "it can't be shown to be without the key"
+    assert "footer" not in redact({"files": [unreadable]}, keys)["files"][0], (
+        "it can't be shown to be without the key"
+    )

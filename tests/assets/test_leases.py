@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -13,7 +12,12 @@ from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.retention.discard import discard
 from dagster_adjunct.assets.versions import leases
 from dagster_adjunct.assets.versions.dataset_log import DatasetLog
-from dagster_adjunct.assets.versions.leases import Lease, list_leases, list_live_leases, read_lake_clock
+from dagster_adjunct.assets.versions.leases import (
+    Lease,
+    list_leases,
+    list_live_leases,
+    read_lake_clock,
+)
 from dagster_adjunct.assets.versions.manifest import Bootstrap, UnboundedManifest
 from dagster_adjunct.assets.versions.version import DatasetDeclaration
 from dagster_adjunct.resources.errors import (
@@ -26,7 +30,17 @@ from dagster_adjunct.resources.objects import heartbeat, passed_time
 from dagster_adjunct.resources.objects.lake import lake_in, open_lake
 from dagster_adjunct.resources.objects.store import InMemoryStore
 from tests.assets.conftest import World
-from tests.assets.cycle import AT_ONCE, NAME, content, faulty, make_older, objects, planes_in, publish, whole
+from tests.assets.cycle import (
+    AT_ONCE,
+    NAME,
+    content,
+    faulty,
+    make_older,
+    objects,
+    planes_in,
+    publish,
+    whole,
+)
 from tests.faulty_store import Crash, Fault
 
 LEASES = f"datasets/{NAME}/leases/"
@@ -63,7 +77,9 @@ def test_a_leased_version_stays_and_goes_once_it_is_released(planes: World) -> N
     view = StoredVersions(planes.lake, NAME).version(old)
     with acquire(planes, old) as lease:
         report = discard(planes.lake, NAME, AT_ONCE, by="test")
-        assert {judged.what: judged.reason.split(" until")[0] for judged in report.kept}[old] == "leased by me"
+        assert {judged.what: judged.reason.split(" until")[0] for judged in report.kept}[
+            old
+        ] == "leased by me"
         assert content(view) == whole(1)
         lease.check()
     discard(planes.lake, NAME, AT_ONCE, by="test")
@@ -96,7 +112,10 @@ def test_of_a_lease_and_a_discard_at_any_request_of_it_one_sees_the_other(quick:
     for nth in range(1, 100):
         publish(quick, nth + 1)
         view = StoredVersions(quick.lake, NAME).version(old)
-        lake = faulty(quick, Fault("*", nth, "meanwhile", lambda: discard(quick.lake, NAME, AT_ONCE, by="test")))
+        lake = faulty(
+            quick,
+            Fault("*", nth, "meanwhile", lambda: discard(quick.lake, NAME, AT_ONCE, by="test")),
+        )
         try:
             lease = acquire(quick, old, lake=lake)
         except VersionDiscardedError:
@@ -122,7 +141,12 @@ def test_of_a_discard_and_a_lease_at_any_request_of_it_one_sees_the_other(quick:
         publish(quick, 1000 + nth)
         view = StoredVersions(quick.lake, NAME).version(old)
         held: list[Lease] = []
-        lake = faulty(quick, Fault("*", nth, "meanwhile", lambda held=held, old=old: held.append(acquire(quick, old))))
+        lake = faulty(
+            quick,
+            Fault(
+                "*", nth, "meanwhile", lambda held=held, old=old: held.append(acquire(quick, old))
+            ),
+        )
         try:
             discard(lake, NAME, AT_ONCE, by="test")
         except VersionDiscardedError:
@@ -135,23 +159,38 @@ def test_of_a_discard_and_a_lease_at_any_request_of_it_one_sees_the_other(quick:
         outcomes.add("held")
         assert content(view) == whole(nth)
         discard(quick.lake, NAME, AT_ONCE, by="test")
-        assert content(view) == whole(nth), "what was doomed before it was leased is spared while it is leased"
+        assert content(view) == whole(nth), (
+            "what was doomed before it was leased is spared while it is leased"
+        )
         held[0].release()
         discard(quick.lake, NAME, AT_ONCE, by="test")
-        assert not any(old.partition("-")[2] in key for key in objects(quick.lake, f"datasets/{NAME}/data/"))
+        assert not any(
+            old.partition("-")[2] in key for key in objects(quick.lake, f"datasets/{NAME}/data/")
+        )
     assert outcomes == {"refused", "held"}
 
 
-def test_a_version_of_an_unbounded_dataset_can_be_leased_though_no_manifest_lists_it(planes: World) -> None:
+def test_a_version_of_an_unbounded_dataset_can_be_leased_though_no_manifest_lists_it(
+    planes: World,
+) -> None:
     log = DatasetLog(planes.lake, "changes")
     spans = {"lake.planes.0": "0", "lake.planes.1": "0"}
     declaration = DatasetDeclaration(
-        kind="unbounded", input="lake.planes", key=("k",), key_types=("string",), partition_by=("k",), partitions=2,
+        kind="unbounded",
+        input="lake.planes",
+        key=("k",),
+        key_types=("string",),
+        partition_by=("k",),
+        partitions=2,
         input_partitions=2,
-    )  # fmt: skip
+    )
     bootstrap = Bootstrap(state="running", start=spans, target=spans, started_at=datetime.now(UTC))
     log.commit(
-        None, UnboundedManifest(name="changes", declaration=declaration, offsets=spans, bootstrap=bootstrap), by="me"
+        None,
+        UnboundedManifest(
+            name="changes", declaration=declaration, offsets=spans, bootstrap=bootstrap
+        ),
+        by="me",
     )
     with Lease.acquire(planes.lake, "changes", ["v000007-abc"], holder="me") as lease:
         lease.check()
@@ -175,7 +214,9 @@ def test_an_expired_lease_holds_nothing_and_is_removed(planes: World) -> None:
     lease.renew()
     assert lease.lost
     assert objects(planes.lake, LEASES) == {}, "it is not made again"
-    with pytest.raises(LeaseLostError, match=f"the lease of {old} by me was lost: it had expired and was removed"):
+    with pytest.raises(
+        LeaseLostError, match=f"the lease of {old} by me was lost: it had expired and was removed"
+    ):
         lease.check()
     lease.release()
 
@@ -206,7 +247,9 @@ def test_a_lease_renews_itself(planes: World, monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.lengthy
-def test_a_lease_that_can_not_be_renewed_in_time_is_lost(planes: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lease_that_can_not_be_renewed_in_time_is_lost(
+    planes: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(leases, "TTL", timedelta(seconds=1))
     failing = [Fault("put_if_match", nth, "lost-before") for nth in range(1, 20)]
     lake = faulty(planes, *failing)
@@ -219,8 +262,12 @@ def test_a_lease_that_can_not_be_renewed_in_time_is_lost(planes: World, monkeypa
 
 
 @pytest.mark.parametrize("clock", [0, 1], ids=["a process that hung", "a machine that slept"])
-def test_a_renewal_that_comes_too_late_does_not_count(planes: World, monkeypatch, clock: int) -> None:
-    """Whoever discarded meanwhile may have seen the lease as expired, though it stands in the lake again."""
+def test_a_renewal_that_comes_too_late_does_not_count(
+    planes: World, monkeypatch, clock: int
+) -> None:
+    """Whoever discarded meanwhile may have seen the lease as expired, though it stands in the
+    lake again.
+    """
     lease = acquire(planes, publish(planes, 1)[0])
     now = list(passed_time.read_clocks())
     now[clock] += 541
@@ -234,7 +281,9 @@ def test_a_renewal_that_comes_too_late_does_not_count(planes: World, monkeypatch
 
 
 def test_a_renewal_whose_reply_was_lost_is_no_lost_lease(planes: World) -> None:
-    lease = acquire(planes, publish(planes, 1)[0], lake=faulty(planes, Fault("put_if_match", 1, "lost-after")))
+    lease = acquire(
+        planes, publish(planes, 1)[0], lake=faulty(planes, Fault("put_if_match", 1, "lost-after"))
+    )
     with pytest.raises(StoreUnavailableError):
         lease.renew()
     lease.renew()
@@ -243,7 +292,9 @@ def test_a_renewal_whose_reply_was_lost_is_no_lost_lease(planes: World) -> None:
     assert objects(planes.lake, LEASES) == {}
 
 
-def test_a_reader_that_dies_while_it_acquires_leaves_at_most_a_lease_that_expires(planes: World) -> None:
+def test_a_reader_that_dies_while_it_acquires_leaves_at_most_a_lease_that_expires(
+    planes: World,
+) -> None:
     old, new = publish(planes, 1, 2)
     for nth in range(1, 5):
         for kind in ("crash-before", "crash-after"):
@@ -259,7 +310,9 @@ def test_a_reader_that_dies_while_it_acquires_leaves_at_most_a_lease_that_expire
 
 
 def _lease_like(**changes: object) -> bytes:
-    return json.dumps({"versions": ["v000001-x"], "holder": "me", "ttl": 600, "nonce": "n"} | changes).encode()
+    return json.dumps(
+        {"versions": ["v000001-x"], "holder": "me", "ttl": 600, "nonce": "n"} | changes
+    ).encode()
 
 
 MALFORMED = {
@@ -280,11 +333,15 @@ MALFORMED = {
 
 
 @pytest.mark.parametrize("data", MALFORMED.values(), ids=MALFORMED.keys())
-def test_a_lease_that_can_not_be_read_keeps_everything_until_it_would_have_expired(planes: World, data: bytes) -> None:
+def test_a_lease_that_can_not_be_read_keeps_everything_until_it_would_have_expired(
+    planes: World, data: bytes
+) -> None:
     old, new = publish(planes, 1, 2)
     planes.lake.store.put(f"{LEASES}odd.json", data)
     report = discard(planes.lake, NAME, AT_ONCE, by="test")
-    assert {judged.what: judged.reason for judged in report.kept}[old].startswith("leased by a malformed lease, data")
+    assert {judged.what: judged.reason for judged in report.kept}[old].startswith(
+        "leased by a malformed lease, data"
+    )
     assert retained(planes) == {old, new}
     make_older(planes.lake, timedelta(minutes=11), LEASES)
     discard(planes.lake, NAME, AT_ONCE, by="test")
@@ -301,6 +358,9 @@ def test_leases_that_are_released_while_they_are_listed_are_no_error(planes: Wor
 def test_the_clock_is_the_stores(planes: World) -> None:
     publish(planes, 1)
     assert abs(read_lake_clock(planes.lake, NAME) - datetime.now(UTC)) < timedelta(seconds=5)
-    moved: Callable[[], None] = lambda: make_older(planes.lake, timedelta(hours=3), f"datasets/{NAME}/clock")  # noqa: E731
+
+    def moved() -> None:
+        make_older(planes.lake, timedelta(hours=3), f"datasets/{NAME}/clock")
+
     behind = faulty(planes, Fault("head", 1, "meanwhile", moved))
     assert datetime.now(UTC) - read_lake_clock(behind, NAME) > timedelta(hours=2)

@@ -1,4 +1,6 @@
-"""Local tables: what a batch sends is in once, whatever crashes, and a batch that is given up leaves no trace."""
+"""Local tables: what a batch sends is in once, whatever crashes, and a batch that is given up
+leaves no trace.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,9 @@ Held = dict[Any, dict[str, Any]]
 
 
 def counts(schema: Schema = COLUMNS, partitions: int = 2, **options: Any) -> AdjunctDataset:
-    return local_table("counts", application="app", key=("k",), schema=schema, partitions=partitions, **options)
+    return local_table(
+        "counts", application="app", key=("k",), schema=schema, partitions=partitions, **options
+    )
 
 
 def rows(*sent: Row) -> pa.Table:
@@ -78,7 +82,9 @@ def do(
 ) -> tuple[bool, list[Held]]:
     """Do a batch; return whether it was in before, and what its joins met after each send."""
     met = []
-    with LocalTableWriter(lake, spec or counts(), begun, WritingBatch("app", number, by), ARROW) as writes:
+    with LocalTableWriter(
+        lake, spec or counts(), begun, WritingBatch("app", number, by), ARROW
+    ) as writes:
         for sent in sends:
             writes.send(rows(*sent), order_by=("__offset",), partitioned=False)
             met.append(dict(writes.reader().items()))
@@ -121,7 +127,10 @@ def test_a_later_batch_wins_whatever_offsets_its_records_have(lake: Lake) -> Non
 def test_sends_of_one_batch_win_in_their_order_and_what_follows_one_meets_it(lake: Lake) -> None:
     batch(lake, 1, [("a", 0)])
     _, met = batch(lake, 2, [("a", 1), ("b", 1)], [("a", None), ("b", 2)])
-    assert [{key: entry["v"] for key, entry in one.items()} for one in met] == [{"a": 1, "b": 1}, {"b": 2}]
+    assert [{key: entry["v"] for key, entry in one.items()} for one in met] == [
+        {"a": 1, "b": 1},
+        {"b": 2},
+    ]
     assert held(lake) == {"b": 2}
 
 
@@ -156,7 +165,9 @@ def test_a_batch_that_comes_again_adds_nothing_and_reads_what_it_was_begun_with(
     assert pinned(lake, counts()) == after
 
 
-@pytest.mark.parametrize("other", [[[("b", 3)]], [[("b", None)]], [[]], [], [[("b", 2)], [("c", 1)]]])
+@pytest.mark.parametrize(
+    "other", [[[("b", 3)]], [[("b", None)]], [[]], [], [[("b", 2)], [("c", 1)]]]
+)
 def test_another_content_of_the_same_batch_is_refused(lake: Lake, other: list[list[Row]]) -> None:
     batch(lake, 1, [("a", 1)])
     begun = pinned(lake, counts())
@@ -167,11 +178,15 @@ def test_another_content_of_the_same_batch_is_refused(lake: Lake, other: list[li
     assert held(lake) == {"a": 1, "b": 2}
 
 
-def test_rows_that_nothing_tells_from_others_are_not_taken_for_those_that_are_in(lake: Lake) -> None:
+def test_rows_that_nothing_tells_from_others_are_not_taken_for_those_that_are_in(
+    lake: Lake,
+) -> None:
     def without_digests(*given: Any, **options: Any) -> list[BucketFile]:
         return [replace(file, digest=None) for file in ARROW(*given, **options)]
 
-    with LocalTableWriter(lake, counts(), None, WritingBatch("app", 1, "run"), without_digests) as writes:
+    with LocalTableWriter(
+        lake, counts(), None, WritingBatch("app", 1, "run"), without_digests
+    ) as writes:
         writes.send(rows(), order_by=("__offset",), partitioned=False)
         with pytest.raises(AssertionError, match="retries compare digests"):
             writes.send(rows(("a", 1)), order_by=("__offset",), partitioned=False)
@@ -215,7 +230,12 @@ def test_a_crash_at_any_request_and_the_batch_again_leave_each_change_once(lake:
         sends: list[list[Row]] = [[("a", 2), ("c", 2)], [("b", None)]]
         died = False
         try:
-            do(Lake(FaultyStore(lake.store, [Fault("*", nth, "crash-after")]), lake.id), 2, *sends, begun=begun)
+            do(
+                Lake(FaultyStore(lake.store, [Fault("*", nth, "crash-after")]), lake.id),
+                2,
+                *sends,
+                begun=begun,
+            )
         except Crash:
             died = True
         _, met = do(lake, 2, *sends, begun=begun)
@@ -236,7 +256,10 @@ def test_a_compaction_between_a_crash_and_the_batch_again_changes_nothing(lake: 
     begun = pinned(lake, counts())
     assert begun is not None
     do(lake, 5, [("a", 5)], begun=begun)
-    assert compact_dataset(lake, "counts", spark=IN_PROCESS, by="me", level="major").action == "compacted"
+    assert (
+        compact_dataset(lake, "counts", spark=IN_PROCESS, by="me", level="major").action
+        == "compacted"
+    )
     again, met = do(lake, 5, [("a", 5)], begun=begun)
     assert again
     assert met[0]["a"]["v"] == 5
@@ -318,12 +341,16 @@ def test_the_first_batch_can_be_given_up_and_one_that_has_written_nothing(lake: 
     assert held(lake) == {"a": 3}
 
 
-def test_a_batch_of_newer_code_can_be_given_up_and_the_columns_are_those_of_before(lake: Lake) -> None:
+def test_a_batch_of_newer_code_can_be_given_up_and_the_columns_are_those_of_before(
+    lake: Lake,
+) -> None:
     context = Runtime(lake, {}, IN_PROCESS, "me")
     wider = counts(Schema.of(k="string", v="bigint", w="bigint"))
     for number, before in ((1, {}), (3, {"a": 2})):
         sent = rows(("a", number), ("b", number)).append_column("w", pa.array([0, 0], pa.int64()))
-        with LocalTableWriter(lake, wider, pinned(lake, wider), WritingBatch("app", number, "run"), ARROW) as writes:
+        with LocalTableWriter(
+            lake, wider, pinned(lake, wider), WritingBatch("app", number, "run"), ARROW
+        ) as writes:
             writes.send(sent, order_by=("__offset",), partitioned=False)
             writes.commit()
         undo_batch(context, "counts", "app", number, declared=counts())
@@ -359,13 +386,19 @@ def test_added_and_widened_columns_are_read_over_what_was_there(lake: Lake) -> N
         writes.send(sent, order_by=("__offset",), partitioned=False)
         assert writes.reader().get("a") == {"k": "a", "v": 1, "more": None}
         writes.commit()
-    assert StoredVersions(lake, wide).require_current().get("b") == {"k": "b", "v": 2, "more": "new"}
+    assert StoredVersions(lake, wide).require_current().get("b") == {
+        "k": "b",
+        "v": 2,
+        "more": "new",
+    }
     with pytest.raises(DatasetError) as failure:
         advance_local(Runtime(lake, {}, IN_PROCESS, "me"), narrow)
     assert failure.value.dataset == "counts"
 
 
-def test_a_batch_that_was_begun_without_a_table_adds_nothing_to_one_that_has_entries(lake: Lake) -> None:
+def test_a_batch_that_was_begun_without_a_table_adds_nothing_to_one_that_has_entries(
+    lake: Lake,
+) -> None:
     batch(lake, 1, [("a", 1)])
     with pytest.raises(DatasetError) as failure:
         do(lake, 2, [("a", None)], begun=None)
@@ -375,7 +408,9 @@ def test_a_batch_that_was_begun_without_a_table_adds_nothing_to_one_that_has_ent
 
 def test_a_dataset_in_versions_under_the_name_is_told_as_another_declaration() -> None:
     bounded = bounded_dataset("counts", input="lake.counts", key="k", partitions=2)
-    stored = BoundedManifest(name="counts", declaration=declaration_from_spec(bounded, COLUMNS), offsets={})
+    stored = BoundedManifest(
+        name="counts", declaration=declaration_from_spec(bounded, COLUMNS), offsets={}
+    )
     with pytest.raises(DatasetError) as failure:
         require_local_manifest(stored, counts())
     assert failure.value.dataset == "counts"
@@ -387,7 +422,9 @@ def test_another_owner_or_another_key_is_another_table(lake: Lake) -> None:
     with pytest.raises(DatasetError, match="of that name, made from application app"):
         do(lake, 2, [("a", 2)], begun=None, spec=theirs)
     with pytest.raises(ConfigurationError) as caught:
-        local_table("counts", application="app", key=("v",), schema=Schema.of(v="double"), partitions=2)
+        local_table(
+            "counts", application="app", key=("v",), schema=Schema.of(v="double"), partitions=2
+        )
     assert (caught.value.dataset, caught.value.argument) == ("counts", "key")
 
 
@@ -395,7 +432,9 @@ def test_another_owner_or_another_key_is_another_table(lake: Lake) -> None:
 
 
 @pytest.mark.server
-def test_on_a_real_s3_server_batches_that_die_are_in_once(versitygw: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_a_real_s3_server_batches_that_die_are_in_once(
+    versitygw: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
     versitygw.set_in(monkeypatch)
     lake = open_lake(versitygw.url())
     expected: dict[str, int] = {}
@@ -414,7 +453,9 @@ def test_on_a_real_s3_server_batches_that_die_are_in_once(versitygw: S3Server, m
 # -- a history
 
 
-@pytest.mark.parametrize("seed", [*range(2), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(2, 6))])
+@pytest.mark.parametrize(
+    "seed", [*range(2), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(2, 6))]
+)
 def test_any_history_with_crashes_is_what_a_dictionary_says(seed: int) -> None:
     chance, lake = random.Random(seed), lake_in(InMemoryStore())
     context = Runtime(lake, {}, IN_PROCESS, "me")
@@ -422,18 +463,33 @@ def test_any_history_with_crashes_is_what_a_dictionary_says(seed: int) -> None:
     for number in range(1, 26):
         begun = pinned(lake, counts())
         sends = [
-            [(chance.choice("abcdef"), chance.choice([None, chance.randrange(99)])) for _ in range(chance.randrange(5))]
+            [
+                (chance.choice("abcdef"), chance.choice([None, chance.randrange(99)]))
+                for _ in range(chance.randrange(5))
+            ]
             for _ in range(chance.randrange(3))
         ]
         for _ in range(chance.randrange(3)):
-            faults = [Fault("*", chance.randrange(1, 30), chance.choice(["crash-before", "crash-after"]))]
+            faults = [
+                Fault("*", chance.randrange(1, 30), chance.choice(["crash-before", "crash-after"]))
+            ]
             with suppress(Crash):
                 do(Lake(FaultyStore(lake.store, faults), lake.id), number, *sends, begun=begun)
             if chance.random() < 0.3:
-                compact_dataset(lake, "counts", spark=IN_PROCESS, by="me", level="major") if begun else None
+                (
+                    compact_dataset(lake, "counts", spark=IN_PROCESS, by="me", level="major")
+                    if begun
+                    else None
+                )
             if chance.random() < 0.3 and begun is not None:
                 roots = {begun.id: "an open batch"}
-                discard(lake, "counts", DiscardPolicy(1, timedelta(0)), by="me", roots=lambda roots=roots: roots)
+                discard(
+                    lake,
+                    "counts",
+                    DiscardPolicy(1, timedelta(0)),
+                    by="me",
+                    roots=lambda roots=roots: roots,
+                )
         if chance.random() < 0.2:
             undo_batch(context, "counts", "app", number, declared=counts())
         else:

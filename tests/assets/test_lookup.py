@@ -1,4 +1,6 @@
-"""Entries by key and in ranges of keys, from sealed files and without Spark, against a dict in memory."""
+"""Entries by key and in ranges of keys, from sealed files and without Spark, against a dict in
+memory.
+"""
 
 from __future__ import annotations
 
@@ -45,9 +47,13 @@ def generation(
     positioned: bool,
     group: int,
 ) -> Generation:
-    """Write rows (by key, with hidden columns where `positioned`) as one generation, `group` rows a row group."""
+    """Write rows (by key, with hidden columns where `positioned`) as one generation, `group`
+    rows a row group.
+    """
     layout = build_layout(schema, tuple(key), tuple(partition_by), partitions, positioned)
-    table = pa.Table.from_pylist([dict(rows[k]) for k in sorted(rows)], schema=layout.arrow_schema())
+    table = pa.Table.from_pylist(
+        [dict(rows[k]) for k in sorted(rows)], schema=layout.arrow_schema()
+    )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(writer, "ROWS_PER_GROUP", group)
         files = write_arrow_buckets(table, store, f"{FOLDER}/g{number}", layout, WriteOptions("d"))
@@ -64,10 +70,18 @@ def version(
     positioned: bool = False,
 ) -> SealedVersion:
     return SealedVersion(
-        id="v000001-a", number=1, name=None, sealed_at=dt.datetime.now(dt.UTC), columns=schema, key=tuple(key),
-        partition_by=tuple(partition_by), partitions=partitions, positioned=positioned,
-        generations=tuple(generations), offsets={},
-    )  # fmt: skip
+        id="v000001-a",
+        number=1,
+        name=None,
+        sealed_at=dt.datetime.now(dt.UTC),
+        columns=schema,
+        key=tuple(key),
+        partition_by=tuple(partition_by),
+        partitions=partitions,
+        positioned=positioned,
+        generations=tuple(generations),
+        offsets={},
+    )
 
 
 def view_of(
@@ -113,16 +127,30 @@ KEY_VALUES: dict[str, st.SearchStrategy[Any]] = {
 
 @st.composite
 def datasets(draw: st.DrawFn) -> tuple[Schema, tuple[str, ...], dict[Key, dict[str, Any]]]:
-    """Return a schema, its key columns, and rows by key: few values, so that leading ones repeat."""
+    """Return a schema, its key columns, and rows by key: few values, so that leading ones
+    repeat.
+    """
     kinds = draw(st.lists(st.sampled_from(sorted(KEY_VALUES)), min_size=1, max_size=3))
     names = tuple(f"k{index}" for index in range(len(kinds)))
-    pools = [draw(st.lists(KEY_VALUES[kind], min_size=1, max_size=5, unique=True)) for kind in kinds]
+    pools = [
+        draw(st.lists(KEY_VALUES[kind], min_size=1, max_size=5, unique=True)) for kind in kinds
+    ]
     keys = draw(st.sets(st.tuples(*[st.sampled_from(pool) for pool in pools]), max_size=30))
-    schema = Schema.of({**dict(zip(names, kinds, strict=True)), "t": "string", "n": "double", "at": "timestamp"})
+    schema = Schema.of(
+        {**dict(zip(names, kinds, strict=True)), "t": "string", "n": "double", "at": "timestamp"}
+    )
     rows = {}
     for place, key in enumerate(sorted(keys)):
-        at = None if place % 4 == 0 else dt.datetime(2013, 1, 1, tzinfo=dt.UTC) + dt.timedelta(hours=place)
-        values = {"t": None if place % 3 == 0 else f"é{place}", "n": None if place % 5 == 0 else place / 4, "at": at}
+        at = (
+            None
+            if place % 4 == 0
+            else dt.datetime(2013, 1, 1, tzinfo=dt.UTC) + dt.timedelta(hours=place)
+        )
+        values = {
+            "t": None if place % 3 == 0 else f"é{place}",
+            "n": None if place % 5 == 0 else place / 4,
+            "at": at,
+        }
         rows[key] = {**dict(zip(names, key, strict=True)), **values}
     return schema, names, rows
 
@@ -139,14 +167,18 @@ def test_every_key_is_found_and_every_range_is_what_a_dict_has(
 ) -> None:
     schema, key, rows = dataset
     by = key[: data.draw(st.integers(1, len(key)))]
-    view = view_of(rows, schema, key, partition_by=by, partitions=partitions, group=group, footers=footers)
+    view = view_of(
+        rows, schema, key, partition_by=by, partitions=partitions, group=group, footers=footers
+    )
     assert {k: view.get(k) for k in rows} == rows
     assert view.get_all(rows) == rows
     other = data.draw(st.tuples(*[KEY_VALUES[schema.field(name).type] for name in key]))
     assert view.get(other) == rows.get(other)
 
     shown = [k if len(key) > 1 else k[0] for k in sorted(rows)]
-    assert list(view.items()) == [(k, rows[full]) for k, full in zip(shown, sorted(rows), strict=True)]
+    assert list(view.items()) == [
+        (k, rows[full]) for k, full in zip(shown, sorted(rows), strict=True)
+    ]
     bounds = st.sampled_from(sorted(rows) or [other]).flatmap(
         lambda full: st.integers(1, len(full)).map(lambda n: full[:n])
     )
@@ -154,20 +186,28 @@ def test_every_key_is_found_and_every_range_is_what_a_dict_has(
     wanted = [k for k in sorted(rows) if (start is None or k >= start) and (end is None or k < end)]
     assert [entry for _, entry in view.items(start=start, end=end)] == [rows[k] for k in wanted]
     prefix = data.draw(bounds)
-    assert [entry for _, entry in view.items(prefix)] == [rows[k] for k in sorted(rows) if k[: len(prefix)] == prefix]
+    assert [entry for _, entry in view.items(prefix)] == [
+        rows[k] for k in sorted(rows) if k[: len(prefix)] == prefix
+    ]
 
 
 @pytest.mark.lengthy
 @settings(max_examples=60)
 @given(
-    st.sets(st.text(st.characters(codec="utf-8"), max_size=5), max_size=40), st.text("ab\udbff", max_size=3), st.data()
+    st.sets(st.text(st.characters(codec="utf-8"), max_size=5), max_size=40),
+    st.text("ab\udbff", max_size=3),
+    st.data(),
 )
-def test_a_text_prefix_gives_the_keys_that_begin_so(keys: set[str], begin: str, data: st.DataObject) -> None:
+def test_a_text_prefix_gives_the_keys_that_begin_so(
+    keys: set[str], begin: str, data: st.DataObject
+) -> None:
     rows = {(k,): {"k": k, "v": 1} for k in keys}
     view = view_of(rows, Schema.of(k="string", v="int"), ["k"])
     whole = data.draw(st.sampled_from(sorted(keys) or [""]))
     prefix = whole[: data.draw(st.integers(0, len(whole)))]
-    assert [key for key, _ in view.items(prefix)] == sorted(key for key in keys if key.startswith(prefix))
+    assert [key for key, _ in view.items(prefix)] == sorted(
+        key for key in keys if key.startswith(prefix)
+    )
 
 
 def test_a_binary_prefix_of_the_greatest_bytes_has_no_end() -> None:
@@ -180,7 +220,13 @@ def test_a_binary_prefix_of_the_greatest_bytes_has_no_end() -> None:
 
 def test_texts_order_as_their_bytes_do_beyond_the_basic_plane() -> None:
     keys = ["\ue000", "\uffff", "\U00010000", "\U0010ffff", "z"]
-    view = view_of({(k,): {"k": k, "v": 1} for k in keys}, Schema.of(k="string", v="int"), ["k"], partitions=1, group=1)
+    view = view_of(
+        {(k,): {"k": k, "v": 1} for k in keys},
+        Schema.of(k="string", v="int"),
+        ["k"],
+        partitions=1,
+        group=1,
+    )
     assert [key for key, _ in view.items()] == sorted(keys)
     assert [view.get(key) for key in keys] == [{"k": key, "v": 1} for key in keys]
 
@@ -217,8 +263,15 @@ def test_what_does_not_fit_the_key_is_an_error_at_once() -> None:
 
 @pytest.mark.lengthy
 @settings(max_examples=40)
-@given(st.lists(st.dictionaries(st.integers(0, 12), st.booleans(), max_size=8), min_size=1, max_size=4), st.randoms())
-def test_generations_merge_by_position_and_drop_what_was_deleted(changes: list[dict[int, bool]], chance: Any) -> None:
+@given(
+    st.lists(
+        st.dictionaries(st.integers(0, 12), st.booleans(), max_size=8), min_size=1, max_size=4
+    ),
+    st.randoms(),
+)
+def test_generations_merge_by_position_and_drop_what_was_deleted(
+    changes: list[dict[int, bool]], chance: Any
+) -> None:
     store = InMemoryStore()
     spread: dict[str, Any] = {"partition_by": ["k"], "partitions": 2}
     expected: dict[int, tuple[tuple[int, int], dict[str, Any] | None]] = {}
@@ -231,12 +284,18 @@ def test_generations_merge_by_position_and_drop_what_was_deleted(changes: list[d
             rows[(key,)] = {**entry, POSITION: position, TOMBSTONE: deleted}
             if key not in expected or (position, number) > expected[key][0]:
                 expected[key] = ((position, number), None if deleted else entry)
-        generations.append(generation(store, number, NUMBERS, ["k"], rows, positioned=True, group=2, **spread))
-    view = VersionReader(store, "d", version(generations, NUMBERS, ["k"], positioned=True, **spread))
+        generations.append(
+            generation(store, number, NUMBERS, ["k"], rows, positioned=True, group=2, **spread)
+        )
+    view = VersionReader(
+        store, "d", version(generations, NUMBERS, ["k"], positioned=True, **spread)
+    )
     alive = {key: entry for key, (_, entry) in expected.items() if entry is not None}
     assert {key: view.get(key) for key in range(13)} == {key: alive.get(key) for key in range(13)}
     assert dict(view.items()) == alive
-    assert [key for key, _ in view.items(start=4, end=9)] == sorted(key for key in alive if 4 <= key < 9)
+    assert [key for key, _ in view.items(start=4, end=9)] == sorted(
+        key for key in alive if 4 <= key < 9
+    )
 
 
 # -- what is fetched
@@ -265,7 +324,9 @@ def test_a_row_group_is_one_ranged_request_and_is_kept() -> None:
 
 def test_without_a_footer_in_the_manifest_it_is_fetched_once() -> None:
     store = FaultyStore(InMemoryStore())
-    view = view_of(numbers(1000), NUMBERS, ["k"], store=store, partitions=1, group=100, footers=False)
+    view = view_of(
+        numbers(1000), NUMBERS, ["k"], store=store, partitions=1, group=100, footers=False
+    )
     fetched(store)
     assert view.get(555) is not None
     assert fetched(store) == ["get_range", "get_range"]
@@ -273,7 +334,9 @@ def test_without_a_footer_in_the_manifest_it_is_fetched_once() -> None:
     assert fetched(store) == ["get_range"]
 
 
-def test_a_footer_longer_than_the_first_try_is_fetched_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_footer_longer_than_the_first_try_is_fetched_whole(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("dagster_adjunct.assets.reading.key_lookup._TAIL_BYTES", 100)
     view = view_of(numbers(100), NUMBERS, ["k"], partitions=1, footers=False)
     assert view.get(50) == {"k": 50, "v": 1}
@@ -297,9 +360,21 @@ def test_ranges_read_only_the_row_groups_that_they_touch_when_they_get_there() -
 
 def test_a_key_of_several_columns_is_looked_for_in_one_row_group() -> None:
     schema = Schema.of(origin="string", hour="int", temp="int")
-    rows = {(o, h): {"origin": o, "hour": h, "temp": h} for o in ("EWR", "JFK", "LGA") for h in range(50)}
+    rows = {
+        (o, h): {"origin": o, "hour": h, "temp": h}
+        for o in ("EWR", "JFK", "LGA")
+        for h in range(50)
+    }
     store = FaultyStore(InMemoryStore())
-    view = view_of(rows, schema, ["origin", "hour"], store=store, partition_by=["origin"], partitions=1, group=20)
+    view = view_of(
+        rows,
+        schema,
+        ["origin", "hour"],
+        store=store,
+        partition_by=["origin"],
+        partitions=1,
+        group=20,
+    )
     for key, row in rows.items():
         fresh = VersionReader(store, "d", view.sealed)
         fetched(store)
@@ -309,7 +384,9 @@ def test_a_key_of_several_columns_is_looked_for_in_one_row_group() -> None:
     assert [key for key, _ in view.items("J")] == [("JFK", h) for h in range(50)]
 
 
-def test_a_file_that_does_not_list_its_row_groups_is_damaged(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_does_not_list_its_row_groups_is_damaged(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("dagster_adjunct.assets.reading.key_lookup.GROUP_KEYS", b"unknown")
     view = view_of(numbers(100), NUMBERS, ["k"])
     with pytest.raises(ManifestMismatchError) as failure:
@@ -320,7 +397,9 @@ def test_a_file_that_does_not_list_its_row_groups_is_damaged(monkeypatch: pytest
 def test_what_is_kept_stays_below_the_cache_s_bytes() -> None:
     cache = FileCache(max_bytes=20_000)
     store = FaultyStore(InMemoryStore())
-    view = view_of(numbers(10_000), NUMBERS, ["k"], store=store, partitions=2, group=500, cache=cache)
+    view = view_of(
+        numbers(10_000), NUMBERS, ["k"], store=store, partitions=2, group=500, cache=cache
+    )
     for key in range(0, 10_000, 37):
         assert view.get(key) == {"k": key, "v": key % 7}
         assert cache.bytes <= 20_000
@@ -363,7 +442,9 @@ def damage(view: VersionReader, change: Any) -> None:
 def test_a_flipped_bit_is_an_error_or_harmless_and_never_another_value() -> None:
     entry = view_of(numbers(50), NUMBERS, ["k"], partitions=1, group=100).get(7)
     problems = []
-    for at in range(4, 240):  # pages of all columns, with their headers, whose statistics nobody needs
+    for at in range(
+        4, 240
+    ):  # pages of all columns, with their headers, whose statistics nobody needs
         view = view_of(numbers(50), NUMBERS, ["k"], partitions=1, group=100)
         damage(view, lambda data, at=at: data[:at] + bytes([data[at] ^ 0x10]) + data[at + 1 :])
         try:
@@ -372,12 +453,14 @@ def test_a_flipped_bit_is_an_error_or_harmless_and_never_another_value() -> None
             problems.append(error.problem)
     assert len(problems) > 150
     assert all(
-        "dataset 'd', version v000001-a: " in problem and "and it can't be read" in problem for problem in problems
+        "dataset 'd', version v000001-a: " in problem and "and it can't be read" in problem
+        for problem in problems
     )
 
 
 @pytest.mark.parametrize(
-    ("change", "told"), [(lambda data: None, "is missing"), (lambda data: data[:60], "ends before its row group 0")]
+    ("change", "told"),
+    [(lambda data: None, "is missing"), (lambda data: data[:60], "ends before its row group 0")],
 )
 def test_a_missing_or_short_file_is_named_by_get_and_by_items(change: Any, told: str) -> None:
     view = view_of(numbers(50), NUMBERS, ["k"], partitions=1, group=100)
@@ -390,7 +473,9 @@ def test_a_missing_or_short_file_is_named_by_get_and_by_items(change: Any, told:
     assert caught.value.key == file_of(view)
 
 
-@pytest.mark.parametrize("change", [lambda data: data[:-20] + b"x" * 20, lambda data: b"", lambda data: b"PAR1" * 9])
+@pytest.mark.parametrize(
+    "change", [lambda data: data[:-20] + b"x" * 20, lambda data: b"", lambda data: b"PAR1" * 9]
+)
 def test_a_damaged_footer_is_named_where_it_has_to_be_read(change: Any) -> None:
     view = view_of(numbers(50), NUMBERS, ["k"], partitions=1, footers=False)
     damage(view, change)
@@ -427,7 +512,9 @@ def test_rows_in_several_arrays_or_in_a_part_of_one_are_searched_alike(kind: str
     @given(st.sets(KEY_VALUES[kind], min_size=2, max_size=12).map(sorted))
     def check(keys: list[Any]) -> None:
         layout = build_layout(Schema.of(k=kind, v="int"), ("k",), (), None, False)
-        table = pa.table({"k": keys, "v": [None, *range(1, len(keys))]}, schema=layout.arrow_schema())
+        table = pa.table(
+            {"k": keys, "v": [None, *range(1, len(keys))]}, schema=layout.arrow_schema()
+        )
         plain = plain_converter(kind)
         halves = pa.concat_tables([table.slice(0, len(keys) // 2), table.slice(len(keys) // 2)])
         for rows in (RowGroup(table, layout), RowGroup(halves, layout)):

@@ -1,4 +1,6 @@
-"""Base and deltas read as one frame, against a dictionary: every key type, both orders, any number of deltas."""
+"""Base and deltas read as one frame, against a dictionary: every key type, both orders, any
+number of deltas.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ pytestmark = pytest.mark.spark
 Key = tuple[Any, ...]
 
 TEXT = Schema.of(k="string", v="int")
-EVERY_TYPE = Schema.of(s="string", b="bigint", d="date", t="timestamp", m="decimal(9,2)", x="binary", v="int")
+EVERY_TYPE = Schema.of(
+    s="string", b="bigint", d="date", t="timestamp", m="decimal(9,2)", x="binary", v="int"
+)
 BEGIN = dt.datetime(2013, 1, 1, tzinfo=dt.UTC)
 
 
@@ -47,7 +51,14 @@ def texts(number: int) -> Key:
 
 def typed(number: int) -> Key:
     day, instant = dt.date(2000, 1, 1 + number % 3), BEGIN + dt.timedelta(microseconds=number)
-    return (f"s{number % 5}", number * 10**10, day, instant, Decimal(number) / 4, bytes([0, number % 7, 255]))
+    return (
+        f"s{number % 5}",
+        number * 10**10,
+        day,
+        instant,
+        Decimal(number) / 4,
+        bytes([0, number % 7, 255]),
+    )
 
 
 def version(
@@ -76,13 +87,29 @@ def version(
             schema=layout.arrow_schema(),
         ).sort_by([(name, "ascending") for name in key])
         # As `write_generation` does: by offset the first one has no need of its tombstones.
-        options = WriteOptions("a test", last_per_key=True, drop_tombstones=order_by is None and number == 1)
-        files = [file for file in write_arrow_buckets(table, lake.store, folder, layout, options) if file.rows]
+        options = WriteOptions(
+            "a test", last_per_key=True, drop_tombstones=order_by is None and number == 1
+        )
+        files = [
+            file
+            for file in write_arrow_buckets(table, lake.store, folder, layout, options)
+            if file.rows
+        ]
         made.append(Generation(number, folder, tuple(files)))
     sealed = SealedVersion(
-        id="v000001-test", number=1, name=None, sealed_at=BEGIN, columns=schema, key=key, partition_by=bucketed,
-        partitions=partitions, positioned=True, order_by=order_by, generations=tuple(made), offsets={},
-    )  # fmt: skip
+        id="v000001-test",
+        number=1,
+        name=None,
+        sealed_at=BEGIN,
+        columns=schema,
+        key=key,
+        partition_by=bucketed,
+        partitions=partitions,
+        positioned=True,
+        order_by=order_by,
+        generations=tuple(made),
+        offsets={},
+    )
     return VersionReader(lake.store, "merged", sealed)
 
 
@@ -103,7 +130,9 @@ def entries_in(frame: DataFrame) -> dict[Key, int]:
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, dt.datetime):  # Spark gives them in the session's time zone, without saying so
+    if isinstance(
+        value, dt.datetime
+    ):  # Spark gives them in the session's time zone, without saying so
         return value.astimezone(dt.UTC)
     return bytes(value) if isinstance(value, bytearray) else value
 
@@ -124,7 +153,11 @@ def history(chance: random.Random, key_of: Any, *, by_column: bool) -> list[list
 
 
 by_offset_at_length = pytest.mark.parametrize(
-    "by_column", [pytest.param(False, id="by offset", marks=pytest.mark.long), pytest.param(True, id="by a column")]
+    "by_column",
+    [
+        pytest.param(False, id="by offset", marks=pytest.mark.long),
+        pytest.param(True, id="by a column"),
+    ],
 )
 LAYOUTS: dict[str, tuple[Schema, Any, dict[str, Any]]] = {
     "by its key": (TEXT, texts, {}),
@@ -161,7 +194,8 @@ def masked(view: VersionReader) -> VersionReader:
 
 @by_offset_at_length
 @pytest.mark.parametrize(
-    "layout", [pytest.param(name, marks=[pytest.mark.long] * (name == "one copy")) for name in LAYOUTS]
+    "layout",
+    [pytest.param(name, marks=[pytest.mark.long] * (name == "one copy")) for name in LAYOUTS],
 )
 def test_the_frame_is_the_newest_row_of_each_key(
     lake: Lake, spark: SparkSession, layout: str, by_column: bool, way: str
@@ -174,11 +208,15 @@ def test_the_frame_is_the_newest_row_of_each_key(
         if way == "a mask" and can_have_mask(view.sealed):
             masked(view)
         assert entries_in(view.frame(spark)) == wanted(generations)
-        by_key = {key if isinstance(key, tuple) else (key,): entry["v"] for key, entry in view.items()}
+        by_key = {
+            key if isinstance(key, tuple) else (key,): entry["v"] for key, entry in view.items()
+        }
         assert by_key == wanted(generations)
 
 
-def test_a_change_that_is_older_than_the_base_does_not_win_by_a_column(lake: Lake, spark: SparkSession) -> None:
+def test_a_change_that_is_older_than_the_base_does_not_win_by_a_column(
+    lake: Lake, spark: SparkSession
+) -> None:
     base = [Change(("a",), 10, 1), Change(("b",), 10, None), Change(("c",), 10, 3)]
     late = [Change(("a",), 5, 7), Change(("b",), 5, 7), Change(("c",), 10, 8), Change(("d",), 5, 9)]
     view = version(lake, TEXT, [base, late], order_by=("v",))
@@ -190,11 +228,20 @@ def test_a_base_alone_hides_the_deletions_that_it_keeps(lake: Lake, spark: Spark
     assert entries_in(view.frame(spark)) == {("a",): 1}
 
 
-def test_a_base_that_came_from_a_delta_hides_its_deletions_too(lake: Lake, spark: SparkSession) -> None:
-    generations = [[Change(("gone",), 1, 1)], [Change(("a",), 2, None), Change(("b",), 3, 3)], [Change(("c",), 4, 4)]]
+def test_a_base_that_came_from_a_delta_hides_its_deletions_too(
+    lake: Lake, spark: SparkSession
+) -> None:
+    generations = [
+        [Change(("gone",), 1, 1)],
+        [Change(("a",), 2, None), Change(("b",), 3, 3)],
+        [Change(("c",), 4, 4)],
+    ]
     sealed = version(lake, TEXT, generations).sealed
     erased = sealed.model_copy(update={"generations": sealed.generations[1:]})
-    assert entries_in(VersionReader(lake.store, "merged", erased).frame(spark)) == {("b",): 3, ("c",): 4}
+    assert entries_in(VersionReader(lake.store, "merged", erased).frame(spark)) == {
+        ("b",): 3,
+        ("c",): 4,
+    }
 
 
 def test_deletions_alone_leave_nothing(lake: Lake, spark: SparkSession) -> None:
@@ -228,7 +275,9 @@ def test_a_join_on_the_key_shuffles_nothing_of_the_merged_frame(
 ) -> None:
     view = version(lake, TEXT, GENERATIONS, order_by=("v",) if by_column else None)
     frame = (masked(view) if way == "a mask" else view).frame(spark)
-    stream = version(lake, TEXT, [[Change(texts(number), number, number) for number in range(5, 70)]]).frame(spark)
+    stream = version(
+        lake, TEXT, [[Change(texts(number), number, number) for number in range(5, 70)]]
+    ).frame(spark)
     joined = stream.withColumnRenamed("v", "n").join(frame.hint("merge"), "k", "left")
     plan = plan_of(joined)
     assert "Exchange hashpartitioning" not in plan
@@ -239,7 +288,9 @@ def test_a_join_on_the_key_shuffles_nothing_of_the_merged_frame(
     }
 
 
-def test_positions_and_deletions_are_read_of_the_deltas_only(lake: Lake, spark: SparkSession) -> None:
+def test_positions_and_deletions_are_read_of_the_deltas_only(
+    lake: Lake, spark: SparkSession
+) -> None:
     whole, deltas = scans(version(lake, TEXT, GENERATIONS).frame(spark))
     assert not {POSITION, TOMBSTONE} & columns_read(whole)
     assert {POSITION, TOMBSTONE} <= columns_read(deltas)
@@ -252,7 +303,9 @@ def small_masks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("small_masks")
-def test_a_masked_frame_reads_no_positions_and_joins_nothing(lake: Lake, spark: SparkSession) -> None:
+def test_a_masked_frame_reads_no_positions_and_joins_nothing(
+    lake: Lake, spark: SparkSession
+) -> None:
     frame = masked(version(lake, TEXT, GENERATIONS)).frame(spark)
     (scan,) = scans(frame)
     assert not {POSITION, TOMBSTONE} & columns_read(scan)
@@ -271,8 +324,12 @@ TORN = {
 
 @pytest.mark.usefixtures("small_masks")
 @pytest.mark.parametrize("harm", TORN)
-def test_a_version_is_read_rightly_without_its_mask(lake: Lake, spark: SparkSession, harm: str) -> None:
-    """Without it, or with one that is not of these files: of a version with other rows under the same numbers."""
+def test_a_version_is_read_rightly_without_its_mask(
+    lake: Lake, spark: SparkSession, harm: str
+) -> None:
+    """Without it, or with one that is not of these files: of a version with other rows under the
+    same numbers.
+    """
     other = masked(version(lake, TEXT, [GENERATIONS[0][5:], GENERATIONS[1], GENERATIONS[2]]))
     view = masked(version(lake, TEXT, GENERATIONS))
     key = mask_key(view.sealed)
@@ -280,16 +337,22 @@ def test_a_version_is_read_rightly_without_its_mask(lake: Lake, spark: SparkSess
     lake.store.delete(key)
     if left is not None:
         lake.store.put(key, left)
-    assert entries_in(VersionReader(lake.store, "merged", view.sealed).frame(spark)) == wanted(GENERATIONS)
+    assert entries_in(VersionReader(lake.store, "merged", view.sealed).frame(spark)) == wanted(
+        GENERATIONS
+    )
 
 
 @pytest.mark.usefixtures("small_masks")
-def test_a_mask_drops_the_right_rows_where_tasks_read_several_buckets(lake: Lake, spark: SparkSession) -> None:
+def test_a_mask_drops_the_right_rows_where_tasks_read_several_buckets(
+    lake: Lake, spark: SparkSession
+) -> None:
     view = masked(version(lake, TEXT, GENERATIONS, partitions=7))
     assert entries_in(view.frame(spark).coalesce(2)) == wanted(GENERATIONS)
     spark.conf.set("spark.sql.sources.bucketing.enabled", "false")
     try:
-        assert entries_in(VersionReader(lake.store, "merged", view.sealed).frame(spark)) == wanted(GENERATIONS)
+        assert entries_in(VersionReader(lake.store, "merged", view.sealed).frame(spark)) == wanted(
+            GENERATIONS
+        )
     finally:
         spark.conf.unset("spark.sql.sources.bucketing.enabled")
 

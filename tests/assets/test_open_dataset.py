@@ -1,4 +1,6 @@
-"""An open dataset and a discard: what Spark or another engine was given stays, or an error of ours says it went."""
+"""An open dataset and a discard: what Spark or another engine was given stays, or an error of
+ours says it went.
+"""
 
 from __future__ import annotations
 
@@ -88,7 +90,10 @@ def test_a_frame_keeps_its_version_until_the_dataset_is_closed(planes: World) ->
 @pytest.mark.spark
 def test_a_version_discarded_before_spark_reads_it_is_told(planes: World) -> None:
     publish(planes, 1)
-    served, chosen = open_dataset(planes.lake, "planes"), open_dataset(planes.lake, "planes", version="v1")
+    served, chosen = (
+        open_dataset(planes.lake, "planes"),
+        open_dataset(planes.lake, "planes", version="v1"),
+    )
     with open_dataset(planes.lake, "planes") as other:
         assert seats(planes, other) == {1}, "its table is known to the session from now on"
     publish(planes, 2)
@@ -102,7 +107,9 @@ def test_a_version_discarded_before_spark_reads_it_is_told(planes: World) -> Non
 
 
 @pytest.mark.spark
-def test_without_a_lease_a_failed_read_by_spark_reports_the_discarded_version(planes: World) -> None:
+def test_without_a_lease_a_failed_read_by_spark_reports_the_discarded_version(
+    planes: World,
+) -> None:
     publish(planes, 1)
 
     def read_late() -> None:
@@ -125,7 +132,9 @@ def test_without_a_lease_a_failed_read_by_spark_reports_the_discarded_version(pl
 
 
 @pytest.mark.spark
-def test_a_file_lost_while_spark_reads_is_reported_as_damage_other_errors_pass(planes: World) -> None:
+def test_a_file_lost_while_spark_reads_is_reported_as_damage_other_errors_pass(
+    planes: World,
+) -> None:
     publish(planes, 1)
 
     def read(lose: Callable[[Dataset], object]) -> None:
@@ -147,20 +156,26 @@ def test_a_file_lost_while_spark_reads_is_reported_as_damage_other_errors_pass(p
     assert str(caught.value.version).startswith("v000001-")
 
 
-def test_the_damaged_version_is_that_of_the_file_and_not_one_that_the_cause_names(plain: World) -> None:
+def test_the_damaged_version_is_that_of_the_file_and_not_one_that_the_cause_names(
+    plain: World,
+) -> None:
     publish(plain, 1)
     publish(plain, 2)
     readers = [StoredVersions(plain.lake, "planes").version(name) for name in ("v1", "v2")]
     one, two = (reader.sealed.generations[0] for reader in readers)
     said = (
-        "[FAILED_READ_FILE.NO_HINT] Encountered error while reading file "
-        f"file:///lake/{two.folder}/{two.files[0].name}.  SQLSTATE: KD001\n"
-        f"Caused by: java.io.EOFException: unlike /{one.folder}/{one.files[0].name}\n\tat a.B.c(B.java:1)\n"
+        "[FAILED_READ_FILE.NO_HINT] Encountered error while reading file"
+        f" file:///lake/{two.folder}/{two.files[0].name}.  SQLSTATE: KD001\nCaused by:"
+        f" java.io.EOFException: unlike /{one.folder}/{one.files[0].name}\n\tat a.B.c(B.java:1)\n"
     )
     unread = find_unreadable_version(PySparkException(said), readers)
     assert unread is not None
     assert unread[1] is readers[1]
-    about = {"dataset": "planes", "version": readers[1].version, "key": f"{two.folder}/{two.files[0].name}"}
+    about = {
+        "dataset": "planes",
+        "version": readers[1].version,
+        "key": f"{two.folder}/{two.files[0].name}",
+    }
     assert unread[0].facts | about == unread[0].facts
     assert find_unreadable_version(PySparkException(said), readers[:1]) is None
 
@@ -195,8 +210,16 @@ def test_reading_a_dataset_without_a_version_says_what_it_waits_for(plain: World
     with open_dataset(plain.lake, "planes") as opened:
         assert opened.versions() == ()
         assert repr(opened) == "Dataset('planes', None)"
-        for read in (lambda: opened.get("N1"), opened.items, lambda: opened.version, opened.refresh):
-            with pytest.raises(NoSealedVersionError, match="no version has been marked as complete in every partition"):
+        for read in (
+            lambda: opened.get("N1"),
+            opened.items,
+            lambda: opened.version,
+            opened.refresh,
+        ):
+            with pytest.raises(
+                NoSealedVersionError,
+                match="no version has been marked as complete in every partition",
+            ):
                 read()
         plain.mark("planes", "v1", [1])
         plain.advance(PLANES)

@@ -1,4 +1,6 @@
-"""Versions that Spark computes: named, asked for once, and refused when the answer is not as declared."""
+"""Versions that Spark computes: named, asked for once, and refused when the answer is not as
+declared.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,12 @@ import pyarrow as pa
 import pytest
 
 from dagster_adjunct.assets.advancing.advance_dataset import advance_dataset
-from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, Computation, QuerySource, bounded_dataset
+from dagster_adjunct.assets.declaration.dataset import (
+    AdjunctDataset,
+    Computation,
+    QuerySource,
+    bounded_dataset,
+)
 from dagster_adjunct.assets.declaration.policies import VersionPartitions
 from dagster_adjunct.assets.sources.deliveries import Awaiting, Delivery
 from dagster_adjunct.assets.sources.version_sources import (
@@ -22,7 +29,12 @@ from dagster_adjunct.assets.sources.version_sources import (
     open_source,
 )
 from dagster_adjunct.assets.versions.manifest import Abandoned, Delivered
-from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError, DatasetError, TransientError
+from dagster_adjunct.resources.errors import (
+    AdjunctError,
+    ConfigurationError,
+    DatasetError,
+    TransientError,
+)
 from dagster_adjunct.resources.objects.lake import Lake, open_lake
 from dagster_adjunct.resources.objects.store import InMemoryStore
 from dagster_adjunct.resources.schemas.schema import Schema
@@ -83,7 +95,9 @@ def test_version_and_partition_stand_in_sql_as_quoted_texts() -> None:
     assert _fill_placeholders("SELECT {partition}", Computation("v", None)) == "SELECT NULL"
 
 
-def test_a_new_query_result_is_published_whatever_the_order_of_its_columns(sparkling: World) -> None:
+def test_a_new_query_result_is_published_whatever_the_order_of_its_columns(
+    sparkling: World,
+) -> None:
     seats = [1]
 
     def fleet(spark: SparkSession, asked: Computation) -> DataFrame:
@@ -132,10 +146,15 @@ def test_of_rows_with_one_key_the_greatest_counts_and_nulls_are_least(either: Wo
         return rows if spark is IN_PROCESS else spark.createDataFrame(rows)
 
     schema = Schema.of(key="string", number="double", text="string")
-    spec = bounded_dataset("rows", input=QuerySource(query, schema, name="rows"), key="key", broadcast=True)
+    spec = bounded_dataset(
+        "rows", input=QuerySource(query, schema, name="rows"), key="key", broadcast=True
+    )
     assert either.advance(spec).rows == 3
     found = [either.view(spec).get(key) for key in "abc"]
-    assert found[::2] == [{"key": "a", "number": 5.0, "text": None}, {"key": "c", "number": None, "text": "x"}]
+    assert found[::2] == [
+        {"key": "a", "number": 5.0, "text": None},
+        {"key": "c", "number": None, "text": "x"},
+    ]
     assert found[1] is not None
     assert math.isnan(found[1]["number"])
 
@@ -148,7 +167,10 @@ def test_of_rows_with_one_key_the_greatest_counts_and_nulls_are_least(either: Wo
         ("SELECT 'N1' tailnum, 1L seats, 'x' note", "seats is bigint, declared int"),
         ("SELECT 'N1' tailnum, 1 seats, NULL note", "note is void, declared string"),
         ("SELECT 'N1' tailnum, 1 seats, 'x' note, 'y' note", "note appears twice"),
-        ("SELECT 'N1' Tailnum, 1 seats, 'x' note", "tailnum is missing; Tailnum (string) is not declared"),
+        (
+            "SELECT 'N1' Tailnum, 1 seats, 'x' note",
+            "tailnum is missing; Tailnum (string) is not declared",
+        ),
     ],
 )
 def test_an_answer_with_other_columns_is_refused_with_the_difference(
@@ -166,12 +188,19 @@ def test_a_query_for_each_day_is_not_asked_for_what_is_no_partition(partition: s
     spec = dataset("SELECT 1", versions=VersionPartitions("day", start="2026-01-01"))
     with pytest.raises(ConfigurationError) as caught:
         advance_dataset(
-            spec, lake=Lake(InMemoryStore(), "x"), systems={}, spark=lambda: None, by="test", partition=partition
+            spec,
+            lake=Lake(InMemoryStore(), "x"),
+            systems={},
+            spark=lambda: None,
+            by="test",
+            partition=partition,
         )
     assert caught.value.argument == "partition"
 
 
-def test_a_query_that_can_not_be_planned_or_returns_no_frame_names_the_dataset(spark: SparkSession) -> None:
+def test_a_query_that_can_not_be_planned_or_returns_no_frame_names_the_dataset(
+    spark: SparkSession,
+) -> None:
     for query, problem in (
         ("SELECT nothing FROM nowhere", "can't be read: .*nowhere"),
         ("SELEC 1", "can't be read: .*SELEC"),
@@ -203,13 +232,19 @@ def test_a_query_that_fails_names_the_dataset_and_may_be_run_again_if_cut_off(
         raise raised
 
     source = opened(dataset(query))
-    with pytest.raises(error, match=rf"'planes'.*query fleet: its function failed: {type(raised).__name__}"):
+    with pytest.raises(
+        error, match=rf"'planes'.*query fleet: its function failed: {type(raised).__name__}"
+    ):
         source.read(delivered(source), IN_PROCESS)
 
 
 def test_a_query_that_returns_a_null_key_is_run_once(tmp_path: Path) -> None:
-    answers = [pa.table({"tailnum": ["N1", None], "seats": pa.array([1, 2], pa.int32()), "note": ["", ""]})]
+    answers = [
+        pa.table({"tailnum": ["N1", None], "seats": pa.array([1, 2], pa.int32()), "note": ["", ""]})
+    ]
     lake = open_lake(tmp_path / "lake")
-    report = advance_dataset(dataset(lambda *_: answers.pop()), lake=lake, systems={}, spark=IN_PROCESS, by="test")
+    report = advance_dataset(
+        dataset(lambda *_: answers.pop()), lake=lake, systems={}, spark=IN_PROCESS, by="test"
+    )
     assert (report.action, answers) == ("rejected", [])
     assert "NullKeyError" in report.note

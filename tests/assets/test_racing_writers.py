@@ -1,4 +1,6 @@
-"""Two writers that race to seal the same version: one wins, and nothing of the other is left. Operators beside them."""
+"""Two writers that race to seal the same version: one wins, and nothing of the other is left.
+Operators beside them.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,8 @@ def seal_in_two_processes(url: str, env: Mapping[str, str]) -> None:
     context.set_forkserver_preload(["tests.assets.reading", "tests.assets.writing"])
     start, built, told = context.Barrier(WRITERS + 1), context.Barrier(WRITERS), context.Queue()
     writers = [
-        context.Process(target=writing.race, args=(url, dict(env), ROUNDS, start, built, told)) for _ in range(WRITERS)
+        context.Process(target=writing.race, args=(url, dict(env), ROUNDS, start, built, told))
+        for _ in range(WRITERS)
     ]
     for writer in writers:
         writer.start()
@@ -63,16 +66,22 @@ def seal_in_two_processes(url: str, env: Mapping[str, str]) -> None:
         for number in range(1, ROUNDS + 1):
             deliver(world, number)
             start.wait(writing.PATIENCE)
-            outcomes = sorted((told.get(timeout=writing.PATIENCE) for _ in writers), key=lambda report: report.action)
-            met += outcomes[0].action == "conflict"
-            assert [report.action for report in outcomes] in (["conflict", "sealed"], ["sealed", "up-to-date"]), (
-                outcomes
+            outcomes = sorted(
+                (told.get(timeout=writing.PATIENCE) for _ in writers),
+                key=lambda report: report.action,
             )
+            met += outcomes[0].action == "conflict"
+            assert [report.action for report in outcomes] in (
+                ["conflict", "sealed"],
+                ["sealed", "up-to-date"],
+            ), outcomes
             if outcomes[0].action == "conflict":
                 assert "Nothing of this attempt is" in outcomes[0].problem
             (sealed,) = next(report.sealed for report in outcomes if report.action == "sealed")
             store = StoredVersions(world.lake, NAME)
-            assert [ref.name for ref in store.versions()] == [f"v{done}" for done in range(1, number + 1)]
+            assert [ref.name for ref in store.versions()] == [
+                f"v{done}" for done in range(1, number + 1)
+            ]
             assert store.require_current().version == sealed
             assert served(world.lake) == whole(number)
             assert data_and_documents(world.lake) == reached(world.lake), "the loser left nothing"
@@ -102,10 +111,16 @@ def test_what_operators_do_meanwhile_costs_no_advance_and_is_not_undone(delivere
         else:
             deliver(world, 2 if delivered == "whole" else 1)
         lake = faulty(
-            world, Fault("*", nth, "meanwhile", lambda w=world: StoredVersions(w.lake, NAME).pin("v1", **WHY))
+            world,
+            Fault(
+                "*", nth, "meanwhile", lambda w=world: StoredVersions(w.lake, NAME).pin("v1", **WHY)
+            ),
         )
         report = world.advance(PLANES, lake=lake)
-        assert report.action == {"whole": "sealed", "in part": "waiting", "again": "up-to-date"}[delivered]
+        assert (
+            report.action
+            == {"whole": "sealed", "in part": "waiting", "again": "up-to-date"}[delivered]
+        )
         manifest = StoredVersions(world.lake, NAME).require_manifest()
         assert served(world.lake) == whole(1 if manifest.pin or delivered != "whole" else 2)
         if delivered == "in part":

@@ -1,4 +1,6 @@
-"""A bounded dataset rewritten into other partitions: the same entries of every version, under readers and crashes."""
+"""A bounded dataset rewritten into other partitions: the same entries of every version, under
+readers and crashes.
+"""
 
 from __future__ import annotations
 
@@ -89,7 +91,9 @@ def check(lake: Lake, partitions: int, *numbers: int) -> None:
         sealed = store.version(ref.id).sealed
         assert sealed.partitions == partitions
         (generation,) = sealed.generations
-        assert {file.bucket for file in generation.files} == {bucket_of_key([k], ["string"], partitions) for k in KEYS}
+        assert {file.bucket for file in generation.files} == {
+            bucket_of_key([k], ["string"], partitions) for k in KEYS
+        }
         assert verify_version(store.version(ref.id), deep=True).ok
     assert served(lake) == whole(numbers[-1])
 
@@ -125,7 +129,9 @@ def test_a_reader_by_lease_keeps_the_old_copy_until_it_leaves(planes: World) -> 
 @pytest.mark.lengthy
 @pytest.mark.rounds
 # Who dies after a request leaves what one leaves who dies before the next.
-@pytest.mark.parametrize("kind", ["crash-before", pytest.param("crash-after", marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "kind", ["crash-before", pytest.param("crash-after", marks=pytest.mark.long)]
+)
 def test_a_crash_leaves_the_old_dataset_or_the_new_one(kind: str) -> None:
     seen = set()
     whole_run = published()
@@ -148,13 +154,17 @@ def test_a_crash_leaves_the_old_dataset_or_the_new_one(kind: str) -> None:
 
 def test_a_version_that_is_published_meanwhile_is_rewritten_too(planes: World) -> None:
     fault = Fault("put_if_match", 1, "meanwhile", lambda: publish(planes, 3))
-    repartition_versions(Lake(FaultyStore(planes.lake.store, [fault]), planes.lake.id), NAME, 5, **WHY)
+    repartition_versions(
+        Lake(FaultyStore(planes.lake.store, [fault]), planes.lake.id), NAME, 5, **WHY
+    )
     check(planes.lake, 5, 1, 2, 3)
 
 
 def test_a_build_that_is_under_way_is_not_published_in_the_old_partitions(planes: World) -> None:
     deliver(planes, 3)
-    fault = Fault("put_if_match", 1, "meanwhile", lambda: repartition_versions(planes.lake, NAME, 5, **WHY))
+    fault = Fault(
+        "put_if_match", 1, "meanwhile", lambda: repartition_versions(planes.lake, NAME, 5, **WHY)
+    )
     behind = World(Lake(FaultyStore(planes.lake.store, [fault]), planes.lake.id), planes.spark)
     with pytest.raises(CommitConflictError):
         behind.advance(PLANES)
@@ -170,21 +180,32 @@ def test_a_rewrite_that_loses_a_row_commits_nothing_and_leaves_no_file(
     monkeypatch.setattr(
         rebucketing,
         "_iterate_bucketed_rows",
-        lambda stored, layout: ((rows.slice(1), buckets[1:]) for rows, buckets in read(stored, layout)),
+        lambda stored, layout: (
+            (rows.slice(1), buckets[1:]) for rows, buckets in read(stored, layout)
+        ),
     )
     with pytest.raises(ManifestMismatchError) as failure:
         repartition_versions(planes.lake, NAME, 5, **WHY)
-    assert (failure.value.dataset, failure.value.version) == (NAME, StoredVersions(planes.lake, NAME).versions()[0].id)
+    assert (failure.value.dataset, failure.value.version) == (
+        NAME,
+        StoredVersions(planes.lake, NAME).versions()[0].id,
+    )
     assert data_and_documents(planes.lake) == before
     check(planes.lake, 2, 1, 2)
 
 
 @pytest.mark.lengthy
-def test_a_rewrite_holds_the_rows_of_a_pass_once_and_those_of_one_bucket_more(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rewrite_holds_the_rows_of_a_pass_once_and_those_of_one_bucket_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     world, rows, size = World(lake_in(InMemoryStore()), IN_PROCESS), 4_000, 8_000
     monkeypatch.setattr(writer, "ROWS_PER_GROUP", 100)  # what is read at once is little
     world.stream(NAME, Schema.of(k="string", text="string"), ["k"], 2)
-    world.send(NAME, [(f"{number:05d}", f"{number:05d}" * (size // 5)) for number in range(rows)], version="v1")
+    world.send(
+        NAME,
+        [(f"{number:05d}", f"{number:05d}" * (size // 5)) for number in range(rows)],
+        version="v1",
+    )
     world.advance(PLANES)
     before, watched = pa.default_memory_pool(), pa.proxy_memory_pool(pa.default_memory_pool())
     pa.set_memory_pool(watched)
@@ -241,9 +262,15 @@ def test_a_member_of_a_version_set_is_rewritten_in_one_commit_of_the_set() -> No
     assert data_and_documents(world.lake) == reached(world.lake)
     deliver_both(world, 3)
     with pytest.raises(DatasetError, match="partitions is 2, was 5"):
-        advance_version_set(BOTH, lake=world.lake, systems=world.systems, spark=IN_PROCESS, by="test")
+        advance_version_set(
+            BOTH, lake=world.lake, systems=world.systems, spark=IN_PROCESS, by="test"
+        )
     reports = advance_version_set(
-        version_set("both", MORE, ROUTES), lake=world.lake, systems=world.systems, spark=IN_PROCESS, by="test"
+        version_set("both", MORE, ROUTES),
+        lake=world.lake,
+        systems=world.systems,
+        spark=IN_PROCESS,
+        by="test",
     )
     assert [report.action for report in reports] == ["sealed", "sealed"]
     check(world.lake, 5, 1, 2, 3)
@@ -253,7 +280,9 @@ def test_a_member_of_a_version_set_is_rewritten_in_one_commit_of_the_set() -> No
 def test_a_member_is_not_rewritten_under_a_build_of_its_set(planes: World) -> None:
     world = set_in(lake_in(InMemoryStore()))
     deliver_both(world, 3)
-    fault = Fault("put_if_match", 1, "meanwhile", lambda: repartition_versions(world.lake, NAME, 5, **WHY))
+    fault = Fault(
+        "put_if_match", 1, "meanwhile", lambda: repartition_versions(world.lake, NAME, 5, **WHY)
+    )
     behind = Lake(FaultyStore(world.lake.store, [fault]), world.lake.id)
     with pytest.raises(CommitConflictError):
         advance_version_set(BOTH, lake=behind, systems=world.systems, spark=IN_PROCESS, by="test")
@@ -263,8 +292,15 @@ def test_a_member_is_not_rewritten_under_a_build_of_its_set(planes: World) -> No
 
 def test_a_dry_run_says_what_would_be_done_and_changes_nothing(planes: World) -> None:
     before = DatasetLog(planes.lake, NAME).read()[0]
-    report = repartition_versions(planes.lake, NAME, 5, **WHY, dry_run=True, roots=lambda: {"v": "open batch 7"})
-    assert (report.before, len(report.versions), report.rows, report.holding) == (2, 2, 8, ("open batch 7",))
+    report = repartition_versions(
+        planes.lake, NAME, 5, **WHY, dry_run=True, roots=lambda: {"v": "open batch 7"}
+    )
+    assert (report.before, len(report.versions), report.rows, report.holding) == (
+        2,
+        2,
+        8,
+        ("open batch 7",),
+    )
     assert DatasetLog(planes.lake, NAME).read()[0] == before
 
 

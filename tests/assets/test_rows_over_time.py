@@ -1,4 +1,6 @@
-"""History read by Spark, against plain Python: deltas, deletions, late and repeated changes, every kind of layout."""
+"""History read by Spark, against plain Python: deltas, deletions, late and repeated changes,
+every kind of layout.
+"""
 
 from __future__ import annotations
 
@@ -68,18 +70,28 @@ def lake(tmp_path: Any) -> Lake:
     ],
 )
 def test_history_is_what_all_changes_come_to(
-    lake: Lake, spark: SparkSession, monkeypatch: pytest.MonkeyPatch, layout: str, rows: str, by_column: bool
+    lake: Lake,
+    spark: SparkSession,
+    monkeypatch: pytest.MonkeyPatch,
+    layout: str,
+    rows: str,
+    by_column: bool,
 ) -> None:
     if rows != "few":
         monkeypatch.setattr(f"{READER}._SORTED_ROWS", 0)
     if rows == "many changes":
         monkeypatch.setattr(f"{READER}._BROADCAST_ROWS", 0)
     chance = random.Random(f"{layout} {rows == 'few'}")
-    generations = [*changes_of(chance, by_column=by_column), *changes_of(chance, by_column=by_column)]
+    generations = [
+        *changes_of(chance, by_column=by_column),
+        *changes_of(chance, by_column=by_column),
+    ]
     reader, expected = stored(lake, generations, **LAYOUTS[layout]), intervals(generations)
     assert in_order(rows_of(reader.history_frame(spark))) == in_order(expected)
     current = {(row["item"], row["shop"]): row["price"] for row in reader.frame(spark).collect()}
-    assert current == {row.key: row.price for row in expected if row.end is None and row.price is not None}
+    assert current == {
+        row.key: row.price for row in expected if row.end is None and row.price is not None
+    }
     whole = EntriesOverTime(reader).frame(spark).collect()
     in_days = [(*row[:3], _day_of(row[3]), _day_of(row[4]), row[5]) for row in whole]
     assert sorted(in_days) == sorted(joined(expected))
@@ -96,15 +108,27 @@ def test_entries_at_a_moment_are_those_whose_interval_has_it(
     reader, expected = stored(lake, generations, **LAYOUTS["by its key"]), intervals(generations)
     for after in (0, 1, -1):
         moment = day(5) + dt.timedelta(microseconds=after)
-        prices = {tuple(row[:2]): row[2] for row in EntriesAt(reader, moment).frame(spark).collect()}
-        valid = [row for row in expected if day(row.start) <= moment and (row.end is None or moment < day(row.end))]
+        prices = {
+            tuple(row[:2]): row[2] for row in EntriesAt(reader, moment).frame(spark).collect()
+        }
+        valid = [
+            row
+            for row in expected
+            if day(row.start) <= moment and (row.end is None or moment < day(row.end))
+        ]
         assert prices == {row.key: row.price for row in valid if row.price is not None}
 
 
-def test_few_rows_over_time_are_read_in_one_scan_and_sorted_once(lake: Lake, spark: SparkSession) -> None:
+def test_few_rows_over_time_are_read_in_one_scan_and_sorted_once(
+    lake: Lake, spark: SparkSession
+) -> None:
     chance = random.Random(3)
     changes = [[Change(("é1", 1), at, 900 + at, 7)] for at in (4, 2, 6)]
-    reader = stored(lake, [list(changes_of(chance, by_column=False)[0]), *changes], **LAYOUTS["by one column of it"])
+    reader = stored(
+        lake,
+        [list(changes_of(chance, by_column=False)[0]), *changes],
+        **LAYOUTS["by one column of it"],
+    )
     over, at = EntriesOverTime(reader).frame(spark), EntriesAt(reader, day(5)).frame(spark)
     for frame in (reader.history_frame(spark), reader.frame(spark), at, over):
         plan = frame._jdf.queryExecution().executedPlan().toString()

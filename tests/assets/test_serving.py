@@ -1,4 +1,6 @@
-"""Datasets held open by a reader in plain Python: which version answers, what it fetches, what holds it."""
+"""Datasets held open by a reader in plain Python: which version answers, what it fetches, what
+holds it.
+"""
 
 from __future__ import annotations
 
@@ -46,14 +48,18 @@ COUNT = 40
 
 
 class Planes:
-    """A dataset whose version number `n` has `n` seats in every plane, in a store that counts requests."""
+    """A dataset whose version number `n` has `n` seats in every plane, in a store that counts
+    requests.
+    """
 
     def __init__(self, lake: Lake, store: FaultyStore) -> None:
         self.world, self.store = World(lake, IN_PROCESS), store
         self.world.stream("planes", SCHEMA, ["tailnum"], 2)
 
     def publish(self, number: int) -> str:
-        self.world.send("planes", [(f"N{n:03d}", number) for n in range(COUNT)], version=f"v{number}")
+        self.world.send(
+            "planes", [(f"N{n:03d}", number) for n in range(COUNT)], version=f"v{number}"
+        )
         self.world.advance(PLANES)
         manifest = self.dataset().require_manifest()
         return max(manifest.versions, key=lambda ref: ref.number).id
@@ -74,7 +80,11 @@ class Planes:
 
     def leased(self) -> list[str]:
         """Return the versions that are leased."""
-        return sorted(version for lease in list_leases(self.world.lake, "planes") for version in lease.versions)
+        return sorted(
+            version
+            for lease in list_leases(self.world.lake, "planes")
+            for version in lease.versions
+        )
 
     def damage(self, version: str, change: Callable[[bytes], bytes] | None = None) -> None:
         """Change the files of a version, or delete them."""
@@ -109,7 +119,12 @@ def seats(served: Dataset) -> int:
 def test_entries_schema_and_facts_of_the_version_served(planes: Planes) -> None:
     first = planes.publish(1)
     with planes.open() as served:
-        assert (served.name, served.version, served.rows, served.schema) == ("planes", first, COUNT, SCHEMA)
+        assert (served.name, served.version, served.rows, served.schema) == (
+            "planes",
+            first,
+            COUNT,
+            SCHEMA,
+        )
         assert served.get("N001") == {"tailnum": "N001", "seats": 1}
         assert served.get("X") is None
         assert served.get_all(["N003", "X", "N004"]) == {
@@ -118,7 +133,11 @@ def test_entries_schema_and_facts_of_the_version_served(planes: Planes) -> None:
         }
         assert [key for key, _ in served.items()] == [f"N{n:03d}" for n in range(COUNT)]
         assert [key for key, _ in served.items("N03")] == [f"N{n:03d}" for n in range(30, 40)]
-        assert [key for key, _ in served.items(start="N005", end="N008")] == ["N005", "N006", "N007"]
+        assert [key for key, _ in served.items(start="N005", end="N008")] == [
+            "N005",
+            "N006",
+            "N007",
+        ]
         with pytest.raises(SchemaMismatchError) as caught:
             served.get(7)
         assert caught.value.column == "tailnum"
@@ -179,7 +198,13 @@ def test_a_closed_reader_says_so(planes: Planes) -> None:
     planes.publish(1)
     with planes.open() as served:
         pass
-    for call in (lambda: served.get("N007"), served.refresh, served.take_lease, served.items, lambda: served.version):
+    for call in (
+        lambda: served.get("N007"),
+        served.refresh,
+        served.take_lease,
+        served.items,
+        lambda: served.version,
+    ):
         with pytest.raises(DatasetError, match="the reader of dataset 'planes' is closed"):
             call()
     served.close()
@@ -188,7 +213,9 @@ def test_a_closed_reader_says_so(planes: Planes) -> None:
 # -- moving on
 
 
-def test_a_reader_moves_to_a_new_version_between_two_calls_and_only_when_asked_to(planes: Planes) -> None:
+def test_a_reader_moves_to_a_new_version_between_two_calls_and_only_when_asked_to(
+    planes: Planes,
+) -> None:
     first = planes.publish(1)
     with planes.open() as served:
         planes.requests()
@@ -350,18 +377,24 @@ def test_threads_see_whole_versions_that_never_go_back(planes: Planes) -> None:
 # -- leases
 
 
-def test_the_lease_is_taken_before_the_second_answer_and_given_back_in_the_end(planes: Planes) -> None:
+def test_the_lease_is_taken_before_the_second_answer_and_given_back_in_the_end(
+    planes: Planes,
+) -> None:
     first = planes.publish(1)
     with planes.open(holder="the web shop") as served:
         assert seats(served) == 1
         assert planes.leased() == []
         assert seats(served) == 1
         assert planes.leased() == [first]
-        assert [lease.holder for lease in list_leases(planes.world.lake, "planes")] == ["the web shop"]
+        assert [lease.holder for lease in list_leases(planes.world.lake, "planes")] == [
+            "the web shop"
+        ]
     assert planes.leased() == []
 
 
-def test_a_leased_version_stays_until_its_reader_and_iterations_have_moved_on(planes: Planes) -> None:
+def test_a_leased_version_stays_until_its_reader_and_iterations_have_moved_on(
+    planes: Planes,
+) -> None:
     first = planes.publish(1)
     with planes.open() as served:
         running = served.items()
@@ -383,7 +416,9 @@ def test_a_leased_version_stays_until_its_reader_and_iterations_have_moved_on(pl
     assert planes.leased() == []
 
 
-def test_without_leases_nothing_is_written_and_a_discarded_version_gives_way(planes: Planes) -> None:
+def test_without_leases_nothing_is_written_and_a_discarded_version_gives_way(
+    planes: Planes,
+) -> None:
     planes.publish(1)
     with planes.open(lease=False) as served:
         planes.requests()
@@ -396,7 +431,9 @@ def test_without_leases_nothing_is_written_and_a_discarded_version_gives_way(pla
         assert seats(served) == 2, "what it opened is gone, so it answers from what is served"
         planes.publish(3)
         planes.discard_all_but_the_newest()
-        assert {entry["seats"] for entry in served.get_all(f"N{n:03d}" for n in range(COUNT)).values()} == {3}
+        assert {
+            entry["seats"] for entry in served.get_all(f"N{n:03d}" for n in range(COUNT)).values()
+        } == {3}
         assert served.damaged == {}
     with planes.open(lease=False) as served:
         planes.publish(4)
@@ -462,7 +499,9 @@ def test_a_dataset_that_is_dropped_unclosed_gives_its_lease_back(planes: Planes)
         eventually(lambda: not watch.running and planes.leased() == [])
 
 
-def test_a_dataset_collected_together_with_its_iteration_gives_its_lease_back(planes: Planes) -> None:
+def test_a_dataset_collected_together_with_its_iteration_gives_its_lease_back(
+    planes: Planes,
+) -> None:
     first = planes.publish(1)
     served = planes.open()
     running = served.items()
@@ -510,12 +549,18 @@ def test_a_reader_that_may_not_write_is_told_what_to_do(planes: Planes) -> None:
     planes.publish(1)
 
     def refuse() -> None:
-        raise ConfigurationError("PUT was answered 403 AccessDenied: these credentials may not do it.", "Check them.")
+        raise ConfigurationError(
+            "PUT was answered 403 AccessDenied: these credentials may not do it.", "Check them."
+        )
 
     with planes.open() as served:
-        planes.store.plan = tuple(Fault("put_if_absent", nth, "meanwhile", refuse) for nth in range(1, 1_000))
+        planes.store.plan = tuple(
+            Fault("put_if_absent", nth, "meanwhile", refuse) for nth in range(1, 1_000)
+        )
         assert seats(served) == 1
-        with pytest.raises(DatasetError, match=r"could not write its lease: PUT was answered 403.*lease=False"):
+        with pytest.raises(
+            DatasetError, match=r"could not write its lease: PUT was answered 403.*lease=False"
+        ):
             served.get("N007")
 
 
@@ -523,7 +568,9 @@ def test_a_reader_that_may_not_write_is_told_what_to_do(planes: Planes) -> None:
 
 
 @pytest.mark.parametrize("change", [None, lambda data: data[:4] + b"x" * 40 + data[44:]])
-def test_a_damaged_file_is_an_error_by_default(planes: Planes, change: Callable[[bytes], bytes] | None) -> None:
+def test_a_damaged_file_is_an_error_by_default(
+    planes: Planes, change: Callable[[bytes], bytes] | None
+) -> None:
     planes.publish(1)
     second = planes.publish(2)
     planes.damage(second, change)
@@ -552,7 +599,9 @@ def test_a_reader_falls_back_to_the_version_before_where_the_dataset_says_so(
         assert served.version == first
         assert [*served.damaged] == [second]
         assert second in str(served.damaged[second])
-        (warning,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+        (warning,) = [
+            record.getMessage() for record in caplog.records if record.levelname == "WARNING"
+        ]
         assert f"{first} is read instead of {second}" in warning
         assert not served.refresh(), "the damaged version is still the one served"
         planes.dataset().pin(second, **WHY)
@@ -583,7 +632,9 @@ def test_an_iteration_falls_back_before_its_first_entry_and_fails_after_it(
         assert [entry["seats"] for _, entry in served.items(start="N030")] == [1] * 10
 
 
-def test_the_fallback_skips_damaged_versions_and_fails_when_none_is_readable(planes: Planes) -> None:
+def test_the_fallback_skips_damaged_versions_and_fails_when_none_is_readable(
+    planes: Planes,
+) -> None:
     versions = [planes.publish(number) for number in (1, 2, 3)]
     planes.dataset().revoke("v2", **WHY)
     with planes.open(on_damage="previous") as served:
@@ -601,7 +652,10 @@ def test_a_reader_of_a_fixed_version_never_falls_back(planes: Planes) -> None:
     planes.publish(1)
     second = planes.publish(2)
     planes.damage(second)
-    with planes.open(version="v2", on_damage="previous") as served, pytest.raises(ManifestMismatchError):
+    with (
+        planes.open(version="v2", on_damage="previous") as served,
+        pytest.raises(ManifestMismatchError),
+    ):
         served.get("N007")
 
 
@@ -610,7 +664,9 @@ def test_a_version_that_was_damaged_is_tried_again_when_it_is_chosen_again(plane
     second = planes.publish(2)
     view = planes.dataset().version(second)
     kept = {
-        f"{generation.folder}/{file.name}": planes.store.get(f"{generation.folder}/{file.name}").data
+        f"{generation.folder}/{file.name}": (
+            planes.store.get(f"{generation.folder}/{file.name}").data
+        )
         for generation in view.sealed.generations
         for file in generation.files
     }

@@ -1,4 +1,6 @@
-"""SQL over the lake: exactly the datasets, versions and streams that a query names, masked, read-only."""
+"""SQL over the lake: exactly the datasets, versions and streams that a query names, masked,
+read-only.
+"""
 
 from __future__ import annotations
 
@@ -38,10 +40,16 @@ def lake(tmp_path_factory: pytest.TempPathFactory) -> Lake:
     streams = LakeStreams(lake)
     streams.create("planes", schema=SCHEMA, key=["tail"], partitions=2)
     streams.create("changes", schema=SCHEMA.with_sensitive("owner"), key=["tail"], partitions=2)
-    planes = bounded_dataset("planes", input="lake.planes", key="tail", partitions=2, sensitive=["owner"])
-    fleet = unbounded_dataset("fleet", input="lake.changes", key="tail", partitions=2, sensitive=["seats"])
+    planes = bounded_dataset(
+        "planes", input="lake.planes", key="tail", partitions=2, sensitive=["owner"]
+    )
+    fleet = unbounded_dataset(
+        "fleet", input="lake.changes", key="tail", partitions=2, sensitive=["seats"]
+    )
     for number in (1, 2):
-        rows = [{"tail": f"N{n}", "seats": n * number, "owner": "Ann" if n else None} for n in range(5)]
+        rows = [
+            {"tail": f"N{n}", "seats": n * number, "owner": "Ann" if n else None} for n in range(5)
+        ]
         streams.append("planes", rows, producer="p", sequence=number, end_of_dataset=f"v{number}")
         streams.append("changes", rows[number:], producer="p", sequence=number)
         for spec in (planes, fleet):
@@ -55,12 +63,17 @@ def rows(lake: Lake, query: str) -> list[tuple[Any, ...]]:
 
 
 def test_a_dataset_a_version_and_a_stream_are_queried_by_name(lake: Lake) -> None:
-    joined = 'select new.tail, new.seats, old.seats as was from planes new join "planes@v1" old using (tail) order by 1'
+    joined = (
+        'select new.tail, new.seats, old.seats as was from planes new join "planes@v1" old using'
+        " (tail) order by 1"
+    )
     assert rows(lake, joined) == [(f"N{n}", 2 * n, n) for n in range(5)]
     for name in ('"lake.planes"', "lake.planes"):
         assert rows(lake, f"select count(*), sum(seats), max(__epoch) from {name}") == [(10, 30, 0)]
     assert rows(lake, "with a as (from planes) select count(*) from a where seats > 2") == [(3,)]
-    assert rows(lake, "select (select max(seats) from planes) - seats from lake.planes order by 1 limit 1") == [(0,)]
+    assert rows(
+        lake, "select (select max(seats) from planes) - seats from lake.planes order by 1 limit 1"
+    ) == [(0,)]
 
 
 def test_deltas_are_merged_as_the_dataset_reads_them(lake: Lake) -> None:
@@ -80,7 +93,9 @@ def test_values_of_sensitive_columns_are_masked_and_nulls_are_not(lake: Lake) ->
 def test_only_what_a_query_names_is_opened(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[str] = []
     create = module._create_view
-    monkeypatch.setattr(module, "_create_view", lambda *given: (opened.append(given[3]), create(*given)))
+    monkeypatch.setattr(
+        module, "_create_view", lambda *given: (opened.append(given[3]), create(*given))
+    )
     rows(lake, 'with fleet as (select 1) select * from "planes@v1", fleet')
     assert opened == ["planes@v1"]
 
@@ -88,9 +103,21 @@ def test_only_what_a_query_names_is_opened(lake: Lake, monkeypatch: pytest.Monke
 REJECTED: dict[str, tuple[str, type[AdjunctError], str]] = {
     "a dataset that there is not": ("from plane", DatasetNotFoundError, "Did you mean planes?"),
     "a stream without its system": ("from changes", DatasetNotFoundError, '"lake.changes"'),
-    "a stream that there is not": ("from lake.plans", StreamNotFoundError, 'Did you mean "lake.planes"?'),
-    "a stream of another system": ("from kafka.scans", StreamNotFoundError, "Streams of other systems"),
-    "a version that there is not": ('from "planes@v9"', DatasetError, "adjunct dataset versions planes"),
+    "a stream that there is not": (
+        "from lake.plans",
+        StreamNotFoundError,
+        'Did you mean "lake.planes"?',
+    ),
+    "a stream of another system": (
+        "from kafka.scans",
+        StreamNotFoundError,
+        "Streams of other systems",
+    ),
+    "a version that there is not": (
+        'from "planes@v9"',
+        DatasetError,
+        "adjunct dataset versions planes",
+    ),
     "a file": ("from 'x.csv'", StreamNotFoundError, "of the lake"),
     "a function that reads files": ("from read_csv('/etc/passwd')", ConfigurationError, "SQL"),
     "a function that lists files": ("from glob('/*')", ConfigurationError, "SQL"),
@@ -102,7 +129,11 @@ REJECTED: dict[str, tuple[str, type[AdjunctError], str]] = {
     "two queries": ("select 1; select 2", ConfigurationError, "Give one query"),
     "nothing": ("", ConfigurationError, "Give one query"),
     "wrong syntax": ("selec 1", ConfigurationError, "Correct the SQL"),
-    "a column that there is not": ("select sets from planes", ConfigurationError, "Correct the SQL"),
+    "a column that there is not": (
+        "select sets from planes",
+        ConfigurationError,
+        "Correct the SQL",
+    ),
 }
 
 

@@ -1,4 +1,6 @@
-"""Tables of state: rows are there until the watermark has reached their time, and generations go whole."""
+"""Tables of state: rows are there until the watermark has reached their time, and generations go
+whole.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 from tests.faulty_store import Crash, Fault, FaultyStore
 
-Row = tuple[str, int | None, int]  # key, value (None deletes it), and the minute at which it is gone
+Row = tuple[
+    str, int | None, int
+]  # key, value (None deletes it), and the minute at which it is gone
 START = datetime(2026, 3, 1, tzinfo=UTC)
 SPEC = StateSpec(Schema.of(k="string", v="bigint", until="timestamp"), ("k",), ("k",), 2, "until")
 
@@ -64,8 +68,12 @@ def pinned(lake: Lake) -> SealedVersion | None:
     return None if reader is None else reader.sealed
 
 
-def do(lake: Lake, number: int, sent: list[Row], begun: SealedVersion | None, watermark: int) -> None:
-    with LocalTableWriter(lake, dataset(), begun, WritingBatch("app", number, "run"), ARROW) as writes:
+def do(
+    lake: Lake, number: int, sent: list[Row], begun: SealedVersion | None, watermark: int
+) -> None:
+    with LocalTableWriter(
+        lake, dataset(), begun, WritingBatch("app", number, "run"), ARROW
+    ) as writes:
         writes.send(rows(sent), order_by=(), partitioned=False)
         writes.commit(at(watermark))
 
@@ -82,7 +90,11 @@ def held(lake: Lake, watermark: int) -> dict[str, int]:
 
 def generations(lake: Lake) -> list[int]:
     version = pinned(lake)
-    return [] if version is None else [generation.id for generation in version.generations if generation.files]
+    return (
+        []
+        if version is None
+        else [generation.id for generation in version.generations if generation.files]
+    )
 
 
 def writing(lake: Lake) -> Runtime:
@@ -117,7 +129,11 @@ def test_a_generation_is_dropped_after_the_table_was_repartitioned(lake: Lake) -
     batch(lake, 1, [("a", 1, 10), ("b", 1, 20), ("c", None, 30)], 0)
     repartition_table(lake, "app-seen", 3, reason="more machines", by="me")
     with LocalTableWriter(
-        lake, dataset(replace(SPEC, partitions=3)), pinned(lake), WritingBatch("app", 2, "run"), ARROW
+        lake,
+        dataset(replace(SPEC, partitions=3)),
+        pinned(lake),
+        WritingBatch("app", 2, "run"),
+        ARROW,
     ) as writes:
         writes.send(rows([("d", 2, 40)]), order_by=(), partitioned=False)
         writes.commit(at(30))
@@ -134,7 +150,9 @@ def test_expired_rows_are_deleted_and_the_version_that_a_batch_began_with_stays(
     assert held(lake, 10) == {"b": 2}
     discard(lake, "app-seen", by="test", roots=dict)
     used = {generation.folder for generation in pinned(lake).generations}  # type: ignore[union-attr]
-    stored = {item.key.rsplit("/", 1)[0] for item in lake.store.list("") if item.key.endswith(".parquet")}
+    stored = {
+        item.key.rsplit("/", 1)[0] for item in lake.store.list("") if item.key.endswith(".parquet")
+    }
     assert stored == used
 
 
@@ -154,7 +172,9 @@ def test_small_generations_are_merged_without_what_has_expired(lake: Lake) -> No
 def test_a_table_of_its_name_that_is_no_state_is_left_alone(lake: Lake) -> None:
     other = replace(dataset(), input=replace(dataset().input, expires=None))
     for number in range(1, 10):
-        with LocalTableWriter(lake, other, pinned(lake), WritingBatch("app", number, "run"), ARROW) as writes:
+        with LocalTableWriter(
+            lake, other, pinned(lake), WritingBatch("app", number, "run"), ARROW
+        ) as writes:
             writes.send(rows([(f"k{number}", number, 100)]), order_by=(), partitioned=False)
             writes.commit(None)
     before = pinned(lake)
@@ -163,7 +183,9 @@ def test_a_table_of_its_name_that_is_no_state_is_left_alone(lake: Lake) -> None:
     assert len(generations(lake)) == 9
 
 
-def test_a_batch_that_was_given_up_leaves_what_was_there_before_also_what_it_dropped(lake: Lake) -> None:
+def test_a_batch_that_was_given_up_leaves_what_was_there_before_also_what_it_dropped(
+    lake: Lake,
+) -> None:
     batch(lake, 1, [("a", 1, 10)], 0)
     batch(lake, 2, [("b", 2, 90)], 10)
     assert held(lake, 0) == {"b": 2}
@@ -178,8 +200,13 @@ def test_a_created_state_table_rejects_the_first_commit_of_an_abandoned_batch(la
     create_state(writing(lake), dataset())
     create_state(writing(lake), dataset())
     assert held(lake, 0) == {}
-    for number in (1, 2):  # the first has sent rows when it is given up, the second sends them afterwards
-        with LocalTableWriter(lake, dataset(), None, WritingBatch("app", number, "dead"), ARROW) as writes:
+    for number in (
+        1,
+        2,
+    ):  # the first has sent rows when it is given up, the second sends them afterwards
+        with LocalTableWriter(
+            lake, dataset(), None, WritingBatch("app", number, "dead"), ARROW
+        ) as writes:
             if number == 1:
                 writes.send(rows([("a", 1, 10)]), order_by=(), partitioned=False)
             undo_batch(writing(lake), "app-seen", "app", number)
@@ -213,24 +240,39 @@ def test_other_columns_and_partitions_are_refused_with_what_to_do(lake: Lake) ->
     with pytest.raises(DatasetError, match="partitions is 3, was 2"):
         validate_state(lake, dataset(StateSpec(SPEC.schema, ("k",), ("k",), 3, "until")))
     with pytest.raises(DatasetError, match="adjunct dataset delete app-seen"):
-        validate_state(lake, dataset(StateSpec(Schema.of(k="string", until="timestamp"), ("k",), ("k",), 2, "until")))
+        validate_state(
+            lake,
+            dataset(
+                StateSpec(Schema.of(k="string", until="timestamp"), ("k",), ("k",), 2, "until")
+            ),
+        )
 
 
 def test_what_was_kept_for_another_operator_is_refused(lake: Lake) -> None:
     batch(lake, 1, [("a", 1, 10)], 0)
-    with pytest.raises(DatasetError, match="kept for operator '', and the declared one is 'within a day'"):
+    with pytest.raises(
+        DatasetError, match="kept for operator '', and the declared one is 'within a day'"
+    ):
         validate_state(lake, dataset(replace(SPEC, kept_for="within a day")))
 
 
 def test_what_is_no_state_of_the_application_is_left_alone(lake: Lake) -> None:
     create_state(writing(lake), declare_state_dataset("app-last", "seen", SPEC))
-    with pytest.raises(DatasetError, match="name, which is not state of application 'app'") as caught:
-        validate_state(lake, declare_state_dataset("app", "last-seen", replace(SPEC, kept_for="within a day")))
+    with pytest.raises(
+        DatasetError, match="name, which is not state of application 'app'"
+    ) as caught:
+        validate_state(
+            lake, declare_state_dataset("app", "last-seen", replace(SPEC, kept_for="within a day"))
+        )
     assert "delete" not in str(caught.value)
 
 
-@pytest.mark.parametrize("seed", [*range(2), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(2, 6))])
-def test_whatever_dies_and_is_merged_what_has_not_expired_is_what_a_dictionary_has(seed: int) -> None:
+@pytest.mark.parametrize(
+    "seed", [*range(2), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(2, 6))]
+)
+def test_whatever_dies_and_is_merged_what_has_not_expired_is_what_a_dictionary_has(
+    seed: int,
+) -> None:
     chance = random.Random(seed)
     lake, watermark = lake_in(InMemoryStore()), 0
     wanted: dict[str, tuple[int | None, int]] = {}
@@ -244,7 +286,9 @@ def test_whatever_dies_and_is_merged_what_has_not_expired_is_what_a_dictionary_h
             sent[key] = (key, chance.choice([None, chance.randrange(99)]), until)
         after = watermark + chance.randrange(4)
         if chance.random() < 0.4:
-            store = FaultyStore(lake.store, [Fault("*", chance.randrange(1, 30), chance.choice(["crash-after"]))])
+            store = FaultyStore(
+                lake.store, [Fault("*", chance.randrange(1, 30), chance.choice(["crash-after"]))]
+            )
             with suppress(Crash):
                 do(Lake(store, lake.id), number, list(sent.values()), begun, after)
         if chance.random() < 0.2:
@@ -254,12 +298,16 @@ def test_whatever_dies_and_is_merged_what_has_not_expired_is_what_a_dictionary_h
         wanted |= {key: row[1:] for key, row in sent.items()}
         watermark = after
         live = {key: value for key, (value, until) in wanted.items() if until > watermark}
-        assert held(lake, watermark) == {key: value for key, value in live.items() if value is not None}
+        assert held(lake, watermark) == {
+            key: value for key, value in live.items() if value is not None
+        }
         if chance.random() < 0.5:
             maintain_state(writing(lake), "app-seen")
         if chance.random() < 0.3:
             discard(lake, "app-seen", by="test", roots=dict)
-        assert held(lake, watermark) == {key: value for key, value in live.items() if value is not None}
+        assert held(lake, watermark) == {
+            key: value for key, value in live.items() if value is not None
+        }
         assert len(generations(lake)) <= 9
 
 

@@ -18,8 +18,12 @@ from dagster_adjunct.assets.versions.version import DatasetDeclaration
 
 NOW = dt.datetime(2026, 11, 22, tzinfo=dt.UTC)
 DECLARED: dict[str, Any] = {
-    "input": "lake.planes", "key": ("k",), "key_types": ("string",), "partition_by": ("k",), "input_partitions": 1,
-}  # fmt: skip
+    "input": "lake.planes",
+    "key": ("k",),
+    "key_types": ("string",),
+    "partition_by": ("k",),
+    "input_partitions": 1,
+}
 OFFSETS = {"lake.planes.0": "7"}
 BOUNDED = BoundedManifest(
     name="planes",
@@ -39,7 +43,9 @@ UNBOUNDED = UnboundedManifest(
 
 
 @pytest.mark.parametrize("manifest", [BOUNDED, UNBOUNDED], ids=["bounded", "unbounded"])
-def test_a_manifest_is_stored_with_all_its_fields_and_read_back_as_it_was(manifest: DatasetManifest) -> None:
+def test_a_manifest_is_stored_with_all_its_fields_and_read_back_as_it_was(
+    manifest: DatasetManifest,
+) -> None:
     stored = json.loads(json.dumps(manifest.model_dump(mode="json")))
     assert list(stored) == list(type(manifest).model_fields)
     assert manifest_from_body(stored) == manifest

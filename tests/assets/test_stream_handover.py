@@ -1,4 +1,6 @@
-"""A stream in other engines: the records, or the latest of them, that a read gives, from the lake's own files."""
+"""A stream in other engines: the records, or the latest of them, that a read gives, from the
+lake's own files.
+"""
 
 from __future__ import annotations
 
@@ -38,8 +40,14 @@ class Filled:
     """A stream to which an application sent the offsets of a source, in epochs."""
 
     def __init__(self, lake: Lake, clock: Clock | None = None) -> None:
-        self.lake, self.streams, self.sequence = lake, LakeStreams(on_clock(lake, clock) if clock else lake), 0
-        self.streams.create("s", schema=SCHEMA, key=["k"], partitions=2, compaction=CompactionPolicy(min_segments=2))
+        self.lake, self.streams, self.sequence = (
+            lake,
+            LakeStreams(on_clock(lake, clock) if clock else lake),
+            0,
+        )
+        self.streams.create(
+            "s", schema=SCHEMA, key=["k"], partitions=2, compaction=CompactionPolicy(min_segments=2)
+        )
 
     def send(self, start: int, end: int, epoch: int, **more: list[Any]) -> None:
         self.sequence += 1
@@ -55,7 +63,9 @@ class Filled:
             **{name: pa.array(values) for name, values in more.items()},
         }
         read = Sources("kafka.in", "a'pp", (SourceRange("kafka.in.0", start, end, epoch),))
-        self.streams.append("s", pa.table(columns), producer="app", sequence=self.sequence, sources=read)
+        self.streams.append(
+            "s", pa.table(columns), producer="app", sequence=self.sequence, sources=read
+        )
 
     def expected(self, epochs: str) -> list[tuple[Any, ...]]:
         names = ["k", "v", "__tombstone", "__epoch"]
@@ -76,13 +86,17 @@ def filled(tmp_path: Path) -> Filled:
 def check_all_engines(view: StreamView, expected: list[tuple[Any, ...]]) -> None:
     assert list(view.columns) == ["k", "v", "__tombstone", "__epoch"]
     table = pyarrow_dataset(view).to_table()
-    table = table.set_column(3, "__epoch", pc.fill_null(table["__epoch"], 0)).select(list(view.columns))
+    table = table.set_column(3, "__epoch", pc.fill_null(table["__epoch"], 0)).select(
+        list(view.columns)
+    )
     assert sorted(tuple(row.values()) for row in table.to_pylist()) == expected
     assert sorted(polars_frame(view).collect().rows()) == expected
     connection = duckdb.connect()
     duckdb_view(connection, view, "s")
     assert sorted(connection.execute("SELECT * FROM s").fetchall()) == expected
-    some = connection.execute("SELECT count(*), sum(v) FROM s WHERE v >= 5 AND NOT __tombstone").fetchall()
+    some = connection.execute(
+        "SELECT count(*), sum(v) FROM s WHERE v >= 5 AND NOT __tombstone"
+    ).fetchall()
     kept = [row[1] for row in expected if row[1] >= 5 and not row[2]]
     assert some == [(len(kept), sum(kept))]
 
@@ -99,16 +113,25 @@ def test_every_engine_gives_what_a_read_gives(filled: Filled, epochs: Any) -> No
     check_all_engines(view, filled.expected(epochs))
     assert len(filled.expected("latest")) == 13
     filled.streams.maintain("s")
-    check_all_engines(stream_view(filled.lake, "s", epochs=epochs, without_position="keep"), filled.expected(epochs))
+    check_all_engines(
+        stream_view(filled.lake, "s", epochs=epochs, without_position="keep"),
+        filled.expected(epochs),
+    )
 
 
 def test_views_of_one_stream_in_a_connection_keep_their_epochs(filled: Filled) -> None:
     filled.send(2, 6, 1)
     connection = duckdb.connect()
     for epochs in ("latest", "all"):
-        duckdb_view(connection, stream_view(filled.lake, "s", epochs=epochs, without_position="keep"), epochs)
+        duckdb_view(
+            connection,
+            stream_view(filled.lake, "s", epochs=epochs, without_position="keep"),
+            epochs,
+        )
     for epochs in ("latest", "all"):
-        assert sorted(connection.execute(f'SELECT * FROM "{epochs}"').fetchall()) == filled.expected(epochs)
+        assert sorted(
+            connection.execute(f'SELECT * FROM "{epochs}"').fetchall()
+        ) == filled.expected(epochs)
 
 
 def test_what_files_can_t_tell_is_refused(filled: Filled, tmp_path: Path) -> None:
@@ -118,7 +141,8 @@ def test_what_files_can_t_tell_is_refused(filled: Filled, tmp_path: Path) -> Non
     assert len(parquet_files(view)) == len(view.files)  # nothing is replaced: the files tell all
     filled.send(0, 1, 1)
     with pytest.raises(
-        DatasetError, match=r"its files also have records that a replay has replaced.*(?s:.*)stream export"
+        DatasetError,
+        match=r"its files also have records that a replay has replaced.*(?s:.*)stream export",
     ):
         parquet_files(stream_view(filled.lake, "s", epochs="latest", without_position="keep"))
     memory = Filled(lake_in(InMemoryStore()))
@@ -164,7 +188,11 @@ def test_an_iceberg_table_holds_the_files_of_its_snapshots(tmp_path: Path) -> No
     assert not register_in_iceberg(view, catalog, "out.s").new
     filled.send(1, 3, 1)
     second = register_in_iceberg(stream_view(filled.lake, "s"), catalog, "out.s")
-    assert (second.new, table_rows(), table_rows(first.snapshot_id)) == (True, filled.expected("all"), before)
+    assert (second.new, table_rows(), table_rows(first.snapshot_id)) == (
+        True,
+        filled.expected("all"),
+        before,
+    )
 
     now = filled.expected("all")
     filled.send(4, 9, 0)
@@ -174,7 +202,9 @@ def test_an_iceberg_table_holds_the_files_of_its_snapshots(tmp_path: Path) -> No
         filled.streams.maintain("s")
     assert len(filled.streams.state("s")[1].tail) < 3
     assert (table_rows(), table_rows(first.snapshot_id)) == (now, before)
-    with pytest.raises(OffsetOutOfRangeError, match=r"has changed since its commit(?s:.*)Take a new view"):
+    with pytest.raises(
+        OffsetOutOfRangeError, match=r"has changed since its commit(?s:.*)Take a new view"
+    ):
         register_in_iceberg(unregistered, catalog, "out.s")
     latest = stream_view(filled.lake, "s", epochs="latest")
     with pytest.raises(DatasetError, match="a replay has replaced"):

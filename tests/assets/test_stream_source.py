@@ -1,4 +1,6 @@
-"""Versions on a stream: what is settled, what a marker promised, and what the stream may not do meanwhile."""
+"""Versions on a stream: what is settled, what a marker promised, and what the stream may not do
+meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,12 @@ from dagster_adjunct.resources.objects.store import InMemoryStore
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 from dagster_adjunct.resources.streams.lake.streams import LakeStreams
-from dagster_adjunct.resources.streams.system import PARTITION, OffsetRange, StreamSystem, SystemStreamPartition
+from dagster_adjunct.resources.streams.system import (
+    PARTITION,
+    OffsetRange,
+    StreamSystem,
+    SystemStreamPartition,
+)
 from tests.assets.conftest import World, no_spark
 
 if TYPE_CHECKING:
@@ -75,7 +82,9 @@ def after(manifest: DatasetManifest, delivery: Delivery) -> DatasetManifest:
 # -- which version is next
 
 
-def test_versions_follow_each_other_and_all_that_an_advance_asks_costs_two_requests(world: World) -> None:
+def test_versions_follow_each_other_and_all_that_an_advance_asks_costs_two_requests(
+    world: World,
+) -> None:
     planes(world)
     for number in (1, 2):
         world.send("planes", [(f"N{i}", number) for i in range(10)], version=f"v{number}")
@@ -163,7 +172,9 @@ def test_a_marker_without_rows_that_comes_again_is_compared_with_what_was_counte
     if not before_seal:
         assert world.advance(PLANES).action == "sealed"
     world.mark("planes", "v1", [0, 1], counted)
-    world.streams.append_markers("planes", "v1", producer="p", sequence=1, partitions=[0], checksum="sha256:abc")
+    world.streams.append_markers(
+        "planes", "v1", producer="p", sequence=1, partitions=[0], checksum="sha256:abc"
+    )
     report = world.advance(PLANES)
     assert report.action == ("sealed" if before_seal else "up-to-date")
     manifest = StoredVersions(world.lake, PLANES).require_manifest()
@@ -194,7 +205,9 @@ def test_a_version_whose_marker_comes_again_with_another_count_is_not_sealed(wor
 # -- checksums
 
 
-def test_a_checksum_does_not_depend_on_order_or_other_columns_and_sees_every_value(spark: SparkSession) -> None:
+def test_a_checksum_does_not_depend_on_order_or_other_columns_and_sees_every_value(
+    spark: SparkSession,
+) -> None:
     rows = [("N1", 1), ("N2", None), ("N2", None), (None, 3)]
 
     def checksum(rows: list[Any], partitions: int = 1) -> str:
@@ -203,10 +216,15 @@ def test_a_checksum_does_not_depend_on_order_or_other_columns_and_sees_every_val
 
     assert checksum(rows) == checksum(rows[::-1], 3)
     assert parse_records_checksum(checksum(rows).upper()) == checksum(rows)
-    assert len({checksum(rows), checksum(rows[1:]), checksum([*rows[1:], ("N1", 2)]), checksum([])}) == 4
+    assert (
+        len({checksum(rows), checksum(rows[1:]), checksum([*rows[1:], ("N1", 2)]), checksum([])})
+        == 4
+    )
     assert checksum([]) == EMPTY_CHECKSUM
     # By hand: each value that is there behind the number of its column.
-    hashes = spark.sql("SELECT xxhash64(0, 'N1', 1, 1), xxhash64(0, 'N2'), xxhash64(0, 'N2'), xxhash64(1, 3)").first()
+    hashes = spark.sql(
+        "SELECT xxhash64(0, 'N1', 1, 1), xxhash64(0, 'N2'), xxhash64(0, 'N2'), xxhash64(1, 3)"
+    ).first()
     assert hashes is not None
     assert checksum(rows) == f"r2-{sum(hashes) % 2**64:016x}"
 
@@ -225,12 +243,19 @@ def marked(world: World, checksums: Mapping[int, str | None]) -> World:
     world.send("planes", [(f"N{i}", i) for i in range(10)])
     for partition, checksum in checksums.items():
         world.streams.append_markers(
-            "planes", "v1", producer="p", sequence=partition + 1, partitions=[partition], checksum=checksum
+            "planes",
+            "v1",
+            producer="p",
+            sequence=partition + 1,
+            partitions=[partition],
+            checksum=checksum,
         )
     return world
 
 
-def test_markers_that_promise_the_records_checksum_are_compared_with_the_records(sparkling: World) -> None:
+def test_markers_that_promise_the_records_checksum_are_compared_with_the_records(
+    sparkling: World,
+) -> None:
     ssps = [SystemStreamPartition("lake", "planes", p) for p in range(2)]
     planes(sparkling)
     sparkling.send("planes", [(f"N{i}", i) for i in range(10)])
@@ -243,7 +268,12 @@ def test_markers_that_promise_the_records_checksum_are_compared_with_the_records
     }
     for partition, checksum in ((0, right[0].upper()), (1, right[0])):
         system.append_markers(
-            "planes", "v1", producer="p", sequence=partition + 1, partitions=[partition], checksum=checksum
+            "planes",
+            "v1",
+            producer="p",
+            sequence=partition + 1,
+            partitions=[partition],
+            checksum=checksum,
         )
     source = opened(sparkling)
     with pytest.raises(MarkerConflictError) as caught:
@@ -264,7 +294,12 @@ def test_a_partition_without_records_has_a_checksum_too(world: World) -> None:
     planes(world)
     for partition, checksum in ((0, EMPTY_CHECKSUM), (1, EMPTY_CHECKSUM[:-1] + "1")):
         world.streams.append_markers(
-            "planes", "v1", producer="p", sequence=partition + 1, partitions=[partition], checksum=checksum
+            "planes",
+            "v1",
+            producer="p",
+            sequence=partition + 1,
+            partitions=[partition],
+            checksum=checksum,
         )
     source = opened(world)
     with pytest.raises(MarkerConflictError) as caught:
@@ -276,9 +311,13 @@ def test_a_partition_without_records_has_a_checksum_too(world: World) -> None:
 
 
 class _Drifting(LakeStreams):
-    """A stream whose records change their columns in the middle of a version, as one without strict writers does."""
+    """A stream whose records change their columns in the middle of a version, as one without
+    strict writers does.
+    """
 
-    def read(self, spark: SparkSession, ranges: Mapping[SystemStreamPartition, OffsetRange]) -> DataFrame:
+    def read(
+        self, spark: SparkSession, ranges: Mapping[SystemStreamPartition, OffsetRange]
+    ) -> DataFrame:
         from pyspark.sql import functions as F
 
         return super().read(spark, ranges).withColumn("seats", F.col("seats").cast("string"))
@@ -301,7 +340,9 @@ def test_a_lake_stream_rejects_records_of_another_schema_before_a_version(world:
     planes(world)
     for wrong in ({"tailnum": ["N1"], "seats": ["many"]}, {"tailnum": ["N1"]}):
         with pytest.raises(SchemaMismatchError) as caught:
-            world.streams.append("planes", pa.table(wrong), producer="p", sequence=1, end_of_dataset="v1")
+            world.streams.append(
+                "planes", pa.table(wrong), producer="p", sequence=1, end_of_dataset="v1"
+            )
         assert (caught.value.stream, caught.value.column) == ("lake.planes", "seats")
 
 
@@ -322,11 +363,15 @@ def test_a_stream_recreated_with_other_columns_is_rejected_as_recreated(world: W
 def test_records_without_a_key_are_kept_by_their_place_on_the_stream(sparkling: World) -> None:
     sparkling.stream("sightings", SCHEMA, [], 1)
     sparkling.send("sightings", [("N1", 1), ("N1", 1), ("N2", None)], version="v1")
-    spec = bounded_dataset("sightings", input="lake.sightings", key=BY_OFFSET, partitions=3, columns=["tailnum"])
+    spec = bounded_dataset(
+        "sightings", input="lake.sightings", key=BY_OFFSET, partitions=3, columns=["tailnum"]
+    )
     report = sparkling.advance(spec)
     assert (report.action, report.rows, report.counters["superseded"]) == ("sealed", 3, 0)
     view = sparkling.view(spec)
-    assert view.schema == Schema.of(source_partition="int", source_offset="bigint", tailnum="string")
+    assert view.schema == Schema.of(
+        source_partition="int", source_offset="bigint", tailnum="string"
+    )
     assert view.get((0, 1)) == {"source_partition": 0, "source_offset": 1, "tailnum": "N1"}
 
     sparkling.send("sightings", [(None, None)], version="v2")
@@ -338,7 +383,9 @@ def test_records_without_a_key_are_kept_by_their_place_on_the_stream(sparkling: 
 @pytest.mark.parametrize(
     "source", [FileSource("/data", "csv", SCHEMA), QuerySource("SELECT 1", SCHEMA, name="nightly")]
 )
-def test_files_and_queries_without_a_key_are_refused_by_name(source: FileSource | QuerySource) -> None:
+def test_files_and_queries_without_a_key_are_refused_by_name(
+    source: FileSource | QuerySource,
+) -> None:
     with pytest.raises(ConfigurationError) as caught:
         bounded_dataset("planes", input=source, key=BY_OFFSET, broadcast=True)
     assert (caught.value.dataset, caught.value.argument) == ("planes", "key")
@@ -351,10 +398,14 @@ def test_what_could_hide_entries_of_a_dataset_keyed_by_offset_is_refused(world: 
         opened(world, spec)
     assert failure.value.column == "source_offset"
     renamed = Projection("source STRING", {"source": "name"})
-    spec = bounded_dataset("odd", input="lake.odd", key=BY_OFFSET, broadcast=True, extractor=renamed)
+    spec = bounded_dataset(
+        "odd", input="lake.odd", key=BY_OFFSET, broadcast=True, extractor=renamed
+    )
     assert opened(world, spec).schema.names == (*BY_OFFSET, "source")
     several = PythonExtractor("package.module:factory", "name STRING")
-    spec = bounded_dataset("odd", input="lake.odd", key=BY_OFFSET, broadcast=True, extractor=several)
+    spec = bounded_dataset(
+        "odd", input="lake.odd", key=BY_OFFSET, broadcast=True, extractor=several
+    )
     with pytest.raises(SchemaMismatchError) as failure:
         opened(world, spec)
     assert failure.value.dataset == "odd"
@@ -368,7 +419,10 @@ def test_entries_keep_the_partitions_of_records_only_where_they_hash_alike(world
 
     def copartitioned(**more: Any) -> bool:
         return opened(
-            world, bounded_dataset("planes", input="lake.planes", **{"key": "tailnum", "partitions": 2} | more)
+            world,
+            bounded_dataset(
+                "planes", input="lake.planes", **{"key": "tailnum", "partitions": 2} | more
+            ),
         ).copartitioned
 
     assert copartitioned()

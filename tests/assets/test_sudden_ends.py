@@ -1,4 +1,6 @@
-"""Processes that are killed (SIGKILL) anywhere in an advance or a discard: the next run ends as if nothing had been."""
+"""Processes that are killed (SIGKILL) anywhere in an advance or a discard: the next run ends as
+if nothing had been.
+"""
 
 from __future__ import annotations
 
@@ -71,7 +73,9 @@ def state_of(world: World) -> dict[str, object]:
     return {
         "served": served(world.lake),
         "versions": [(ref.number, ref.name, ref.state, ref.rows) for ref in manifest.versions],
-        "delivered": [(done.name, done.version == manifest.versions[-1].id) for done in manifest.delivered],
+        "delivered": [
+            (done.name, done.version == manifest.versions[-1].id) for done in manifest.delivered
+        ],
         "offsets": manifest.offsets,
         "doomed": manifest.doomed,
         "left over": len(data_and_documents(world.lake)) - len(reached(world.lake)),
@@ -87,7 +91,9 @@ def tidied(world: World) -> dict[str, object]:
 
 
 @pytest.mark.lengthy
-def test_an_advance_killed_at_any_stage_is_taken_up_where_it_was(planes: World, tmp_path: Path) -> None:
+def test_an_advance_killed_at_any_stage_is_taken_up_where_it_was(
+    planes: World, tmp_path: Path
+) -> None:
     uninterrupted = copy_of(planes, tmp_path / "uninterrupted")
     uninterrupted.advance(PLANES)
     expected = state_of(uninterrupted)
@@ -99,15 +105,21 @@ def test_an_advance_killed_at_any_stage_is_taken_up_where_it_was(planes: World, 
         again = faulty(copy)
         report = copy.advance(PLANES, lake=again)
         assert report.action == ("up-to-date" if stage == "switch" else "sealed")
-        assert builds(again) == (1 if stage == "collect" else 0), "what was built is not built again"
+        assert builds(again) == (1 if stage == "collect" else 0), (
+            "what was built is not built again"
+        )
         garbage = 1 if stage == "seal" else 0  # the document that no commit came to name
         assert state_of(copy) == expected | {"left over": garbage}
         assert copy.advance(PLANES).action == "up-to-date"
         assert tidied(copy) == tidied(copy_of(uninterrupted, tmp_path / f"{stage}-tidied"))
 
 
-def test_a_build_from_files_is_taken_up_as_well_unless_the_files_are_others(planes: World, tmp_path) -> None:
-    spec = bounded_dataset("files", input=FileSource(str(tmp_path / "in"), "jsonl", SCHEMA), key="k", partitions=2)
+def test_a_build_from_files_is_taken_up_as_well_unless_the_files_are_others(
+    planes: World, tmp_path
+) -> None:
+    spec = bounded_dataset(
+        "files", input=FileSource(str(tmp_path / "in"), "jsonl", SCHEMA), key="k", partitions=2
+    )
     folder = tmp_path / "in" / "v1"
     folder.mkdir(parents=True)
     (folder / "rows.jsonl").write_text('{"k": "a", "n": 1}')
@@ -119,7 +131,9 @@ def test_a_build_from_files_is_taken_up_as_well_unless_the_files_are_others(plan
             planes.advance(spec, lake=lake)
         return builds(lake)
 
-    assert [die_before_the_seal(), die_before_the_seal()] == [1, 0], "what was built is not built again"
+    assert [die_before_the_seal(), die_before_the_seal()] == [1, 0], (
+        "what was built is not built again"
+    )
     (folder / "rows.jsonl").write_text('{"k": "a", "n": 2}')
     assert [die_before_the_seal(), die_before_the_seal()] == [1, 0]
     last = faulty(planes)
@@ -145,7 +159,9 @@ def test_an_advance_killed_at_any_request_is_taken_up(planes: World, tmp_path: P
 
 @pytest.mark.lengthy
 @pytest.mark.rounds
-def test_a_discard_killed_at_any_request_is_ended_by_the_next_one(planes: World, tmp_path: Path) -> None:
+def test_a_discard_killed_at_any_request_is_ended_by_the_next_one(
+    planes: World, tmp_path: Path
+) -> None:
     planes.advance(PLANES)
     make_older(planes.lake, timedelta(hours=1))
     uninterrupted = copy_of(planes, tmp_path / "uninterrupted")

@@ -46,7 +46,9 @@ def send(world: World, changes) -> None:
         pa.table(
             {
                 "origin": pa.array([change[0] for change in changes], pa.string()),
-                "hour": pa.array([hour(change[1]) for change in changes], pa.timestamp("us", tz="UTC")),
+                "hour": pa.array(
+                    [hour(change[1]) for change in changes], pa.timestamp("us", tz="UTC")
+                ),
                 "temp": pa.array([change[2] for change in changes], pa.float64()),
                 "__tombstone": pa.array([change[2] is None for change in changes], pa.bool_()),
             }
@@ -63,7 +65,12 @@ def entries(world: World, spec=WEATHER) -> dict[tuple[str, int], float]:
             (entry["origin"], int((entry["hour"] - hour(0)).total_seconds()) // 3600): entry["temp"]
             for _, entry in world.view(spec).items()
         }
-    rows = world.view(spec).frame(world.spark()).selectExpr("origin", "unix_timestamp(hour) h", "temp").collect()
+    rows = (
+        world.view(spec)
+        .frame(world.spark())
+        .selectExpr("origin", "unix_timestamp(hour) h", "temp")
+        .collect()
+    )
     begin = int(hour(0).timestamp())
     temperatures = {(row.origin, (row.h - begin) // 3600): row.temp for row in rows}
     assert len(temperatures) == len(rows), "a key stands twice in the frame"
@@ -107,7 +114,9 @@ def test_the_target_is_recorded_before_anything_is_read(sparkling: World) -> Non
     world.spark = spark
     report = world.advance(WEATHER)
     assert report.action == "bootstrapped"
-    assert entries(world) == {("JFK", 0): 1.0, ("JFK", 1): 2.0}, "what came after the target is not in the base"
+    assert entries(world) == {("JFK", 0): 1.0, ("JFK", 1): 2.0}, (
+        "what came after the target is not in the base"
+    )
     assert world.advance(WEATHER).action == "applied"
     assert entries(world) == {("JFK", 0): 9.0, ("JFK", 1): 2.0, ("EWR", 5): 5.0}
 
@@ -118,7 +127,10 @@ def test_a_commit_writes_only_the_changes_and_nothing_new_makes_no_commit(quick:
     world.advance(WEATHER)
     send(world, [("JFK", 3, 1.0), ("JFK", 3, 2.0), ("JFK", 4, None)])
     report = world.advance(WEATHER)
-    assert (report.action, report.counters) == ("applied", {"read": 3, "changes": 2, "superseded": 1, "deleted": 1})
+    assert (report.action, report.counters) == (
+        "applied",
+        {"read": 3, "changes": 2, "superseded": 1, "deleted": 1},
+    )
     assert [g.rows for g in world.view(WEATHER).sealed.generations] == [1000, 2]
     log = world.lake.commit_log("datasets/weather", "dataset")
     before = log.current()
@@ -159,7 +171,9 @@ def test_a_join_on_the_partition_column_shuffles_neither_base_nor_deltas(sparkli
 @pytest.mark.spark
 def test_a_broadcast_copy_merges_its_deltas_too(sparkling: World) -> None:
     world = weather(sparkling)
-    spec = unbounded_dataset("everywhere", input="lake.weather", key=["origin", "hour"], broadcast=True)
+    spec = unbounded_dataset(
+        "everywhere", input="lake.weather", key=["origin", "hour"], broadcast=True
+    )
     send(world, [("JFK", 0, 1.0), ("EWR", 0, 2.0), ("LGA", 0, 3.0)])
     world.advance(spec)
     send(world, [("JFK", 0, None), ("LGA", 0, 4.0)])
@@ -172,7 +186,11 @@ def test_a_broadcast_copy_merges_its_deltas_too(sparkling: World) -> None:
 def test_other_bucket_counts_than_the_streams_are_built_with_an_exchange(sparkling: World) -> None:
     world = weather(sparkling)
     spec = unbounded_dataset(
-        "finer", input="lake.weather", key=["origin", "hour"], partition_by=["origin", "hour"], partitions=3
+        "finer",
+        input="lake.weather",
+        key=["origin", "hour"],
+        partition_by=["origin", "hour"],
+        partitions=3,
     )
     changes = [("JFK", n, float(n)) for n in range(50)]
     send(world, changes)
@@ -185,7 +203,9 @@ def test_other_bucket_counts_than_the_streams_are_built_with_an_exchange(sparkli
 def test_a_stream_whose_keys_spread_over_partitions_is_refused_by_name(world: World, key) -> None:
     world.streams.create("weather", schema=SCHEMA, key=["origin", "hour"], partitions=4)
     spec = unbounded_dataset("w", input="lake.weather", key=key, partitions=4)
-    with pytest.raises(DatasetError, match=r"lake.weather is keyed by \(origin, hour\), in 4 partitions"):
+    with pytest.raises(
+        DatasetError, match=r"lake.weather is keyed by \(origin, hour\), in 4 partitions"
+    ):
         world.advance(spec)
 
 
@@ -205,15 +225,23 @@ def test_other_columns_need_a_rebuild(world: World) -> None:
     weather(world)
     world.advance(WEATHER)
     spec = unbounded_dataset(
-        "weather", input="lake.weather", key=["origin", "hour"], partition_by="origin", partitions=4,
+        "weather",
+        input="lake.weather",
+        key=["origin", "hour"],
+        partition_by="origin",
+        partitions=4,
         columns=["origin", "hour"],
-    )  # fmt: skip
+    )
     with pytest.raises(DatasetError, match="temp"):
         world.advance(spec)
 
 
 CHANGES = st.lists(
-    st.tuples(st.sampled_from(["JFK", "EWR", "LGA"]), st.integers(0, 5), st.none() | st.floats(0, 9, allow_nan=False)),
+    st.tuples(
+        st.sampled_from(["JFK", "EWR", "LGA"]),
+        st.integers(0, 5),
+        st.none() | st.floats(0, 9, allow_nan=False),
+    ),
     max_size=12,
 )
 
@@ -229,7 +257,9 @@ def test_base_and_deltas_equal_a_dictionary_after_every_commit(new_world, batche
         if changes:
             send(world, changes)
         state = applied(state, changes)
-        advance_dataset(WEATHER, lake=world.lake, systems=world.systems, spark=IN_PROCESS, by="test")
+        advance_dataset(
+            WEATHER, lake=world.lake, systems=world.systems, spark=IN_PROCESS, by="test"
+        )
         view = world.view(WEATHER)
         keys = [(origin, hour(n)) for origin in ("JFK", "EWR", "LGA") for n in range(6)]
         held = view.get_all(keys)

@@ -1,4 +1,6 @@
-"""A table in a real PostgreSQL, changed by clerks all the time, and the dataset that follows it: the two are equal."""
+"""A table in a real PostgreSQL, changed by clerks all the time, and the dataset that follows it:
+the two are equal.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,11 @@ def capture_of(bank: Bank, world: World, **more: Any) -> TableCapture:
 
 def accounts(name: str = "accounts", **more: Any) -> AdjunctDataset:
     return unbounded_dataset(
-        name, input="lake.accounts", key="id", partitions=4, **{"changes": ENVELOPE, "compaction": COMPACTED, **more}
+        name,
+        input="lake.accounts",
+        key="id",
+        partitions=4,
+        **{"changes": ENVELOPE, "compaction": COMPACTED, **more},
     )
 
 
@@ -61,7 +67,9 @@ def by_spark(world: World, view: VersionReader) -> dict[int, tuple[Any, ...]]:
 
 
 def check_equal(world: World, spec: AdjunctDataset, bank: Bank, also: set[int]) -> None:
-    """The dataset is the table, row by row: for Spark, and by get, where keys that are gone are not there."""
+    """The dataset is the table, row by row: for Spark, and by get, where keys that are gone are
+    not there.
+    """
     view, table = world.view(spec), expected(bank)
     assert by_spark(world, view) == table
     for key in table.keys() | also:
@@ -86,9 +94,14 @@ def follow_to_the_end(world: World, spec: AdjunctDataset) -> None:
 @pytest.mark.long  # tests/examples/test_postgres_capture.py does while clerks work, too
 @pytest.mark.parametrize(
     "order_by",
-    [pytest.param(None, id="by offset", marks=pytest.mark.long), pytest.param("source.lsn", id="by log position")],
+    [
+        pytest.param(None, id="by offset", marks=pytest.mark.long),
+        pytest.param("source.lsn", id="by log position"),
+    ],
 )
-def test_a_dataset_that_followed_a_busy_table_equals_it(order_by: str | None, bank: Bank, sparkling: World) -> None:
+def test_a_dataset_that_followed_a_busy_table_equals_it(
+    order_by: str | None, bank: Bank, sparkling: World
+) -> None:
     capture, spec = capture_of(bank, sparkling), accounts(order_by=order_by)
     capture.start()
     bank.fill()
@@ -109,7 +122,8 @@ def test_a_dataset_that_followed_a_busy_table_equals_it(order_by: str | None, ba
 
 @pytest.mark.long  # tests/examples/test_postgres_capture.py shows it of the example
 @pytest.mark.parametrize(
-    "order_by", [pytest.param(None, id="by offset"), pytest.param("source.lsn", id="by log position")]
+    "order_by",
+    [pytest.param(None, id="by offset"), pytest.param("source.lsn", id="by log position")],
 )
 def test_a_bulk_snapshot_and_the_stream_from_its_position_give_the_table(
     order_by: str | None, bank: Bank, sparkling: World, tmp_path: Path
@@ -129,7 +143,9 @@ def test_a_bulk_snapshot_and_the_stream_from_its_position_give_the_table(
         check_consistent(sparkling, spec)
         assert report.counters["loaded"] > 0
         streams = LakeStreams(sparkling.lake)
-        after = sum(int(end) - int(position[ssp]) for ssp, end in streams.upcoming(position).items())
+        after = sum(
+            int(end) - int(position[ssp]) for ssp, end in streams.upcoming(position).items()
+        )
         assert 0 < report.counters["read"] <= after
         wait(20)
     capture.read()
@@ -140,7 +156,10 @@ def test_a_bulk_snapshot_and_the_stream_from_its_position_give_the_table(
 def sums(world: World, spec: AdjunctDataset, versions: list[str]) -> list[int]:
     store = StoredVersions(world.lake, spec)
     frames = [store.version(version).frame(world.spark()) for version in versions]
-    return [frame.selectExpr("coalesce(sum(balance), 0) AS balance").collect()[0].balance for frame in frames]
+    return [
+        frame.selectExpr("coalesce(sum(balance), 0) AS balance").collect()[0].balance
+        for frame in frames
+    ]
 
 
 def balance_of_stream(lake: Lake) -> int:
@@ -156,13 +175,18 @@ def balance_of_stream(lake: Lake) -> int:
 
 @pytest.mark.long  # tests/assets/changes/test_whole_transactions.py shows it without a server
 def test_every_commit_holds_whole_transactions(bank: Bank, sparkling: World) -> None:
-    """The capture appends three changes at a time; where that cuts a transaction in two, the datasets are advanced."""
+    """The capture appends three changes at a time; where that cuts a transaction in two, the
+    datasets are advanced.
+    """
     capture = capture_of(bank, sparkling, most=3, ends="ends")
     bank.fill()
     capture.start()
     capture.snapshot_into_stream()
     whole = accounts(
-        "whole", changes=DebeziumEnvelope(COLUMNS, decimals="string", transactions="lake.ends", collection=bank.table)
+        "whole",
+        changes=DebeziumEnvelope(
+            COLUMNS, decimals="string", transactions="lake.ends", collection=bank.table
+        ),
     )
     torn = accounts("torn")
     versions: dict[str, list[str]] = {"whole": [], "torn": []}
@@ -176,7 +200,13 @@ def test_every_commit_holds_whole_transactions(bank: Bank, sparkling: World) -> 
             advance()
 
     between = [
-        Fault("put_if_match", nth, "meanwhile", advance_within_a_transaction, below="streams/accounts/CURRENT")
+        Fault(
+            "put_if_match",
+            nth,
+            "meanwhile",
+            advance_within_a_transaction,
+            below="streams/accounts/CURRENT",
+        )
         for nth in range(1, 2000)
     ]
     advance()

@@ -1,4 +1,6 @@
-"""Dates outside the years 1 to 9999 and text that is not UTF-8 on every way into a dataset, by Spark and in process."""
+"""Dates outside the years 1 to 9999 and text that is not UTF-8 on every way into a dataset, by
+Spark and in process.
+"""
 
 from __future__ import annotations
 
@@ -95,7 +97,9 @@ def test_a_time_in_a_file_that_microseconds_do_not_hold_is_rejected_by_row(
 ) -> None:
     world.spark = IN_PROCESS
     schema = Schema.of(k="int", at="timestamp")
-    spec = bounded_dataset("kinds", input=FileSource(str(tmp_path / "in"), "parquet", schema), key="k", partitions=2)
+    spec = bounded_dataset(
+        "kinds", input=FileSource(str(tmp_path / "in"), "parquet", schema), key="k", partitions=2
+    )
     (tmp_path / "in" / "v1").mkdir(parents=True)
     table = pa.table({"k": pa.array(range(len(values)), pa.int32()), "at": pa.array(values, kind)})
     pq.write_table(table, tmp_path / "in" / "v1" / "part.parquet", row_group_size=40_000)
@@ -118,7 +122,9 @@ def test_text_files_with_such_a_value_are_rejected_by_line(
     world: World, tmp_path: Path, format: Any, text: str, place: str
 ) -> None:
     world.spark = IN_PROCESS
-    spec = bounded_dataset("kinds", input=FileSource(str(tmp_path / "in"), format, SCHEMA), key="k", partitions=2)
+    spec = bounded_dataset(
+        "kinds", input=FileSource(str(tmp_path / "in"), format, SCHEMA), key="k", partitions=2
+    )
     (tmp_path / "in" / "v1").mkdir(parents=True)
     (tmp_path / "in" / "v1" / "part").write_bytes(text.encode(errors="surrogateescape"))
     (tmp_path / "in" / "v1" / "_SUCCESS").touch()
@@ -140,7 +146,9 @@ def test_a_query_that_answers_such_a_value_is_rejected(either: World, column: st
         ]
         return spark.createDataFrame(stored_table(table)).selectExpr(*made)
 
-    spec = bounded_dataset("kinds", input=QuerySource(query, SCHEMA, name="q"), key="k", partitions=2)
+    spec = bounded_dataset(
+        "kinds", input=QuerySource(query, SCHEMA, name="q"), key="k", partitions=2
+    )
     report = either.advance(spec)
     assert report.action == "rejected"
     assert f"column {column!r} of the record {{k: " in report.note
@@ -149,7 +157,9 @@ def test_a_query_that_answers_such_a_value_is_rejected(either: World, column: st
 
 @pytest.mark.parametrize("column", BAD)
 @pytest.mark.parametrize("extracted", [False, True])
-def test_a_version_on_a_stream_that_checks_nothing_is_rejected(either: World, column: str, extracted: bool) -> None:
+def test_a_version_on_a_stream_that_checks_nothing_is_rejected(
+    either: World, column: str, extracted: bool
+) -> None:
     either.streams.create("kinds", schema=stored(SCHEMA), partitions=1)
     either.foreign["kinds"] = SCHEMA
     extractor = PythonExtractor("tests.assets.extractors:same", SCHEMA.ddl()) if extracted else None
@@ -157,7 +167,9 @@ def test_a_version_on_a_stream_that_checks_nothing_is_rejected(either: World, co
     outcomes = []
     for number, rows in enumerate(([*GOOD, BAD[column]], GOOD), 1):
         records = stored_table(table_of(*rows))
-        either.streams.append("kinds", records, producer="p", sequence=number, end_of_dataset=f"v{number}")
+        either.streams.append(
+            "kinds", records, producer="p", sequence=number, end_of_dataset=f"v{number}"
+        )
         report = either.advance(spec)
         outcomes.append((report.action, f"column {column!r} of the record " in report.note))
     assert outcomes == [("rejected", True), ("sealed", False)]
@@ -165,7 +177,9 @@ def test_a_version_on_a_stream_that_checks_nothing_is_rejected(either: World, co
 
 
 @pytest.mark.parametrize("column", ["day", "at", "name", "k"])
-def test_a_bulk_snapshot_with_such_a_value_is_refused(sparkling: World, tmp_path: Path, column: str) -> None:
+def test_a_bulk_snapshot_with_such_a_value_is_refused(
+    sparkling: World, tmp_path: Path, column: str
+) -> None:
     sparkling.streams.create("changes", schema=SCHEMA, key=["k"], partitions=1)
     pq.write_table(table_of(*GOOD, BAD[column]), tmp_path / "rows.parquet")
     snapshot = ParquetSnapshot(str(tmp_path / "rows.parquet"), position={"lake.changes.0": "0"})
@@ -188,6 +202,7 @@ def test_changes_with_such_values_are_dead_letters_and_the_others_applied(either
     assert served(either, spec) == DAYS
     letters = either.streams.read_arrow(either.streams.all_ranges("dead")).to_pylist()
     assert sorted(letter["offset"] for letter in letters) == [3, 4, 5, 6]
-    assert [f"column {column!r} is " in letter["reason"] for column, letter in zip(BAD, letters, strict=True)] == [
-        True
-    ] * 4
+    assert [
+        f"column {column!r} is " in letter["reason"]
+        for column, letter in zip(BAD, letters, strict=True)
+    ] == [True] * 4

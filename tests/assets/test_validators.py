@@ -99,7 +99,10 @@ def test_keys_are_unique_where_no_record_replaced_another() -> None:
 def test_no_null_keys_looks_at_the_files_that_were_stored() -> None:
     checked = candidate()
     assert no_null_keys()(checked) == Verdict(
-        name="no_null_keys", passed=True, message="4 rows have 'tailnum'", facts={"nulls": {"tailnum": 0}, "rows": 4}
+        name="no_null_keys",
+        passed=True,
+        message="4 rows have 'tailnum'",
+        facts={"nulls": {"tailnum": 0}, "rows": 4},
     )
     generation = checked.view.sealed.generations[0]
     path = checked.view.store.staging_dir() / "replaced.parquet"
@@ -116,7 +119,9 @@ def test_a_stored_file_that_is_gone_refuses_the_version_by_name() -> None:
     checked.view.store.delete(f"{generation.folder}/{generation.files[0].name}")
     (verdict,) = evaluate([no_null_keys()], checked)
     assert not verdict.passed
-    assert verdict.message.startswith("ManifestMismatchError: dataset 'planes', version v000002-attempt2: the manifest")
+    assert verdict.message.startswith(
+        "ManifestMismatchError: dataset 'planes', version v000002-attempt2: the manifest"
+    )
     assert "it is missing" in verdict.message
 
 
@@ -142,10 +147,16 @@ SHUFFLED = Schema.of(tailnum="string", maker="string", seats="int")
         (WIDER, {"additive", "any"}, "added year (int)"),
         (Schema.of(tailnum="string", seats="int"), {"any"}, "removed maker"),
         (LONGER, {"any"}, "retyped seats (int to bigint)"),
-        (SHUFFLED, {"additive", "any"}, "the order is tailnum, maker, seats, was tailnum, seats, maker"),
+        (
+            SHUFFLED,
+            {"additive", "any"},
+            "the order is tailnum, maker, seats, was tailnum, seats, maker",
+        ),
     ],
 )
-def test_schemas_are_compared_by_the_declared_rule(new: Schema, passing: set[str], message: str) -> None:
+def test_schemas_are_compared_by_the_declared_rule(
+    new: Schema, passing: set[str], message: str
+) -> None:
     rows = [("N1", *([None] * (len(new.names) - 1)))]
     checked = candidate(rows, ROWS, schema=new)
     verdicts = {rule: schema_compatible(rule)(checked) for rule in ("exact", "additive", "any")}
@@ -162,15 +173,22 @@ def test_the_first_version_is_compared_with_nothing() -> None:
     ("served", "new", "passed"),
     [(100, 80, True), (100, 79, False), (100, 120, True), (100, 121, False), (100, 0, False)],
 )
-def test_row_counts_may_change_by_a_fraction_of_what_is_served(served: int, new: int, passed: bool) -> None:
+def test_row_counts_may_change_by_a_fraction_of_what_is_served(
+    served: int, new: int, passed: bool
+) -> None:
     verdict = row_count_within(0.2)(candidate(planes(new), planes(served)))
     assert verdict.passed is passed
     if new == 79:
-        assert "79 rows, -21.0% of the 100 of version v000001-attempt1: at most 20.0% is allowed" in verdict.message
+        assert (
+            "79 rows, -21.0% of the 100 of version v000001-attempt1: at most 20.0% is allowed"
+            in verdict.message
+        )
 
 
 def test_a_change_of_exactly_the_allowed_fraction_passes() -> None:
-    assert row_count_within(0.29)(candidate(planes(71), planes(100))).passed, "although 0.29 * 100 is less than 29"
+    assert row_count_within(0.29)(candidate(planes(71), planes(100))).passed, (
+        "although 0.29 * 100 is less than 29"
+    )
 
 
 def test_small_and_empty_versions_are_no_measure() -> None:
@@ -186,14 +204,23 @@ def test_a_least_number_of_rows() -> None:
 
 @pytest.mark.parametrize(
     ("answer", "passed"),
-    [(True, True), (False, False), (np.bool_(True), True), (Finding(True, "fine"), True), (Finding(False), False)],
+    [
+        (True, True),
+        (False, False),
+        (np.bool_(True), True),
+        (Finding(True, "fine"), True),
+        (Finding(False), False),
+    ],
 )
 def test_a_custom_rule_answers_with_a_truth_value_or_a_finding(answer: Any, passed: bool) -> None:
     assert custom("mine", lambda checked: answer)(candidate()).passed is passed
 
 
 def test_a_custom_rule_can_read_the_candidate_by_key() -> None:
-    known = custom("has_n1", lambda checked: Finding(checked.view.get("N1") is not None, "N1 must be there", {"n": 1}))
+    known = custom(
+        "has_n1",
+        lambda checked: Finding(checked.view.get("N1") is not None, "N1 must be there", {"n": 1}),
+    )
     assert known(candidate()).passed
     assert known(candidate(planes(3))) == Verdict(
         name="has_n1", passed=False, message="N1 must be there", facts={"n": 1}
@@ -201,7 +228,13 @@ def test_a_custom_rule_can_read_the_candidate_by_key() -> None:
 
 
 def test_facts_become_what_json_can_hold() -> None:
-    odd = {"n": np.int64(5), "x": math.nan, "d": dt.date(2026, 1, 2), "s": {"a"}, 7: (b"x", np.float32(0.5))}
+    odd = {
+        "n": np.int64(5),
+        "x": math.nan,
+        "d": dt.date(2026, 1, 2),
+        "s": {"a"},
+        7: (b"x", np.float32(0.5)),
+    }
     verdict = custom("odd", lambda checked: Finding(True, "", odd))(candidate())
     assert verdict.facts == {"n": 5, "x": "nan", "d": "2026-01-02", "s": ["a"], "7": ["eA==", 0.5]}
     assert Verdict.model_validate_json(verdict.model_dump_json()) == verdict
@@ -218,8 +251,12 @@ def unreachable(checked: Candidate) -> bool:
     raise StoreUnavailableError("the list of makers can't be reached.", "Try again.")
 
 
-def test_all_are_asked_and_one_that_raises_has_failed_with_its_text(caplog: pytest.LogCaptureFixture) -> None:
-    verdicts = evaluate([min_rows(99), custom("mine", broken), no_nulls("seats", severity="warn")], candidate())
+def test_all_are_asked_and_one_that_raises_has_failed_with_its_text(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    verdicts = evaluate(
+        [min_rows(99), custom("mine", broken), no_nulls("seats", severity="warn")], candidate()
+    )
     assert [(verdict.name, verdict.passed, verdict.severity) for verdict in verdicts] == [
         ("min_rows", False, "error"),
         ("mine", False, "error"),
@@ -227,7 +264,9 @@ def test_all_are_asked_and_one_that_raises_has_failed_with_its_text(caplog: pyte
     ]
     assert verdicts[1].message == "ValueError: the list of\nmakers is empty"
     logged = [record.exc_info[1] for record in caplog.records if record.exc_info]
-    assert [str(error) for error in logged] == ["the list of\nmakers is empty"], "with its traceback"
+    assert [str(error) for error in logged] == ["the list of\nmakers is empty"], (
+        "with its traceback"
+    )
 
 
 def raising(error: Exception) -> Callable[[Candidate], bool]:
@@ -246,7 +285,10 @@ class JavaError(Py4JJavaError):  # type: ignore[misc]
         pass
 
     def __str__(self) -> str:
-        return "An error occurred while calling o1.count.\n: org.apache.spark.SparkException: job aborted\n\tat …"
+        return (
+            "An error occurred while calling o1.count.\n: org.apache.spark.SparkException: job"
+            " aborted\n\tat …"
+        )
 
 
 SYNTAX = ParseException("\n[PARSE_SYNTAX_ERROR] Syntax error at 'n'.\n\n== SQL ==\nn >\n")
@@ -271,14 +313,18 @@ def test_a_mistake_in_a_validator_refuses_nothing_and_says_where_it_is(error: Ex
     told = raised.value
     assert told.__cause__ is error
     assert (told.dataset, told.validator) == ("planes", "mine")
-    assert told.problem.startswith("dataset 'planes', version 'v2': validator 'mine' can't be evaluated: ")
+    assert told.problem.startswith(
+        "dataset 'planes', version 'v2': validator 'mine' can't be evaluated: "
+    )
     assert told.problem.endswith(f"{type(error).__name__}: {said_first(error)}")
     assert "Correct the validator and advance again" in told.next_step
     assert "adjunct dataset abandon planes v2 --reason" in told.next_step
 
 
 def said_first(error: Exception) -> str:
-    return error.problem if isinstance(error, AdjunctError) else str(error).strip().partition("\n")[0]
+    return (
+        error.problem if isinstance(error, AdjunctError) else str(error).strip().partition("\n")[0]
+    )
 
 
 @pytest.mark.parametrize(
@@ -301,7 +347,11 @@ def test_what_is_raised_about_the_data_refuses_the_version(error: Exception) -> 
 
 @pytest.mark.parametrize(
     "error",
-    [*MISTAKES, StoreUnavailableError("the list of makers can't be reached.", "Try again."), JavaError()],
+    [
+        *MISTAKES,
+        StoreUnavailableError("the list of makers can't be reached.", "Try again."),
+        JavaError(),
+    ],
     ids=lambda error: type(error).__name__,
 )
 def test_a_warning_that_can_t_be_evaluated_stops_nothing(error: Exception) -> None:
@@ -327,7 +377,9 @@ def test_a_jvm_that_breaks_says_nothing_of_the_version() -> None:
 
 
 def test_an_answer_that_says_nothing_is_a_mistake_with_what_to_return() -> None:
-    with pytest.raises(ValidatorError, match="'mine' returned None: expected True, False or a Finding"):
+    with pytest.raises(
+        ValidatorError, match="'mine' returned None: expected True, False or a Finding"
+    ):
         evaluate([custom("mine", lambda checked: None)], candidate())  # type: ignore[arg-type, return-value]
 
 
@@ -359,7 +411,13 @@ def test_a_validator_of_another_class_keeps_its_declared_name_and_severity() -> 
 
 def test_validators_are_values() -> None:
     def rules() -> list[Check]:
-        return [unique_keys(), no_nulls("a", "b"), row_count_within(0.1, 5), values_in("a", ["x"]), sql_check("s", "a")]
+        return [
+            unique_keys(),
+            no_nulls("a", "b"),
+            row_count_within(0.1, 5),
+            values_in("a", ["x"]),
+            sql_check("s", "a"),
+        ]
 
     mine, again = rules(), rules()
     assert mine == again
@@ -409,7 +467,9 @@ def test_allowed_values_may_be_any_collection(values: Any) -> None:
 
 
 def declared(*validators: Any) -> None:
-    bounded_dataset("planes", input="lake.planes", key="tailnum", broadcast=True, validators=validators)
+    bounded_dataset(
+        "planes", input="lake.planes", key="tailnum", broadcast=True, validators=validators
+    )
 
 
 def test_a_dataset_refuses_validators_that_can_t_be_told_apart_or_are_none() -> None:
@@ -443,35 +503,51 @@ def on_spark(tmp_path: Path, spark: SparkSession) -> Candidate:
 
 
 @pytest.mark.spark
-def test_rules_in_sql_count_what_breaks_them_and_tell_some_keys(on_spark: Candidate, spark: SparkSession) -> None:
+def test_rules_in_sql_count_what_breaks_them_and_tell_some_keys(
+    on_spark: Candidate, spark: SparkSession
+) -> None:
     spark.range(3).createOrReplaceTempView("version")  # the user's own view of this name
     rules = [
         sql_check("seats_known", "seats > 9"),
         sql_check("seats_or_none", "seats IS NULL OR seats > 0"),
         sql_check("none_lost", "SELECT c.* FROM current c ANTI JOIN version v USING (tailnum);"),
-        sql_check("with_names", "WITH small AS (SELECT tailnum FROM version WHERE seats < 60) SELECT * FROM small"),
+        sql_check(
+            "with_names",
+            "WITH small AS (SELECT tailnum FROM version WHERE seats < 60) SELECT * FROM small",
+        ),
         sql_check("numbers", "CAST(maker AS INT) > 0"),
         values_in("maker", ["AIRBUS", "BOEING"]),
         values_in("seats", [9, 50, 100]),
     ]
     verdicts = {verdict.name: verdict for verdict in evaluate(rules, on_spark)}
-    assert {name for name, verdict in verdicts.items() if verdict.passed} == {"seats_or_none", "values_in_seats"}
+    assert {name for name, verdict in verdicts.items() if verdict.passed} == {
+        "seats_or_none",
+        "values_in_seats",
+    }
     assert verdicts["seats_known"].facts["violations"] == 2, "a null is not known to be right"
     assert sorted(verdicts["seats_known"].facts["sample"]) == [["N2"], ["N4"]]
     assert verdicts["none_lost"].message == "broken by 1 row: tailnum 'N9'"
     assert sorted(verdicts["with_names"].facts["sample"]) == [["N3"], ["N4"]]
     assert verdicts["numbers"].message.startswith("NumberFormatException: [CAST_INVALID_INPUT]")
     assert verdicts["values_in_maker"].message == "other values of 'maker' in 1 row: 'CESSNA' (1)"
-    with_null = {verdict.message for verdict in evaluate([values_in("maker", ["AIRBUS", "BOEING", None])], on_spark)}
+    with_null = {
+        verdict.message
+        for verdict in evaluate([values_in("maker", ["AIRBUS", "BOEING", None])], on_spark)
+    }
     assert with_null == {verdicts["values_in_maker"].message}
     assert values_in("maker", [None])(on_spark).facts["violations"] == 3
     hidden = {
-        verdict.name: verdict.message for verdict in evaluate([rules[2], *rules[4:6]], on_spark, ["maker", "tailnum"])
+        verdict.name: verdict.message
+        for verdict in evaluate([rules[2], *rules[4:6]], on_spark, ["maker", "tailnum"])
     }
     assert hidden == {
-        "numbers": "NumberFormatException: [CAST_INVALID_INPUT]: values of sensitive columns are hidden",
+        "numbers": (
+            "NumberFormatException: [CAST_INVALID_INPUT]: values of sensitive columns are hidden"
+        ),
         "none_lost": "broken by 1 row: values of sensitive columns are hidden",
-        "values_in_maker": "other values of 'maker' in 1 row: values of sensitive columns are hidden",
+        "values_in_maker": (
+            "other values of 'maker' in 1 row: values of sensitive columns are hidden"
+        ),
     }
     both = sql_check("both", "SELECT * FROM version v JOIN current c ON v.tailnum = c.tailnum")
     assert both(on_spark).facts["sample_of"] == "rows", "where two columns have the name of the key"
@@ -480,22 +556,35 @@ def test_rules_in_sql_count_what_breaks_them_and_tell_some_keys(on_spark: Candid
     assert [row.tableName for row in rows if row.isTemporary] == ["version"]
     spark.catalog.dropTempView("version")
     alone = Candidate(on_spark.view, None, on_spark.spark)
-    assert sql_check("none_lost", "SELECT c.* FROM current c ANTI JOIN version v USING (tailnum)")(alone).passed
+    assert sql_check("none_lost", "SELECT c.* FROM current c ANTI JOIN version v USING (tailnum)")(
+        alone
+    ).passed
 
 
 @pytest.mark.spark
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        (sql_check("wrong", "SELECT nothing FROM version"), "AnalysisException: [UNRESOLVED_COLUMN"),
+        (
+            sql_check("wrong", "SELECT nothing FROM version"),
+            "AnalysisException: [UNRESOLVED_COLUMN",
+        ),
         (sql_check("wrong", "wings > 2"), "AnalysisException: [UNRESOLVED_COLUMN"),
         (sql_check("wrong", "seats are plenty"), "ParseException: [PARSE_SYNTAX_ERROR]"),
         (values_in("wings", [2]), "SchemaMismatchError: dataset 'planes' has no column 'wings'"),
-        (values_in("seats", ["x"]), "can't be compared with the column's type, int: [CAST_INVALID_INPUT]"),
-        (values_in("maker", [5]), "can't be compared with the column's type, string: [CAST_INVALID_INPUT]"),
+        (
+            values_in("seats", ["x"]),
+            "can't be compared with the column's type, int: [CAST_INVALID_INPUT]",
+        ),
+        (
+            values_in("maker", [5]),
+            "can't be compared with the column's type, string: [CAST_INVALID_INPUT]",
+        ),
     ],
 )
-def test_a_rule_that_does_not_fit_the_columns_refuses_nothing(on_spark: Candidate, wrong: Check, message: str) -> None:
+def test_a_rule_that_does_not_fit_the_columns_refuses_nothing(
+    on_spark: Candidate, wrong: Check, message: str
+) -> None:
     with pytest.raises(ValidatorError) as raised:
         evaluate([wrong], on_spark)
     assert message in raised.value.problem
@@ -505,9 +594,13 @@ def test_a_rule_that_does_not_fit_the_columns_refuses_nothing(on_spark: Candidat
     assert message in warned.message
 
 
-@pytest.mark.parametrize("before", ["", "(", "-- which planes\n", "/* which\nplanes */ ", "--\n\t(/**/\n"])
+@pytest.mark.parametrize(
+    "before", ["", "(", "-- which planes\n", "/* which\nplanes */ ", "--\n\t(/**/\n"]
+)
 def test_a_select_may_begin_with_comments(before: str) -> None:
-    rules = fleet(sql_check("a", f"{before}SELECT * FROM version"), sql_check("b", f"{before}selected > 0"))
+    rules = fleet(
+        sql_check("a", f"{before}SELECT * FROM version"), sql_check("b", f"{before}selected > 0")
+    )
     assert [is_select for _, _, is_select in iterate_sql_rules(rules)] == [True, False]
 
 
@@ -523,7 +616,9 @@ def plain(world: World) -> World:
 
 
 def fleet(*validators: Validator) -> AdjunctDataset:
-    return bounded_dataset("planes", input="lake.planes", key="tailnum", partitions=2, validators=validators)
+    return bounded_dataset(
+        "planes", input="lake.planes", key="tailnum", partitions=2, validators=validators
+    )
 
 
 def test_a_mistake_costs_no_version_and_no_build(plain: World) -> None:
@@ -545,7 +640,9 @@ def test_a_mistake_costs_no_version_and_no_build(plain: World) -> None:
     assert builds(lake) == 3, "each was built once"
 
 
-def test_the_first_version_that_meets_a_mistake_can_be_abandoned_as_the_error_says(plain: World) -> None:
+def test_the_first_version_that_meets_a_mistake_can_be_abandoned_as_the_error_says(
+    plain: World,
+) -> None:
     plain.send("planes", ROWS, version="v1")
     with pytest.raises(ValidatorError):
         plain.advance(fleet(custom("mine", raising(NameError("name 'x' is not defined")))))
@@ -575,9 +672,9 @@ def test_the_version_that_is_compared_with_is_held_meanwhile(plain: World) -> No
     def compare(candidate: Candidate) -> bool:
         assert candidate.current is not None
         take_back_and_discard(plain)
-        assert [lease.holder for lease in list_live_leases(plain.lake, "planes", plain.lake.now())] == [
-            "validation by test"
-        ]
+        assert [
+            lease.holder for lease in list_live_leases(plain.lake, "planes", plain.lake.now())
+        ] == ["validation by test"]
         return candidate.current.get("N0001") is not None
 
     plain.send("planes", planes(4), version="v3")
@@ -603,13 +700,17 @@ def test_a_mistake_in_one_member_of_a_set_publishes_none_and_rejects_none(plain:
         plain.send(stream, ROWS, version="v1")
 
     def members(*rules: Validator) -> tuple[AdjunctDataset, ...]:
-        makers = bounded_dataset("makers", input="lake.makers", key="tailnum", partitions=2, validators=rules)
+        makers = bounded_dataset(
+            "makers", input="lake.makers", key="tailnum", partitions=2, validators=rules
+        )
         return version_set("fleet", fleet(min_rows(1)), makers)
 
     def advance(specs: tuple[AdjunctDataset, ...]) -> list[str]:
         return [
             r.action
-            for r in advance_version_set(specs, lake=plain.lake, systems=plain.systems, spark=plain.spark, by="test")
+            for r in advance_version_set(
+                specs, lake=plain.lake, systems=plain.systems, spark=plain.spark, by="test"
+            )
         ]
 
     with pytest.raises(ValidatorError) as caught:
@@ -618,7 +719,9 @@ def test_a_mistake_in_one_member_of_a_set_publishes_none_and_rejects_none(plain:
     assert advance(members()) == ["sealed", "sealed"]
 
 
-def test_a_warning_with_a_mistake_is_on_record_with_the_version_that_it_let_pass(plain: World) -> None:
+def test_a_warning_with_a_mistake_is_on_record_with_the_version_that_it_let_pass(
+    plain: World,
+) -> None:
     plain.send("planes", ROWS, version="v1")
     report = plain.advance(fleet(no_nulls("wings", severity="warn")))
     assert report.action == "sealed"
@@ -630,9 +733,15 @@ def test_a_warning_with_a_mistake_is_on_record_with_the_version_that_it_let_pass
 def test_values_of_sensitive_columns_are_in_no_verdict() -> None:
     def tells(of: str) -> Callable[[Candidate], Finding]:
         facts = {"violations": 1, "sample_of": of, "sample": [["ann@example.com"]]}
-        return lambda candidate: Finding(False, "'ann@example.com': 1 rows break it", facts, "1 rows break: it")
+        return lambda candidate: Finding(
+            False, "'ann@example.com': 1 rows break it", facts, "1 rows break: it"
+        )
 
-    rules = [custom("known", tells("email")), custom("whole", tells("rows")), custom("other", tells("id"))]
+    rules = [
+        custom("known", tells("email")),
+        custom("whole", tells("rows")),
+        custom("other", tells("id")),
+    ]
     nothing = object.__new__(Candidate)
     known, whole, other = evaluate(rules, nothing, sensitive=["Email"])
     for verdict in (known, whole):
@@ -642,7 +751,9 @@ def test_values_of_sensitive_columns_are_in_no_verdict() -> None:
     assert "ann@" in other.message
     assert "ann@" in evaluate(rules, nothing)[0].message
     for verdict in (known, other):
-        assert Verdict.model_validate_json(verdict.model_dump_json()) == verdict, "it is what is read back"
+        assert Verdict.model_validate_json(verdict.model_dump_json()) == verdict, (
+            "it is what is read back"
+        )
 
 
 def test_a_rule_without_a_message_free_of_values_is_silent_on_sensitive_columns() -> None:
@@ -650,4 +761,7 @@ def test_a_rule_without_a_message_free_of_values_is_silent_on_sensitive_columns(
     rule = custom("known", lambda candidate: Finding(False, "ann@example.com: is not known", facts))
     nothing = object.__new__(Candidate)
     (verdict,) = evaluate([rule], nothing, sensitive=["email"])
-    assert (verdict.message, verdict.facts) == ("values of sensitive columns are hidden", {"sample_of": "email"})
+    assert (verdict.message, verdict.facts) == (
+        "values of sensitive columns are hidden",
+        {"sample_of": "email"},
+    )

@@ -74,7 +74,9 @@ def test_every_missing_changed_and_stray_object_is_named() -> None:
     assert "4 damaged" in verify_version(view).summary()
 
 
-def replaced(view: VersionReader, change: Callable[[pa.Table], pa.Table], **listed: Any) -> VersionReader:
+def replaced(
+    view: VersionReader, change: Callable[[pa.Table], pa.Table], **listed: Any
+) -> VersionReader:
     """Store other rows in the first file, and list them as if the writer had done so."""
     import hashlib
 
@@ -84,7 +86,11 @@ def replaced(view: VersionReader, change: Callable[[pa.Table], pa.Table], **list
     pq.write_table(table, path, row_group_size=4)
     data = path.read_bytes()
     view.store.put(key, data)
-    facts = {"rows": table.num_rows, "size": len(data), "sha256": hashlib.sha256(data).hexdigest()} | listed
+    facts = {
+        "rows": table.num_rows,
+        "size": len(data),
+        "sha256": hashlib.sha256(data).hexdigest(),
+    } | listed
     generation = view.sealed.generations[0]
     files = (replace(file, **facts), *generation.files[1:])
     sealed = view.sealed.model_copy(update={"generations": (replace(generation, files=files),)})
@@ -102,7 +108,11 @@ def doubled(table: pa.Table) -> pa.Table:
 
 
 def foreign(table: pa.Table) -> pa.Table:
-    key = next(f"B{n}" for n in range(99) if weather([(f"B{n}", NOON, 1)]).sealed.generations[0].files[0].bucket != 0)
+    key = next(
+        f"B{n}"
+        for n in range(99)
+        if weather([(f"B{n}", NOON, 1)]).sealed.generations[0].files[0].bucket != 0
+    )
     return pa.concat_tables([table, table_of(SCHEMA, [(key, NOON, 1)])])
 
 
@@ -111,7 +121,11 @@ def foreign(table: pa.Table) -> pa.Table:
     [
         (lambda table: table, {}, None),
         (lambda table: table, {"rows": 3}, "rows, the manifest lists 3"),
-        (lambda table: table.rename_columns(["origin", "at", "w"]), {}, "its columns are origin string, at"),
+        (
+            lambda table: table.rename_columns(["origin", "at", "w"]),
+            {},
+            "its columns are origin string, at",
+        ),
         (
             lambda table: table,
             {"min_key": ["A", NOON.isoformat()]},
@@ -164,7 +178,9 @@ def test_keys_of_every_type_are_in_order_and_in_their_buckets(
     kind: str, values: list[Any], partitions: int | None
 ) -> None:
     rows = [(value, number) for number, value in enumerate(values)]
-    view = view_of(InMemoryStore(), rows, schema=Schema.of(k=kind, v="int"), key=["k"], partitions=partitions)
+    view = view_of(
+        InMemoryStore(), rows, schema=Schema.of(k=kind, v="int"), key=["k"], partitions=partitions
+    )
     assert problems(view, deep=True) == []
 
 

@@ -1,4 +1,6 @@
-"""What operators do to version sets: whatever it is, all members serve what was published together."""
+"""What operators do to version sets: whatever it is, all members serve what was published
+together.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,9 @@ class NotNegative:
 SET = version_set(
     "prices",
     *(
-        bounded_dataset(name, input=f"lake.{name}", key="k", broadcast=True, validators=[NotNegative()])
+        bounded_dataset(
+            name, input=f"lake.{name}", key="k", broadcast=True, validators=[NotNegative()]
+        )
         for name in NAMES
     ),
 )
@@ -65,13 +69,16 @@ def publish(world: World, *pairs: Pair, lake: Lake | None = None) -> None:
         version = f"v{world.sequences.get('fares', 0) + 1}"
         for name, value in zip(NAMES, pair, strict=True):
             world.send(name, [("a", value)], version=version)
-    advance_version_set(SET, lake=lake or world.lake, systems=world.systems, spark=IN_PROCESS, by="test")
+    advance_version_set(
+        SET, lake=lake or world.lake, systems=world.systems, spark=IN_PROCESS, by="test"
+    )
 
 
 def seen(world: World) -> tuple[int | None, ...]:
     with ExitStack() as open_meanwhile:
         served = {
-            name: it and open_meanwhile.enter_context(it) for name, it in current_versions(world.lake, NAMES).items()
+            name: it and open_meanwhile.enter_context(it)
+            for name, it in current_versions(world.lake, NAMES).items()
         }
         return tuple(None if (it := served[name]) is None else it.get("a")["n"] for name in NAMES)
 
@@ -115,7 +122,11 @@ def test_a_revocation_takes_along_what_was_delivered_under_that_name_alone() -> 
     ]  # fmt: skip
     assert seen(world) == (4, 4)
     store(world, "fares").revoke("v4", **WHY)
-    assert [ref.state for ref in store(world, "routes").versions()] == ["sealed", "revoked", "revoked"]
+    assert [ref.state for ref in store(world, "routes").versions()] == [
+        "sealed",
+        "revoked",
+        "revoked",
+    ]
     assert seen(world) == (2, 1), "v3 is revoked, v2 is whole"
     with pytest.raises(DatasetError, match="is revoked"):
         store(world, "fares").rollback("v3", **WHY)
@@ -145,7 +156,9 @@ def test_a_forced_version_that_is_older_is_served_in_no_member() -> None:
     publish(world, (1, 3))
     assert seen(world) == (1, 3)
     # By its number alone, that of fares would come after the first, which stands for v3 as well.
-    assert "sealed but not served" in describe_unserved_version(store(world, "fares").accept("v2", **WHY))
+    assert "sealed but not served" in describe_unserved_version(
+        store(world, "fares").accept("v2", **WHY)
+    )
     assert seen(world) == (1, 3)
     assert [store(world, name).versions()[1].state for name in NAMES] == ["sealed", "sealed"]
     store(world, "routes").rollback("v2", **WHY)
@@ -184,7 +197,10 @@ def test_a_revoked_version_is_dropped_where_it_is_revoked() -> None:
     world = prices_with((1, 1), (1, 2), (3, 3))
     store(world, "routes").revoke("v2", **WHY)
     store(world, "routes").remove_version("v2", **WHY)
-    assert [[ref.name for ref in store(world, name).versions()] for name in NAMES] == [["v1", "v3"], ["v1", "v3"]]
+    assert [[ref.name for ref in store(world, name).versions()] for name in NAMES] == [
+        ["v1", "v3"],
+        ["v1", "v3"],
+    ]
     with pytest.raises(DatasetError, match="is sealed; only rejected and revoked"):
         store(world, "fares").remove_version("v1", **WHY)
 
@@ -194,16 +210,34 @@ def test_what_only_one_member_still_holds_can_be_revoked_there() -> None:
     world = prices_with((1, 1), (2, 2), (3, 3))
     discard(world.lake, "fares", DiscardPolicy(keep=1, grace=timedelta(0)), by="test")
     store(world, "routes").revoke("v1", **WHY)
-    assert [ref.state for ref in store(world, "routes").versions()] == ["revoked", "sealed", "sealed"]
+    assert [ref.state for ref in store(world, "routes").versions()] == [
+        "revoked",
+        "sealed",
+        "sealed",
+    ]
     assert seen(world) == (3, 3)
 
 
 OPERATIONS = st.tuples(
-    st.sampled_from(["publish", "publish", "rollback", "back", "pin", "ending pin", "unpin", "revoke", "discard"]),
+    st.sampled_from(
+        [
+            "publish",
+            "publish",
+            "rollback",
+            "back",
+            "pin",
+            "ending pin",
+            "unpin",
+            "revoke",
+            "discard",
+        ]
+    ),
     st.sampled_from(NAMES),
     st.integers(1, 6),
     st.tuples(st.booleans(), st.booleans()),
-    st.one_of(st.none(), st.tuples(st.integers(1, 40), st.sampled_from(["crash-before", "crash-after"]))),
+    st.one_of(
+        st.none(), st.tuples(st.integers(1, 40), st.sampled_from(["crash-before", "crash-after"]))
+    ),
 )
 Step = tuple[str, str, int, tuple[bool, bool], tuple[int, str] | None]
 
@@ -218,14 +252,21 @@ def test_after_any_operations_and_crashes_all_members_serve_one_delivery(steps: 
         fault = [Fault("*", crash[0], crash[1])] if crash else []  # type: ignore[arg-type]
         lake = Lake(FaultyStore(world.lake.store, fault), world.lake.id)
         if what == "publish":
-            fares, routes = (len(pairs) + 1 if new else old for new, old in zip(changes, pairs[-1], strict=True))
+            fares, routes = (
+                len(pairs) + 1 if new else old for new, old in zip(changes, pairs[-1], strict=True)
+            )
             pairs.append((fares, routes))
         # Refused: not there, revoked, pinned, or nothing before.
         with suppress(DatasetError, Crash):
             _operate(world, lake, what, member, f"v{number}", pairs[-1])
         shown = seen(world)
         assert shown == (None, None) or shown in pairs, "what is served was published together"
-        revoked |= {(name, ref.id) for name in NAMES for ref in store(world, name).versions() if ref.state == "revoked"}
+        revoked |= {
+            (name, ref.id)
+            for name in NAMES
+            for ref in store(world, name).versions()
+            if ref.state == "revoked"
+        }
         served = {
             (name, it.version) for name, it in current_versions(world.lake, NAMES).items() if it
         }  # takes no lease

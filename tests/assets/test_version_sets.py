@@ -49,7 +49,9 @@ def send(world: World, version: str, number: int, *names: str) -> None:
 
 
 def advance(world: World, lake=None):
-    return advance_version_set(SET, lake=lake or world.lake, systems=world.systems, spark=IN_PROCESS, by="test")
+    return advance_version_set(
+        SET, lake=lake or world.lake, systems=world.systems, spark=IN_PROCESS, by="test"
+    )
 
 
 def test_current_versions_takes_any_iterable_of_datasets(prices: World) -> None:
@@ -57,13 +59,16 @@ def test_current_versions_takes_any_iterable_of_datasets(prices: World) -> None:
     advance(prices)
     with ExitStack() as opened:
         served = current_versions(prices.lake, (name for name in NAMES))
-        assert [opened.enter_context(it).get("a") for it in served.values() if it] == [{"k": "a", "n": 1}] * 2
+        assert [opened.enter_context(it).get("a") for it in served.values() if it] == [
+            {"k": "a", "n": 1}
+        ] * 2
 
 
 def seen(world: World) -> dict[str, int | None]:
     with ExitStack() as open_meanwhile:
         served = {
-            name: it and open_meanwhile.enter_context(it) for name, it in current_versions(world.lake, NAMES).items()
+            name: it and open_meanwhile.enter_context(it)
+            for name, it in current_versions(world.lake, NAMES).items()
         }
         return {name: None if it is None else it.get("a")["n"] for name, it in served.items()}
 
@@ -178,8 +183,12 @@ def test_members_that_deliver_different_versions_are_told_to_the_user(prices: Wo
 def test_a_version_that_one_member_abandons_ends_for_all(prices: World) -> None:
     send(prices, "v1", 1, "fares")
     fares, routes = advance(prices)
-    assert (fares.waiting_since, fares.note) == (routes.waiting_since, routes.note), "each says what all wait for"
-    with pytest.raises(NoSealedVersionError, match=r"wait for the end-of-dataset markers of lake\.routes\.0"):
+    assert (fares.waiting_since, fares.note) == (routes.waiting_since, routes.note), (
+        "each says what all wait for"
+    )
+    with pytest.raises(
+        NoSealedVersionError, match=r"wait for the end-of-dataset markers of lake\.routes\.0"
+    ):
         StoredVersions(prices.lake, SET[0]).require_current(prices.systems)
     abandon_version(prices.lake, "routes", "v1", **WHY)
     send(prices, "v1", 1, "routes")
@@ -193,7 +202,8 @@ def test_a_version_that_one_member_abandons_ends_for_all(prices: World) -> None:
 @pytest.mark.lengthy
 @pytest.mark.parametrize("kind", ["crash-before", "crash-after"])
 @pytest.mark.parametrize(
-    ("request_", "nth"), [("put_if_absent", n) for n in range(1, 8)] + [("put_if_match", 1), ("put_if_match", 2)]
+    ("request_", "nth"),
+    [("put_if_absent", n) for n in range(1, 8)] + [("put_if_match", 1), ("put_if_match", 2)],
 )
 def test_a_crash_while_joining_or_publishing_leaves_all_or_none(
     prices: World, request_: str, nth: int, kind: str
@@ -251,13 +261,21 @@ def test_a_version_of_an_older_time_is_sealed_but_served_in_no_member(
 ) -> None:
     """Also where one member alone tells times: a version is current in all members, or in none."""
     dated = (
-        bounded_dataset(name, input=f"lake.{name}", key="k", partitions=2, valid_from="name" if name in timed else None)
+        bounded_dataset(
+            name,
+            input=f"lake.{name}",
+            key="k",
+            partitions=2,
+            valid_from="name" if name in timed else None,
+        )
         for name in NAMES
     )
     members = version_set("dated", *dated)
     for number in (1, 5, 3):
         send(prices, f"2026-01-0{number}", number)
-        reports = advance_version_set(members, lake=prices.lake, systems=prices.systems, spark=IN_PROCESS, by="test")
+        reports = advance_version_set(
+            members, lake=prices.lake, systems=prices.systems, spark=IN_PROCESS, by="test"
+        )
         assert [report.action for report in reports] == ["sealed", "sealed"]
     assert seen(prices) == {"fares": 5, "routes": 5}
     store = StoredVersions(prices.lake, timed[0])
@@ -270,13 +288,17 @@ def test_a_version_of_an_older_time_is_sealed_but_served_in_no_member(
     assert len(set(seen(prices).values())) == 1, "members serve one version"
 
 
-def test_a_new_member_without_a_version_serves_none_while_another_serves_a_later_one(prices: World) -> None:
+def test_a_new_member_without_a_version_serves_none_while_another_serves_a_later_one(
+    prices: World,
+) -> None:
     fares, routes = (replace(dataset, valid_from="name") for dataset in ALONE)
     send(prices, "2026-02-01", 2, "fares")
     advance_dataset(fares, lake=prices.lake, systems=prices.systems, spark=IN_PROCESS, by="test")
     send(prices, "2026-01-01", 1)
     members = version_set("prices", fares, routes)
-    reports = advance_version_set(members, lake=prices.lake, systems=prices.systems, spark=IN_PROCESS, by="test")
+    reports = advance_version_set(
+        members, lake=prices.lake, systems=prices.systems, spark=IN_PROCESS, by="test"
+    )
     assert [report.action for report in reports] == ["sealed", "sealed"]
     assert seen(prices) == {"fares": 2, "routes": None}
     for report in reports:

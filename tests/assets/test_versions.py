@@ -57,7 +57,9 @@ def test_a_rollback_serves_the_version_before_until_the_next_one_seals(planes: W
     assert seats(planes) == 3
 
 
-def test_a_rollback_can_name_any_sealed_version_and_is_refused_for_what_is_not_there(planes: World) -> None:
+def test_a_rollback_can_name_any_sealed_version_and_is_refused_for_what_is_not_there(
+    planes: World,
+) -> None:
     for number in (1, 2, 3):
         deliver(planes, f"v{number}", number)
     store(planes).rollback("v1", **WHY)
@@ -88,7 +90,9 @@ def test_an_expired_pin_ends_at_the_next_advance(planes: World) -> None:
     deliver(planes, "v2", 2)
     planes.advance(PLANES)
     assert seats(planes) == 2
-    assert any(entry.reason == "expired" or entry.action == "seal" for entry in store(planes).history())
+    assert any(
+        entry.reason == "expired" or entry.action == "seal" for entry in store(planes).history()
+    )
     with pytest.raises(ConfigurationError) as failure:
         store(planes).pin("v1", **WHY, expires_at=datetime(2030, 1, 1))
     assert failure.value.argument == "expires_at"
@@ -120,7 +124,9 @@ def test_a_revoked_version_is_never_served_again(planes: World) -> None:
 
 
 @pytest.mark.lengthy
-def test_revoking_serves_what_was_served_before_and_not_what_a_rollback_had_left(planes: World) -> None:
+def test_revoking_serves_what_was_served_before_and_not_what_a_rollback_had_left(
+    planes: World,
+) -> None:
     for number in (1, 2, 3):
         deliver(planes, f"v{number}", number)
     store(planes).rollback("v1", **WHY)
@@ -184,20 +190,28 @@ class TooFew:
 
     def __call__(self, candidate) -> Verdict:
         entry = candidate.view.get("N1")
-        return Verdict(name=self.name, passed=entry["seats"] >= 10, message=f"N1 has {entry['seats']} seats")
+        return Verdict(
+            name=self.name, passed=entry["seats"] >= 10, message=f"N1 has {entry['seats']} seats"
+        )
 
 
 def test_a_rejected_version_is_kept_aside_looked_at_forced_or_dropped(planes: World) -> None:
-    spec = bounded_dataset("planes", input="lake.planes", key="tailnum", partitions=2, validators=[TooFew()])
+    spec = bounded_dataset(
+        "planes", input="lake.planes", key="tailnum", partitions=2, validators=[TooFew()]
+    )
     assert deliver(planes, "v1", 10, spec).action == "sealed"
     report = deliver(planes, "v2", 2, spec)
     assert (report.action, len(report.rejected), seats(planes)) == ("rejected", 1, 10)
     assert [(verdict.name, verdict.passed) for verdict in report.verdicts] == [("ten_seats", False)]
     assert "N1 has 2 seats" in report.note
-    assert store(planes).version("v2").get("N2") == {"tailnum": "N2", "seats": 2}, "it can be looked at"
+    assert store(planes).version("v2").get("N2") == {"tailnum": "N2", "seats": 2}, (
+        "it can be looked at"
+    )
     with pytest.raises(DatasetError, match=r"is rejected .*and is not served"):
         store(planes).pin("v2", **WHY)
-    assert deliver(planes, "v3", 30, spec).action == "sealed", "a rejected version does not block the next one"
+    assert deliver(planes, "v3", 30, spec).action == "sealed", (
+        "a rejected version does not block the next one"
+    )
     after = store(planes).accept("v2", **WHY)
     assert seats(planes) == 30, "it does not come after v3"
     forced = next(ref for ref in after.versions if ref.name == "v2")
@@ -215,10 +229,14 @@ def test_a_rejected_version_is_kept_aside_looked_at_forced_or_dropped(planes: Wo
 
 @pytest.mark.lengthy
 def test_a_forced_version_is_served_where_it_is_the_newest_or_is_asked_for(planes: World) -> None:
-    spec = bounded_dataset("planes", input="lake.planes", key="tailnum", partitions=2, validators=[TooFew()])
+    spec = bounded_dataset(
+        "planes", input="lake.planes", key="tailnum", partitions=2, validators=[TooFew()]
+    )
     for version, number in (("v1", 10), ("v2", 2), ("v3", 10), ("v4", 4)):
         deliver(planes, version, number, spec)
-    assert describe_unserved_version(store(planes).accept("v2", **WHY)) != "", "v3 came after it, and was equal to v1"
+    assert describe_unserved_version(store(planes).accept("v2", **WHY)) != "", (
+        "v3 came after it, and was equal to v1"
+    )
     assert seats(planes) == 10
     assert describe_unserved_version(store(planes).accept("v4", **WHY)) == ""
     assert seats(planes) == 4
@@ -231,13 +249,17 @@ def test_a_forced_version_is_served_where_it_is_the_newest_or_is_asked_for(plane
 
 
 def test_conflicting_duplicates_refuse_a_version_where_the_dataset_says_so(planes: World) -> None:
-    spec = bounded_dataset("planes", input="lake.planes", key="tailnum", partitions=2, duplicates="error")
+    spec = bounded_dataset(
+        "planes", input="lake.planes", key="tailnum", partitions=2, duplicates="error"
+    )
     planes.send("planes", [("N1", 1), ("N1", 1)], version="v1")
     assert planes.advance(spec).action == "sealed", "the same record twice is no contradiction"
     planes.send("planes", [("N1", 1), ("N1", 2)], version="v2")
     report = planes.advance(spec)
     assert report.action == "rejected"
-    assert "1 record(s) have the same key (tailnum) as another record but other values" in report.note
+    assert (
+        "1 record(s) have the same key (tailnum) as another record but other values" in report.note
+    )
     assert "Such keys: 'N1'" in report.note
     planes.send("planes", [(f"N{i % 8}", i) for i in range(24)], version="v3")
     note = planes.advance(spec).note
@@ -252,7 +274,9 @@ def test_conflicting_duplicates_refuse_a_version_where_the_dataset_says_so(plane
 def test_a_query_has_no_partition_to_wait_for_in_a_set() -> None:
     from dagster_adjunct.assets.declaration.dataset import version_set
 
-    query = bounded_dataset("q", input=QuerySource("SELECT 1", SCHEMA), key="tailnum", broadcast=True)
+    query = bounded_dataset(
+        "q", input=QuerySource("SELECT 1", SCHEMA), key="tailnum", broadcast=True
+    )
     with pytest.raises(ConfigurationError) as caught:
         version_set("both", PLANES, query)
     assert (caught.value.dataset, caught.value.argument) == ("q", "members")

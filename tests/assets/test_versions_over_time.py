@@ -1,4 +1,6 @@
-"""Versions of bounded datasets that say since when they are valid: what tells it, what is refused, what is read."""
+"""Versions of bounded datasets that say since when they are valid: what tells it, what is
+refused, what is read.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,9 @@ def day(number: int) -> dt.datetime:
 
 
 class Place:
-    """A lake with a stream and a folder in which versions of one dataset arrive, made without Spark."""
+    """A lake with a stream and a folder in which versions of one dataset arrive, made without
+    Spark.
+    """
 
     def __init__(self, root: Path) -> None:
         self.lake: Lake = open_lake(root / "lake")
@@ -50,23 +54,38 @@ class Place:
         self.streams.create("planes", schema=PLANES, key=["tailnum"], partitions=2)
         self.sequence = 0
 
-    def dataset(self, valid_from: str | None, *, files: bool = False, **options: Any) -> AdjunctDataset:
+    def dataset(
+        self, valid_from: str | None, *, files: bool = False, **options: Any
+    ) -> AdjunctDataset:
         source = FileSource(str(self.folder), "csv", PLANES) if files else "lake.planes"
-        return bounded_dataset("planes", input=source, key="tailnum", partitions=2, valid_from=valid_from, **options)
+        return bounded_dataset(
+            "planes", input=source, key="tailnum", partitions=2, valid_from=valid_from, **options
+        )
 
     def send(self, version: str, seats: Delivered, *, at: dt.datetime | None = None) -> None:
         self.sequence += 1
         rows = pa.table({"tailnum": list(seats), "seats": pa.array(seats.values(), pa.int32())})
-        self.streams.append("planes", rows, producer="p", sequence=self.sequence, end_of_dataset=version, valid_from=at)
+        self.streams.append(
+            "planes",
+            rows,
+            producer="p",
+            sequence=self.sequence,
+            end_of_dataset=version,
+            valid_from=at,
+        )
 
     def write(self, version: str, seats: Delivered, completed: str = "") -> None:
         place = self.folder / version
         place.mkdir(parents=True)
-        (place / "a.csv").write_text("tailnum,seats\n" + "".join(f"{n},{s}\n" for n, s in seats.items()))
+        (place / "a.csv").write_text(
+            "tailnum,seats\n" + "".join(f"{n},{s}\n" for n, s in seats.items())
+        )
         (place / "_SUCCESS").write_text(completed)
 
     def advance(self, spec: AdjunctDataset) -> Any:
-        return advance_dataset(spec, lake=self.lake, systems={"lake": self.streams}, spark=IN_PROCESS, by="test")
+        return advance_dataset(
+            spec, lake=self.lake, systems={"lake": self.streams}, spark=IN_PROCESS, by="test"
+        )
 
     def reader(self) -> VersionsOverTime:
         stored = StoredVersions(self.lake, "planes")
@@ -95,8 +114,10 @@ def test_names_tell_the_time_whatever_the_order_in_which_versions_come(place: Pl
     place.advance(spec)
     noon = day(3).replace(hour=12)
     assert place.spans() == [
-        ("2026-01-01", day(1), noon), ("20260103T120000Z", noon, day(5)), ("2026-01-05", day(5), None),
-    ]  # fmt: skip
+        ("2026-01-01", day(1), noon),
+        ("20260103T120000Z", noon, day(5)),
+        ("2026-01-05", day(5), None),
+    ]
     assert place.reader().at(noon - dt.timedelta(microseconds=1)).sealed.name == "2026-01-01"  # type: ignore[union-attr]
     assert place.reader().at(day(1) - dt.timedelta(microseconds=1)) is None
     listed = StoredVersions(place.lake, "planes").versions()
@@ -122,13 +143,19 @@ def test_markers_and_completion_objects_tell_the_time(place: Place) -> None:
     assert other.spans() == [("v1", day(4), day(6)), ("v2", day(6), None)]
 
 
-def test_a_version_whose_time_can_not_be_told_is_rejected_and_the_next_one_comes(place: Place) -> None:
+def test_a_version_whose_time_can_not_be_told_is_rejected_and_the_next_one_comes(
+    place: Place,
+) -> None:
     for version in ("2026-01-01", "tuesday", "2026-01-03"):
         place.send(version, {"N1": len(version), version: 7})
     report = place.advance(place.dataset("name"))
     assert len(report.rejected) == 1
-    refused = [ref for ref in StoredVersions(place.lake, "planes").versions() if ref.state == "rejected"]
-    assert "its name does not say since when it is valid: expected a date or time" in refused[0].reason
+    refused = [
+        ref for ref in StoredVersions(place.lake, "planes").versions() if ref.state == "rejected"
+    ]
+    assert (
+        "its name does not say since when it is valid: expected a date or time" in refused[0].reason
+    )
     assert [name for name, _, _ in place.spans()] == ["2026-01-01", "2026-01-03"]
 
 
@@ -137,16 +164,28 @@ def test_markers_of_different_times_or_of_none_reject_a_version(place: Place) ->
     place.send("v1", {"N1": 1})
     for number, partition in enumerate((0, 1)):
         place.streams.append_markers(
-            "planes", "v2", producer="m", sequence=number, partitions=[partition], valid_from=day(3 + number)
+            "planes",
+            "v2",
+            producer="m",
+            sequence=number,
+            partitions=[partition],
+            valid_from=day(3 + number),
         )
     place.advance(spec)
     reasons = [ref.reason for ref in StoredVersions(place.lake, "planes").versions()]
     assert "no marker has a time since when it is valid" in reasons[0]
-    assert "its markers have different times (2026-01-03 00:00:00 UTC, 2026-01-04 00:00:00 UTC)" in reasons[1]
-    with pytest.raises(DatasetError, match="has no sealed version that states since when it is valid"):
+    assert (
+        "its markers have different times (2026-01-03 00:00:00 UTC, 2026-01-04 00:00:00 UTC)"
+        in reasons[1]
+    )
+    with pytest.raises(
+        DatasetError, match="has no sealed version that states since when it is valid"
+    ):
         place.reader()
     with pytest.raises(ConfigurationError) as caught:
-        place.streams.append_markers("planes", "v3", producer="m", sequence=9, valid_from=dt.datetime(2026, 1, 1))
+        place.streams.append_markers(
+            "planes", "v3", producer="m", sequence=9, valid_from=dt.datetime(2026, 1, 1)
+        )
     assert caught.value.argument == "valid_from"
 
 
@@ -155,7 +194,9 @@ OUTSIDE = [dt.datetime.min.replace(tzinfo=AHEAD), dt.datetime.max.replace(tzinfo
 
 
 @pytest.mark.parametrize("time", OUTSIDE)
-def test_times_outside_the_years_of_utc_are_refused_or_reject_a_version(place: Place, time: dt.datetime) -> None:
+def test_times_outside_the_years_of_utc_are_refused_or_reject_a_version(
+    place: Place, time: dt.datetime
+) -> None:
     with pytest.raises(ConfigurationError, match="of the years 1 to 9999 in UTC"):
         place.send("v1", {"N1": 1}, at=time)
     with pytest.raises(ConfigurationError, match="of the years 1 to 9999 in UTC"):
@@ -164,7 +205,11 @@ def test_times_outside_the_years_of_utc_are_refused_or_reject_a_version(place: P
     place.write("v1", {"N1": 1}, json.dumps({"valid_from": time.isoformat()}))
     place.write("v2", {"N1": 2}, json.dumps({"valid_from": "2026-01-02"}))
     assert len(place.advance(place.dataset("marker", files=True)).rejected) == 1
-    refused = [ref.reason for ref in StoredVersions(place.lake, "planes").versions() if ref.state == "rejected"]
+    refused = [
+        ref.reason
+        for ref in StoredVersions(place.lake, "planes").versions()
+        if ref.state == "rejected"
+    ]
     assert "its markers have a time outside the years 1 to 9999 of UTC (" in refused[0]
     assert place.spans() == [("v2", day(2), None)]
     with open_dataset(place.lake, "planes") as opened, pytest.raises(ConfigurationError) as caught:
@@ -172,12 +217,16 @@ def test_times_outside_the_years_of_utc_are_refused_or_reject_a_version(place: P
     assert caught.value.argument == "moment"
 
 
-def test_a_marker_repeated_with_another_time_is_rejected_and_with_the_same_ignored(place: Place) -> None:
+def test_a_marker_repeated_with_another_time_is_rejected_and_with_the_same_ignored(
+    place: Place,
+) -> None:
     spec = place.dataset("marker")
     place.send("v1", {"N1": 1}, at=day(4))
     place.advance(spec)
     for sequence, again in enumerate((day(4), None)):
-        place.streams.append_markers("planes", "v1", producer="m", sequence=sequence, valid_from=again)
+        place.streams.append_markers(
+            "planes", "v1", producer="m", sequence=sequence, valid_from=again
+        )
         assert place.advance(spec).sealed == ()
     place.streams.append_markers("planes", "v1", producer="m", sequence=9, valid_from=day(5))
     with pytest.raises(MarkerConflictError) as caught:
@@ -196,13 +245,19 @@ def test_equal_content_with_another_time_is_a_version_of_its_own(place: Place) -
         place.send(version, {"N1": seats}, at=day(number))
     place.advance(spec)
     assert place.spans() == [("d", day(2), day(5)), ("a", day(5), day(7)), ("b", day(7), None)]
-    assert len(StoredVersions(place.lake, "planes").versions()) == 3, "c says what b says, so nothing was made of it"
+    assert len(StoredVersions(place.lake, "planes").versions()) == 3, (
+        "c says what b says, so nothing was made of it"
+    )
     assert place.advance(spec).sealed == (), "and its offsets were committed"
     with open_dataset(place.lake, "planes") as opened:
-        assert [part.valid_from for part in opened.history_of("N1")] == [day(2)], "readers join what follows itself"
+        assert [part.valid_from for part in opened.history_of("N1")] == [day(2)], (
+            "readers join what follows itself"
+        )
 
 
-def test_a_version_between_two_of_equal_content_begins_and_ends_at_their_times(place: Place) -> None:
+def test_a_version_between_two_of_equal_content_begins_and_ends_at_their_times(
+    place: Place,
+) -> None:
     spec = place.dataset("name")
     for number, seats in ((1, 10), (5, 10), (3, 20)):
         place.send(f"2026-01-0{number}", {"N1": seats})
@@ -219,7 +274,9 @@ def test_a_version_of_the_same_content_stays_where_the_one_before_is_revoked(pla
     assert _seats(place) == [(day(1), 10), (day(5), 20)]
 
 
-@pytest.mark.parametrize("seed", [*range(2), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(2, 6))])
+@pytest.mark.parametrize(
+    "seed", [*range(2), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(2, 6))]
+)
 @pytest.mark.parametrize("valid_from", ["name", "marker", "%Y-%m-%d"])
 def test_any_order_of_deliveries_and_revocations_is_what_plain_python_says(
     place: Place, seed: int, valid_from: str
@@ -234,14 +291,19 @@ def test_any_order_of_deliveries_and_revocations_is_what_plain_python_says(
             continue
         said[number] = draw.choice((10, 20, 30 + step))
         content = {"N1": said[number], "step": step}
-        place.send(f"2026-01-0{number}", content, at=day(number) if valid_from == "marker" else None)
+        place.send(
+            f"2026-01-0{number}", content, at=day(number) if valid_from == "marker" else None
+        )
         place.advance(spec)
         if len(said) > 2 and draw.random() < 0.6:
             gone = draw.choice([other for other in said if other != number])
             stored.revoke(f"2026-01-0{gone}", reason="a mistake", by="me")
             del said[gone]
         current = stored.require_current()
-        assert (current.sealed.valid_from, current.get("N1")["seats"]) == (day(max(said)), said[max(said)])  # type: ignore[index]
+        assert (current.sealed.valid_from, current.get("N1")["seats"]) == (
+            day(max(said)),
+            said[max(said)],
+        )  # type: ignore[index]
         expected: list[tuple[dt.datetime, int]] = []
         for begun, seats in sorted(said.items()):
             if not expected or expected[-1][1] != seats:
@@ -250,18 +312,31 @@ def test_any_order_of_deliveries_and_revocations_is_what_plain_python_says(
 
 
 @pytest.mark.parametrize("valid_from", ["name", "marker"])
-def test_a_version_that_comes_later_and_is_valid_from_before_is_not_served(place: Place, valid_from: str) -> None:
+def test_a_version_that_comes_later_and_is_valid_from_before_is_not_served(
+    place: Place, valid_from: str
+) -> None:
     spec, stored = place.dataset(valid_from), StoredVersions(place.lake, "planes")
     for number in (1, 5, 3):
-        place.send(f"2026-01-0{number}", {"N1": number}, at=day(number) if valid_from == "marker" else None)
+        place.send(
+            f"2026-01-0{number}", {"N1": number}, at=day(number) if valid_from == "marker" else None
+        )
         report = place.advance(spec)
-    assert (report.action, report.version, report.rows) == ("sealed", stored.require_current().version, 1)
-    late = "version '2026-01-03' (valid from 2026-01-03 00:00:00 UTC) is sealed but not served: '2026-01-05'"
+    assert (report.action, report.version, report.rows) == (
+        "sealed",
+        stored.require_current().version,
+        1,
+    )
+    late = (
+        "version '2026-01-03' (valid from 2026-01-03 00:00:00 UTC) is sealed but not served:"
+        " '2026-01-05'"
+    )
     assert late in report.note
     assert f"adjunct dataset rollback planes {report.sealed[0]}" in report.note
     assert stored.require_current().get("N1") == {"tailnum": "N1", "seats": 5}
     assert _seats(place) == [(day(1), 1), (day(3), 3), (day(5), 5)]
-    assert stored.rollback(reason="wrong", by="me").version.name == "2026-01-03", "which is the one before, by time"
+    assert stored.rollback(reason="wrong", by="me").version.name == "2026-01-03", (
+        "which is the one before, by time"
+    )
     place.send("2026-01-06", {"N1": 6}, at=day(6) if valid_from == "marker" else None)
     place.advance(spec)
     assert stored.require_current().get("N1") == {"tailnum": "N1", "seats": 6}
@@ -278,8 +353,16 @@ def test_late_versions_take_the_place_of_what_is_revoked_after_them(place: Place
 
 
 def test_a_forced_version_that_is_valid_from_before_is_not_served(place: Place) -> None:
-    spec, stored = place.dataset("name", validators=[min_rows(2)]), StoredVersions(place.lake, "planes")
-    for number, content in ((1, {"N1": 1, "N2": 1}), (4, {"N1": 4, "N2": 4}), (3, {"N1": 3}), (6, {"N1": 6})):
+    spec, stored = (
+        place.dataset("name", validators=[min_rows(2)]),
+        StoredVersions(place.lake, "planes"),
+    )
+    for number, content in (
+        (1, {"N1": 1, "N2": 1}),
+        (4, {"N1": 4, "N2": 4}),
+        (3, {"N1": 3}),
+        (6, {"N1": 6}),
+    ):
         place.send(f"2026-01-0{number}", content)
         place.advance(spec)
     assert stored.accept("2026-01-03", reason="right", by="me").version.name == "2026-01-04"
@@ -299,7 +382,9 @@ def test_versions_that_tell_no_time_come_before_all_that_do(place: Place) -> Non
         assert stored.require_current().get("N1") == {"tailnum": "N1", "seats": current}
     place.send("2026-01-02", {"N1": 2})
     place.advance(place.dataset(None))
-    assert stored.require_current().get("N1") == {"tailnum": "N1", "seats": 2}, "where nothing tells it, arrival counts"
+    assert stored.require_current().get("N1") == {"tailnum": "N1", "seats": 2}, (
+        "where nothing tells it, arrival counts"
+    )
 
 
 def test_what_is_kept_for_being_new_is_so_by_time(place: Place) -> None:
@@ -316,7 +401,10 @@ def test_partitions_whose_markers_tell_times_are_current_by_these(place: Place) 
     for name, number in (("a", 3), ("c", 5), ("z", 4)):
         place.write(name, {"N1": number}, json.dumps({"valid_from": f"2026-01-0{number}"}))
         place.advance(spec)
-    assert StoredVersions(place.lake, "planes").require_current().get("N1") == {"tailnum": "N1", "seats": 5}
+    assert StoredVersions(place.lake, "planes").require_current().get("N1") == {
+        "tailnum": "N1",
+        "seats": 5,
+    }
 
 
 def test_a_revoked_folder_is_taken_again_once_it_is_completed_again(place: Place) -> None:
@@ -325,7 +413,9 @@ def test_a_revoked_folder_is_taken_again_once_it_is_completed_again(place: Place
         place.write(f"2026-01-0{number}", {"N1": number})
     place.advance(spec)
     stored.revoke("2026-01-03", reason="wrong", by="me")
-    assert place.advance(spec).action == "up-to-date", "the folder that lies there is what was revoked"
+    assert place.advance(spec).action == "up-to-date", (
+        "the folder that lies there is what was revoked"
+    )
     shutil.rmtree(place.folder / "2026-01-03")
     place.write("2026-01-03", {"N1": 4})
     assert place.advance(spec).action == "sealed"
@@ -340,10 +430,15 @@ def test_a_revoked_folder_is_taken_again_once_it_is_completed_again(place: Place
 
 def _seats(place: Place) -> list[tuple[dt.datetime, int | None]]:
     with open_dataset(place.lake, "planes") as opened:
-        return [(part.valid_from, part.entry and part.entry["seats"]) for part in opened.history_of("N1")]
+        return [
+            (part.valid_from, part.entry and part.entry["seats"])
+            for part in opened.history_of("N1")
+        ]
 
 
-def test_of_two_versions_of_one_time_the_later_counts_and_a_revoked_one_does_not(place: Place) -> None:
+def test_of_two_versions_of_one_time_the_later_counts_and_a_revoked_one_does_not(
+    place: Place,
+) -> None:
     place.send("a", {"N1": 1}, at=day(1))
     place.send("b", {"N1": 2}, at=day(2))
     place.send("c", {"N1": 3}, at=day(2))
@@ -384,7 +479,9 @@ def test_a_reader_leases_all_versions_before_it_opens_one(tmp_path: Path) -> Non
         store = FaultyStore(place.lake.store)
         with open_dataset(Lake(store, place.lake.id), "planes") as opened:
             begun = len(store.requests)
-            store.plan = (Fault("*", begun + nth, "meanwhile", lambda publish=publish: publish(3, 4)),)
+            store.plan = (
+                Fault("*", begun + nth, "meanwhile", lambda publish=publish: publish(3, 4)),
+            )
             seats = [part.entry and part.entry["seats"] for part in opened.history_of("N1")]
             assert seats in ([1, 2], [3, 4])
             made = store.requests[begun:]
@@ -395,7 +492,9 @@ def test_a_reader_leases_all_versions_before_it_opens_one(tmp_path: Path) -> Non
     assert held_anew, "some came between the choice of the versions and their lease"
 
 
-def test_versions_of_other_partitions_are_refused_until_they_are_repartitioned(place: Place) -> None:
+def test_versions_of_other_partitions_are_refused_until_they_are_repartitioned(
+    place: Place,
+) -> None:
     place.send("2026-01-01", {"N1": 1})
     place.advance(place.dataset("name"))
     (old,) = [span.version for span in place.reader().spans]
@@ -408,14 +507,23 @@ def test_versions_of_other_partitions_are_refused_until_they_are_repartitioned(p
     assert "adjunct dataset repartition" in str(caught.value)
 
 
-def test_one_entry_over_all_versions_is_told_with_the_time_in_which_it_was_missing(place: Place) -> None:
+def test_one_entry_over_all_versions_is_told_with_the_time_in_which_it_was_missing(
+    place: Place,
+) -> None:
     spec = place.dataset("name")
-    for number, seats in ((1, {"N2": 5}), (2, {"N1": 1}), (3, {"N1": 1, "N2": 2}), (4, {"N2": 2}), (6, {"N1": 4})):
+    for number, seats in (
+        (1, {"N2": 5}),
+        (2, {"N1": 1}),
+        (3, {"N1": 1, "N2": 2}),
+        (4, {"N2": 2}),
+        (6, {"N1": 4}),
+    ):
         place.send(f"2026-01-0{number}", seats)
     place.advance(spec)
     with open_dataset(place.lake, "planes") as opened:
         parts = [
-            (part.valid_from, part.valid_to, part.entry and part.entry["seats"]) for part in opened.history_of("N1")
+            (part.valid_from, part.valid_to, part.entry and part.entry["seats"])
+            for part in opened.history_of("N1")
         ]
         assert parts == [(day(2), day(4), 1), (day(4), day(6), None), (day(6), None, 4)]
         assert opened.history_of("N9") == []
@@ -425,7 +533,9 @@ def test_one_entry_over_all_versions_is_told_with_the_time_in_which_it_was_missi
 
 
 @pytest.mark.spark
-def test_all_versions_are_one_scan_of_what_was_valid_when(place: Place, spark: SparkSession) -> None:
+def test_all_versions_are_one_scan_of_what_was_valid_when(
+    place: Place, spark: SparkSession
+) -> None:
     versions: dict[int, Delivered] = {
         1: {f"N{number}": number for number in range(20)},
         4: {f"N{number}": number * 2 for number in range(5, 25)},
@@ -442,7 +552,8 @@ def test_all_versions_are_one_scan_of_what_was_valid_when(place: Place, spark: S
         for tailnum, seats in held.items()
     }
     utc = [
-        (row[0], row[1], *(time and time.astimezone(dt.UTC) for time in row[2:4]), *row[4:]) for row in frame.collect()
+        (row[0], row[1], *(time and time.astimezone(dt.UTC) for time in row[2:4]), *row[4:])
+        for row in frame.collect()
     ]
     assert len(utc) == len(expected)
     assert set(utc) == expected

@@ -1,4 +1,6 @@
-"""Records of many columns: twice as many columns are twice the work, counted in calls, from the append to the entry."""
+"""Records of many columns: twice as many columns are twice the work, counted in calls, from the
+append to the entry.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from dagster_adjunct.assets.declaration.dataset import FileSource, QuerySource, bounded_dataset, unbounded_dataset
+from dagster_adjunct.assets.declaration.dataset import (
+    FileSource,
+    QuerySource,
+    bounded_dataset,
+    unbounded_dataset,
+)
 from dagster_adjunct.resources.bucketing.writer import check_readable
 from dagster_adjunct.resources.objects.lake import open_lake
 from dagster_adjunct.resources.schemas.schema import Schema, fit_to_schema
@@ -24,9 +31,13 @@ KINDS = ("string", "bigint", "date", "timestamp")
 
 
 def wide(columns: int) -> tuple[Schema, pa.Table]:
-    schema = Schema.of({"k": "string", **{f"c{place}": KINDS[place % 4] for place in range(columns - 1)}})
+    schema = Schema.of(
+        {"k": "string", **{f"c{place}": KINDS[place % 4] for place in range(columns - 1)}}
+    )
     values = {"string": "x", "bigint": 1, "date": None, "timestamp": None}
-    rows = [{field.name: values[field.type] for field in schema.fields} | {"k": key} for key in "abc"]
+    rows = [
+        {field.name: values[field.type] for field in schema.fields} | {"k": key} for key in "abc"
+    ]
     return schema, pa.Table.from_pylist(rows, schema=schema.to_arrow())
 
 
@@ -55,7 +66,9 @@ def work_of(folder: Path, columns: int) -> dict[str, int]:
     world.streams.create("s", schema=schema, key=["k"], partitions=1)
     append = {"producer": "p", "sequence": 1, "end_of_dataset": "v1"}
     work["append"] = calls(lambda: world.streams.append("s", table, **append))
-    work["rows"] = calls(lambda: world.streams.append("s", table.to_pylist(), producer="q", sequence=1))
+    work["rows"] = calls(
+        lambda: world.streams.append("s", table.to_pylist(), producer="q", sequence=1)
+    )
     work["read"] = calls(lambda: world.streams.read_arrow(world.streams.all_ranges("s")))
     (folder / "in" / "v1").mkdir(parents=True)
     pq.write_table(table, folder / "in" / "v1" / "part.parquet")
@@ -63,8 +76,12 @@ def work_of(folder: Path, columns: int) -> dict[str, int]:
     common: dict[str, Any] = {"key": "k", "partitions": 1}
     specs = {
         "version": bounded_dataset("version", input="lake.s", **common),
-        "files": bounded_dataset("files", input=FileSource(str(folder / "in"), "parquet", schema), **common),
-        "query": bounded_dataset("query", input=QuerySource(lambda *given: table, schema, name="q"), **common),
+        "files": bounded_dataset(
+            "files", input=FileSource(str(folder / "in"), "parquet", schema), **common
+        ),
+        "query": bounded_dataset(
+            "query", input=QuerySource(lambda *given: table, schema, name="q"), **common
+        ),
         "changes": unbounded_dataset("changes", input="lake.s", **common),
     }
     for name, spec in specs.items():

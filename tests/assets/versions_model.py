@@ -1,4 +1,6 @@
-"""What a bounded dataset should be after any history: a plain Python model, with no word of the code under test."""
+"""What a bounded dataset should be after any history: a plain Python model, with no word of the
+code under test.
+"""
 
 from __future__ import annotations
 
@@ -26,13 +28,17 @@ class Version:
 
 @dataclass
 class Partition:
-    """One partition of the input: rows since its last marker, and what each version's first marker closed."""
+    """One partition of the input: rows since its last marker, and what each version's first
+    marker closed.
+    """
 
     rows: list[Row] = field(default_factory=list)
     closed: dict[str, tuple[list[Row], bool]] = field(default_factory=dict)
 
     def mark(self, version: str, *, promised_more: bool = False) -> None:
-        """End a version here; under a name that ended here before, it is a re-delivery and is dropped."""
+        """End a version here; under a name that ended here before, it is a re-delivery and is
+        dropped.
+        """
         if version not in self.closed:
             self.closed[version] = (self.rows, promised_more)
         self.rows = []
@@ -40,10 +46,11 @@ class Partition:
 
 @dataclass
 class Model:
-    """The dataset: its input, the versions by number, which one is served, and under which names they came.
+    """The dataset: its input, the versions by number, which one is served, and under which names
+    they came.
 
-    `delivered` are names with the numbers of their versions, and whether the name is free again; `freed` are names
-    under which nothing was delivered since.
+    `delivered` are names with the numbers of their versions, and whether the name is free again;
+    `freed` are names under which nothing was delivered since.
     """
 
     partitions: list[Partition]
@@ -67,8 +74,17 @@ class Model:
         return self.head if self.pin is None else self.pin
 
     def seen(self) -> tuple[object, ...]:
-        retained = tuple((number, version.state) for number, version in sorted(self.versions.items()))
-        return retained, self.head, self.pin, self.pin_ends, tuple(self.names), tuple(sorted(self.abandoned))
+        retained = tuple(
+            (number, version.state) for number, version in sorted(self.versions.items())
+        )
+        return (
+            retained,
+            self.head,
+            self.pin,
+            self.pin_ends,
+            tuple(self.names),
+            tuple(sorted(self.abandoned)),
+        )
 
     def readable(self) -> dict[int, Entries]:
         return {
@@ -85,7 +101,9 @@ class Model:
         while True:
             name = f"d{number}"
             if name not in self.names and name not in self.abandoned and name not in self.freed:
-                return name if all(name in partition.closed for partition in self.partitions) else None
+                return (
+                    name if all(name in partition.closed for partition in self.partitions) else None
+                )
             number += 1
 
     def settle(self, name: str) -> None:
@@ -103,7 +121,9 @@ class Model:
             return
         self.numbers += 1
         gone = [v.entries for v in self.versions.values() if (v.name, v.state) == (name, "revoked")]
-        if not refused and entries in gone:  # what was revoked comes again as it was, and takes no name
+        if (
+            not refused and entries in gone
+        ):  # what was revoked comes again as it was, and takes no name
             self.take(name, self.numbers, free=True)
             self.freed.add(name)
             self.versions[self.numbers] = Version(name, entries, "rejected")
@@ -120,7 +140,9 @@ class Model:
 
     def free(self, number: int) -> None:
         self.freed |= {name for name, held in self.names.items() if held == number}
-        self.delivered = [(name, held, free or held == number) for name, held, free in self.delivered]
+        self.delivered = [
+            (name, held, free or held == number) for name, held, free in self.delivered
+        ]
 
     def switch(self, number: int) -> None:
         self.versions[number].replaced, self.head = self.head, number
@@ -131,14 +153,20 @@ class Model:
 
     def discard(self, keep: int, leased: set[int]) -> None:
         sealed = sorted(
-            (number for number, version in self.versions.items() if version.state == "sealed"), reverse=True
+            (number for number, version in self.versions.items() if version.state == "sealed"),
+            reverse=True,
         )
         staying = {*sealed[:keep], *leased, self.head, self.pin}
-        # What a revocation of the head would serve again; a policy that keeps one version keeps no other for it.
-        next_best = self.versions[self.head].replaced if self.head is not None and keep != 1 else None
+        # What a revocation of the head would serve again; a policy that keeps one version keeps no
+        # other for it.
+        next_best = (
+            self.versions[self.head].replaced if self.head is not None and keep != 1 else None
+        )
         if next_best in sealed:
             staying.add(next_best)
-        self.versions = {number: version for number, version in self.versions.items() if number in staying}
+        self.versions = {
+            number: version for number, version in self.versions.items() if number in staying
+        }
 
     # -- operators
 
@@ -168,7 +196,8 @@ class Model:
         if number is None:
             return None
         return max(
-            (n for n, version in self.versions.items() if n < number and version.state == "sealed"), default=None
+            (n for n, version in self.versions.items() if n < number and version.state == "sealed"),
+            default=None,
         )
 
     def revoke(self, name: str) -> None:
@@ -182,7 +211,9 @@ class Model:
             self.head = self.served_before(number)
 
     def served_before(self, number: int) -> int | None:
-        """Return what was served before the switch to a version, if that may be, else before that; else by number."""
+        """Return what was served before the switch to a version, if that may be, else before
+        that; else by number.
+        """
         passed = {number}
         while (before := self.versions[number].replaced) in self.versions and before not in passed:
             assert before is not None
@@ -198,11 +229,17 @@ class Model:
         if version.state != "rejected" or version.entries is None:
             raise Refused
         version.state = "sealed"
-        if make_current or self.head is None or self.delivered_at(number) > self.delivered_at(self.head):
+        if (
+            make_current
+            or self.head is None
+            or self.delivered_at(number) > self.delivered_at(self.head)
+        ):
             self.switch(number)
 
     def delivered_at(self, number: int) -> int:
-        """Return where a version stands in the order of delivery: what was delivered again, where it was last."""
+        """Return where a version stands in the order of delivery: what was delivered again,
+        where it was last.
+        """
         return max(at for at, (_, held, _) in enumerate(self.delivered) if held == number)
 
     def drop(self, name: str) -> None:
@@ -214,7 +251,9 @@ class Model:
         del self.versions[number]
 
     def in_flight(self) -> bool:
-        """Whether a version has ended in some partitions and is not taken in, or is complete and waits."""
+        """Whether a version has ended in some partitions and is not taken in, or is complete and
+        waits.
+        """
         settled = {*self.names, *self.abandoned, *self.freed}
         return any(set(partition.closed) - settled for partition in self.partitions)
 

@@ -1,4 +1,6 @@
-"""Writers in processes of their own, for tests of races and of sudden ends. The real cycle, without Spark."""
+"""Writers in processes of their own, for tests of races and of sudden ends. The real cycle,
+without Spark.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,8 @@ from multiprocessing.synchronize import Barrier
 from threading import BrokenBarrierError
 from typing import Any
 
-# What writers import is imported here, once, for all that are forked from a process that has read this module.
+# What writers import is imported here, once, for all that are forked from a process that has read
+# this module.
 import pyarrow.parquet  # noqa: F401
 
 from dagster_adjunct.assets.advancing.advance_dataset import advance_dataset
@@ -37,13 +40,24 @@ class Outcome:
     problem: str = ""
 
 
-def race(url: str, env: Mapping[str, str], rounds: int, start: Barrier, built: Barrier, told: Queue[Outcome]) -> None:
-    """Advance once a round, and meet the other writer when the version is built and nobody has sealed it."""
+def race(
+    url: str,
+    env: Mapping[str, str],
+    rounds: int,
+    start: Barrier,
+    built: Barrier,
+    told: Queue[Outcome],
+) -> None:
+    """Advance once a round, and meet the other writer when the version is built and nobody has
+    sealed it.
+    """
     world = _world(url, env)
 
     def meet(event: StageEvent) -> None:
         if event.stage == "validate":
-            with suppress(BrokenBarrierError):  # the other one came too late, and found nothing left to do
+            with suppress(
+                BrokenBarrierError
+            ):  # the other one came too late, and found nothing left to do
                 built.wait(5)
 
     for _ in range(rounds):
@@ -87,7 +101,12 @@ def _world(url: str, env: Mapping[str, str]) -> World:
 def _advance(world: World, on_stage: Any, lake: Lake | None = None) -> Any:
     lake = lake or world.lake
     return advance_dataset(
-        PLANES, lake=lake, systems=world.systems, spark=IN_PROCESS, by=str(os.getpid()), on_stage=on_stage
+        PLANES,
+        lake=lake,
+        systems=world.systems,
+        spark=IN_PROCESS,
+        by=str(os.getpid()),
+        on_stage=on_stage,
     )
 
 

@@ -1,4 +1,5 @@
-"""What the tests run: events of a topic go to a stream of the lake and to a second topic. `Gate` holds it in a batch.
+"""What the tests run: events of a topic go to a stream of the lake and to a second topic. `Gate`
+holds it in a batch.
 
 The environment says which broker, and how; see `World.environment`.
 """
@@ -23,7 +24,8 @@ PARTITIONS = 8
 
 @dataclass
 class Gate:
-    """A folder by which a test holds the run's process where a batch is begun and nothing of it is written.
+    """A folder by which a test holds the run's process where a batch is begun and nothing of it is
+    written.
 
     `passed` counts from -1: before its first batch a run calls functions once over no records.
     """
@@ -55,7 +57,9 @@ class Gate:
 
 
 class Applications(NamedTuple):
-    """`relay` writes to the lake and to a topic; `careless` is the same, and accepts losses; `mirror` is exact."""
+    """`relay` writes to the lake and to a topic; `careless` is the same, and accepts losses;
+    `mirror` is exact.
+    """
 
     relay: Application
     careless: Application
@@ -72,7 +76,11 @@ def declare(environment: Mapping[str, str]) -> Applications:
         topics={
             "events": KafkaTopic(topic=f"{system}-shop.events", value=value, key=key),
             "mirrored": KafkaTopic(
-                topic=f"{system}-mirrored", value=value, key=key, partitioner="kafka-murmur2", transactional=True
+                topic=f"{system}-mirrored",
+                value=value,
+                key=key,
+                partitioner="kafka-murmur2",
+                transactional=True,
             ),
         },
         prefix=f"{system}-",
@@ -87,7 +95,9 @@ def declare(environment: Mapping[str, str]) -> Applications:
     )
 
 
-def _to_lake_and_topic(system: str, gate: Gate, batch: int, on_lost: Literal["fail", "oldest"]) -> Application:
+def _to_lake_and_topic(
+    system: str, gate: Gate, batch: int, on_lost: Literal["fail", "oldest"]
+) -> Application:
     relay = Application("relay", max_batch_records=batch, owners="team:shop")
     events = relay.input_stream(f"{system}.events", default_offset="oldest", on_lost=on_lost)
     held = events.map(gate, keeps_partitioning=True)
@@ -98,7 +108,9 @@ def _to_lake_and_topic(system: str, gate: Gate, batch: int, on_lost: Literal["fa
 
 def _to_topic(system: str, gate: Gate, batch: int) -> Application:
     mirror = Application("mirror", max_batch_records=batch)
-    events = mirror.input_stream(f"{system}.events", default_offset="oldest").map(gate, keeps_partitioning=True)
+    events = mirror.input_stream(f"{system}.events", default_offset="oldest").map(
+        gate, keeps_partitioning=True
+    )
     events.send_to(mirror.output_stream(f"{system}.mirrored", partitions=4, key="customer"))
     return mirror
 

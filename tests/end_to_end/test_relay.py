@@ -1,4 +1,6 @@
-"""From a real topic to the lake and to another topic: transactions, retention, and kills, against what was produced."""
+"""From a real topic to the lake and to another topic: transactions, retention, and kills,
+against what was produced.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ pytestmark = [pytest.mark.server, pytest.mark.spark]
 MIRROR = "tests.end_to_end.relay:mirror"
 
 
-def new_world(kafka: KafkaServer, folder: Path, name: str, max_batch_records: int = 100_000) -> World:
+def new_world(
+    kafka: KafkaServer, folder: Path, name: str, max_batch_records: int = 100_000
+) -> World:
     world = World(kafka, folder, name, max_batch_records)
     world.create_topic()
     return world
@@ -66,7 +70,9 @@ def test_retention_that_passes_the_checkpoint_is_an_error_and_either_remedy_goes
     for what in ("retention.events.3", " 10", " 14", "startpoint set", 'on_lost="oldest"'):
         assert what in str(refused.value)
     assert world.in_lake() == world.expected(events=world.events[:80])
-    world.command("startpoint", "set", APP, "retention.events.3", "--oldest", "--reason", "four are lost")
+    world.command(
+        "startpoint", "set", APP, "retention.events.3", "--oldest", "--reason", "four are lost"
+    )
     world.run(spark)
     first = world.expected(events=world.events[:80])
     expected = sorted(first + world.expected(events=set(world.events[80:]) - lost, epochs={3: 1}))
@@ -78,7 +84,9 @@ def test_retention_that_passes_the_checkpoint_is_an_error_and_either_remedy_goes
         world.run(spark)
     report = world.run(spark, "careless")
     assert report.step.counters["retention.events"]["lost_offsets"] == len(lost) == 4
-    expected = sorted(expected + world.expected(events=set(world.events[before:]) - lost, epochs={3: 1}))
+    expected = sorted(
+        expected + world.expected(events=set(world.events[before:]) - lost, epochs={3: 1})
+    )
     assert world.in_lake() == world.in_topic() == expected
 
 
@@ -98,13 +106,17 @@ def test_transactions_from_topic_to_topic_arrive_once_though_the_run_is_killed(
 
 
 def _lose(world: World, partition: int) -> set[Event]:
-    """Deliver 80 records, and take the first four of them that are in a partition away, as retention does."""
+    """Deliver 80 records, and take the first four of them that are in a partition away, as
+    retention does.
+    """
     from confluent_kafka import TopicPartition
 
     mine = [event for event in world.deliver(80, MIDNIGHT) if event.partition == partition]
     mine.sort(key=lambda event: event.offset)
     admin = world.kafka.admin()
-    for done in admin.delete_records([TopicPartition(world.topic, partition, mine[4].offset)]).values():
+    for done in admin.delete_records(
+        [TopicPartition(world.topic, partition, mine[4].offset)]
+    ).values():
         done.result(60)
     return set(mine[:4])
 

@@ -1,6 +1,8 @@
-"""A startpoint set by the command, with a real broker, the real daemon and webserver, and runs that are killed.
+"""A startpoint set by the command, with a real broker, the real daemon and webserver, and runs that
+are killed.
 
-The oracle is what the test itself produced: the output must hold exactly these records, in exactly these epochs.
+The oracle is what the test itself produced: the output must hold exactly these records, in exactly
+these epochs.
 """
 
 from __future__ import annotations
@@ -21,8 +23,9 @@ from tests.servers.kafka import KafkaServer
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# A startpoint of the UI that the daemon's sensor has a run apply: tests/orchestration/dagster/test_in_the_browser.py.
-# What dies on its way: tests/orchestration/offsets and tests/orchestration/test_step_startpoints.py.
+# A startpoint of the UI that the daemon's sensor has a run apply:
+# tests/orchestration/dagster/test_in_the_browser.py. What dies on its way:
+# tests/orchestration/offsets and tests/orchestration/test_step_startpoints.py.
 pytestmark = [pytest.mark.server, pytest.mark.spark, pytest.mark.long, pytest.mark.timeout(1800)]
 
 TEN, ELEVEN = (MIDNIGHT + hour * 3_600_000 for hour in (10, 11))
@@ -36,8 +39,12 @@ EVENTS = """query($run: ID!) { logsForRun(runId: $run, limit: 1000) { ... on Eve
 
 
 @pytest.fixture(scope="module")
-def world(kafka: KafkaServer, spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> World:
-    """A topic with records of midnight and of ten o'clock, all delivered; a batch takes 100 of them."""
+def world(
+    kafka: KafkaServer, spark: SparkSession, tmp_path_factory: pytest.TempPathFactory
+) -> World:
+    """A topic with records of midnight and of ten o'clock, all delivered; a batch takes 100 of
+    them.
+    """
     made = World(kafka, tmp_path_factory.mktemp("replay"), "shop", max_batch_records=100)
     made.create_topic()
     made.deliver(64, MIDNIGHT)
@@ -57,16 +64,30 @@ def servers(world: World) -> Iterator[DagsterServers]:
 def test_a_startpoint_is_replayed_once_by_the_sensor_though_processes_are_killed(
     servers: DagsterServers, world: World, next_by: str, deaths: int
 ) -> None:
-    """Two of eight partitions by time; killed before the first commit, and perhaps after it; then it goes on."""
+    """Two of eight partitions by time; killed before the first commit, and perhaps after it;
+    then it goes on.
+    """
     known, before = set(servers.runs()), world.in_lake()
     epochs = dict.fromkeys(REPLAYED, max(epoch for epoch, _ in before) + 1)
-    again = [event for event in world.events if event.partition in REPLAYED and event.timestamp >= TEN]
+    again = [
+        event for event in world.events if event.partition in REPLAYED and event.timestamp >= TEN
+    ]
 
     world.gate.close()
-    asked = ("startpoint", "set", APP, "shop.events.2,5", "--timestamp", "2026-01-01T10:00Z", "--by", "ada")
+    asked = (
+        "startpoint",
+        "set",
+        APP,
+        "shop.events.2,5",
+        "--timestamp",
+        "2026-01-01T10:00Z",
+        "--by",
+        "ada",
+    )
     dry = json.loads(world.command(*asked, "--reason", "prices were wrong", "--dry-run", "--json"))
     positions = {
-        partition["partition"]: (partition["checkpoint"], partition["start"]) for partition in dry["partitions"]
+        partition["partition"]: (partition["checkpoint"], partition["start"])
+        for partition in dry["partitions"]
     }
     assert positions == _positions(world)
     world.command(*asked, "--reason", "prices were wrong")
@@ -77,7 +98,10 @@ def test_a_startpoint_is_replayed_once_by_the_sensor_though_processes_are_killed
     assert world.in_lake() == before
     (killed,) = set(servers.runs()) - known
     tags = _tags(servers.runs()[killed])
-    assert (tags["adjunct/startpoints_by"], tags["adjunct/startpoints_reason"]) == ("ada", "prices were wrong")
+    assert (tags["adjunct/startpoints_by"], tags["adjunct/startpoints_reason"]) == (
+        "ada",
+        "prices were wrong",
+    )
     assert len(tags["adjunct/startpoints"].split(",")) == len(REPLAYED)
     os.kill(pid, signal.SIGKILL)
     if deaths > 1:
@@ -105,7 +129,9 @@ def test_a_startpoint_is_replayed_once_by_the_sensor_though_processes_are_killed
     assert world.in_lake() == after
     assert world.in_topic() == after
     history = world.command("checkpoint", "history", "relay")
-    assert history.count(f"applied, epoch {epochs[2]} (ada: prices were wrong)") == len(REPLAYED), history
+    assert history.count(f"applied, epoch {epochs[2]} (ada: prices were wrong)") == len(REPLAYED), (
+        history
+    )
 
 
 @pytest.mark.long
@@ -128,7 +154,10 @@ def test_a_bounded_replay_is_asked_for_in_the_ui_and_has_an_epoch_of_its_own(
     servers.until("the replay, by the sensor", 300, lambda: _ended(servers, {*known, asking}))
     (run,) = set(servers.runs()) - {*known, asking}
     tags = _tags(servers.runs()[run])
-    assert (tags["adjunct/startpoints_by"], tags["adjunct/startpoints_reason"]) == ("eve", "an audit")
+    assert (tags["adjunct/startpoints_by"], tags["adjunct/startpoints_reason"]) == (
+        "eve",
+        "an audit",
+    )
     audited = [event for event in world.events if event.partition == 0 and event.timestamp < TEN]
     ((epoch, _),) = {(now, 0) for now, _ in (Counter(world.in_lake()) - Counter(before))}
     assert epoch > 0
@@ -141,8 +170,12 @@ def test_a_bounded_replay_is_asked_for_in_the_ui_and_has_an_epoch_of_its_own(
 
 
 @pytest.mark.long
-def test_a_broker_that_is_away_in_the_middle_of_a_batch_is_waited_for(servers: DagsterServers, world: World) -> None:
-    """The batch fails for a reason that passes, and is finished by a later attempt, as it was begun."""
+def test_a_broker_that_is_away_in_the_middle_of_a_batch_is_waited_for(
+    servers: DagsterServers, world: World
+) -> None:
+    """The batch fails for a reason that passes, and is finished by a later attempt, as it was
+    begun.
+    """
     before, known = world.in_lake(), set(servers.runs())
     epochs = dict.fromkeys(REPLAYED, max(epoch for epoch, _ in before))
     world.gate.close()
@@ -154,12 +187,16 @@ def test_a_broker_that_is_away_in_the_middle_of_a_batch_is_waited_for(servers: D
     world.gate.open()
     try:
         servers.until(
-            "what it says", 300, lambda: "StreamUnavailableError" in _said(servers, set(servers.runs()) - known)
+            "what it says",
+            300,
+            lambda: "StreamUnavailableError" in _said(servers, set(servers.runs()) - known),
         )
         assert world.in_lake() == before
     finally:
         world.kafka.start()
-    servers.until("the end", 600, lambda: _idle(servers) and len(world.in_lake()) >= len(before) + len(new))
+    servers.until(
+        "the end", 600, lambda: _idle(servers) and len(world.in_lake()) >= len(before) + len(new)
+    )
     assert world.in_lake() == sorted(before + world.expected(events=new, epochs=epochs))
 
 
@@ -199,13 +236,21 @@ def _tags(run: dict[str, Any]) -> dict[str, str]:
 
 def _errors(servers: DagsterServers, run: str) -> str:
     events = servers.graphql(EVENTS, run=run)["logsForRun"]["events"]
-    return "\n".join(f"{event['message']}: {event['error']}" for event in events if event.get("error"))
+    return "\n".join(
+        f"{event['message']}: {event['error']}" for event in events if event.get("error")
+    )
 
 
 def _metadata(servers: DagsterServers, run: str, asset: str) -> dict[str, Any]:
     events = servers.graphql(EVENTS, run=run)["logsForRun"]["events"]
-    made = [event for event in events if event.get("assetKey") and "/".join(event["assetKey"]["path"]) == asset]
+    made = [
+        event
+        for event in events
+        if event.get("assetKey") and "/".join(event["assetKey"]["path"]) == asset
+    ]
     values: dict[str, Any] = {}
     for entry in made[-1]["metadataEntries"]:
-        values[entry["label"]] = next((entry[n] for n in ("intValue", "text", "jsonString") if n in entry), None)
+        values[entry["label"]] = next(
+            (entry[n] for n in ("intValue", "text", "jsonString") if n in entry), None
+        )
     return values

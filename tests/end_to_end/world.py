@@ -1,4 +1,6 @@
-"""A topic whose every record the test knows, a lake, and the oracle: what was produced, by partition and offset."""
+"""A topic whose every record the test knows, a lake, and the oracle: what was produced, by
+partition and offset.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from dagster_adjunct import Application, Lake, LakeStreams, RunReport, open_lake, run_application, systems_for
+from dagster_adjunct import (
+    Application,
+    Lake,
+    LakeStreams,
+    RunReport,
+    open_lake,
+    run_application,
+    systems_for,
+)
 from tests.end_to_end.relay import PARTITIONS, Gate, declare
 from tests.kept_processes import program
 from tests.servers.kafka import KafkaServer
@@ -28,7 +38,9 @@ Output = list[tuple[int, int]]
 
 @dataclass(frozen=True)
 class Event:
-    """A record that is in the topic: its partition, its offset there, what it is, and its time in ms."""
+    """A record that is in the topic: its partition, its offset there, what it is, and its time
+    in ms.
+    """
 
     partition: int
     offset: int
@@ -38,7 +50,9 @@ class Event:
 
 @dataclass
 class World:
-    """One lake, and a stream system of its own on a broker, whose topics all begin with the system's name."""
+    """One lake, and a stream system of its own on a broker, whose topics all begin with the
+    system's name.
+    """
 
     kafka: KafkaServer
     folder: Path
@@ -74,7 +88,9 @@ class World:
         self.kafka.create_topic(self.topic, PARTITIONS)
 
     def produce(self, count: int, at: int, *, producer: Producer | None = None) -> list[Event]:
-        """Append records to the partitions in turn, a millisecond after another from `at`; return where they are."""
+        """Append records to the partitions in turn, a millisecond after another from `at`;
+        return where they are.
+        """
         mine = producer or self.kafka.producer()
         produced: list[Event] = []
         for number in range(self.made, self.made + count):
@@ -103,15 +119,22 @@ class World:
         self.events += events
         return events
 
-    def expected(self, *, epochs: Mapping[int, int] | None = None, events: Iterable[Event] | None = None) -> Output:
-        """Return (epoch, id) of the events, in order; `epochs` by partition, 0 where it does not say."""
+    def expected(
+        self, *, epochs: Mapping[int, int] | None = None, events: Iterable[Event] | None = None
+    ) -> Output:
+        """Return (epoch, id) of the events, in order; `epochs` by partition, 0 where it does not
+        say.
+        """
         known = epochs or {}
         return sorted(
-            (known.get(event.partition, 0), event.id) for event in (self.events if events is None else events)
+            (known.get(event.partition, 0), event.id)
+            for event in (self.events if events is None else events)
         )
 
     def in_lake(self) -> Output:
-        """Return (epoch, id) of what the application has written to its stream in the lake, in order."""
+        """Return (epoch, id) of what the application has written to its stream in the lake, in
+        order.
+        """
         streams = LakeStreams(self.lake)
         if "relayed" not in streams.list_streams():
             return []
@@ -119,7 +142,9 @@ class World:
         return sorted(zip(table["__epoch"].to_pylist(), table["id"].to_pylist(), strict=True))
 
     def in_topic(self, stream: str = "relayed") -> Output:
-        """Return (epoch, id) of what readers of committed records find in an output topic, in order."""
+        """Return (epoch, id) of what readers of committed records find in an output topic, in
+        order.
+        """
         return sorted(self._records(f"{self.system}-{stream}"))
 
     def command(self, *arguments: str, fails: bool = False) -> str:
@@ -140,7 +165,11 @@ class World:
         """Run an application in this process."""
         app: Application = getattr(declare(self.environment), name)
         return run_application(
-            app, lake=self.lake, systems=systems_for(app, lake=self.lake), spark=lambda: spark, run="test"
+            app,
+            lake=self.lake,
+            systems=systems_for(app, lake=self.lake),
+            spark=lambda: spark,
+            run="test",
         )
 
     def start_command(self, *arguments: str) -> subprocess.Popen[bytes]:
@@ -157,8 +186,14 @@ class World:
     def _records(self, topic: str) -> Iterator[tuple[int, int]]:
         from confluent_kafka import Consumer, TopicPartition
 
-        settings = {"group.id": "oracle", "isolation.level": "read_committed", "enable.partition.eof": True}
-        consumer = Consumer({"bootstrap.servers": self.kafka.bootstrap, "enable.auto.commit": False, **settings})
+        settings = {
+            "group.id": "oracle",
+            "isolation.level": "read_committed",
+            "enable.partition.eof": True,
+        }
+        consumer = Consumer(
+            {"bootstrap.servers": self.kafka.bootstrap, "enable.auto.commit": False, **settings}
+        )
         try:
             metadata = consumer.list_topics(topic, timeout=30).topics[topic]
             left = set(metadata.partitions)

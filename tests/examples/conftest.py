@@ -19,7 +19,8 @@ from tests.rounds import rounds
 
 EVERY = rounds(64, 1)
 OPTIONS = rounds(("--every", f"{EVERY}", "--batch", "1500"), ())
-# With all flights it is killed here once: after the third batch's stream output, before its table output.
+# With all flights it is killed here once: after the third batch's stream output, before its table
+# output.
 KILLED_AT = "output aircraft-state"
 KILLED_IN_BATCH = 3
 
@@ -35,7 +36,8 @@ class FinishedJob:
 
 @pytest.fixture(scope="session")
 def main_job(tmp_path_factory: pytest.TempPathFactory) -> FinishedJob:
-    """The flights in two deliveries; of all flights killed once between the two outputs of a batch and started again.
+    """The flights in two deliveries; of all flights killed once between the two outputs of a batch
+    and started again.
 
     One run for all test processes: whoever comes first runs it, and the others wait for that.
     """
@@ -46,8 +48,14 @@ def main_job(tmp_path_factory: pytest.TempPathFactory) -> FinishedJob:
         if not finished.exists():
             lake, state = str(folder / "lake"), folder / "state.sqlite"
             if EVERY == 1:
-                drive(lake, state, "--kill", f"{KILLED_AT}@{KILLED_IN_BATCH}").assert_killed_at(KILLED_AT)
-            done = {"lake": lake, "state": str(state), "result": drive(lake, state, *OPTIONS).result}
+                drive(lake, state, "--kill", f"{KILLED_AT}@{KILLED_IN_BATCH}").assert_killed_at(
+                    KILLED_AT
+                )
+            done = {
+                "lake": lake,
+                "state": str(state),
+                "result": drive(lake, state, *OPTIONS).result,
+            }
             finished.write_text(json.dumps(done), encoding="utf-8")
         facts = json.loads(finished.read_text(encoding="utf-8"))
     return FinishedJob(facts["lake"], Path(facts["state"]), facts["result"])

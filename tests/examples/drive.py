@@ -1,6 +1,7 @@
 """Runs the main job as a process of its own, and can kill that process at a named point of its way.
 
-    python -m tests.examples.drive LAKE [--every N] [--batch N] [--app MODULE] [--disruptions] [--over-time] [--kill AT]
+    python -m tests.examples.drive LAKE [--every N] [--batch N] [--app MODULE] [--disruptions]
+    [--over-time] [--kill AT]
 
 Points, each counted from 1 in this process:
 
@@ -11,8 +12,9 @@ Points, each counted from 1 in this process:
     swap PREFIX                   a commit below PREFIX: manifest written, pointer not swapped yet
     swapped PREFIX                that commit is done
 
-`POINT@2+0.5` kills half a second after the second time, in the midst of whatever happens then. Killed is the
-whole process group, JVM and Python workers included, with SIGKILL: start it in a session of its own.
+`POINT@2+0.5` kills half a second after the second time, in the midst of whatever happens then.
+Killed is the whole process group, JVM and Python workers included, with SIGKILL: start it in a
+session of its own.
 """
 
 from __future__ import annotations
@@ -90,12 +92,22 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("lake")
     parser.add_argument("--every", type=int, default=1, help="deliver every n-th flight only")
-    parser.add_argument("--batch", type=int, help="records a batch, in place of the application's own")
+    parser.add_argument(
+        "--batch", type=int, help="records a batch, in place of the application's own"
+    )
     parser.add_argument("--master", default="local[2]")
     parser.add_argument("--kill")
-    parser.add_argument("--disruptions", action="store_true", help="run the second application, too, at the end")
-    parser.add_argument("--over-time", action="store_true", help="run the third application, too, at the end")
-    parser.add_argument("--app", default="pipeline", help="the module of the application that is run after each part")
+    parser.add_argument(
+        "--disruptions", action="store_true", help="run the second application, too, at the end"
+    )
+    parser.add_argument(
+        "--over-time", action="store_true", help="run the third application, too, at the end"
+    )
+    parser.add_argument(
+        "--app",
+        default="pipeline",
+        help="the module of the application that is run after each part",
+    )
     options = parser.parse_args()
     if options.kill and os.getpgrp() != os.getpid():
         parser.error("--kill needs a process group of its own (start_new_session=True)")
@@ -138,7 +150,12 @@ def main() -> None:
             seconds[f"deliver {part}"] = time.monotonic() - began
             began = time.monotonic()
             report = run_application(
-                app, lake=lake, systems=systems_for(app, lake=lake), spark=spark, run=f"drive-{part}", on_event=heard
+                app,
+                lake=lake,
+                systems=systems_for(app, lake=lake),
+                spark=spark,
+                run=f"drive-{part}",
+                on_event=heard,
             )
             seconds[f"run {part}"] = time.monotonic() - began
             reports.append(report.to_json())
@@ -164,11 +181,15 @@ def main() -> None:
                 run="drive-beside",
                 on_event=heard,
             )
-    print(json.dumps({"reports": reports, "spark_started": started, "seconds": seconds}, default=str))
+    print(
+        json.dumps({"reports": reports, "spark_started": started, "seconds": seconds}, default=str)
+    )
 
 
 def every_nth(name: str, every: int) -> Any:
-    """Return a table of the demo; of the flights every n-th in order of delivery, from the first."""
+    """Return a table of the demo; of the flights every n-th in order of delivery, from the
+    first.
+    """
     table = load(name)
     return table.take(list(range(0, table.num_rows, every))) if name == "flights" else table
 

@@ -39,7 +39,8 @@ class Driven:
 
     def assert_killed_at(self, point: str) -> None:
         assert self.returncode == -signal.SIGKILL, (
-            f"was to be killed at {point}, ended with {self.returncode}\n{self.stdout[-500:]}\n{self.stderr[-4000:]}"
+            f"was to be killed at {point}, ended with"
+            f" {self.returncode}\n{self.stdout[-500:]}\n{self.stderr[-4000:]}"
         )
         assert f"killed at {point}" in self.stdout
 
@@ -51,7 +52,11 @@ def drive(lake: str, state: Path, *options: str, env: Mapping[str, str] | None =
     """
     mark = uuid.uuid4().hex
     environment = {
-        **{name: value for name, value in os.environ.items() if not name.startswith(("ADJUNCT_", "AWS_"))},
+        **{
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith(("ADJUNCT_", "AWS_"))
+        },
         "ADJUNCT_DEMO_SQLITE": str(state),
         "ADJUNCT_STRICT_PLANS": "1",
         _MARK: mark,
@@ -75,7 +80,9 @@ def drive(lake: str, state: Path, *options: str, env: Mapping[str, str] | None =
 
 
 def _wait_for_the_rest(mark: str) -> None:
-    """Wait until Spark's Python workers, which lead a group of their own, have noticed and left; else kill them."""
+    """Wait until Spark's Python workers, which lead a group of their own, have noticed and left;
+    else kill them.
+    """
     deadline = time.monotonic() + 15
     while left := _marked(mark):
         if time.monotonic() > deadline:

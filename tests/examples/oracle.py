@@ -1,4 +1,6 @@
-"""Both outputs of the main job, computed from the CSV files in plain Python: nothing of Adjunct is used."""
+"""Both outputs of the main job, computed from the CSV files in plain Python: nothing of Adjunct
+is used.
+"""
 
 from __future__ import annotations
 
@@ -15,19 +17,52 @@ from typing import Any
 VERY_LATE = 120  # minutes
 SPLIT = "2013-07-01T00:00:00Z"
 FLIGHT_COLUMNS = (
-    "year", "month", "day", "dep_time", "sched_dep_time", "dep_delay", "arr_time", "sched_arr_time",
-    "arr_delay", "carrier", "flight", "tailnum", "origin", "dest", "air_time", "distance", "hour", "minute",
+    "year",
+    "month",
+    "day",
+    "dep_time",
+    "sched_dep_time",
+    "dep_delay",
+    "arr_time",
+    "sched_arr_time",
+    "arr_delay",
+    "carrier",
+    "flight",
+    "tailnum",
+    "origin",
+    "dest",
+    "air_time",
+    "distance",
+    "hour",
+    "minute",
     "time_hour",
-)  # fmt: skip
+)
 _TEXT = {"carrier", "tailnum", "origin", "dest", "time_hour"}
 ENRICHED_COLUMNS = (
-    *FLIGHT_COLUMNS, "manufacturer", "model", "plane_year", "seats", "temp", "wind_speed", "precip", "visib",
-    "airline", "dest_name",
-)  # fmt: skip
+    *FLIGHT_COLUMNS,
+    "manufacturer",
+    "model",
+    "plane_year",
+    "seats",
+    "temp",
+    "wind_speed",
+    "precip",
+    "visib",
+    "airline",
+    "dest_name",
+)
 STATE_COLUMNS = (
-    "tailnum", "manufacturer", "model", "plane_year", "seats", "last_flight", "last_origin", "last_dest",
-    "last_time_hour", "last_dep_delay",
-)  # fmt: skip
+    "tailnum",
+    "manufacturer",
+    "model",
+    "plane_year",
+    "seats",
+    "last_flight",
+    "last_origin",
+    "last_dest",
+    "last_time_hour",
+    "last_dep_delay",
+)
 
 
 def _rows(name: str) -> list[dict[str, str]]:
@@ -45,7 +80,9 @@ def _flights(every: int) -> Sequence[dict[str, str]]:
     return sorted(_rows("flights"), key=lambda flight: flight["time_hour"])[::every]
 
 
-_some_flights = lru_cache(maxsize=4)(_flights)  # all of them would take half a gigabyte for as long as the tests run
+_some_flights = lru_cache(maxsize=4)(
+    _flights
+)  # all of them would take half a gigabyte for as long as the tests run
 
 
 def _text(value: str) -> str | None:
@@ -61,9 +98,14 @@ def _float(value: str) -> float | None:
 
 
 def flights_in_order(every: int = 1) -> list[dict[str, Any]]:
-    """Return every n-th flight in order of delivery, with the columns of FLIGHT_COLUMNS; times are text."""
+    """Return every n-th flight in order of delivery, with the columns of FLIGHT_COLUMNS; times
+    are text.
+    """
     rows = _some_flights(every) if every > 1 else _flights(1)
-    return [{name: _text(row[name]) if name in _TEXT else _int(row[name]) for name in FLIGHT_COLUMNS} for row in rows]
+    return [
+        {name: _text(row[name]) if name in _TEXT else _int(row[name]) for name in FLIGHT_COLUMNS}
+        for row in rows
+    ]
 
 
 def airline_desks() -> dict[str, str]:
@@ -71,7 +113,9 @@ def airline_desks() -> dict[str, str]:
     return {row["carrier"]: f"{row['name']} operations" for row in _rows("airlines")}
 
 
-def disrupted(given: list[dict[str, Any]], seen: dict[str, str], desks: dict[str, str]) -> list[dict[str, Any]]:
+def disrupted(
+    given: list[dict[str, Any]], seen: dict[str, str], desks: dict[str, str]
+) -> list[dict[str, Any]]:
     """Return what one batch of the second application makes of these flights, in order of delivery.
 
     `seen` is the destination of each aircraft, kept from batch to batch.
@@ -84,9 +128,14 @@ def disrupted(given: list[dict[str, Any]], seen: dict[str, str], desks: dict[str
         late = flight["arr_delay"] is not None and flight["arr_delay"] >= VERY_LATE
         if flight["dep_time"] is not None and not late:
             continue
-        row = {name: flight[name] for name in ("time_hour", "carrier", "flight", "tailnum", "origin", "dest")}
+        row = {
+            name: flight[name]
+            for name in ("time_hour", "carrier", "flight", "tailnum", "origin", "dest")
+        }
         row["reason"] = "late" if late else "cancelled"
-        rows.append(row | {"aircraft_at": seen.get(flight["tailnum"]), "desk": desks.get(flight["carrier"])})
+        rows.append(
+            row | {"aircraft_at": seen.get(flight["tailnum"]), "desk": desks.get(flight["carrier"])}
+        )
     return rows
 
 
@@ -99,17 +148,28 @@ def by_flight(rows: list[dict[str, Any]]) -> dict[str, list[tuple[Any, ...]]]:
 
 
 @lru_cache(maxsize=3)
-def expected(every: int) -> tuple[Counter[tuple[object, ...]], dict[str, tuple[object, ...]], dict[str, int]]:
-    """Return the enriched rows with their counts, the table's records by tail number, and facts about them.
+def expected(
+    every: int,
+) -> tuple[Counter[tuple[object, ...]], dict[str, tuple[object, ...]], dict[str, int]]:
+    """Return the enriched rows with their counts, the table's records by tail number, and facts
+    about them.
 
-    Columns stand in the order of ENRICHED_COLUMNS and STATE_COLUMNS; times are ISO text ending in Z. Only each n-th
-    flight in order of delivery counts, from the first; all planes and weather stay.
+    Columns stand in the order of ENRICHED_COLUMNS and STATE_COLUMNS; times are ISO text ending in
+    Z. Only each n-th flight in order of delivery counts, from the first; all planes and weather
+    stay.
     """
     all_planes = {
-        row["tailnum"]: (_text(row["manufacturer"]), _text(row["model"]), _int(row["year"]), _int(row["seats"]))
+        row["tailnum"]: (
+            _text(row["manufacturer"]),
+            _text(row["model"]),
+            _int(row["year"]),
+            _int(row["seats"]),
+        )
         for row in _rows("planes")
     }
-    first_planes = {key: plane for key, plane in all_planes.items() if plane[2] is not None and plane[2] <= 2005}
+    first_planes = {
+        key: plane for key, plane in all_planes.items() if plane[2] is not None and plane[2] <= 2005
+    }
     weather = {
         (row["origin"], row["time_hour"]): tuple(
             _float(row[name]) for name in ("temp", "wind_speed", "precip", "visib")
@@ -126,7 +186,9 @@ def expected(every: int) -> tuple[Counter[tuple[object, ...]], dict[str, tuple[o
     for row in flights:
         early = row["time_hour"] < SPLIT
         facts["early" if early else "late"] += 1
-        flight = tuple(_text(row[name]) if name in _TEXT else _int(row[name]) for name in FLIGHT_COLUMNS)
+        flight = tuple(
+            _text(row[name]) if name in _TEXT else _int(row[name]) for name in FLIGHT_COLUMNS
+        )
         tailnum = _text(row["tailnum"])
         planes = first_planes if early else all_planes
         plane = planes.get(tailnum or "", (None,) * 4)
@@ -135,7 +197,9 @@ def expected(every: int) -> tuple[Counter[tuple[object, ...]], dict[str, tuple[o
         facts["no weather"] += (row["origin"], row["time_hour"]) not in weather
         facts["no airline"] += row["carrier"] not in airlines
         facts["no airport"] += row["dest"] not in airports
-        enriched[(*flight, *plane, *hour, airlines.get(row["carrier"]), airports.get(row["dest"]))] += 1
+        enriched[
+            (*flight, *plane, *hour, airlines.get(row["carrier"]), airports.get(row["dest"]))
+        ] += 1
         if tailnum is None:
             facts["no tailnum"] += 1
             continue

@@ -1,4 +1,6 @@
-"""What the example's third application makes of flights, in plain Python: nothing of Adjunct is used."""
+"""What the example's third application makes of flights, in plain Python: nothing of Adjunct is
+used.
+"""
 
 from __future__ import annotations
 
@@ -16,20 +18,26 @@ DAY = timedelta(days=1)
 def of_aircraft(flights: Iterable[Row], landings: Iterable[Row]) -> Counter[tuple[Any, ...]]:
     """Return each flight with the last landing of its aircraft at or before its time."""
     places: dict[str, list[tuple[datetime, str, str]]] = defaultdict(list)
-    for row in sorted(landings, key=lambda row: row["since"]):  # of one moment the later record counts
+    for row in sorted(
+        landings, key=lambda row: row["since"]
+    ):  # of one moment the later record counts
         places[row["tailnum"]].append((row["since"], row["operator"], row["airport"]))
     outputs: Counter[tuple[Any, ...]] = Counter()
     for flight in flights:
         known = places.get(flight["tailnum"], [])
         at = bisect_right(known, flight["time_hour"], key=lambda place: place[0])
         since, operator, airport = known[at - 1] if at else (None, None, None)
-        named = (flight[name] for name in ("time_hour", "carrier", "flight", "tailnum", "origin", "dest"))
+        named = (
+            flight[name] for name in ("time_hour", "carrier", "flight", "tailnum", "origin", "dest")
+        )
         outputs[(*named, operator, airport, since)] += 1
     return outputs
 
 
 def instead(flights: Iterable[Row]) -> Counter[tuple[Any, ...]]:
-    """Return each cancelled flight with each that left for the same place in time; alone where there is none."""
+    """Return each cancelled flight with each that left for the same place in time; alone where
+    there is none.
+    """
     flights = list(flights)
     left: dict[tuple[str, str], list[Row]] = defaultdict(list)
     for flight in flights:
@@ -39,7 +47,13 @@ def instead(flights: Iterable[Row]) -> Counter[tuple[Any, ...]]:
     for flight in flights:
         if flight["dep_time"] is not None:
             continue
-        own = (flight["carrier"], flight["dest"], flight["flight"], flight["origin"], flight["time_hour"])
+        own = (
+            flight["carrier"],
+            flight["dest"],
+            flight["flight"],
+            flight["origin"],
+            flight["time_hour"],
+        )
         others = [
             other
             for other in left[(flight["carrier"], flight["dest"])]
@@ -53,7 +67,9 @@ def instead(flights: Iterable[Row]) -> Counter[tuple[Any, ...]]:
 
 
 def days(flights: Iterable[Row]) -> dict[tuple[str, datetime], tuple[int, int, float | None]]:
-    """Return flights, those that departed, and the mean delay, by airport and the day's first moment (UTC)."""
+    """Return flights, those that departed, and the mean delay, by airport and the day's first
+    moment (UTC).
+    """
     of_day: dict[tuple[str, datetime], list[Row]] = defaultdict(list)
     for flight in flights:
         day = flight["time_hour"].replace(hour=0, minute=0, second=0, microsecond=0)

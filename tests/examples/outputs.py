@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 def enriched_rows(lake_url: str) -> Counter[tuple[Any, ...]]:
     """Return the rows of the enriched stream with their counts; times as ISO text ending in Z."""
     streams = LakeStreams(open_lake(lake_url))
-    table = streams.read_arrow(streams.all_ranges("enriched-flights"), columns=list(ENRICHED_COLUMNS))
+    table = streams.read_arrow(
+        streams.all_ranges("enriched-flights"), columns=list(ENRICHED_COLUMNS)
+    )
     columns = [table.column(name).to_pylist() for name in ENRICHED_COLUMNS]
     at = ENRICHED_COLUMNS.index("time_hour")
     columns[at] = [time.strftime("%Y-%m-%dT%H:%M:%SZ") for time in columns[at]]
@@ -33,10 +35,26 @@ def enriched_rows(lake_url: str) -> Counter[tuple[Any, ...]]:
 
 
 def assert_disruptions(lake_url: str, every: int) -> None:
-    """Compare the second application's output with the oracle, all rows, where one batch has taken all flights."""
+    """Compare the second application's output with the oracle, all rows, where one batch has
+    taken all flights.
+    """
     streams = LakeStreams(open_lake(lake_url))
-    columns = ["time_hour", "carrier", "flight", "tailnum", "origin", "dest", "reason", "aircraft_at", "desk"]
-    rows = streams.read_arrow(streams.all_ranges("disrupted-flights"), columns=columns).select(columns).to_pylist()
+    columns = [
+        "time_hour",
+        "carrier",
+        "flight",
+        "tailnum",
+        "origin",
+        "dest",
+        "reason",
+        "aircraft_at",
+        "desk",
+    ]
+    rows = (
+        streams.read_arrow(streams.all_ranges("disrupted-flights"), columns=columns)
+        .select(columns)
+        .to_pylist()
+    )
     outputs = [row | {"time_hour": row["time_hour"].strftime("%Y-%m-%dT%H:%M:%SZ")} for row in rows]
     assert by_flight(outputs) == by_flight(disrupted(flights_in_order(every), {}, airline_desks()))
 
@@ -44,7 +62,9 @@ def assert_disruptions(lake_url: str, every: int) -> None:
 def sqlite_state(path: Path) -> dict[str, tuple[Any, ...]]:
     """Return the records of the table by tail number."""
     with sqlite3.connect(path) as connection:
-        rows = connection.execute(f"SELECT {', '.join(STATE_COLUMNS)} FROM aircraft_state").fetchall()
+        rows = connection.execute(
+            f"SELECT {', '.join(STATE_COLUMNS)} FROM aircraft_state"
+        ).fetchall()
     return {row[0]: tuple(row) for row in rows}
 
 
@@ -60,6 +80,9 @@ def assert_outputs(lake_url: str, state: dict[str, tuple[Any, ...]], every: int 
     """Compare both outputs with the oracle, all rows; `every` as the flights were delivered."""
     enriched, records, _ = expected(every)
     rows = enriched_rows(lake_url)
-    assert rows == enriched, (list((rows - enriched).items())[:3], list((enriched - rows).items())[:3])
+    assert rows == enriched, (
+        list((rows - enriched).items())[:3],
+        list((enriched - rows).items())[:3],
+    )
     different = {key for key in records.keys() | state.keys() if records.get(key) != state.get(key)}
     assert not different, [(state.get(key), records.get(key)) for key in sorted(different)[:3]]

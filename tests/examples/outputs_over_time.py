@@ -17,13 +17,34 @@ if TYPE_CHECKING:
     from dagster_adjunct import Lake
 
 LAST_DAY = datetime(2013, 12, 30, tzinfo=UTC)
-OF_AIRCRAFT = ("time_hour", "carrier", "flight", "tailnum", "origin", "dest", "operator", "came_from", "there_since")
-INSTEAD = ("carrier", "dest", "flight", "origin", "time_hour", "next_flight", "next_origin", "next_time_hour")
+OF_AIRCRAFT = (
+    "time_hour",
+    "carrier",
+    "flight",
+    "tailnum",
+    "origin",
+    "dest",
+    "operator",
+    "came_from",
+    "there_since",
+)
+INSTEAD = (
+    "carrier",
+    "dest",
+    "flight",
+    "origin",
+    "time_hour",
+    "next_flight",
+    "next_origin",
+    "next_time_hour",
+)
 DAYS = ("origin", "window_start", "flights", "departed", "mean_delay")
 
 
 def assert_over_time(lake_url: str, every: int) -> None:
-    """Compare all three outputs with the oracle, all rows; `every` as the flights were delivered."""
+    """Compare all three outputs with the oracle, all rows; `every` as the flights were
+    delivered.
+    """
     lake = open_lake(lake_url)
     flights, landings = every_nth("flights", every).to_pylist(), load("aircraft").to_pylist()
     assert outputs(lake, "flights-of-aircraft", OF_AIRCRAFT) == of_aircraft(flights, landings)
@@ -39,7 +60,9 @@ def outputs(lake: Lake, stream: str, columns: tuple[str, ...]) -> Counter[tuple[
 
 
 def assert_instead(lake: Lake, flights: list[dict[str, Any]]) -> None:
-    """Compare what met; what met nothing comes out once its six hours are over by the slowest partition."""
+    """Compare what met; what met nothing comes out once its six hours are over by the slowest
+    partition.
+    """
     written, wanted = outputs(lake, "flights-instead", INSTEAD), instead(flights)
     assert not written - wanted
     assert all(row[5] is None and row[4] >= LAST_DAY for row in wanted - written)
@@ -52,5 +75,7 @@ def assert_days(lake: Lake, flights: list[dict[str, Any]]) -> None:
     wanted = days(flights)
     over = {row[:2] for row in written}
     assert over >= {key for key in wanted if key[1] < LAST_DAY - DAY}
-    assert {row[:2]: row[2:4] for row in written} == {key: day[:2] for key, day in wanted.items() if key in over}
+    assert {row[:2]: row[2:4] for row in written} == {
+        key: day[:2] for key, day in wanted.items() if key in over
+    }
     assert all(row[4] == pytest.approx(wanted[row[:2]][2]) for row in written)

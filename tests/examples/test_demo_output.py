@@ -1,4 +1,6 @@
-"""What the demo prints where its output is a file or a pipe: a line for each event, as it happens."""
+"""What the demo prints where its output is a file or a pipe: a line for each event, as it
+happens.
+"""
 
 from __future__ import annotations
 

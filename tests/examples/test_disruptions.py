@@ -1,4 +1,6 @@
-"""The example's second application: a merge, state in a local table and a look-up, against plain Python."""
+"""The example's second application: a merge, state in a local table and a look-up, against plain
+Python.
+"""
 
 from __future__ import annotations
 
@@ -15,15 +17,25 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 EVERY, BATCH = 97, 1_750
-TYPES = {"carrier": "string", "tailnum": "string", "origin": "string", "dest": "string", "time_hour": "string"}
+TYPES = {
+    "carrier": "string",
+    "tailnum": "string",
+    "origin": "string",
+    "dest": "string",
+    "time_hour": "string",
+}
 FLIGHTS = TestStream(
-    Schema.of(**{name: TYPES.get(name, "int") for name in FLIGHT_COLUMNS}), key="tailnum", partitions=8
+    Schema.of(**{name: TYPES.get(name, "int") for name in FLIGHT_COLUMNS}),
+    key="tailnum",
+    partitions=8,
 )
 DESKS = {"AA": "American operations", "UA": "United operations"}
 
 
 @pytest.mark.spark
-def test_disrupted_flights_know_where_their_aircraft_is_and_whom_to_call(spark: SparkSession) -> None:
+def test_disrupted_flights_know_where_their_aircraft_is_and_whom_to_call(
+    spark: SparkSession,
+) -> None:
     app = disruptions()
     app.max_batch_records = BATCH
     flights = flights_in_order(EVERY)

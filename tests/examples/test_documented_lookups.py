@@ -28,7 +28,9 @@ def test_the_documented_look_ups_of_the_demo_print_what_the_page_shows(
         elif not block.run and block.language == "text" and output:
             # Without all flights, figures are others.
             wanted = block.text if EVERY == 1 else re.sub(r"\d[\d,]*", "…", block.text)
-            assert printed(wanted, output), f"{block.place} shows\n{block.text}\nand this was printed\n{output}"
+            assert printed(wanted, output), (
+                f"{block.place} shows\n{block.text}\nand this was printed\n{output}"
+            )
     assert shown is not None
 
 
@@ -39,7 +41,9 @@ def _printed(block: Block, lake: str) -> str:
         program, *arguments = shlex.split(line)
         if program != "adjunct" or arguments[0] in ("ui", "demo"):
             continue
-        result = CliRunner().invoke(root, [*arguments, "--lake", lake], env={"COLUMNS": "100"}, catch_exceptions=False)
+        result = CliRunner().invoke(
+            root, [*arguments, "--lake", lake], env={"COLUMNS": "100"}, catch_exceptions=False
+        )
         assert result.exit_code == 0, f"{block.place}: {line}\n{result.output}"
         outputs.append(result.output)
     return "\n".join(outputs)

@@ -22,7 +22,9 @@ FLIGHTS = -(-336_776 // EVERY)
 def batches(job: FinishedJob) -> list[ClosedBatch]:
     """Return every closed batch, oldest first."""
     history = BatchLog(open_lake(job.lake), "flight-delays").history(1000)
-    reports = {state.last.intent.batch: state.last for _, state in history if state.last is not None}
+    reports = {
+        state.last.intent.batch: state.last for _, state in history if state.last is not None
+    }
     return [reports[number] for number in sorted(reports)]
 
 
@@ -36,7 +38,11 @@ def test_the_counters_are_those_of_the_data(main_job: FinishedJob) -> None:
     assert found == (336_776, 334_264, 4_043, 2_512) or EVERY > 1
     assert facts["flights"] == FLIGHTS
     state = application_state(open_lake(main_job.lake), "flight-delays")
-    joins = {name.split("-", 2)[2]: counters for name, counters in state.totals.items() if name.startswith("join-")}
+    joins = {
+        name.split("-", 2)[2]: counters
+        for name, counters in state.totals.items()
+        if name.startswith("join-")
+    }
     assert {name: counters["unmatched"] for name, counters in joins.items()} == {
         "planes": facts["no plane"],
         "weather": facts["no weather"],
@@ -45,12 +51,17 @@ def test_the_counters_are_those_of_the_data(main_job: FinishedJob) -> None:
     }
     assert {counters["rows"] for counters in joins.values()} == {FLIGHTS}
     assert state.records == FLIGHTS
-    assert state.totals["lake.enriched-flights"] == {"rows": FLIGHTS, "duplicate_batches": int(EVERY == 1)}
+    assert state.totals["lake.enriched-flights"] == {
+        "rows": FLIGHTS,
+        "duplicate_batches": int(EVERY == 1),
+    }
     aircraft = state.totals["aircraft-state"]
     assert (aircraft["updates"], aircraft["defaults_put"], aircraft["null_keys"]) == found[1:]
 
 
-def test_every_flight_is_in_the_stream_once_and_every_batch_is_closed(main_job: FinishedJob) -> None:
+def test_every_flight_is_in_the_stream_once_and_every_batch_is_closed(
+    main_job: FinishedJob,
+) -> None:
     lake = open_lake(main_job.lake)
     streams = LakeStreams(lake)
     assert streams.records_between(streams.all_ranges("enriched-flights")) == FLIGHTS
@@ -91,7 +102,9 @@ def test_two_versions_of_planes_were_served_one_after_the_other(main_job: Finish
     assert served == sorted(served)
     planes = StoredVersions(open_lake(main_job.lake), "planes")
     assert [planes.version(str(version)).rows for version in (first, second)] == [2_471, 3_322]
-    early = sum(batch.records for batch in batches(main_job) if batch.intent.versions["planes"] == first)
+    early = sum(
+        batch.records for batch in batches(main_job) if batch.intent.versions["planes"] == first
+    )
     assert early == -(-166_054 // EVERY)
 
 
@@ -99,7 +112,11 @@ def test_running_it_again_changes_nothing_and_starts_no_spark(main_job: Finished
     def everything() -> list[tuple[str, int, str]]:
         stored = open_lake(main_job.lake).store.list("")
         # Who runs it is written for the time of each run.
-        return [(info.key, info.size, info.etag) for info in stored if not info.key.endswith(("/run.json", "/clock"))]
+        return [
+            (info.key, info.size, info.etag)
+            for info in stored
+            if not info.key.endswith(("/run.json", "/clock"))
+        ]
 
     def records(path: Path) -> list[tuple[object, ...]]:
         with sqlite3.connect(path) as connection:

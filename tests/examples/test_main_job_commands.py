@@ -1,4 +1,6 @@
-"""The commands that read, on the lake that the main job left: for people and, with --json, for programs."""
+"""The commands that read, on the lake that the main job left: for people and, with --json, for
+programs.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ STREAMS = ["aircraft", "airlines", "airports", "enriched-flights", "flights", "p
 
 def shown(job: FinishedJob, *arguments: str, exit_code: int = 0) -> str:
     """Return what a command prints on this lake, with tables as wide as they need."""
-    result = CliRunner().invoke(root, [*arguments, "--lake", job.lake], env={"COLUMNS": "300"}, catch_exceptions=False)
+    result = CliRunner().invoke(
+        root, [*arguments, "--lake", job.lake], env={"COLUMNS": "300"}, catch_exceptions=False
+    )
     assert result.exit_code == exit_code, result.output
     return result.output
 
@@ -36,7 +40,9 @@ def read(job: FinishedJob, *arguments: str, exit_code: int = 0) -> Any:
 
 def adjunct(*arguments: str) -> subprocess.CompletedProcess[str]:
     """Run the console script itself."""
-    return subprocess.run([program("adjunct"), *arguments], capture_output=True, text=True, check=False, cwd=ROOT)
+    return subprocess.run(
+        [program("adjunct"), *arguments], capture_output=True, text=True, check=False, cwd=ROOT
+    )
 
 
 def test_streams_are_listed_with_their_records(main_job: FinishedJob) -> None:
@@ -61,9 +67,13 @@ def test_a_stream_is_described_with_offsets_and_schema(main_job: FinishedJob) ->
     assert f"{FLIGHTS:,}" in text
 
 
-def test_a_stream_is_exported_whole_and_never_over_a_file(main_job: FinishedJob, tmp_path: Path) -> None:
+def test_a_stream_is_exported_whole_and_never_over_a_file(
+    main_job: FinishedJob, tmp_path: Path
+) -> None:
     target = tmp_path / "airports.parquet"
-    assert "1,458 records of airports" in shown(main_job, "stream", "export", "airports", "--to", str(target))
+    assert "1,458 records of airports" in shown(
+        main_job, "stream", "export", "airports", "--to", str(target)
+    )
     table = pq.read_table(target)
     assert table.num_rows == 1_458
     assert {"faa", "name", "__partition", "__offset", "__timestamp"} <= set(table.column_names)
@@ -90,7 +100,16 @@ def test_datasets_are_listed_and_shown_with_their_versions(main_job: FinishedJob
 def test_entries_are_found_by_key_also_by_a_key_of_two_columns(main_job: FinishedJob) -> None:
     items = read(main_job, "dataset", "get", "planes", "N14228", "N00000", exit_code=NOT_FOUND)
     assert [item["entry"] and item["entry"]["manufacturer"] for item in items] == ["BOEING", None]
-    hour = read(main_job, "dataset", "get", "weather", "EWR", "2013-01-01T06:00:00Z", "JFK", "2013-12-30T12:00:00Z")
+    hour = read(
+        main_job,
+        "dataset",
+        "get",
+        "weather",
+        "EWR",
+        "2013-01-01T06:00:00Z",
+        "JFK",
+        "2013-12-30T12:00:00Z",
+    )
     assert [item["entry"]["origin"] for item in hour] == ["EWR", "JFK"]
     assert hour[0]["entry"]["temp"] == pytest.approx(39.02)
     assert "American Airlines" in shown(main_job, "dataset", "get", "airlines", "AA")
@@ -103,8 +122,13 @@ def test_records_of_the_remote_table_are_found_by_its_name_alone(main_job: Finis
     assert {**record, "last_time_hour": wanted["last_time_hour"]} == wanted
     assert record["last_time_hour"].startswith(str(wanted["last_time_hour"]).removesuffix("Z"))
     assert "BOEING" in shown(main_job, "table", "get", "aircraft-state", "N14228")
-    assert read(main_job, "table", "get", "aircraft-state", "N00000", exit_code=NOT_FOUND)["record"] is None
-    assert "no record" in shown(main_job, "table", "get", "aircraft-state", "N00000", exit_code=NOT_FOUND)
+    assert (
+        read(main_job, "table", "get", "aircraft-state", "N00000", exit_code=NOT_FOUND)["record"]
+        is None
+    )
+    assert "no record" in shown(
+        main_job, "table", "get", "aircraft-state", "N00000", exit_code=NOT_FOUND
+    )
 
 
 def test_the_plan_is_shown_without_reading_data(main_job: FinishedJob) -> None:
@@ -130,7 +154,9 @@ def test_what_is_not_there_is_said_in_a_sentence_with_exit_code_1(
     assert "Traceback" not in refused.stderr
 
 
-def test_the_console_script_prints_one_json_document_and_nothing_else(main_job: FinishedJob) -> None:
+def test_the_console_script_prints_one_json_document_and_nothing_else(
+    main_job: FinishedJob,
+) -> None:
     done = adjunct("dataset", "list", "--json", "--lake", main_job.lake)
     assert done.returncode == 0, done.stderr
     assert len(json.loads(done.stdout)) == 4

@@ -25,13 +25,20 @@ def reduced(every: int) -> list[str]:
     return ["--every", f"{every}", "--batch", "3000"]
 
 
-# Spark on S3: tests/packaging/test_iam_policies.py. On PostgreSQL: tests/orchestration/test_killed_spark_tasks.py.
+# Spark on S3: tests/packaging/test_iam_policies.py. On PostgreSQL:
+# tests/orchestration/test_killed_spark_tasks.py.
 @pytest.mark.long
 @pytest.mark.parametrize("others", [False, True], ids=["main", "all"])
 def test_applications_on_versitygw_and_postgres_equal_the_oracle(
-    versitygw: S3Server, postgres_server: PostgresServer, others: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    versitygw: S3Server,
+    postgres_server: PostgresServer,
+    others: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The others run on a folder in tests of their own, and what a request does on this server is tested apart."""
+    """The others run on a folder in tests of their own, and what a request does on this server
+    is tested apart.
+    """
     postgres_server.execute("DROP TABLE IF EXISTS aircraft_state, carrier_desks")
     for name, value in versitygw.env.items():
         monkeypatch.setenv(name, value)
@@ -50,7 +57,9 @@ def test_applications_on_versitygw_and_postgres_equal_the_oracle(
 def test_the_main_job_on_all_its_data_on_versitygw_equals_the_oracle(
     versitygw: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What a request does on this server and what all the data gives are tested apart from each other, too."""
+    """What a request does on this server and what all the data gives are tested apart from each
+    other, too.
+    """
     on_s3(versitygw, tmp_path, monkeypatch, 1)
 
 
@@ -93,7 +102,17 @@ def test_the_applications_with_spark_connect_equal_the_oracle(tmp_path: Path) ->
     lake, state = str(tmp_path / "lake"), tmp_path / "state.sqlite"
     shared = {"ADJUNCT_LAKE_SHARED": "true"}
     with connect_server(tmp_path, "local[2]") as server:
-        drive(lake, state, *reduced(EVERY), "--disruptions", "--over-time", "--master", server.url, env=shared).result  # noqa: B018
+        run = drive(
+            lake,
+            state,
+            *reduced(EVERY),
+            "--disruptions",
+            "--over-time",
+            "--master",
+            server.url,
+            env=shared,
+        )
+        assert run.result is not None
     assert_outputs(lake, sqlite_state(state), EVERY)
     assert_disruptions(lake, EVERY)
     assert_over_time(lake, EVERY)

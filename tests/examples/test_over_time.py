@@ -1,4 +1,6 @@
-"""The example's third application on both deliveries of flights, against plain Python; then the first is read again."""
+"""The example's third application on both deliveries of flights, against plain Python; then the
+first is read again.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ OUTPUTS = {"flights-of-aircraft": OF_AIRCRAFT, "flights-instead": INSTEAD, "airp
 @pytest.mark.parametrize(
     ("every", "batch"),
     [
-        pytest.param(48, 3_000, id="every 48th", marks=pytest.mark.long),  # test_main_job_elsewhere runs it, too
+        pytest.param(
+            48, 3_000, id="every 48th", marks=pytest.mark.long
+        ),  # test_main_job_elsewhere runs it, too
         pytest.param(1, 60_000, id="all", marks=[pytest.mark.long, pytest.mark.timeout(1800)]),
     ],
 )
@@ -39,7 +43,9 @@ def test_each_flight_joins_its_own_time_and_a_replay_gives_the_same(
     app.max_batch_records = batch
 
     def run(name: str) -> None:
-        run_application(app, lake=lake, systems=systems_for(app, lake=lake), spark=lambda: spark, run=name)
+        run_application(
+            app, lake=lake, systems=systems_for(app, lake=lake), spark=lambda: spark, run=name
+        )
 
     delivery.deliver(lake, 1)
     run("first half")
@@ -51,14 +57,20 @@ def test_each_flight_joins_its_own_time_and_a_replay_gives_the_same(
 
     for ssp, end in first_half.items():
         Startpoints(app, lake=lake).request(
-            str(ssp), StartpointOldest(), until=StartpointSpecific(end), by="test", reason="once more"
+            str(ssp),
+            StartpointOldest(),
+            until=StartpointSpecific(end),
+            by="test",
+            reason="once more",
         )
     before = {stream: outputs(lake, stream, columns) for stream, columns in OUTPUTS.items()}
     app.max_batch_records = batch * 2 // 3
     run("replay")
     counted = application_state(lake, app.name).totals
     again = [counters.get("again") for counters in counted.values() if "again" in counters]
-    assert sum(again) >= 2 * sum(first.values())  # the window leaves each out, and the two sides of the join
+    assert sum(again) >= 2 * sum(
+        first.values()
+    )  # the window leaves each out, and the two sides of the join
     after = {stream: outputs(lake, stream, columns) for stream, columns in OUTPUTS.items()}
     assert after.pop("flights-of-aircraft") - before.pop("flights-of-aircraft") == first
     assert after == before

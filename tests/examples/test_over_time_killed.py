@@ -1,4 +1,6 @@
-"""The third application of the example killed with SIGKILL, JVM and all, where it keeps state, and begun again."""
+"""The third application of the example killed with SIGKILL, JVM and all, where it keeps state,
+and begun again.
+"""
 
 from __future__ import annotations
 
@@ -24,9 +26,12 @@ DEATHS = [
 
 
 @pytest.mark.slow
-@pytest.mark.long  # tests/orchestration/test_stream_join.py and test_step_windows.py die there in this process
+# tests/orchestration/test_stream_join.py and test_step_windows.py die there in this process
+@pytest.mark.long
 @pytest.mark.timeout(1200)
-def test_what_is_killed_where_it_keeps_state_gives_what_an_undisturbed_one_gives(tmp_path: Path) -> None:
+def test_what_is_killed_where_it_keeps_state_gives_what_an_undisturbed_one_gives(
+    tmp_path: Path,
+) -> None:
     lake, unused = str(tmp_path / "lake"), tmp_path / "unused"
     for point in DEATHS:
         drive(lake, unused, *OPTIONS, "--kill", point).assert_killed_at(point.rpartition("@")[0])

@@ -1,4 +1,6 @@
-"""A table's changes on a stream: read in order they give the table, whatever interrupts the capture."""
+"""A table's changes on a stream: read in order they give the table, whatever interrupts the
+capture.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,11 @@ def records(lake: Lake, start: Position | None = None) -> list[dict[str, Any]]:
     ranges = streams.all_ranges("accounts")
     if start is not None:
         ranges = {ssp: OffsetRange(start[ssp], span.end) for ssp, span in ranges.items()}
-    return streams.read_arrow(ranges).sort_by([("__partition", "ascending"), ("__offset", "ascending")]).to_pylist()
+    return (
+        streams.read_arrow(ranges)
+        .sort_by([("__partition", "ascending"), ("__offset", "ascending")])
+        .to_pylist()
+    )
 
 
 def typed(name: str, value: Any) -> Any:
@@ -49,8 +55,12 @@ def typed(name: str, value: Any) -> Any:
     return value if read is None or value is None else read(value)
 
 
-def replayed(records_read: list[dict[str, Any]], table: dict[int, Any] | None = None) -> list[tuple[Any, ...]]:
-    """The table that records make, taken in order of each partition; a tombstone must follow its delete."""
+def replayed(
+    records_read: list[dict[str, Any]], table: dict[int, Any] | None = None
+) -> list[tuple[Any, ...]]:
+    """The table that records make, taken in order of each partition; a tombstone must follow its
+    delete.
+    """
     rows = dict(table or {})
     before: dict[str, Any] = {}
     for record in records_read:
@@ -88,7 +98,9 @@ def test_replayed_changes_give_the_table_while_clerks_work(bank: Bank, lake: Lak
     assert bank.refused < bank.committed
 
 
-def test_a_snapshot_and_the_changes_after_it_give_the_table(bank: Bank, lake: Lake, tmp_path: Path) -> None:
+def test_a_snapshot_and_the_changes_after_it_give_the_table(
+    bank: Bank, lake: Lake, tmp_path: Path
+) -> None:
     capture = capture_of(bank, lake)
     bank.fill()
     capture.start()
@@ -105,7 +117,9 @@ def test_a_snapshot_and_the_changes_after_it_give_the_table(bank: Bank, lake: La
     changed = {record["id"] for record in after}
     expected = {row[0]: row for row in bank.rows()}
     assert changed
-    assert {row[0]: row for row in replayed(after)} == {key: row for key, row in expected.items() if key in changed}
+    assert {row[0]: row for row in replayed(after)} == {
+        key: row for key, row in expected.items() if key in changed
+    }
     assert {key: row for key, row in begin.items() if key not in changed} == {
         row[0]: row for row in bank.rows() if row[0] not in changed
     }
@@ -136,10 +150,15 @@ class LastAdvance(Slot):
     "point",
     [
         *("after the append", "after the advance"),
-        *(pytest.param(point, marks=pytest.mark.long) for point in ("before the append", "after the ends")),
+        *(
+            pytest.param(point, marks=pytest.mark.long)
+            for point in ("before the append", "after the ends")
+        ),
     ],
 )
-def test_a_capture_that_is_killed_goes_on_without_loss_or_repetition(point: str, bank: Bank, lake: Lake) -> None:
+def test_a_capture_that_is_killed_goes_on_without_loss_or_repetition(
+    point: str, bank: Bank, lake: Lake
+) -> None:
     capture = capture_of(bank, lake, most=20, ends="ends")
     capture.start()
     bank.fill()
@@ -148,11 +167,21 @@ def test_a_capture_that_is_killed_goes_on_without_loss_or_repetition(point: str,
             wait(25)
         most, nth = [(20, 1), (20, 2), (10_000, 1)][number]  # the last one dies at its only append
         fault = {
-            "before the append": Fault("put_if_match", nth, "crash-before", below="streams/accounts/CURRENT"),
-            "after the append": Fault("put_if_match", nth, "crash-after", below="streams/accounts/CURRENT"),
-            "after the ends": Fault("put_if_match", nth, "crash-after", below="streams/ends/CURRENT"),
+            "before the append": Fault(
+                "put_if_match", nth, "crash-before", below="streams/accounts/CURRENT"
+            ),
+            "after the append": Fault(
+                "put_if_match", nth, "crash-after", below="streams/accounts/CURRENT"
+            ),
+            "after the ends": Fault(
+                "put_if_match", nth, "crash-after", below="streams/ends/CURRENT"
+            ),
         }.get(point)
-        dying = replace(capture, most=most, lake=Lake(FaultyStore(lake.store, [fault] if fault else []), lake.id))
+        dying = replace(
+            capture,
+            most=most,
+            lake=Lake(FaultyStore(lake.store, [fault] if fault else []), lake.id),
+        )
         if point == "after the advance":
             dying = replace(dying, slot=LastAdvance(bank.slot.dsn, bank.slot.table, bank.slot.name))
         with pytest.raises(Crash):
@@ -164,7 +193,8 @@ def test_a_capture_that_is_killed_goes_on_without_loss_or_repetition(point: str,
     assert len(set(told)) == len(told)
     streams = LakeStreams(lake)
     boundaries = [
-        json.loads(value) for value in streams.read_arrow(streams.all_ranges("ends")).column("value").to_pylist()
+        json.loads(value)
+        for value in streams.read_arrow(streams.all_ranges("ends")).column("value").to_pylist()
     ]
     ends = [one for one in boundaries if one["status"] == "END"]
     assert [one["status"] for one in boundaries] == ["BEGIN", "END"] * len(ends)
@@ -174,7 +204,9 @@ def test_a_capture_that_is_killed_goes_on_without_loss_or_repetition(point: str,
     assert len({one["id"] for one in ends}) == len(ends)
 
 
-def test_an_update_of_the_key_deletes_the_old_one_and_creates_the_new_one(bank: Bank, lake: Lake) -> None:
+def test_an_update_of_the_key_deletes_the_old_one_and_creates_the_new_one(
+    bank: Bank, lake: Lake
+) -> None:
     capture = capture_of(bank, lake)
     capture.start()
     bank.server.execute(f"INSERT INTO {bank.table} (id, owner, balance) VALUES (1, 'a', 5)")
@@ -187,12 +219,16 @@ def test_an_update_of_the_key_deletes_the_old_one_and_creates_the_new_one(bank: 
     assert [record["id"] for record in records(lake) if record["__tombstone"]] == [1]
 
 
-def test_without_full_replica_identity_a_long_value_that_was_left_alone_is_refused(bank: Bank, lake: Lake) -> None:
+def test_without_full_replica_identity_a_long_value_that_was_left_alone_is_refused(
+    bank: Bank, lake: Lake
+) -> None:
     bank.server.execute(f"ALTER TABLE {bank.table} REPLICA IDENTITY DEFAULT")
     bank.server.execute(f"ALTER TABLE {bank.table} ALTER note SET STORAGE EXTERNAL")
     capture = capture_of(bank, lake)
     capture.start()
-    insert = f"INSERT INTO {bank.table} (id, owner, balance, note) VALUES (1, 'a', 5, repeat('x', 9000))"
+    insert = (
+        f"INSERT INTO {bank.table} (id, owner, balance, note) VALUES (1, 'a', 5, repeat('x', 9000))"
+    )
     bank.server.execute(insert)
     assert capture.read() == 1
     bank.server.execute(f"UPDATE {bank.table} SET balance = 6")

@@ -1,4 +1,6 @@
-"""Tables of every shape in a real PostgreSQL: their changes have what their snapshots have, or they are refused."""
+"""Tables of every shape in a real PostgreSQL: their changes have what their snapshots have, or
+they are refused.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,12 @@ import pytest
 from dagster_adjunct import Lake, LakeStreams, open_lake
 from dagster_adjunct.errors import ConfigurationError, MalformedDocumentError, SchemaMismatchError
 from dagster_adjunct.examples.postgres_changes.capture import TableCapture
-from dagster_adjunct.examples.postgres_changes.catalogue import Column, Facts, Relation, require_capturable
+from dagster_adjunct.examples.postgres_changes.catalogue import (
+    Column,
+    Facts,
+    Relation,
+    require_capturable,
+)
 from dagster_adjunct.examples.postgres_changes.slot import Slot
 from tests.servers.postgres import PostgresServer
 
@@ -42,7 +49,9 @@ class Shop:
     def capture(self, table: str, columns: str, *key: str) -> TableCapture:
         slot = Slot(self.server.dsn(), f"{self.schema}.{table}", f"s_{uuid.uuid4().hex[:12]}")
         self.slots.append(slot)
-        return TableCapture(slot, self.lake, f"stream-{len(self.slots)}", columns, key or ("id",), partitions=1)
+        return TableCapture(
+            slot, self.lake, f"stream-{len(self.slots)}", columns, key or ("id",), partitions=1
+        )
 
     def close(self) -> None:
         for slot in self.slots:
@@ -70,30 +79,69 @@ def shop(logical_server: PostgresServer, tmp_path: Path) -> Iterator[Shop]:
 
 REFUSED: dict[str, tuple[list[str], str, tuple[str, ...], str | None]] = {
     "a stored generated column": (
-        ["CREATE TABLE shop.t (id int PRIMARY KEY, net numeric, gross numeric GENERATED ALWAYS AS (net * 2) STORED)"],
+        [
+            "CREATE TABLE shop.t (id int PRIMARY KEY, net numeric, gross numeric GENERATED ALWAYS AS (net * 2) STORED)"
+        ],
         "id INT, net DECIMAL(9,2), gross DECIMAL(9,2)",
         (),
         "gross",
     ),
-    "a column that is not there": (["CREATE TABLE shop.t (id int PRIMARY KEY)"], "id INT, nam STRING", (), "nam"),
-    "a view": (["CREATE TABLE shop.u (id int PRIMARY KEY)", "CREATE VIEW shop.t AS TABLE shop.u"], "id INT", (), None),
-    "a materialized view": (["CREATE MATERIALIZED VIEW shop.t AS SELECT 1 AS id"], "id INT", (), None),
-    "an unlogged table": (["CREATE UNLOGGED TABLE shop.t (id int PRIMARY KEY)"], "id INT", (), None),
+    "a column that is not there": (
+        ["CREATE TABLE shop.t (id int PRIMARY KEY)"],
+        "id INT, nam STRING",
+        (),
+        "nam",
+    ),
+    "a view": (
+        ["CREATE TABLE shop.u (id int PRIMARY KEY)", "CREATE VIEW shop.t AS TABLE shop.u"],
+        "id INT",
+        (),
+        None,
+    ),
+    "a materialized view": (
+        ["CREATE MATERIALIZED VIEW shop.t AS SELECT 1 AS id"],
+        "id INT",
+        (),
+        None,
+    ),
+    "an unlogged table": (
+        ["CREATE UNLOGGED TABLE shop.t (id int PRIMARY KEY)"],
+        "id INT",
+        (),
+        None,
+    ),
     "a table that others inherit from": (
-        ["CREATE TABLE shop.t (id int PRIMARY KEY)", "CREATE TABLE shop.c () INHERITS (shop.t)"], "id INT", (), None,
+        ["CREATE TABLE shop.t (id int PRIMARY KEY)", "CREATE TABLE shop.c () INHERITS (shop.t)"],
+        "id INT",
+        (),
+        None,
     ),
     "no table": ([], "id INT", (), None),
     "no primary key": (["CREATE TABLE shop.t (id int NOT NULL)"], "id INT", (), "id"),
-    "a key that is not unique": (["CREATE TABLE shop.t (id int PRIMARY KEY, k int NOT NULL)"], "k INT", ("k",), "k"),
+    "a key that is not unique": (
+        ["CREATE TABLE shop.t (id int PRIMARY KEY, k int NOT NULL)"],
+        "k INT",
+        ("k",),
+        "k",
+    ),
     "a part of the primary key": (
-        ["CREATE TABLE shop.t (id int, k int, PRIMARY KEY (id, k))"], "id INT, k INT", ("id",), "id",
+        ["CREATE TABLE shop.t (id int, k int, PRIMARY KEY (id, k))"],
+        "id INT, k INT",
+        ("id",),
+        "id",
     ),
     "a key that may be null": (["CREATE TABLE shop.t (id int UNIQUE)"], "id INT", (), "id"),
     "a unique key that changes do not name": (
-        ["CREATE TABLE shop.t (n int PRIMARY KEY, id int NOT NULL UNIQUE)"], "id INT, n INT", ("id",), "id",
+        ["CREATE TABLE shop.t (n int PRIMARY KEY, id int NOT NULL UNIQUE)"],
+        "id INT, n INT",
+        ("id",),
+        "id",
     ),
     "replica identity nothing": (
-        ["CREATE TABLE shop.t (id int PRIMARY KEY)", "ALTER TABLE shop.t REPLICA IDENTITY NOTHING"], "id INT", (), "id",
+        ["CREATE TABLE shop.t (id int PRIMARY KEY)", "ALTER TABLE shop.t REPLICA IDENTITY NOTHING"],
+        "id INT",
+        (),
+        "id",
     ),
     "replica identity by another index": (
         [
@@ -124,7 +172,7 @@ REFUSED: dict[str, tuple[list[str], str, tuple[str, ...], str | None]] = {
         (),
         None,
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", REFUSED)
@@ -147,7 +195,8 @@ def test_foreign_and_temporary_tables_are_refused(shop: Shop) -> None:
         "CREATE SERVER IF NOT EXISTS files FOREIGN DATA WRAPPER file_fdw",
         "CREATE FOREIGN TABLE shop.t (id int) SERVER files OPTIONS (filename '/dev/null')",
         "CREATE TABLE shop.parts (id int) PARTITION BY RANGE (id)",
-        "CREATE FOREIGN TABLE shop.p PARTITION OF shop.parts DEFAULT SERVER files OPTIONS (filename '/dev/null')",
+        "CREATE FOREIGN TABLE shop.p PARTITION OF shop.parts DEFAULT SERVER files OPTIONS (filename"
+        " '/dev/null')",
     )
     for table in ("t", "parts"):
         with pytest.raises(ConfigurationError, match="foreign table"):
@@ -156,7 +205,9 @@ def test_foreign_and_temporary_tables_are_refused(shop: Shop) -> None:
 
 def test_generated_columns_are_taken_from_version_18_on_if_they_are_stored() -> None:
     table = Relation(1, "public.t", "r", "p", frozenset({"id"}), 1)
-    columns = tuple(Column(name, 23, 0, kind, True) for name, kind in (("id", ""), ("s", "s"), ("v", "v")))
+    columns = tuple(
+        Column(name, 23, 0, kind, True) for name, kind in (("id", ""), ("s", "s"), ("v", "v"))
+    )
     facts = Facts(180_000, table, columns, (frozenset({"id"}),), (), ())
     require_capturable(facts, ["id", "s"], ["id"])
     for names, server in ((["id", "v"], 180_000), (["id", "s"], 170_000)):
@@ -177,7 +228,10 @@ PUBLICATIONS = {
 
 @pytest.mark.parametrize("case", PUBLICATIONS)
 def test_a_publication_that_leaves_out_something_is_refused(shop: Shop, case: str) -> None:
-    shop.run("CREATE TABLE shop.t (id int PRIMARY KEY, n int)", "CREATE TABLE shop.u (id int PRIMARY KEY)")
+    shop.run(
+        "CREATE TABLE shop.t (id int PRIMARY KEY, n int)",
+        "CREATE TABLE shop.u (id int PRIMARY KEY)",
+    )
     capture = shop.capture("t", "id INT, n INT")
     shop.run(f"CREATE PUBLICATION {capture.slot.name} {PUBLICATIONS[case]}")
     with pytest.raises(ConfigurationError, match="publication"):
@@ -185,21 +239,35 @@ def test_a_publication_that_leaves_out_something_is_refused(shop: Shop, case: st
     # One that fits, and is replaced while the capture runs.
     shop.run(f"DROP PUBLICATION {capture.slot.name}")
     capture.start()
-    shop.run(f"DROP PUBLICATION {capture.slot.name}", f"CREATE PUBLICATION {capture.slot.name} {PUBLICATIONS[case]}")
+    shop.run(
+        f"DROP PUBLICATION {capture.slot.name}",
+        f"CREATE PUBLICATION {capture.slot.name} {PUBLICATIONS[case]}",
+    )
     with pytest.raises(ConfigurationError, match="publication"):
         capture.read()
 
 
-# A type of PostgreSQL, the declared one, a value, and what a change's JSON has: Debezium's, with decimals as texts.
+# A type of PostgreSQL, the declared one, a value, and what a change's JSON has: Debezium's, with
+# decimals as texts.
 VALUES: dict[str, tuple[str, str, str, Any]] = {
     "date": ("date", "DATE", "'2026-02-03'", "2026-02-03"),
-    "timestamptz": ("timestamptz", "TIMESTAMP", "'2026-02-03 04:05:06.7+02'", "2026-02-03T02:05:06.700000Z"),
+    "timestamptz": (
+        "timestamptz",
+        "TIMESTAMP",
+        "'2026-02-03 04:05:06.7+02'",
+        "2026-02-03T02:05:06.700000Z",
+    ),
     "timestamp": ("timestamp", "TIMESTAMP", "'1970-01-01 00:00:01.5'", 1_500_000),
     "numeric": ("numeric(12,4)", "DECIMAL(12,4)", "-1234.5", "-1234.5000"),
     "small numeric": ("numeric", "DECIMAL(20,10)", "0.0000001", "0.0000001"),
     "bytea": ("bytea", "BINARY", r"'\x00ff'", "AP8="),
     "char(n)": ("char(5)", "STRING", "'ab'", "ab   "),
-    "uuid": ("uuid", "STRING", "'A0EEBC99-9C0B-4EF8-BB6D-6BB9BD380A11'", "a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11"),
+    "uuid": (
+        "uuid",
+        "STRING",
+        "'A0EEBC99-9C0B-4EF8-BB6D-6BB9BD380A11'",
+        "a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11",
+    ),
     "bigint": ("bigint", "BIGINT", "9007199254740993", 9007199254740993),
     "boolean": ("boolean", "BOOLEAN", "true", True),
     "a domain over int": ("shop.positive", "INT", "7", 7),
@@ -234,7 +302,10 @@ def make_types(shop: Shop) -> None:
 def test_a_value_of_each_type_is_the_same_in_changes_and_in_snapshots(shop: Shop) -> None:
     make_types(shop)
     columns = ", ".join(f"c{number} {VALUES[name][0]}" for number, name in enumerate(VALUES))
-    shop.run(f"CREATE TABLE shop.t (id int PRIMARY KEY, {columns})", "ALTER TABLE shop.t REPLICA IDENTITY FULL")
+    shop.run(
+        f"CREATE TABLE shop.t (id int PRIMARY KEY, {columns})",
+        "ALTER TABLE shop.t REPLICA IDENTITY FULL",
+    )
     declared = ", ".join(f"c{number} {VALUES[name][1]}" for number, name in enumerate(VALUES))
     capture = shop.capture("t", f"id INT, {declared}")
     capture.start()
@@ -254,7 +325,11 @@ def test_a_value_of_each_type_is_the_same_in_changes_and_in_snapshots(shop: Shop
     assert events[3]["after"] == events[5]["after"] == {"id": 3} | dict.fromkeys(list(expected)[1:])
     capture.snapshot(shop.folder / "snapshot")
     (row, _) = pq.read_table(shop.folder / "snapshot" / "rows.parquet").to_pylist()
-    typed = {VALUES[name][1]: row[f"c{number}"] for number, name in enumerate(VALUES) if name not in NO_KEYS}
+    typed = {
+        VALUES[name][1]: row[f"c{number}"]
+        for number, name in enumerate(VALUES)
+        if name not in NO_KEYS
+    }
     assert typed["DATE"] == date(2026, 2, 3)
     assert typed["DECIMAL(12,4)"] == Decimal("-1234.5")
     assert typed["BINARY"] == b"\x00\xff"
@@ -269,7 +344,9 @@ def test_a_key_of_each_type_is_captured_with_its_type(shop: Shop, name: str) -> 
     shop.run(f"CREATE TABLE shop.t (id {kind} PRIMARY KEY, n int)")
     capture = shop.capture("t", f"id {declared}, n INT")
     capture.start()
-    shop.run(f"INSERT INTO shop.t VALUES ({value}, 1)", "UPDATE shop.t SET n = 2", "DELETE FROM shop.t")
+    shop.run(
+        f"INSERT INTO shop.t VALUES ({value}, 1)", "UPDATE shop.t SET n = 2", "DELETE FROM shop.t"
+    )
     assert capture.read() == 3
     shop.run(f"INSERT INTO shop.t VALUES ({value}, 1)")
     capture.snapshot(shop.folder / "snapshot")
@@ -278,8 +355,12 @@ def test_a_key_of_each_type_is_captured_with_its_type(shop: Shop, name: str) -> 
     assert [event["op"] for event in shop.envelopes(capture)] == ["c", "u", "d", "c"]
 
 
-@pytest.mark.parametrize(("kind", "value"), [("date", "'infinity'"), ("date", "'0044-03-15 BC'"), ("numeric", "'NaN'")])
-def test_a_value_that_python_does_not_have_is_refused_by_column(shop: Shop, kind: str, value: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "value"), [("date", "'infinity'"), ("date", "'0044-03-15 BC'"), ("numeric", "'NaN'")]
+)
+def test_a_value_that_python_does_not_have_is_refused_by_column(
+    shop: Shop, kind: str, value: str
+) -> None:
     shop.run(f"CREATE TABLE shop.t (id int PRIMARY KEY, v {kind})")
     capture = shop.capture("t", f"id INT, v {'DATE' if kind == 'date' else 'DECIMAL(9,2)'}")
     shop.run(f"INSERT INTO shop.t VALUES (1, {value})")
@@ -292,7 +373,11 @@ def test_a_change_without_a_declared_column_is_refused_before_it_is_appended(sho
     shop.run("CREATE TABLE shop.t (id int PRIMARY KEY, n int)")
     capture = shop.capture("t", "id INT, n INT")
     capture.start()
-    shop.run("INSERT INTO shop.t VALUES (1, 1)", "ALTER TABLE shop.t RENAME n TO m", "INSERT INTO shop.t VALUES (2, 2)")
+    shop.run(
+        "INSERT INTO shop.t VALUES (1, 1)",
+        "ALTER TABLE shop.t RENAME n TO m",
+        "INSERT INTO shop.t VALUES (2, 2)",
+    )
     with pytest.raises(ConfigurationError) as refused:
         capture.read()
     assert refused.value.column == "n"
@@ -316,7 +401,8 @@ def test_columns_that_are_added_while_it_runs_are_in_the_changes(shop: Shop) -> 
 def test_a_long_value_is_not_taken_from_an_old_key(shop: Shop) -> None:
     """An update of the key has the old key, whose other columns are nulls: these are no values."""
     shop.run(
-        "CREATE TABLE shop.t (id int PRIMARY KEY, note text)", "ALTER TABLE shop.t ALTER note SET STORAGE EXTERNAL"
+        "CREATE TABLE shop.t (id int PRIMARY KEY, note text)",
+        "ALTER TABLE shop.t ALTER note SET STORAGE EXTERNAL",
     )
     capture = shop.capture("t", "id INT, note STRING")
     capture.start()
@@ -326,7 +412,9 @@ def test_a_long_value_is_not_taken_from_an_old_key(shop: Shop) -> None:
 
 
 def test_partitions_have_the_replica_identity_of_their_table(shop: Shop) -> None:
-    """PostgreSQL sends the old row by the identity of the partition, and says that it is by that of the table."""
+    """PostgreSQL sends the old row by the identity of the partition, and says that it is by that
+    of the table.
+    """
     shop.run(
         "CREATE TABLE shop.t (id int PRIMARY KEY, note text) PARTITION BY RANGE (id)",
         "CREATE TABLE shop.p PARTITION OF shop.t DEFAULT",
@@ -340,7 +428,10 @@ def test_partitions_have_the_replica_identity_of_their_table(shop: Shop) -> None
     capture.start()
     shop.run("INSERT INTO shop.t VALUES (1, repeat('x', 9000))", "UPDATE shop.t SET id = 2")
     capture.read()
-    assert [event["after"] for event in shop.envelopes(capture)][-1] == {"id": 2, "note": "x" * 9000}
+    assert [event["after"] for event in shop.envelopes(capture)][-1] == {
+        "id": 2,
+        "note": "x" * 9000,
+    }
 
 
 @pytest.fixture
@@ -358,7 +449,9 @@ def parts(shop: Shop) -> TableCapture:
     return capture
 
 
-def test_changes_of_partitions_have_the_name_of_their_table(shop: Shop, parts: TableCapture) -> None:
+def test_changes_of_partitions_have_the_name_of_their_table(
+    shop: Shop, parts: TableCapture
+) -> None:
     shop.run(
         "CREATE TABLE shop.mid PARTITION OF shop.parts FOR VALUES FROM (100) TO (200)",
         "INSERT INTO shop.parts VALUES (150, 2)",
@@ -367,7 +460,9 @@ def test_changes_of_partitions_have_the_name_of_their_table(shop: Shop, parts: T
     )
     parts.read()
     events = shop.envelopes(parts)
-    assert {(event["source"]["schema"], event["source"]["table"]) for event in events} == {(shop.schema, "parts")}
+    assert {(event["source"]["schema"], event["source"]["table"]) for event in events} == {
+        (shop.schema, "parts")
+    }
     rows: dict[int, int] = {}
     for event in events:
         if event["op"] == "d":
@@ -387,18 +482,20 @@ UNTOLD = {
     ],
     "made, filled and attached at once": [
         "BEGIN; CREATE TABLE shop.more (id int PRIMARY KEY, n int); INSERT INTO shop.more VALUES (300, 3); "
-        "ALTER TABLE shop.parts ATTACH PARTITION shop.more FOR VALUES FROM (300) TO (400); COMMIT",
+        "ALTER TABLE shop.parts ATTACH PARTITION shop.more FOR VALUES FROM (300) TO (400); COMMIT"
     ],
     "replaced by another one": [
         "ALTER TABLE shop.parts DETACH PARTITION shop.low",
         "INSERT INTO shop.spare VALUES (3, 3)",
         "ALTER TABLE shop.parts ATTACH PARTITION shop.spare FOR VALUES FROM (0) TO (100)",
     ],
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", UNTOLD)
-def test_rows_that_come_or_go_with_partitions_are_refused(shop: Shop, parts: TableCapture, case: str) -> None:
+def test_rows_that_come_or_go_with_partitions_are_refused(
+    shop: Shop, parts: TableCapture, case: str
+) -> None:
     shop.run(*UNTOLD[case])
     for _ in range(2):
         with pytest.raises(ConfigurationError) as refused:
@@ -407,7 +504,9 @@ def test_rows_that_come_or_go_with_partitions_are_refused(shop: Shop, parts: Tab
     # A new snapshot has them, and one may also go on.
     parts.snapshot(shop.folder / "snapshot")
     rows = pq.read_table(shop.folder / "snapshot" / "rows.parquet").to_pylist()
-    assert [(row["id"], row["n"]) for row in rows] == shop.server.execute(f"SELECT id, n FROM {shop.schema}.parts")
+    assert [(row["id"], row["n"]) for row in rows] == shop.server.execute(
+        f"SELECT id, n FROM {shop.schema}.parts"
+    )
     shop.run("CREATE TABLE shop.last PARTITION OF shop.parts FOR VALUES FROM (900) TO (999)")
     shop.run("INSERT INTO shop.parts VALUES (950, 9)")
     assert parts.read() == 1
@@ -417,20 +516,26 @@ TOLD = {
     "a new one": ["CREATE TABLE shop.mid PARTITION OF shop.parts FOR VALUES FROM (100) TO (200)"],
     "a new one that is filled at once": [
         "BEGIN; CREATE TABLE shop.mid PARTITION OF shop.parts FOR VALUES FROM (100) TO (200); "
-        "INSERT INTO shop.parts VALUES (150, 5); COMMIT",
+        "INSERT INTO shop.parts VALUES (150, 5); COMMIT"
     ],
-    "an empty one": ["ALTER TABLE shop.parts ATTACH PARTITION shop.spare FOR VALUES FROM (100) TO (200)"],
-}  # fmt: skip
+    "an empty one": [
+        "ALTER TABLE shop.parts ATTACH PARTITION shop.spare FOR VALUES FROM (100) TO (200)"
+    ],
+}
 
 
 @pytest.mark.parametrize("case", TOLD)
-def test_partitions_without_earlier_rows_may_come(shop: Shop, parts: TableCapture, case: str) -> None:
+def test_partitions_without_earlier_rows_may_come(
+    shop: Shop, parts: TableCapture, case: str
+) -> None:
     shop.run(*TOLD[case], "INSERT INTO shop.parts VALUES (151, 6)")
     assert parts.read() >= 1
     assert 151 in [event["after"]["id"] for event in shop.envelopes(parts)]
 
 
-def test_a_partition_that_was_emptied_before_may_be_accepted(shop: Shop, parts: TableCapture) -> None:
+def test_a_partition_that_was_emptied_before_may_be_accepted(
+    shop: Shop, parts: TableCapture
+) -> None:
     shop.run("DELETE FROM shop.low", "ALTER TABLE shop.parts DETACH PARTITION shop.low")
     with pytest.raises(ConfigurationError, match="--accept-partitions"):
         parts.read()
@@ -443,12 +548,16 @@ def test_a_truncation_is_captured_as_one(shop: Shop) -> None:
     shop.run("CREATE TABLE shop.t (id int PRIMARY KEY, n int)")
     capture = shop.capture("t", "id INT, n INT")
     capture.start()
-    shop.run("INSERT INTO shop.t VALUES (1, 1)", "TRUNCATE shop.t", "INSERT INTO shop.t VALUES (2, 2)")
+    shop.run(
+        "INSERT INTO shop.t VALUES (1, 1)", "TRUNCATE shop.t", "INSERT INTO shop.t VALUES (2, 2)"
+    )
     capture.read()
     assert [event["op"] for event in shop.envelopes(capture)] == ["c", "t", "c"]
 
 
-def test_a_publication_of_partitions_is_refused_with_the_command_that_mends_it(shop: Shop, parts: TableCapture) -> None:
+def test_a_publication_of_partitions_is_refused_with_the_command_that_mends_it(
+    shop: Shop, parts: TableCapture
+) -> None:
     name = parts.slot.name
     shop.run(f"ALTER PUBLICATION {name} SET (publish_via_partition_root = false)")
     with pytest.raises(ConfigurationError) as refused:
@@ -471,7 +580,9 @@ def test_advice_on_the_replica_identity_can_be_followed(shop: Shop) -> None:
 
 
 def test_the_server_would_refuse_updates_of_what_was_published(shop: Shop) -> None:
-    """Why a table without a replica identity is refused: published, its owner could not update it any more."""
+    """Why a table without a replica identity is refused: published, its owner could not update
+    it any more.
+    """
     shop.run("CREATE TABLE shop.t (id int NOT NULL, n int)", "INSERT INTO shop.t VALUES (1, 1)")
     with pytest.raises(ConfigurationError):
         shop.capture("t", "id INT, n INT").start()

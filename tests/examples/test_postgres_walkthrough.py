@@ -1,4 +1,6 @@
-"""The page that follows a PostgreSQL table holds: its commands, against a real server, print what it shows."""
+"""The page that follows a PostgreSQL table holds: its commands, against a real server, print
+what it shows.
+"""
 
 from __future__ import annotations
 
@@ -48,8 +50,13 @@ def test_the_walk_through_prints_what_it_shows(
     manifest = StoredVersions(open_lake(folder / "lake"), "accounts").require_manifest()
     taken = (folder / "accounts-snapshot" / "position.json").stat().st_mtime
     assert manifest.bootstrap is not None
-    assert manifest.bootstrap.started_at.timestamp() > taken, "the next run would build it anew again"
+    assert manifest.bootstrap.started_at.timestamp() > taken, (
+        "the next run would build it anew again"
+    )
     assert (
-        logical_server.execute("SELECT slot_name FROM pg_replication_slots WHERE slot_name ~ 'adjunct_accounts'") == []
+        logical_server.execute(
+            "SELECT slot_name FROM pg_replication_slots WHERE slot_name ~ 'adjunct_accounts'"
+        )
+        == []
     )
     logical_server.execute("DROP TABLE accounts")

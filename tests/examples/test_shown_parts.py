@@ -23,6 +23,8 @@ def shown_parts() -> list[tuple[Block, str]]:
     return parts
 
 
-@pytest.mark.parametrize(("block", "file"), shown_parts(), ids=lambda value: getattr(value, "place", value))
+@pytest.mark.parametrize(
+    ("block", "file"), shown_parts(), ids=lambda value: getattr(value, "place", value)
+)
 def test_a_shown_part_of_an_example_is_in_it(block: Block, file: str) -> None:
     assert block.text in (ROOT / file).read_text(encoding="utf-8")

@@ -1,9 +1,11 @@
-"""With ADJUNCT_TEST_ENGINES=all, other engines do each run of a `StepWorld` first, and have to leave what it leaves.
+"""With ADJUNCT_TEST_ENGINES=all, other engines do each run of a `StepWorld` first, and have to
+leave what it leaves.
 
-`make test-engines` sets it. Each engine finds the world's folder as it was before the run. A run is left out if what it
-does can't be taken back: with an `on_event`, which may do anything; with streams or a lake outside of the folder; with
-tables that are written and not in an SQLite file of the folder; and in tests marked `one_engine`, whose functions have
-effects, whose Adjunct is patched, or which depend on the clock.
+`make test-engines` sets it. Each engine finds the world's folder as it was before the run. A run is
+left out if what it does can't be taken back: with an `on_event`, which may do anything; with
+streams or a lake outside of the folder; with tables that are written and not in an SQLite file of
+the folder; and in tests marked `one_engine`, whose functions have effects, whose Adjunct is
+patched, or which depend on the clock.
 """
 
 from __future__ import annotations
@@ -38,32 +40,48 @@ from tests.orchestration.step_world import ByTasks, StepWorld, ignore
 
 Left = dict[str, Any]
 _BY_REQUESTS = {"requests", "successes", "failures", "retries", "retry_waits"}
-"""Counters of requests, which depend on how many tasks write, and on how long they wait for each other."""
+"""Counters of requests, which depend on how many tasks write, and on how long they wait for each
+other.
+"""
 _BY_RUN = {"seconds", "versions"}
-"""The fields of an application's state that differ between runs; versions of local tables are named by chance."""
+"""The fields of an application's state that differ between runs; versions of local tables are
+named by chance.
+"""
 _BY_RECORD = {"partition", "offset", "record", "key"}
-"""The fields of an error that say which record it is about: if several fail in tasks, any may be the first."""
+"""The fields of an error that say which record it is about: if several fail in tasks, any may be
+the first.
+"""
 
 
 class SmallBatches(BatchEngine):
-    """Spark, with batches that the driver reads and writes where it can, however many records they have."""
+    """Spark, with batches that the driver reads and writes where it can, however many records
+    they have.
+    """
 
-    def run(self, context: StepContext, inputs: BatchInputs, before_output: Callable[[str], None]) -> BatchMetrics:
+    def run(
+        self, context: StepContext, inputs: BatchInputs, before_output: Callable[[str], None]
+    ) -> BatchMetrics:
         return super().run(context, replace(inputs, few=True), before_output)
 
 
 class WithoutSpark(SmallBatchesInProcess):
     """No Spark, however many records a batch has, except for what only Spark can compute."""
 
-    def run(self, context: StepContext, inputs: BatchInputs, before_output: Callable[[str], None]) -> BatchMetrics:
+    def run(
+        self, context: StepContext, inputs: BatchInputs, before_output: Callable[[str], None]
+    ) -> BatchMetrics:
         return super().run(context, replace(inputs, few=True), before_output)
 
 
 ENGINES = {"tasks": ByTasks, "small": SmallBatches, "in process": WithoutSpark}
 
 
-def run_by_all(world: StepWorld, app: Application, options: dict[str, Any], counted: Counter[str]) -> StepReport:
-    """Run the application by the other engines, each from the same state, then as the test asks; compare all."""
+def run_by_all(
+    world: StepWorld, app: Application, options: dict[str, Any], counted: Counter[str]
+) -> StepReport:
+    """Run the application by the other engines, each from the same state, then as the test asks;
+    compare all.
+    """
     why = find_obstacle(world, app, options)
     if why:
         counted[f"runs left out: {why}"] += 1
@@ -85,7 +103,9 @@ def run_by_all(world: StepWorld, app: Application, options: dict[str, Any], coun
             left[name] = _describe_error(error)
         else:
             left[name] = _left_by(world, report, twin)
-            counted[f"batches by {name}"] += report.in_process_batches if engine is WithoutSpark else report.batches
+            counted[f"batches by {name}"] += (
+                report.in_process_batches if engine is WithoutSpark else report.batches
+            )
         counted[f"runs by {name}"] += 1
         _empty(world.folder)
         shutil.copytree(before, world.folder, dirs_exist_ok=True)
@@ -112,7 +132,9 @@ def find_obstacle(world: StepWorld, app: Application, options: dict[str, Any]) -
         return "streams or a lake elsewhere"
     for table in app.tables.values():
         write = table.write_function
-        if write is not None and not (isinstance(write, SqliteTable) and world.folder in Path(write.path).parents):
+        if write is not None and not (
+            isinstance(write, SqliteTable) and world.folder in Path(write.path).parents
+        ):
             return "tables elsewhere"
     try:
         _copy_tables(app)
@@ -148,11 +170,15 @@ def _describe_error(error: Exception) -> Left:
 
 
 def _left_by(world: StepWorld, report: StepReport, app: Application) -> Left:
-    """Return all that a run leaves, but for what differs between any two: seconds, and names made by chance."""
+    """Return all that a run leaves, but for what differs between any two: seconds, and names
+    made by chance.
+    """
     left: Left = {
         "report": (report.batches, report.caught_up, report.startpoints),
         "counters": _without(report.counters, _BY_REQUESTS),
-        "watermarks": [(it.stream, it.watermark, it.newest, it.held_by, it.idle) for it in report.watermarks],
+        "watermarks": [
+            (it.stream, it.watermark, it.newest, it.held_by, it.idle) for it in report.watermarks
+        ],
         "states": {name: size.rows for name, size in report.state_sizes.items()},
         "state": _without(world.state(app).model_dump(mode="json"), _BY_RUN | _BY_REQUESTS),
     }
@@ -161,14 +187,18 @@ def _left_by(world: StepWorld, report: StepReport, app: Application) -> Left:
         rows = streams.read_arrow(streams.all_ranges(stream), positions=True)
         left[f"stream {stream}"] = [repr(row) for row in rows.to_pylist()]
         for producer, sent in streams.state(stream)[1].producers.items():
-            left[f"digests of {stream} by {producer}"] = [(each.sequence, each.digest) for each in sent]
+            left[f"digests of {stream} by {producer}"] = [
+                (each.sequence, each.digest) for each in sent
+            ]
     for dataset in list_datasets(world.lake):
         reader = open_stored_versions(world.lake, dataset).current()
         if reader is not None:
             entries = dict(reader.items())
             timed = reader.sealed.history is not None
             left[f"dataset {dataset}"] = [repr(entry) for entry in entries.items()]
-            left[f"history of {dataset}"] = [repr(reader.history_of(key)) for key in entries if timed]
+            left[f"history of {dataset}"] = [
+                repr(reader.history_of(key)) for key in entries if timed
+            ]
     for path in sorted(world.folder.rglob("*.sqlite")):
         left |= {f"table {name} in {path.name}": rows for name, rows in _read_sqlite(path)}
     return left
@@ -177,7 +207,9 @@ def _left_by(world: StepWorld, report: StepReport, app: Application) -> Left:
 def _read_sqlite(path: Path) -> Iterator[tuple[str, list[str]]]:
     with closing(sqlite3.connect(path)) as connection:
         connection.row_factory = sqlite3.Row
-        for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall():
+        for (name,) in connection.execute(
+            "SELECT name FROM sqlite_master WHERE type = 'table'"
+        ).fetchall():
             if name.endswith("__adjunct_runs"):  # an id of its own for each store
                 continue
             times = {"at"} if name.endswith("__adjunct") else set()
@@ -193,7 +225,9 @@ def _without(value: Any, names: set[str]) -> Any:
 
 
 def _compare(asked: Left, left: dict[str, Left]) -> None:
-    """Fail with what differs between what the engines left and what the one that the test asks for left."""
+    """Fail with what differs between what the engines left and what the one that the test asks
+    for left.
+    """
     told = []
     for name, theirs in left.items():
         named = theirs.keys() | asked.keys()

@@ -12,7 +12,9 @@ Record = dict[str, Any]
 
 
 class AskedTable(TableReadFunction[Any, Record]):
-    """`records` by key, of these columns; `asked` are the requests, each with its keys; `problems` are raised first."""
+    """`records` by key, of these columns; `asked` are the requests, each with its keys;
+    `problems` are raised first.
+    """
 
     def __init__(self, records: dict[Any, Record], columns: dict[str, str] | None = None) -> None:
         self.records, self.columns = records, columns

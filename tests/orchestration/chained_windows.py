@@ -1,4 +1,6 @@
-"""An application of session windows with a window behind them, for runs that die; and what plain Python makes of it."""
+"""An application of session windows with a window behind them, for runs that die; and what plain
+Python makes of it.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ SESSION = Session(dt.timedelta(seconds=6))
 
 
 def chained(records: int = 10_000) -> Application:
-    """Return sessions of each key, and how many of them, with how many clicks, end within half a minute."""
+    """Return sessions of each key, and how many of them, with how many clicks, end within half a
+    minute.
+    """
     app = Application("chained", max_batch_records=records)
     clicks = app.input_stream(
         "lake.clicks", default_offset="oldest", event_time="time", delay=dt.timedelta(seconds=DELAY)
@@ -59,10 +63,16 @@ def send(world: StepWorld, clicks: Sequence[Click]) -> None:
 
 
 def check(world: StepWorld, least: int) -> None:
-    """Compare sessions and what is behind them with plain Python over the whole input; at least so many spans."""
+    """Compare sessions and what is behind them with plain Python over the whole input; at least
+    so many spans.
+    """
     sent: list[list[Click]] = [[], []]
     for row in world.streams.read_arrow(world.streams.all_ranges("clicks")).to_pylist():
-        seconds = None if row["time"] is None else (row["time"].replace(tzinfo=None) - at(0)).total_seconds()
+        seconds = (
+            None
+            if row["time"] is None
+            else (row["time"].replace(tzinfo=None) - at(0)).total_seconds()
+        )
         sent[row["__partition"]].append(Click(row["key"], seconds, row["number"], None, None, None))
     mark = min(watermark(own, DELAY) or 0 for own in sent)
     sessions, behind = [], defaultdict[tuple[str, float], list[int]](list)
@@ -94,7 +104,9 @@ def main(folder: str) -> None:
     """Run the application in a session of this process's own."""
     from dagster_adjunct.resources.spark.session import new_session
 
-    world = StepWorld(open_lake(Path(folder) / "lake"), Path(folder), lambda: new_session({}, master="local[2]"))
+    world = StepWorld(
+        open_lake(Path(folder) / "lake"), Path(folder), lambda: new_session({}, master="local[2]")
+    )
     world.run(chained(60), run="killed")
 
 

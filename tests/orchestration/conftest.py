@@ -23,8 +23,12 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def all_engines(request: pytest.FixtureRequest) -> Iterator[Callable[..., StepReport] | None]:
-    """What runs an application by all engines, if the tests are to; the report of the test has what it counts."""
-    if os.environ.get("ADJUNCT_TEST_ENGINES") != "all" or request.node.get_closest_marker("one_engine"):
+    """What runs an application by all engines, if the tests are to; the report of the test has
+    what it counts.
+    """
+    if os.environ.get("ADJUNCT_TEST_ENGINES") != "all" or request.node.get_closest_marker(
+        "one_engine"
+    ):
         yield None
         return
     counted = Counter[str]()
@@ -46,7 +50,10 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 @pytest.fixture
 def step_world(
-    tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch, all_engines: Callable[..., StepReport] | None
+    tmp_path: Path,
+    spark: SparkSession,
+    monkeypatch: pytest.MonkeyPatch,
+    all_engines: Callable[..., StepReport] | None,
 ) -> StepWorld:
     """A fresh lake, the shared session, and physical plans that must be what the planner proved."""
     monkeypatch.setenv("ADJUNCT_STRICT_PLANS", "1")
@@ -55,9 +62,11 @@ def step_world(
 
 @pytest.fixture(params=[pytest.param("spark", marks=pytest.mark.long), "auto"])
 def either_engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Have batches computed in process where they can be, and again by Spark: what holds for one holds for the other.
+    """Have batches computed in process where they can be, and again by Spark: what holds for one
+    holds for the other.
 
-    That both leave the same is compared in test_batches_in_process.py and test_drawn_batches_in_process.py.
+    That both leave the same is compared in test_batches_in_process.py and
+    test_drawn_batches_in_process.py.
     """
     monkeypatch.setenv("ADJUNCT_ENGINE", request.param)
     return str(request.param)

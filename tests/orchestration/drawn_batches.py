@@ -1,7 +1,8 @@
-"""Drawn applications of what small batches do without Spark: drawn, described to Adjunct, and computed in plain Python.
+"""Drawn applications of what small batches do without Spark: drawn, described to Adjunct, and
+computed in plain Python.
 
-All records have the columns of `COLUMNS`, so that any operator may follow any other. Values that a join or a lookup
-finds are put into v.
+All records have the columns of `COLUMNS`, so that any operator may follow any other. Values that a
+join or a lookup finds are put into v.
 """
 
 from __future__ import annotations
@@ -11,7 +12,11 @@ from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any, NamedTuple
 
-from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, bounded_dataset, unbounded_dataset
+from dagster_adjunct.assets.declaration.dataset import (
+    AdjunctDataset,
+    bounded_dataset,
+    unbounded_dataset,
+)
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.application.message_stream import MessageStream
 from dagster_adjunct.resources.tables.table import RemoteTable
@@ -19,7 +24,9 @@ from tests.orchestration.drawn_columns import COLUMNS, Expression, Row, expressi
 
 DATASETS: dict[str, AdjunctDataset] = {
     "places": bounded_dataset("places", input="lake.places", key="k", partitions=2),
-    "prices": bounded_dataset("prices", input="lake.prices", key=("g", "n"), partitions=2, partition_by="g"),
+    "prices": bounded_dataset(
+        "prices", input="lake.prices", key=("g", "n"), partitions=2, partition_by="g"
+    ),
     "members": unbounded_dataset("members", input="lake.members", key="k", partitions=3),
     "rates": unbounded_dataset("rates", input="lake.rates", key=("g", "n"), partitions=2),
 }
@@ -31,7 +38,19 @@ LOOKED_UP = {"known": ("k",), "listed": ("g", "n")}
 Key = tuple[Any, ...]
 Found = Callable[[str, Key], Mapping[str, Any] | None]
 """Returns the entry or record that a node joins with a key."""
-_STEPS = ("filter", "filter", "map", "with_columns", "merge", "partition_by", "join", "join", "lookup", "send", "table")
+_STEPS = (
+    "filter",
+    "filter",
+    "map",
+    "with_columns",
+    "merge",
+    "partition_by",
+    "join",
+    "join",
+    "lookup",
+    "send",
+    "table",
+)
 
 
 class Source(NamedTuple):
@@ -57,9 +76,9 @@ class Record:
 class Node:
     """An operator, and what is known of the records after it.
 
-    `streams` are those that hold their positions, `made_of` the one input that they are made of. `ordered` says that
-    the records of each k are in the order of one partition. A table that `skips` ignores what it has when it is read
-    again; one that `refuses` has dead letters.
+    `streams` are those that hold their positions, `made_of` the one input that they are made of.
+    `ordered` says that the records of each k are in the order of one partition. A table that
+    `skips` ignores what it has when it is read again; one that `refuses` has dead letters.
     """
 
     kind: str
@@ -89,30 +108,46 @@ class Drawn:
         return [node for node in self.nodes if node.kind in kinds]
 
     def has_order(self, node: Node) -> bool:
-        """Whether the order of the records of an output is known: that of their positions in the inputs."""
+        """Whether the order of the records of an output is known: that of their positions in the
+        inputs.
+        """
         return self.nodes[node.inputs[0]].streams <= {"a", "b"}
 
 
 def draw(chosen: Random) -> Drawn:
-    """Return one or two inputs, a few operators, and an output for each of those that nobody takes records from."""
+    """Return one or two inputs, a few operators, and an output for each of those that nobody
+    takes records from.
+    """
     nodes: list[Node] = []
     for name in ("a", "b")[: chosen.choice((1, 1, 2))]:
         number, tombstones = chosen.randrange(1, 4), chosen.random() < 0.5
-        facts: dict[str, Any] = {"streams": frozenset({name}), "made_of": f"lake.{name}", "ordered": name == "a"}
+        facts: dict[str, Any] = {
+            "streams": frozenset({name}),
+            "made_of": f"lake.{name}",
+            "ordered": name == "a",
+        }
         nodes.append(Node("input", name, (), number=number, tombstones=tombstones, **facts))
     for place in range(chosen.randrange(1, 7)):
         nodes.append(_draw_node(chosen.choice(_STEPS), f"n{place}", nodes, chosen))
     taken = {source for node in nodes for source in node.inputs}
     for leaf in [number for number in range(len(nodes)) if number not in taken]:
         if nodes[leaf].kind not in ("send", "table"):
-            nodes.append(_made_of(nodes, Node("send", f"out{leaf}", (leaf,), number=chosen.randrange(1, 4))))
+            nodes.append(
+                _made_of(nodes, Node("send", f"out{leaf}", (leaf,), number=chosen.randrange(1, 4)))
+            )
     return Drawn(tuple(nodes), chosen.choice((2, 5, 12)))
 
 
 def _draw_node(kind: str, name: str, nodes: Sequence[Node], chosen: Random) -> Node:
-    inputs = tuple(chosen.randrange(len(nodes)) for _ in range(chosen.choice((2, 2, 3)) if kind == "merge" else 1))
+    inputs = tuple(
+        chosen.randrange(len(nodes))
+        for _ in range(chosen.choice((2, 2, 3)) if kind == "merge" else 1)
+    )
     node = _made_of(
-        nodes, Node(kind, name, inputs, number=chosen.randrange(1, 4), how=chosen.choice(("left", "inner")))
+        nodes,
+        Node(
+            kind, name, inputs, number=chosen.randrange(1, 4), how=chosen.choice(("left", "inner"))
+        ),
     )
     names = chosen.sample(list(COLUMNS), chosen.randrange(1, 4))
     match kind:
@@ -130,12 +165,16 @@ def _draw_node(kind: str, name: str, nodes: Sequence[Node], chosen: Random) -> N
         case "table" if node.tombstones and not node.ordered:
             return replace(node, kind="filter", made={"": expression("boolean", chosen)})
         case "table":
-            skips = node.made_of is not None and node.streams <= {"a", "b"} and chosen.random() < 0.3
+            skips = (
+                node.made_of is not None and node.streams <= {"a", "b"} and chosen.random() < 0.3
+            )
             node = replace(node, on=("k", "n")[: chosen.choice((1, 1, 2))], skips=skips)
             if node.ordered and chosen.random() < 0.4:
                 return replace(node, how="put", refuses=chosen.random() < 0.5)
             total = expression("int", chosen)
-            made = {"total": Expression(f"coalesce({total.text}, 0)", lambda row: total.value(row) or 0)}
+            made = {
+                "total": Expression(f"coalesce({total.text}, 0)", lambda row: total.value(row) or 0)
+            }
             if node.ordered:
                 made["g"] = expression("string", chosen)
             return replace(node, made=made, how="update")
@@ -161,8 +200,13 @@ def _made_of(nodes: Sequence[Node], node: Node) -> Node:
 
 def described(drawn: Drawn, tables: Mapping[str, RemoteTable[Any, Any, Any]]) -> Application:
     """Return the application; `tables` are those of its lookups and tables, by node."""
-    app = Application("drawn", max_batch_records=drawn.max_batch_records, auto_repartition=True, engine="auto")
-    joined = {name: app.table(DATASETS[name]) for name in dict.fromkeys(node.target for node in drawn.of_kind("join"))}
+    app = Application(
+        "drawn", max_batch_records=drawn.max_batch_records, auto_repartition=True, engine="auto"
+    )
+    joined = {
+        name: app.table(DATASETS[name])
+        for name in dict.fromkeys(node.target for node in drawn.of_kind("join"))
+    }
     streams: list[MessageStream] = []
     for node in drawn.nodes:
         if node.kind == "input":
@@ -174,11 +218,15 @@ def described(drawn: Drawn, tables: Mapping[str, RemoteTable[Any, Any, Any]]) ->
                 after = stream.filter(node.made[""].text)
             case "map" if node.number == 3:
                 kept = [name for name in COLUMNS if name not in node.made]
-                after = stream.map("*", *[f"{made.text} as new_{name}" for name, made in node.made.items()])
+                after = stream.map(
+                    "*", *[f"{made.text} as new_{name}" for name, made in node.made.items()]
+                )
                 after = after.select(*[f"new_{name} as {name}" for name in node.made], *kept)
             case "map":
                 texts = {name: f"{made.text} as {name}" for name, made in node.made.items()}
-                after = stream.map(*[texts.get(name, name) for name in sorted(COLUMNS, reverse=node.number > 1)])
+                after = stream.map(
+                    *[texts.get(name, name) for name in sorted(COLUMNS, reverse=node.number > 1)]
+                )
             case "with_columns":
                 after = stream.with_columns(**{name: made.text for name, made in node.made.items()})
             case "merge":
@@ -187,18 +235,28 @@ def described(drawn: Drawn, tables: Mapping[str, RemoteTable[Any, Any, Any]]) ->
                 after = stream.partition_by(*node.on, partitions=node.number)
             case "join" | "lookup":
                 key = DATASETS[node.target].key if node.kind == "join" else LOOKED_UP[node.target]
-                table: Any = joined[node.target] if node.kind == "join" else app.table(tables[node.name])
+                table: Any = (
+                    joined[node.target] if node.kind == "join" else app.table(tables[node.name])
+                )
                 on = dict(zip(node.on, key, strict=True))
                 after = stream.join(table, on=on, how=node.how, select=["x"], name=node.name)
                 after = after.select("k", "g", "n", "coalesce(x, v) as v", "t")
             case "send":
                 key = KEYS[node.number - 1]
-                after = stream.send_to(app.output_stream(f"lake.{node.name}", partitions=node.number, key=key or None))
+                after = stream.send_to(
+                    app.output_stream(f"lake.{node.name}", partitions=node.number, key=key or None)
+                )
             case "table" if node.how == "put":
-                letters = app.output_stream(f"lake.{node.name}-letters", partitions=1) if node.refuses else None
+                letters = (
+                    app.output_stream(f"lake.{node.name}-letters", partitions=1)
+                    if node.refuses
+                    else None
+                )
                 at_most = 1000 if node.refuses else None
                 table = app.table(tables[node.name])
-                after = stream.send_to(table, on_null_key="skip", dead_letters=letters, at_most=at_most)
+                after = stream.send_to(
+                    table, on_null_key="skip", dead_letters=letters, at_most=at_most
+                )
             case _:
                 after = stream.update(
                     app.table(tables[node.name]),
@@ -216,7 +274,9 @@ def described(drawn: Drawn, tables: Mapping[str, RemoteTable[Any, Any, Any]]) ->
 
 @dataclass
 class Left:
-    """What batches leave: the records sent to each stream, in order, and the records of each table by key."""
+    """What batches leave: the records sent to each stream, in order, and the records of each
+    table by key.
+    """
 
     sent: dict[str, list[Record]] = field(default_factory=dict)
     tables: dict[str, dict[Key, Row]] = field(default_factory=dict)
@@ -254,7 +314,10 @@ class Left:
                     if node.made[""].value(row) is True:
                         yield record
                 case "map" | "with_columns":
-                    yield replace(record, row=row | {name: made.value(row) for name, made in node.made.items()})
+                    yield replace(
+                        record,
+                        row=row | {name: made.value(row) for name, made in node.made.items()},
+                    )
                 case "join" | "lookup":
                     key = tuple(row[name] for name in node.on)
                     entry = None if None in key else found(node.name, key)
@@ -269,7 +332,10 @@ class Left:
                     yield record
 
     def _write(self, node: Node, record: Record) -> None:
-        table, key = self.tables.setdefault(node.name, {}), tuple(record.row[name] for name in node.on)
+        table, key = (
+            self.tables.setdefault(node.name, {}),
+            tuple(record.row[name] for name in node.on),
+        )
         if None in key:
             return
         mark = node.name, key, record.source.partition

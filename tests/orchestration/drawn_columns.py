@@ -1,4 +1,6 @@
-"""SQL expressions over the records of drawn applications, each with what it is in Python; None is null."""
+"""SQL expressions over the records of drawn applications, each with what it is in Python; None
+is null.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,22 @@ from dagster_adjunct.resources.sql.arrow_expressions import compile_expression
 
 Row = dict[str, Any]
 COLUMNS = {"k": "string", "g": "string", "n": "int", "v": "bigint", "t": "boolean"}
-TEXTS = ["", "a", "ab", " a ", "ß", "é", "日本", "😀", "Köln", "a\u0301", "%", "a\nb", "\uffff", "-"]
+TEXTS = [
+    "",
+    "a",
+    "ab",
+    " a ",
+    "ß",
+    "é",
+    "日本",
+    "😀",
+    "Köln",
+    "a\u0301",
+    "%",
+    "a\nb",
+    "\uffff",
+    "-",
+]
 _BITS = {"int": 31, "bigint": 63}
 _PLACE = re.compile(r"\{(\w+)\}")
 
@@ -38,7 +55,9 @@ def value_of(kind: str, chosen: Random) -> Any:
 
 
 def expression(kind: str, chosen: Random) -> Expression:
-    """Return an expression of this type that needs no Spark; none overflows, whatever the records are."""
+    """Return an expression of this type that needs no Spark; none overflows, whatever the
+    records are.
+    """
     while isinstance(compile_expression((made := _of(kind, chosen, 2)).text, COLUMNS), str):
         pass
     return made
@@ -46,12 +65,17 @@ def expression(kind: str, chosen: Random) -> Expression:
 
 def _of(kind: str, chosen: Random, depth: int) -> Expression:
     if depth == 0 or chosen.random() < 0.1:
-        return _column(chosen.choice([name for name, its in COLUMNS.items() if its == kind]), chosen)
+        return _column(
+            chosen.choice([name for name, its in COLUMNS.items() if its == kind]), chosen
+        )
     text, function = chosen.choice(_SHAPES[kind])
     parts = [_of(place, chosen, chosen.randrange(depth)) for place in _PLACE.findall(text)]
     texts = iter([part.text if part.text.isidentifier() else f"({part.text})" for part in parts])
     values = [part.value for part in parts]
-    return Expression(_PLACE.sub(lambda _: next(texts), text), lambda row: function(*[value(row) for value in values]))
+    return Expression(
+        _PLACE.sub(lambda _: next(texts), text),
+        lambda row: function(*[value(row) for value in values]),
+    )
 
 
 def _column(name: str, chosen: Random) -> Expression:
@@ -100,12 +124,17 @@ _SHAPES: dict[str, list[Shape]] = {
         ("cast({int} as bigint) - 2147483647", _known(lambda x: x - 2147483647)),
         ("cast({int} as bigint) * {int}", _known(lambda x, y: x * y)),
         ("cast({int} as bigint) + {int}", _known(lambda x, y: x + y)),
-        ("({bigint} % 100L) + ({bigint} % 9L)", _known(lambda x, y: _remainder(x, 100) + _remainder(y, 9))),
+        (
+            "({bigint} % 100L) + ({bigint} % 9L)",
+            _known(lambda x, y: _remainder(x, 100) + _remainder(y, 9)),
+        ),
         ("coalesce({bigint}, {bigint}, 5L)", lambda x, y: _first(x, y, 5)),
         ("coalesce({bigint}, {int})", _first),
         ("if({boolean}, {bigint}, {bigint})", lambda met, x, y: x if met else y),
-        ("case when {boolean} then {bigint} when {boolean} then 9223372036854775807 else {int} end",
-         lambda one, x, other, y: x if one else 2**63 - 1 if other else y),
+        (
+            "case when {boolean} then {bigint} when {boolean} then 9223372036854775807 else {int} end",
+            lambda one, x, other, y: x if one else 2**63 - 1 if other else y,
+        ),
         ("nullif({bigint}, 0L)", lambda x: x or None),
         ("cast(length({string}) as bigint)", _known(len)),
     ],
@@ -116,8 +145,10 @@ _SHAPES: dict[str, list[Shape]] = {
         ("length({string})", _known(len)),
         ("coalesce({int}, {int}, -2147483648)", lambda x, y: _first(x, y, -(2**31))),
         ("if({boolean}, {int}, null)", lambda met, x: x if met else None),
-        ("case {string} when 'a' then 1 when 'ß' then {int} else {int} end",
-         lambda s, x, y: 1 if s == "a" else x if s == "ß" else y),
+        (
+            "case {string} when 'a' then 1 when 'ß' then {int} else {int} end",
+            lambda s, x, y: 1 if s == "a" else x if s == "ß" else y,
+        ),
         ("nvl2({string}, {int}, 3)", lambda s, x: 3 if s is None else x),
         ("cast({boolean} as int)", _known(int)),
     ],
@@ -138,7 +169,10 @@ _SHAPES: dict[str, list[Shape]] = {
         ("{int} > 2", _known(lambda x: x > 2)),
         ("{bigint} >= {int}", _known(lambda x, y: x >= y)),
         ("{bigint} <> 9223372036854775807", _known(lambda x: x != 2**63 - 1)),
-        ("{bigint} between -5 and {bigint}", lambda x, y: _and(_known(lambda x: x >= -5)(x), _known(int.__le__)(x, y))),
+        (
+            "{bigint} between -5 and {bigint}",
+            lambda x, y: _and(_known(lambda x: x >= -5)(x), _known(int.__le__)(x, y)),
+        ),
         ("{int} in (1, 2, -2147483648, null)", _among(1, 2, -(2**31), or_null=True)),
         ("{int} not in (0, 3)", _known(lambda x: x not in (0, 3))),
         ("{string} in ('a', 'ß', '日本')", _among("a", "ß", "日本")),
@@ -159,4 +193,4 @@ _SHAPES: dict[str, list[Shape]] = {
         ("{boolean} or {boolean}", _or),
         ("coalesce({boolean}, true)", lambda met: _first(met, True)),
     ],
-}  # fmt: skip
+}

@@ -1,4 +1,6 @@
-"""Stories of drawn applications: records are sent, datasets change, runs die; and what has to be there at the end."""
+"""Stories of drawn applications: records are sent, datasets change, runs die; and what has to be
+there at the end.
+"""
 
 from __future__ import annotations
 
@@ -60,14 +62,18 @@ class Watched(BatchEngine):
     def analyze(self, context: StepContext, *given: Any) -> Any:
         return self.engine.analyze(context, *given)
 
-    def run(self, context: StepContext, inputs: BatchInputs, before_output: Callable[[str], None]) -> BatchMetrics:
+    def run(
+        self, context: StepContext, inputs: BatchInputs, before_output: Callable[[str], None]
+    ) -> BatchMetrics:
         self.hear(inputs.intent)
         return self.engine.run(context, inputs, before_output)
 
 
 @dataclass
 class Story:
-    """A drawn application on a lake: what was sent and stored, and the batches that took it. The same for a seed."""
+    """A drawn application on a lake: what was sent and stored, and the batches that took it. The
+    same for a seed.
+    """
 
     world: StepWorld
     seed: int
@@ -83,7 +89,9 @@ class Story:
         self.random = Random(self.seed)
         self.drawn = draw(self.random)
         self.inputs = self.drawn.of_kind("input")
-        self.lookups = {node.name: Known(LOOKED_UP[node.target]) for node in self.drawn.of_kind("lookup")}
+        self.lookups = {
+            node.name: Known(LOOKED_UP[node.target]) for node in self.drawn.of_kind("lookup")
+        }
         self.datasets = sorted({node.target for node in self.drawn.of_kind("join")})
 
     # -- what happens
@@ -115,7 +123,10 @@ class Story:
         """Append records to some inputs, also none of them."""
         for node in self.inputs:
             rows = [self._row() for _ in range(self.random.choice((0, 1, 4, 9)))]
-            dead = [self._row() for _ in range(self.random.choice((0, 0, 1, 3)) if node.tombstones else 0)]
+            dead = [
+                self._row()
+                for _ in range(self.random.choice((0, 0, 1, 3)) if node.tombstones else 0)
+            ]
             sent_at = _BEGINS + timedelta(minutes=self.world.sequences.get(node.name, 0))
             self.world.send(node.name, *rows, deleted=dead, sent_at=sent_at)
 
@@ -123,7 +134,9 @@ class Story:
         return tuple(value_of(kind, self.random) for kind in COLUMNS.values())
 
     def change(self, name: str) -> None:
-        """Replace or change the entries of a dataset, which then advances, or the records of a lookup."""
+        """Replace or change the entries of a dataset, which then advances, or the records of a
+        lookup.
+        """
         names = self.lookups[name].key_columns if name in self.lookups else DATASETS[name].key
         drawn: Entries = {}
         for _ in range(self.random.choice((0, 3, 8, 20))):
@@ -131,7 +144,9 @@ class Story:
             if None not in values:
                 drawn[values] = {"x": value_of("bigint", self.random)}
         if name in self.lookups:
-            records = {values if len(values) > 1 else values[0]: entry for values, entry in drawn.items()}
+            records = {
+                values if len(values) > 1 else values[0]: entry for values, entry in drawn.items()
+            }
             self.lookups[name].records = records
             return
         rows = [(*values, entry["x"]) for values, entry in drawn.items()]
@@ -144,7 +159,11 @@ class Story:
             self.world.send(name, *rows, version=f"v{self.world.sequences.get(name, 0)}")
         self.now[name] = drawn
         report = advance_dataset(
-            DATASETS[name], lake=self.world.lake, systems=self.world.systems, spark=self.world.spark, by="test"
+            DATASETS[name],
+            lake=self.world.lake,
+            systems=self.world.systems,
+            spark=self.world.spark,
+            by="test",
         )
         self.versions[name, report.version] = drawn
 
@@ -153,7 +172,13 @@ class Story:
         ssp = self.random.choice(sorted((ssp for ssp in self.positions if self.end(ssp)), key=str))
         self.asked[ssp] = self.random.randrange(self.end(ssp))
         startpoints = Startpoints(self._app(), lake=self.world.lake)
-        startpoints.request(str(ssp), StartpointSpecific(str(self.asked[ssp])), by="test", reason="again", replace=True)
+        startpoints.request(
+            str(ssp),
+            StartpointSpecific(str(self.asked[ssp])),
+            by="test",
+            reason="again",
+            replace=True,
+        )
 
     def end(self, ssp: SystemStreamPartition) -> int:
         return int(self.world.streams.all_ranges(ssp.stream)[ssp].end)
@@ -179,7 +204,9 @@ class Story:
                 assert report.in_process_batches == report.batches
 
     def hear(self, intent: Intent) -> None:
-        """Check that a batch goes on where the one before ended, or where it was asked to, or that it is repeated."""
+        """Check that a batch goes on where the one before ended, or where it was asked to, or
+        that it is repeated.
+        """
         for table in self.lookups.values():
             table.batch = intent.batch
         before = self.batches.setdefault(intent.batch, intent)
@@ -197,7 +224,11 @@ class Story:
     def _tables(self) -> dict[str, RemoteTable[Any, Any, Any]]:
         tables: dict[str, RemoteTable[Any, Any, Any]] = {}
         for node in self.drawn.of_kind("table"):
-            columns = COLUMNS if node.how == "put" else {name: COLUMNS[name] for name in node.on} | _COUNTED
+            columns = (
+                COLUMNS
+                if node.how == "put"
+                else {name: COLUMNS[name] for name in node.on} | _COUNTED
+            )
             if node.refuses:
                 self._create_refusing(node.name, node.on)
             store = SqliteTable(self.file, node.name, node.on, columns=columns, create=True)

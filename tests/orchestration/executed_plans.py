@@ -13,7 +13,9 @@ if TYPE_CHECKING:
 
 @contextmanager
 def executed_plans(spark: SparkSession) -> Iterator[list[str]]:
-    """Fill the list, at the end of the block, with the plans of what was executed in it, in this order."""
+    """Fill the list, at the end of the block, with the plans of what was executed in it, in this
+    order.
+    """
     plans: list[str] = []
     mode = spark.conf.get("spark.sql.ui.explainMode")
     newest = next((one.executionId() for one in _newest_first(spark)), -1)

@@ -24,11 +24,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class InputProgress:
-    """`lag` counts the offsets that are to be read, over all input partitions and replays under way.
+    """`lag` counts the offsets that are to be read, over all input partitions and replays under
+    way.
 
-    `position` is where the application stands, in JSON-able values: it changes when a run gets on, or when what feeds
-    its datasets does. `due` says what a run is needed for, however little waits: positions to be stored before records
-    come, a batch or a replay to be finished, a stream that is not what it was.
+    `position` is where the application stands, in JSON-able values: it changes when a run gets on,
+    or when what feeds its datasets does. `due` says what a run is needed for, however little waits:
+    positions to be stored before records come, a batch or a replay to be finished, a stream that is
+    not what it was.
     """
 
     lag: int
@@ -36,12 +38,24 @@ class InputProgress:
     due: tuple[str, ...] = ()
 
 
-def input_progress(lake: Lake, systems: Mapping[str, StreamSystem], app: Application) -> InputProgress:
-    """Return how far the application has come; a stream that does not exist yet counts for nothing."""
+def input_progress(
+    lake: Lake, systems: Mapping[str, StreamSystem], app: Application
+) -> InputProgress:
+    """Return how far the application has come; a stream that does not exist yet counts for
+    nothing.
+    """
     state = ignore_disabled_startpoints(app, BatchLog(lake, app.name).read()[1])
     inputs = [
-        measure_stream_progress(snapshot_system(systems, name), source, state) for name, source in app.inputs.items()
+        measure_stream_progress(snapshot_system(systems, name), source, state)
+        for name, source in app.inputs.items()
     ]
-    ends = {name: read_stream_ends(snapshot_system(systems, name), name) for name in list_dataset_streams(app)}
+    ends = {
+        name: read_stream_ends(snapshot_system(systems, name), name)
+        for name in list_dataset_streams(app)
+    }
     due = (*describe_unfinished(state), *(progress.due for progress in inputs if progress.due))
-    return InputProgress(sum(progress.lag for progress in inputs), {**position_to_json(app, state), "ends": ends}, due)
+    return InputProgress(
+        sum(progress.lag for progress in inputs),
+        {**position_to_json(app, state), "ends": ends},
+        due,
+    )

@@ -1,4 +1,6 @@
-"""Topics of a real broker beside a test's lake, written by a plain producer that says partition and time of each."""
+"""Topics of a real broker beside a test's lake, written by a plain producer that says partition
+and time of each.
+"""
 
 from __future__ import annotations
 
@@ -21,21 +23,28 @@ Produced = tuple[datetime | None, str, dict[str, Any]]
 
 @dataclass
 class KafkaWorld(StepWorld):
-    """A world whose applications read Kafka, each run by a client of its own, as after a restart."""
+    """A world whose applications read Kafka, each run by a client of its own, as after a
+    restart.
+    """
 
     server: KafkaServer = field(kw_only=True)
     topics: dict[str, KafkaTopic] = field(kw_only=True)
 
     @property
     def kafka(self) -> KafkaStreams:
-        return KafkaStreams(self.lake, KafkaSettings("kafka", self.server.bootstrap, topics=self.topics))
+        return KafkaStreams(
+            self.lake, KafkaSettings("kafka", self.server.bootstrap, topics=self.topics)
+        )
 
     @property
     def systems(self) -> dict[str, StreamSystem]:
         return {"lake": self.streams, "kafka": self.kafka}
 
     def produce(
-        self, stream: str, partition: int, records: Sequence[tuple[datetime | None, str, dict[str, Any]]]
+        self,
+        stream: str,
+        partition: int,
+        records: Sequence[tuple[datetime | None, str, dict[str, Any]]],
     ) -> None:
         """Write records to one partition: the time of each (None: the clock's), key and value."""
         producer = self.server.producer()
@@ -46,7 +55,9 @@ class KafkaWorld(StepWorld):
         assert producer.flush(30) == 0
 
     def mark(self, stream: str, partition: int, **marker: Any) -> None:
-        """End a version as any producer may: a record without key and value, whose header says it."""
+        """End a version as any producer may: a record without key and value, whose header says
+        it.
+        """
         producer = self.server.producer()
         header = {"adjunct-end-of-dataset": json.dumps(marker)}
         producer.produce(self.topics[stream].topic, partition=partition, headers=header)

@@ -13,7 +13,9 @@ from dagster_adjunct.resources.tables.operation import Operation, Outcomes
 
 
 class KilledInTask:
-    """Kills its process at its third write, before the store has it or after; the file `flag` says that it has."""
+    """Kills its process at its third write, before the store has it or after; the file `flag`
+    says that it has.
+    """
 
     flag: str = ""
     when: str = "after"

@@ -16,8 +16,12 @@ from tests.kept_processes import without_kept_processes
 from tests.orchestration.step_world import StepWorld
 
 
-def killed(world: StepWorld, app: Application, module: ModuleType, folder: Path, chosen: random.Random) -> bool:
-    """Run `module` over the folder, and kill it some seconds after its first batch was begun; False if it had ended."""
+def killed(
+    world: StepWorld, app: Application, module: ModuleType, folder: Path, chosen: random.Random
+) -> bool:
+    """Run `module` over the folder, and kill it some seconds after its first batch was begun;
+    False if it had ended.
+    """
     log = folder / "killed.log"
     first = world.state(app).batch
     with log.open("w") as output:

@@ -1,7 +1,9 @@
-"""An application of merged streams, a look-up, a function with results and state, for runs that are killed.
+"""An application of merged streams, a look-up, a function with results and state, for runs that are
+killed.
 
-Orders of two doors are merged; each gets the price that a table has for its shop, and a token that is another one at
-each call. What is sold is numbered by shop, and each visitor's last shop is kept by both doors.
+Orders of two doors are merged; each gets the price that a table has for its shop, and a token that
+is another one at each call. What is sold is numbered by shop, and each visitor's last shop is kept
+by both doors.
 """
 
 from __future__ import annotations
@@ -32,7 +34,11 @@ PRICED = SHOPS[:-1]
 
 def prices(folder: Path) -> RemoteTable[Any, Any, Any]:
     store = SqliteTable(
-        folder / "prices.sqlite", "prices", "shop", columns={"shop": "string", "price": "bigint"}, create=True
+        folder / "prices.sqlite",
+        "prices",
+        "shop",
+        columns={"shop": "string", "price": "bigint"},
+        create=True,
     )
     return RemoteTable("prices", key="shop", read_function=store, write_function=store)
 
@@ -40,7 +46,9 @@ def prices(folder: Path) -> RemoteTable[Any, Any, Any]:
 def set_prices(folder: Path, edition: int) -> None:
     """Let the table say other prices than before."""
     with sqlite3.connect(folder / "prices.sqlite") as connection:
-        connection.execute("CREATE TABLE IF NOT EXISTS prices (shop TEXT PRIMARY KEY, price BIGINT)")
+        connection.execute(
+            "CREATE TABLE IF NOT EXISTS prices (shop TEXT PRIMARY KEY, price BIGINT)"
+        )
         rows = [(shop, 100 * edition + number) for number, shop in enumerate(PRICED)]
         connection.executemany("INSERT OR REPLACE INTO prices (shop, price) VALUES (?, ?)", rows)
 
@@ -63,15 +71,22 @@ def selling(folder: Path) -> Application:
     app = Application("selling", max_batch_records=12)
     text, number = "string", "bigint"
     sold = app.local_table(
-        "sold", key="shop", schema=Schema.of(shop=text, sold=number, price=number, token=text), partitions=3
+        "sold",
+        key="shop",
+        schema=Schema.of(shop=text, sold=number, price=number, token=text),
+        partitions=3,
     )
-    last = app.local_table("last", key="visitor", schema=Schema.of(visitor=text, shop=text), partitions=2)
+    last = app.local_table(
+        "last", key="visitor", schema=Schema.of(visitor=text, shop=text), partitions=2
+    )
     north, south = (app.input_stream(f"lake.{door}") for door in DOORS)
     north.send_to(last)
     south.send_to(last, deleted="shop = 'shut'")
     both = north.merge(south)
     made = both.join(app.table(prices(folder)), on="shop", how="left", select=["price"]).sink(
-        token, returns=Schema.of(visitor=text, shop=text, price=number, token=text), keeps_partitioning=True
+        token,
+        returns=Schema.of(visitor=text, shop=text, price=number, token=text),
+        keeps_partitioning=True,
     )
     made.join(last, on="visitor", how="left", select=["shop as last"]).send_to(
         app.output_stream("lake.seen", partitions=2, key="visitor")
@@ -82,15 +97,17 @@ def selling(folder: Path) -> Application:
         .map(one_more, keeps_partitioning=True)
         .send_to(sold)
     )
-    numbered.join(sold, on="shop", how="left", select=["sold as newest", "token as newest_token"]).send_to(
-        app.output_stream("lake.numbered", partitions=3, key="shop")
-    )
+    numbered.join(
+        sold, on="shop", how="left", select=["sold as newest", "token as newest_token"]
+    ).send_to(app.output_stream("lake.numbered", partitions=3, key="shop"))
     return app
 
 
 def batches(world: StepWorld, app: Application) -> Iterator[dict[str, list[tuple[str, str]]]]:
     """Yield what each batch of the log has read of each door, as (visitor, shop) in order."""
-    records = {door: world.streams.read_arrow(world.streams.all_ranges(door)).to_pylist() for door in DOORS}
+    records = {
+        door: world.streams.read_arrow(world.streams.all_ranges(door)).to_pylist() for door in DOORS
+    }
     done = {
         state.last.intent.batch: state.last.intent
         for _, state in BatchLog(world.lake, app.name).history(None)
@@ -108,7 +125,9 @@ def batches(world: StepWorld, app: Application) -> Iterator[dict[str, list[tuple
 
 
 def check(world: StepWorld, app: Application, editions: int) -> None:
-    """Compare tables and outputs with what plain Python makes of the batches; of prices and tokens, that all agree."""
+    """Compare tables and outputs with what plain Python makes of the batches; of prices and
+    tokens, that all agree.
+    """
     sold: dict[str, int] = {}
     last: dict[str, str] = {}
     seen: list[tuple[Any, ...]] = []
@@ -132,14 +151,19 @@ def check(world: StepWorld, app: Application, editions: int) -> None:
     rows = [(r["visitor"], r["shop"], r["sold"], r["newest"]) for r in outputs["numbered"]]
     assert sorted(r[1:] for r in rows) == sorted(r[1:] for r in numbered)
     assert sorted(r[:2] for r in rows) == sorted(r[:2] for r in numbered)
-    by_token = {name: {r["token"]: (r["visitor"], r["shop"], r["price"]) for r in outputs[name]} for name in outputs}
+    by_token = {
+        name: {r["token"]: (r["visitor"], r["shop"], r["price"]) for r in outputs[name]}
+        for name in outputs
+    }
     assert by_token["seen"] == by_token["numbered"], (
         "what was looked up and made was recorded, and is the same for both"
     )
     assert len(by_token["seen"]) == len(seen)
     for _, shop, price in by_token["seen"].values():
         assert (price is None) == (shop == "shut")
-        assert price is None or (price % 100 == PRICED.index(shop) and 1 <= price // 100 <= editions)
+        assert price is None or (
+            price % 100 == PRICED.index(shop) and 1 <= price // 100 <= editions
+        )
     with open_dataset(world.lake, "sold") as table:
         entries = dict(table.items())
     assert {key: entry["sold"] for key, entry in entries.items()} == sold
@@ -158,7 +182,9 @@ def main(folder: str) -> None:
     """Run the application in a session of this process's own."""
     from dagster_adjunct.resources.spark.session import new_session
 
-    world = StepWorld(open_lake(Path(folder) / "lake"), Path(folder), lambda: new_session({}, master="local[2]"))
+    world = StepWorld(
+        open_lake(Path(folder) / "lake"), Path(folder), lambda: new_session({}, master="local[2]")
+    )
     world.run(selling(Path(folder)), run="killed")
 
 

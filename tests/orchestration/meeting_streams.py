@@ -1,4 +1,6 @@
-"""Orders and payments that meet within a time: an application, random records, and what plain Python makes of them."""
+"""Orders and payments that meet within a time: an application, random records, and what plain
+Python makes of them.
+"""
 
 from __future__ import annotations
 
@@ -23,11 +25,23 @@ def seconds(count: float) -> timedelta:
 
 
 def meeting(
-    records: int, *kinds: str, name: str = "meeting", late: bool = False, partitions: int = 2, **times: Any
+    records: int,
+    *kinds: str,
+    name: str = "meeting",
+    late: bool = False,
+    partitions: int = 2,
+    **times: Any,
 ) -> Application:
-    """Return an application that joins both streams in these ways; `times` is what its inputs say of times, too."""
+    """Return an application that joins both streams in these ways; `times` is what its inputs
+    say of times, too.
+    """
     app = Application(name, max_batch_records=records)
-    options: dict[str, Any] = {"default_offset": "oldest", "event_time": "ts", "delay": seconds(DELAY), **times}
+    options: dict[str, Any] = {
+        "default_offset": "oldest",
+        "event_time": "ts",
+        "delay": seconds(DELAY),
+        **times,
+    }
     orders = app.input_stream("lake.orders", **options)
     payments = app.input_stream("lake.payments", **options)
     for how in kinds:
@@ -56,17 +70,22 @@ def drawn(chance: random.Random, number: int, now: int, keys: int) -> tuple[Any,
     return (f"k{chance.randrange(keys)}", number, None if chance.random() < 0.03 else at(now + off))
 
 
-def expected(world: StepWorld, how: str, *, idle: bool = False) -> tuple[Counter[Result], Counter[str]]:
+def expected(
+    world: StepWorld, how: str, *, idle: bool = False
+) -> tuple[Counter[Result], Counter[str]]:
     """Return the results of the whole input, and how many records are left out, by the reason.
 
-    A partition without any record holds everything back, or is not waited for where partitions may be `idle`.
+    A partition without any record holds everything back, or is not waited for where partitions may
+    be `idle`.
     """
     sides, marks, counts = [], [], Counter[str]()
     for stream, key in (("orders", "k"), ("payments", "order_key")):
         stored = world.streams.read_arrow(world.streams.all_ranges(stream)).to_pylist()
         rows = []
         for partition in range(world.streams.info(stream).partitions):
-            mine = sorted((r for r in stored if r["__partition"] == partition), key=lambda r: r["__offset"])
+            mine = sorted(
+                (r for r in stored if r["__partition"] == partition), key=lambda r: r["__offset"]
+            )
             times = [None if r["ts"] is None else (r["ts"] - at(0)).total_seconds() for r in mine]
             behind, end = watermarks_in_order(times, DELAY)
             if mine or not idle:
@@ -87,13 +106,21 @@ def expected(world: StepWorld, how: str, *, idle: bool = False) -> tuple[Counter
     return results_of(sides[0], sides[1], how, end), counts
 
 
-def results_of(left: Sequence[Row], right: Sequence[Row], how: str, end: float | None) -> Counter[Result]:
-    """Return what comes of orders and payments, none of them late, once the watermark is at `end`."""
+def results_of(
+    left: Sequence[Row], right: Sequence[Row], how: str, end: float | None
+) -> Counter[Result]:
+    """Return what comes of orders and payments, none of them late, once the watermark is at
+    `end`.
+    """
     results = Counter[Result]()
     met: tuple[set[int], set[int]] = (set(), set())
     for key, order, time in left:
         for other, payment, paid in right:
-            if key == other and None not in (key, time, paid) and time - BEFORE <= paid <= time + AFTER:
+            if (
+                key == other
+                and None not in (key, time, paid)
+                and time - BEFORE <= paid <= time + AFTER
+            ):
                 results[(key, order, payment)] += 1
                 met[0].add(order)
                 met[1].add(payment)

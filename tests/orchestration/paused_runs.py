@@ -1,7 +1,9 @@
-"""Pauses a run of an application, lets others finish its batch and go on with newer records, and wakes it.
+"""Pauses a run of an application, lets others finish its batch and go on with newer records, and
+wakes it.
 
-In the process: whoever pauses calls `pause`, in the middle of the run. The clocks that run on while a machine sleeps
-jump by an hour, the lease looks as old, and other runs begin. Then the caller goes on, as if it had been stopped.
+In the process: whoever pauses calls `pause`, in the middle of the run. The clocks that run on while
+a machine sleeps jump by an hour, the lease looks as old, and other runs begin. Then the caller goes
+on, as if it had been stopped.
 """
 
 from __future__ import annotations
@@ -28,7 +30,12 @@ from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 from dagster_adjunct.resources.streams.lake.streams import LakeStreams
 from dagster_adjunct.resources.tables.functions import StoreFunction
-from dagster_adjunct.resources.tables.operation import Capabilities, Operation, OperationKind, Outcomes
+from dagster_adjunct.resources.tables.operation import (
+    Capabilities,
+    Operation,
+    OperationKind,
+    Outcomes,
+)
 
 COLUMNS = {"k": "string", "n": "bigint", "gone": "boolean"}
 KEYS = 24
@@ -59,7 +66,9 @@ class PausedWorld:
     clocks: Skewed = field(default_factory=Skewed)
     paused: bool = False
     rounds: int = 0
-    number: int = field(default_factory=lambda: next(_numbers))  # names what it stores outside the lake
+    number: int = field(
+        default_factory=lambda: next(_numbers)
+    )  # names what it stores outside the lake
 
     def __post_init__(self) -> None:
         self.lake = lake_in(self.store)
@@ -68,10 +77,16 @@ class PausedWorld:
         self.send()
 
     def send(self) -> None:
-        """Append a newer record for each key; every fourth is a deletion, of other keys each time."""
+        """Append a newer record for each key; every fourth is a deletion, of other keys each
+        time.
+        """
         self.rounds += 1
         records = [
-            {"k": f"k{n}", "n": 100 * self.rounds + n, "gone": n % 4 == self.rounds % 4 and self.rounds < 3}
+            {
+                "k": f"k{n}",
+                "n": 100 * self.rounds + n,
+                "gone": n % 4 == self.rounds % 4 and self.rounds < 3,
+            }
             for n in range(KEYS)
         ]
         table = pa.Table.from_pylist(records, Schema.of(**COLUMNS).to_arrow())
@@ -93,7 +108,9 @@ class PausedWorld:
         while True:
             self.clocks.by += 3600
             self.expire_lease()
-            with suppress(ApplicationBusyError):  # another thread of the paused run was not stopped yet, and renewed it
+            with suppress(
+                ApplicationBusyError
+            ):  # another thread of the paused run was not stopped yet, and renewed it
                 self.run("second")
                 break
         self.send()
@@ -111,7 +128,9 @@ class PausedWorld:
                 self.store._objects[key] = data, old
 
     def run_paused(self, lake: Lake | None = None) -> AdjunctError | None:
-        """Run the application, which somewhere calls `pause`; return the error with which it ended."""
+        """Run the application, which somewhere calls `pause`; return the error with which it
+        ended.
+        """
         with patch.object(passed_time, "time", self.clocks):
             try:
                 self.run("first", lake, first=True)
@@ -130,7 +149,9 @@ class PausedWorld:
 
 @dataclass
 class PausedFunction(StoreFunction[Any, Any, Any]):
-    """The function of another table; `before` is called before each write is checked, `within` when it is sent."""
+    """The function of another table; `before` is called before each write is checked, `within`
+    when it is sent.
+    """
 
     inner: Any
     before: Callable[[], object] = lambda: None

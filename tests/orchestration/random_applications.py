@@ -1,7 +1,8 @@
-"""Random small applications of many operators, as values: described to Adjunct, and interpreted in plain Python.
+"""Random small applications of many operators, as values: described to Adjunct, and interpreted in
+plain Python.
 
-All records have the columns k (text or null), g (text) and v (a number of 0 or more), so that any operator may follow
-any other. Whatever an operator adds it takes away again.
+All records have the columns k (text or null), g (text) and v (a number of 0 or more), so that any
+operator may follow any other. Whatever an operator adds it takes away again.
 """
 
 from __future__ import annotations
@@ -34,14 +35,30 @@ RECORD = Schema.of(k="string", g="string", v="bigint")
 MEMBERS = bounded_dataset("members", input="lake.members", key="k", partitions=2)
 PLACES = bounded_dataset("places", input="lake.places", key="g", broadcast=True)
 KINDS = (
-    "filter", "map", "map function", "select", "with_columns", "rekey", "elements", "flat_map function", "merge",
-    "partition_by", "partition_by expression", "broadcast", "left join", "inner join", "join function", "send_to",
-)  # fmt: skip
+    "filter",
+    "map",
+    "map function",
+    "select",
+    "with_columns",
+    "rekey",
+    "elements",
+    "flat_map function",
+    "merge",
+    "partition_by",
+    "partition_by expression",
+    "broadcast",
+    "left join",
+    "inner join",
+    "join function",
+    "send_to",
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """An operator: what it is, the nodes that it takes records from, and a small number that it uses."""
+    """An operator: what it is, the nodes that it takes records from, and a small number that it
+    uses.
+    """
 
     kind: str
     inputs: tuple[int, ...]
@@ -51,7 +68,9 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """Nodes in order, inputs first; those at the end are written: to streams `outputs`, and one to a table."""
+    """Nodes in order, inputs first; those at the end are written: to streams `outputs`, and one
+    to a table.
+    """
 
     nodes: tuple[Node, ...]
     outputs: tuple[tuple[str, int], ...]
@@ -64,11 +83,17 @@ class Graph:
 
 
 def random_graph(seed: int, operators: int) -> Graph:
-    """Return two inputs, so many operators behind them, and a sink for each that nobody else takes records from."""
+    """Return two inputs, so many operators behind them, and a sink for each that nobody else
+    takes records from.
+    """
     chosen = random.Random(seed)
     nodes = [Node("input", (), 0, name) for name in INPUTS]
     for place in range(operators):
-        once = {node.kind for node in nodes if node.kind in ("broadcast", "flat_map function", "elements")}
+        once = {
+            node.kind
+            for node in nodes
+            if node.kind in ("broadcast", "flat_map function", "elements")
+        }
         kind = chosen.choice([kind for kind in KINDS if kind not in once])
         recent = range(max(0, len(nodes) - 4), len(nodes))
         inputs = tuple(chosen.choice(recent) for _ in range(2 if kind == "merge" else 1))
@@ -84,13 +109,17 @@ def random_graph(seed: int, operators: int) -> Graph:
 # -- in plain Python
 
 
-def interpreted(graph: Graph, inputs: dict[str, list[Record]]) -> tuple[dict[str, list[Record]], dict[str, list[int]]]:
+def interpreted(
+    graph: Graph, inputs: dict[str, list[Record]]
+) -> tuple[dict[str, list[Record]], dict[str, list[int]]]:
     """Return what comes to each stream and, by key, what the table has counted and summed."""
     made: list[list[Record]] = []
     streams: dict[str, list[Record]] = {}
     for node in graph.nodes:
         before = [record for source in node.inputs for record in made[source]]
-        after = inputs[node.name] if node.kind == "input" else list(_after(node, before, graph.tasks))
+        after = (
+            inputs[node.name] if node.kind == "input" else list(_after(node, before, graph.tasks))
+        )
         if node.kind == "send_to":
             streams[node.name] = after
         made.append(after)
@@ -144,17 +173,23 @@ def described(graph: Graph, world: StepWorld) -> Application:
     for node in graph.nodes:
         sources = [streams[source] for source in node.inputs]
         streams.append(
-            app.input_stream(f"lake.{node.name}") if node.kind == "input" else _add(app, tables, node, sources)
+            app.input_stream(f"lake.{node.name}")
+            if node.kind == "input"
+            else _add(app, tables, node, sources)
         )
     for name, leaf in graph.outputs:
         key = (None, "k", "g")[leaf % 3]
         streams[leaf].send_to(app.output_stream(f"lake.{name}", partitions=1 + leaf % 3, key=key))
     table = app.table(counting_table(world))
-    streams[graph.counted].update(table, add={"n": "1", "total": "v"}, if_missing=[], on_null_key="skip")
+    streams[graph.counted].update(
+        table, add={"n": "1", "total": "v"}, if_missing=[], on_null_key="skip"
+    )
     return app
 
 
-def _add(app: Application, tables: dict[str, Any], node: Node, sources: list[MessageStream]) -> MessageStream:
+def _add(
+    app: Application, tables: dict[str, Any], node: Node, sources: list[MessageStream]
+) -> MessageStream:
     stream, c = sources[0], node.number
     match node.kind:
         case "filter":
@@ -170,7 +205,9 @@ def _add(app: Application, tables: dict[str, Any], node: Node, sources: list[Mes
         case "rekey":
             return stream.with_columns(k="concat(k, '-', g)")
         case "elements":
-            return stream.flat_map("transform(filter(array(0, 1, 2), x -> x < v % 4), x -> v + x) as v")
+            return stream.flat_map(
+                "transform(filter(array(0, 1, 2), x -> x < v % 4), x -> v + x) as v"
+            )
         case "flat_map function":
             return stream.flat_map(_copied(c), schema=RECORD, keeps_partitioning=False)
         case "merge":
@@ -183,12 +220,19 @@ def _add(app: Application, tables: dict[str, Any], node: Node, sources: list[Mes
             return stream.broadcast().map("k", "g", "v * 10 + task as v")
         case "left join" | "inner join":
             how: Any = node.kind.split()[0]
-            joined = stream.join(tables["members"], on="k", how=how, select=["factor"], name=node.name)
+            joined = stream.join(
+                tables["members"], on="k", how=how, select=["factor"], name=node.name
+            )
             return joined.map("k", "g", "v + coalesce(factor, 0) as v")
         case "join function":
             schema = Schema.of(more="bigint")
             joined = stream.join(
-                tables["places"], on="g", how="left", function=_named(c), schema=schema, name=node.name
+                tables["places"],
+                on="g",
+                how="left",
+                function=_named(c),
+                schema=schema,
+                name=node.name,
             )
             return joined.with_columns(v="v + more").select("k", "g", "v")
         case "send_to":
@@ -218,8 +262,12 @@ def _named(number: int) -> Callable[[dict[str, Any], dict[str, Any] | None], dic
 
 def counting_table(world: StepWorld) -> RemoteTable[Any, Any, Any]:
     columns = {"k": "string", "n": "bigint", "total": "bigint"}
-    store = SqliteTable(world.folder / "counted.sqlite", "counted", "k", columns=columns, create=True)
-    return RemoteTable("counted", key="k", read_function=store, write_function=store, idempotent=True)
+    store = SqliteTable(
+        world.folder / "counted.sqlite", "counted", "k", columns=columns, create=True
+    )
+    return RemoteTable(
+        "counted", key="k", read_function=store, write_function=store, idempotent=True
+    )
 
 
 def declare(world: StepWorld) -> None:
@@ -234,7 +282,11 @@ def declare(world: StepWorld) -> None:
 
 def records(chosen: random.Random, count: int) -> list[Record]:
     return [
-        (chosen.choice([None, "k0", "k1", "k2", "k3"]), f"g{chosen.randrange(4)}", chosen.randrange(40))
+        (
+            chosen.choice([None, "k0", "k1", "k2", "k3"]),
+            f"g{chosen.randrange(4)}",
+            chosen.randrange(40),
+        )
         for _ in range(count)
     ]
 
@@ -250,7 +302,9 @@ def main(folder: str, seed: str, operators: str) -> None:
     """Run the graph in a session of this process's own."""
     from dagster_adjunct.resources.spark.session import new_session
 
-    world = StepWorld(open_lake(Path(folder) / "lake"), Path(folder), lambda: new_session({}, master="local[2]"))
+    world = StepWorld(
+        open_lake(Path(folder) / "lake"), Path(folder), lambda: new_session({}, master="local[2]")
+    )
     world.run(described(random_graph(int(seed), int(operators)), world), run="killed")
 
 

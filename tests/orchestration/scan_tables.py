@@ -1,4 +1,6 @@
-"""Scans of tags at gates, tables of tags in real stores, and a process of its own that counts the scans."""
+"""Scans of tags at gates, tables of tags in real stores, and a process of its own that counts
+the scans.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ Look = Callable[[str], Sequence[tuple[Any, ...]]]
 
 
 def scanned(seed: int, count: int) -> list[Scan]:
-    """Scans of several days in the order in which they were sent: hours late, some of equal times."""
+    """Scans of several days in the order in which they were sent: hours late, some of equal
+    times.
+    """
     chosen = random.Random(seed)
     scans = []
     for number in range(count):
@@ -59,7 +63,9 @@ class Store:
         self.function, self.look = function, look
 
     def table(self, **declared: Any) -> RemoteTable[Any, Any, Any]:
-        return RemoteTable("tags", key="tag", read_function=self.function, write_function=self.function, **declared)
+        return RemoteTable(
+            "tags", key="tag", read_function=self.function, write_function=self.function, **declared
+        )
 
     def times(self) -> dict[str, datetime]:
         return {tag: _instant(at) for tag, at in self.look("SELECT tag, at FROM tags")}
@@ -92,7 +98,9 @@ def postgres_store(port: int) -> Store:
             cursor = connection.execute(statement)  # type: ignore[call-overload]
             return list(cursor.fetchall()) if cursor.description else []
 
-    return Store(PostgresTable(connect=connect, table="tags", key="tag", columns=COLUMNS, create=True), look)
+    return Store(
+        PostgresTable(connect=connect, table="tags", key="tag", columns=COLUMNS, create=True), look
+    )
 
 
 def counting(store: Store, name: str = "counting", **declared: Any) -> Application:
@@ -105,12 +113,18 @@ def counting(store: Store, name: str = "counting", **declared: Any) -> Applicati
 
 
 def main(folder: str, port: str) -> None:
-    """Count the scans in the folder's lake in PostgreSQL, slowly, in a session of this process's own."""
+    """Count the scans in the folder's lake in PostgreSQL, slowly, in a session of this process's
+    own.
+    """
     from dagster_adjunct.resources.spark.session import new_session
 
     store = postgres_store(int(port))
-    world = StepWorld(open_lake(Path(folder) / "lake"), Path(folder), lambda: new_session({}, master="local[2]"))
-    world.run(counting(store, batch_size=10, rate_limit=RateLimit(writes_per_second=200)), run="killed")
+    world = StepWorld(
+        open_lake(Path(folder) / "lake"), Path(folder), lambda: new_session({}, master="local[2]")
+    )
+    world.run(
+        counting(store, batch_size=10, rate_limit=RateLimit(writes_per_second=200)), run="killed"
+    )
 
 
 if __name__ == "__main__":

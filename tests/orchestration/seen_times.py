@@ -1,4 +1,6 @@
-"""An operator that sends on what is hidden of the times of records; and the same times in plain Python."""
+"""An operator that sends on what is hidden of the times of records; and the same times in plain
+Python.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ def at(seconds: float) -> datetime:
 
 @dataclass(frozen=True, slots=True)
 class Seen(PassThroughSpec):
-    """Records with what their times and the batch say, of an operator that keeps its watermark by this name."""
+    """Records with what their times and the batch say, of an operator that keeps its watermark
+    by this name.
+    """
 
     kind: ClassVar[str] = "seen"
     name: str
@@ -62,8 +66,12 @@ class Seen(PassThroughSpec):
         )
 
 
-def watermarks_in_order(times: Iterable[float | None], delay: float) -> tuple[list[float | None], float | None]:
-    """Return of each record of a partition the watermark that it is behind (None: it is not), and that after all."""
+def watermarks_in_order(
+    times: Iterable[float | None], delay: float
+) -> tuple[list[float | None], float | None]:
+    """Return of each record of a partition the watermark that it is behind (None: it is not),
+    and that after all.
+    """
     behind: list[float | None] = []
     mark: float | None = None
     for time in times:

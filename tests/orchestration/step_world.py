@@ -31,7 +31,12 @@ from dagster_adjunct.resources.objects.lake import Lake, open_lake
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 from dagster_adjunct.resources.streams.lake.streams import LakeStreams
-from dagster_adjunct.resources.streams.system import RECORD_META, OffsetRange, StreamSystem, SystemStreamPartition
+from dagster_adjunct.resources.streams.system import (
+    RECORD_META,
+    OffsetRange,
+    StreamSystem,
+    SystemStreamPartition,
+)
 from dagster_adjunct.resources.tables.table import RemoteTable
 from tests.faulty_store import Crash, Fault, FaultyStore
 
@@ -68,13 +73,19 @@ def batch_inputs(
 class ByTasks(BatchEngine):
     """Spark, with a task for each partition, however few the records are."""
 
-    def run(self, context: StepContext, inputs: BatchInputs, before_output: Callable[[str], None]) -> BatchMetrics:
-        return run_batch(BatchContext(context, replace(inputs, few=False, interpreted=False), before_output))
+    def run(
+        self, context: StepContext, inputs: BatchInputs, before_output: Callable[[str], None]
+    ) -> BatchMetrics:
+        return run_batch(
+            BatchContext(context, replace(inputs, few=False, interpreted=False), before_output)
+        )
 
 
 @dataclass
 class StepWorld:
-    """One lake in a folder; `spark` is the shared session. `run_by_all` is from all_engines.py, None in `make test`."""
+    """One lake in a folder; `spark` is the shared session. `run_by_all` is from all_engines.py,
+    None in `make test`.
+    """
 
     lake: Lake
     folder: Path
@@ -90,7 +101,9 @@ class StepWorld:
     def systems(self) -> dict[str, StreamSystem]:
         return {"lake": self.streams}
 
-    def stream(self, name: str, key: str | Sequence[str], partitions: int, /, **columns: str) -> None:
+    def stream(
+        self, name: str, key: str | Sequence[str], partitions: int, /, **columns: str
+    ) -> None:
         keys = [key] if isinstance(key, str) else list(key)
         self.streams.create(name, schema=Schema.of(**columns), key=keys, partitions=partitions)
 
@@ -102,7 +115,9 @@ class StepWorld:
         version: str | None = None,
         sent_at: datetime | None = None,
     ) -> None:
-        """Append rows in the stream's columns, then tombstones, then a version's marker where one is named."""
+        """Append rows in the stream's columns, then tombstones, then a version's marker where
+        one is named.
+        """
         schema = self.streams.info(stream).schema
         assert schema is not None
         everything = [*rows, *deleted]
@@ -112,18 +127,26 @@ class StepWorld:
         }
         columns["__tombstone"] = pa.array([False] * len(rows) + [True] * len(deleted), pa.bool_())
         if sent_at is not None:
-            columns["__timestamp"] = pa.array([sent_at] * (len(rows) + len(deleted)), pa.timestamp("us", "UTC"))
+            columns["__timestamp"] = pa.array(
+                [sent_at] * (len(rows) + len(deleted)), pa.timestamp("us", "UTC")
+            )
         number = self.sequences[stream] = self.sequences.get(stream, 0) + 1
         table = pa.table(columns)
         self.streams.append(stream, table, producer="test", sequence=number, end_of_dataset=version)
 
     def advance(self, *datasets: AdjunctDataset) -> None:
-        """Bring datasets up to date in process, which builds what Spark builds in a tenth of its time, where it can."""
+        """Bring datasets up to date in process, which builds what Spark builds in a tenth of its
+        time, where it can.
+        """
         for dataset in datasets:
             try:
-                advance_dataset(dataset, lake=self.lake, systems=self.systems, spark=IN_PROCESS, by="test")
+                advance_dataset(
+                    dataset, lake=self.lake, systems=self.systems, spark=IN_PROCESS, by="test"
+                )
             except ConfigurationError:
-                advance_dataset(dataset, lake=self.lake, systems=self.systems, spark=self.spark, by="test")
+                advance_dataset(
+                    dataset, lake=self.lake, systems=self.systems, spark=self.spark, by="test"
+                )
 
     def context(
         self,
@@ -135,7 +158,9 @@ class StepWorld:
     ) -> StepContext:
         planned = plan_application(app, systems=self.systems)
         runtime = Runtime(self.lake, self.systems, self.spark, by=run)
-        return StepContext(runtime, app, planned, fan_out_for_run(runtime, app, planned), on_event, max_batches)
+        return StepContext(
+            runtime, app, planned, fan_out_for_run(runtime, app, planned), on_event, max_batches
+        )
 
     def run(self, app: Application, **options: Any) -> StepReport:
         """Bring the application's datasets up to date and run its step."""
@@ -145,7 +170,9 @@ class StepWorld:
         return run_step(self.context(app, **options))
 
     def killed_at(self, app: Application, fault: Fault) -> None:
-        """Run the application, whose process ends at the request to the store that the fault names."""
+        """Run the application, whose process ends at the request to the store that the fault
+        names.
+        """
         over = replace(self, lake=Lake(FaultyStore(self.lake.store, [fault]), self.lake.id))
         with pytest.raises(Crash):
             over.run(app)
@@ -166,7 +193,10 @@ class StepWorld:
         assert state.last is not None
         intent = state.last.intent
         context = self.context(app)
-        views = {name: context.versions.view(name, version, state) for name, version in intent.versions.items()}
+        views = {
+            name: context.versions.view(name, version, state)
+            for name, version in intent.versions.items()
+        }
         inputs = BatchInputs(intent, views, state.offsets.streams)
         run_batch(BatchContext(context, inputs, lambda output, look=lambda: None: look()))
 
@@ -185,7 +215,11 @@ class StepWorld:
 
     def table(self, name: str = "things") -> RemoteTable[Any, Any, Any]:
         store = SqliteTable(
-            self.folder / f"{name}.sqlite", name, "k", columns={"k": "string", "v": "int", "w": "int"}, create=True
+            self.folder / f"{name}.sqlite",
+            name,
+            "k",
+            columns={"k": "string", "v": "int", "w": "int"},
+            create=True,
         )
         return RemoteTable(name, key="k", read_function=store, write_function=store)
 
@@ -199,4 +233,6 @@ def twin_of(world: StepWorld, name: str = "twin") -> StepWorld:
     """Return a copy of the lake, with its tables."""
     copied = world.folder.parent / f"{world.folder.name}-{name}"
     shutil.copytree(world.folder, copied)
-    return replace(world, lake=open_lake(copied / "lake"), folder=copied, sequences=dict(world.sequences))
+    return replace(
+        world, lake=open_lake(copied / "lake"), folder=copied, sequences=dict(world.sequences)
+    )

@@ -1,4 +1,6 @@
-"""A batch engine for tests that are about the step itself: what a batch does is theirs, and nothing is proven."""
+"""A batch engine for tests that are about the step itself: what a batch does is theirs, and
+nothing is proven.
+"""
 
 from __future__ import annotations
 
@@ -18,5 +20,7 @@ class StubEngine(BatchEngine):
         self.rehearsed()
         return PhysicalProof()
 
-    def run(self, context: StepContext, inputs: BatchInputs, before_output: Callable[[str], None]) -> BatchMetrics:
+    def run(
+        self, context: StepContext, inputs: BatchInputs, before_output: Callable[[str], None]
+    ) -> BatchMetrics:
         raise NotImplementedError

@@ -22,7 +22,9 @@ Totals = Mapping[str, int]
 
 @dataclass
 class TableRuns:
-    """A lake with one stream of amounts, and the applications that add them to the table in `store()`."""
+    """A lake with one stream of amounts, and the applications that add them to the table in
+    `store()`.
+    """
 
     folder: Path
     store: Callable[[], Any]
@@ -32,10 +34,17 @@ class TableRuns:
     def __post_init__(self) -> None:
         self.lake: Lake = open_lake(self.folder / "lake")
         self.streams = LakeStreams(self.lake)
-        self.streams.create("amounts", schema=Schema.of({"id": "string", "amount": "bigint"}), key=["id"], partitions=1)
+        self.streams.create(
+            "amounts",
+            schema=Schema.of({"id": "string", "amount": "bigint"}),
+            key=["id"],
+            partitions=1,
+        )
 
     def send(self, *amounts: tuple[str, int]) -> None:
-        rows = pa.table({"id": [name for name, _ in amounts], "amount": [amount for _, amount in amounts]})
+        rows = pa.table(
+            {"id": [name for name, _ in amounts], "amount": [amount for _, amount in amounts]}
+        )
         self.streams.append("amounts", rows, producer="test", sequence=next(self._sequence))
 
     def table(self, **options: Any) -> RemoteTable[Any, Any, Any]:
@@ -50,12 +59,16 @@ class TableRuns:
         amounts.update(table, add={"total": "amount"}, if_missing=[])
         return app
 
-    def run(self, name: str = "adding", on_event: Callable[[StepEvent], None] = lambda event: None) -> RunReport:
+    def run(
+        self, name: str = "adding", on_event: Callable[[StepEvent], None] = lambda event: None
+    ) -> RunReport:
         def hear(event: object) -> None:
             if isinstance(event, StepEvent):
                 on_event(event)
 
-        return run_application(self.app(name), lake=self.lake, spark=IN_PROCESS, on_event=hear, adopt=True)
+        return run_application(
+            self.app(name), lake=self.lake, spark=IN_PROCESS, on_event=hear, adopt=True
+        )
 
     def totals(self) -> dict[str, int]:
         with BlockingTable(self.table()) as table:

@@ -1,4 +1,6 @@
-"""Adding an operator takes one file: those of these tests stand here alone, and are planned, drawn, traced and run."""
+"""Adding an operator takes one file: those of these tests stand here alone, and are planned,
+drawn, traced and run.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,11 @@ from dagster_adjunct.orchestration.operators.stream_facts import (
 from dagster_adjunct.orchestration.operators.windows.aggregates import Aggregate, Count
 from dagster_adjunct.orchestration.operators.windows.kinds import Tumbling
 from dagster_adjunct.orchestration.planner.planner import build_plan
-from dagster_adjunct.orchestration.startpoints.request import StartpointRequest, choose_versions, find_as_of_joins
+from dagster_adjunct.orchestration.startpoints.request import (
+    StartpointRequest,
+    choose_versions,
+    find_as_of_joins,
+)
 from dagster_adjunct.orchestration.step.failures import list_sensitive_columns, sensitive_columns
 from dagster_adjunct.resources.errors import ConfigurationError, PlanningError
 from dagster_adjunct.resources.schemas.schema import Schema
@@ -55,7 +61,10 @@ if TYPE_CHECKING:
 
 PLANES = bounded_dataset("planes", input="lake.planes", key="tailnum", partitions=2)
 TRIPS = Schema.of(tailnum="string", miles="int")
-FACTS = [StreamFacts(f"lake.{name}", count, ("tailnum",), SPARK, TRIPS) for name, count in (("old", 2), ("new", 3))]
+FACTS = [
+    StreamFacts(f"lake.{name}", count, ("tailnum",), SPARK, TRIPS)
+    for name, count in (("old", 2), ("new", 3))
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,12 +94,19 @@ class Union(Spec):
 
     def derive_columns(self, context: PlanContext, arriving: Sequence[Columns]) -> Columns:
         if len({columns.names for columns in arriving}) > 1:
-            raise PlanningError(f"{context.operator}: its inputs have different columns.", "Map them to the same.")
+            raise PlanningError(
+                f"{context.operator}: its inputs have different columns.", "Map them to the same."
+            )
         result = {
-            name: ColumnFacts(column.type, tuple(source for made in arriving for source in made.known[name].sources))
+            name: ColumnFacts(
+                column.type,
+                tuple(source for made in arriving for source in made.known[name].sources),
+            )
             for name, column in arriving[0].known.items()
         }
-        return Columns(result, typed=all(columns.types == arriving[0].types for columns in arriving))
+        return Columns(
+            result, typed=all(columns.types == arriving[0].types for columns in arriving)
+        )
 
     def flow(self, context: PlanContext, arriving: Sequence[Flow]) -> Flow:
         return arriving[0].lose(context.operator)
@@ -114,9 +130,15 @@ def united(**options: bool) -> Application:
 def test_it_is_planned_and_drawn_with_several_inputs() -> None:
     app = united(auto_repartition=True)
     planned = build_plan(
-        app, catalog(*FACTS, StreamFacts("lake.planes", 1, schema=Schema.of(tailnum="string", seats="int")))
+        app,
+        catalog(
+            *FACTS, StreamFacts("lake.planes", 1, schema=Schema.of(tailnum="string", seats="int"))
+        ),
     )
-    assert [operator.inputs for operator in planned.operators][2:4] == [("input-1",), ("sample-3", "input-2")]
+    assert [operator.inputs for operator in planned.operators][2:4] == [
+        ("input-1",),
+        ("sample-3", "input-2"),
+    ]
     assert planned.operator("union-4-trips").columns == ("tailnum", "miles")
     drawn = planned.render()
     assert "sample-3  [2 by tailnum]  each 2th miles" in drawn
@@ -126,7 +148,10 @@ def test_it_is_planned_and_drawn_with_several_inputs() -> None:
 
 def test_what_it_leaves_open_is_proven_by_nobody() -> None:
     with pytest.raises(PlanningError) as failure:
-        build_plan(united(), catalog(replace(FACTS[0], partitions=2), replace(FACTS[1], partitions=2), planes=1))
+        build_plan(
+            united(),
+            catalog(replace(FACTS[0], partitions=2), replace(FACTS[1], partitions=2), planes=1),
+        )
     assert failure.value.operator == "join-5-planes"
     assert failure.value.dataset == "planes"
 
@@ -145,7 +170,10 @@ def test_lineage_goes_through_all_its_inputs() -> None:
     (output,) = find_outputs(app)
     assert output.upstream == (LineageNode("stream", "lake.old"), LineageNode("stream", "lake.new"))
     made = output_columns(app, build_plan(app, catalog(*FACTS)))[output.node]
-    assert made["miles"] == ((LineageNode("stream", "lake.old"), "miles"), (LineageNode("stream", "lake.new"), "miles"))
+    assert made["miles"] == (
+        (LineageNode("stream", "lake.old"), "miles"),
+        (LineageNode("stream", "lake.new"), "miles"),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +188,12 @@ def test_an_operator_that_says_nothing_of_columns_leaves_their_lineage_open() ->
     app = Application("app")
     sampled = app.input_stream("lake.old").apply(Opaque("miles", 2))
     sampled.send_to(app.output_stream("lake.out", partitions=2, key="tailnum"))
-    assert output_columns(app, build_plan(app, catalog(FACTS[0]))).get(LineageNode("stream", "lake.out"), {}) == {}
+    assert (
+        output_columns(app, build_plan(app, catalog(FACTS[0]))).get(
+            LineageNode("stream", "lake.out"), {}
+        )
+        == {}
+    )
 
 
 def test_records_are_written_and_looked_up_behind_one_input_only() -> None:
@@ -174,12 +207,16 @@ def test_records_are_written_and_looked_up_behind_one_input_only() -> None:
 
 def test_inputs_are_of_one_application() -> None:
     with pytest.raises(PlanningError, match="was declared by application 'other'"):
-        Application("app").input_stream("lake.old").apply(Union(), Application("other").input_stream("lake.new"))
+        Application("app").input_stream("lake.old").apply(
+            Union(), Application("other").input_stream("lake.new")
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class Asked(Sample):
-    """Records with what somebody answers for them, in columns that a field of this operator's own tells."""
+    """Records with what somebody answers for them, in columns that a field of this operator's
+    own tells.
+    """
 
     answers: tuple[Schema, ...] = ()
 
@@ -197,7 +234,9 @@ def test_no_failure_quotes_what_an_operators_own_schema_marks_as_sensitive() -> 
     context: Any = SimpleNamespace(
         app=app,
         plan=build_plan(app, catalog(FACTS[0])),
-        sensitive=list_sensitive_columns(app, {"lake": SimpleNamespace(info=lambda stream: FACTS[0])}),
+        sensitive=list_sensitive_columns(
+            app, {"lake": SimpleNamespace(info=lambda stream: FACTS[0])}
+        ),
     )
     columns = ["tailnum", "miles", "ssn", "rank"]
     for operator in ("sample-2-who", "filter-3"):
@@ -212,7 +251,9 @@ def test_no_failure_quotes_a_sensitive_column_that_was_renamed_and_sent_to_an_ou
     renamed = asked.map("tailnum", "ssn as id", "rank", "upper(id) as shout")
     renamed.send_to(app.output_stream("lake.out", partitions=2, key="tailnum")).filter("rank > 1")
     context: Any = SimpleNamespace(
-        app=app, plan=build_plan(app, catalog(FACTS[0])), sensitive={(LineageNode("sink", "somebody"), "ssn")}
+        app=app,
+        plan=build_plan(app, catalog(FACTS[0])),
+        sensitive={(LineageNode("sink", "somebody"), "ssn")},
     )
     columns = ["tailnum", "id", "rank", "shout"]
     for operator in ("map-3", "send-to-4", "filter-5"):
@@ -222,11 +263,15 @@ def test_no_failure_quotes_a_sensitive_column_that_was_renamed_and_sent_to_an_ou
 def test_no_failure_quotes_a_merged_column_that_may_stem_from_a_sensitive_one() -> None:
     app = Application("app")
     trips = app.input_stream("lake.old")
-    noted = trips.flat_map(lambda record: [record], schema=Schema.of(tailnum="string", note="string"))
+    noted = trips.flat_map(
+        lambda record: [record], schema=Schema.of(tailnum="string", note="string")
+    )
     merged = noted.merge(trips.map("tailnum", "cast(miles as string) as note"))
     merged.map("tailnum", "upper(note) as shout")
     context: Any = SimpleNamespace(
-        app=app, plan=build_plan(app, catalog(FACTS[0])), sensitive={(LineageNode("stream", "lake.old"), "ssn")}
+        app=app,
+        plan=build_plan(app, catalog(FACTS[0])),
+        sensitive={(LineageNode("stream", "lake.old"), "ssn")},
     )
     assert sensitive_columns(context, "map-3", ["tailnum", "note"]) == frozenset()
     assert sensitive_columns(context, "merge-4", ["tailnum", "note"]) == {"tailnum", "note"}
@@ -236,7 +281,10 @@ def test_no_failure_quotes_a_merged_column_that_may_stem_from_a_sensitive_one() 
 def test_no_failure_quotes_what_a_window_makes_of_a_column_that_may_be_sensitive() -> None:
     app = Application("app")
     noted = app.input_stream("lake.old", event_time="__timestamp").join(
-        app.table(PLANES), on="tailnum", function=lambda record, entry: None, schema=Schema.of(note="string")
+        app.table(PLANES),
+        on="tailnum",
+        function=lambda record, entry: None,
+        schema=Schema.of(note="string"),
     )
     made = {
         name: Aggregate(lambda records: None, returns="string", of=of)
@@ -245,7 +293,9 @@ def test_no_failure_quotes_what_a_window_makes_of_a_column_that_may_be_sensitive
     noted.window(Tumbling(timedelta(hours=1)), by="tailnum", name="trips", aggregates=made)
     planes = StreamFacts("lake.planes", 2, ("tailnum",), SPARK, TRIPS)
     context: Any = SimpleNamespace(
-        app=app, plan=build_plan(app, catalog(FACTS[0], planes)), sensitive={(LineageNode("stream", "lake.old"), "ssn")}
+        app=app,
+        plan=build_plan(app, catalog(FACTS[0], planes)),
+        sensitive={(LineageNode("stream", "lake.old"), "ssn")},
     )
     assert sensitive_columns(context, "window-3-trips", ["tailnum", "one", "both"]) == {"both"}
 
@@ -287,7 +337,9 @@ class Latest(Sample):
 def test_who_gets_results_again_with_each_update_is_told_so() -> None:
     app = Application("app")
     latest = app.input_stream("lake.old", event_time=ARRIVAL).apply(Latest("miles", 2))
-    latest.window(Tumbling(timedelta(hours=1)), by="tailnum", name="trips", aggregates={"trips": Count()})
+    latest.window(
+        Tumbling(timedelta(hours=1)), by="tailnum", name="trips", aggregates={"trips": Count()}
+    )
     notes = "\n".join(build_plan(app, catalog(FACTS[0])).notes)
     assert "window-3-trips gets each update of a window of sample-2" in notes
 
@@ -360,7 +412,9 @@ def test_it_runs_and_leaves_what_python_makes_of_the_same_records(step_world: St
         assert report.counters["join-5-planes"]["rows"] == 25
     rows = step_world.rows("out")
     assert set(rows[0]) == {"tailnum", "seat_miles"}  # what orders the inputs is not stored
-    assert sorted((row["tailnum"], row["seat_miles"] or 0) for row in rows) == sorted((t, v or 0) for t, v in expected)
+    assert sorted((row["tailnum"], row["seat_miles"] or 0) for row in rows) == sorted(
+        (t, v or 0) for t, v in expected
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -401,7 +455,9 @@ def test_branches_of_one_stream_come_together_again_behind_an_output(step_world:
     step_world.send("old", *miles(0, 10))
     app = Application("app")
     old = app.input_stream("lake.old")
-    kept = old.filter("miles >= 4").send_to(app.output_stream("lake.kept", partitions=2, key="tailnum"))
+    kept = old.filter("miles >= 4").send_to(
+        app.output_stream("lake.kept", partitions=2, key="tailnum")
+    )
     kept.apply(Union(), old).send_to(app.output_stream("lake.out", partitions=3, key="tailnum"))
     step_world.run(app)
     assert sorted((row["tailnum"], row["miles"]) for row in step_world.rows("out")) == sorted(

@@ -1,4 +1,6 @@
-"""What a run of an application brings up to date, and what its sensor waits for, whatever a dataset is made from."""
+"""What a run of an application brings up to date, and what its sensor waits for, whatever a
+dataset is made from.
+"""
 
 from __future__ import annotations
 
@@ -50,13 +52,17 @@ def world(tmp_path: Path) -> World:
 
 def application(*datasets: Any) -> Application:
     app = Application("shop")
-    app.input_stream("lake.orders").send_to(app.output_stream("lake.copy", partitions=2, key="item"))
+    app.input_stream("lake.orders").send_to(
+        app.output_stream("lake.copy", partitions=2, key="item")
+    )
     for dataset in datasets:
         app.table(dataset)
     return app
 
 
-def test_a_run_publishes_a_version_set_in_one_commit_and_skips_partitioned_datasets(world: World) -> None:
+def test_a_run_publishes_a_version_set_in_one_commit_and_skips_partitioned_datasets(
+    world: World,
+) -> None:
     app = application(*version_set("catalogue", ITEMS, PRICES), DAILY)
     for stream in ("items", "prices"):
         world.send(stream, [("a", 1), ("b", 2)], version="v1")
@@ -69,9 +75,15 @@ def test_a_run_publishes_a_version_set_in_one_commit_and_skips_partitioned_datas
         run="r1",
         on_event=lambda e: heard.append(e.summary()),
     )
-    assert [(done.dataset, done.action) for done in report.datasets] == [("items", "sealed"), ("prices", "sealed")]
+    assert [(done.dataset, done.action) for done in report.datasets] == [
+        ("items", "sealed"),
+        ("prices", "sealed"),
+    ]
     assert heard[0] == "planned: 1 input, 2 operators, 1 output, 3 datasets"
-    assert [text.split(";")[0] for text in heard[1:3]] == ["dataset items: sealed", "dataset prices: sealed"]
+    assert [text.split(";")[0] for text in heard[1:3]] == [
+        "dataset items: sealed",
+        "dataset prices: sealed",
+    ]
     items, prices = (open_dataset(world.lake, name).history(1)[0] for name in ("items", "prices"))
     assert (items.number, items.at, items.action) == (prices.number, prices.at, prices.action)
 
@@ -80,16 +92,25 @@ def test_datasets_advance_in_order_of_declaration_and_members_of_a_set_together(
     rates = unbounded_dataset("rates", input="lake.rates", key="item", broadcast=True)
     items, prices = version_set("catalogue", ITEMS, PRICES)
     units = group_datasets([items, rates, prices], "application 'shop'")
-    assert [[dataset.name for dataset in unit] for unit in units] == [["items", "prices"], ["rates"]]
+    assert [[dataset.name for dataset in unit] for unit in units] == [
+        ["items", "prices"],
+        ["rates"],
+    ]
     with pytest.raises(ConfigurationError) as failure:
         group_datasets([rates, prices], "application 'shop'")
     assert failure.value.dataset == "prices"
 
 
-def test_the_sensor_waits_for_completion_objects_and_for_first_partitions(world: World, tmp_path: Path) -> None:
+def test_the_sensor_waits_for_completion_objects_and_for_first_partitions(
+    world: World, tmp_path: Path
+) -> None:
     folder = tmp_path / "in"
-    files = bounded_dataset("files", input=FileSource(str(folder), "csv", SCHEMA), key="item", broadcast=True)
-    first = bounded_dataset("first", input=DAILY.input, key="item", broadcast=True, versions=DAILY.versions)
+    files = bounded_dataset(
+        "files", input=FileSource(str(folder), "csv", SCHEMA), key="item", broadcast=True
+    )
+    first = bounded_dataset(
+        "first", input=DAILY.input, key="item", broadcast=True, versions=DAILY.versions
+    )
     app = application(files, first, DAILY)
     (folder / "v1").mkdir(parents=True)
     (folder / "v1" / "part.csv").write_text("item,price\na,1\n", encoding="utf-8")
@@ -100,4 +121,6 @@ def test_the_sensor_waits_for_completion_objects_and_for_first_partitions(world:
     assert f"{folder}/v1/_SUCCESS" in waiting[0]
     assert waiting[1].startswith("dataset 'first' has no version yet: materialise a partition")
     (folder / "v1" / "_SUCCESS").touch()
-    assert len(describe_waiting_datasets(world.lake, systems, app)) == 1, "a run seals what is delivered"
+    assert len(describe_waiting_datasets(world.lake, systems, app)) == 1, (
+        "a run seals what is delivered"
+    )

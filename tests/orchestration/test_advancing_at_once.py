@@ -35,22 +35,37 @@ def world(tmp_path: Path) -> World:
 
 
 def run(
-    world: World, before: Callable[[str], object] = lambda name: None, session: Any = IN_PROCESS, **options: Any
+    world: World,
+    before: Callable[[str], object] = lambda name: None,
+    session: Any = IN_PROCESS,
+    **options: Any,
 ) -> Any:
-    """Run an application of three tables; `before` is called with the name of each before it is written."""
+    """Run an application of three tables; `before` is called with the name of each before it is
+    written.
+    """
     app = Application("shop")
     for name in NAMES:
         acting = Acting(partial(before, name))
-        app.table(unbounded_dataset(name, input=f"lake.{name}", key="k", partitions=2, changes=acting))
+        app.table(
+            unbounded_dataset(name, input=f"lake.{name}", key="k", partitions=2, changes=acting)
+        )
     app.input_stream("lake.orders").send_to(app.output_stream("lake.copy", partitions=2, key="k"))
     return run_application(
-        app, lake=world.lake, systems=world.systems, spark=session, run="r1", max_batches=0, **options
+        app,
+        lake=world.lake,
+        systems=world.systems,
+        spark=session,
+        run="r1",
+        max_batches=0,
+        **options,
     )
 
 
 def test_several_datasets_bootstrap_at_the_same_time(world: World) -> None:
     together = threading.Barrier(3, timeout=120)
-    assert [report.action for report in run(world, lambda name: together.wait()).datasets] == ["bootstrapped"] * 3
+    assert [report.action for report in run(world, lambda name: together.wait()).datasets] == [
+        "bootstrapped"
+    ] * 3
 
 
 def test_the_session_is_asked_for_by_one_thread_at_a_time(world: World) -> None:
@@ -79,7 +94,9 @@ def test_reports_come_in_order_of_declaration_whichever_is_first(world: World) -
     assert heard == [report.dataset for report in done.datasets] == [*NAMES]
 
 
-def test_one_that_fails_keeps_no_other_from_advancing_and_hides_no_other_error(world: World) -> None:
+def test_one_that_fails_keeps_no_other_from_advancing_and_hides_no_other_error(
+    world: World,
+) -> None:
     def fail(name: str) -> None:
         if name == "first":
             time.sleep(0.2)
@@ -89,7 +106,13 @@ def test_one_that_fails_keeps_no_other_from_advancing_and_hides_no_other_error(w
 
     heard: list[str] = []
     with pytest.raises(DatasetError, match=r"first is broken\.") as caught:
-        run(world, fail, on_event=lambda event: heard.append(event.dataset) if hasattr(event, "dataset") else None)
+        run(
+            world,
+            fail,
+            on_event=lambda event: (
+                heard.append(event.dataset) if hasattr(event, "dataset") else None
+            ),
+        )
     assert caught.value.__notes__ == ["Also: third has no store. Wait."]
     assert heard == ["second"]
     assert "copy" not in world.streams.list_streams(), "no batch has begun"
@@ -97,6 +120,13 @@ def test_one_that_fails_keeps_no_other_from_advancing_and_hides_no_other_error(w
 
 def test_the_progress_of_each_bootstrap_is_heard(world: World) -> None:
     heard: list[str] = []
-    run(world, on_stage=lambda event: heard.append(event.summary()) if event.stage == "bootstrap" else None)
-    assert sorted(text.split(":")[0] for text in heard) == [f"dataset {name}" for name in sorted(NAMES)]
+    run(
+        world,
+        on_stage=lambda event: (
+            heard.append(event.summary()) if event.stage == "bootstrap" else None
+        ),
+    )
+    assert sorted(text.split(":")[0] for text in heard) == [
+        f"dataset {name}" for name in sorted(NAMES)
+    ]
     assert all(text.endswith("100% (2 of 2 offsets)") for text in heard)

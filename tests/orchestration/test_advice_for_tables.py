@@ -1,7 +1,9 @@
-"""Each advice that a plan gives about the order of a table, followed, and the table compared with plain Python.
+"""Each advice that a plan gives about the order of a table, followed, and the table compared with
+plain Python.
 
-Scans of tags come from many gates, hours late, in several batches; batches come again, one run dies, and a startpoint
-reads all of it again. A tag's records lie in many partitions where the stream is partitioned by gate.
+Scans of tags come from many gates, hours late, in several batches; batches come again, one run
+dies, and a startpoint reads all of it again. A tag's records lie in many partitions where the
+stream is partitioned by gate.
 """
 
 from __future__ import annotations
@@ -25,8 +27,13 @@ from tests.orchestration.step_world import StepWorld
 pytestmark = pytest.mark.spark
 
 COLUMNS = {
-    "tag": "string", "gate": "string", "at": "timestamp", "n": "bigint", "gates": "array<string>", "facts": "json",
-}  # fmt: skip
+    "tag": "string",
+    "gate": "string",
+    "at": "timestamp",
+    "n": "bigint",
+    "gates": "array<string>",
+    "facts": "json",
+}
 ALL = {"set": ["gate", "at"], "add": {"n": "1"}, "append": {"gates": "gate"}}
 ONCE = {"idempotent": True, "on_replay": "skip"}
 
@@ -58,11 +65,15 @@ def sent(world: StepWorld, key: str) -> dict[str, list[Mapping[str, Any]]]:
 
 
 def whatever_happens(world: StepWorld, app: Application) -> None:
-    """Run it over several batches, of which one dies and one comes again, and once more from the oldest record on."""
+    """Run it over several batches, of which one dies and one comes again, and once more from the
+    oldest record on.
+    """
     world.killed_when(app, "outputs")
     world.run(app)
     world.again(app)
-    Startpoints(app, lake=world.lake).request("lake.scans", StartpointOldest(), by="test", reason="a test")
+    Startpoints(app, lake=world.lake).request(
+        "lake.scans", StartpointOldest(), by="test", reason="a test"
+    )
     world.run(app, run="again")
 
 
@@ -70,8 +81,12 @@ def test_each_advice_for_a_stream_by_another_key_loses_nothing(step_world: StepW
     by_tag = sent(step_world, "gate")
     app = Application("by-gate", max_batch_records=120)
     scans = app.input_stream("lake.scans")
-    scans.update(app.table(declared(step_world, "both", newest_by="at", **ONCE)), if_missing=[], **ALL)
-    scans.update(app.table(declared(step_world, "lists", **ONCE)), append={"gates": "gate"}, if_missing=[])
+    scans.update(
+        app.table(declared(step_world, "both", newest_by="at", **ONCE)), if_missing=[], **ALL
+    )
+    scans.update(
+        app.table(declared(step_world, "lists", **ONCE)), append={"gates": "gate"}, if_missing=[]
+    )
     scans.map("tag", "gate", "at").send_to(app.table(declared(step_world, "whole", newest_by="at")))
     own = [app.table(declared(step_world, name, newest_by="at")) for name in ("early", "late")]
     early, late = scans.filter("hour(at) < 12"), scans.filter("hour(at) >= 12")
@@ -93,14 +108,24 @@ def test_each_advice_for_a_stream_by_another_key_loses_nothing(step_world: StepW
 
     for name in ("both", "merged"):
         table = stored(step_world, name)
-        assert {tag: row["n"] for tag, row in table.items()} == {tag: len(rows) for tag, rows in by_tag.items()}
-        assert {tag: sorted(row["gates"]) for tag, row in table.items()} == gates_in_any_order(by_tag)
-    assert {t: sorted(row["gates"]) for t, row in stored(step_world, "lists").items()} == gates_in_any_order(by_tag)
+        assert {tag: row["n"] for tag, row in table.items()} == {
+            tag: len(rows) for tag, rows in by_tag.items()
+        }
+        assert {tag: sorted(row["gates"]) for tag, row in table.items()} == gates_in_any_order(
+            by_tag
+        )
+    assert {
+        t: sorted(row["gates"]) for t, row in stored(step_world, "lists").items()
+    } == gates_in_any_order(by_tag)
     for name in ("both", "merged", "whole", "ways"):
         table = stored(step_world, name)
-        assert [tag for tag, rows in by_tag.items() if not is_newest(rows, table[tag], "gate")] == []
+        assert [
+            tag for tag, rows in by_tag.items() if not is_newest(rows, table[tag], "gate")
+        ] == []
     for name, hours in (("early", range(12)), ("late", range(12, 24))):
-        some = {tag: [row for row in rows if row["at"].hour in hours] for tag, rows in by_tag.items()}
+        some = {
+            tag: [row for row in rows if row["at"].hour in hours] for tag, rows in by_tag.items()
+        }
         table, columns = stored(step_world, name), ("gate",) if name == "early" else ()
         assert table.keys() == {tag for tag, rows in some.items() if rows}
         assert [tag for tag in table if not is_newest(some[tag], table[tag], *columns)] == []
@@ -116,7 +141,11 @@ def test_each_advice_to_partition_by_the_tables_key_loses_nothing(step_world: St
     app = Application("by-tag", max_batch_records=120, strict=True)
     scans = app.input_stream("lake.scans")
     facts = {"facts": "named_struct('gate', gate)"}
-    scans.update(app.table(declared(step_world, "both", **ONCE)), if_missing=[], **{**ALL, "add": {"n": "1", **facts}})
+    scans.update(
+        app.table(declared(step_world, "both", **ONCE)),
+        if_missing=[],
+        **{**ALL, "add": {"n": "1", **facts}},
+    )
     scans.map("tag", "gate", "at").send_to(app.table(declared(step_world, "whole")))
     columns_of_their_own = app.table(declared(step_world, "columns", **ONCE))
     scans.update(columns_of_their_own, add={"n": "1"}, if_missing=[], marks_as="counts")
@@ -128,7 +157,9 @@ def test_each_advice_to_partition_by_the_tables_key_loses_nothing(step_world: St
     for table in (both, whole, columns):
         assert {tag: row["gate"] for tag, row in table.items()} == last
     for table in (both, columns):
-        assert {tag: row["n"] for tag, row in table.items()} == {tag: len(rows) for tag, rows in by_tag.items()}
+        assert {tag: row["n"] for tag, row in table.items()} == {
+            tag: len(rows) for tag, rows in by_tag.items()
+        }
     assert {tag: row["gates"] for tag, row in both.items()} == {
         tag: [row["gate"] for row in rows] for tag, rows in by_tag.items()
     }

@@ -1,4 +1,6 @@
-"""Runs by all engines, as `make test-engines` compares them: each starts from the same lake, and differences fail."""
+"""Runs by all engines, as `make test-engines` compares them: each starts from the same lake, and
+differences fail.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ pytestmark = [pytest.mark.spark, pytest.mark.one_engine]
 
 def application(world: StepWorld, made: str) -> Application:
     app = Application("app")
-    kept = app.input_stream("lake.trips", default_offset="oldest").map("k", f"{made} as v", "1 as w")
+    kept = app.input_stream("lake.trips", default_offset="oldest").map(
+        "k", f"{made} as v", "1 as w"
+    )
     kept.send_to(app.output_stream("lake.out", partitions=2, key="k"))
     kept.update(app.table(world.table()), add={"w": "w"}, if_missing={"w": "0"})
     return app
@@ -52,4 +56,7 @@ def test_runs_that_can_not_be_taken_back_are_left_out(world: StepWorld, tmp_path
     elsewhere = replace(world, folder=tmp_path / "other")
     assert find_obstacle(elsewhere, app, {}) == "streams or a lake elsewhere"
     folder = tmp_path.with_name(f"{tmp_path.name}-tables")
-    assert find_obstacle(world, application(replace(world, folder=folder), "v"), {}) == "tables elsewhere"
+    assert (
+        find_obstacle(world, application(replace(world, folder=folder), "v"), {})
+        == "tables elsewhere"
+    )

@@ -1,4 +1,6 @@
-"""`Application` and `MessageStream`: the graph that is described, and the declarations that are refused."""
+"""`Application` and `MessageStream`: the graph that is described, and the declarations that are
+refused.
+"""
 
 from __future__ import annotations
 
@@ -17,13 +19,22 @@ from dagster_adjunct.orchestration.operators.sends import SendToDataset
 from dagster_adjunct.orchestration.operators.table_updates import SendToTable, TableSend
 from dagster_adjunct.orchestration.operators.windows.aggregates import Aggregate
 from dagster_adjunct.resources.backends.memory import MemoryTable
-from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError, InvalidNameError, PlanningError
+from dagster_adjunct.resources.errors import (
+    AdjunctError,
+    ConfigurationError,
+    InvalidNameError,
+    PlanningError,
+)
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.tables.table import RemoteTable
 
 planes = bounded_dataset("planes", input="lake.planes", key="tailnum", partitions=8)
 weather = unbounded_dataset(
-    "weather", input="lake.weather", key=["origin", "time_hour"], partition_by="origin", partitions=8
+    "weather",
+    input="lake.weather",
+    key=["origin", "time_hour"],
+    partition_by="origin",
+    partitions=8,
 )
 airports = bounded_dataset("airports", input="lake.airports", key="faa", broadcast=True)
 
@@ -68,7 +79,13 @@ def test_the_graph_cannot_be_changed_from_outside(app):
 
 def test_a_join_says_in_one_form_what_it_compares_and_adds(app):
     flights = app.input_stream("lake.flights")
-    flights.join(app.table(planes), on="tailnum", how="left", select=["seats", "year as plane_year"], prefix="p_")
+    flights.join(
+        app.table(planes),
+        on="tailnum",
+        how="left",
+        select=["seats", "year as plane_year"],
+        prefix="p_",
+    )
     flights.join(app.table(weather), on={"hour": "time_hour", "origin": "origin"}, name="hourly")
     first, second = app.operators[1], app.operators[2]
     assert first.spec == Join(
@@ -79,8 +96,13 @@ def test_a_join_says_in_one_form_what_it_compares_and_adds(app):
         "p_",
     )
     assert second.id == "join-3-hourly"
-    assert second.spec.on == (("origin", "origin"), ("hour", "time_hour"))  # in the order of the dataset's key
-    assert second.spec.selection(("origin", "time_hour", "temp")) == (SelectedColumn("temp", "temp"),)
+    assert second.spec.on == (
+        ("origin", "origin"),
+        ("hour", "time_hour"),
+    )  # in the order of the dataset's key
+    assert second.spec.selection(("origin", "time_hour", "temp")) == (
+        SelectedColumn("temp", "temp"),
+    )
 
 
 def test_send_to_returns_the_stream_to_go_on_with(app):
@@ -138,9 +160,16 @@ def test_a_stream_is_not_read_and_written_by_one_application(app):
     flights = app.input_stream("lake.flights")
     app.input_stream("lake.weather")
     app.output_stream("lake.out", partitions=8)
-    refused(lambda: app.output_stream("lake.flights", partitions=8), PlanningError, "lake.flights", "loop forever")
+    refused(
+        lambda: app.output_stream("lake.flights", partitions=8),
+        PlanningError,
+        "lake.flights",
+        "loop forever",
+    )
     refused(lambda: app.input_stream("lake.out"), PlanningError, "lake.out", "loop forever")
-    refused(lambda: flights.send_to(app.table(weather)), PlanningError, "lake.weather", "loop forever")
+    refused(
+        lambda: flights.send_to(app.table(weather)), PlanningError, "lake.weather", "loop forever"
+    )
     app.output_stream("lake.planes", partitions=8)
     refused(lambda: app.table(planes), PlanningError, "lake.planes", "input of dataset 'planes'")
 
@@ -149,51 +178,99 @@ def test_an_output_stream_is_used_once(app):
     flights = app.input_stream("lake.flights")
     out = app.output_stream("lake.out", partitions=8)
     flights.send_to(out)
-    refused(lambda: flights.filter("true").send_to(out), PlanningError, "'lake.out' is used twice", "send-to-2")
+    refused(
+        lambda: flights.filter("true").send_to(out),
+        PlanningError,
+        "'lake.out' is used twice",
+        "send-to-2",
+    )
 
 
 def test_a_table_of_another_application_or_none_is_refused(app):
     flights = app.input_stream("lake.flights")
     other = Application("other")
-    refused(lambda: flights.join(other.table(planes), on="tailnum"), PlanningError, "'planes'", "'other'")
+    refused(
+        lambda: flights.join(other.table(planes), on="tailnum"),
+        PlanningError,
+        "'planes'",
+        "'other'",
+    )
     refused(lambda: flights.join(planes, on="tailnum"), PlanningError, "planes", "app.table(")
     refused(lambda: flights.send_to(aircraft), PlanningError, "aircraft-state", "app.table(")
-    refused(lambda: flights.send_to(other.output_stream("lake.o", partitions=1)), PlanningError, "lake.o")
+    refused(
+        lambda: flights.send_to(other.output_stream("lake.o", partitions=1)),
+        PlanningError,
+        "lake.o",
+    )
     refused(lambda: app.table("planes"), ConfigurationError, "is not a table")
 
 
 def test_what_is_said_for_a_remote_table_only_is_refused_of_a_dataset(app):
     flights, table = app.input_stream("lake.flights"), app.table(planes)
-    refused(lambda: flights.join(table, on="tailnum", args=("x",)), ConfigurationError, "'planes' is a dataset")
+    refused(
+        lambda: flights.join(table, on="tailnum", args=("x",)),
+        ConfigurationError,
+        "'planes' is a dataset",
+    )
     typed = {"seats": "int"}
-    refused(lambda: flights.join(table, on="tailnum", select=typed), ConfigurationError, "'planes' is a dataset")
+    refused(
+        lambda: flights.join(table, on="tailnum", select=typed),
+        ConfigurationError,
+        "'planes' is a dataset",
+    )
 
 
 def test_a_bounded_dataset_is_not_fed_by_an_application(app):
     flights = app.input_stream("lake.flights")
-    refused(lambda: flights.send_to(app.table(planes)), PlanningError, "'planes' is bounded", "markers")
+    refused(
+        lambda: flights.send_to(app.table(planes)), PlanningError, "'planes' is bounded", "markers"
+    )
 
 
 def test_a_join_names_exactly_the_key(app):
     flights, table = app.input_stream("lake.flights"), app.table(weather)
-    refused(lambda: flights.join(table, on="origin"), PlanningError, "lacks 'time_hour'", "(origin, time_hour)")
-    refused(lambda: flights.join(table, on=["origin", "time_hour", "x"]), PlanningError, "'x'", "not in the key")
-    refused(lambda: flights.join(table, on={"a": "origin", "b": "origin"}), PlanningError, "'origin' twice")
-    refused(lambda: flights.join(table, on=["origin", "time_hour"], how="outer"), ConfigurationError, "outer")
+    refused(
+        lambda: flights.join(table, on="origin"),
+        PlanningError,
+        "lacks 'time_hour'",
+        "(origin, time_hour)",
+    )
+    refused(
+        lambda: flights.join(table, on=["origin", "time_hour", "x"]),
+        PlanningError,
+        "'x'",
+        "not in the key",
+    )
+    refused(
+        lambda: flights.join(table, on={"a": "origin", "b": "origin"}),
+        PlanningError,
+        "'origin' twice",
+    )
+    refused(
+        lambda: flights.join(table, on=["origin", "time_hour"], how="outer"),
+        ConfigurationError,
+        "outer",
+    )
 
 
 def test_two_joins_do_not_share_a_given_name(app):
     flights, table = app.input_stream("lake.flights"), app.table(planes)
     joined = flights.join(table, on="tailnum", name="p", select=[])
-    refused(lambda: joined.join(table, on="tailnum", name="p"), PlanningError, "join-2-p", "join-3-p")
+    refused(
+        lambda: joined.join(table, on="tailnum", name="p"), PlanningError, "join-2-p", "join-3-p"
+    )
     refused(lambda: joined.join(table, on="tailnum", name="a b"), InvalidNameError, "a b")
 
 
 def test_a_selection_gives_every_column_its_own_name(app):
     flights, table = app.input_stream("lake.flights"), app.table(planes)
     refused(lambda: flights.join(table, on="tailnum", select=["a as x", "X"]), PlanningError, "'X'")
-    refused(lambda: flights.join(table, on="tailnum", select=["a + 1"]), ConfigurationError, "'a + 1'")
-    refused(lambda: flights.join(table, on="tailnum", select="seats"), ConfigurationError, "'seats'")
+    refused(
+        lambda: flights.join(table, on="tailnum", select=["a + 1"]), ConfigurationError, "'a + 1'"
+    )
+    refused(
+        lambda: flights.join(table, on="tailnum", select="seats"), ConfigurationError, "'seats'"
+    )
 
 
 def test_empty_or_mixed_operators_are_refused(app):
@@ -202,12 +279,19 @@ def test_empty_or_mixed_operators_are_refused(app):
     refused(lambda: flights.filter(1), ConfigurationError)
     refused(lambda: flights.map(), ConfigurationError, "expected Spark SQL expressions")
     refused(lambda: flights.map(lambda df: df, "a"), ConfigurationError, "or one function")
-    refused(lambda: flights.map("a", keeps_partitioning=True), ConfigurationError, "keeps_partitioning")
+    refused(
+        lambda: flights.map("a", keeps_partitioning=True), ConfigurationError, "keeps_partitioning"
+    )
     refused(lambda: flights.partition_by(), ConfigurationError, "no column")
     refused(lambda: flights.partition_by("a", "a"), ConfigurationError, "twice")
     refused(lambda: flights.partition_by("a", partitions=0), ConfigurationError, "is 0")
-    refused(lambda: app.input_stream("lake.x", default_offset="latest"), ConfigurationError, "latest")
-    refused(lambda: flights.send_to(app.output_stream("lake.y", partitions=2), on_null_key="skip"), ConfigurationError)
+    refused(
+        lambda: app.input_stream("lake.x", default_offset="latest"), ConfigurationError, "latest"
+    )
+    refused(
+        lambda: flights.send_to(app.output_stream("lake.y", partitions=2), on_null_key="skip"),
+        ConfigurationError,
+    )
     refused(lambda: Application("a", intermediate_partitions=0), ConfigurationError, "is 0")
     refused(lambda: Application("a", max_batch_records=0), ConfigurationError, "is 0")
 
@@ -217,11 +301,16 @@ def test_what_is_passed_in_place_of_a_table_is_told_how_to_become_one(app: Appli
     with pytest.raises(PlanningError) as failure:
         flights.join(app.input_stream("lake.planes"), on="tailnum")  # type: ignore[arg-type]
     assert failure.value.operator == "input-2"
-    with pytest.raises(PlanningError, match=r"got 'planes'.*Pass what app.table\(…\) or app.local_table\(…\) returned"):
+    with pytest.raises(
+        PlanningError,
+        match=r"got 'planes'.*Pass what app.table\(…\) or app.local_table\(…\) returned",
+    ):
         flights.join(planes, on="tailnum")  # type: ignore[arg-type]
     with pytest.raises(PlanningError, match=r"Pass what app.output_stream\(…\) returned"):
         flights.update(app.table(aircraft), set=["seats"], dead_letters="lake.dead")  # type: ignore[arg-type]
-    with pytest.raises(PlanningError, match=r"'input-1' was declared by application 'other'.*app.input_stream\(…\)"):
+    with pytest.raises(
+        PlanningError, match=r"'input-1' was declared by application 'other'.*app.input_stream\(…\)"
+    ):
         flights.merge(Application("other").input_stream("lake.flights"))
 
 
@@ -263,7 +352,9 @@ def test_async_functions_are_refused_where_they_are_declared(app, function):
         lambda given: flights.join(app.table(planes), on="tailnum", function=given, schema=made),
         lambda given: Aggregate(given, returns="int"),
     ):
-        with pytest.raises(ConfigurationError, match=r"got \w+\(\), which is async: expected a synchronous"):
+        with pytest.raises(
+            ConfigurationError, match=r"got \w+\(\), which is async: expected a synchronous"
+        ):
             declare(function)
 
 
@@ -275,12 +366,17 @@ def test_functions_of_other_parameters_are_refused_where_they_are_declared(app):
         (flights.sink, "records, context", lambda records: None),
         (lambda given: flights.flat_map(given, schema=made), "record", lambda: [{}]),
         (
-            lambda given: flights.join(app.table(planes), on="tailnum", function=given, schema=made),
+            lambda given: flights.join(
+                app.table(planes), on="tailnum", function=given, schema=made
+            ),
             "record, entry",
             lambda record: {},
         ),
         (lambda given: Aggregate(given, returns="int"), "records", lambda *, records: 1),
         (lambda given: custom("x", given), "candidate", lambda: True),
     ):
-        with pytest.raises(ConfigurationError, match=rf"calls <lambda>\(\) with \({given}\), but its parameters are"):
+        with pytest.raises(
+            ConfigurationError,
+            match=rf"calls <lambda>\(\) with \({given}\), but its parameters are",
+        ):
             declare(function)

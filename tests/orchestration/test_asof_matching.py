@@ -1,4 +1,6 @@
-"""What an as-of join meets, of any rows over time and any times of records: what a plain Python search finds."""
+"""What an as-of join meets, of any rows over time and any times of records: what a plain Python
+search finds.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ if TYPE_CHECKING:
 History = dict[str, list[tuple[dt.datetime, int | None]]]
 """Of each key, since when which price was valid, in the order of time; None: it was deleted."""
 Record = tuple[str | None, dt.datetime | None]
-PRICES = unbounded_dataset("prices", input="lake.prices", key="item", partitions=2, history="all", sensitive=["secret"])
+PRICES = unbounded_dataset(
+    "prices", input="lake.prices", key="item", partitions=2, history="all", sensitive=["secret"]
+)
 SCHEMA = Schema.of(item="string", price="int")
 
 
@@ -73,14 +77,19 @@ class FakeBatch:
         return "lake.sales"
 
 
-def stored(spark: SparkSession, history: History, known_from: dt.datetime | None = None) -> TimedRows:
+def stored(
+    spark: SparkSession, history: History, known_from: dt.datetime | None = None
+) -> TimedRows:
     """The rows as a dataset gives them: each until the next one of its key."""
     rows = []
     for item, changes in history.items():
         for number, (start, price) in enumerate(changes):
             end = changes[number + 1][0] if number + 1 < len(changes) else None
             rows.append((item, price, start, end, number == 0, price is None))
-    ddl = "item string, price int, __valid_from timestamp, __valid_to timestamp, __first boolean, __tombstone boolean"
+    ddl = (
+        "item string, price int, __valid_from timestamp, __valid_to timestamp, __first boolean,"
+        " __tombstone boolean"
+    )
     return TimedRows(spark.createDataFrame(rows, ddl), SCHEMA, known_from)
 
 
@@ -101,7 +110,9 @@ def joined(spec: AsOfJoin, frame: DataFrame, batch: FakeBatch) -> DataFrame:
     return spec.compile("join-2", [frame], cast("BatchContext", batch))
 
 
-def expected(history: History, record: Record, known_from: dt.datetime | None, oldest: bool) -> tuple[int | None, bool]:
+def expected(
+    history: History, record: Record, known_from: dt.datetime | None, oldest: bool
+) -> tuple[int | None, bool]:
     """What the record meets, and whether it lies before the history."""
     item, at = record
     if item is None or at is None:
@@ -110,7 +121,9 @@ def expected(history: History, record: Record, known_from: dt.datetime | None, o
     if not changes:
         return None, known_from is not None and at < known_from
     if at < changes[0][0]:  # before the history, which may begin with deletions
-        return (next((price for _, price in changes if price is not None), None) if oldest else None), True
+        return (
+            next((price for _, price in changes if price is not None), None) if oldest else None
+        ), True
     return [price for start, price in changes if start <= at][-1], False
 
 
@@ -119,14 +132,21 @@ def drawn(chance: random.Random) -> tuple[History, list[Record]]:
     history: History = {}
     for item in "abcdefgh":
         starts = sorted(chance.sample(range(10, 60), chance.randint(1, 12)))
-        history[item] = [(moment(at), None if chance.random() < 0.25 else chance.randint(1, 99)) for at in starts]
+        history[item] = [
+            (moment(at), None if chance.random() < 0.25 else chance.randint(1, 99)) for at in starts
+        ]
     records: list[Record] = [
-        (chance.choice([*"abcdefghxy", None]), None if chance.random() < 0.1 else moment(chance.randint(0, 70)))
+        (
+            chance.choice([*"abcdefghxy", None]),
+            None if chance.random() < 0.1 else moment(chance.randint(0, 70)),
+        )
         for _ in range(400)
     ]
     records += [(item, start) for item, changes in history.items() for start, _ in changes]
     records += [
-        (item, start - dt.timedelta(microseconds=1)) for item, changes in history.items() for start, _ in changes
+        (item, start - dt.timedelta(microseconds=1))
+        for item, changes in history.items()
+        for start, _ in changes
     ]
     return history, records
 
@@ -144,7 +164,9 @@ def test_each_record_meets_the_entry_that_was_valid_at_its_own_time(
     ).collect()}  # fmt: skip
     told = [expected(history, record, known_from, oldest) for record in records]
     assert {at: row["price"] for at, row in by_offset.items()} == {
-        number: price for number, (price, _) in enumerate(told) if how == "left" or price is not None
+        number: price
+        for number, (price, _) in enumerate(told)
+        if how == "left" or price is not None
     }
     assert batch._observed[0][1].get == {
         "rows": len(records),
@@ -158,7 +180,9 @@ def test_each_record_meets_the_entry_that_was_valid_at_its_own_time(
 @pytest.mark.parametrize("known_from", [None, moment(20)])
 @pytest.mark.parametrize("oldest", [False, True])
 @pytest.mark.parametrize("seed", range(5))
-def test_without_spark_each_record_meets_the_same(seed: int, oldest: bool, known_from: dt.datetime | None) -> None:
+def test_without_spark_each_record_meets_the_same(
+    seed: int, oldest: bool, known_from: dt.datetime | None
+) -> None:
     history, records = drawn(random.Random(seed))
     rows = [
         (item, price, start, ends, number == 0, price is None)
@@ -170,7 +194,9 @@ def test_without_spark_each_record_meets_the_same(seed: int, oldest: bool, known
     names = (*SCHEMA.names, VALID_FROM, VALID_TO, IS_FIRST, TOMBSTONE)
     instant = pa.timestamp("us", "UTC")
     kinds = (pa.string(), pa.int32(), instant, instant, pa.bool_(), pa.bool_())
-    columns = [pa.array(column, kind) for column, kind in zip(zip(*rows, strict=True), kinds, strict=True)]
+    columns = [
+        pa.array(column, kind) for column, kind in zip(zip(*rows, strict=True), kinds, strict=True)
+    ]
     table = pa.table(dict(zip(names, columns, strict=True)))
     entries = TimedEntries.of(table, SCHEMA, ("item",), known_from and to_microseconds(known_from))
     items = pa.chunked_array([pa.array([item for item, _ in records], pa.string())])
@@ -190,8 +216,13 @@ def test_a_date_is_its_midnight_in_utc(spark: SparkSession) -> None:
     assert [row["price"] for row in rows] == [1, 2, 3]
 
 
-def test_a_batch_that_reads_what_is_current_meets_that_whatever_the_times_are(spark: SparkSession) -> None:
-    history: History = {"a": [(moment(1), 1), (moment(5), 2)], "b": [(moment(1), 7), (moment(2), None)]}
+def test_a_batch_that_reads_what_is_current_meets_that_whatever_the_times_are(
+    spark: SparkSession,
+) -> None:
+    history: History = {
+        "a": [(moment(1), 1), (moment(5), 2)],
+        "b": [(moment(1), 7), (moment(2), None)],
+    }
     records: list[Record] = [("a", moment(2)), ("a", None), ("b", moment(1))]
     batch = FakeBatch(stored(spark, history), reading="current")
     rows = joined(join(), sent(spark, records), batch).orderBy("__offset").collect()
@@ -210,18 +241,38 @@ HISTORY: History = {"a": [(moment(10), 1)], "b": [(moment(10), 1)]}
             None,
             "item = b is from before the history of dataset prices: at = 2026-01-01 09:00:00",
         ),
-        ({"before_history": "error"}, [("x", moment(2))], moment(3), "item = x is from before the history"),
-        ({"on_null_time": "fail"}, [("a", moment(1)), ("b", None)], None, "as of at, which is null"),
+        (
+            {"before_history": "error"},
+            [("x", moment(2))],
+            moment(3),
+            "item = x is from before the history",
+        ),
+        (
+            {"on_null_time": "fail"},
+            [("a", moment(1)), ("b", None)],
+            None,
+            "as of at, which is null",
+        ),
     ],
 )
 def test_what_must_not_be_there_fails_the_batch_and_is_named(
-    spark: SparkSession, options: dict[str, Any], records: list[Record], known_from: dt.datetime | None, told: str
+    spark: SparkSession,
+    options: dict[str, Any],
+    records: list[Record],
+    known_from: dt.datetime | None,
+    told: str,
 ) -> None:
     batch = FakeBatch(stored(spark, HISTORY, known_from))
     with pytest.raises(OperatorFailedError, match=told) as caught:
         joined(join(**options), sent(spark, records), batch)
-    assert caught.value.offset == str(min(n for n, (item, _) in enumerate(records) if item in ("b", "x")))
-    assert (caught.value.operator, caught.value.stream, caught.value.partition) == ("join-2", "lake.sales", 0)
+    assert caught.value.offset == str(
+        min(n for n, (item, _) in enumerate(records) if item in ("b", "x"))
+    )
+    assert (caught.value.operator, caught.value.stream, caught.value.partition) == (
+        "join-2",
+        "lake.sales",
+        0,
+    )
     assert caught.value.next_step
 
 
@@ -250,9 +301,28 @@ def test_a_time_that_is_none_is_refused_in_the_applications_own_words(spark: Spa
 
 @pytest.mark.parametrize("is_first", [True, False])
 def test_the_oldest_entry_is_used_only_if_the_history_begins_with_it(is_first: bool) -> None:
-    rows = {"item": ["a"], "price": [3], VALID_FROM: [30], VALID_TO: [None], IS_FIRST: [is_first], TOMBSTONE: [False]}
+    rows = {
+        "item": ["a"],
+        "price": [3],
+        VALID_FROM: [30],
+        VALID_TO: [None],
+        IS_FIRST: [is_first],
+        TOMBSTONE: [False],
+    }
     instant = pa.timestamp("us", "UTC")
-    table = pa.table(rows, pa.schema([*SCHEMA.to_arrow(), (VALID_FROM, instant), (VALID_TO, instant),
-        (IS_FIRST, pa.bool_()), (TOMBSTONE, pa.bool_())]))  # fmt: skip
-    places, early = TimedEntries.of(table, SCHEMA, ("item",), 20).find([pa.chunked_array([["a"]])], [10], oldest=True)
+    table = pa.table(
+        rows,
+        pa.schema(
+            [
+                *SCHEMA.to_arrow(),
+                (VALID_FROM, instant),
+                (VALID_TO, instant),
+                (IS_FIRST, pa.bool_()),
+                (TOMBSTONE, pa.bool_()),
+            ]
+        ),
+    )
+    places, early = TimedEntries.of(table, SCHEMA, ("item",), 20).find(
+        [pa.chunked_array([["a"]])], [10], oldest=True
+    )
     assert (places.to_pylist(), early.to_pylist()) == ([0 if is_first else None], [True])

@@ -1,4 +1,6 @@
-"""The step decides and commits; what a batch does is the engine's that is handed in, and Spark's unless one is."""
+"""The step decides and commits; what a batch does is the engine's that is handed in, and Spark's
+unless one is.
+"""
 
 from __future__ import annotations
 

@@ -35,7 +35,9 @@ def without_spark(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Records:
-    """Records that nobody computes, which note that they were kept, and what they were moved from."""
+    """Records that nobody computes, which note that they were kept, and what they were moved
+    from.
+    """
 
     columns = ("k", "n", "__partition", "__offset")
 
@@ -52,7 +54,9 @@ class Records:
 
 @dataclass(frozen=True, slots=True)
 class Written(PassThroughSpec):
-    """Records written where `k` says, and going on from where they lay; notes what it is given to write."""
+    """Records written where `k` says, and going on from where they lay; notes what it is given
+    to write.
+    """
 
     kind: ClassVar[str] = "written"
     given: list[object] = field(default_factory=list, compare=False)
@@ -85,7 +89,9 @@ class LeftOver(Written):
 
 
 def known_of(folder: Path, first: Spec, *others: Spec) -> BatchContext:
-    """Return what is known of a batch of an application of these operators, one behind the other."""
+    """Return what is known of a batch of an application of these operators, one behind the
+    other.
+    """
     lake = open_lake(folder / "lake")
     streams = LakeStreams(lake)
     streams.create("records", schema=Schema.of(k="string", n="bigint"), key=["n"], partitions=2)
@@ -96,7 +102,9 @@ def known_of(folder: Path, first: Spec, *others: Spec) -> BatchContext:
     plan = plan_application(app, systems={"lake": streams})
     runtime = Runtime(lake, {"lake": streams}, lambda: None, by="test")  # type: ignore[arg-type, return-value]
     return BatchContext(
-        StepContext(runtime, app, plan, FanOut()), batch_inputs(1, {}, {}), lambda name, look=lambda: None: look()
+        StepContext(runtime, app, plan, FanOut()),
+        batch_inputs(1, {}, {}),
+        lambda name, look=lambda: None: look(),
     )
 
 
@@ -121,8 +129,14 @@ def test_nothing_is_kept_of_records_that_do_not_go_on(tmp_path: Path) -> None:
     assert entered.kept == 0
 
 
-def test_what_an_operator_leaves_out_is_wanted_where_one_of_any_kind_takes_it(tmp_path: Path) -> None:
+def test_what_an_operator_leaves_out_is_wanted_where_one_of_any_kind_takes_it(
+    tmp_path: Path,
+) -> None:
     taken = known_of(tmp_path / "taken", Written(), LeftOver())
-    assert [taken.has_late_consumer(operator.id) for operator in taken.app.operators] == [False, True, False]
+    assert [taken.has_late_consumer(operator.id) for operator in taken.app.operators] == [
+        False,
+        True,
+        False,
+    ]
     passed = known_of(tmp_path / "passed", Written(), Written())
     assert not any(passed.has_late_consumer(operator.id) for operator in passed.app.operators)

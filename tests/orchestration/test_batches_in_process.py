@@ -1,4 +1,6 @@
-"""Small batches that are computed without Spark leave what Spark leaves: records, digests, counters and tables."""
+"""Small batches that are computed without Spark leave what Spark leaves: records, digests,
+counters and tables.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,11 @@ import pytest
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset, unbounded_dataset
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.planner.planner import plan_application
-from dagster_adjunct.orchestration.step.engines import BatchEngine, SmallBatchesInProcess, choose_engine
+from dagster_adjunct.orchestration.step.engines import (
+    BatchEngine,
+    SmallBatchesInProcess,
+    choose_engine,
+)
 from dagster_adjunct.orchestration.step.progress import StepEvent, StepReport
 from dagster_adjunct.orchestration.step.run import run_application
 from dagster_adjunct.orchestration.step.step import run_step
@@ -37,10 +43,14 @@ ENGINES: dict[str, Engine] = {"tasks": ByTasks, "spark": BatchEngine, "auto": Sm
 
 @pytest.fixture
 def world(step_world: StepWorld) -> StepWorld:
-    step_world.stream("orders", "id", 3, id="bigint", shop="string", size="int", price="decimal(10,2)")
+    step_world.stream(
+        "orders", "id", 3, id="bigint", shop="string", size="int", price="decimal(10,2)"
+    )
     step_world.stream("shops", "shop", 2, shop="string", city="string", opened="date")
     step_world.stream("prices", "shop", 2, shop="string", size="int", factor="int")
-    step_world.send("shops", ("a", "Ulm", None), ("b", "Köln", None), ("ß", None, None), version="1")
+    step_world.send(
+        "shops", ("a", "Ulm", None), ("b", "Köln", None), ("ß", None, None), version="1"
+    )
     step_world.send("prices", ("a", 1, 10), ("a", 2, 20), ("b", 1, 30))
     step_world.advance(*datasets())
     return step_world
@@ -49,16 +59,24 @@ def world(step_world: StepWorld) -> StepWorld:
 def datasets() -> list[AdjunctDataset]:
     return [
         bounded_dataset("shops", input="lake.shops", key="shop", partitions=2),
-        unbounded_dataset("prices", input="lake.prices", key=("shop", "size"), partitions=2, partition_by="shop"),
+        unbounded_dataset(
+            "prices", input="lake.prices", key=("shop", "size"), partitions=2, partition_by="shop"
+        ),
     ]
 
 
 def declare(world: StepWorld, table: RemoteTable[Any, Any, Any]) -> Application:
-    """Return joins by one and by two columns, expressions, two outputs of which one goes on, and an update."""
+    """Return joins by one and by two columns, expressions, two outputs of which one goes on, and
+    an update.
+    """
     app = Application("shopping", engine="auto")
     shops, prices = map(app.table, datasets())
-    orders = app.input_stream("lake.orders", default_offset="oldest").partition_by("shop", partitions=2)
-    kept = orders.filter("size > 0 or shop is null").join(shops, on="shop", select=["city"], how="left")
+    orders = app.input_stream("lake.orders", default_offset="oldest").partition_by(
+        "shop", partitions=2
+    )
+    kept = orders.filter("size > 0 or shop is null").join(
+        shops, on="shop", select=["city"], how="left"
+    )
     kept = kept.with_columns(big="size >= 2", size="size + 1")
     enriched = kept.send_to(app.output_stream("lake.enriched", partitions=3, key="id"))
     matched = enriched.select("id", "shop", "size - 1 as size", "coalesce(city, 'none') as city")
@@ -66,7 +84,10 @@ def declare(world: StepWorld, table: RemoteTable[Any, Any, Any]) -> Application:
     priced.send_to(app.output_stream("lake.priced", partitions=1))
     things = app.table(table)
     matched.map("*", "shop as k").update(
-        things, set={"v": "cast(size as int)"}, if_missing={"v": "cast(size as int)", "w": "0"}, on_null_key="skip"
+        things,
+        set={"v": "cast(size as int)"},
+        if_missing={"v": "cast(size as int)", "w": "0"},
+        on_null_key="skip",
     )
     return app
 
@@ -81,7 +102,9 @@ def run(world: StepWorld, engine: Engine, **options: Any) -> StepReport:
 
 
 def rows(world: StepWorld, stream: str) -> list[dict[str, Any]]:
-    """Return a stream's records with their offsets, input positions and epochs, but not when they were appended."""
+    """Return a stream's records with their offsets, input positions and epochs, but not when
+    they were appended.
+    """
     table = world.streams.read_arrow(world.streams.all_ranges(stream), positions=True)
     return table.drop_columns(["__timestamp"]).to_pylist()
 
@@ -91,20 +114,29 @@ def left_by(world: StepWorld) -> dict[str, Any]:
         stream: [sent.digest for sent in world.streams.state(stream)[1].producers["shopping"]]
         for stream in ("enriched", "priced")
     }
-    return {"digests": digests, "things": world.records()} | {s: rows(world, s) for s in ("enriched", "priced")}
+    return {"digests": digests, "things": world.records()} | {
+        s: rows(world, s) for s in ("enriched", "priced")
+    }
 
 
 @pytest.fixture
 def twins(world: StepWorld) -> dict[str, StepWorld]:
     """The same lake twice, for one engine each; the records are in both."""
     world.send(
-        "orders", (1, "a", 1, None), (2, "b", 2, None), (3, None, 0, None), (4, "x", -1, None), (5, "ß", 3, None)
+        "orders",
+        (1, "a", 1, None),
+        (2, "b", 2, None),
+        (3, None, 0, None),
+        (4, "x", -1, None),
+        (5, "ß", 3, None),
     )
     return {"spark": world, "auto": twin_of(world, "auto"), "tasks": twin_of(world, "tasks")}
 
 
 @pytest.mark.spark
-def test_both_engines_leave_the_same_records_digests_counters_and_table(twins: dict[str, StepWorld]) -> None:
+def test_both_engines_leave_the_same_records_digests_counters_and_table(
+    twins: dict[str, StepWorld],
+) -> None:
     counters, left = {}, {}
     for name, world in twins.items():
         report = run(world, ENGINES[name])
@@ -117,12 +149,19 @@ def test_both_engines_leave_the_same_records_digests_counters_and_table(twins: d
 
 @pytest.mark.spark
 @pytest.mark.parametrize(
-    ("first", "second"), [("spark", "auto"), ("auto", "spark"), ("tasks", "spark"), ("spark", "tasks")]
+    ("first", "second"),
+    [("spark", "auto"), ("auto", "spark"), ("tasks", "spark"), ("spark", "tasks")],
 )
 @pytest.mark.parametrize(
-    "output", [*(pytest.param(name, marks=pytest.mark.long) for name in ("lake.enriched", "things")), "lake.priced"]
+    "output",
+    [
+        *(pytest.param(name, marks=pytest.mark.long) for name in ("lake.enriched", "things")),
+        "lake.priced",
+    ],
 )
-def test_a_batch_that_one_engine_began_the_other_ends(world: StepWorld, first: str, second: str, output: str) -> None:
+def test_a_batch_that_one_engine_began_the_other_ends(
+    world: StepWorld, first: str, second: str, output: str
+) -> None:
     world.send("orders", (1, "a", 1, None), (2, "b", 2, None), (3, None, 0, None))
     written = ["lake.enriched", "lake.priced", "things"]
 
@@ -142,24 +181,36 @@ def test_a_batch_that_one_engine_began_the_other_ends(world: StepWorld, first: s
 
 
 def merging(world: StepWorld) -> Application:
-    """Return two inputs merged, twice; looked up in a table; and records of which a table rejects some."""
+    """Return two inputs merged, twice; looked up in a table; and records of which a table
+    rejects some.
+    """
     app = Application("merging", engine="auto")
-    orders, others = (app.input_stream(f"lake.{name}", default_offset="oldest") for name in ("orders", "others"))
+    orders, others = (
+        app.input_stream(f"lake.{name}", default_offset="oldest") for name in ("orders", "others")
+    )
     named = [stream.select("id", "shop", "size") for stream in (orders, others)]
     merged = named[0].merge(named[1]).filter("id > 0").merge(named[1].select("size", "shop", "id"))
     known = app.table(world.table("known"))
-    found = merged.partition_by("shop", partitions=2).join(known, on={"shop": "k"}, select={"v": "int"}, how="left")
+    found = merged.partition_by("shop", partitions=2).join(
+        known, on={"shop": "k"}, select={"v": "int"}, how="left"
+    )
     found.send_to(app.output_stream("lake.merged", partitions=2, key="shop"))
     letters = app.output_stream("lake.letters", partitions=1)
-    small = app.table(RemoteTable("small", key="k", write_function=small_store(world), idempotent=True))
-    found.select("shop as k", "size as v").send_to(small, on_null_key="skip", dead_letters=letters, at_most=9)
+    small = app.table(
+        RemoteTable("small", key="k", write_function=small_store(world), idempotent=True)
+    )
+    found.select("shop as k", "size as v").send_to(
+        small, on_null_key="skip", dead_letters=letters, at_most=9
+    )
     return app
 
 
 def small_store(world: StepWorld) -> SqliteTable:
     columns = {"k": "string", "v": "int"}
     with sqlite3.connect(world.folder / "small.sqlite") as connection:
-        connection.execute("CREATE TABLE IF NOT EXISTS small (k TEXT PRIMARY KEY, v INT CHECK (v < 100))")
+        connection.execute(
+            "CREATE TABLE IF NOT EXISTS small (k TEXT PRIMARY KEY, v INT CHECK (v < 100))"
+        )
     return SqliteTable(world.folder / "small.sqlite", "small", "k", columns=columns, create=True)
 
 
@@ -178,7 +229,9 @@ def test_merged_looked_up_and_rejected_records_are_the_same(world: StepWorld) ->
         with sqlite3.connect(one.folder / "small.sqlite") as connection:
             stored = connection.execute("SELECT k, v FROM small ORDER BY k").fetchall()
         letters = rows(one, "letters")
-        assert all("CHECK constraint" in letter.pop("problem") for letter in letters)  # and names the file
+        assert all(
+            "CHECK constraint" in letter.pop("problem") for letter in letters
+        )  # and names the file
         left.append((rows(one, "merged"), letters, digest, stored, report.counters))
     assert len(left[0][0]) == 6
     assert sorted(letter["key"] for letter in left[0][1]) == ['"b"', '"c"']
@@ -196,7 +249,9 @@ def calling(world: StepWorld) -> Application:
 
     def place(record: dict[str, Any], entry: dict[str, Any] | None) -> dict[str, Any] | None:
         return (
-            None if entry is None and record["number"] else {"place": f"{record['shop']} in {entry and entry['city']}"}
+            None
+            if entry is None and record["number"]
+            else {"place": f"{record['shop']} in {entry and entry['city']}"}
         )
 
     made = orders.flat_map(parts, schema=Schema.of(shop="string", number="int"))
@@ -210,7 +265,14 @@ def calling(world: StepWorld) -> Application:
 
 @pytest.mark.spark
 def test_functions_of_records_give_the_same(world: StepWorld) -> None:
-    world.send("orders", (1, "a", 3, None), (2, None, 2, None), (3, "b", 0, None), (4, "ß", 1, None), (5, "x", 2, None))
+    world.send(
+        "orders",
+        (1, "a", 3, None),
+        (2, None, 2, None),
+        (3, "b", 0, None),
+        (4, "ß", 1, None),
+        (5, "x", 2, None),
+    )
     left = []
     for one, engine in ((twin_of(world), SmallBatchesInProcess), (world, BatchEngine)):
         report = run_step(one.context(calling(one)), engine())
@@ -244,7 +306,10 @@ def test_a_batch_of_many_records_is_left_to_spark(world: StepWorld) -> None:
     app.few_records = 1
     with pytest.raises(AssertionError, match="a session was started"):
         run_step(world.context(app))
-    app, world = declare(world, exact_table(world)), without_spark(world)  # which has nobody to leave it to
+    app, world = (
+        declare(world, exact_table(world)),
+        without_spark(world),
+    )  # which has nobody to leave it to
     app.few_records = 1
     assert run_step(world.context(app)).in_process_batches == 1
 
@@ -252,11 +317,15 @@ def test_a_batch_of_many_records_is_left_to_spark(world: StepWorld) -> None:
 def test_what_needs_spark_is_refused_by_name_where_there_is_none(world: StepWorld) -> None:
     world = without_spark(world)
     world.send("orders", (1, "a", 2**31 - 1, None))
-    with pytest.raises(errors.ConfigurationError, match=r"with-columns-\d+: an overflow") as refused:
+    with pytest.raises(
+        errors.ConfigurationError, match=r"with-columns-\d+: an overflow"
+    ) as refused:
         run(world, SmallBatchesInProcess)
     assert refused.value.application == "shopping"
     app = Application("loud", engine="auto")
-    app.input_stream("lake.orders").filter("shop rlike 'a'").send_to(app.output_stream("lake.loud", partitions=1))
+    app.input_stream("lake.orders").filter("shop rlike 'a'").send_to(
+        app.output_stream("lake.loud", partitions=1)
+    )
     with pytest.raises(errors.ConfigurationError, match=r"filter-2: .* in shop rlike 'a'"):
         run_application(app, lake=world.lake, spark=IN_PROCESS)
     assert world.state(app).open is None
@@ -269,7 +338,9 @@ def test_a_bounded_replay_leaves_the_same(twins: dict[str, StepWorld]) -> None:
         run(world, ENGINES[name])
         app = declare(world, exact_table(world))
         startpoints = Startpoints(app, lake=world.lake)
-        startpoints.request("lake.orders", StartpointOldest(), until=StartpointUpcoming(), reason="again", by="test")
+        startpoints.request(
+            "lake.orders", StartpointOldest(), until=StartpointUpcoming(), reason="again", by="test"
+        )
         report = run(world, ENGINES[name])
         assert report.in_process_batches == (report.batches if name == "auto" else 0)
         left.append((left_by(world), report.counters))

@@ -1,4 +1,6 @@
-"""The batch log on plain values: intents, closes, history, fencing, and how records are shared out."""
+"""The batch log on plain values: intents, closes, history, fencing, and how records are shared
+out.
+"""
 
 from __future__ import annotations
 
@@ -36,11 +38,19 @@ def lake(tmp_path: Path) -> Lake:
 
 def intent(batch: int, start: int, end: int, run: str = "one") -> Intent:
     spans = {TRIPS[0]: OffsetRange(start=str(start), end=str(end))}
-    return Intent(batch=batch, run=run, clock=NOW, ranges=spans, versions={"planes": "v1", "none-yet": None})
+    return Intent(
+        batch=batch, run=run, clock=NOW, ranges=spans, versions={"planes": "v1", "none-yet": None}
+    )
 
 
 def closed(what: Intent, rows: int) -> ClosedBatch:
-    return ClosedBatch(intent=what, closed_at=NOW, records=rows, counters={"out": {"rows": rows}}, seconds={"work": 1})
+    return ClosedBatch(
+        intent=what,
+        closed_at=NOW,
+        records=rows,
+        counters={"out": {"rows": rows}},
+        seconds={"work": 1},
+    )
 
 
 def test_an_application_that_never_ran_has_an_empty_state(lake: Lake) -> None:
@@ -67,7 +77,12 @@ def test_a_closed_batch_moves_the_checkpoint_and_adds_up_its_counters(lake: Lake
     stored = lake.commit_log("applications/app", "application").current()
     assert stored is not None
     assert stored.body["checkpoint"] == {"lake.trips.0": "9", "lake.trips.1": "7"}
-    assert (state.batch, state.records, state.open, state.totals) == (2, 4, None, {"out": {"rows": 4}})
+    assert (state.batch, state.records, state.open, state.totals) == (
+        2,
+        4,
+        None,
+        {"out": {"rows": 4}},
+    )
     assert [earlier.batch for _, earlier in log.history(10)] == [2, 1, 1, 0, 0]
 
 
@@ -122,9 +137,12 @@ def test_two_runs_that_begin_together_give_one_batch(lake: Lake) -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "field"), [({"batch": "many"}, "batch"), ({"checkpoint": {"lake.trips": "5"}}, "checkpoint.lake.trips")]
+    ("body", "field"),
+    [({"batch": "many"}, "batch"), ({"checkpoint": {"lake.trips": "5"}}, "checkpoint.lake.trips")],
 )
-def test_a_malformed_log_names_the_manifest_and_the_field(lake: Lake, body: dict[str, object], field: str) -> None:
+def test_a_malformed_log_names_the_manifest_and_the_field(
+    lake: Lake, body: dict[str, object], field: str
+) -> None:
     log = lake.commit_log("applications/app", "application")
     broken = log.commit(None, body, by="somebody")
     with pytest.raises(MalformedDocumentError, match=field) as caught:
@@ -142,14 +160,21 @@ def test_a_log_of_another_kind_is_not_taken_for_a_batch_log(lake: Lake) -> None:
 def test_counters_add_up_and_leave_their_summands_alone() -> None:
     left, right = {"a": {"x": 1}, "b": {"y": 2}}, {"a": {"x": 10, "z": 5}, "c": {"w": 1}}
     assert add_counters(left, right) == {"a": {"x": 11, "z": 5}, "b": {"y": 2}, "c": {"w": 1}}
-    assert (left, right) == ({"a": {"x": 1}, "b": {"y": 2}}, {"a": {"x": 10, "z": 5}, "c": {"w": 1}})
+    assert (left, right) == (
+        {"a": {"x": 1}, "b": {"y": 2}},
+        {"a": {"x": 10, "z": 5}, "c": {"w": 1}},
+    )
 
 
-lags = st.dictionaries(st.text("abcdef", min_size=1, max_size=3), st.integers(0, 10**9), max_size=40)
+lags = st.dictionaries(
+    st.text("abcdef", min_size=1, max_size=3), st.integers(0, 10**9), max_size=40
+)
 
 
 @given(lags, st.integers(1, 10**9))
-def test_shares_add_up_to_the_limit_and_never_exceed_a_lag(lags: dict[str, int], limit: int) -> None:
+def test_shares_add_up_to_the_limit_and_never_exceed_a_lag(
+    lags: dict[str, int], limit: int
+) -> None:
     shares = share_by_lag(lags, limit)
     assert shares.keys() == lags.keys()
     assert sum(shares.values()) == min(limit, sum(lags.values()))
@@ -160,11 +185,16 @@ def test_shares_add_up_to_the_limit_and_never_exceed_a_lag(lags: dict[str, int],
 def test_shares_follow_the_lags_to_within_one_record(lags: dict[str, int], limit: int) -> None:
     total = sum(lags.values())
     if total > limit:
-        assert all(abs(share - lags[ssp] * limit / total) < 1.001 for ssp, share in share_by_lag(lags, limit).items())
+        assert all(
+            abs(share - lags[ssp] * limit / total) < 1.001
+            for ssp, share in share_by_lag(lags, limit).items()
+        )
 
 
 @given(lags, st.integers(1, 10**6))
-def test_every_partition_is_read_to_its_end_in_finitely_many_batches(lags: dict[str, int], limit: int) -> None:
+def test_every_partition_is_read_to_its_end_in_finitely_many_batches(
+    lags: dict[str, int], limit: int
+) -> None:
     left = {ssp: lag % 50 for ssp, lag in lags.items()}
     for _ in range(sum(left.values()) + 1):
         shares = share_by_lag(left, limit)

@@ -1,4 +1,6 @@
-"""Columns whose names have dots, spaces and backticks go through every operator that hands records to functions."""
+"""Columns whose names have dots, spaces and backticks go through every operator that hands
+records to functions.
+"""
 
 from __future__ import annotations
 
@@ -34,13 +36,18 @@ def own(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_they_reach_a_remote_table_whole(world: StepWorld) -> None:
-    store = SqliteTable(world.folder / "t.sqlite", "things", "the.key", columns=COLUMNS, create=True)
+    store = SqliteTable(
+        world.folder / "t.sqlite", "things", "the.key", columns=COLUMNS, create=True
+    )
     table = RemoteTable("things", key="the.key", read_function=store, write_function=store)
     app = Application("tables")
     app.input_stream("lake.events").filter("`a.b` > 1").send_to(app.table(table))
     world.run(app)
     with sqlite3.connect(world.folder / "t.sqlite") as connection:
-        assert sorted(connection.execute("SELECT * FROM things").fetchall()) == [("x", 3, "w", 30), ("y", 2, "v", 20)]
+        assert sorted(connection.execute("SELECT * FROM things").fetchall()) == [
+            ("x", 3, "w", 30),
+            ("y", 2, "v", 20),
+        ]
     # They are met by a lookup as they are, too.
     asking = Application("asking")
     events = asking.input_stream("lake.events").with_columns(**{"the`key": "`the.key`"})
@@ -48,9 +55,9 @@ def test_they_reach_a_remote_table_whole(world: StepWorld) -> None:
     met.send_to(asking.output_stream("lake.met", partitions=2, key="the.key"))
     world.run(asking)
     newest = {"x": RECORDS[2], "y": RECORDS[1]}
-    assert sorted((row["a.b"], row["met.a.b"], row["met.e`f"]) for row in world.rows("met")) == sorted(
-        (record[1], newest[record[0]][1], newest[record[0]][3]) for record in RECORDS
-    )
+    assert sorted(
+        (row["a.b"], row["met.a.b"], row["met.e`f"]) for row in world.rows("met")
+    ) == sorted((record[1], newest[record[0]][1], newest[record[0]][3]) for record in RECORDS)
 
 
 def test_they_reach_functions_and_come_from_them(world: StepWorld) -> None:
@@ -58,15 +65,22 @@ def test_they_reach_functions_and_come_from_them(world: StepWorld) -> None:
     app = Application("functions")
     newest = app.local_table("newest", key="the.key", schema=Schema.of(COLUMNS), partitions=2)
     stream = app.input_stream("lake.events").send_to(newest)
-    stream = stream.flat_map(lambda record: [record, {**record, "c d": "again"}], schema=Schema.of(COLUMNS))
+    stream = stream.flat_map(
+        lambda record: [record, {**record, "c d": "again"}], schema=Schema.of(COLUMNS)
+    )
     stream = stream.partition_by("the.key", partitions=2)
     stream = stream.join(
-        newest, on="the.key", function=lambda record, entry: {"g.h": entry["a.b"]}, schema=Schema.of({"g.h": "int"})
+        newest,
+        on="the.key",
+        function=lambda record, entry: {"g.h": entry["a.b"]},
+        schema=Schema.of({"g.h": "int"}),
     )
 
     def told(records: pa.Table, *_: object) -> pa.Table:
         rows = records.to_pylist()
-        return pa.Table.from_pylist([{"the.key": r["the.key"], "all": str(sorted(own(r).items()))} for r in rows])
+        return pa.Table.from_pylist(
+            [{"the.key": r["the.key"], "all": str(sorted(own(r).items()))} for r in rows]
+        )
 
     stream = stream.sink(told, returns=Schema.of({"the.key": "string", "all": "string"}))
     stream.send_to(app.output_stream("lake.out", partitions=2, key="the.key"))
@@ -74,13 +88,18 @@ def test_they_reach_functions_and_come_from_them(world: StepWorld) -> None:
     newest_of = {"x": 3, "y": 2}
     for record in RECORDS:
         for text in (record[2], "again"):
-            row = dict(zip(COLUMNS, record, strict=True)) | {"c d": text, "g.h": newest_of[record[0]]}
+            row = dict(zip(COLUMNS, record, strict=True)) | {
+                "c d": text,
+                "g.h": newest_of[record[0]],
+            }
             given.append({"the.key": record[0], "all": str(sorted(row.items()))})
     assert sorted(map(str, map(own, world.rows("out")))) == sorted(map(str, given))
 
 
 def test_they_are_the_key_and_the_values_of_windows(step_world: StepWorld) -> None:
-    step_world.stream("clicks", "the.key", 1, **{"the.key": "string", "at.time": "timestamp", "n.o": "int"})
+    step_world.stream(
+        "clicks", "the.key", 1, **{"the.key": "string", "at.time": "timestamp", "n.o": "int"}
+    )
     times = [dt.datetime(2026, 1, 1, 0, 0, second, tzinfo=dt.UTC) for second in (1, 2, 3, 40)]
     step_world.send("clicks", *[("xyxy"[place], time, place) for place, time in enumerate(times)])
 
@@ -89,8 +108,14 @@ def test_they_are_the_key_and_the_values_of_windows(step_world: StepWorld) -> No
 
     app = Application("windows")
     clicks = app.input_stream("lake.clicks", event_time="`at.time`", delay=dt.timedelta(seconds=5))
-    made = {"how.many": Count(), "the.sum": Sum("n.o"), "the.highest": Aggregate(highest, "int", "n.o")}
-    windows = clicks.window(Tumbling(dt.timedelta(seconds=10)), by="the.key", name="ten", aggregates=made)
+    made = {
+        "how.many": Count(),
+        "the.sum": Sum("n.o"),
+        "the.highest": Aggregate(highest, "int", "n.o"),
+    }
+    windows = clicks.window(
+        Tumbling(dt.timedelta(seconds=10)), by="the.key", name="ten", aggregates=made
+    )
     windows.send_to(app.output_stream("lake.out", partitions=1, key="the.key"))
     step_world.run(app)
     rows = [own(row) for row in step_world.rows("out")]

@@ -1,4 +1,6 @@
-"""Applications leave the same in a table with compact batches as in one without, letters included."""
+"""Applications leave the same in a table with compact batches as in one without, letters
+included.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,11 @@ def run(folder: Path, seed: int, *, compact: bool, updates: bool) -> tuple[Any, 
     world.stream("changes", "k", 3, k="string", v="double", i="int")
     for _ in range(3):
         values = [
-            (drawn.choice(KEYS), drawn.choice([1.0, 2.0, 3.0, float("nan")]), drawn.choice([1, 2, 9000]))
+            (
+                drawn.choice(KEYS),
+                drawn.choice([1.0, 2.0, 3.0, float("nan")]),
+                drawn.choice([1, 2, 9000]),
+            )
             for _ in range(40)
         ]
         deleted = [] if updates else [(key, None, None) for key in drawn.choices(KEYS, k=3)]
@@ -41,15 +47,26 @@ def run(folder: Path, seed: int, *, compact: bool, updates: bool) -> tuple[Any, 
     stream = app.input_stream("lake.changes")
     if updates:
         added, begun = {"n": "i"}, {"last": "1"}
-        stream.update(app.table(table), add=added, set=["v"], if_missing=begun, dead_letters=letters, at_most=500)
+        stream.update(
+            app.table(table),
+            add=added,
+            set=["v"],
+            if_missing=begun,
+            dead_letters=letters,
+            at_most=500,
+        )
     else:
         stream.select("k", "v").send_to(app.table(table), dead_letters=letters, at_most=500)
     counters = world.run(app).counters["t"]
     with BlockingTable(table) as blocking:
         records = blocking.get_all(KEYS)
-    rejected = [(row["kind"], row["key"], row["record"], row["problem"]) for row in world.rows("letters")]
+    rejected = [
+        (row["kind"], row["key"], row["record"], row["problem"]) for row in world.rows("letters")
+    ]
     kept = ("writes", "deletes", "updates", "defaults_put", "dead_letters")
-    rejected = [tuple(str(part).replace(f"t-{compact}", "t") for part in letter) for letter in rejected]
+    rejected = [
+        tuple(str(part).replace(f"t-{compact}", "t") for part in letter) for letter in rejected
+    ]
     return records, sorted(rejected), {name: counters[name] for name in kept}, counters["compacted"]
 
 
@@ -57,7 +74,9 @@ def run(folder: Path, seed: int, *, compact: bool, updates: bool) -> tuple[Any, 
 @pytest.mark.rounds
 @pytest.mark.parametrize("updates", [False, True])
 @pytest.mark.parametrize("seed", range(rounds(3, 30)))
-def test_records_letters_and_counters_are_the_same(tmp_path: Path, seed: int, updates: bool) -> None:
+def test_records_letters_and_counters_are_the_same(
+    tmp_path: Path, seed: int, updates: bool
+) -> None:
     *plain, saved_by_none = run(tmp_path, seed, compact=False, updates=updates)
     *compact, saved = run(tmp_path, seed, compact=True, updates=updates)
     assert compact == plain

@@ -1,4 +1,6 @@
-"""Compiling a batch takes steps in proportion to its operators; Spark is not asked here, so that only ours count."""
+"""Compiling a batch takes steps in proportion to its operators; Spark is not asked here, so that
+only ours count.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ Compiled = Callable[[StepContext, BatchInputs], None]
 
 
 class Frame:
-    """Records that nobody computes, and what Spark says of them: whatever is done to them, they stay as they are."""
+    """Records that nobody computes, and what Spark says of them: whatever is done to them, they
+    stay as they are.
+    """
 
     columns = ("k", "v", "__partition", "__offset", "__tombstone", "__epoch")
     schema = StructType([StructField("k", StringType()), StructField("v", LongType())])
@@ -78,7 +82,10 @@ def rehearsed(context: StepContext, inputs: BatchInputs) -> None:
 @pytest.mark.parametrize("compiled", [run, rehearsed])
 def test_twice_the_operators_take_twice_the_steps(tmp_path: Path, compiled: Compiled) -> None:
     few, many = (steps(tmp_path / str(count), compiled, count) for count in (40, 160))
-    assert many / few < 5, (few, many)  # 16 times as many, if each operator looked at all the others
+    assert many / few < 5, (
+        few,
+        many,
+    )  # 16 times as many, if each operator looked at all the others
 
 
 def steps(folder: Path, compiled: Compiled, count: int) -> int:
@@ -105,7 +112,9 @@ def described(folder: Path, count: int) -> tuple[StepContext, BatchInputs]:
     """Return an application of so many filters, each of which sends to one table."""
     lake = open_lake(folder / "lake")
     streams = UnreadStreams(lake)
-    store = SqliteTable(folder / "t.sqlite", "t", "k", columns={"k": "string", "v": "bigint"}, create=True)
+    store = SqliteTable(
+        folder / "t.sqlite", "t", "k", columns={"k": "string", "v": "bigint"}, create=True
+    )
     app = Application("app")
     table = app.table(RemoteTable("t", key="k", read_function=store, write_function=store))
     streams.create("records", schema=Schema.of(k="string", v="bigint"), key=["k"], partitions=2)
@@ -114,4 +123,6 @@ def described(folder: Path, count: int) -> tuple[StepContext, BatchInputs]:
         records.filter(f"v > {number}").send_to(table)
     plan = plan_application(app, systems={"lake": streams})
     runtime = Runtime(lake, {"lake": streams}, lambda: None, by="test")  # type: ignore[arg-type, return-value]
-    return StepContext(runtime, app, plan, FanOut()), batch_inputs(1, streams.all_ranges("records"), {})
+    return StepContext(runtime, app, plan, FanOut()), batch_inputs(
+        1, streams.all_ranges("records"), {}
+    )

@@ -42,7 +42,9 @@ def test_a_function_behind_a_table_is_called_once_for_each_record(
     step_world.stream("s", "k", 2, k="string", v="int")
     step_world.send("s", *[(f"k{number}", number) for number in range(10)])
     app = Application("app")
-    sent = app.input_stream("lake.s").map("*", "v as w").send_to(app.table(step_world.table("before")))
+    sent = (
+        app.input_stream("lake.s").map("*", "v as w").send_to(app.table(step_world.table("before")))
+    )
     mapped: MessageStream = sent.map(counting(tmp_path / "calls"), keeps_partitioning=True)
     out = app.output_stream("lake.out", partitions=2, key="k")
     if behind == "a filter":

@@ -1,4 +1,5 @@
-"""Open batches of which retention takes records: outputs that have the batch keep it, others get what is left, once.
+"""Open batches of which retention takes records: outputs that have the batch keep it, others get
+what is left, once.
 
 Nothing is read of a stream that is another one by then.
 """
@@ -22,7 +23,11 @@ from dagster_adjunct.kafka import Json, KafkaTopic, KeyText
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.step.progress import StepEvent
 from dagster_adjunct.orchestration.step.step import run_step
-from dagster_adjunct.resources.errors import AdjunctError, OffsetOutOfRangeError, StreamNotFoundError
+from dagster_adjunct.resources.errors import (
+    AdjunctError,
+    OffsetOutOfRangeError,
+    StreamNotFoundError,
+)
 from dagster_adjunct.resources.objects.lake import Lake, open_lake
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
@@ -56,7 +61,9 @@ def retain_last(world: StepWorld, appends: int) -> None:
     """Have retention take all but the last appends of the input."""
     size = world.streams.describe("numbers")["bytes"]
     told = world.streams.describe("numbers")["segments"]
-    world.streams.configure("numbers", retention=Retention(max_bytes=size * appends // told + 1), compaction=None)
+    world.streams.configure(
+        "numbers", retention=Retention(max_bytes=size * appends // told + 1), compaction=None
+    )
     world.streams.maintain("numbers")
 
 
@@ -76,7 +83,9 @@ def double(records: pa.RecordBatch, context: Any) -> pa.Table:
 
 
 def copying(on_lost: Any = "oldest") -> Application:
-    """Copy the input to two streams, keep it in a local table, and have a function give the double."""
+    """Copy the input to two streams, keep it in a local table, and have a function give the
+    double.
+    """
     app = Application("copying")
     numbers = app.input_stream("lake.numbers", on_lost=on_lost, default_offset="oldest")
     doubled = numbers.sink(double, returns=Schema.of(k="string", v="int"))
@@ -94,9 +103,15 @@ def rows(world: StepWorld, stream: str) -> list[tuple[str, int]]:
 
 
 @pytest.mark.parametrize(
-    "output", [*(pytest.param(name, marks=pytest.mark.long) for name in ("lake.first", "lake.second")), "newest"]
+    "output",
+    [
+        *(pytest.param(name, marks=pytest.mark.long) for name in ("lake.first", "lake.second")),
+        "newest",
+    ],
 )
-def test_what_an_output_has_of_a_batch_stays_and_others_get_what_is_left(step_world: StepWorld, output: str) -> None:
+def test_what_an_output_has_of_a_batch_stays_and_others_get_what_is_left(
+    step_world: StepWorld, output: str
+) -> None:
     step_world.stream("numbers", "k", 2, **COLUMNS)
     lost, left = sent(step_world, 1), sent(step_world, 2, 3)
     killed_at(step_world, copying(), output)
@@ -109,7 +124,9 @@ def test_what_an_output_has_of_a_batch_stays_and_others_get_what_is_left(step_wo
     assert rows(step_world, "second") == (of_all if output == "newest" else of_the_rest)
     # What a function has returned was recorded before anything was written, and is used.
     assert rows(step_world, "doubled") == sorted((key, number * 2) for key, number in of_all)
-    assert {key: entry["v"] for key, entry in open_dataset(step_world.lake, "newest").items()} == dict.fromkeys(KEYS, 4)
+    assert {
+        key: entry["v"] for key, entry in open_dataset(step_world.lake, "newest").items()
+    } == dict.fromkeys(KEYS, 4)
 
 
 def test_a_batch_that_lost_all_its_records_ends_with_none(step_world: StepWorld) -> None:
@@ -128,7 +145,9 @@ def test_tasks_do_not_read_a_stream_that_was_recreated_since_the_intent(
     step_world: StepWorld, event_time: str | None
 ) -> None:
     app = Application("app", few_records=0)
-    app.input_stream("lake.times", event_time=event_time).send_to(app.output_stream("lake.out", partitions=1))
+    app.input_stream("lake.times", event_time=event_time).send_to(
+        app.output_stream("lake.out", partitions=1)
+    )
 
     def fill(number: int) -> None:
         step_world.stream("times", "k", 1, k="string", v="int", at="timestamp")
@@ -151,7 +170,9 @@ def test_tasks_do_not_read_a_stream_that_was_recreated_since_the_intent(
 @pytest.mark.parametrize("again", [False, True], ids=["deleted", "recreated"])
 def test_an_input_that_goes_at_any_request_of_a_run_is_named(tmp_path: Path, again: bool) -> None:
     app = Application("app", engine="auto")
-    app.input_stream("lake.times", default_offset="oldest").send_to(app.output_stream("lake.out", partitions=1))
+    app.input_stream("lake.times", default_offset="oldest").send_to(
+        app.output_stream("lake.out", partitions=1)
+    )
     named = 0
     for nth in range(1, 200):
         world = StepWorld(open_lake(tmp_path / f"{nth}" / "lake"), tmp_path / f"{nth}", IN_PROCESS)
@@ -187,7 +208,8 @@ def fill_times(world: StepWorld, number: int) -> None:
     world.send("times", ("a", number, at(number)))
 
 
-@pytest.mark.long  # outputs and tables of state: test_what_an_output_has_of_a_batch_stays_and_others_get_what_is_left
+# outputs and tables of state: test_what_an_output_has_of_a_batch_stays_and_others_get_what_is_left
+@pytest.mark.long
 @pytest.mark.parametrize("output", ["lake.counted", "counting-counted"])
 def test_windows_count_what_is_left_of_a_batch(step_world: StepWorld, output: str) -> None:
     step_world.stream("numbers", "k", 2, at="timestamp", **COLUMNS)
@@ -203,7 +225,9 @@ def test_windows_count_what_is_left_of_a_batch(step_world: StepWorld, output: st
     retain_last(step_world, 2)
     step_world.send("numbers", *[(at(30), key, 30) for key in KEYS])
     step_world.run(app)
-    assert sorted((row["k"], row["n"]) for row in step_world.rows("counted")) == [(key, 2) for key in KEYS]
+    assert sorted((row["k"], row["n"]) for row in step_world.rows("counted")) == [
+        (key, 2) for key in KEYS
+    ]
 
 
 def test_the_commands_that_the_refusal_names_end_the_batch(
@@ -222,7 +246,10 @@ def test_the_commands_that_the_refusal_names_end_the_batch(
             step_world.run(app)
         assert refused.value.application == "copying"
     commands = re.findall(r"adjunct (\S[^…]*) …", refused.value.next_step)
-    assert [command.split()[:2] for command in commands] == [["checkpoint", "abandon"], ["startpoint", "set"]]
+    assert [command.split()[:2] for command in commands] == [
+        ["checkpoint", "abandon"],
+        ["startpoint", "set"],
+    ]
     for command in commands:
         more = ["--yes"] if "abandon" in command else []
         printed(step_world, *command.replace("MODULE:APP", "copies:app").split(), "ticket 7", *more)
@@ -240,7 +267,9 @@ def test_retention_of_a_topic_that_passes_an_open_batch(
 
     topic = kafka.new_topic(2)
     topics = {"orders": KafkaTopic(topic, Json("n INT"), KeyText("k"))}
-    world = KafkaWorld(open_lake(tmp_path / "lake"), tmp_path, lambda: spark, server=kafka, topics=topics)
+    world = KafkaWorld(
+        open_lake(tmp_path / "lake"), tmp_path, lambda: spark, server=kafka, topics=topics
+    )
     app = Application("copying")
     app.input_stream("kafka.orders", on_lost=on_lost, default_offset="oldest").send_to(
         app.output_stream("lake.copied", partitions=1, key="k")
@@ -254,7 +283,12 @@ def test_retention_of_a_topic_that_passes_an_open_batch(
     if on_lost == "fail":
         with pytest.raises(OffsetOutOfRangeError) as refused:
             world.run(app)
-        found = (refused.value.stream, refused.value.partition, refused.value.offset, refused.value.oldest)
+        found = (
+            refused.value.stream,
+            refused.value.partition,
+            refused.value.offset,
+            refused.value.oldest,
+        )
         assert found == ("kafka.orders", 0, "0", "3")
         assert "adjunct checkpoint abandon copying" in refused.value.next_step
         return

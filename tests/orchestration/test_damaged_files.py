@@ -1,4 +1,6 @@
-"""A file that was damaged after it was written, as callers in plain Python meet it: named, by an error of ours."""
+"""A file that was damaged after it was written, as callers in plain Python meet it: named, by an
+error of ours.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ def lake(step_world: StepWorld) -> Path:
 
 
 @pytest.mark.parametrize("into", ["stream", "table"])
-def test_an_application_names_the_damaged_file_of_a_dataset(step_world: StepWorld, lake: Path, into: str) -> None:
+def test_an_application_names_the_damaged_file_of_a_dataset(
+    step_world: StepWorld, lake: Path, into: str
+) -> None:
     planes = bounded_dataset("planes", input="lake.planes", key="k", broadcast=True)
     app = Application("app")
     joined = app.input_stream("lake.flights").join(app.table(planes), on="k")
@@ -53,7 +57,9 @@ def test_an_application_names_the_damaged_file_of_a_dataset(step_world: StepWorl
     step_world.send("flights", ("k0001", 1))
     files = truncate(lake / "datasets" / "planes")
     with pytest.raises(ManifestMismatchError) as raised:
-        run_application(app, lake=step_world.lake, systems=step_world.systems, spark=step_world.spark, run="r1")
+        run_application(
+            app, lake=step_world.lake, systems=step_world.systems, spark=step_world.spark, run="r1"
+        )
     assert any(file in raised.value.problem for file in files)
     assert "adjunct dataset verify" in raised.value.next_step
     assert isinstance(raised.value.__cause__, Py4JJavaError), "what Spark said is kept"
@@ -64,24 +70,41 @@ def test_a_dataset_names_the_damaged_file_of_its_stream(step_world: StepWorld, l
     files = truncate(lake / "streams" / "planes")
     planes = bounded_dataset("planes", input="lake.planes", key="k", broadcast=True)
     with pytest.raises(ManifestMismatchError) as raised:
-        advance_dataset(planes, lake=step_world.lake, systems=step_world.systems, spark=step_world.spark, by="test")
+        advance_dataset(
+            planes,
+            lake=step_world.lake,
+            systems=step_world.systems,
+            spark=step_world.spark,
+            by="test",
+        )
     assert any(file in raised.value.problem for file in files)
 
 
 @pytest.mark.parametrize(
-    "together", [pytest.param(False, id="alone"), pytest.param(True, id="in a version set", marks=pytest.mark.long)]
+    "together",
+    [
+        pytest.param(False, id="alone"),
+        pytest.param(True, id="in a version set", marks=pytest.mark.long),
+    ],
 )
 def test_a_rule_names_the_damaged_file_of_the_version_served_and_rejects_nothing(
     step_world: StepWorld, lake: Path, together: bool
 ) -> None:
     lost = sql_check("none_is_lost", "SELECT c.* FROM current c ANTI JOIN version v USING (k)")
-    specs = [bounded_dataset("planes", input="lake.planes", key="k", broadcast=True, validators=[lost])]
+    specs = [
+        bounded_dataset("planes", input="lake.planes", key="k", broadcast=True, validators=[lost])
+    ]
     if together:
         specs.append(bounded_dataset("flights", input="lake.flights", key="k", broadcast=True))
         specs = list(version_set("both", *specs))
 
     def advance() -> str:
-        given = {"lake": step_world.lake, "systems": step_world.systems, "spark": step_world.spark, "by": "test"}
+        given = {
+            "lake": step_world.lake,
+            "systems": step_world.systems,
+            "spark": step_world.spark,
+            "by": "test",
+        }
         if together:
             return advance_version_set(specs, **given)[0].action
         return advance_dataset(specs[0], **given).action

@@ -30,7 +30,11 @@ from dagster_adjunct.streams import OffsetRange
 
 def joined(streams: LakeStreams) -> list[int]:
     out = SystemStreamPartition("lake", "out", 0)
-    return streams.read_arrow({out: OffsetRange("0", streams.upcoming([out])[out])}).column("m").to_pylist()
+    return (
+        streams.read_arrow({out: OffsetRange("0", streams.upcoming([out])[out])})
+        .column("m")
+        .to_pylist()
+    )
 
 
 @pytest.mark.spark
@@ -65,7 +69,9 @@ def test_an_application_runs_with_nothing_but_itself(
     assert spark.range(1).count() == 1, "a session that ran before goes on"
 
 
-def test_a_dataset_is_kept_with_nothing_but_its_declaration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dataset_is_kept_with_nothing_but_its_declaration(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("ADJUNCT_LAKE", str(tmp_path / "lake"))
     monkeypatch.setenv("ADJUNCT_SPARK_MASTER", "none")
     streams = LakeStreams(open_lake())

@@ -1,4 +1,6 @@
-"""Deleting streams and datasets: what is refused, what is left after a crash, and what is made anew."""
+"""Deleting streams and datasets: what is refused, what is left after a crash, and what is made
+anew.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,11 @@ from dagster_adjunct.assets.reading.stored_versions import StoredVersions, list_
 from dagster_adjunct.assets.versions.dataset_log import DatasetLog, join_version_set
 from dagster_adjunct.assets.versions.leases import Lease, release_versions, retain_version
 from dagster_adjunct.orchestration.batch_log.batch_log import BatchLog, Intent
-from dagster_adjunct.orchestration.maintenance.delete import DeletionReport, delete_dataset, delete_stream
+from dagster_adjunct.orchestration.maintenance.delete import (
+    DeletionReport,
+    delete_dataset,
+    delete_stream,
+)
 from dagster_adjunct.resources.errors import (
     CommitConflictError,
     ConfigurationError,
@@ -65,7 +71,11 @@ def planes() -> World:
 
 
 def begun(
-    lake: Lake, *, checkpoint: str = "", open_over: str = "", versions: dict[str, str | None] | None = None
+    lake: Lake,
+    *,
+    checkpoint: str = "",
+    open_over: str = "",
+    versions: dict[str, str | None] | None = None,
 ) -> None:
     """Let application "app" stand at a checkpoint, and have a batch open."""
     log = BatchLog(lake, "app")
@@ -74,7 +84,12 @@ def begun(
     logged = log.commit(logged, logged.state.model_copy(update={"checkpoint": standing}), by="run")
     if open_over or versions:
         ranges = {open_over: OffsetRange(start="0", end="1")} if open_over else {}
-        log.open(logged, Intent(batch=1, run="run", clock=datetime.now(UTC), ranges=ranges, versions=versions or {}))
+        log.open(
+            logged,
+            Intent(
+                batch=1, run="run", clock=datetime.now(UTC), ranges=ranges, versions=versions or {}
+            ),
+        )
 
 
 # -- streams
@@ -147,7 +162,9 @@ def test_what_is_made_anew_while_the_old_one_is_swept_is_left_alone() -> None:
         sent(streams, 1, 2)
 
         def anew(streams: LakeStreams = streams, done: list[bool] = done) -> None:
-            if not streams.list_streams():  # the pointer says that it is deleted, its objects are being deleted
+            if (
+                not streams.list_streams()
+            ):  # the pointer says that it is deleted, its objects are being deleted
                 sent(streams, 7)
                 done.append(True)
 
@@ -196,7 +213,9 @@ def test_a_stream_that_is_read_is_not_deleted(planes: World) -> None:
     assert served(lake) == whole(2), "versions stand for themselves"
 
 
-def test_a_stream_with_a_named_reader_is_deleted_by_force_and_the_reader_is_told(lake: Lake) -> None:
+def test_a_stream_with_a_named_reader_is_deleted_by_force_and_the_reader_is_told(
+    lake: Lake,
+) -> None:
     streams = LakeStreams(lake)
     sent(streams, 1)
     read_new(lake, "s", reader="report").commit()
@@ -204,10 +223,13 @@ def test_a_stream_with_a_named_reader_is_deleted_by_force_and_the_reader_is_told
     with pytest.raises(StillReadError) as failure:
         delete_stream(lake, "s", **WHY)
     assert failure.value.stream == "lake.s"
-    assert delete_stream(lake, "s", force=True, **WHY).affected == ("reader report has a position in it",)
+    assert delete_stream(lake, "s", force=True, **WHY).affected == (
+        "reader report has a position in it",
+    )
     sent(streams, 2, 3)
     batch.commit()
-    # To begin anew by itself would be to number its batches from 1 again, over those that it has made.
+    # To begin anew by itself would be to number its batches from 1 again, over those that it has
+    # made.
     with pytest.raises(OffsetOutOfRangeError) as failure:
         read_new(lake, "s", reader="report")
     assert failure.value.stream == "lake.s"
@@ -219,7 +241,9 @@ def test_a_stream_whose_files_are_held_is_not_deleted(lake: Lake) -> None:
     streams = LakeStreams(lake)
     sent(streams, 1)
     commit, state = streams.state("s")
-    retain_files(lake, "s", state.id, str(commit.number), [state.tail[0].attempt], holder="a table elsewhere")
+    retain_files(
+        lake, "s", state.id, str(commit.number), [state.tail[0].attempt], holder="a table elsewhere"
+    )
     for force in (False, True):
         with pytest.raises(StillReadError) as caught:
             delete_stream(lake, "s", force=force, **WHY)
@@ -289,7 +313,9 @@ def test_a_deleted_dataset_is_gone_and_is_built_anew_from_its_stream(planes: Wor
 
 
 @pytest.mark.lengthy
-@pytest.mark.parametrize("kind", ["crash-before", pytest.param("crash-after", marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "kind", ["crash-before", pytest.param("crash-after", marks=pytest.mark.long)]
+)
 def test_a_dataset_deletion_that_is_killed_at_any_request_is_ended_by_another(kind: str) -> None:
     for nth in itertools.count(1):
         world = planes_in(lake_in(InMemoryStore()))
@@ -305,7 +331,10 @@ def test_a_dataset_deletion_that_is_killed_at_any_request_is_ended_by_another(ki
             break
         delete_dataset(world.lake, NAME, **WHY)
         left = [key for key in keys(world.lake, f"datasets/{NAME}/") if not key.endswith("/clock")]
-        assert (list_datasets(world.lake), len([key for key in left if "deleting-" not in key])) == ([], 2)
+        assert (
+            list_datasets(world.lake),
+            len([key for key in left if "deleting-" not in key]),
+        ) == ([], 2)
         world.advance(PLANES)
         assert served(world.lake) == whole(1)
 
@@ -349,7 +378,9 @@ def test_a_dataset_that_is_held_is_not_deleted(planes: World) -> None:
     assert served(lake) == whole(2)
 
 
-def test_a_reader_that_comes_between_the_look_and_the_deletion_keeps_its_files(planes: World) -> None:
+def test_a_reader_that_comes_between_the_look_and_the_deletion_keeps_its_files(
+    planes: World,
+) -> None:
     lake = planes.lake
     view = StoredVersions(lake, NAME).require_current()
     leases: list[Lease] = []

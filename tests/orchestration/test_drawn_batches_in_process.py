@@ -1,4 +1,5 @@
-"""Drawn applications, computed without Spark, leave what plain Python makes of their records, whenever their runs die.
+"""Drawn applications, computed without Spark, leave what plain Python makes of their records,
+whenever their runs die.
 
 A failure names its seed; `ADJUNCT_DRAWN=SEED` tells that story only.
 """
@@ -43,24 +44,39 @@ def _seen(row: dict[str, Any], sourced: bool) -> Seen:
 
 def _wanted(record: Record, sourced: bool) -> Seen:
     source = record.source
-    return tuple(record.row[name] for name in COLUMNS), record.tombstone, source.epoch, source if sourced else None
+    return (
+        tuple(record.row[name] for name in COLUMNS),
+        record.tombstone,
+        source.epoch,
+        source if sourced else None,
+    )
 
 
 def check(story: Story) -> None:
     """Check what the batches have left, and that they have read everything."""
     assert not story.asked
-    for ssp in [each for node in story.inputs for each in story.world.streams.all_ranges(node.name)]:
+    for ssp in [
+        each for node in story.inputs for each in story.world.streams.all_ranges(node.name)
+    ]:
         assert story.positions.get(ssp, 0) == story.end(ssp)
     left, totals = computed(story), story.state.totals
     for node in story.drawn.of_kind("send"):
         check_stream(story, node, left.sent.get(node.name, []))
-        assert totals.get(f"lake.{node.name}", {}).get("rows", 0) == len(left.sent.get(node.name, []))
-    assert stored(story) == {node.name: left.tables.get(node.name, {}) for node in story.drawn.of_kind("table")}
+        assert totals.get(f"lake.{node.name}", {}).get("rows", 0) == len(
+            left.sent.get(node.name, [])
+        )
+    assert stored(story) == {
+        node.name: left.tables.get(node.name, {}) for node in story.drawn.of_kind("table")
+    }
     for node in story.drawn.of_kind("table"):
         if node.refuses and story.batches:
             check_letters(story, node, left)
     for node in story.drawn.of_kind("join", "lookup"):
-        counted = [its for name, its in totals.items() if name.startswith("join") and name.endswith(f"-{node.name}")]
+        counted = [
+            its
+            for name, its in totals.items()
+            if name.startswith("join") and name.endswith(f"-{node.name}")
+        ]
         expected = [left.counted[node.name]] if story.batches else []
         assert [[its["rows"], its["unmatched"]] for its in counted] == expected
 
@@ -73,11 +89,15 @@ def computed(story: Story) -> Left:
         records: dict[str, list[Record]] = {name: [] for name in inputs}
         for ssp, span in intent.ranges.items():
             epoch = intent.epochs.get(ssp, 0)
-            for row, tombstone, offset in inputs[ssp.stream][ssp.partition][int(span.start) : int(span.end)]:
+            for row, tombstone, offset in inputs[ssp.stream][ssp.partition][
+                int(span.start) : int(span.end)
+            ]:
                 source = Source(str(ssp).rpartition(".")[0], ssp.partition, offset, epoch)
                 records[ssp.stream].append(Record(row, tombstone, source))
 
-        def found(name: str, key: tuple[Any, ...], number: int = number, intent: Intent = intent) -> Any:
+        def found(
+            name: str, key: tuple[Any, ...], number: int = number, intent: Intent = intent
+        ) -> Any:
             if name in targets:
                 return story.versions[targets[name], intent.versions[targets[name]]].get(key)
             return story.lookups[name].held[number].get(key if len(key) > 1 else key[0])
@@ -96,7 +116,9 @@ def read(story: Story, name: str) -> list[list[tuple[dict[str, Any], bool, int]]
 
 
 def check_stream(story: Story, node: Node, expected: Sequence[Record]) -> None:
-    """Check the records of an output; those of a key are together, and in order where the input's order is."""
+    """Check the records of an output; those of a key are together, and in order where the
+    input's order is.
+    """
     sourced = node.made_of is not None
     streams = story.world.streams
     if node.name not in streams.list_streams():
@@ -113,12 +135,16 @@ def check_stream(story: Story, node: Node, expected: Sequence[Record]) -> None:
     for partition, shown in there:
         assert places.setdefault(tuple(shown[0][at] for at in key), partition) == partition
     for partition in range(node.number if story.drawn.has_order(node) else 0):
-        of_partition = [shown for shown in wanted if places[tuple(shown[0][at] for at in key)] == partition]
+        of_partition = [
+            shown for shown in wanted if places[tuple(shown[0][at] for at in key)] == partition
+        ]
         assert [shown for place, shown in there if place == partition] == of_partition
 
 
 def check_letters(story: Story, node: Node, left: Left) -> None:
-    """Check the dead letters; records that others of their key follow in a batch may not have been sent alone."""
+    """Check the dead letters; records that others of their key follow in a batch may not have
+    been sent alone.
+    """
     keys = [json.loads(row["key"]) for row in story.world.rows(f"{node.name}-letters")]
     there = Counter(tuple(key) if len(node.on) > 1 else (key,) for key in keys)
     least, most = Counter[Any](), Counter[Any]()
@@ -134,14 +160,18 @@ def stored(story: Story) -> dict[str, dict[Any, dict[str, Any]]]:
     with closing(sqlite3.connect(story.file)) as connection:
         connection.row_factory = sqlite3.Row
         for node in story.drawn.of_kind("table"):
-            exists = connection.execute("SELECT 1 FROM sqlite_master WHERE name = ?", [node.name]).fetchall()
+            exists = connection.execute(
+                "SELECT 1 FROM sqlite_master WHERE name = ?", [node.name]
+            ).fetchall()
             rows = map(dict, connection.execute(f"SELECT * FROM {node.name}") if exists else [])
             found[node.name] = {tuple(row.pop(name) for name in node.on): row for row in rows}
     return found
 
 
 def left_by(story: Story) -> dict[str, Any]:
-    """Return all that is compared of engines, which differ in the time of an append and the number of requests."""
+    """Return all that is compared of engines, which differ in the time of an append and the
+    number of requests.
+    """
     totals = {
         name: {it: n for it, n in its.items() if it not in ("requests", "successes")}
         for name, its in story.state.totals.items()
@@ -150,7 +180,9 @@ def left_by(story: Story) -> dict[str, Any]:
     for node in story.drawn.of_kind("send"):
         streams = story.world.streams
         if node.name in streams.list_streams():
-            records = streams.read_arrow(streams.all_ranges(node.name), positions=True).drop_columns(["__timestamp"])
+            records = streams.read_arrow(
+                streams.all_ranges(node.name), positions=True
+            ).drop_columns(["__timestamp"])
             digests = [sent.digest for sent in streams.state(node.name)[1].producers["drawn"]]
             left[node.name] = digests, records.to_pylist()
     return left
@@ -175,14 +207,18 @@ def named(seed: int) -> Iterator[None]:
 @pytest.mark.lengthy
 @pytest.mark.rounds
 @pytest.mark.parametrize("part", range(rounds(3, 100)))
-def test_drawn_applications_leave_what_python_makes_of_their_records(part: int, tmp_path: Path) -> None:
+def test_drawn_applications_leave_what_python_makes_of_their_records(
+    part: int, tmp_path: Path
+) -> None:
     for seed in seeds(part * IN_A_TEST, IN_A_TEST):
         folder = tmp_path / str(seed)
         folder.mkdir()
         with named(seed):
             lake = open_lake(folder / "lake" if seed % 10 == 0 else f"memory://drawn-{seed}")
             kept = SmallBatchesInProcess()  # with the entries that it has read, as a run that stays
-            story = Story(StepWorld(lake, folder, IN_PROCESS), seed, lambda attempt, kept=kept: kept)  # type: ignore[misc]
+            story = Story(
+                StepWorld(lake, folder, IN_PROCESS), seed, lambda attempt, kept=kept: kept
+            )  # type: ignore[misc]
             story.begin()
             story.go_on()
             check(story)
@@ -197,12 +233,19 @@ def alternating(*engines: type[BatchEngine]) -> Callable[[int], BatchEngine]:
 @pytest.mark.spark
 @pytest.mark.rounds
 @pytest.mark.parametrize("seed", seeds(0, rounds(1, 60)))
-def test_both_engines_leave_the_same_of_drawn_applications(step_world: StepWorld, seed: int, tmp_path: Path) -> None:
+def test_both_engines_leave_the_same_of_drawn_applications(
+    step_world: StepWorld, seed: int, tmp_path: Path
+) -> None:
     first = Story(step_world, seed, alternating(BatchEngine, SmallBatchesInProcess, ByTasks))
     first.begin()
     folder = tmp_path / "twin"
     shutil.copytree(step_world.folder, folder, ignore=shutil.ignore_patterns("twin"))
-    twin = replace(step_world, lake=open_lake(folder / "lake"), folder=folder, sequences=dict(step_world.sequences))
+    twin = replace(
+        step_world,
+        lake=open_lake(folder / "lake"),
+        folder=folder,
+        sequences=dict(step_world.sequences),
+    )
     second = first.on_a_copy(twin, alternating(SmallBatchesInProcess, ByTasks, BatchEngine))
     left: list[Any] = []
     for story in (first, second):

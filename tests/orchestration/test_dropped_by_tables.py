@@ -1,4 +1,6 @@
-"""What a run says of records that a table drops without an error: letters, or an error with their keys."""
+"""What a run says of records that a table drops without an error: letters, or an error with
+their keys.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,10 @@ def sending(world: StepWorld, name: str, **letters: Any) -> Application:
     if letters:
         letters["dead_letters"] = app.output_stream("lake.letters", partitions=1)
     app.input_stream("lake.changes").update(
-        app.table(RemoteTable("things", key="k", write_function=store)), set=["v"], if_missing=[], **letters
+        app.table(RemoteTable("things", key="k", write_function=store)),
+        set=["v"],
+        if_missing=[],
+        **letters,
     )
     return app
 
@@ -46,7 +51,12 @@ def sending(world: StepWorld, name: str, **letters: Any) -> Application:
 def test_dropped_records_become_letters_and_are_not_counted_as_written(world: StepWorld) -> None:
     counters = world.run(sending(world, "app", at_most=10)).counters
     assert (counters["things"]["updates"], counters["things"]["dead_letters"]) == (36, 4)
-    assert sorted(row["key"] for row in world.rows("letters")) == ['"k13"', '"k23"', '"k3"', '"k33"']
+    assert sorted(row["key"] for row in world.rows("letters")) == [
+        '"k13"',
+        '"k23"',
+        '"k3"',
+        '"k33"',
+    ]
     with sqlite3.connect(world.folder / "t.sqlite") as connection:
         assert connection.execute("SELECT count(*) FROM things").fetchone() == (36,)
 

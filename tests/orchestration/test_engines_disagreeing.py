@@ -1,4 +1,6 @@
-"""Where the engine without Spark once left something else than Spark: it asks Spark, or finds the same error."""
+"""Where the engine without Spark once left something else than Spark: it asks Spark, or finds
+the same error.
+"""
 
 from __future__ import annotations
 
@@ -64,52 +66,70 @@ def test_a_table_that_counts_repeats_is_written_once_if_spark_must_go_on(world: 
 
 
 @pytest.mark.parametrize("engine", ["spark", "auto"])
-def test_columns_that_a_version_lacks_are_reported_before_the_batch(world: StepWorld, engine: str) -> None:
+def test_columns_that_a_version_lacks_are_reported_before_the_batch(
+    world: StepWorld, engine: str
+) -> None:
     """The stream of the dataset has a new column, and no version has it yet."""
     newer = Schema.of(shop="string", city="string", area="string")
     world.streams.create("shops", schema=newer, key=["shop"], partitions=2)
     world.send("orders", (1, "a", 1))
     app, orders = shopping(engine)
-    joined = orders.partition_by("shop", partitions=2).join(app.table(SHOPS), on="shop", select=["area"])
+    joined = orders.partition_by("shop", partitions=2).join(
+        app.table(SHOPS), on="shop", select=["area"]
+    )
     joined.send_to(app.output_stream("lake.out", partitions=1))
     with pytest.raises(PlanningError) as lacking:
         world.run(app)
     assert (lacking.value.operator, lacking.value.column) == ("join-3-shops", "area")
     app, orders = shopping(engine)
     joined = orders.partition_by("shop", partitions=2).join(app.table(SHOPS), on="shop")
-    joined.map("id", "concat(area, '!') as area").send_to(app.output_stream("lake.out", partitions=1))
+    joined.map("id", "concat(area, '!') as area").send_to(
+        app.output_stream("lake.out", partitions=1)
+    )
     with pytest.raises(PlanningError) as unknown:
         world.run(app)
     assert unknown.value.operator == "map-4"
 
 
 @pytest.mark.parametrize("engine", ["spark", "auto"])
-def test_a_column_that_the_input_gains_while_a_run_stays_hides_no_other(world: StepWorld, engine: str) -> None:
+def test_a_column_that_the_input_gains_while_a_run_stays_hides_no_other(
+    world: StepWorld, engine: str
+) -> None:
     world.send("orders", (1, "a", 1))
     app, orders = shopping(engine)
     orders.map("*", "1 as extra").send_to(app.output_stream("lake.out", partitions=1))
 
     def gain(event: object) -> None:
         if isinstance(event, StepEvent) and event.what == "batch":
-            world.streams.create("orders", schema=Schema.of(**COLUMNS, extra="int"), key=["id"], partitions=2)
+            world.streams.create(
+                "orders", schema=Schema.of(**COLUMNS, extra="int"), key=["id"], partitions=2
+            )
             world.send("orders", (2, "a", 1, 5))
 
     with pytest.raises(PlanningError, match="extra"):
         run_application(
-            app, lake=world.lake, spark=world.spark, on_event=gain, max_batches=2, follow=timedelta(minutes=1)
+            app,
+            lake=world.lake,
+            spark=world.spark,
+            on_event=gain,
+            max_batches=2,
+            follow=timedelta(minutes=1),
         )
     assert [row["extra"] for row in world.rows("out")] == [1]
 
 
 @pytest.mark.parametrize(
-    ("stored", "named", "needs"), [("ς", "Σ", True), ("ss", "ß", False), ("Größe", "größe", False), ("a", "A", False)]
+    ("stored", "named", "needs"),
+    [("ς", "Σ", True), ("ss", "ß", False), ("Größe", "größe", False), ("a", "A", False)],
 )
 def test_names_that_java_may_find_equal_are_left_to_spark(
     world: StepWorld, stored: str, named: str, needs: bool
 ) -> None:
     world.stream("named", "id", 1, **{"id": "bigint", stored: "int"})
     app = Application("naming", engine="auto")
-    app.input_stream("lake.named").with_columns(**{named: "id"}).send_to(app.output_stream("lake.out", partitions=1))
+    app.input_stream("lake.named").with_columns(**{named: "id"}).send_to(
+        app.output_stream("lake.out", partitions=1)
+    )
     assert bool(plan_application(app, systems=world.systems).needs_spark) == needs
 
 
@@ -144,7 +164,9 @@ class OwnFormat:
 
 @pytest.mark.parametrize("engine", ["spark", "auto"])
 @pytest.mark.parametrize("form", [pytest.param("its own", marks=pytest.mark.long), "dead letters"])
-def test_few_changes_that_only_spark_can_decode_are_left_to_it(world: StepWorld, engine: str, form: str) -> None:
+def test_few_changes_that_only_spark_can_decode_are_left_to_it(
+    world: StepWorld, engine: str, form: str
+) -> None:
     options: dict[str, Any] = {"on_bad_change": DeadLetters("lake.bad")}
     if form == "its own":
         options = {"changes": OwnFormat()}
@@ -162,14 +184,24 @@ def test_few_changes_that_only_spark_can_decode_are_left_to_it(world: StepWorld,
         assert [row["value"] for row in world.rows("bad")] == ['{"k":null,"price":1.0E-7}']
 
 
-def test_what_a_function_makes_behind_an_output_is_marked_by_both_engines_alike(world: StepWorld) -> None:
-    """The table ignores what it has by the positions of its records, which are those of the input, not the output's."""
+def test_what_a_function_makes_behind_an_output_is_marked_by_both_engines_alike(
+    world: StepWorld,
+) -> None:
+    """The table ignores what it has by the positions of its records, which are those of the
+    input, not the output's.
+    """
     app = Application("doubling", engine="auto")
     orders = app.input_stream("lake.orders", default_offset="oldest")
     sent = orders.send_to(app.output_stream("lake.sent", partitions=2, key="id"))
-    doubled = sent.flat_map(lambda record: [{"k": record["shop"]}] * 2, schema=Schema.of(k="string"))
+    doubled = sent.flat_map(
+        lambda record: [{"k": record["shop"]}] * 2, schema=Schema.of(k="string")
+    )
     counted = SqliteTable(
-        world.folder / "counted.sqlite", "counted", "k", columns={"k": "string", "n": "int"}, create=True
+        world.folder / "counted.sqlite",
+        "counted",
+        "k",
+        columns={"k": "string", "n": "int"},
+        create=True,
     )
     counts = app.table(RemoteTable("counted", key="k", write_function=counted, idempotent=True))
     doubled.update(counts, add={"n": "1"}, if_missing={"n": "0"})
@@ -180,7 +212,10 @@ def test_what_a_function_makes_behind_an_output_is_marked_by_both_engines_alike(
         if event.what == "outputs":
             raise Crash
 
-    for first, second in ((SmallBatchesInProcess, BatchEngine), (BatchEngine, SmallBatchesInProcess)):
+    for first, second in (
+        (SmallBatchesInProcess, BatchEngine),
+        (BatchEngine, SmallBatchesInProcess),
+    ):
         with pytest.raises(Crash):
             run_step(world.context(app, on_event=die), first())
         run_step(world.context(app), second())

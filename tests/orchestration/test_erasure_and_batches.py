@@ -1,4 +1,6 @@
-"""An erasure between a crashed batch and its repetition: the batch is run as it was begun, and then nothing is left."""
+"""An erasure between a crashed batch and its repetition: the batch is run as it was begun, and
+then nothing is left.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ def crash(event: StepEvent) -> None:
 
 
 @pytest.mark.spark
-def test_a_crashed_batch_is_run_again_with_the_version_it_was_begun_with(step_world: StepWorld) -> None:
+def test_a_crashed_batch_is_run_again_with_the_version_it_was_begun_with(
+    step_world: StepWorld,
+) -> None:
     world = step_world
     world.stream("trips", "tailnum", 2, tailnum="string", v="int")
     world.stream("planes", "tailnum", 2, tailnum="string", seats="int")
@@ -40,7 +44,9 @@ def test_a_crashed_batch_is_run_again_with_the_version_it_was_begun_with(step_wo
         world.run(app, on_event=crash)
     because = {"reason": "request 7", "by": "ada"}
     lease = world.lake.store.list("datasets/planes/leases/")
-    world.lake.store.delete_many([item.key for item in lease])  # of the run that died; it would expire
+    world.lake.store.delete_many(
+        [item.key for item in lease]
+    )  # of the run that died; it would expire
 
     report = erase_keys(world.lake, "planes", ["N1"], **because)
     assert {pending.reason for pending in report.pending} == {"open batch 1 of application app"}

@@ -49,7 +49,11 @@ def test_records_are_late_by_those_before_them_however_batches_are_cut(
     step_world.stream("clicks", "k", 2, k="string", n="int", ts="timestamp")
     drawn = random.Random(5)
     rows = [
-        (f"k{drawn.randrange(20)}", n, None if drawn.random() < 0.05 else at(n + drawn.choice([0, 0, 0, -5, -40, 30])))
+        (
+            f"k{drawn.randrange(20)}",
+            n,
+            None if drawn.random() < 0.05 else at(n + drawn.choice([0, 0, 0, -5, -40, 30])),
+        )
         for n in range(180)
     ]
     app = application(70, delay=timedelta(seconds=10))
@@ -70,10 +74,14 @@ def test_records_are_late_by_those_before_them_however_batches_are_cut(
     last: list[datetime] = []
     for number in (0, 1):
         mine = sorted((row["n"], row) for row in seen if row["p"] == number)
-        in_seconds = [None if (ts := times[n]) is None else (ts - at(0)).total_seconds() for n, _ in mine]
+        in_seconds = [
+            None if (ts := times[n]) is None else (ts - at(0)).total_seconds() for n, _ in mine
+        ]
         behind, end = watermarks_in_order(in_seconds, 10)
         assert [row["at"] for _, row in mine] == [times[n] for n, _ in mine]
-        assert [row["behind"] for _, row in mine] == [None if mark is None else at(mark) for mark in behind]
+        assert [row["behind"] for _, row in mine] == [
+            None if mark is None else at(mark) for mark in behind
+        ]
         assert sum(mark is not None for mark in behind) > 3
         assert end is not None
         last.append(at(end))
@@ -98,7 +106,9 @@ def test_times_by_arrow_are_those_that_spark_makes_of_them(step_world: StepWorld
     made = records.withColumn("time", unix_micros(time.column("input clicks", records)))
     rows = made.select("__partition", "__offset", "k", "time").collect()
     times = extract_times(step_world.streams.read_arrow(ranges, ["ts"]), "ts").to_pylist()
-    assert sorted(tuple(row.values()) for row in times) == sorted((row[0], row[1], row["time"]) for row in rows)
+    assert sorted(tuple(row.values()) for row in times) == sorted(
+        (row[0], row[1], row["time"]) for row in rows
+    )
     kept = {f"k{number}": end for number, end in enumerate(ends)}
     assert all(row["time"] == kept[row["k"]] for row in rows)
     assert {row["k"] for row in rows} == set(kept)
@@ -107,7 +117,9 @@ def test_times_by_arrow_are_those_that_spark_makes_of_them(step_world: StepWorld
 def test_what_is_no_time_and_what_could_not_be_late_is_refused(step_world: StepWorld) -> None:
     step_world.stream("clicks", "k", 1, k="string", ts="string")
     app = application()
-    with pytest.raises(PlanningError, match="event_time='ts' is string: expected timestamp or date"):
+    with pytest.raises(
+        PlanningError, match="event_time='ts' is string: expected timestamp or date"
+    ):
         step_world.run(app)
     for wrong, argument in (
         ({"event_time": "ts", "delay": -MINUTE}, "delay"),
@@ -132,10 +144,14 @@ def test_what_is_no_time_and_what_could_not_be_late_is_refused(step_world: StepW
         "greatest(at, timestamp'now')",
     ],
 )
-def test_a_time_that_not_the_record_alone_tells_is_refused_where_it_is_planned(looking: str) -> None:
+def test_a_time_that_not_the_record_alone_tells_is_refused_where_it_is_planned(
+    looking: str,
+) -> None:
     clicks = TestStream(Schema.of(k="string", at="timestamp"), key="k", partitions=1)
     app = Application("app")
-    app.input_stream("lake.clicks", event_time=looking).send_to(app.output_stream("lake.out", partitions=1))
+    app.input_stream("lake.clicks", event_time=looking).send_to(
+        app.output_stream("lake.out", partitions=1)
+    )
     with pytest.raises(PlanningError) as failure:
         assert_plannable(app, {"lake.clicks": clicks})
     assert failure.value.operator == "input-1"
@@ -159,7 +175,9 @@ class DearWorld(StepWorld):
         return DearToRead(self.lake)
 
 
-def test_arrival_time_is_kept_after_a_function_and_where_reading_twice_is_costly(step_world: StepWorld) -> None:
+def test_arrival_time_is_kept_after_a_function_and_where_reading_twice_is_costly(
+    step_world: StepWorld,
+) -> None:
     step_world = DearWorld(step_world.lake, step_world.folder, step_world.spark)
     step_world.stream("clicks", "k", 1, k="string")
     step_world.send("clicks", ("a",), ("b",))
@@ -169,7 +187,9 @@ def test_arrival_time_is_kept_after_a_function_and_where_reading_twice_is_costly
         app.output_stream("lake.seen", partitions=1)
     )
     step_world.run(app)
-    arrivals = step_world.streams.read_arrow(step_world.streams.all_ranges("clicks"))["__timestamp"].to_pylist()
+    arrivals = step_world.streams.read_arrow(step_world.streams.all_ranges("clicks"))[
+        "__timestamp"
+    ].to_pylist()
     assert [row["at"] for row in step_world.rows("seen")] == arrivals
     assert step_world.state(app).times.operators == {"seen": max(arrivals)}
 
@@ -177,8 +197,14 @@ def test_arrival_time_is_kept_after_a_function_and_where_reading_twice_is_costly
 def ask(world: StepWorld, app: Application, until: str | None = None) -> None:
     clicks = SystemStreamPartition("lake", "clicks", 0)
     made = StartpointOldest(creation_timestamp_ms=round(world.lake.now().timestamp() * 1000))
-    end = None if until is None else StartpointSpecific(until, creation_timestamp_ms=made.creation_timestamp_ms)
-    request = StartpointRequest(ssp=clicks, startpoint=made, by="ann", reason="again", until=end, id=made.id)
+    end = (
+        None
+        if until is None
+        else StartpointSpecific(until, creation_timestamp_ms=made.creation_timestamp_ms)
+    )
+    request = StartpointRequest(
+        ssp=clicks, startpoint=made, by="ann", reason="again", until=end, id=made.id
+    )
     open_startpoints(world.lake, app).write_startpoints([request])
 
 
@@ -194,7 +220,10 @@ def test_records_that_are_read_again_say_so_and_move_no_time(step_world: StepWor
 
     ask(step_world, app, until="2")
     step_world.run(app)
-    assert [(row["n"], row["again"]) for row in step_world.rows("seen")[4:]] == [(0, True), (1, True)]
+    assert [(row["n"], row["again"]) for row in step_world.rows("seen")[4:]] == [
+        (0, True),
+        (1, True),
+    ]
     assert step_world.state(app).times == times
 
     ask(step_world, app)
@@ -218,7 +247,9 @@ def test_records_that_are_read_again_say_so_and_move_no_time(step_world: StepWor
     assert (last.newest, last.watermark, last.read_to) == (at(90), at(85), 6)
 
 
-def test_records_that_were_passed_over_are_no_records_that_were_read_before(step_world: StepWorld) -> None:
+def test_records_that_were_passed_over_are_no_records_that_were_read_before(
+    step_world: StepWorld,
+) -> None:
     step_world.stream("clicks", "k", 1, k="string", n="int", ts="timestamp")
     step_world.send("clicks", *[("a", n, at(n)) for n in range(10)])
     app = application(delay=timedelta(days=1))
@@ -242,7 +273,9 @@ def test_records_that_were_passed_over_are_no_records_that_were_read_before(step
 
 
 @pytest.mark.usefixtures("either_engine")
-def test_a_partition_that_was_idle_finds_closed_what_was_closed_without_it(step_world: StepWorld) -> None:
+def test_a_partition_that_was_idle_finds_closed_what_was_closed_without_it(
+    step_world: StepWorld,
+) -> None:
     now = [at(0)]
     world = replace(step_world, lake=on_clock(step_world.lake, lambda: now[0]))
     world.stream("clicks", "k", 2, k="string", n="int", ts="timestamp")
@@ -279,7 +312,11 @@ def test_a_partition_with_a_backlog_is_waited_for_after_a_pause(step_world: Step
     world.send("clicks", (busy, 0, at(10)), (quiet, 1, at(10)))
     world.run(app)
     now[0] = at(1_000)
-    world.send("clicks", *((busy, 10 + number, at(100 + number)) for number in range(8)), (quiet, 2, at(50)))
+    world.send(
+        "clicks",
+        *((busy, 10 + number, at(100 + number)) for number in range(8)),
+        (quiet, 2, at(50)),
+    )
     world.run(app)
     rows = sorted(world.rows("seen"), key=lambda row: row["n"])
     assert [row["before"] for row in rows if row["n"] in (2, 10, 17)] == [at(10), at(10), at(50)]

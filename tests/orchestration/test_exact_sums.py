@@ -1,4 +1,6 @@
-"""Sums and means of windows are exact, however their records are cut into batches and in whatever order they come."""
+"""Sums and means of windows are exact, however their records are cut into batches and in
+whatever order they come.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,14 @@ KINDS = ("decimal(38,0)", "bigint")
 AT_LENGTH = (
     *("decimal(38,38)", "decimal(28,10)", "decimal(27,5)"),
     *("decimal(38,18)", "decimal(24,22)", "int"),
-    *("decimal(38,1)", "decimal(38,20)", "decimal(38,21)", "decimal(38,37)", "decimal(30,30)", "decimal(33,4)"),
+    *(
+        "decimal(38,1)",
+        "decimal(38,20)",
+        "decimal(38,21)",
+        "decimal(38,37)",
+        "decimal(30,30)",
+        "decimal(33,4)",
+    ),
     *("decimal(28,28)", "decimal(28,0)", "decimal(20,2)", "decimal(5,2)", "tinyint"),
 )
 
@@ -54,8 +63,14 @@ def greatest(kind: str) -> Decimal:
 def drawn(chance: random.Random, kind: str) -> Decimal | None:
     """Return a value of the type: often at its ends, and of any size."""
     scale, most = digits_of(kind)[1], int(greatest(kind).scaleb(digits_of(kind)[1]))
-    amount = chance.choice([0, 1, most, most, most // 2, chance.randrange(most), chance.randrange(most) % 10**9])
-    return None if chance.random() < 0.1 else Decimal(chance.choice([-1, 1, 1]) * amount).scaleb(-scale)
+    amount = chance.choice(
+        [0, 1, most, most, most // 2, chance.randrange(most), chance.randrange(most) % 10**9]
+    )
+    return (
+        None
+        if chance.random() < 0.1
+        else Decimal(chance.choice([-1, 1, 1]) * amount).scaleb(-scale)
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -65,26 +80,53 @@ def exact() -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("kind", [*KINDS, *(pytest.param(kind, marks=pytest.mark.long) for kind in AT_LENGTH)])
+@pytest.mark.parametrize(
+    "kind", [*KINDS, *(pytest.param(kind, marks=pytest.mark.long) for kind in AT_LENGTH)]
+)
 def test_sums_and_means_do_not_depend_on_the_cut(spark: SparkSession, kind: str) -> None:
-    """Each case is some values, and the batch of each; batches are added as windows are, and merged as sessions are."""
+    """Each case is some values, and the batch of each; batches are added as windows are, and
+    merged as sessions are.
+    """
     from pyspark.sql import functions as F
 
     chance = random.Random(kind)
     cases = [[drawn(chance, kind) for _ in range(chance.randrange(1, 8))] for _ in range(60)]
-    cases += [[greatest(kind), greatest(kind), -greatest(kind)], [-greatest(kind), -greatest(kind)], [None]]
-    rows = [(number, chance.randrange(BATCHES), value) for number, values in enumerate(cases) for value in values]
+    cases += [
+        [greatest(kind), greatest(kind), -greatest(kind)],
+        [-greatest(kind), -greatest(kind)],
+        [None],
+    ]
+    rows = [
+        (number, chance.randrange(BATCHES), value)
+        for number, values in enumerate(cases)
+        for value in values
+    ]
     drawn_as = kind if kind.startswith("decimal") else "decimal(38,0)"
-    frame = spark.createDataFrame(rows, f"number int, batch int, d {drawn_as}").withColumn("d", F.col("d").cast(kind))
+    frame = spark.createDataFrame(rows, f"number int, batch int, d {drawn_as}").withColumn(
+        "d", F.col("d").cast(kind)
+    )
     for made in (Sum("d"), Mean("d")):
         partials, returns = made.partials("x", kind), str(made.result_type(kind))
-        of_batch = frame.groupBy("number", "batch").agg(*[F.expr(p.made).alias(p.name) for p in partials]).cache()
+        of_batch = (
+            frame.groupBy("number", "batch")
+            .agg(*[F.expr(p.made).alias(p.name) for p in partials])
+            .cache()
+        )
         assert [kept for _, kept in of_batch.dtypes[2:]] == [partial.type for partial in partials]
         merged = of_batch.groupBy("number").agg(*[F.expr(p.merged).alias(p.name) for p in partials])
-        added, *others = (of_batch.where(F.col("batch") == batch).drop("batch") for batch in range(BATCHES))
+        added, *others = (
+            of_batch.where(F.col("batch") == batch).drop("batch") for batch in range(BATCHES)
+        )
         for other in others:
-            sums = [F.expr(p.added.format(f"old.`{p.name}`", f"new.`{p.name}`")).alias(p.name) for p in partials]
-            added = added.alias("old").join(other.alias("new"), "number", "full").select("number", *sums)
+            sums = [
+                F.expr(p.added.format(f"old.`{p.name}`", f"new.`{p.name}`")).alias(p.name)
+                for p in partials
+            ]
+            added = (
+                added.alias("old")
+                .join(other.alias("new"), "number", "full")
+                .select("number", *sums)
+            )
         for kept in (merged, added):
             if (exact := made.exact("x", kind)) is not None:
                 kept = kept.withColumn(exact_column("x"), F.expr(exact))  # noqa: PLW2901
@@ -98,7 +140,9 @@ def test_sums_and_means_do_not_depend_on_the_cut(spark: SparkSession, kind: str)
             assert found == wanted
 
 
-def rounded(made: Sum | Mean, values: Sequence[Decimal], returns: str) -> Decimal | float | int | None:
+def rounded(
+    made: Sum | Mean, values: Sequence[Decimal], returns: str
+) -> Decimal | float | int | None:
     """Return what plain Python makes of the values; None where the type can't hold it."""
     if not values:
         return None
@@ -117,11 +161,15 @@ T0 = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
 
 
 def sums_app(*only: str, windows: Sequence[str] = ("updates",), **casts: str) -> Application:
-    """Return sums of n and d in windows of ten seconds, final, or in sessions, as updates; with these types."""
+    """Return sums of n and d in windows of ten seconds, final, or in sessions, as updates; with
+    these types.
+    """
     app = Application("sums")
     amounts = app.input_stream("lake.amounts", default_offset="oldest", event_time="at")
     if casts:
-        amounts = amounts.with_columns(**{name: f"cast({name} as {kind})" for name, kind in casts.items()})
+        amounts = amounts.with_columns(
+            **{name: f"cast({name} as {kind})" for name, kind in casts.items()}
+        )
     made = {"n": Sum("n"), "d": Sum("d"), "mean": Mean("d")}
     made = {name: made[name] for name in only or made}
     kinds = {"final": Tumbling(10 * SECOND), "updates": Session(5 * SECOND)}
@@ -132,13 +180,20 @@ def sums_app(*only: str, windows: Sequence[str] = ("updates",), **casts: str) ->
 
 
 @pytest.mark.parametrize("name", ["updates", pytest.param("final", marks=pytest.mark.long)])
-def test_a_sum_may_leave_its_type_and_come_back_in_any_batch(step_world: StepWorld, name: str) -> None:
+def test_a_sum_may_leave_its_type_and_come_back_in_any_batch(
+    step_world: StepWorld, name: str
+) -> None:
     step_world.stream("amounts", "k", 1, k="string", at="timestamp", n="bigint", d="decimal(38,38)")
     amounts = [(2**62, Decimal("0.6")), (2**62, Decimal("0.6")), (-(2**62), Decimal("-0.6"))]
-    orders = {"".join(map(str, order)): [amounts[place] for place in order] for order in permutations(range(3))}
+    orders = {
+        "".join(map(str, order)): [amounts[place] for place in order]
+        for order in permutations(range(3))
+    }
     for batch in range(3):
         rows = [(key, T0 + batch * SECOND, *order[batch]) for key, order in orders.items()]
-        step_world.send("amounts", *rows, ("z", T0 + batch * SECOND, None, Decimal(f"1E-{36 + batch}")))
+        step_world.send(
+            "amounts", *rows, ("z", T0 + batch * SECOND, None, Decimal(f"1E-{36 + batch}"))
+        )
         if batch == 2:
             step_world.send("amounts", ("end", T0 + 60 * SECOND, 1, Decimal(0)))
         step_world.run(sums_app(windows=[name]))
@@ -174,7 +229,9 @@ def test_a_sum_beyond_its_type_fails_the_batch_that_closes_it(step_world: StepWo
     step_world.send("amounts", ("a", T0, 2**62, Decimal(0)), ("b", T0, 1, Decimal(0)))
     step_world.send("amounts", ("a", T0 + SECOND, 2**62, Decimal(0)))
     step_world.run(sums_app("n"))
-    assert [row["n"] for row in step_world.rows("updates") if row["k"] == "a"] == [None], "not final"
+    assert [row["n"] for row in step_world.rows("updates") if row["k"] == "a"] == [None], (
+        "not final"
+    )
     step_world.send("amounts", ("end", T0 + 60 * SECOND, 1, Decimal(0)))
     with pytest.raises(OperatorFailedError) as caught:  # the batch stays open, and nothing is lost
         step_world.run(sums_app("n"))
@@ -197,7 +254,13 @@ def test_a_wider_type_is_advised_only_where_there_is_one(spark: SparkSession) ->
         ("decimal(38,0)", Mean("v"), None),
         ("decimal(38,10)", Mean("v"), None),
     ):
-        windows = Windows(Tumbling(10 * SECOND), ("k",), (("n", made),), dt.timedelta(0), {"k": "string", "v": kind})
+        windows = Windows(
+            Tumbling(10 * SECOND),
+            ("k",),
+            (("n", made),),
+            dt.timedelta(0),
+            {"k": "string", "v": kind},
+        )
         values = {"n$sum": 10 ** (38 - digits_of(kind)[1]) - 1, "n$high": 10**37, "n$count": 1}
         kept = [values.get(name) for name in windows.schema.names]
         places = dict(zip(windows.schema.names, kept, strict=True))
@@ -205,7 +268,9 @@ def test_a_wider_type_is_advised_only_where_there_is_one(spark: SparkSession) ->
         row = {**places, "k": "a", START: T0, END: T0, EXPIRES: T0, CLOSING: True}
         types = {**{field.name: field.type for field in windows.schema.fields}, CLOSING: "boolean"}
         text = ", ".join(f"`{name}` {type_}" for name, type_ in types.items())
-        rows = spark.createDataFrame([tuple(Decimal(v) if "dec" in types[n] else v for n, v in row.items())], text)
+        rows = spark.createDataFrame(
+            [tuple(Decimal(v) if "dec" in types[n] else v for n, v in row.items())], text
+        )
         with pytest.raises(OperatorFailedError) as caught, translate_spark_errors():
             make_results(rows, windows, "final", "window-2-w", ()).collect()
         step = caught.value.next_step
@@ -215,7 +280,9 @@ def test_a_wider_type_is_advised_only_where_there_is_one(spark: SparkSession) ->
 
 
 @pytest.mark.long  # the advice itself is read above
-def test_a_sum_that_no_decimal_holds_is_had_as_a_double_in_another_application(step_world: StepWorld) -> None:
+def test_a_sum_that_no_decimal_holds_is_had_as_a_double_in_another_application(
+    step_world: StepWorld,
+) -> None:
     """As its error says, also of a window that has several batches behind it."""
     step_world.stream("amounts", "k", 1, k="string", at="timestamp", d="decimal(38,0)")
 
@@ -229,13 +296,18 @@ def test_a_sum_that_no_decimal_holds_is_had_as_a_double_in_another_application(s
         return made
 
     for batch in range(2):
-        step_world.send("amounts", ("a", T0 + batch * SECOND, Decimal(6 * 10**37)), ("b", T0, Decimal(batch)))
+        step_world.send(
+            "amounts", ("a", T0 + batch * SECOND, Decimal(6 * 10**37)), ("b", T0, Decimal(batch))
+        )
         step_world.run(app("exact", "decimal(38,0)"))
     step_world.send("amounts", ("end", T0 + 60 * SECOND, Decimal(1)))
     with pytest.raises(OperatorFailedError):
         step_world.run(app("exact", "decimal(38,0)"))
     step_world.run(app("doubles", "double"))
-    assert {row["k"]: row["total"] for row in step_world.rows("totals-doubles")} == {"a": 1.2e38, "b": 1.0}
+    assert {row["k"]: row["total"] for row in step_world.rows("totals-doubles")} == {
+        "a": 1.2e38,
+        "b": 1.0,
+    }
 
 
 def test_the_error_of_a_sum_tells_nothing_sensitive(spark: SparkSession) -> None:

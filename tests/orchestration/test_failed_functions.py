@@ -1,4 +1,6 @@
-"""User code that fails over a record is told by operator, line and a sample record, masked where the schema says so."""
+"""User code that fails over a record is told by operator, line and a sample record, masked where
+the schema says so.
+"""
 
 from __future__ import annotations
 
@@ -86,13 +88,20 @@ def is_of(world: StepWorld, error: OperatorFailedError, key: str) -> bool:
     streams = world.streams
     records = streams.read_arrow(streams.all_ranges("s")).to_pylist()
     (row,) = [row for row in records if row["k"] == key]
-    return (error.stream, error.partition, error.offset) == ("lake.s", row["__partition"], str(row["__offset"]))
+    return (error.stream, error.partition, error.offset) == (
+        "lake.s",
+        row["__partition"],
+        str(row["__offset"]),
+    )
 
 
 CASES: list[tuple[Callable[[Any, Application], Any], str, str]] = [
     (
         lambda s, app: s.filter("v >= 0").map("k", "100 div (v - 23) as w"),
-        r"map-3: 100 div \(v - 23\): \[DIVIDE_BY_ZERO\] .*for \{k: 'k23', v: 23, email: '23@mail'\}",
+        (
+            r"map-3: 100 div \(v - 23\): \[DIVIDE_BY_ZERO\] .*for \{k: 'k23', v: 23, email:"
+            r" '23@mail'\}"
+        ),
         "k23",
     ),
     (
@@ -101,38 +110,62 @@ CASES: list[tuple[Callable[[Any, Application], Any], str, str]] = [
         "k38",
     ),
     (
-        lambda s, app: s.filter("cast(replace(k, 'k0', 'x') as string) <> 'x3' or cast(k as int) > 0"),
+        lambda s, app: s.filter(
+            "cast(replace(k, 'k0', 'x') as string) <> 'x3' or cast(k as int) > 0"
+        ),
         r"filter-2: .*\[CAST_INVALID_INPUT\] The value 'k03'",
         "k03",
     ),
-    (lambda s, app: s.filter("v > 0").map(with_udf), r"map-3: with_udf\(\) raised ValueError: no number in k17", "k17"),
     (
-        lambda s, app: s.flat_map(one_of_each, schema=Schema.of(n="int")).filter("n > 0").map("'a' as k", "n"),
+        lambda s, app: s.filter("v > 0").map(with_udf),
+        r"map-3: with_udf\(\) raised ValueError: no number in k17",
+        "k17",
+    ),
+    (
+        lambda s, app: (
+            s.flat_map(one_of_each, schema=Schema.of(n="int")).filter("n > 0").map("'a' as k", "n")
+        ),
         r"flat-map-2: one_of_each\(\) raised ValueError: no number in k17",
         "k17",
     ),
-    # Spark quotes no expression of these, and a function that does nothing wrong stands before them.
+    # Spark quotes no expression of these, and a function that does nothing wrong stands before
+    # them.
     (
-        lambda s, app: s.map(unchanged, keeps_partitioning=True).partition_by("v").with_columns(w="100 div (v - 23)"),
-        r"with-columns-4: 100 div \(v - 23\): \[DIVIDE_BY_ZERO\] .*for \{k: 'k23', v: 23, email: '23@mail'\}",
+        lambda s, app: (
+            s.map(unchanged, keeps_partitioning=True)
+            .partition_by("v")
+            .with_columns(w="100 div (v - 23)")
+        ),
+        (
+            r"with-columns-4: 100 div \(v - 23\): \[DIVIDE_BY_ZERO\] .*for \{k: 'k23', v: 23,"
+            r" email: '23@mail'\}"
+        ),
         "k23",
     ),
     (
-        lambda s, app: s.with_columns(w="from_json(if(v = 23, '{', '{}'), 'a int', map('mode', 'FAILFAST')).a"),
+        lambda s, app: s.with_columns(
+            w="from_json(if(v = 23, '{', '{}'), 'a int', map('mode', 'FAILFAST')).a"
+        ),
         r"with-columns-2: \[MALFORMED_RECORD_IN_PARSING",
         "k23",
     ),
     (
         lambda s, app: s.with_columns(w="cast(if(v = 23, 3000000000L, 1L) as int)"),
-        r"with-columns-2: \[CAST_OVERFLOW\] The value 3000000000L .* Use `try_cast` .*for \{k: 'k23'",
+        (
+            r"with-columns-2: \[CAST_OVERFLOW\] The value 3000000000L .* Use `try_cast` .*for \{k:"
+            r" 'k23'"
+        ),
         "k23",
     ),
 ]
-AT_LENGTH = {case[1] for case in CASES if re.search("OVERFLOW|INVALID|MALFORMED|map-3: 100", case[1])}
+AT_LENGTH = {
+    case[1] for case in CASES if re.search("OVERFLOW|INVALID|MALFORMED|map-3: 100", case[1])
+}
 SINK = (lambda s, app: s.sink(together), "", "")
 
 
-# What overflows is told as what is divided by zero is: by Spark's error class, from an expression of any operator.
+# What overflows is told as what is divided by zero is: by Spark's error class, from an expression
+# of any operator.
 @pytest.mark.parametrize(
     ("describe", "message", "key"),
     [pytest.param(*case, marks=[pytest.mark.long] * (case[1] in AT_LENGTH)) for case in CASES],
@@ -150,10 +183,14 @@ def test_what_failed_is_told_by_operator_line_and_record(
     assert "\n" not in str(error)
     assert error.file == __file__
     if "() raised" in message.replace("\\", ""):
-        assert error.line == line_with("# the line of the UDF" if "udf" in message else "# the line that fails")
+        assert error.line == line_with(
+            "# the line of the UDF" if "udf" in message else "# the line that fails"
+        )
 
 
-def test_a_failed_table_update_names_its_record_and_its_batch_is_abandoned(world: StepWorld) -> None:
+def test_a_failed_table_update_names_its_record_and_its_batch_is_abandoned(
+    world: StepWorld,
+) -> None:
     def describe(stream: Any, app: Application) -> None:
         stream.update(app.table(world.table()), set={"v": "cast(email as int)"}, if_missing=[])
         described.append(app)
@@ -194,19 +231,27 @@ def test_nothing_of_a_sensitive_column_is_told(
     assert "v: " in error.record
 
 
-def test_a_mended_function_ends_the_batch_and_adds_nothing_to_an_output_that_has_it(world: StepWorld) -> None:
+def test_a_mended_function_ends_the_batch_and_adds_nothing_to_an_output_that_has_it(
+    world: StepWorld,
+) -> None:
     def application(divisor: str, first: str = "v") -> Application:
         app = Application("app")
         stream = app.input_stream("lake.s")
-        stream.map("k", f"{first} as v").send_to(app.output_stream("lake.first", partitions=2, key="k"))
-        stream.map("k", f"100 div {divisor} as w").send_to(app.output_stream("lake.out", partitions=2, key="k"))
+        stream.map("k", f"{first} as v").send_to(
+            app.output_stream("lake.first", partitions=2, key="k")
+        )
+        stream.map("k", f"100 div {divisor} as w").send_to(
+            app.output_stream("lake.out", partitions=2, key="k")
+        )
         return app
 
     with pytest.raises(OperatorFailedError, match="Batch 1 stays open"):
         world.run(application("(v - 23)"))
     assert len(world.rows("first")) == 40
     with pytest.raises(ProducerConflictError, match="adjunct checkpoint abandon app --reason"):
-        world.run(application("(v + 1)", first="v + 1"))  # mends one output, and changes the one that is written
+        world.run(
+            application("(v + 1)", first="v + 1")
+        )  # mends one output, and changes the one that is written
     report = world.run(application("(v + 1)"))
     assert report.counters["lake.first"] == {"rows": 40, "duplicate_batches": 1}
     assert (len(world.rows("first")), len(world.rows("out"))) == (40, 40)
@@ -217,7 +262,8 @@ def test_a_mended_function_ends_the_batch_and_adds_nothing_to_an_output_that_has
 def test_looking_for_a_record_hands_nothing_to_functions_again(returns: Schema | None) -> None:
     handed: list[object] = []
     batch: Any = SimpleNamespace(
-        call_sink=lambda *given: handed.append(given), call_sink_for_results=lambda *given: handed.append(given)
+        call_sink=lambda *given: handed.append(given),
+        call_sink_for_results=lambda *given: handed.append(given),
     )
     records: Any = object()
     with pytest.raises(AttributeError, match="while searching for a failed record"):

@@ -1,6 +1,8 @@
-"""A table with fenced=True refuses what a paused run had under way, after a later run has begun, in every store.
+"""A table with fenced=True refuses what a paused run had under way, after a later run has begun, in
+every store.
 
-Each run is paused between its last look at the lease and its request, which then arrives after its successors' writes.
+Each run is paused between its last look at the lease and its request, which then arrives after its
+successors' writes.
 """
 
 from __future__ import annotations
@@ -17,7 +19,12 @@ import pyarrow as pa
 import pytest
 from botocore.exceptions import ClientError
 
-from dagster_adjunct.errors import ConfigurationError, RunLeaseLostError, TableAccessError, TableUnavailableError
+from dagster_adjunct.errors import (
+    ConfigurationError,
+    RunLeaseLostError,
+    TableAccessError,
+    TableUnavailableError,
+)
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.step.progress import StepEvent
 from dagster_adjunct.orchestration.step.run import run_application
@@ -34,7 +41,14 @@ from dagster_adjunct.resources.backends.write_plan import validate_entries
 from dagster_adjunct.resources.key_value_rows import KeyValueRows
 from dagster_adjunct.resources.objects.fence import Fence
 from dagster_adjunct.resources.tables.arrow import ArrowEntries
-from dagster_adjunct.resources.tables.operation import Changes, Operation, OperationKind, Outcomes, RowEntries, State
+from dagster_adjunct.resources.tables.operation import (
+    Changes,
+    Operation,
+    OperationKind,
+    Outcomes,
+    RowEntries,
+    State,
+)
 from dagster_adjunct.resources.tables.table import BlockingTable, RemoteTable
 from tests.orchestration.paused_runs import KEYS, PausedWorld
 from tests.orchestration.step_world import StepWorld
@@ -48,7 +62,9 @@ Pause = Callable[[], object]
 
 @dataclass
 class PausedStore:
-    """A store's new table; `table(pause)` is its function, which calls `pause` before each write."""
+    """A store's new table; `table(pause)` is its function, which calls `pause` before each
+    write.
+    """
 
     make: type[Any]
     arguments: tuple[Any, ...]
@@ -80,7 +96,9 @@ def postgres(request: pytest.FixtureRequest, folder: Path) -> PausedStore:
 
 def redis(request: pytest.FixtureRequest, folder: Path) -> PausedStore:
     server = request.getfixturevalue("redis_server")
-    return PausedStore(RedisTable, (f"fenced{next(_names)}", "k"), {"columns": COLUMNS, "url": server.url()})
+    return PausedStore(
+        RedisTable, (f"fenced{next(_names)}", "k"), {"columns": COLUMNS, "url": server.url()}
+    )
 
 
 def dynamodb(request: pytest.FixtureRequest, folder: Path) -> PausedStore:
@@ -105,11 +123,20 @@ def changes(app: Application) -> Any:
 
 
 WRITES: dict[str, tuple[Write, dict[str, Any]]] = {
-    "set": (lambda app, t: changes(app).update(t, set={"n": "n"}, if_missing={"n": "n", "first": "n"}), {}),
+    "set": (
+        lambda app, t: changes(app).update(t, set={"n": "n"}, if_missing={"n": "n", "first": "n"}),
+        {},
+    ),
     "put": (lambda app, t: changes(app).select("k", "n").send_to(t), {}),
     "add": (lambda app, t: changes(app).update(t, add={"n": "n"}, if_missing=[]), {}),
-    "idempotent": (lambda app, t: changes(app).update(t, add={"n": "n"}, if_missing=[]), {"idempotent": True}),
-    "newest_by": (lambda app, t: changes(app).update(t, set={"n": "n"}, if_missing={"n": "n"}), {"newest_by": "n"}),
+    "idempotent": (
+        lambda app, t: changes(app).update(t, add={"n": "n"}, if_missing=[]),
+        {"idempotent": True},
+    ),
+    "newest_by": (
+        lambda app, t: changes(app).update(t, set={"n": "n"}, if_missing={"n": "n"}),
+        {"newest_by": "n"},
+    ),
 }
 
 
@@ -123,7 +150,10 @@ class DeletingWorld(PausedWorld):
     def send(self) -> None:
         self.rounds += 1
         gone = [n % 4 == self.rounds % 4 for n in range(KEYS)]
-        rows = {"k": [f"k{n}" for n in range(KEYS)], "n": [100 * self.rounds + n for n in range(KEYS)]}
+        rows = {
+            "k": [f"k{n}" for n in range(KEYS)],
+            "n": [100 * self.rounds + n for n in range(KEYS)],
+        }
         table = pa.table({**rows, "gone": gone, "__tombstone": gone})
         self.streams.append("changes", table, producer="test", sequence=self.rounds)
 
@@ -158,7 +188,9 @@ def at_write(nth: int, world: PausedWorld) -> Pause:
 
 @pytest.fixture
 def unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first run looks at its lease before it is paused, and not again: only the store can refuse."""
+    """The first run looks at its lease before it is paused, and not again: only the store can
+    refuse.
+    """
     check, in_thread = Fence.check, Fence.check_in_thread
 
     async def check_others_in_thread(self: Fence) -> None:
@@ -179,9 +211,12 @@ def test_the_request_that_was_under_way_is_refused(
     whole, expected = world_of(of(request, tmp_path), write, **options)
     whole.run_alone()
     exact = kind != "add"
-    # A batch that adds is added again by its successor, if a part of it was written: as after a crash.
+    # A batch that adds is added again by its successor, if a part of it was written: as after a
+    # crash.
     for nth in rounds([2], [1, 2, 3, 5]) if exact else [1]:
-        world, content = world_of(of(request, tmp_path), write, lambda world, nth=nth: at_write(nth, world), **options)
+        world, content = world_of(
+            of(request, tmp_path), write, lambda world, nth=nth: at_write(nth, world), **options
+        )
         error = world.run_paused()
         assert world.paused, nth
         assert isinstance(error, RunLeaseLostError), (nth, error)
@@ -196,7 +231,9 @@ def test_deleted_records_stay_deleted(
 ) -> None:
     whole, expected = world_of(of(request, tmp_path), deletes, kind=DeletingWorld)
     whole.run_alone()
-    world, content = world_of(of(request, tmp_path), deletes, lambda world: at_write(2, world), DeletingWorld)
+    world, content = world_of(
+        of(request, tmp_path), deletes, lambda world: at_write(2, world), DeletingWorld
+    )
     error = world.run_paused()
     assert isinstance(error, RunLeaseLostError)
     assert content() == expected()
@@ -204,11 +241,15 @@ def test_deleted_records_stay_deleted(
 
 
 @pytest.mark.usefixtures("unchecked")
-def test_without_a_fence_the_request_would_arrive(request: pytest.FixtureRequest, tmp_path: Path) -> None:
+def test_without_a_fence_the_request_would_arrive(
+    request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
     write, _ = WRITES["set"]
     whole, expected = world_of(sqlite(request, tmp_path), write)
     whole.run_alone()
-    world, content = world_of(sqlite(request, tmp_path), write, lambda world: at_write(2, world), fenced=False)
+    world, content = world_of(
+        sqlite(request, tmp_path), write, lambda world: at_write(2, world), fenced=False
+    )
     world.run_paused()
     assert content() != expected()
 
@@ -231,7 +272,9 @@ def test_tasks_of_spark_carry_the_epoch_of_the_run(step_world: StepWorld, tmp_pa
             asyncio.run(store.begin_run(create=False, marks=False, fence=fence))
 
     with pytest.raises(RunLeaseLostError) as refused:
-        run_application(app, lake=step_world.lake, spark=step_world.spark, on_event=begin_a_later_run)
+        run_application(
+            app, lake=step_world.lake, spark=step_world.spark, on_event=begin_a_later_run
+        )
     assert refused.value.application == "sets"
     with BlockingTable(table) as reads:
         assert {key: row["n"] for key, row in reads.get_all(["a", "b"]).items()} == {"a": 1, "b": 2}
@@ -250,7 +293,9 @@ class Held:
     def fence(self, epoch: int) -> Fence:
         from dagster_adjunct.resources.objects.store import InMemoryStore
 
-        fence = Fence(InMemoryStore(), "run", holder="h", application="app", run=f"run-{epoch}", epoch=epoch)
+        fence = Fence(
+            InMemoryStore(), "run", holder="h", application="app", run=f"run-{epoch}", epoch=epoch
+        )
         fence.check = lambda: None  # type: ignore[method-assign]
         fence.check_in_thread = _nothing  # type: ignore[method-assign]
         return fence
@@ -268,7 +313,9 @@ class Held:
 
     async def read(self, key: str = "k0") -> Any:
         await self.function.open()
-        (record,) = (await self.function.send(Operation(OperationKind.GET, RowEntries([key])))).records
+        (record,) = (
+            await self.function.send(Operation(OperationKind.GET, RowEntries([key])))
+        ).records
         return None if record is None else record["n"]
 
 
@@ -301,7 +348,10 @@ def test_a_store_knows_the_greatest_epoch_that_has_begun_or_written(
 
 
 ENTRIES = {
-    "put": (OperationKind.PUT, RowEntries(["k0", "k9"], [{"k": "k0", "n": 2}, {"k": "k9", "n": 2}])),
+    "put": (
+        OperationKind.PUT,
+        RowEntries(["k0", "k9"], [{"k": "k0", "n": 2}, {"k": "k9", "n": 2}]),
+    ),
     "put_if_absent": (OperationKind.PUT_IF_ABSENT, RowEntries(["k9"], [{"k": "k9", "n": 2}])),
     "delete": (OperationKind.DELETE, RowEntries(["k0"])),
     "set": (OperationKind.UPDATE, RowEntries(["k0"], [{"n": 2}])),
@@ -310,7 +360,9 @@ ENTRIES = {
     "default": (OperationKind.UPDATE, RowEntries(["k9"], [{"n": 2}], [{"k": "k9", "n": 1}])),
     "arrow": (
         OperationKind.PUT,
-        ArrowEntries.of(pa.table({"k": [f"k{n}" for n in range(500)], "n": list(range(500))}), ("k",)),
+        ArrowEntries.of(
+            pa.table({"k": [f"k{n}" for n in range(500)], "n": list(range(500))}), ("k",)
+        ),
     ),
 }
 
@@ -330,7 +382,9 @@ def test_every_kind_of_write_is_refused_as_a_whole(
         with pytest.raises(RunLeaseLostError):
             await held.function.send(Operation(what, entries, fence=held.fence(3), fenced=True))
         assert (await held.read("k0"), await held.read("k9")) == (1, None)
-        outcomes = await held.function.send(Operation(what, entries, fence=held.fence(5), fenced=True))
+        outcomes = await held.function.send(
+            Operation(what, entries, fence=held.fence(5), fenced=True)
+        )
         assert outcomes.done == len(entries)
         await held.function.close()
 
@@ -416,7 +470,9 @@ def _join(thread: threading.Thread, seconds: float) -> None:
 
 
 @pytest.mark.server
-def test_many_fenced_writes_run_beside_each_other(request: pytest.FixtureRequest, tmp_path: Path) -> None:
+def test_many_fenced_writes_run_beside_each_other(
+    request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
     held = Held(postgres(request, tmp_path).table())
 
     async def story() -> None:
@@ -439,7 +495,9 @@ def test_dynamodb_names_the_entry_that_it_rejects_in_a_fenced_batch(
         await held.begin(3)
         keys = [f"k{n}" for n in range(60)]
         values = [{"k": key, "n": place} for place, key in enumerate(keys)]
-        operation = Operation(OperationKind.PUT, RowEntries(keys, values), fence=held.fence(3), fenced=True)
+        operation = Operation(
+            OperationKind.PUT, RowEntries(keys, values), fence=held.fence(3), fenced=True
+        )
         assert (await held.function.send(operation)).done == 60
         defaults = [{"k": "k1", "n": 5}, {"k": "new", "n": 5}, None]
         updates = RowEntries(["k1", "new", "none"], [{"n": 7}] * 3, defaults)
@@ -461,7 +519,10 @@ class CancellingClient:
     def transact_write_items(self, TransactItems: list[Any]) -> Any:
         self.asked += 1
         reasons = [{"Code": "TransactionConflict"}, *({"Code": "None"} for _ in TransactItems[1:])]
-        answer: Any = {"Error": {"Code": "TransactionCanceledException"}, "CancellationReasons": reasons}
+        answer: Any = {
+            "Error": {"Code": "TransactionCanceledException"},
+            "CancellationReasons": reasons,
+        }
         raise ClientError(answer, "TransactWriteItems")
 
 
@@ -471,7 +532,9 @@ def test_dynamodb_transactions_that_meet_others_for_long_are_failed_and_retried(
     fence = Held(None).fence(1)
     fenced = FencedWrites(client, "t", "t__adjunct_runs", fence, pause=lambda seconds: None)
     requests = TableRequests(client, "t", codec, consistent=True, fence=fence, fenced=fenced)
-    operation = Operation(OperationKind.UPDATE, RowEntries(["a"], [{"n": 1}]), fence=fence, fenced=True)
+    operation = Operation(
+        OperationKind.UPDATE, RowEntries(["a"], [{"n": 1}]), fence=fence, fenced=True
+    )
     problems: dict[int, Any] = {}
     requests.write_in_sequence(operation, validate_entries(codec, operation).entries, problems)
     assert (problems[0].state, type(problems[0].error)) == (State.FAILED, TableUnavailableError)

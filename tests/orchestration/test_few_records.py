@@ -1,4 +1,6 @@
-"""Few records are worked on by one task a stage: the same records, bytes that count and checks, by fewer tasks."""
+"""Few records are worked on by one task a stage: the same records, bytes that count and checks,
+by fewer tasks.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,11 @@ from dagster_adjunct.assets.declaration.dataset import bounded_dataset
 from dagster_adjunct.assets.reading.dataset import open_dataset
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.step.small_spark_batch import MAX_ROWS, classify_batch
-from dagster_adjunct.resources.errors import ConfigurationError, ManifestMismatchError, OperatorFailedError
+from dagster_adjunct.resources.errors import (
+    ConfigurationError,
+    ManifestMismatchError,
+    OperatorFailedError,
+)
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.tuning import FEW_ROWS
 from tests.orchestration.step_world import StepWorld
@@ -59,14 +65,22 @@ def tasks_of(world: StepWorld, app: Application, *, few: int) -> int:
     world.advance(*app.datasets)
     before = set(tracker.getJobIdsForGroup(None))
     report = world.run(app, on_event=lambda event: summaries.append(event.summary()))
-    assert report.few_batches == few == sum(text.endswith("; one task a stage, as they are few") for text in summaries)
+    assert (
+        report.few_batches
+        == few
+        == sum(text.endswith("; one task a stage, as they are few") for text in summaries)
+    )
     stages = {
         stage
         for job in set(tracker.getJobIdsForGroup(None)) - before
         if (info := tracker.getJobInfo(job)) is not None
         for stage in info.stageIds
     }
-    return sum(stage_info.numTasks for stage in stages if (stage_info := tracker.getStageInfo(stage)) is not None)
+    return sum(
+        stage_info.numTasks
+        for stage in stages
+        if (stage_info := tracker.getStageInfo(stage)) is not None
+    )
 
 
 @pytest.mark.spark
@@ -90,12 +104,17 @@ def test_as_many_tasks_as_partitions_where_that_is_asked_for(world: StepWorld) -
 
 
 @pytest.mark.spark
-def test_a_local_table_is_written_by_one_task_and_holds_what_many_would_write(world: StepWorld) -> None:
+def test_a_local_table_is_written_by_one_task_and_holds_what_many_would_write(
+    world: StepWorld,
+) -> None:
     kept = []
     for name, options, tasks in (("few", {}, 1), ("many", {"few_records": 0}, 4)):
         app = Application(name, **options)
         last = app.local_table(
-            f"last-{name}", key="tailnum", schema=Schema.of(tailnum="string", dest="string", v="int"), partitions=4
+            f"last-{name}",
+            key="tailnum",
+            schema=Schema.of(tailnum="string", dest="string", v="int"),
+            partitions=4,
         )
         app.input_stream("lake.trips").send_to(last)
         assert tasks_of(world, app, few=int(name == "few")) == tasks
@@ -105,7 +124,9 @@ def test_a_local_table_is_written_by_one_task_and_holds_what_many_would_write(wo
 
 
 @pytest.mark.spark
-def test_a_row_that_lies_elsewhere_than_promised_is_found_by_one_task_as_well(world: StepWorld) -> None:
+def test_a_row_that_lies_elsewhere_than_promised_is_found_by_one_task_as_well(
+    world: StepWorld,
+) -> None:
     def renamed(frame: DataFrame) -> DataFrame:
         from pyspark.sql import functions as F
 
@@ -114,7 +135,9 @@ def test_a_row_that_lies_elsewhere_than_promised_is_found_by_one_task_as_well(wo
     app = Application("app")
     moved = app.input_stream("lake.trips").map(renamed, keeps_partitioning=True)
     moved.send_to(app.output_stream("lake.out", partitions=4, key="tailnum"))
-    with pytest.raises(OperatorFailedError, match="a row of another bucket reached the task of bucket") as failed:
+    with pytest.raises(
+        OperatorFailedError, match="a row of another bucket reached the task of bucket"
+    ) as failed:
         world.run(app)
     assert failed.value.operator == "map-2"
     assert "Remove keeps_partitioning=True" in failed.value.next_step
@@ -134,7 +157,9 @@ def test_few_are_bounded_by_records_and_by_the_rows_that_one_task_would_read() -
     assert not small(11, None, 10, **met)[0]
     assert not small(4, 3, 10, **met)[0]  # each of three tasks reads all of them
     assert not small(10, None, 10, planes=View(MAX_ROWS + 1))[0]
-    large = SimpleNamespace(sealed=SimpleNamespace(generations=[SimpleNamespace(rows=1, size=2**30)]))
+    large = SimpleNamespace(
+        sealed=SimpleNamespace(generations=[SimpleNamespace(rows=1, size=2**30)])
+    )
     assert not small(10, None, 10, planes=large)[0]
     assert small(10, None, 10, planes=None)[0]
     assert not small(1, None, 0)[0]
@@ -152,11 +177,15 @@ def test_few_rows_of_all_datasets_and_states_are_for_interpreted_plans() -> None
 @pytest.mark.spark
 @pytest.mark.one_engine
 @pytest.mark.parametrize("dies", [False, True])
-def test_the_plans_of_few_records_are_interpreted_and_the_session_is_as_before(world: StepWorld, *, dies: bool) -> None:
+def test_the_plans_of_few_records_are_interpreted_and_the_session_is_as_before(
+    world: StepWorld, *, dies: bool
+) -> None:
     conf, seen = world.spark().conf, list[tuple[str | None, ...]]()
 
     def settings() -> tuple[str | None, ...]:
-        return tuple(conf.get(f"spark.sql.codegen.{name}") for name in ("wholeStage", "factoryMode"))
+        return tuple(
+            conf.get(f"spark.sql.codegen.{name}") for name in ("wholeStage", "factoryMode")
+        )
 
     def noted(frame: DataFrame) -> DataFrame:
         seen.append(settings())

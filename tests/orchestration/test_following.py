@@ -17,7 +17,15 @@ from unittest.mock import patch
 import pyarrow as pa
 import pytest
 
-from dagster_adjunct import Application, Lake, LakeStreams, Schema, bounded_dataset, open_lake, run_application
+from dagster_adjunct import (
+    Application,
+    Lake,
+    LakeStreams,
+    Schema,
+    bounded_dataset,
+    open_lake,
+    run_application,
+)
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.versions.reports import AdvanceReport
 from dagster_adjunct.errors import (
@@ -35,7 +43,13 @@ from dagster_adjunct.orchestration.batch_log.run_lease import ask_to_end, asked_
 from dagster_adjunct.orchestration.step import following as module
 from dagster_adjunct.orchestration.step import run as running
 from dagster_adjunct.orchestration.step import step as step_module
-from dagster_adjunct.orchestration.step.context import BatchInputs, BatchMetrics, BatchVersions, StepContext, StepState
+from dagster_adjunct.orchestration.step.context import (
+    BatchInputs,
+    BatchMetrics,
+    BatchVersions,
+    StepContext,
+    StepState,
+)
 from dagster_adjunct.orchestration.step.following import MAX_MEMORY, Following
 from dagster_adjunct.orchestration.step.progress import MAX_VERSIONS, StepEvent, StepReport
 from dagster_adjunct.orchestration.step.run import RunReport
@@ -56,10 +70,14 @@ HOUR = timedelta(hours=1)
 
 @dataclass
 class World:
-    """What a run looks at, with a clock that only its pauses move; `due` has what happens at a time."""
+    """What a run looks at, with a clock that only its pauses move; `due` has what happens at a
+    time.
+    """
 
     now: float = 0.0
-    texts: dict[str, object] = field(default_factory=lambda: {"lake.a": "1", "lake.b": "1", "startpoints": None})
+    texts: dict[str, object] = field(
+        default_factory=lambda: {"lake.a": "1", "lake.b": "1", "startpoints": None}
+    )
     who: str | Exception = ""
     failure: Exception | None = None
     memory: int = 1
@@ -96,7 +114,11 @@ class World:
     def following(self, lasts: timedelta = HOUR, **more: Any) -> Following:
         made = Following(
             lasts,
-            streams={name: lambda name=name: self.look(name) for name in self.texts if name != "startpoints"},
+            streams={
+                name: lambda name=name: self.look(name)
+                for name in self.texts
+                if name != "startpoints"
+            },
             startpoints=lambda: self.look("startpoints"),
             asked=self.ask,
             refresh=self.refresh,
@@ -197,8 +219,13 @@ def test_it_ends_at_its_end_for_another_run_and_for_its_memory(what: str) -> Non
         world.due[30] = lambda: setattr(world, "memory", MAX_MEMORY + 1)
     assert not following.wait()
     assert world.now == 300 if what == "its end" else 30 <= world.now <= 34
-    assert {"its end": "0:05:00", "another run": "run x on host y", "memory": "4.0 GiB"}[what] in following.ended
-    assert told == ["caught up; staying for 0:05:00 from the start of the run", f"this run ends: {following.ended}"]
+    assert {"its end": "0:05:00", "another run": "run x on host y", "memory": "4.0 GiB"}[
+        what
+    ] in following.ended
+    assert told == [
+        "caught up; staying for 0:05:00 from the start of the run",
+        f"this run ends: {following.ended}",
+    ]
 
 
 def test_a_failing_store_is_looked_at_again_and_a_missing_stream_ends_the_run() -> None:
@@ -317,7 +344,9 @@ def test_a_run_that_asks_for_the_application_gets_it_from_one_that_stays(tmp_pat
         waits.set()
 
     def stay() -> None:
-        reports.append(run_application(copy_app(), lake=lake, on_event=hear, follow=HOUR, run="staying"))
+        reports.append(
+            run_application(copy_app(), lake=lake, on_event=hear, follow=HOUR, run="staying")
+        )
 
     staying = threading.Thread(target=stay)
     staying.start()
@@ -336,7 +365,9 @@ def test_a_run_that_asks_for_the_application_gets_it_from_one_that_stays(tmp_pat
 def send(lake: Lake, stream: str, sequence: int, marker: str | None = None) -> None:
     schema = Schema.of(k="string", n="int").to_arrow()
     table = pa.Table.from_pylist([{"k": "a", "n": sequence}], schema)
-    LakeStreams(lake).append(stream, table, producer="test", sequence=sequence, end_of_dataset=marker)
+    LakeStreams(lake).append(
+        stream, table, producer="test", sequence=sequence, end_of_dataset=marker
+    )
 
 
 class Copies(StubEngine):
@@ -345,7 +376,9 @@ class Copies(StubEngine):
     def __init__(self, during: Callable[[StepContext, BatchInputs], object]) -> None:
         self.during = during
 
-    def run(self, context: StepContext, inputs: BatchInputs, before_output: Callable[[str], None]) -> BatchMetrics:
+    def run(
+        self, context: StepContext, inputs: BatchInputs, before_output: Callable[[str], None]
+    ) -> BatchMetrics:
         before_output("lake.copies")
         self.during(context, inputs)
         return BatchMetrics({}, {})
@@ -358,7 +391,9 @@ def stay(
     during: Callable[[StepContext, BatchInputs], object] = lambda context, inputs: None,
     follow: timedelta = HOUR,
 ) -> RunReport:
-    """Run the application without Spark; each time that it waits the next of `waits` is called, and then it ends."""
+    """Run the application without Spark; each time that it waits the next of `waits` is called,
+    and then it ends.
+    """
     due = iter(waits)
 
     class Waiting(Following):
@@ -406,7 +441,9 @@ def test_a_stream_that_is_recreated_is_taken_as_a_new_run_takes_it(tmp_path: Pat
 
 
 @pytest.mark.parametrize("default", ["oldest", "upcoming"])
-def test_a_stream_is_reset_at_the_start_of_a_run_and_not_again_while_it_stays(tmp_path: Path, default: Any) -> None:
+def test_a_stream_is_reset_at_the_start_of_a_run_and_not_again_while_it_stays(
+    tmp_path: Path, default: Any
+) -> None:
     streams, again = empty_streams(tmp_path), iter([True])
     streams.create("returns", schema=Schema.of(k="string", n="int"), key=["k"], partitions=2)
     lake, app = streams.lake, Application("copies")
@@ -419,11 +456,15 @@ def test_a_stream_is_reset_at_the_start_of_a_run_and_not_again_while_it_stays(tm
     def request(context: StepContext, inputs: BatchInputs) -> None:
         if next(again, False):
             send(lake, "orders", 2)
-            Startpoints(app, lake=lake).request("lake.returns", StartpointOldest(), reason="again", by="test")
+            Startpoints(app, lake=lake).request(
+                "lake.returns", StartpointOldest(), reason="again", by="test"
+            )
 
     stay(lake, app, during=request)
     read = {
-        (offset, epoch): times for (ssp, offset, epoch), times in offsets_read(lake).items() if ssp.stream == "orders"
+        (offset, epoch): times
+        for (ssp, offset, epoch), times in offsets_read(lake).items()
+        if ssp.stream == "orders"
     }
     assert read == {(offset, 0): 1 for offset in ((0, 1) if default == "oldest" else (1,))}
 
@@ -432,12 +473,16 @@ def joined_app(streams: LakeStreams) -> Application:
     streams.create("rates", schema=Schema.of(k="string", n="int"), key=["k"], partitions=2)
     app = Application("copies")
     rates = app.table(bounded_dataset("rates", input="lake.rates", key="k", partitions=2))
-    orders = app.input_stream("lake.orders", default_offset="oldest").join(rates, on="k", select=["n as rate"])
+    orders = app.input_stream("lake.orders", default_offset="oldest").join(
+        rates, on="k", select=["n as rate"]
+    )
     orders.send_to(app.output_stream("lake.copies", partitions=2, key="k"))
     return app
 
 
-def test_a_lease_of_a_version_that_was_lost_while_nothing_came_is_taken_again(tmp_path: Path) -> None:
+def test_a_lease_of_a_version_that_was_lost_while_nothing_came_is_taken_again(
+    tmp_path: Path,
+) -> None:
     streams = empty_streams(tmp_path)
     lake, app, held = streams.lake, joined_app(streams), list[BatchVersions]()
     send(lake, "rates", 1, "v1")
@@ -447,7 +492,12 @@ def test_a_lease_of_a_version_that_was_lost_while_nothing_came_is_taken_again(tm
         held[0]._leases["rates"]._heartbeat._failure = "the machine slept"
         send(lake, "orders", 2)
 
-    assert stay(lake, app, lose, during=lambda context, inputs: held.append(context.versions)).step.batches == 2
+    assert (
+        stay(
+            lake, app, lose, during=lambda context, inputs: held.append(context.versions)
+        ).step.batches
+        == 2
+    )
 
 
 def test_readers_of_former_versions_are_not_kept(tmp_path: Path) -> None:
@@ -473,14 +523,20 @@ def test_a_report_names_the_last_versions_of_each_dataset_and_does_not_grow(tmp_
     state = StepState(logged, StepReport(0, False, {}, {}, {}, logged.state))
     for number in range(MAX_VERSIONS + 50):
         versions = {"rates": f"v{number}", "zones": "v0"}
-        intent = Intent(batch=number + 1, run="r", clock=datetime.now(UTC), ranges={}, versions=versions)
-        done = ClosedBatch(intent=intent, closed_at=intent.clock, records=1, counters={}, seconds={})
+        intent = Intent(
+            batch=number + 1, run="r", clock=datetime.now(UTC), ranges={}, versions=versions
+        )
+        done = ClosedBatch(
+            intent=intent, closed_at=intent.clock, records=1, counters={}, seconds={}
+        )
         state = state.with_batch(done, 0.0, BatchMetrics({}, {}), few=False)
     newest = [f"v{number}" for number in range(50, MAX_VERSIONS + 50)]
     assert state.report.versions == {"rates": newest, "zones": ["v0"]}
 
 
-def test_a_dataset_that_another_process_advances_at_the_same_time_is_advanced_again(tmp_path: Path) -> None:
+def test_a_dataset_that_another_process_advances_at_the_same_time_is_advanced_again(
+    tmp_path: Path,
+) -> None:
     streams = empty_streams(tmp_path)
     lake, app, failing = streams.lake, joined_app(streams), list[bool]()
     send(lake, "rates", 1, "v1")
@@ -527,7 +583,10 @@ def run_once(lake: Lake, app: Application) -> RunReport:
 @pytest.mark.parametrize("failing", [None, StoreUnavailableError, ConfigurationError])
 @pytest.mark.parametrize("retention", [timedelta(days=20), None])
 def test_old_batches_go_from_the_log_while_a_run_stays(
-    tmp_path: Path, retention: timedelta | None, failing: type[AdjunctError] | None, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    retention: timedelta | None,
+    failing: type[AdjunctError] | None,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(commit_log, "MANIFESTS_KEPT", 4)
     monkeypatch.setattr(step_module, "_FORGETTING", 5)
@@ -547,7 +606,9 @@ def test_old_batches_go_from_the_log_while_a_run_stays(
         store.failure = failing("it can't be listed.", "")
     assert stay(Lake(store, lake.id), app, during=more).step.batches == 13
     kept = len(list(lake.store.list(manifests)))
-    assert kept == (27 if failing or retention is None else 11), "batch 10 was the last to delete some"
+    assert kept == (27 if failing or retention is None else 11), (
+        "batch 10 was the last to delete some"
+    )
 
 
 class Unlisted(FaultyStore):
@@ -569,7 +630,9 @@ def what_comes(lake: Lake, app: Application) -> list[Callable[[], object]]:
         send(lake, "orders", 3)
 
     def request() -> None:
-        Startpoints(app, lake=lake).request("lake.orders", StartpointOldest(), reason="again", by="test")
+        Startpoints(app, lake=lake).request(
+            "lake.orders", StartpointOldest(), reason="again", by="test"
+        )
 
     return [
         partial(send, lake, "orders", 2),
@@ -584,7 +647,9 @@ def what_comes(lake: Lake, app: Application) -> list[Callable[[], object]]:
 def offsets_read(lake: Lake) -> Counter[tuple[SystemStreamPartition, int, int]]:
     """Return how often each offset was read in each epoch, by the batches that were closed."""
     states = (state for _, state in BatchLog(lake, "copies").history(None))
-    intents = {state.last.intent.batch: state.last.intent for state in states if state.last is not None}
+    intents = {
+        state.last.intent.batch: state.last.intent for state in states if state.last is not None
+    }
     return Counter(
         (ssp, offset, intent.epochs.get(ssp, 0))
         for intent in intents.values()
@@ -595,7 +660,9 @@ def offsets_read(lake: Lake) -> Counter[tuple[SystemStreamPartition, int, int]]:
 
 @pytest.mark.rounds
 @pytest.mark.lengthy
-def test_a_run_that_stays_and_is_killed_at_any_write_is_taken_over_by_the_next(tmp_path: Path) -> None:
+def test_a_run_that_stays_and_is_killed_at_any_write_is_taken_over_by_the_next(
+    tmp_path: Path,
+) -> None:
     def prepare(folder: Path) -> tuple[Lake, Application]:
         streams = empty_streams(folder)
         app = joined_app(streams)
@@ -612,7 +679,11 @@ def test_a_run_that_stays_and_is_killed_at_any_write_is_taken_over_by_the_next(t
         coming = iter(what_comes(lake, app))
         waits = [lambda coming=coming: next(coming, lambda: None)()] * 6
         with suppress(Crash):
-            stay(Lake(FaultyStore(lake.store, [Fault("*", nth, "crash-before")]), lake.id), app, *waits)
+            stay(
+                Lake(FaultyStore(lake.store, [Fault("*", nth, "crash-before")]), lake.id),
+                app,
+                *waits,
+            )
         for act in coming:
             act()
         run_once(lake, app)
@@ -625,7 +696,9 @@ def test_a_run_that_stays_and_is_killed_at_any_write_is_taken_over_by_the_next(t
         assert (state.open, state.checkpoint) == (None, ends), killed
         assert set(read.values()) == {1}, killed
         again = {(ssp, offset) for ssp, offset, epoch in read if epoch == 1}
-        assert again == {(ssp, offset) for ssp, end in ends.items() for offset in range(int(end))}, killed
+        assert again == {
+            (ssp, offset) for ssp, end in ends.items() for offset in range(int(end))
+        }, killed
         listed = Startpoints(app, lake=lake).list()
         assert (listed["waiting"], listed["handed"]) == ([], []), killed
         manifest = StoredVersions(lake, "rates").manifest()
@@ -661,15 +734,23 @@ def test_it_takes_records_versions_and_startpoints_as_new_runs_do(step_world: St
         if event.what == "batch" and event.batch == 3:
             world.send("orders", ("b", 4))
 
-    report = run_application(app, lake=world.lake, spark=world.spark, on_event=hear, max_batches=4, follow=HOUR)
-    assert (report.step.batches, report.step.state.batch, len(report.step.versions["rates"])) == (4, 4, 2)
+    report = run_application(
+        app, lake=world.lake, spark=world.spark, on_event=hear, max_batches=4, follow=HOUR
+    )
+    assert (report.step.batches, report.step.state.batch, len(report.step.versions["rates"])) == (
+        4,
+        4,
+        2,
+    )
     assert sorted((row["k"], row["n"], row["rate"]) for row in world.rows("priced")) == [
         *[("a", 1, 10), ("a", 1, 11), ("a", 3, 11), ("a", 3, 11)],
         *[("b", 2, 20), ("b", 2, 21), ("b", 4, 21)],
     ]
     assert report.step.counters["lake.priced"]["rows"] == 7
     kinds = [one.action for one in report.datasets]
-    assert kinds == ["sealed", "sealed", "up-to-date", "up-to-date"], "the last are of the steps that began again"
+    assert kinds == ["sealed", "sealed", "up-to-date", "up-to-date"], (
+        "the last are of the steps that began again"
+    )
     assert sum("planned" in text for text in told) == 1
     # As a new run: nothing is left to do.
     assert run_application(app, lake=world.lake, spark=world.spark).step.batches == 0

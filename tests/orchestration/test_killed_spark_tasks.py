@@ -1,4 +1,6 @@
-"""Counters stay exact where a single Spark worker is killed in the middle of a write, on real stores."""
+"""Counters stay exact where a single Spark worker is killed in the middle of a write, on real
+stores.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,15 @@ from dagster_adjunct.orchestration.step.run import run_application
 from dagster_adjunct.resources.errors import TransientError
 from dagster_adjunct.resources.streams.startpoint import StartpointSpecific
 from tests.orchestration.killed_in_tasks import KilledInTask, KilledPostgres, KilledSqlite
-from tests.orchestration.scan_tables import COLUMNS, Store, counting, postgres_store, scanned, send, sqlite_store
+from tests.orchestration.scan_tables import (
+    COLUMNS,
+    Store,
+    counting,
+    postgres_store,
+    scanned,
+    send,
+    sqlite_store,
+)
 from tests.orchestration.step_world import StepWorld
 
 pytestmark = pytest.mark.spark
@@ -24,13 +34,17 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
     function: KilledInTask
     if request.param == "sqlite":
         store = sqlite_store(tmp_path)
-        function = KilledSqlite(tmp_path / "tags.sqlite", "tags", "tag", columns=COLUMNS, create=True)
+        function = KilledSqlite(
+            tmp_path / "tags.sqlite", "tags", "tag", columns=COLUMNS, create=True
+        )
     else:
         store = postgres_store(request.getfixturevalue("postgres_server").port)
         for (table,) in store.look("SELECT tablename FROM pg_tables WHERE tablename LIKE 'tags%'"):
             store.look(f'DROP TABLE "{table}"')
         connect = store.function.connect
-        function = KilledPostgres(connect=connect, table="tags", key="tag", columns=COLUMNS, create=True)
+        function = KilledPostgres(
+            connect=connect, table="tags", key="tag", columns=COLUMNS, create=True
+        )
     function.flag, function.driver = str(tmp_path / "killed"), os.getpid()
     store.function = function
     return store
@@ -52,16 +66,31 @@ def test_counters_are_exact_if_a_worker_dies_before_or_after_a_write(
     store.function.when = when
     send(step_world, scanned(11, 300))
     app = counting(store, batch_size=20)
-    with pytest.raises(TransientError, match="a Python worker of Spark ended in the middle of its task"):
-        run_application(app, lake=step_world.lake, systems=step_world.systems, spark=step_world.spark, run="killed")
-    assert "Table tags: order holds per source partition only" in caplog.text, "the run says it, as the plan does"
+    with pytest.raises(
+        TransientError, match="a Python worker of Spark ended in the middle of its task"
+    ):
+        run_application(
+            app,
+            lake=step_world.lake,
+            systems=step_world.systems,
+            spark=step_world.spark,
+            run="killed",
+        )
+    assert "Table tags: order holds per source partition only" in caplog.text, (
+        "the run says it, as the plan does"
+    )
     assert (tmp_path / "killed").exists()
     there = sum(store.counts().values())
     assert 0 < there < 600
     assert step_world.state(app).open is not None
-    # Asked for between the crash and the next run: a part beside the main position, each of it once more.
+    # Asked for between the crash and the next run: a part beside the main position, each of it once
+    # more.
     Startpoints(app, lake=step_world.lake).request(
-        "lake.scans", StartpointSpecific("2"), until=StartpointSpecific("9"), by="test", reason="a test"
+        "lake.scans",
+        StartpointSpecific("2"),
+        until=StartpointSpecific("9"),
+        by="test",
+        reason="a test",
     )
     counters = step_world.run(app, run="again").counters["tags"]
     rows = step_world.streams.read_arrow(step_world.streams.all_ranges("scans")).to_pylist()

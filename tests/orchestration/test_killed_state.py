@@ -1,4 +1,6 @@
-"""State, look-ups and results of functions are what plain Python makes of the batches, whenever runs are killed."""
+"""State, look-ups and results of functions are what plain Python makes of the batches, whenever
+runs are killed.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Session windows, and a window behind them, are what plain Python makes of the whole input, wherever runs die."""
+"""Session windows, and a window behind them, are what plain Python makes of the whole input,
+wherever runs die.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ from tests.orchestration.step_world import StepWorld
 pytestmark = pytest.mark.spark
 
 STAGES = ("intent", "sessions", "spans", "chained-sessions", "chained-spans", "outputs")
-"""Where a batch dies: behind its intent, before each of its outputs and tables of state, and before its end."""
+"""Where a batch dies: behind its intent, before each of its outputs and tables of state, and
+before its end.
+"""
 
 
 def dying(stage: str) -> Callable[[StepEvent], None]:
@@ -30,7 +34,8 @@ def dying(stage: str) -> Callable[[StepEvent], None]:
 
 
 @pytest.mark.parametrize(
-    "stages", [("chained-spans",), pytest.param(STAGES, marks=[pytest.mark.long, pytest.mark.timeout(900)])]
+    "stages",
+    [("chained-spans",), pytest.param(STAGES, marks=[pytest.mark.long, pytest.mark.timeout(900)])],
 )
 def test_a_batch_that_dies_at_any_stage_is_run_again_and_gives_each_window_once(
     step_world: StepWorld, stages: tuple[str, ...]
@@ -51,7 +56,9 @@ def test_a_batch_that_dies_at_any_stage_is_run_again_and_gives_each_window_once(
 @pytest.mark.long
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("seed", range(2))
-def test_whenever_runs_are_killed_each_window_comes_once(step_world: StepWorld, tmp_path: Path, seed: int) -> None:
+def test_whenever_runs_are_killed_each_window_comes_once(
+    step_world: StepWorld, tmp_path: Path, seed: int
+) -> None:
     create(step_world)
     chosen, died, clicks = random.Random(seed), 0, clicks_of(seed, 360)
     for number in range(3):

@@ -44,11 +44,15 @@ ROUTES = bounded_dataset(
 
 @dataclass
 class Reading(StubEngine):
-    """Takes the place of a batch's work: reads every version that the join meets whole, and writes nothing."""
+    """Takes the place of a batch's work: reads every version that the join meets whole, and
+    writes nothing.
+    """
 
     seen: list[list[int]] = field(default_factory=list)
 
-    def run(self, context: StepContext, inputs: Any, before_output: Callable[[str], None]) -> BatchMetrics:
+    def run(
+        self, context: StepContext, inputs: Any, before_output: Callable[[str], None]
+    ) -> BatchMetrics:
         store, spans = context.lake.store, inputs.over_time["routes"].spans
         readers = [VersionReader(store, "routes", span.version) for span in spans]
         self.seen.append([entry["n"] for reader in readers for _, entry in reader.items()])
@@ -73,11 +77,18 @@ def publish(world: World, *numbers: int) -> None:
 
 def run(world: World, lake: Lake) -> list[list[int]]:
     app, reading = Application("app"), Reading()
-    joined = app.input_stream("lake.trips", default_offset="oldest").join(app.table(ROUTES), on="k", as_of="at")
+    joined = app.input_stream("lake.trips", default_offset="oldest").join(
+        app.table(ROUTES), on="k", as_of="at"
+    )
     joined.send_to(app.output_stream("lake.out", partitions=1, key="k"))
     planned = plan_application(app, systems=world.systems)
     runtime = Runtime(lake, world.systems, IN_PROCESS, by="me")
-    run_step(StepContext(runtime, app, planned, fan_out_for_run(runtime, app, planned), lambda event: None), reading)
+    run_step(
+        StepContext(
+            runtime, app, planned, fan_out_for_run(runtime, app, planned), lambda event: None
+        ),
+        reading,
+    )
     return reading.seen
 
 
@@ -92,14 +103,20 @@ def test_versions_joined_by_time_may_be_replaced_and_discarded_at_any_request() 
             publish(world, 3, 4)
             expire_all_versions(world.lake, {"routes": ROUTES}, by="test")
 
-        lake = Lake(FaultyStore(world.lake.store, [Fault("*", nth, "meanwhile", replace)]), world.lake.id)
+        lake = Lake(
+            FaultyStore(world.lake.store, [Fault("*", nth, "meanwhile", replace)]), world.lake.id
+        )
         (seen,) = run(world, lake)
         assert seen in ([1, 2], [3, 4]), "whole, and none of a version that was discarded"
         done = BatchLog(world.lake, "app").read()[1].last
         assert done is not None
         assert [int(version[1:7]) for version in done.intent.over_time["routes"]] == seen
         assert list_leases(world.lake, "routes") == []
-        asked = [key for request, key in lake.store.requests if request == "put_if_absent" and "/leases/" in key]  # type: ignore[attr-defined]
+        asked = [
+            key
+            for request, key in lake.store.requests
+            if request == "put_if_absent" and "/leases/" in key
+        ]  # type: ignore[attr-defined]
         begun_again += len(asked) > 1
         if len(lake.store.requests) < nth:  # type: ignore[attr-defined]
             break

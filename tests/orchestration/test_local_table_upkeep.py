@@ -1,4 +1,6 @@
-"""Local tables are datasets: the commands know them, and upkeep spares what an open batch was begun with."""
+"""Local tables are datasets: the commands know them, and upkeep spares what an open batch was
+begun with.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,10 @@ from dagster_adjunct.assets.unbounded.local_table import LocalTableWriter, Writi
 from dagster_adjunct.assets.writing.generation import ARROW, Runtime
 from dagster_adjunct.orchestration.batch_log.batch_log import BatchLog, Intent
 from dagster_adjunct.orchestration.maintenance.delete import delete_dataset
-from dagster_adjunct.orchestration.maintenance.expire import expire_versions, versions_in_open_batches
+from dagster_adjunct.orchestration.maintenance.expire import (
+    expire_versions,
+    versions_in_open_batches,
+)
 from dagster_adjunct.orchestration.maintenance.repartition import repartition_dataset
 from dagster_adjunct.resources.errors import DatasetError, StillReadError, VersionDiscardedError
 from dagster_adjunct.resources.objects.lake import Lake, open_lake
@@ -40,9 +45,13 @@ class World:
 
     def spec(self, partitions: int = 2) -> AdjunctDataset:
         schema = Schema.of(k="string", v="bigint")
-        return local_table("counts", application="app", key=("k",), schema=schema, partitions=partitions)
+        return local_table(
+            "counts", application="app", key=("k",), schema=schema, partitions=partitions
+        )
 
-    def batch(self, number: int, *sent: tuple[str, int], partitions: int = 2, begun: str = "") -> None:
+    def batch(
+        self, number: int, *sent: tuple[str, int], partitions: int = 2, begun: str = ""
+    ) -> None:
         spec = self.spec(partitions)
         stored = StoredVersions(self.lake, spec)
         pinned = stored.version(begun) if begun else stored.current()
@@ -54,14 +63,22 @@ class World:
             }
         )
         version = None if pinned is None else pinned.sealed
-        with LocalTableWriter(self.lake, spec, version, WritingBatch("app", number, "run"), ARROW) as writes:
+        with LocalTableWriter(
+            self.lake, spec, version, WritingBatch("app", number, "run"), ARROW
+        ) as writes:
             writes.send(rows, order_by=(), partitioned=False)
             writes.commit()
 
     def begin(self, number: int) -> str:
         """Open a batch over the version that is served now, and return that."""
         log, version = BatchLog(self.lake, "app"), self.served()
-        intent = Intent(batch=number, run="run", clock=datetime.now(UTC), ranges={}, versions={"counts": version})
+        intent = Intent(
+            batch=number,
+            run="run",
+            clock=datetime.now(UTC),
+            ranges={},
+            versions={"counts": version},
+        )
         log.open(log.read(), intent)
         return version
 
@@ -79,7 +96,9 @@ def world(tmp_path: Path) -> World:
     return World(open_lake(tmp_path / "lake"))
 
 
-def test_the_local_table_of_another_application_is_refused_and_not_to_be_deleted(world: World) -> None:
+def test_the_local_table_of_another_application_is_refused_and_not_to_be_deleted(
+    world: World,
+) -> None:
     schema = Schema.of(k="string", v="bigint")
     other = local_table("counts", application="other", key=("k",), schema=schema, partitions=2)
     with pytest.raises(DatasetError, match="application app") as caught:
@@ -92,7 +111,10 @@ def test_the_local_table_of_another_application_is_refused_and_not_to_be_deleted
 def test_the_commands_know_a_local_table_as_any_dataset(world: World) -> None:
     assert "counts" in printed(world, "dataset", "list")
     shown = document(world, "dataset", "show", "counts")
-    assert (shown["declaration"]["owner"], shown["declaration"]["input"]) == ("app", "application app")
+    assert (shown["declaration"]["owner"], shown["declaration"]["input"]) == (
+        "app",
+        "application app",
+    )
     assert "application app" in printed(world, "dataset", "show", "counts")
     (answer,) = document(world, "dataset", "get", "counts", "a")
     assert answer["entry"] == {"k": "a", "v": 2}
@@ -107,9 +129,13 @@ def test_the_commands_know_a_local_table_as_any_dataset(world: World) -> None:
 
 
 def test_what_needs_a_stream_is_refused_by_name(world: World) -> None:
-    assert "local table of application 'app', which follows no stream" in refused(world, "dataset", "lag", "counts")
+    assert "local table of application 'app', which follows no stream" in refused(
+        world, "dataset", "lag", "counts"
+    )
     with pytest.raises(DatasetError) as failure:
-        rebuild_dataset(world.spec(), lake=world.lake, systems={}, spark=IN_PROCESS, reason="a test", by="me")
+        rebuild_dataset(
+            world.spec(), lake=world.lake, systems={}, spark=IN_PROCESS, reason="a test", by="me"
+        )
     assert failure.value.dataset == "counts"
 
 
@@ -148,7 +174,9 @@ def test_what_a_batch_that_was_given_up_is_taken_out_to_stays_until_then(world: 
 def test_undoing_a_batch_whose_former_version_was_erased_says_what_to_do(world: World) -> None:
     begun = world.begin(3)
     world.batch(3, ("a", 3), begun=begun)
-    assert not erase_keys(world.lake, "counts", ["a"], reason="asked", by="me", roots=_roots(world)).complete
+    assert not erase_keys(
+        world.lake, "counts", ["a"], reason="asked", by="me", roots=_roots(world)
+    ).complete
     BatchLog(world.lake, "app").abandon(reason="a test", by="me", skip=False)
     context = Runtime(world.lake, {}, IN_PROCESS, "run")
     with pytest.raises(VersionDiscardedError) as caught:
@@ -164,8 +192,12 @@ def test_undoing_a_batch_whose_former_version_was_erased_says_what_to_do(world: 
 
 def test_undoing_a_batch_after_a_repartition_is_rejected_with_what_to_do(world: World) -> None:
     context = Runtime(world.lake, {}, IN_PROCESS, "run")
-    repartition_dataset(world.lake, "counts", 3, reason="more", by="me")  # nobody knows yet that batch 2 is given up
-    with pytest.raises(DatasetError, match="has 2 partitions, and the table was repartitioned to 3 since") as caught:
+    repartition_dataset(
+        world.lake, "counts", 3, reason="more", by="me"
+    )  # nobody knows yet that batch 2 is given up
+    with pytest.raises(
+        DatasetError, match="has 2 partitions, and the table was repartitioned to 3 since"
+    ) as caught:
         undo_batch(context, "counts", "app", 2, declared=world.spec(3))
     assert "--partitions 2" in caught.value.next_step
     assert "partitions=2" in caught.value.next_step

@@ -1,4 +1,6 @@
-"""State of an application: local tables, in the lake like any dataset, written once for each batch."""
+"""State of an application: local tables, in the lake like any dataset, written once for each
+batch.
+"""
 
 from __future__ import annotations
 
@@ -63,13 +65,18 @@ def test_a_batch_counts_on_from_what_the_batches_before_have_counted(step_world:
     app = counting()
     report = step_world.run(app)
     assert report.batches == 2
-    assert held(step_world, "visits_by_shop") == {"a": {"shop": "a", "visits": 4}, "b": {"shop": "b", "visits": 4}}
+    assert held(step_world, "visits_by_shop") == {
+        "a": {"shop": "a", "visits": 4},
+        "b": {"shop": "b", "visits": 4},
+    }
     assert sorted(row["visits"] for row in step_world.rows("counted")) == sorted([*range(1, 5)] * 2)
 
 
 @pytest.mark.long  # the commit alone, at every request: tests/assets/test_local_table_commits.py
 @pytest.mark.timeout(3600)
-def test_a_crash_at_any_request_of_a_batch_counts_every_visit_once(tmp_path: Path, spark: Any) -> None:
+def test_a_crash_at_any_request_of_a_batch_counts_every_visit_once(
+    tmp_path: Path, spark: Any
+) -> None:
     for nth in range(1, 400):
         world = StepWorld(open_lake(tmp_path / str(nth)), tmp_path, lambda: spark)
         world.stream("visits", "shop", 2, visitor="string", shop="string")
@@ -82,7 +89,10 @@ def test_a_crash_at_any_request_of_a_batch_counts_every_visit_once(tmp_path: Pat
         except Crash:
             died = True
         world.run(app)
-        assert held(world, "visits_by_shop") == {"a": {"shop": "a", "visits": 4}, "b": {"shop": "b", "visits": 2}}, nth
+        assert held(world, "visits_by_shop") == {
+            "a": {"shop": "a", "visits": 4},
+            "b": {"shop": "b", "visits": 2},
+        }, nth
         assert sorted(row["visits"] for row in world.rows("counted")) == [1, 1, 2, 2, 3, 4], nth
         if not died:
             assert nth > 30
@@ -94,7 +104,9 @@ def last_seen(world: StepWorld, table: str = "seen") -> dict[Any, Any]:
     return {key: entry["place"] for key, entry in held(world, table).items()}
 
 
-def test_sent_records_are_joined_in_the_same_batch_and_two_streams_feed_one_table(step_world: StepWorld) -> None:
+def test_sent_records_are_joined_in_the_same_batch_and_two_streams_feed_one_table(
+    step_world: StepWorld,
+) -> None:
     step_world.stream("scans", "item", 2, item="string", place="string")
     step_world.stream("moves", "item", 3, item="string", place="string")
     step_world.stream("asked", "item", 2, item="string")
@@ -102,40 +114,67 @@ def test_sent_records_are_joined_in_the_same_batch_and_two_streams_feed_one_tabl
     step_world.send("moves", ("b", "truck"), deleted=[("c", None)])
     step_world.send("asked", ("a",), ("b",), ("c",))
     app = Application("seeing")
-    seen = app.local_table("seen", key="item", schema=Schema.of(item="string", place="string"), partitions=2)
+    seen = app.local_table(
+        "seen", key="item", schema=Schema.of(item="string", place="string"), partitions=2
+    )
     asked = app.input_stream("lake.asked")
     app.input_stream("lake.scans").send_to(seen)
-    asked.join(seen, on="item", how="left", name="one").send_to(app.output_stream("lake.one", partitions=2, key="item"))
+    asked.join(seen, on="item", how="left", name="one").send_to(
+        app.output_stream("lake.one", partitions=2, key="item")
+    )
     app.input_stream("lake.moves").partition_by("item").send_to(seen)
-    asked.join(seen, on="item", how="left", name="two").send_to(app.output_stream("lake.two", partitions=2, key="item"))
+    asked.join(seen, on="item", how="left", name="two").send_to(
+        app.output_stream("lake.two", partitions=2, key="item")
+    )
     report = step_world.run(app)
-    answers = [{row["item"]: row["place"] for row in step_world.rows(name)} for name in ("one", "two")]
-    assert answers == [{"a": "shelf", "b": "dock", "c": "dock"}, {"a": "shelf", "b": "truck", "c": None}]
+    answers = [
+        {row["item"]: row["place"] for row in step_world.rows(name)} for name in ("one", "two")
+    ]
+    assert answers == [
+        {"a": "shelf", "b": "dock", "c": "dock"},
+        {"a": "shelf", "b": "truck", "c": None},
+    ]
     assert last_seen(step_world) == {"a": "shelf", "b": "truck"}
-    assert report.counters["seen"] == {"rows": 4, "deleted": 1, "superseded": 1, "duplicate_batches": 0}
+    assert report.counters["seen"] == {
+        "rows": 4,
+        "deleted": 1,
+        "superseded": 1,
+        "duplicate_batches": 0,
+    }
     before = open_dataset(step_world.lake, "seen").version
     step_world.send("moves", ("b", "hall"))
     assert step_world.run(app, run="run-2").versions["seen"] == [before]
 
 
-def test_a_condition_deletes_rows_and_null_keys_are_skipped_on_request(step_world: StepWorld) -> None:
+def test_a_condition_deletes_rows_and_null_keys_are_skipped_on_request(
+    step_world: StepWorld,
+) -> None:
     step_world.stream("visits", "shop", 2, visitor="string", shop="string")
     step_world.send("visits", ("in", "a"), ("in", "b"), ("out", "a"), ("in", None))
     app = Application("open")
-    opened = app.local_table("opened", key="shop", schema=Schema.of(shop="string", visitor="string"), partitions=3)
+    opened = app.local_table(
+        "opened", key="shop", schema=Schema.of(shop="string", visitor="string"), partitions=3
+    )
     app.input_stream("lake.visits").send_to(opened, deleted="visitor = 'out'", on_null_key="skip")
     report = step_world.run(app)
     assert held(step_world, "opened") == {"b": {"shop": "b", "visitor": "in"}}
     assert report.counters["opened"]["null_keys"] == 1
 
 
-def test_the_error_for_a_null_key_names_operator_position_and_next_step(step_world: StepWorld) -> None:
+def test_the_error_for_a_null_key_names_operator_position_and_next_step(
+    step_world: StepWorld,
+) -> None:
     step_world.stream("visits", "shop", 1, visitor="string", shop="string")
     step_world.send("visits", ("in", "a"), ("in", None), ("in", "b"), ("in", None))
     app = Application("open")
-    opened = app.local_table("opened", key="shop", schema=Schema.of(shop="string", visitor="string"), partitions=3)
+    opened = app.local_table(
+        "opened", key="shop", schema=Schema.of(shop="string", visitor="string"), partitions=3
+    )
     app.input_stream("lake.visits").send_to(opened)
-    told = r"^send-to-table-2-opened: local table 'opened': .* null in 'shop'.*; the first is lake.visits.0 at offset 1"
+    told = (
+        r"^send-to-table-2-opened: local table 'opened': .* null in 'shop'.*; the first is"
+        r" lake.visits.0 at offset 1"
+    )
     with pytest.raises(NullKeyError, match=rf"{told}.*on_null_key"):
         step_world.run(app)
 
@@ -164,7 +203,9 @@ def test_records_that_go_on_are_computed_once(step_world: StepWorld) -> None:
     assert calls.value == 10
 
 
-def test_a_bounded_replay_leaves_state_alone_and_a_startpoint_adds_to_it(step_world: StepWorld) -> None:
+def test_a_bounded_replay_leaves_state_alone_and_a_startpoint_adds_to_it(
+    step_world: StepWorld,
+) -> None:
     step_world.stream("visits", "shop", 1, visitor="string", shop="string")
     step_world.send("visits", ("1", "a"), ("2", "a"))
     app = counting(partitions=1)
@@ -173,7 +214,11 @@ def test_a_bounded_replay_leaves_state_alone_and_a_startpoint_adds_to_it(step_wo
 
     def ask(offset: str, until: str | None = None) -> None:
         now = round(time.time() * 1000)
-        made = [StartpointSpecific(creation_timestamp_ms=now, offset=at) for at in (offset, until) if at is not None]
+        made = [
+            StartpointSpecific(creation_timestamp_ms=now, offset=at)
+            for at in (offset, until)
+            if at is not None
+        ]
         request = StartpointRequest(
             ssp=ssp, startpoint=made[0], until=made[1] if until else None, by="me", reason="why"
         )
@@ -188,7 +233,9 @@ def test_a_bounded_replay_leaves_state_alone_and_a_startpoint_adds_to_it(step_wo
     assert held(step_world, "visits_by_shop")["a"]["visits"] == 3
 
 
-def test_an_abandoned_batch_is_removed_from_state_before_its_records_are_reread(step_world: StepWorld) -> None:
+def test_an_abandoned_batch_is_removed_from_state_before_its_records_are_reread(
+    step_world: StepWorld,
+) -> None:
     step_world.stream("visits", "shop", 2, visitor="string", shop="string")
     step_world.send("visits", ("1", "a"), ("2", "b"), ("3", "a"))
     app = counting()
@@ -202,10 +249,15 @@ def test_an_abandoned_batch_is_removed_from_state_before_its_records_are_reread(
     assert held(step_world, "visits_by_shop")["a"]["visits"] == 2
     BatchLog(step_world.lake, app.name).abandon(reason="a mistake", by="me", skip=False)
     step_world.run(app)
-    assert held(step_world, "visits_by_shop") == {"a": {"shop": "a", "visits": 2}, "b": {"shop": "b", "visits": 1}}
+    assert held(step_world, "visits_by_shop") == {
+        "a": {"shop": "a", "visits": 2},
+        "b": {"shop": "b", "visits": 1},
+    }
 
 
-def test_two_streams_may_be_sent_to_one_dataset_and_the_next_batch_meets_both(step_world: StepWorld) -> None:
+def test_two_streams_may_be_sent_to_one_dataset_and_the_next_batch_meets_both(
+    step_world: StepWorld,
+) -> None:
     step_world.stream("one", "shop", 2, shop="string", city="string")
     step_world.stream("two", "shop", 2, shop="string", city="string")
     step_world.stream("cities", "shop", 2, shop="string", city="string")
@@ -219,7 +271,9 @@ def test_two_streams_may_be_sent_to_one_dataset_and_the_next_batch_meets_both(st
     )
     one.send_to(cities)
     app.input_stream("lake.two").send_to(cities)
-    report = run_application(app, lake=step_world.lake, systems=step_world.systems, spark=step_world.spark, run="one")
+    report = run_application(
+        app, lake=step_world.lake, systems=step_world.systems, spark=step_world.spark, run="one"
+    )
     assert report.step.batches > 1
     assert report.step.counters["lake.cities"] == {"rows": 6, "duplicate_batches": 0}
     assert len(report.step.versions["cities"]) > 1, "batches after the first meet what was fed"
@@ -227,7 +281,9 @@ def test_two_streams_may_be_sent_to_one_dataset_and_the_next_batch_meets_both(st
     assert set(held(step_world, "cities")) == {*"abcde"}
 
 
-def test_only_records_written_to_a_table_move_and_the_others_stay_in_place(step_world: StepWorld) -> None:
+def test_only_records_written_to_a_table_move_and_the_others_stay_in_place(
+    step_world: StepWorld,
+) -> None:
     for name, key, partitions in (("r", "n", 3), ("s", "k", 4)):
         step_world.stream(name, key, partitions, k="string", n="bigint")
         step_world.send(name, *((f"k{number}", number) for number in range(30)))
@@ -238,8 +294,12 @@ def test_only_records_written_to_a_table_move_and_the_others_stay_in_place(step_
     met = app.input_stream("lake.s").join(kept, on="k", select=["n as m"])
     met.send_to(app.output_stream("lake.met", partitions=4, key="k"))
     step_world.run(app)
-    moved = [(exchange.operator, exchange.reason) for exchange in step_world.context(app).plan.exchanges]
+    moved = [
+        (exchange.operator, exchange.reason) for exchange in step_world.context(app).plan.exchanges
+    ]
     assert ("send-to-table-2-kept", "auto_repartition") in moved
     assert sorted(row["n"] for row in step_world.rows("out")) == list(range(30))
-    assert [row["m"] for row in step_world.rows("met")] == [row["n"] for row in step_world.rows("met")]
+    assert [row["m"] for row in step_world.rows("met")] == [
+        row["n"] for row in step_world.rows("met")
+    ]
     assert len(step_world.rows("met")) == 30

@@ -1,6 +1,8 @@
-"""State over random streams: whatever dies whenever, tables and outputs are what plain Python makes of the records.
+"""State over random streams: whatever dies whenever, tables and outputs are what plain Python makes
+of the records.
 
-The application counts the visits of each shop, keeps where each visitor was last, and asks that in the same batch.
+The application counts the visits of each shop, keeps where each visitor was last, and asks that in
+the same batch.
 """
 
 from __future__ import annotations
@@ -33,13 +35,25 @@ def visiting() -> Application:
     app = Application("visiting", max_batch_records=6)
     small = DeltaCompaction(deltas=2, fraction=0.3)
     counts = app.local_table(
-        "counts", key="shop", schema=Schema.of(shop="string", visits="bigint"), partitions=3, compaction=small
+        "counts",
+        key="shop",
+        schema=Schema.of(shop="string", visits="bigint"),
+        partitions=3,
+        compaction=small,
     )
     last = app.local_table(
-        "last", key="visitor", schema=Schema.of(visitor="string", shop="string"), partitions=2, compaction=small
+        "last",
+        key="visitor",
+        schema=Schema.of(visitor="string", shop="string"),
+        partitions=2,
+        compaction=small,
     )
     visits = app.input_stream("lake.visits")
-    numbered = visits.partition_by("shop").join(counts, on="shop", how="left").map(one_more, keeps_partitioning=True)
+    numbered = (
+        visits.partition_by("shop")
+        .join(counts, on="shop", how="left")
+        .map(one_more, keeps_partitioning=True)
+    )
     numbered.send_to(counts).send_to(app.output_stream("lake.numbered", partitions=3, key="shop"))
     visits.send_to(last, deleted="shop = 'home'")
     app.input_stream("lake.asked").join(last, on="visitor", how="left").send_to(
@@ -80,19 +94,27 @@ class Expected:
 def expected(world: StepWorld, app: Application) -> Expected:
     """Redo the batches of the application's log over the records of its streams."""
     records = {
-        name: world.streams.read_arrow(world.streams.all_ranges(name)).to_pylist() for name in ("visits", "asked")
+        name: world.streams.read_arrow(world.streams.all_ranges(name)).to_pylist()
+        for name in ("visits", "asked")
     }
     history = BatchLog(world.lake, app.name).history(None)
-    done = {state.last.intent.batch: state.last.intent for _, state in history if state.last is not None}
+    done = {
+        state.last.intent.batch: state.last.intent for _, state in history if state.last is not None
+    }
     result = Expected()
     for number in sorted(done):
         mine: dict[str, list[dict[str, Any]]] = {"visits": [], "asked": []}
         for ssp, span in done[number].ranges.items():
             inside = range(int(span.start), int(span.end))
-            of_partition = (row for row in records[ssp.stream] if row["__partition"] == ssp.partition)
+            of_partition = (
+                row for row in records[ssp.stream] if row["__partition"] == ssp.partition
+            )
             mine[ssp.stream] += [row for row in of_partition if row["__offset"] in inside]
         result.batch(
-            [(row["__partition"], row["__offset"], row["visitor"], row["shop"]) for row in mine["visits"]],
+            [
+                (row["__partition"], row["__offset"], row["visitor"], row["shop"])
+                for row in mine["visits"]
+            ],
             [row["visitor"] for row in mine["asked"]],
         )
     return result
@@ -117,11 +139,21 @@ def history(world: StepWorld, seed: int, rounds: int) -> int:
     app = visiting()
     for number in range(rounds):
         shops = [*SHOPS, "home"]
-        world.send("visits", *[(chance.choice(VISITORS), chance.choice(shops)) for _ in range(chance.randrange(1, 9))])
+        world.send(
+            "visits",
+            *[
+                (chance.choice(VISITORS), chance.choice(shops))
+                for _ in range(chance.randrange(1, 9))
+            ],
+        )
         world.send("asked", *[(chance.choice(VISITORS),) for _ in range(chance.randrange(1, 4))])
-        faults = [Fault("*", chance.randrange(20, 160), chance.choice(["crash-before", "crash-after"]))]
+        faults = [
+            Fault("*", chance.randrange(20, 160), chance.choice(["crash-before", "crash-after"]))
+        ]
         try:
-            replace(world, lake=Lake(FaultyStore(world.lake.store, faults), world.lake.id)).run(app, run=f"a-{number}")
+            replace(world, lake=Lake(FaultyStore(world.lake.store, faults), world.lake.id)).run(
+                app, run=f"a-{number}"
+            )
         except Crash:
             died += 1
         with suppress(DatasetNotFoundError):
@@ -137,5 +169,7 @@ def history(world: StepWorld, seed: int, rounds: int) -> int:
 @pytest.mark.long  # commits alone, at random: tests/assets/test_local_table_commits.py
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("seed", range(1, 7))
-def test_histories_with_crashes_are_what_plain_python_makes_of_them(step_world: StepWorld, seed: int) -> None:
+def test_histories_with_crashes_are_what_plain_python_makes_of_them(
+    step_world: StepWorld, seed: int
+) -> None:
     assert history(step_world, seed, rounds=8) > 0

@@ -1,7 +1,8 @@
 """Thousands of batches in one process leave no more behind in it than some tens.
 
-Samples are taken after the garbage was collected; those after a third of the batches are compared with the last. What
-grows with each batch by design is left out: records, and commits of logs until they are old enough to be deleted.
+Samples are taken after the garbage was collected; those after a third of the batches are compared
+with the last. What grows with each batch by design is left out: records, and commits of logs until
+they are old enough to be deleted.
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 VERSION, CHANGES, STARTPOINT = 20, 5, 15  # in batches: how often they come
-SEGMENTS = 2 * FAN_OUT  # the most that a stream's manifest has, which a batch holds; others are in pages
+SEGMENTS = (
+    2 * FAN_OUT
+)  # the most that a stream's manifest has, which a batch holds; others are in pages
 
 
 def declare(world: StepWorld, engine: Any) -> Application:
@@ -44,11 +47,15 @@ def declare(world: StepWorld, engine: Any) -> Application:
     shops = app.table(bounded_dataset("shops", input="lake.shops", key="shop", partitions=2))
     prices = app.table(unbounded_dataset("prices", input="lake.prices", key="shop", partitions=2))
     orders = app.input_stream("lake.orders", default_offset="oldest")
-    joined = orders.join(shops, on="shop", how="left", select=["city"]).join(prices, on="shop", how="left")
+    joined = orders.join(shops, on="shop", how="left", select=["city"]).join(
+        prices, on="shop", how="left"
+    )
     joined.send_to(app.output_stream("lake.enriched", partitions=2, key="shop"))
     things = app.table(world.table())
     looked_up = joined.map("*", "shop as k").join(things, on="k", how="left", select={"v": "int"})
-    looked_up.filter("size > 1").select("shop", "size", "v").send_to(app.output_stream("lake.large", partitions=1))
+    looked_up.filter("size > 1").select("shop", "size", "v").send_to(
+        app.output_stream("lake.large", partitions=1)
+    )
     joined.map("shop as k", "size as v").update(
         things, set={"v": "v"}, if_missing={"v": "v", "w": "0"}, on_null_key="skip"
     )
@@ -90,8 +97,11 @@ def count_held(world: StepWorld, spark: SparkSession | None) -> dict[str, int]:
         "objects": len(gc.get_objects()),
         "files": sum(1 for _ in Path("/proc/self/fd").iterdir()),
         "threads": threading.active_count(),
-        "KiB": int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE") // 1024,
-        # Listing the whole lake here would take memory that grows with its objects, and leave holes in what Python has.
+        "KiB": (
+            int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE") // 1024
+        ),
+        # Listing the whole lake here would take memory that grows with its objects, and leave holes
+        # in what Python has.
         "leases": sum(1 for _ in (world.folder / "lake").glob("datasets/*/leases/*")),
     }
     if spark is not None:
@@ -110,7 +120,9 @@ def count_held(world: StepWorld, spark: SparkSession | None) -> dict[str, int]:
 
 
 def growth(world: StepWorld, engine: str, batches: int) -> dict[str, float]:
-    """Run so many batches in one process; return what each left behind after the first third, by kind."""
+    """Run so many batches in one process; return what each left behind after the first third, by
+    kind.
+    """
     app = declare(world, "auto" if engine == "auto" else "spark")
     spark = None if engine == "auto" else world.spark()
     samples: list[dict[str, int]] = []
@@ -124,7 +136,12 @@ def growth(world: StepWorld, engine: str, batches: int) -> dict[str, float]:
     step = partial(run_step, engine=ByTasks()) if engine == "tasks" else run_step
     with patch.object(module, "run_step", step):
         report = run_application(
-            app, lake=world.lake, spark=spark or IN_PROCESS, on_event=hear, max_batches=batches, follow=36_000
+            app,
+            lake=world.lake,
+            spark=spark or IN_PROCESS,
+            on_event=hear,
+            max_batches=batches,
+            follow=36_000,
         )
     assert report.step.batches == batches
     assert report.step.in_process_batches == (batches if engine == "auto" else 0)
@@ -132,21 +149,32 @@ def growth(world: StepWorld, engine: str, batches: int) -> dict[str, float]:
     first, last = samples[10:15], samples[-5:]
     between = 15 * max(1, batches // 30)
     return {
-        kind: (statistics.median(one[kind] for one in last) - statistics.median(one[kind] for one in first)) / between
+        kind: (
+            (
+                statistics.median(one[kind] for one in last)
+                - statistics.median(one[kind] for one in first)
+            )
+            / between
+        )
         for kind in first[0]
     }
 
 
-# What each batch may leave behind: some objects until lists of the last so many are full, such as the 64 segments of
-# the streams that a batch was planned over. Memory is looked at over
-# 3,000 batches only, since allocators and caches take a while: 8 KiB a batch would be 1 GiB in three days of batches
-# every two seconds. Spark keeps its last 1,000 queries for its pages.
+# What each batch may leave behind: some objects until lists of the last so many are full, such as
+# the 64 segments of the streams that a batch was planned over. Memory is looked at over 3,000
+# batches only, since allocators and caches take a while: 8 KiB a batch would be 1 GiB in three days
+# of batches every two seconds. Spark keeps its last 1,000 queries for its pages.
 FEW = {"objects": 8, "files": 0.05, "threads": 0.05, "leases": 0.05, "views": 0.05, "cached": 0.05}
 ALL = {**FEW, "objects": 1, "KiB": 8, "JVM KiB": 8}
 
 
 @pytest.mark.parametrize(
-    "engine", ["auto", pytest.param("spark", marks=pytest.mark.spark), pytest.param("tasks", marks=pytest.mark.long)]
+    "engine",
+    [
+        "auto",
+        pytest.param("spark", marks=pytest.mark.spark),
+        pytest.param("tasks", marks=pytest.mark.long),
+    ],
 )
 @pytest.mark.rounds
 @pytest.mark.timeout(3 * 3600)

@@ -1,4 +1,6 @@
-"""What a user can get wrong is told with its operator before a batch is begun: no mistake leaves one open."""
+"""What a user can get wrong is told with its operator before a batch is begun: no mistake leaves
+one open.
+"""
 
 from __future__ import annotations
 
@@ -59,10 +61,19 @@ STREAMS: list[tuple[Callable[[Any], Any], str]] = [
     (lambda stream: stream.filter("v >"), "filter-2: .*an operand is missing"),
     (lambda stream: stream.map("k", "v * nowhere as w"), "map-2: .*nowhere"),
     (lambda stream: stream.map(nowhere), "map-2: .*`?nowhere`?"),
-    (lambda stream: stream.map(lambda frame: None), r"map-2: <lambda>\(\) returned None: expected a DataFrame"),
-    (lambda stream: stream.filter(lambda frame: frame["v"] > 1), "filter-2: .* returned Column: expected a DataFrame"),
+    (
+        lambda stream: stream.map(lambda frame: None),
+        r"map-2: <lambda>\(\) returned None: expected a DataFrame",
+    ),
+    (
+        lambda stream: stream.filter(lambda frame: frame["v"] > 1),
+        "filter-2: .* returned Column: expected a DataFrame",
+    ),
     (lambda stream: stream.map(twice), r"map-2: twice\(\) returned two columns called 'V'"),
-    (lambda stream: stream.map(lambda frame: frame.select("k", "v")), "map-2: .* records without __partition"),
+    (
+        lambda stream: stream.map(lambda frame: frame.select("k", "v")),
+        "map-2: .* records without __partition",
+    ),
     (lambda stream: stream.map(lambda frame: frame.drop("k")), "send-to-3: .*no column 'k'"),
     (
         lambda stream: stream.map("k", "array(v) as v"),
@@ -76,7 +87,9 @@ def test_a_mistake_is_told_with_its_operator_and_leaves_no_batch(
     step_world: StepWorld, describe: Callable[[Any], Any], message: str
 ) -> None:
     app = world_of(step_world)
-    describe(app.input_stream("lake.numbers")).send_to(app.output_stream("lake.out", partitions=2, key="k"))
+    describe(app.input_stream("lake.numbers")).send_to(
+        app.output_stream("lake.out", partitions=2, key="k")
+    )
     with pytest.raises((PlanningError, SchemaMismatchError), match=message) as caught:
         step_world.run(app)
     assert "Relation" not in str(caught.value)
@@ -98,8 +111,12 @@ def test_types_that_planning_does_not_judge_are_refused_before_a_batch(
     step_world: StepWorld, describe: Callable[[Any], Any]
 ) -> None:
     app = world_of(step_world)
-    describe(app.input_stream("lake.numbers")).send_to(app.output_stream("lake.out", partitions=2, key="k"))
-    assert not any("types" in note for note in plan_application(app, systems=step_world.systems).notes)
+    describe(app.input_stream("lake.numbers")).send_to(
+        app.output_stream("lake.out", partitions=2, key="k")
+    )
+    assert not any(
+        "types" in note for note in plan_application(app, systems=step_world.systems).notes
+    )
     with pytest.raises(PlanningError) as caught:
         step_world.run(app)
     assert caught.value.operator == app.operators[-2].id
@@ -125,14 +142,22 @@ def test_a_function_that_fails_over_no_records_is_told_with_its_line(
         OperatorFailedError, match=rf"map-3: {function.__name__}\(\) raised {raised}: .*no records"
     ) as caught:
         step_world.run(app)
-    assert (caught.value.operator, caught.value.file, caught.value.line) == ("map-3", __file__, line)
+    assert (caught.value.operator, caught.value.file, caught.value.line) == (
+        "map-3",
+        __file__,
+        line,
+    )
     assert application_state(step_world.lake, "app").open is None
     assert "out" not in step_world.streams.list_streams()
 
 
-def test_records_that_a_table_can_not_take_are_told_before_a_batch(step_world: StepWorld, tmp_path: Path) -> None:
+def test_records_that_a_table_can_not_take_are_told_before_a_batch(
+    step_world: StepWorld, tmp_path: Path
+) -> None:
     things = step_world.table()
-    nowhere = SqliteTable(tmp_path / "send-to-table-2-absent.sqlite", "nothing", "k")  # which the error tells, too
+    nowhere = SqliteTable(
+        tmp_path / "send-to-table-2-absent.sqlite", "nothing", "k"
+    )  # which the error tells, too
     absent = RemoteTable("absent", key="k", read_function=nowhere, write_function=nowhere)
     cases: list[tuple[Callable[[Any, Any], Any], type[Exception], str]] = [
         (
@@ -141,11 +166,17 @@ def test_records_that_a_table_can_not_take_are_told_before_a_batch(step_world: S
             "^send-to-table-3-things: records for table things have no 'k'",
         ),
         (
-            lambda s, app: s.map(lambda f: f).send_to(app.table(things), UpdateContract.UPDATE_ONLY),
+            lambda s, app: s.map(lambda f: f).send_to(
+                app.table(things), UpdateContract.UPDATE_ONLY
+            ),
             SchemaMismatchError,
             "table things have no 'update'",
         ),
-        (lambda s, app: s.send_to(app.table(absent)), TableAccessError, "^send-to-table-2-absent: "),
+        (
+            lambda s, app: s.send_to(app.table(absent)),
+            TableAccessError,
+            "^send-to-table-2-absent: ",
+        ),
     ]
     world_of(step_world)
     for describe, kind, message in cases:
@@ -165,13 +196,25 @@ UNFIT: list[tuple[str, str, str]] = [
     ("at", "to_timestamp_ntz(k)", "'at' as timestamp, and timestamp_ntz is sent"),
     ("j", "map('a', 1)", "'j' as json, and map<string,int> is sent"),
     ("tags", "map('a', 1)", "'tags' as array<string>, and .*map<string,int>.* is appended"),
-    ("tags", "array(split(k, ','))", "'tags' as array<string>, and .*array<array<string>> is appended"),
+    (
+        "tags",
+        "array(split(k, ','))",
+        "'tags' as array<string>, and .*array<array<string>> is appended",
+    ),
 ]
 
 
-def test_types_that_no_column_takes_are_told_before_a_batch(step_world: StepWorld, tmp_path: Path) -> None:
+def test_types_that_no_column_takes_are_told_before_a_batch(
+    step_world: StepWorld, tmp_path: Path
+) -> None:
     """Of what a function gives, Spark alone knows the types."""
-    columns = {"k": "string", "s": "string", "at": "timestamp", "j": "json", "tags": "array<string>"}
+    columns = {
+        "k": "string",
+        "s": "string",
+        "at": "timestamp",
+        "j": "json",
+        "tags": "array<string>",
+    }
     store = SqliteTable(tmp_path / "typed.sqlite", "typed", "k", columns=columns, create=True)
     typed = RemoteTable("typed", key="k", write_function=store)
     world_of(step_world)
@@ -180,12 +223,16 @@ def test_types_that_no_column_takes_are_told_before_a_batch(step_world: StepWorl
         part = "append" if column == "tags" else "set"
         stream = app.input_stream("lake.numbers").map(partial(with_made, expression=expression))
         stream.update(app.table(typed), if_missing=[], **{part: {column: "made"}})  # type: ignore[arg-type]
-        with pytest.raises(PlanningError, match=f"send-to-table-3-typed: table typed has the column {problem}"):
+        with pytest.raises(
+            PlanningError, match=f"send-to-table-3-typed: table typed has the column {problem}"
+        ):
             step_world.run(app)
         assert application_state(step_world.lake, "app").open is None
     app = Application("app")
     made = {"s": "null", "j": "named_struct('a', array(v))"}
-    app.input_stream("lake.numbers").update(app.table(typed), set=made, append={"tags": "split(k, ',')"}, if_missing=[])
+    app.input_stream("lake.numbers").update(
+        app.table(typed), set=made, append={"tags": "split(k, ',')"}, if_missing=[]
+    )
     step_world.run(app)
 
 

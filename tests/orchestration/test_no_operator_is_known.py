@@ -1,7 +1,8 @@
-"""Nobody but operators themselves knows what kinds of them there are: all others ask `Spec`, by what it declares.
+"""Nobody but operators themselves knows what kinds of them there are: all others ask `Spec`, by
+what it declares.
 
-An operator of somebody's own is asked nothing by the name of a field of another one, or by its kind: it would be passed
-over in silence, and values that it declares sensitive would be told.
+An operator of somebody's own is asked nothing by the name of a field of another one, or by its
+kind: it would be passed over in silence, and values that it declares sensitive would be told.
 """
 
 from __future__ import annotations
@@ -31,21 +32,36 @@ OTHER_KINDS = {
 
 
 def is_spec(node: ast.expr) -> bool:
-    """Whether an expression is what an operator says of itself, by its name: `spec`, `operator.spec`."""
-    name = node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+    """Whether an expression is what an operator says of itself, by its name: `spec`,
+    `operator.spec`.
+    """
+    name = (
+        node.attr
+        if isinstance(node, ast.Attribute)
+        else node.id
+        if isinstance(node, ast.Name)
+        else ""
+    )
     return name == "spec"
 
 
 def kinds_known(tree: ast.AST) -> Iterator[str]:
     """Yield where code knows an operator by a field of its, its class or its kind."""
     for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.args and is_spec(node.args[0]):
+        if (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Name)
+            and node.args
+            and is_spec(node.args[0])
+        ):
             if node.func.id in ("getattr", "hasattr", "isinstance", "vars"):
                 yield f"{node.lineno}: {ast.unparse(node)}"
         elif isinstance(node, ast.Compare):
             compared = [ast.unparse(side) for side in (node.left, *node.comparators)]
             kinds = [side for side in compared if side.endswith(".kind")]
-            if any(side not in OTHER_KINDS for side in kinds) or any(side.endswith("spec)") for side in compared):
+            if any(side not in OTHER_KINDS for side in kinds) or any(
+                side.endswith("spec)") for side in compared
+            ):
                 yield f"{node.lineno}: {ast.unparse(node)}"
         elif isinstance(node, ast.Match) and ast.unparse(node.subject).endswith((".kind", "spec")):
             yield f"{node.lineno}: match {ast.unparse(node.subject)}"
@@ -81,6 +97,8 @@ def test_who_knows_one_is_seen(code: str) -> None:
     assert len(list(kinds_known(ast.parse(code)))) == 1
 
 
-@pytest.mark.parametrize("code", ["getattr(table, 'idempotent')", "operator.spec.reads is None", "call.kind == 'sink'"])
+@pytest.mark.parametrize(
+    "code", ["getattr(table, 'idempotent')", "operator.spec.reads is None", "call.kind == 'sink'"]
+)
 def test_who_asks_it_is_not(code: str) -> None:
     assert list(kinds_known(ast.parse(code))) == []

@@ -1,4 +1,6 @@
-"""What plans and previews note is held against what then happens: each effect where it is noted, and nowhere else."""
+"""What plans and previews note is held against what then happens: each effect where it is noted,
+and nowhere else.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ Record = tuple[str, str, int]
 
 @dataclass(frozen=True)
 class Sent:
-    """A send to a table: by which columns the input is partitioned, what is between, and how the table is written."""
+    """A send to a table: by which columns the input is partitioned, what is between, and how the
+    table is written.
+    """
 
     keyed: tuple[str, ...]
     partitions: int
@@ -53,7 +57,14 @@ BETWEEN = ("filter", "with_columns", "map", "partition_by", "merge", "rekey")
 
 def draw(dice: Random) -> Sent:
     options = dice.choice(
-        [{}, {}, {}, {"newest_by": "n"}, {"idempotent": True}, {"idempotent": True, "on_replay": "skip"}]
+        [
+            {},
+            {},
+            {},
+            {"newest_by": "n"},
+            {"idempotent": True},
+            {"idempotent": True, "on_replay": "skip"},
+        ]
     )
     keyed: tuple[str, ...] = dice.choice([("k",), ("g",), ("k", "g"), ()])
     return Sent(
@@ -86,7 +97,9 @@ def described(sent: Sent, file: Path) -> Application:
     columns = {"k": "string", "g": "string", "n": "bigint"}
     store = SqliteTable(file, "things", list(sent.key), columns=columns, create=True)
     table = app.table(
-        RemoteTable("things", key=list(sent.key), read_function=store, write_function=store, **sent.options)
+        RemoteTable(
+            "things", key=list(sent.key), read_function=store, write_function=store, **sent.options
+        )
     )
     others = [name for name in columns if name not in sent.key]
     if sent.how == "put":
@@ -124,7 +137,9 @@ class World:
         folder.mkdir()
         self.file, self.sent = folder / "things.sqlite", sent
         self.world = StepWorld(open_lake(folder / "lake"), folder, IN_PROCESS)
-        self.world.stream("records", sent.keyed, sent.partitions, k="string", g="string", n="bigint")
+        self.world.stream(
+            "records", sent.keyed, sent.partitions, k="string", g="string", n="bigint"
+        )
         self.app = described(sent, self.file)
         self.records: list[Record] = []
 
@@ -135,7 +150,10 @@ class World:
     def send(self, dice: Random, batches: int) -> None:
         for _ in range(batches):
             first = 1 + len(self.records)  # an addition of 0 would change nothing
-            sent = [(f"k{dice.randrange(2)}", f"g{dice.randrange(3)}", first + n) for n in range(dice.randrange(1, 6))]
+            sent = [
+                (f"k{dice.randrange(2)}", f"g{dice.randrange(3)}", first + n)
+                for n in range(dice.randrange(1, 6))
+            ]
             self.records += sent
             self.world.send("records", *sent)
             if dice.random() < 0.5:
@@ -145,7 +163,9 @@ class World:
 
 @pytest.mark.lengthy
 @pytest.mark.parametrize("seed", range(rounds(IN_A_TEST, 400)))
-def test_an_older_record_replaces_a_newer_one_only_where_it_is_noted(tmp_path: Path, seed: int) -> None:
+def test_an_older_record_replaces_a_newer_one_only_where_it_is_noted(
+    tmp_path: Path, seed: int
+) -> None:
     dice = Random(seed)
     sent = draw(dice)
     if sent.options.get("newest_by") and sent.how == "add":
@@ -168,7 +188,9 @@ def test_an_older_record_replaces_a_newer_one_only_where_it_is_noted(tmp_path: P
 @pytest.mark.lengthy
 @pytest.mark.parametrize("seed", range(rounds(IN_A_TEST, 400)))
 @pytest.mark.parametrize("bounded", [False, True])
-def test_a_table_becomes_what_the_preview_of_a_replay_says(tmp_path: Path, seed: int, bounded: bool) -> None:
+def test_a_table_becomes_what_the_preview_of_a_replay_says(
+    tmp_path: Path, seed: int, bounded: bool
+) -> None:
     dice = Random(seed)
     sent = draw(dice)
     if sent.options.get("newest_by") and sent.how == "add":
@@ -206,19 +228,39 @@ KINDS: dict[str, Kind] = {
 
 
 def windows_app(
-    file: Path, kind: Kind, by: tuple[str, ...], key: tuple[str, ...], results: Any, *, only_final: bool = False
+    file: Path,
+    kind: Kind,
+    by: tuple[str, ...],
+    key: tuple[str, ...],
+    results: Any,
+    *,
+    only_final: bool = False,
 ) -> Application:
     """Return an application that keeps windows by `by` in a table with this key."""
     app = Application("windows", auto_repartition=True)
-    sales = app.input_stream("lake.sales", event_time="at", delay=timedelta(minutes=30), default_offset="oldest")
+    sales = app.input_stream(
+        "lake.sales", event_time="at", delay=timedelta(minutes=30), default_offset="oldest"
+    )
     windows: MessageStream = sales.window(
         kind, by=by, name="w", results=results, aggregates={"n": Count(), "last": Max("sale")}
     )
     windows = windows.filter("final") if only_final else windows
-    columns = {"shop": "string", "product": "string", "window_start": "timestamp", "n": "bigint", "last": "bigint"}
-    columns = {name: kind for name, kind in columns.items() if name in (*by, *key, "window_start", "n", "last")}
+    columns = {
+        "shop": "string",
+        "product": "string",
+        "window_start": "timestamp",
+        "n": "bigint",
+        "last": "bigint",
+    }
+    columns = {
+        name: kind
+        for name, kind in columns.items()
+        if name in (*by, *key, "window_start", "n", "last")
+    }
     store = SqliteTable(file, "results", list(key), columns=columns, create=True)
-    table = app.table(RemoteTable("results", key=list(key), read_function=store, write_function=store))
+    table = app.table(
+        RemoteTable("results", key=list(key), read_function=store, write_function=store)
+    )
     windows.select(*columns).send_to(table)
     return app
 
@@ -280,9 +322,13 @@ def test_a_plan_says_whether_windows_keep_a_tables_order(
     world = StepWorld(open_lake(tmp_path / "lake"), tmp_path, IN_PROCESS)
     columns = {"sale": "bigint", "shop": "string", "product": "string", "at": "timestamp"}
     world.stream("sales", "sale", partitions, **columns)
-    app = windows_app(tmp_path / "t.sqlite", KINDS["tumbling"], by, key, results, only_final=only_final)
+    app = windows_app(
+        tmp_path / "t.sqlite", KINDS["tumbling"], by, key, results, only_final=only_final
+    )
     (table,) = planned(app, world).tables
-    assert (table.order, bool(table.harm)) == (("per key", False) if ordered else ("per source partition", True))
+    assert (table.order, bool(table.harm)) == (
+        ("per key", False) if ordered else ("per source partition", True)
+    )
     assert table.again == ()
     assert table.replay.startswith("unchanged: window-")
     notes = [note for note in planned(app, world).notes if OLDER in note]
@@ -301,12 +347,17 @@ def latest(rows: Sequence[Mapping[str, Any]]) -> dict[str, datetime]:
 
 
 def batches_out_of_order() -> list[list[tuple[int, str, str, datetime]]]:
-    """Return three batches: of each shop, later windows of earlier products; late records; and what closes all windows.
+    """Return three batches: of each shop, later windows of earlier products; late records; and what
+    closes all windows.
 
     Their event times are up to half an hour late, which the input allows.
     """
     shops = [f"s{number}" for number in range(4)]
-    first = [(shop, f"p{3 - part}", EPOCH + timedelta(minutes=6 * part)) for shop in shops for part in range(4)]
+    first = [
+        (shop, f"p{3 - part}", EPOCH + timedelta(minutes=6 * part))
+        for shop in shops
+        for part in range(4)
+    ]
     late = [(shop, "p0", EPOCH + timedelta(minutes=1)) for shop in shops]
     end = [(shop, "p0", EPOCH + timedelta(hours=3)) for shop in shops for _ in range(3)]
     return [[(number, *sale) for number, sale in enumerate(batch)] for batch in (first, late, end)]
@@ -314,13 +365,18 @@ def batches_out_of_order() -> list[list[tuple[int, str, str, datetime]]]:
 
 @pytest.mark.spark
 @pytest.mark.parametrize(
-    "kind", ["tumbling", *(pytest.param(kind, marks=pytest.mark.long) for kind in ("sliding", "session"))]
+    "kind",
+    ["tumbling", *(pytest.param(kind, marks=pytest.mark.long) for kind in ("sliding", "session"))],
 )
-def test_tables_of_windows_have_the_latest_except_where_it_is_noted(step_world: StepWorld, kind: str) -> None:
+def test_tables_of_windows_have_the_latest_except_where_it_is_noted(
+    step_world: StepWorld, kind: str
+) -> None:
     world = step_world
     world.stream("sales", "sale", 3, sale="bigint", shop="string", product="string", at="timestamp")
     app = Application("windows", auto_repartition=True)
-    sales = app.input_stream("lake.sales", event_time="at", delay=timedelta(minutes=30), default_offset="oldest")
+    sales = app.input_stream(
+        "lake.sales", event_time="at", delay=timedelta(minutes=30), default_offset="oldest"
+    )
     noted = {"final": False, "by product": True, "updates": True}
     for name, by, results in (
         ("final", ["shop"], "final"),
@@ -328,7 +384,9 @@ def test_tables_of_windows_have_the_latest_except_where_it_is_noted(step_world: 
         ("updates", ["shop"], "updates"),
     ):
         place = name.replace(" ", "_")
-        windows = sales.window(KINDS[kind], by=by, name=place, results=results, aggregates={"n": Count()})  # type: ignore[arg-type]
+        windows = sales.window(
+            KINDS[kind], by=by, name=place, results=results, aggregates={"n": Count()}
+        )  # type: ignore[arg-type]
         columns = dict.fromkeys(by, "string") | {"window_start": "timestamp", "n": "bigint"}
         store = SqliteTable(world.folder / "t.sqlite", place, "shop", columns=columns, create=True)
         table = app.table(RemoteTable(place, key="shop", read_function=store, write_function=store))
@@ -345,8 +403,14 @@ def test_tables_of_windows_have_the_latest_except_where_it_is_noted(step_world: 
             emitted = [row for row in world.rows(table.table) if row["window_start"] is not None]
             with closing(sqlite3.connect(world.folder / "t.sqlite")) as connection:
                 connection.row_factory = sqlite3.Row
-                exists = connection.execute("SELECT 1 FROM sqlite_master WHERE name = ?", [table.table]).fetchone()
-                kept = [dict(row) for row in connection.execute(f"SELECT * FROM {table.table}")] if exists else []
+                exists = connection.execute(
+                    "SELECT 1 FROM sqlite_master WHERE name = ?", [table.table]
+                ).fetchone()
+                kept = (
+                    [dict(row) for row in connection.execute(f"SELECT * FROM {table.table}")]
+                    if exists
+                    else []
+                )
             for row in kept:
                 row["window_start"] = datetime.fromisoformat(row["window_start"])
             if latest(kept) != latest(emitted):
@@ -387,10 +451,14 @@ def two_streams(folder: Path) -> tuple[StepWorld, Application, MessageStream]:
     app = Application("both", auto_repartition=True)
     sales = app.input_stream("lake.sales", event_time="at", default_offset="oldest")
     returns = app.input_stream("lake.returns", default_offset="oldest")
-    windows = sales.window(Tumbling(timedelta(hours=1)), by="k", name="w", aggregates={"n": Count()}).select("k", "n")
+    windows = sales.window(
+        Tumbling(timedelta(hours=1)), by="k", name="w", aggregates={"n": Count()}
+    ).select("k", "n")
 
     def table(name: str) -> Any:
-        store = SqliteTable(folder / "t.sqlite", name, "k", columns={"k": "string", "n": "bigint"}, create=True)
+        store = SqliteTable(
+            folder / "t.sqlite", name, "k", columns={"k": "string", "n": "bigint"}, create=True
+        )
         return app.table(RemoteTable(name, key="k", read_function=store, write_function=store))
 
     windows.send_to(table("counted"))
@@ -400,7 +468,9 @@ def two_streams(folder: Path) -> tuple[StepWorld, Application, MessageStream]:
     return world, app, windows
 
 
-def test_only_tables_and_operators_of_the_streams_that_are_read_again_are_named(tmp_path: Path) -> None:
+def test_only_tables_and_operators_of_the_streams_that_are_read_again_are_named(
+    tmp_path: Path,
+) -> None:
     world, app, _ = two_streams(tmp_path)
     startpoints = Startpoints(app, lake=world.lake)
     of_sales = startpoints.preview("lake.sales", StartpointOldest())
@@ -424,12 +494,16 @@ def test_a_startpoint_that_goes_forward_has_no_effect_on_tables(tmp_path: Path) 
     end = len(world.records)
     assert startpoints.preview("lake.records", StartpointSpecific(str(end + 1))).tables == {}
     assert startpoints.preview("lake.records", StartpointSpecific(str(end))).tables == {}
-    assert list(startpoints.preview("lake.records", StartpointSpecific(str(end - 1))).tables) == ["things"]
+    assert list(startpoints.preview("lake.records", StartpointSpecific(str(end - 1))).tables) == [
+        "things"
+    ]
 
 
 def test_local_tables_behind_windows_are_not_said_to_count_records_again(tmp_path: Path) -> None:
     world, app, windows = two_streams(tmp_path)
-    counts = app.local_table("counts", key="k", schema=Schema.of(k="string", n="bigint"), partitions=2)
+    counts = app.local_table(
+        "counts", key="k", schema=Schema.of(k="string", n="bigint"), partitions=2
+    )
     windows.send_to(counts)
     (state,) = planned(app, world).state
     assert "counters count them" not in state.replay
@@ -444,16 +518,23 @@ def test_what_is_declared_and_not_used_is_exactly_what_is_noted(tmp_path: Path) 
         world.stream("d", "k", 1, k="string", m="bigint")
         app = Application("drawn")
         stream = app.input_stream("lake.a")
-        used = {name: dice.random() < 0.6 for name in ("out", "letters", "table", "looked up", "joined", "local")}
+        used = {
+            name: dice.random() < 0.6
+            for name in ("out", "letters", "table", "looked up", "joined", "local")
+        }
         out = app.output_stream("lake.out", partitions=1, key="k")
         letters = app.output_stream("lake.letters", partitions=1)
         tables = {}
         for name in ("things", "names"):
             columns = {"k": "string", "n": "bigint"}
             store = SqliteTable(folder / "t.sqlite", name, "k", columns=columns, create=True)
-            tables[name] = app.table(RemoteTable(name, key="k", read_function=store, write_function=store))
+            tables[name] = app.table(
+                RemoteTable(name, key="k", read_function=store, write_function=store)
+            )
         dataset = app.table(bounded_dataset("d", input="lake.d", key="k", partitions=1))
-        local = app.local_table("counts", key="k", schema=Schema.of(k="string", n="bigint"), partitions=1)
+        local = app.local_table(
+            "counts", key="k", schema=Schema.of(k="string", n="bigint"), partitions=1
+        )
         if used["joined"]:
             stream = stream.join(dataset, on="k", select=["m"])
         if used["looked up"]:
@@ -461,7 +542,9 @@ def test_what_is_declared_and_not_used_is_exactly_what_is_noted(tmp_path: Path) 
         plain = stream.select("k", "n")
         used["letters"] &= used["table"]
         if used["table"]:
-            more: dict[str, Any] = {"dead_letters": letters, "at_most": 5} if used["letters"] else {}
+            more: dict[str, Any] = (
+                {"dead_letters": letters, "at_most": 5} if used["letters"] else {}
+            )
             plain.send_to(tables["things"], **more)
         if used["local"]:
             plain.send_to(local)

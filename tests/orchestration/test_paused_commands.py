@@ -1,7 +1,8 @@
-"""Commands that hold no run lease, paused for days at any request to the lake: what others did meanwhile stays.
+"""Commands that hold no run lease, paused for days at any request to the lake: what others did
+meanwhile stays.
 
-Meanwhile others advance the dataset to newer records, merge its generations, delete what nobody holds, without a grace
-period, and see every lease and build as two days old.
+Meanwhile others advance the dataset to newer records, merge its generations, delete what nobody
+holds, without a grace period, and see every lease and build as two days old.
 """
 
 from __future__ import annotations
@@ -16,7 +17,11 @@ import pyarrow as pa
 import pytest
 
 from dagster_adjunct.assets.advancing.advance_dataset import advance_dataset
-from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, bounded_dataset, unbounded_dataset
+from dagster_adjunct.assets.declaration.dataset import (
+    AdjunctDataset,
+    bounded_dataset,
+    unbounded_dataset,
+)
 from dagster_adjunct.assets.declaration.policies import DiscardPolicy
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.unbounded.compaction import compact_dataset
@@ -44,7 +49,9 @@ class Days:
         self.store, self.clocks = InMemoryStore(), Skewed()
         self.lake = lake_in(self.store)
         self.streams = LakeStreams(self.lake)
-        self.streams.create("changes", schema=Schema.of(k="string", n="int"), key=["k"], partitions=2)
+        self.streams.create(
+            "changes", schema=Schema.of(k="string", n="int"), key=["k"], partitions=2
+        )
         self.rounds, self.is_paused = 0, False
         self.kind, self.partitions = kind, 2
         for _ in range(3):
@@ -57,12 +64,16 @@ class Days:
         rows = [{"k": key, "n": 100 * self.rounds + number} for number, key in enumerate(KEYS)]
         table = pa.Table.from_pylist(rows, Schema.of(k="string", n="int").to_arrow())
         name = f"v{self.rounds}" if self.kind == "bounded" else None
-        self.streams.append("changes", table, producer="t", sequence=self.rounds, end_of_dataset=name)
+        self.streams.append(
+            "changes", table, producer="t", sequence=self.rounds, end_of_dataset=name
+        )
 
     @property
     def dataset(self) -> AdjunctDataset:
         make = bounded_dataset if self.kind == "bounded" else unbounded_dataset
-        return make("facts", input="lake.changes", key="k", partitions=self.partitions, discard=NOTHING_KEPT)
+        return make(
+            "facts", input="lake.changes", key="k", partitions=self.partitions, discard=NOTHING_KEPT
+        )
 
     def advance(self, lake: Lake) -> None:
         systems = {"lake": LakeStreams(lake)}
@@ -90,7 +101,10 @@ class Days:
         self.clocks.by += 2 * 86_400
         with self.store._lock:
             for key, (data, info) in self.store._objects.items():
-                self.store._objects[key] = data, replace(info, modified=info.modified - timedelta(days=2))
+                self.store._objects[key] = (
+                    data,
+                    replace(info, modified=info.modified - timedelta(days=2)),
+                )
 
     def pause(self) -> None:
         if self.is_paused:
@@ -135,9 +149,13 @@ def test_a_command_that_was_paused_for_days_takes_nothing_back(kind: str, comman
     counted = FaultyStore(counting.store)
     command(counting, Lake(counted, counting.lake.id))
     requests = counted.requests
-    for nth in rounds([*range(2, len(requests), 1 + len(requests) // 6)], [*range(1, len(requests) + 1)]):
+    for nth in rounds(
+        [*range(2, len(requests), 1 + len(requests) // 6)], [*range(1, len(requests) + 1)]
+    ):
         days = Days(kind)
-        paused = Lake(FaultyStore(days.store, [Fault("*", nth, "meanwhile", action=days.pause)]), days.lake.id)
+        paused = Lake(
+            FaultyStore(days.store, [Fault("*", nth, "meanwhile", action=days.pause)]), days.lake.id
+        )
         ended = "done"
         with patch.object(passed_time, "time", days.clocks):
             try:

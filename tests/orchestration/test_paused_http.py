@@ -1,4 +1,6 @@
-"""A run that writes to an HTTP service, is paused before any of its requests, and wakes: it sends no more."""
+"""A run that writes to an HTTP service, is paused before any of its requests, and wakes: it
+sends no more.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ def world_with(service: RecordService, nth: int = 0) -> PausedWorld:
             object.__setattr__(table, "request", paused)
         app = Application("sets", engine="auto")
         kept = app.input_stream("lake.changes", default_offset="oldest")
-        handle = app.table(RemoteTable("t", key="k", write_function=table, batch_size=5, in_flight=1))
+        handle = app.table(
+            RemoteTable("t", key="k", write_function=table, batch_size=5, in_flight=1)
+        )
         kept.filter("not gone").select("k", "n").send_to(handle)
         return app
 

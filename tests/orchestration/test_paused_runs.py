@@ -1,4 +1,5 @@
-"""A run that was paused, taken for dead, and wakes changes nothing that its successors have written since.
+"""A run that was paused, taken for dead, and wakes changes nothing that its successors have written
+since.
 
 It is paused before each of its requests in turn (`paused_runs.py`).
 """
@@ -35,7 +36,13 @@ from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.streams.kafka.client import KafkaSettings, TopicFacts
 from dagster_adjunct.resources.streams.kafka.produce import Sender
 from dagster_adjunct.resources.streams.startpoint import StartpointOldest
-from dagster_adjunct.resources.tables.operation import Operation, OperationKind, Outcomes, Problem, State
+from dagster_adjunct.resources.tables.operation import (
+    Operation,
+    OperationKind,
+    Outcomes,
+    Problem,
+    State,
+)
 from dagster_adjunct.resources.tables.table import BlockingTable, RemoteTable
 from tests.faulty_store import Fault, FaultyStore
 from tests.orchestration.paused_runs import KEYS, PausedFunction, PausedWorld, at_call
@@ -61,11 +68,15 @@ def rows_in_the_lake(world: PausedWorld, folder: Path) -> Any:
 
 def rows_in_sqlite(world: PausedWorld, folder: Path) -> Any:
     stored_in = SqliteSegments(folder / f"rows-{world.number}.sqlite")
-    return KeyValueRows(world.lake, "app", "t", "k", columns=TYPES, create=True, partitions=2, stored_in=stored_in)
+    return KeyValueRows(
+        world.lake, "app", "t", "k", columns=TYPES, create=True, partitions=2, stored_in=stored_in
+    )
 
 
 def postgres(world: PausedWorld, server: Any) -> Any:
-    return PostgresTable(f"paused_{world.number}", "k", columns=TYPES, create=True, connect=connect(server))
+    return PostgresTable(
+        f"paused_{world.number}", "k", columns=TYPES, create=True, connect=connect(server)
+    )
 
 
 def redis(world: PausedWorld, server: Any) -> Any:
@@ -94,9 +105,15 @@ TABLES = [
     pytest.param(rows_in_the_lake, "tmp_path", id="rows in the lake"),
     pytest.param(rows_in_sqlite, "tmp_path", id="rows in SQLite"),
     pytest.param(http, "http_service", id="http", marks=pytest.mark.lengthy),
-    pytest.param(postgres, "postgres_server", id="postgres", marks=[pytest.mark.server, pytest.mark.lengthy]),
-    pytest.param(redis, "redis_server", id="redis", marks=[pytest.mark.server, pytest.mark.lengthy]),
-    pytest.param(dynamodb, "dynamodb", id="dynamodb", marks=[pytest.mark.server, pytest.mark.lengthy]),
+    pytest.param(
+        postgres, "postgres_server", id="postgres", marks=[pytest.mark.server, pytest.mark.lengthy]
+    ),
+    pytest.param(
+        redis, "redis_server", id="redis", marks=[pytest.mark.server, pytest.mark.lengthy]
+    ),
+    pytest.param(
+        dynamodb, "dynamodb", id="dynamodb", marks=[pytest.mark.server, pytest.mark.lengthy]
+    ),
 ]
 FENCED: list[Function] = [rows_in_the_lake, rows_in_sqlite]
 
@@ -118,7 +135,9 @@ def world_with(
     write: Callable[[Application, RemoteTable[Any, Any, Any]], None],
     pauses: Callable[[PausedWorld], dict[str, Callable[[], object]]],
 ) -> tuple[PausedWorld, BlockingTable[Any, Any, Any]]:
-    """Return a world whose application writes to a new table, whose function pauses the first run."""
+    """Return a world whose application writes to a new table, whose function pauses the first
+    run.
+    """
 
     def make(world: PausedWorld, first: bool) -> Application:
         function = of(world, folder)
@@ -147,7 +166,9 @@ def test_nothing_is_sent_by_a_run_that_was_paused_before_any_request(
     whole, expected = world_with(of, place, write, lambda world: {})
     whole.run_alone()
     for nth in rounds([1, 3], [1, 2, 3, 4]):
-        world, table = world_with(of, place, write, lambda world, nth=nth: {"before": at_call(nth, world.pause)})
+        world, table = world_with(
+            of, place, write, lambda world, nth=nth: {"before": at_call(nth, world.pause)}
+        )
         error = world.run_paused()
         assert world.paused, nth
         assert isinstance(error, RunLeaseLostError), (nth, error)
@@ -156,11 +177,15 @@ def test_nothing_is_sent_by_a_run_that_was_paused_before_any_request(
 
 
 @pytest.mark.parametrize("of", FENCED)
-def test_a_table_with_fences_refuses_even_the_request_that_was_under_way(of: Function, tmp_path: Path) -> None:
+def test_a_table_with_fences_refuses_even_the_request_that_was_under_way(
+    of: Function, tmp_path: Path
+) -> None:
     whole, expected = world_with(of, tmp_path, sets, lambda world: {})
     whole.run_alone()
     for nth in rounds([2], [1, 2, 3, 4]):
-        world, table = world_with(of, tmp_path, sets, lambda world, nth=nth: {"within": at_call(nth, world.pause)})
+        world, table = world_with(
+            of, tmp_path, sets, lambda world, nth=nth: {"within": at_call(nth, world.pause)}
+        )
         error = world.run_paused()
         assert world.paused, nth
         assert isinstance(error, RunLeaseLostError), (nth, error)
@@ -183,7 +208,9 @@ class Choosy(MemoryTable):
 
 
 def everything(world: PausedWorld, first: bool) -> Application:
-    """Return what writes to the lake: two output streams, dead letters, recorded answers, and datasets on the way."""
+    """Return what writes to the lake: two output streams, dead letters, recorded answers, and
+    datasets on the way.
+    """
     app = Application("sets", engine="auto", max_batch_records=16)
     names = MemoryTable(f"names-{world.number}")
     names.fill({f"k{n}": {"k": f"k{n}", "name": f"name {n}"} for n in range(KEYS)})
@@ -193,19 +220,29 @@ def everything(world: PausedWorld, first: bool) -> Application:
     records = app.input_stream("lake.changes", default_offset="oldest")
     named = records.join(looked_up, on="k", select={"name": "string"})
     out = named.send_to(app.output_stream("lake.named", partitions=2, key="k"))
-    out.join(facts, on="k", select=["gone as there"], how="left").send_to(app.output_stream("lake.known", partitions=1))
+    out.join(facts, on="k", select=["gone as there"], how="left").send_to(
+        app.output_stream("lake.known", partitions=1)
+    )
     letters = app.output_stream("lake.letters", partitions=1)
-    records.send_to(app.table(RemoteTable("choosy", key="k", write_function=chosen)), dead_letters=letters, at_most=9)
+    records.send_to(
+        app.table(RemoteTable("choosy", key="k", write_function=chosen)),
+        dead_letters=letters,
+        at_most=9,
+    )
     return app
 
 
 def left_in(world: PausedWorld) -> dict[str, Any]:
-    """Return what runs have left in the lake: each stream's records in order, the dataset, positions, startpoints."""
+    """Return what runs have left in the lake: each stream's records in order, the dataset,
+    positions, startpoints.
+    """
     records: dict[str, Any] = {}
     for stream in ("named", "known", "letters"):
         table = world.streams.read_arrow(world.streams.all_ranges(stream))
         order = [("__partition", "ascending"), ("__offset", "ascending")]
-        kept = [name for name in table.column_names if name not in ("__timestamp", "there", "problem")]
+        kept = [
+            name for name in table.column_names if name not in ("__timestamp", "there", "problem")
+        ]
         records[stream] = table.sort_by(order).select(kept).to_pylist()
     state = BatchLog(world.lake, "sets").read().state
     current = StoredVersions(world.lake, "facts").require_current()
@@ -213,7 +250,13 @@ def left_in(world: PausedWorld) -> dict[str, Any]:
     answers = [item.key for item in world.store.list("applications/sets/answers/")]
     listed = Startpoints(everything(world, False), lake=world.lake).list()
     asked = {name: listed[name] for name in ("waiting", "handed")}
-    return {"records": records, "facts": facts, "open": state.open, "at": state.checkpoint, "answers": answers} | asked
+    return {
+        "records": records,
+        "facts": facts,
+        "open": state.open,
+        "at": state.checkpoint,
+        "answers": answers,
+    } | asked
 
 
 @pytest.mark.lengthy
@@ -222,7 +265,12 @@ def test_a_run_paused_at_any_request_to_the_lake_changes_nothing_that_followed()
     def prepare() -> PausedWorld:
         world = PausedWorld(everything)
         asked = Startpoints(everything(world, False), lake=world.lake)
-        asked.request("lake.changes", StartpointOldest(), by="test", reason="a request that the first run applies")
+        asked.request(
+            "lake.changes",
+            StartpointOldest(),
+            by="test",
+            reason="a request that the first run applies",
+        )
         return world
 
     whole = prepare()
@@ -236,8 +284,11 @@ def test_a_run_paused_at_any_request_to_the_lake_changes_nothing_that_followed()
         error = world.run_paused(Lake(FaultyStore(world.store, [pause]), world.lake.id))
         made = (nth, requests[nth - 1], error)
         assert world.paused, made
-        assert error is None or isinstance(error, RunLeaseLostError | CommitConflictError | LeaseLostError), made
-        # Answers that were being recorded may be left; nobody reads them, and the next run deletes them.
+        assert error is None or isinstance(
+            error, RunLeaseLostError | CommitConflictError | LeaseLostError
+        ), made
+        # Answers that were being recorded may be left; nobody reads them, and the next run deletes
+        # them.
         assert {**left_in(world), "answers": []} == expected, made
         world.run("last")
         assert left_in(world) == expected, made

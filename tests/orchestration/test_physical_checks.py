@@ -1,4 +1,6 @@
-"""What Spark is going to do is compared with the plan before a batch is begun: once a run, each operator once."""
+"""What Spark is going to do is compared with the plan before a batch is begun: once a run, each
+operator once.
+"""
 
 from __future__ import annotations
 
@@ -51,12 +53,18 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> list[set[str]]:
 
 def joined(stream: MessageStream, planes: DatasetHandle, first: int, count: int) -> MessageStream:
     for number in range(first, first + count):
-        stream = stream.join(planes, on="tailnum", how="left", prefix=f"p{number}_", name=f"j{number}")
+        stream = stream.join(
+            planes, on="tailnum", how="left", prefix=f"p{number}_", name=f"j{number}"
+        )
     return stream
 
 
-@pytest.mark.parametrize("joins", [pytest.param(1, marks=pytest.mark.long), 3, pytest.param(8, marks=pytest.mark.long)])
-def test_one_plan_is_looked_at_for_all_joins_of_a_run(world: StepWorld, looks: list[set[str]], joins: int) -> None:
+@pytest.mark.parametrize(
+    "joins", [pytest.param(1, marks=pytest.mark.long), 3, pytest.param(8, marks=pytest.mark.long)]
+)
+def test_one_plan_is_looked_at_for_all_joins_of_a_run(
+    world: StepWorld, looks: list[set[str]], joins: int
+) -> None:
     app = Application("app", max_batch_records=1, few_records=0)
     enriched = joined(app.input_stream("lake.trips"), app.table(PLANES), 0, joins)
     enriched.send_to(app.output_stream("lake.out", partitions=2, key="tailnum"))
@@ -66,7 +74,9 @@ def test_one_plan_is_looked_at_for_all_joins_of_a_run(world: StepWorld, looks: l
     assert report.counters[f"join-{joins + 1}-j{joins - 1}"] == {"rows": 3, "unmatched": 1}
 
 
-def test_records_that_several_read_are_looked_at_where_they_are_kept(world: StepWorld, looks: list[set[str]]) -> None:
+def test_records_that_several_read_are_looked_at_where_they_are_kept(
+    world: StepWorld, looks: list[set[str]]
+) -> None:
     app = Application("app", few_records=0)
     planes = app.table(PLANES)
     trunk = joined(app.input_stream("lake.trips"), planes, 0, 2)
@@ -117,8 +127,16 @@ def without_buckets(world: StepWorld) -> Iterator[None]:
 @pytest.mark.parametrize(
     ("dataset", "message"),
     [
-        pytest.param("planes", "join-2-planes: Spark shuffles dataset planes", marks=pytest.mark.long),
-        ("crews", "join-3-crews: Spark shuffles dataset crews, which the plan proved to be co-partitioned"),
+        pytest.param(
+            "planes", "join-2-planes: Spark shuffles dataset planes", marks=pytest.mark.long
+        ),
+        (
+            "crews",
+            (
+                "join-3-crews: Spark shuffles dataset crews, which the plan proved to be"
+                " co-partitioned"
+            ),
+        ),
     ],
 )
 def test_a_shuffled_dataset_is_told_with_the_join_that_it_is_of(
@@ -126,13 +144,21 @@ def test_a_shuffled_dataset_is_told_with_the_join_that_it_is_of(
 ) -> None:
     """The other one has no buckets: it is broadcast."""
     planes, crews = (
-        one if one.name == dataset else bounded_dataset(one.name, input=one.input, key="tailnum", broadcast=True)
+        (
+            one
+            if one.name == dataset
+            else bounded_dataset(one.name, input=one.input, key="tailnum", broadcast=True)
+        )
         for one in (PLANES, CREWS)
     )
     world.stream("crews", "tailnum", 2, tailnum="string", pilot="string")
     world.send("crews", ("N1", "Ada"), version="v1")
     app = Application("app", few_records=0)
-    enriched = app.input_stream("lake.trips").join(app.table(planes), on="tailnum").join(app.table(crews), on="tailnum")
+    enriched = (
+        app.input_stream("lake.trips")
+        .join(app.table(planes), on="tailnum")
+        .join(app.table(crews), on="tailnum")
+    )
     enriched.send_to(app.output_stream("lake.out", partitions=1))
     with pytest.raises(PlanningError, match=message):
         world.run(app)
@@ -148,14 +174,19 @@ def test_a_shuffled_dataset_is_told_with_the_join_that_it_is_of(
     [
         (
             lambda stream: stream.filter(moved, keeps_partitioning=True),
-            r"send-to-3: .* hashpartitioning\(tailnum, 2\), but after filter-2 their partitioning is Round",
+            (
+                r"send-to-3: .* hashpartitioning\(tailnum, 2\), but after filter-2 their"
+                r" partitioning is Round"
+            ),
         ),
         (
             lambda stream: stream.map(moved, keeps_partitioning=True),
             "send-to-3: .* after map-2 their partitioning is RoundRobin",
         ),
         (
-            lambda stream: stream.map(lambda frame: frame.repartition(2, "v"), keeps_partitioning=True),
+            lambda stream: stream.map(
+                lambda frame: frame.repartition(2, "v"), keeps_partitioning=True
+            ),
             r"after map-2 their partitioning is hashpartitioning\(v, 2\)",
         ),
         (
@@ -168,7 +199,9 @@ def test_records_for_other_partitions_are_refused_before_a_batch(
     world: StepWorld, describe: Callable[[Any], Any], message: str
 ) -> None:
     app = Application("app", few_records=0)
-    describe(app.input_stream("lake.trips")).send_to(app.output_stream("lake.out", partitions=2, key="tailnum"))
+    describe(app.input_stream("lake.trips")).send_to(
+        app.output_stream("lake.out", partitions=2, key="tailnum")
+    )
     with pytest.raises(PlanningError, match=message):
         world.run(app)
     assert world.state(app).open is None
@@ -176,9 +209,13 @@ def test_records_for_other_partitions_are_refused_before_a_batch(
 
 
 def test_a_window_over_records_that_lie_together_moves_none(world: StepWorld) -> None:
-    """ADJUNCT_STRICT_PLANS is set here: an exchange that the plan does not list would fail the run."""
+    """ADJUNCT_STRICT_PLANS is set here: an exchange that the plan does not list would fail the
+    run.
+    """
     app = Application("app", few_records=0)
-    trips = app.input_stream("lake.trips").map("*", "row_number() over (partition by tailnum, v order by v) as n")
+    trips = app.input_stream("lake.trips").map(
+        "*", "row_number() over (partition by tailnum, v order by v) as n"
+    )
     trips.send_to(app.output_stream("lake.out", partitions=2, key="tailnum"))
     moved = trips.partition_by("v").with_columns(total="sum(n) over (partition by v)")
     moved.send_to(app.output_stream("lake.by-v", partitions=2, key="v"))
@@ -193,7 +230,9 @@ def test_a_function_that_moves_records_and_brings_them_back_is_told_and_right(
     app = Application("app", few_records=0)
     kept = app.input_stream("lake.trips").map(with_its_own_exchange, keeps_partitioning=True)
     kept.send_to(app.output_stream("lake.out", partitions=2, key="tailnum"))
-    with pytest.raises(PlanningError, match="map-2: Spark shuffles the records 2 times more than the plan lists"):
+    with pytest.raises(
+        PlanningError, match="map-2: Spark shuffles the records 2 times more than the plan lists"
+    ):
         world.run(app)
     monkeypatch.delenv("ADJUNCT_STRICT_PLANS")
     world.run(app)

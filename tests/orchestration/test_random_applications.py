@@ -1,4 +1,6 @@
-"""Random applications leave what plain Python makes of the same records, whenever their runs die."""
+"""Random applications leave what plain Python makes of the same records, whenever their runs
+die.
+"""
 
 from __future__ import annotations
 
@@ -67,13 +69,18 @@ class Story:
         for name, expected in streams.items():
             assert differing(self.world.rows(name), expected) == {}, (name, self.graph)
         with sqlite3.connect(self.world.folder / "counted.sqlite") as connection:
-            stored = {k: [n, total] for k, n, total in connection.execute("SELECT k, n, total FROM counted")}
+            stored = {
+                k: [n, total]
+                for k, n, total in connection.execute("SELECT k, n, total FROM counted")
+            }
         assert stored == counted, self.graph
 
 
 @pytest.fixture
 def world(step_world: StepWorld, monkeypatch: pytest.MonkeyPatch) -> StepWorld:
-    """A lake; Spark may move records once more behind functions, of which it does not know where they leave records."""
+    """A lake; Spark may move records once more behind functions, of which it does not know where
+    they leave records.
+    """
     monkeypatch.delenv("ADJUNCT_STRICT_PLANS")
     return step_world
 
@@ -94,7 +101,9 @@ def test_a_random_application_leaves_what_python_makes_of_its_records(world: Ste
 
 @pytest.mark.long
 @pytest.mark.parametrize("seed", range(100, 125))
-def test_random_applications_leave_what_python_makes_of_their_records(world: StepWorld, seed: int) -> None:
+def test_random_applications_leave_what_python_makes_of_their_records(
+    world: StepWorld, seed: int
+) -> None:
     tell(world, seed, 10, 2)
 
 
@@ -110,7 +119,9 @@ def test_a_run_that_is_killed_within_a_batch_leaves_what_python_makes(
     log = tmp_path / "killed.log"
     with log.open("w") as output:
         environment = without_kept_processes(os.environ)
-        child = subprocess.Popen(command, env=environment, stdout=output, stderr=output, start_new_session=True)
+        child = subprocess.Popen(
+            command, env=environment, stdout=output, stderr=output, start_new_session=True
+        )
         try:
             app = described(story.graph, world)
             deadline = time.monotonic() + 240

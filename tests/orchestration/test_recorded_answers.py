@@ -41,7 +41,9 @@ def test_an_object_of_somebody_else_stays_and_keeps_no_answers_from_going(tmp_pa
     assert lake.store.get(note).data == b"kept"
 
 
-def test_a_lookup_with_other_arguments_does_not_meet_the_answers_to_the_first_ones(tmp_path: Path) -> None:
+def test_a_lookup_with_other_arguments_does_not_meet_the_answers_to_the_first_ones(
+    tmp_path: Path,
+) -> None:
     lake = open_lake(str(tmp_path / "lake"))
 
     def recorded(*args: object) -> RecordedAnswers:

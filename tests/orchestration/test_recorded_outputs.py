@@ -1,4 +1,6 @@
-"""A replay of recorded versions sends again, byte for byte, what the first run sent; with Spark, and with state."""
+"""A replay of recorded versions sends again, byte for byte, what the first run sent; with Spark,
+and with state.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,11 @@ from dagster_adjunct.orchestration.startpoints.startpoints import Startpoints
 from dagster_adjunct.orchestration.step.step import run_step
 from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.schemas.schema import Schema
-from dagster_adjunct.resources.streams.startpoint import StartpointOldest, StartpointSpecific, StartpointUpcoming
+from dagster_adjunct.resources.streams.startpoint import (
+    StartpointOldest,
+    StartpointSpecific,
+    StartpointUpcoming,
+)
 from tests.orchestration.step_world import StepWorld
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("either_engine")]
@@ -29,7 +35,8 @@ WHO: dict[str, Any] = {"by": "ada", "reason": "an audit"}
 
 
 def shopping() -> Application:
-    """Visits with the price of their shop now, and who came last before: both of which move on with each batch.
+    """Visits with the price of their shop now, and who came last before: both of which move on with
+    each batch.
 
     The second join meets what its own batch has sent before it.
     """
@@ -47,19 +54,25 @@ def shopping() -> Application:
 
 
 def sent(world: StepWorld, epoch: int) -> pa.Table:
-    """Return what was sent in an epoch, by partition and in its order, without positions and times."""
+    """Return what was sent in an epoch, by partition and in its order, without positions and
+    times.
+    """
     records = world.streams.read_arrow(world.streams.all_ranges("sold"))
     mine = records.filter(pc.equal(records["__epoch"], epoch))
     return mine.drop_columns(["__offset", "__epoch", "__timestamp"])
 
 
-def test_the_output_is_that_of_the_first_run_though_datasets_and_state_have_moved_on(step_world: StepWorld) -> None:
+def test_the_output_is_that_of_the_first_run_though_datasets_and_state_have_moved_on(
+    step_world: StepWorld,
+) -> None:
     step_world.stream("visits", "shop", 2, visitor="string", shop="string")
     step_world.stream("prices", "shop", 2, shop="string", price="bigint")
     app = shopping()
     shops = ["a", "b", "c", "d", "e"]
     for day in range(2):
-        step_world.send("prices", *[(shop, day * 10 + number) for number, shop in enumerate(shops[: 2 + day])])
+        step_world.send(
+            "prices", *[(shop, day * 10 + number) for number, shop in enumerate(shops[: 2 + day])]
+        )
         step_world.send("visits", *[(f"{day}-{number}", shops[number % 4]) for number in range(5)])
         step_world.run(app)
     step_world.send("prices", *[(shop, 99) for shop in shops])
@@ -68,19 +81,34 @@ def test_the_output_is_that_of_the_first_run_though_datasets_and_state_have_move
     startpoints = Startpoints(app, lake=step_world.lake)
     first = sent(step_world, 0)
     assert first.num_rows == 10
-    with pytest.raises(ConfigurationError, match="joins read in 'last_visits' what the whole batch had sent"):
+    with pytest.raises(
+        ConfigurationError, match="joins read in 'last_visits' what the whole batch had sent"
+    ):
         startpoints.request(
-            "lake.visits.0", StartpointOldest(), until=StartpointSpecific(offset="1"), versions="recorded", **WHO
+            "lake.visits.0",
+            StartpointOldest(),
+            until=StartpointSpecific(offset="1"),
+            versions="recorded",
+            **WHO,
         )
-    startpoints.request("lake.visits", StartpointOldest(), until=StartpointUpcoming(), versions="recorded", **WHO)
+    startpoints.request(
+        "lake.visits", StartpointOldest(), until=StartpointUpcoming(), versions="recorded", **WHO
+    )
     step_world.run(app)
     assert sent(step_world, 1).equals(first)
     assert dict(open_dataset(step_world.lake, "last_visits").items()) == kept
 
 
-HISTORY = unbounded_dataset("fares", input="lake.fares", key="item", partitions=1, history="all", valid_from="since")
+HISTORY = unbounded_dataset(
+    "fares", input="lake.fares", key="item", partitions=1, history="all", valid_from="since"
+)
 RATES = bounded_dataset(
-    "rates", input="lake.rates", key="item", partitions=1, valid_from="%Y-%m-%d_%H", discard=DiscardPolicy(keep=1)
+    "rates",
+    input="lake.rates",
+    key="item",
+    partitions=1,
+    valid_from="%Y-%m-%d_%H",
+    discard=DiscardPolicy(keep=1),
 )
 DAY = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -102,7 +130,9 @@ def selling() -> Application:
 
 
 def test_replays_by_time_join_current_served_or_recorded_versions(step_world: StepWorld) -> None:
-    """After the first run the past is corrected, and what is current moves on: three replays, three answers."""
+    """After the first run the past is corrected, and what is current moves on: three replays,
+    three answers.
+    """
     step_world.stream("sales", "item", 1, item="string", at="timestamp")
     step_world.stream("fares", "item", 1, item="string", since="timestamp", fare="bigint")
     step_world.stream("rates", "item", 1, item="string", rate="bigint")
@@ -118,11 +148,19 @@ def test_replays_by_time_join_current_served_or_recorded_versions(step_world: St
     step_world.advance(HISTORY, RATES)
 
     startpoints = Startpoints(app, lake=step_world.lake)
-    (shown,) = startpoints.preview("lake.sales", StartpointOldest(), until=StartpointUpcoming()).previews
+    (shown,) = startpoints.preview(
+        "lake.sales", StartpointOldest(), until=StartpointUpcoming()
+    ).previews
     assert shown.versions == "as-of"
-    for epoch, versions, fare, rate in ((1, None, 9, 2), (2, "current", 13, 3), (3, "recorded", 10, 1)):
+    for epoch, versions, fare, rate in (
+        (1, None, 9, 2),
+        (2, "current", 13, 3),
+        (3, "recorded", 10, 1),
+    ):
         asked: Any = {"versions": versions} if versions else {}
-        startpoints.request("lake.sales", StartpointOldest(), until=StartpointUpcoming(), **asked, **WHO)
+        startpoints.request(
+            "lake.sales", StartpointOldest(), until=StartpointUpcoming(), **asked, **WHO
+        )
         if versions == "recorded":
             expire_all_versions(step_world.lake, {"rates": RATES, "fares": HISTORY}, by="test")
         run_step(step_world.context(app))

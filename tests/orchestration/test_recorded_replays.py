@@ -1,4 +1,6 @@
-"""Replays of recorded versions: each record meets again what it met first. Without Spark: only what is met counts."""
+"""Replays of recorded versions: each record meets again what it met first. Without Spark: only
+what is met counts.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,11 @@ from dagster_adjunct.resources.objects.store import InMemoryStore
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 from dagster_adjunct.resources.streams.lake.streams import LakeStreams
-from dagster_adjunct.resources.streams.startpoint import StartpointOldest, StartpointSpecific, StartpointUpcoming
+from dagster_adjunct.resources.streams.startpoint import (
+    StartpointOldest,
+    StartpointSpecific,
+    StartpointUpcoming,
+)
 from dagster_adjunct.resources.streams.system import StreamSystem
 from dagster_adjunct.startpoints import StartpointRequest
 from dagster_adjunct.windows import Count, Tumbling
@@ -46,7 +52,11 @@ from tests.orchestration.stub_engine import StubEngine
 from tests.rounds import rounds
 
 PLANES = bounded_dataset(
-    "planes", input="lake.planes", key="k", partitions=2, discard=DiscardPolicy(keep=1, grace=timedelta(0))
+    "planes",
+    input="lake.planes",
+    key="k",
+    partitions=2,
+    discard=DiscardPolicy(keep=1, grace=timedelta(0)),
 )
 WHO: dict[str, Any] = {"by": "ada", "reason": "an audit"}
 P0, P1 = ssp("lake.trips.0"), ssp("lake.trips.1")
@@ -59,12 +69,16 @@ def at(offset: int) -> StartpointSpecific:
 
 @dataclass
 class Recording(StubEngine):
-    """Takes the place of a batch's work: remembers, once for each batch, which version each record met."""
+    """Takes the place of a batch's work: remembers, once for each batch, which version each
+    record met.
+    """
 
     batches: dict[int, dict[str, Any]] = field(default_factory=dict)
     meanwhile: Callable[[], object] = lambda: None
 
-    def run(self, context: StepContext, inputs: Any, before_output: Callable[[str], None]) -> BatchMetrics:
+    def run(
+        self, context: StepContext, inputs: Any, before_output: Callable[[str], None]
+    ) -> BatchMetrics:
         (number,) = {entry["n"] for _, entry in inputs.views["planes"].items()}
         taken = {
             "main": inputs.consumed is not None,
@@ -77,7 +91,9 @@ class Recording(StubEngine):
         }
         self.meanwhile()
         before_output("out")
-        assert self.batches.setdefault(inputs.intent.batch, taken) == taken, "a batch came again as another one"
+        assert self.batches.setdefault(inputs.intent.batch, taken) == taken, (
+            "a batch came again as another one"
+        )
         return BatchMetrics({}, {})
 
 
@@ -100,7 +116,9 @@ class Trips:
 
     def app(self, limit: int = 1000, **options: Any) -> Application:
         app = Application("app", max_batch_records=limit, **options)
-        joined = app.input_stream("lake.trips", default_offset="oldest").join(app.table(PLANES), on="k", how="left")
+        joined = app.input_stream("lake.trips", default_offset="oldest").join(
+            app.table(PLANES), on="k", how="left"
+        )
         joined.send_to(app.output_stream("lake.out", partitions=2, key="k"))
         return app
 
@@ -111,14 +129,19 @@ class Trips:
         self.world.advance(PLANES)
 
     def depart(self, count: int) -> None:
-        self.world.send("trips", [(f"k{number}", number) for number in range(self.sent, self.sent + count)])
+        self.world.send(
+            "trips", [(f"k{number}", number) for number in range(self.sent, self.sent + count)]
+        )
         self.sent += count
 
     def run(self, limit: int = 1000, lake: Lake | None = None, **options: Any) -> None:
         app = self.app(limit)
         planned = plan_application(app, systems=self.world.systems)
         runtime = Runtime(lake or self.lake, self.world.systems, IN_PROCESS, by="me")
-        run_step(StepContext(runtime, app, planned, fan_out_for_run(runtime, app, planned), **options), self.work)
+        run_step(
+            StepContext(runtime, app, planned, fan_out_for_run(runtime, app, planned), **options),
+            self.work,
+        )
 
     def discard(self) -> None:
         expire_all_versions(self.lake, {"planes": PLANES}, by="test")
@@ -146,9 +169,13 @@ class Trips:
                 met |= batch["met"]
         return met
 
-    def again(self, asked: str, first: int, last: dict[Any, int] | int | None = None, **more: Any) -> AskedStartpoints:
+    def again(
+        self, asked: str, first: int, last: dict[Any, int] | int | None = None, **more: Any
+    ) -> AskedStartpoints:
         """Ask that these trips are read again up to their ends."""
-        return self.startpoints.request(asked, at(first), until=at(int(last)), versions="recorded", **WHO, **more)  # type: ignore[arg-type]
+        return self.startpoints.request(
+            asked, at(first), until=at(int(last)), versions="recorded", **WHO, **more
+        )  # type: ignore[arg-type]
 
     def held(self) -> set[str]:
         return set(needed_versions(self.lake, "planes"))
@@ -172,7 +199,9 @@ def keep_all(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan_module, "_GRACE", timedelta(0))
 
 
-def test_each_record_meets_the_version_that_it_met_first_wherever_the_range_is_cut(trips: Trips) -> None:
+def test_each_record_meets_the_version_that_it_met_first_wherever_the_range_is_cut(
+    trips: Trips,
+) -> None:
     first = trips.first_run()
     assert len(set(first.values())) == 3
     last = min(trips.ends().values())
@@ -186,7 +215,9 @@ def test_each_record_meets_the_version_that_it_met_first_wherever_the_range_is_c
             assert (batch["main"], batch["reading"]) == (False, "recorded")
             met |= batch["met"]
         assert met == {
-            (partition, offset): first[partition, offset] for partition in (P0, P1) for offset in range(start, end)
+            (partition, offset): first[partition, offset]
+            for partition in (P0, P1)
+            for offset in range(start, end)
         }
     assert trips.met() == first, "the main position has not moved"
 
@@ -197,7 +228,9 @@ def test_what_was_in_one_batch_is_in_one_again(trips: Trips) -> None:
     last = min(trips.ends().values())
     trips.again("lake.trips", 0, last)
     trips.run(limit=1)
-    again = [batch["met"].keys() for _, batch in sorted(trips.work.batches.items()) if not batch["main"]]
+    again = [
+        batch["met"].keys() for _, batch in sorted(trips.work.batches.items()) if not batch["main"]
+    ]
     cut = [{place for place in batch if place[1] < last} for batch in first]
     assert again == [batch for batch in cut if batch]
 
@@ -227,7 +260,9 @@ def test_versions_are_held_from_the_request_until_the_replay_has_ended(
 
 
 @pytest.mark.parametrize("begun", [False, True])
-def test_what_is_taken_back_holds_nothing(trips: Trips, monkeypatch: pytest.MonkeyPatch, begun: bool) -> None:
+def test_what_is_taken_back_holds_nothing(
+    trips: Trips, monkeypatch: pytest.MonkeyPatch, begun: bool
+) -> None:
     keep_all(monkeypatch)
     trips.first_run()
     trips.again("lake.trips", 0, 3)
@@ -239,12 +274,16 @@ def test_what_is_taken_back_holds_nothing(trips: Trips, monkeypatch: pytest.Monk
     assert trips.state().offsets.replays == {}
 
 
-def test_a_request_that_has_expired_holds_nothing(trips: Trips, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_that_has_expired_holds_nothing(
+    trips: Trips, monkeypatch: pytest.MonkeyPatch
+) -> None:
     keep_all(monkeypatch)
     trips.first_run()
     trips.again("lake.trips", 0, 3)
     (item,) = trips.lake.store.list("applications/app/recorded/")
-    plan = plan_module.read_plan(trips.lake, "app", item.key.rsplit("/", 1)[1].removesuffix(".json"))
+    plan = plan_module.read_plan(
+        trips.lake, "app", item.key.rsplit("/", 1)[1].removesuffix(".json")
+    )
     old = plan.model_copy(update={"expires_at": plan.expires_at - timedelta(days=2)})
     trips.lake.store.put(item.key, old.model_dump_json().encode())
     assert trips.held() == set()
@@ -255,18 +294,32 @@ def test_a_request_that_never_expires_retains_its_versions(trips: Trips) -> None
     startpoints = Startpoints(trips.app(startpoints_expire_after=timedelta.max), lake=trips.lake)
     startpoints.request("lake.trips", at(0), until=at(3), versions="recorded", **WHO)
     (item,) = trips.lake.store.list("applications/app/recorded/")
-    plan = plan_module.read_plan(trips.lake, "app", item.key.rsplit("/", 1)[1].removesuffix(".json"))
+    plan = plan_module.read_plan(
+        trips.lake, "app", item.key.rsplit("/", 1)[1].removesuffix(".json")
+    )
     assert plan.expires_at.year == 9999
     assert trips.held()
 
 
-def test_a_version_that_is_gone_is_named_in_the_dry_run_and_nothing_is_written(trips: Trips) -> None:
+def test_a_version_that_is_gone_is_named_in_the_dry_run_and_nothing_is_written(
+    trips: Trips,
+) -> None:
     trips.first_run()
-    (kept,) = trips.startpoints.preview("lake.trips.0", at(0), until=at(2), versions="recorded").previews
+    (kept,) = trips.startpoints.preview(
+        "lake.trips.0", at(0), until=at(2), versions="recorded"
+    ).previews
     assert kept.error is None
     trips.discard()
-    (shown,) = trips.startpoints.preview("lake.trips.0", at(0), until=at(2), versions="recorded").previews
-    for part in ("planes", "which batch", "of application 'app' read, is gone", "versions=as-of", "versions=current"):
+    (shown,) = trips.startpoints.preview(
+        "lake.trips.0", at(0), until=at(2), versions="recorded"
+    ).previews
+    for part in (
+        "planes",
+        "which batch",
+        "of application 'app' read, is gone",
+        "versions=as-of",
+        "versions=current",
+    ):
         assert part in str(shown.error)
     with pytest.raises(ConfigurationError) as failure:
         trips.again("lake.trips.0", 0, 2)
@@ -278,7 +331,9 @@ def test_a_version_that_is_gone_is_named_in_the_dry_run_and_nothing_is_written(t
 def test_a_version_that_goes_all_the_same_is_refused_at_the_start(trips: Trips) -> None:
     trips.first_run()
     trips.again("lake.trips.0", 0, 2)
-    discard_sparing(trips.lake, "planes", PLANES.discard, by="test")  # as an erasure, which heeds no replay
+    discard_sparing(
+        trips.lake, "planes", PLANES.discard, by="test"
+    )  # as an erasure, which heeds no replay
     with pytest.raises(VersionDiscardedError) as failure:
         trips.run()
     assert failure.value.dataset == "planes"
@@ -290,8 +345,12 @@ def test_records_that_no_batch_has_read_are_refused_by_name(trips: Trips) -> Non
     trips.run()
     ends = trips.ends()
     trips.depart(6)
-    (shown,) = trips.startpoints.preview("lake.trips.0", at(0), until=at(ends[P0] + 1), versions="recorded").previews
-    assert f"offsets {ends[P0]} up to {ends[P0] + 1}: no batch has read them yet" in str(shown.error)
+    (shown,) = trips.startpoints.preview(
+        "lake.trips.0", at(0), until=at(ends[P0] + 1), versions="recorded"
+    ).previews
+    assert f"offsets {ends[P0]} up to {ends[P0] + 1}: no batch has read them yet" in str(
+        shown.error
+    )
 
 
 def test_the_first_main_batch_counts_not_a_replay_or_a_later_startpoint(trips: Trips) -> None:
@@ -354,8 +413,12 @@ def test_two_replays_at_once_meet_each_its_own(trips: Trips) -> None:
 
 
 @pytest.mark.lengthy
-def test_a_replay_that_dies_at_any_request_goes_on_and_meets_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Killed after each so many requests, with everything discarded between: nothing is met twice or otherwise."""
+def test_a_replay_that_dies_at_any_request_goes_on_and_meets_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Killed after each so many requests, with everything discarded between: nothing is met
+    twice or otherwise.
+    """
     keep_all(monkeypatch)
     for nth in range(1, 74, 8):
         trips = new_trips()
@@ -368,7 +431,9 @@ def test_a_replay_that_dies_at_any_request_goes_on_and_meets_the_same(monkeypatc
             trips.discard()
         trips.run()
         assert trips.met(main=False) == {
-            (partition, offset): first[partition, offset] for partition in (P0, P1) for offset in range(4)
+            (partition, offset): first[partition, offset]
+            for partition in (P0, P1)
+            for offset in range(4)
         }
 
 
@@ -378,7 +443,9 @@ def test_a_replay_that_dies_at_any_request_goes_on_and_meets_the_same(monkeypatc
 def test_of_a_request_and_a_discard_at_any_request_of_either_one_sees_the_other(
     monkeypatch: pytest.MonkeyPatch, first: str
 ) -> None:
-    """One does all of its work before a request of the other: what was asked for is met as it was, or was refused."""
+    """One does all of its work before a request of the other: what was asked for is met as it
+    was, or was refused.
+    """
     outcomes = set()
     for nth in range(1, 100, rounds(2, 1)):
         trips = new_trips()
@@ -426,10 +493,18 @@ def test_a_batch_of_a_replay_that_was_given_up_is_read_again_with_what_it_met(tr
     trips.work.meanwhile = lambda: None
     trips.again("lake.trips", 2, 4)
     trips.run()
-    met = [(place, number) for _, batch in sorted(trips.work.batches.items()) for place, number in batch["met"].items()]
+    met = [
+        (place, number)
+        for _, batch in sorted(trips.work.batches.items())
+        for place, number in batch["met"].items()
+    ]
     replayed = met[len(first) :]
     assert sorted(replayed, key=str) == sorted(
-        [((partition, offset), first[partition, offset]) for partition in (P0, P1) for offset in (0, 1, 2, 3, 2, 3)],
+        [
+            ((partition, offset), first[partition, offset])
+            for partition in (P0, P1)
+            for offset in (0, 1, 2, 3, 2, 3)
+        ],
         key=str,
     )
 
@@ -461,7 +536,9 @@ def test_a_request_that_was_written_without_looking_is_refused_at_the_start(trip
 
 def test_a_request_is_read_as_it_was_stored() -> None:
     plain = StartpointRequest(ssp=P0, startpoint=at(0), until=at(1), **WHO)
-    recorded = StartpointRequest(ssp=P0, startpoint=at(0), until=at(1), versions="recorded", recorded="0" * 32, **WHO)
+    recorded = StartpointRequest(
+        ssp=P0, startpoint=at(0), until=at(1), versions="recorded", recorded="0" * 32, **WHO
+    )
     assert StartpointRequest.from_json(plain.to_json()) == plain
     assert StartpointRequest.from_json(recorded.to_json()) == recorded
 
@@ -469,14 +546,16 @@ def test_a_request_is_read_as_it_was_stored() -> None:
 def test_the_dry_run_says_what_is_met_and_held(trips: Trips) -> None:
     trips.first_run()
     asked = trips.startpoints.preview("lake.trips", at(0), until=at(3), versions="recorded")
-    assert asked.notes[0].startswith("recorded: what 2 batches, 1 to 2 read, kept until the replay has ended") or (
-        asked.notes[0].startswith("recorded: what ")
-    )
+    assert asked.notes[0].startswith(
+        "recorded: what 2 batches, 1 to 2 read, kept until the replay has ended"
+    ) or (asked.notes[0].startswith("recorded: what "))
     assert any(note.startswith("recorded: dataset planes: v") for note in asked.notes)
     assert {row["versions"] for row in asked.to_json()["partitions"]} == {"recorded"}
     assert trips.startpoints.preview("lake.trips", at(0), until=at(3)).notes == ()
     current = trips.startpoints.preview("lake.trips", at(0), until=at(3), versions="current")
-    assert current.notes == ("versions current: every join uses what is served when the replay runs",)
+    assert current.notes == (
+        "versions current: every join uses what is served when the replay runs",
+    )
 
 
 class Looked(LakeStreams):
@@ -491,7 +570,9 @@ class Looked(LakeStreams):
         return super().snapshot(stream)
 
 
-def test_recorded_versions_are_looked_for_in_the_streams_as_the_previews_saw_them(trips: Trips) -> None:
+def test_recorded_versions_are_looked_for_in_the_streams_as_the_previews_saw_them(
+    trips: Trips,
+) -> None:
     trips.first_run()
     streams = Looked(trips.lake)
     requests = build_requests([P0, P1], at(0), at(3), versions="recorded", **WHO)
@@ -505,7 +586,9 @@ def test_the_dry_run_names_what_keeps_state_and_leaves_out_what_is_read_again() 
     world.stream("clicks", Schema.of(k="string", at="timestamp"), ["k"], 2)
     app = Application("counting")
     clicks = app.input_stream("lake.clicks", event_time="at", delay=timedelta(0))
-    windows = clicks.window(Tumbling(timedelta(hours=1)), by="k", name="views", aggregates={"views": Count()})
+    windows = clicks.window(
+        Tumbling(timedelta(hours=1)), by="k", name="views", aggregates={"views": Count()}
+    )
     windows.send_to(app.output_stream("lake.views", partitions=2, key="k"))
     notes = Startpoints(app, lake=world.lake).preview("lake.clicks", StartpointOldest()).notes
     (note,) = notes

@@ -1,4 +1,6 @@
-"""Applications under a new name: refused where they would write all again, and renamed with all that they have."""
+"""Applications under a new name: refused where they would write all again, and renamed with all
+that they have.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,11 @@ from dagster_adjunct.resources.objects.lake import open_lake
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 from dagster_adjunct.resources.streams.lake.streams import LakeStreams
-from dagster_adjunct.resources.streams.startpoint import StartpointOldest, StartpointSpecific, StartpointUpcoming
+from dagster_adjunct.resources.streams.startpoint import (
+    StartpointOldest,
+    StartpointSpecific,
+    StartpointUpcoming,
+)
 from dagster_adjunct.resources.tables.table import RemoteTable
 from dagster_adjunct.startpoints import Startpoints
 from dagster_adjunct.windows import Count, Tumbling
@@ -45,20 +51,28 @@ VISITS = {"shop": "string", "n": "int", "at": "timestamp"}
 def shopping(world: StepWorld, name: str, default_offset: Any = "oldest") -> Application:
     """Count visits in every way that is remembered between batches."""
     store = SqliteTable(
-        world.folder / "sums.sqlite", "sums", "shop", columns={"shop": "string", "n": "bigint"}, create=True
+        world.folder / "sums.sqlite",
+        "sums",
+        "shop",
+        columns={"shop": "string", "n": "bigint"},
+        create=True,
     )
-    sums = RemoteTable("sums", key="shop", read_function=store, write_function=store, idempotent=True)
+    sums = RemoteTable(
+        "sums", key="shop", read_function=store, write_function=store, idempotent=True
+    )
     app = Application(name, max_batch_records=100)
     visits = app.input_stream("lake.visits", default_offset=default_offset, event_time="at")
-    local = app.local_table("last", key="shop", schema=Schema.of(shop="string", n="int"), partitions=2)
+    local = app.local_table(
+        "last", key="shop", schema=Schema.of(shop="string", n="int"), partitions=2
+    )
     out = app.output_stream("lake.out", partitions=2, key="shop")
     joined = visits.join(local, on="shop", how="left", select=["n as before"])
     joined.send_to(out)
     visits.select("shop", "n").send_to(local)
     visits.update(app.table(sums), add={"n": "n"}, if_missing={"n": "0"})
-    visits.window(Tumbling(timedelta(seconds=10)), by="shop", name="tens", aggregates={"c": Count()}).send_to(
-        app.output_stream("lake.tens", partitions=2, key="shop")
-    )
+    visits.window(
+        Tumbling(timedelta(seconds=10)), by="shop", name="tens", aggregates={"c": Count()}
+    ).send_to(app.output_stream("lake.tens", partitions=2, key="shop"))
     return app
 
 
@@ -74,7 +88,9 @@ def send(world: StepWorld, *numbers: int) -> None:
 
 
 def run(world: StepWorld, app: Application, **options: Any) -> StepReport:
-    return run_application(app, lake=world.lake, systems=world.systems, spark=world.spark, run="a run", **options).step
+    return run_application(
+        app, lake=world.lake, systems=world.systems, spark=world.spark, run="a run", **options
+    ).step
 
 
 def twins(folder: Path, spark: Any) -> tuple[StepWorld, StepWorld]:
@@ -89,17 +105,26 @@ def twins(folder: Path, spark: Any) -> tuple[StepWorld, StepWorld]:
 def everything(world: StepWorld) -> dict[str, Any]:
     """Return all that the outputs hold."""
     rows = {
-        stream: sorted((row["shop"], *(str(value) for name, value in row.items() if name != "shop")) for row in there)
+        stream: sorted(
+            (row["shop"], *(str(value) for name, value in row.items() if name != "shop"))
+            for row in there
+        )
         for stream in ("out", "tens")
         for there in [world.rows(stream)]
     }
     with sqlite3.connect(world.folder / "sums.sqlite") as connection:
         sums = dict(connection.execute("SELECT shop, n FROM sums").fetchall())
-    return {**rows, "sums": sums, "last": {shop: row["n"] for shop, row in open_dataset(world.lake, "last").items()}}
+    return {
+        **rows,
+        "sums": sums,
+        "last": {shop: row["n"] for shop, row in open_dataset(world.lake, "last").items()},
+    }
 
 
 @pytest.mark.spark
-def test_a_renamed_application_goes_on_as_if_it_had_its_name_of_before(tmp_path: Path, spark: Any) -> None:
+def test_a_renamed_application_goes_on_as_if_it_had_its_name_of_before(
+    tmp_path: Path, spark: Any
+) -> None:
     renamed, kept = twins(tmp_path, spark)
     module = ModuleType("shops")
     module.app = shopping(renamed, "new")  # type: ignore[attr-defined]
@@ -111,7 +136,11 @@ def test_a_renamed_application_goes_on_as_if_it_had_its_name_of_before(tmp_path:
     assert "adjunct app rename old new" in refused.value.next_step
     assert everything(renamed) == before
     notes = document(renamed, "plan", "shops:app")["notes"]
-    assert [note for note in notes if "'old' has written lake.out, lake.tens, sums from lake.visits" in note]
+    assert [
+        note
+        for note in notes
+        if "'old' has written lake.out, lake.tens, sums from lake.visits" in note
+    ]
 
     rename = ("app", "rename", "old", "new", "--reason", "a better name")
     planned = document(renamed, *rename, "--dry-run")
@@ -122,10 +151,16 @@ def test_a_renamed_application_goes_on_as_if_it_had_its_name_of_before(tmp_path:
     printed(renamed, *rename, "--yes")
     assert not [note for note in document(renamed, "plan", "shops:app")["notes"] if "'old'" in note]
     module.app = shopping(renamed, "old")  # type: ignore[attr-defined]
-    assert [note for note in document(renamed, "plan", "shops:app")["notes"] if "'old' was renamed 'new'" in note]
+    assert [
+        note
+        for note in document(renamed, "plan", "shops:app")["notes"]
+        if "'old' was renamed 'new'" in note
+    ]
     del sys.modules["shops"]
     report = run(renamed, shopping(renamed, "new"))
-    assert (report.batches, [*report.state_sizes]) == (0, ["old-tens"]), "state tables keep the name"
+    assert (report.batches, [*report.state_sizes]) == (0, ["old-tens"]), (
+        "state tables keep the name"
+    )
     for world, name in ((renamed, "new"), (kept, "old")):
         send(world, 4, 5, 9)
         run(world, shopping(world, name))
@@ -134,7 +169,9 @@ def test_a_renamed_application_goes_on_as_if_it_had_its_name_of_before(tmp_path:
 
 @pytest.mark.spark
 @pytest.mark.long
-def test_batches_and_replays_of_a_renamed_application_are_repeated_as_ever(tmp_path: Path, spark: Any) -> None:
+def test_batches_and_replays_of_a_renamed_application_are_repeated_as_ever(
+    tmp_path: Path, spark: Any
+) -> None:
     renamed, kept = twins(tmp_path, spark)
     rename_application(renamed.lake, "old", "new", **WHO)
     for world, name in ((renamed, "new"), (kept, "old")):
@@ -157,7 +194,9 @@ def dying(what: str) -> Callable[[Any], None]:
 
 
 @pytest.mark.spark
-def test_the_name_of_before_runs_no_more_and_takes_no_startpoints(tmp_path: Path, spark: Any) -> None:
+def test_the_name_of_before_runs_no_more_and_takes_no_startpoints(
+    tmp_path: Path, spark: Any
+) -> None:
     world = world_in(tmp_path / "world", spark)
     send(world, 1)
     run(world, shopping(world, "old"))
@@ -166,7 +205,9 @@ def test_the_name_of_before_runs_no_more_and_takes_no_startpoints(tmp_path: Path
     for again in (
         lambda: run(world, shopping(world, "old")),
         lambda: run(world, shopping(world, "old"), adopt=True),
-        lambda: Startpoints(shopping(world, "old"), lake=world.lake).request("lake.visits", StartpointOldest(), **WHO),
+        lambda: Startpoints(shopping(world, "old"), lake=world.lake).request(
+            "lake.visits", StartpointOldest(), **WHO
+        ),
     ):
         with pytest.raises(ConfigurationError) as refused:
             again()
@@ -176,13 +217,17 @@ def test_the_name_of_before_runs_no_more_and_takes_no_startpoints(tmp_path: Path
 
 @pytest.mark.spark
 @pytest.mark.parametrize("how", ["adopt", "startpoints"])
-def test_a_second_application_begins_where_it_is_said_to(tmp_path: Path, spark: Any, how: str) -> None:
+def test_a_second_application_begins_where_it_is_said_to(
+    tmp_path: Path, spark: Any, how: str
+) -> None:
     world = world_in(tmp_path / "world", spark)
 
     def copying(name: str) -> Application:
         app = Application(name)
         visits = app.input_stream("lake.visits", default_offset="oldest")
-        visits.select("shop", "n").send_to(app.output_stream("lake.copied", partitions=2, key="shop"))
+        visits.select("shop", "n").send_to(
+            app.output_stream("lake.copied", partitions=2, key="shop")
+        )
         return app
 
     send(world, 1)
@@ -203,14 +248,18 @@ def test_a_second_application_begins_where_it_is_said_to(tmp_path: Path, spark: 
 
 
 @pytest.mark.spark
-def test_another_application_with_other_inputs_or_outputs_runs_as_ever(tmp_path: Path, spark: Any) -> None:
+def test_another_application_with_other_inputs_or_outputs_runs_as_ever(
+    tmp_path: Path, spark: Any
+) -> None:
     world = world_in(tmp_path / "world", spark)
     world.stream("others", "shop", 2, **VISITS)
 
     def copying(name: str, source: str, target: str) -> Application:
         app = Application(name)
         visits = app.input_stream(f"lake.{source}", default_offset="oldest")
-        visits.select("shop", "n").send_to(app.output_stream(f"lake.{target}", partitions=2, key="shop"))
+        visits.select("shop", "n").send_to(
+            app.output_stream(f"lake.{target}", partitions=2, key="shop")
+        )
         return app
 
     send(world, 1)
@@ -230,8 +279,14 @@ def test_checkpoints_history_startpoints_and_epochs_are_carried_over() -> None:
     world.ask(old, "fake.s.0", StartpointOldest)
     world.run(old)
     world.fake.write("s", 1, 4)
-    asked = [world.ask(old, "fake.s.0", StartpointSpecific, offset="@1"), world.ask(old, "fake.s.1", StartpointOldest)]
-    before, history = world.state(old), [change.number for change in CheckpointManager(world.lake, old).history()]
+    asked = [
+        world.ask(old, "fake.s.0", StartpointSpecific, offset="@1"),
+        world.ask(old, "fake.s.1", StartpointOldest),
+    ]
+    before, history = (
+        world.state(old),
+        [change.number for change in CheckpointManager(world.lake, old).history()],
+    )
     report = rename_application(world.lake, "old", "new", **WHO)
     assert (report.batches, report.local_tables) == (2, ())
     after = world.state(new)
@@ -247,7 +302,9 @@ def test_checkpoints_history_startpoints_and_epochs_are_carried_over() -> None:
     assert world.state(new).offsets.epochs == {S0: 2, S1: 1}
 
 
-def test_startpoints_that_were_carried_over_no_longer_wait_under_the_old_name(tmp_path: Path) -> None:
+def test_startpoints_that_were_carried_over_no_longer_wait_under_the_old_name(
+    tmp_path: Path,
+) -> None:
     lake = open_lake(tmp_path / "lake")
     streams = LakeStreams(lake)
     streams.create("in", schema=Schema.of(k="string"), key=["k"], partitions=2)
@@ -306,7 +363,9 @@ def test_a_rename_that_dies_at_any_request_is_repeated_and_nobody_starts_afresh(
             rename_application(world.faulty([Fault("*", nth, "crash-before")]), "old", "new", **WHO)
         for _ in range(2):
             assert rename_application(world.lake, "old", "new", **WHO).batches == 1
-        assert world.state(reader(name="new")).checkpoint == whole.state(reader(name="new")).checkpoint
+        assert (
+            world.state(reader(name="new")).checkpoint == whole.state(reader(name="new")).checkpoint
+        )
         assert world.state(reader(name="old")).renamed_to == "new"
         assert world.reads(reader(name="new")) == [{S0: ("@1", "@3")}]
 

@@ -1,4 +1,6 @@
-"""The command that rewrites a stream, over the datasets that follow it: carried with it, or refusing it."""
+"""The command that rewrites a stream, over the datasets that follow it: carried with it, or
+refusing it.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,10 @@ from contextlib import suppress
 import pytest
 
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
-from dagster_adjunct.orchestration.maintenance.repartition import repartition_dataset, repartition_stream
+from dagster_adjunct.orchestration.maintenance.repartition import (
+    repartition_dataset,
+    repartition_stream,
+)
 from dagster_adjunct.resources.errors import StillReadError
 from dagster_adjunct.resources.objects.lake import Lake, lake_in
 from dagster_adjunct.resources.objects.store import InMemoryStore
@@ -55,7 +60,10 @@ def test_a_crash_at_any_request_leaves_a_dataset_that_goes_on() -> None:
         with suppress(Crash):
             repartition_stream(Lake(store, world.lake.id), NAME, 5, **WHY)
         seen.add(
-            (world.streams.info(NAME).partitions, len(StoredVersions(world.lake, NAME).require_manifest().offsets))
+            (
+                world.streams.info(NAME).partitions,
+                len(StoredVersions(world.lake, NAME).require_manifest().offsets),
+            )
         )
         publish(world, 2)
         assert served(world.lake) == whole(2)

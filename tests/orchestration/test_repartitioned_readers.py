@@ -1,4 +1,6 @@
-"""A stream is rewritten into other partitions under those who read it: who goes on where, and who is refused."""
+"""A stream is rewritten into other partitions under those who read it: who goes on where, and
+who is refused.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +12,23 @@ import pytest
 from click.testing import CliRunner
 
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.batch_log.batch_log import ApplicationState, BatchLog, Intent, OffsetState
+from dagster_adjunct.orchestration.batch_log.batch_log import (
+    ApplicationState,
+    BatchLog,
+    Intent,
+    OffsetState,
+)
 from dagster_adjunct.orchestration.cli.main import root
 from dagster_adjunct.orchestration.maintenance.repartition import repartition_stream
 from dagster_adjunct.orchestration.startpoints.positions import carry_over_stream
 from dagster_adjunct.orchestration.startpoints.startpoints import Startpoints
 from dagster_adjunct.orchestration.startpoints.store import FAN_OUTS, settled_key
-from dagster_adjunct.resources.errors import ConfigurationError, OffsetOutOfRangeError, PlanningError, StillReadError
+from dagster_adjunct.resources.errors import (
+    ConfigurationError,
+    OffsetOutOfRangeError,
+    PlanningError,
+    StillReadError,
+)
 from dagster_adjunct.resources.metadata import MetadataStore
 from dagster_adjunct.resources.objects.lake import Lake, open_lake
 from dagster_adjunct.resources.streams.lake.readers import NewRecords, read_new
@@ -35,14 +47,23 @@ def lake(tmp_path: Path) -> Lake:
     return open_lake(tmp_path / "lake")
 
 
-def at(lake: Lake, offsets: list[str], *, application: str = "app", open_over: str = "", epochs: int = 0) -> None:
+def at(
+    lake: Lake,
+    offsets: list[str],
+    *,
+    application: str = "app",
+    open_over: str = "",
+    epochs: int = 0,
+) -> None:
     """Let an application stand at these offsets of lake.s."""
     log = BatchLog(lake, application)
     identity = LakeStreams(lake).info("s").identity
     assert identity is not None
     known = OffsetState(streams={"lake.s": identity}, epochs={"lake.s.1": epochs} if epochs else {})
     checkpoint = {f"lake.s.{p}": offset for p, offset in enumerate(offsets)} | {"lake.other.0": "5"}
-    logged = log.commit(log.read(), ApplicationState(checkpoint=checkpoint, offsets=known), by="run")
+    logged = log.commit(
+        log.read(), ApplicationState(checkpoint=checkpoint, offsets=known), by="run"
+    )
     if open_over:
         intent = Intent(
             batch=1,
@@ -67,7 +88,12 @@ def test_an_application_that_has_read_all_goes_on_in_the_new_partitions(lake: La
     sent(streams, *range(9))
     at(lake, ends(streams), epochs=3)
     planned = repartition_stream(lake, "s", 5, dry_run=True, **WHY)
-    assert (planned.carried, planned.affected, planned.blocking, planned.rows) == (("app",), (), (), 9)
+    assert (planned.carried, planned.affected, planned.blocking, planned.rows) == (
+        ("app",),
+        (),
+        (),
+        9,
+    )
     assert streams.info("s").partitions == 2
     report = repartition_stream(lake, "s", 5, **WHY)
     assert report.carried == ("app",)
@@ -111,7 +137,9 @@ def test_one_that_is_carried_over_by_its_own_next_run_needs_no_command(lake: Lak
     assert after is not None
     assert [texts(after.checkpoint)[f"lake.s.{p}"] for p in range(5)] == ends(streams)
     assert carry_over_stream(after, "lake.s", streams.info("s")) is None
-    behind = state.model_copy(update={"checkpoint": state.checkpoint | {SystemStreamPartition("lake", "s", 0): "0"}})
+    behind = state.model_copy(
+        update={"checkpoint": state.checkpoint | {SystemStreamPartition("lake", "s", 0): "0"}}
+    )
     assert carry_over_stream(behind, "lake.s", streams.info("s")) is None
 
 
@@ -152,13 +180,27 @@ def test_a_named_reader_that_is_behind_is_told(lake: Lake) -> None:
     with pytest.raises(StillReadError) as failure:
         repartition_stream(lake, "s", 5, **WHY)
     assert failure.value.stream == "lake.s"
-    assert repartition_stream(lake, "s", 5, force=True, **WHY).affected == ("reader me has not read all of it",)
+    assert repartition_stream(lake, "s", 5, force=True, **WHY).affected == (
+        "reader me has not read all of it",
+    )
 
 
 def test_the_command_says_what_it_did(lake: Lake) -> None:
     sent(LakeStreams(lake), *range(9))
     at(lake, ends(LakeStreams(lake)))
-    words = ["stream", "repartition", "s", "--partitions", "3", "--reason", "x", "--by", "ada", "--lake", lake.url]
+    words = [
+        "stream",
+        "repartition",
+        "s",
+        "--partitions",
+        "3",
+        "--reason",
+        "x",
+        "--by",
+        "ada",
+        "--lake",
+        lake.url,
+    ]
     dry = CliRunner().invoke(root, [*words, "--dry-run"])
     assert "9 records would be rewritten from 2 into 3 partitions" in dry.stdout
     done = CliRunner().invoke(root, words)
@@ -183,16 +225,21 @@ def test_a_run_reads_what_came_after_and_nothing_twice(step_world: StepWorld) ->
     step_world.send("s", ("k1", 100))
     step_world.run(app(2))
     repartition_stream(lake, "out", 3, **WHY)
-    with pytest.raises(PlanningError, match=r"exists with 3 partitions .* adjunct stream repartition out"):
+    with pytest.raises(
+        PlanningError, match=r"exists with 3 partitions .* adjunct stream repartition out"
+    ):
         step_world.run(app(2))
     step_world.send("s", ("k2", 101))
-    # This time nobody carries its position over but the run itself; then a run stands behind, and is refused.
+    # This time nobody carries its position over but the run itself; then a run stands behind, and
+    # is refused.
     before = BatchLog(lake, "app").read()
     step_world.run(app(3))
     assert sorted(row["v"] for row in step_world.rows("out")) == [*range(9), 100, 101]
     step_world.send("s", ("k3", 102))
     repartition_stream(lake, "s", 4, force=True, **WHY)
-    with pytest.raises(OffsetOutOfRangeError, match=r"lake\.s was repartitioned into 4 .*startpoint set"):
+    with pytest.raises(
+        OffsetOutOfRangeError, match=r"lake\.s was repartitioned into 4 .*startpoint set"
+    ):
         step_world.run(app(3))
     assert before[1].open is None
 
@@ -219,7 +266,9 @@ def test_a_named_reader_goes_on_over_several_rewritings(lake: Lake) -> None:
     streams = LakeStreams(lake)
     sent(streams, *range(9))
     for reader in ("ahead", "behind"):
-        with read_new(lake, "s", reader=reader, max_records=None if reader == "ahead" else 3) as new:
+        with read_new(
+            lake, "s", reader=reader, max_records=None if reader == "ahead" else 3
+        ) as new:
             new.commit()
     for partitions in (5, 3, 2):
         repartition_stream(lake, "s", partitions, force=True, **WHY)

@@ -1,4 +1,6 @@
-"""Requests of a batch: none is made twice, and those that do not depend on each other are made at the same time."""
+"""Requests of a batch: none is made twice, and those that do not depend on each other are made
+at the same time.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,15 @@ from typing import TypeVar
 
 import pytest
 
-from dagster_adjunct import IN_PROCESS, Application, Lake, LakeStreams, Schema, bounded_dataset, run_application
+from dagster_adjunct import (
+    IN_PROCESS,
+    Application,
+    Lake,
+    LakeStreams,
+    Schema,
+    bounded_dataset,
+    run_application,
+)
 from dagster_adjunct.orchestration.step import step
 from dagster_adjunct.resources.errors import OffsetOutOfRangeError
 from dagster_adjunct.resources.objects.store import InMemoryStore
@@ -21,13 +31,18 @@ T = TypeVar("T")
 OWNED = [("get", "applications/shop/run.json")]
 OUTPUT = [*OWNED, ("get", "applications/shop/CURRENT"), ("get", "streams/out/CURRENT")]
 CLOSE = [*OWNED, ("put_if_absent", "applications/shop/manifests/")]
-PLAN = [*OWNED, *[("get", f"{place}/CURRENT") for place in ("datasets/a", "datasets/b", "streams/orders")]]
+PLAN = [
+    *OWNED,
+    *[("get", f"{place}/CURRENT") for place in ("datasets/a", "datasets/b", "streams/orders")],
+]
 READ = [("get", f"{place}/data/") for place in ("datasets/a", "datasets/b", "streams/orders")]
 COMMIT = ["put_if_absent", "put_if_match"]
 
 
 class Meetings(FaultyStore):
-    """A store that answers the requests of each of `meetings`, one after the other, when all of them have come."""
+    """A store that answers the requests of each of `meetings`, one after the other, when all of
+    them have come.
+    """
 
     meetings: tuple[list[tuple[str, str]], ...] = ()
     barrier: threading.Barrier | None = None
@@ -41,7 +56,9 @@ class Meetings(FaultyStore):
 
     def _do(self, request: str, key: str, act: Callable[[], T]) -> T:
         barrier = self.barrier
-        if barrier is not None and any(request == kind and key.startswith(begin) for kind, begin in self.meetings[0]):
+        if barrier is not None and any(
+            request == kind and key.startswith(begin) for kind, begin in self.meetings[0]
+        ):
             barrier.wait(60)
         return super()._do(request, key, act)
 
@@ -67,27 +84,48 @@ def test_a_batch_waits_for_ten_requests_in_turn_and_makes_none_twice() -> None:
     run_application(app, lake=lake, spark=IN_PROCESS, max_batches=2)
     assert not store.meetings
 
-    commits = [at for at, made in enumerate(store.requests) if made == ("put_if_match", "applications/shop/CURRENT")]
+    commits = [
+        at
+        for at, made in enumerate(store.requests)
+        if made == ("put_if_match", "applications/shop/CURRENT")
+    ]
     requests = store.requests[commits[-3] + 1 : commits[-1] + 1]
-    turns = [PLAN, COMMIT[:1], COMMIT[1:], ["get"], OUTPUT, ["upload"], COMMIT[:1], COMMIT[1:], CLOSE, COMMIT[1:]]
+    turns = [
+        PLAN,
+        COMMIT[:1],
+        COMMIT[1:],
+        ["get"],
+        OUTPUT,
+        ["upload"],
+        COMMIT[:1],
+        COMMIT[1:],
+        CLOSE,
+        COMMIT[1:],
+    ]
     assert (len(turns), len(requests)) == (10, sum(map(len, turns)))
     rows = streams.read_arrow(streams.all_ranges("out")).select(["n", "a_n", "b_n"]).to_pylist()
     assert rows == [{"n": number, "a_n": 1, "b_n": 1} for number in range(3)]
 
 
-def retried(monkeypatch: pytest.MonkeyPatch, meanwhile: Callable[[LakeStreams, Clock], object]) -> LakeStreams:
+def retried(
+    monkeypatch: pytest.MonkeyPatch, meanwhile: Callable[[LakeStreams, Clock], object]
+) -> LakeStreams:
     """Run a batch that copies two records, and fails for its store once after `meanwhile`."""
     monkeypatch.setattr(step, "_RETRY_PAUSES", (0.0,))
     clock, inner = Clock(), InMemoryStore()
     streams = LakeStreams(on_clock(Lake(inner, "memory"), clock))
     fill(streams, 0)
     app = Application("shop", engine="auto")
-    app.input_stream("lake.orders", default_offset="oldest").send_to(app.output_stream("lake.out", partitions=1))
+    app.input_stream("lake.orders", default_offset="oldest").send_to(
+        app.output_stream("lake.out", partitions=1)
+    )
     plan = [
         Fault("upload", 1, "meanwhile", lambda: meanwhile(streams, clock), below="streams/out/"),
         Fault("upload", 1, "lost-before", below="streams/out/"),
     ]
-    run_application(app, lake=on_clock(Lake(FaultyStore(inner, plan), "memory"), clock), spark=IN_PROCESS)
+    run_application(
+        app, lake=on_clock(Lake(FaultyStore(inner, plan), "memory"), clock), spark=IN_PROCESS
+    )
     return streams
 
 
@@ -97,7 +135,9 @@ def fill(streams: LakeStreams, first: int) -> None:
         streams.append("orders", [{"k": "k", "n": first + number}], producer="p", sequence=number)
 
 
-def test_a_batch_that_is_retried_reads_its_inputs_as_they_are_by_then(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_that_is_retried_reads_its_inputs_as_they_are_by_then(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def merge_files_and_delete_the_old_ones(streams: LakeStreams, clock: Clock) -> None:
         streams.configure("orders", retention=None, compaction=CompactionPolicy(min_segments=2))
         streams.maintain("orders")
@@ -108,7 +148,9 @@ def test_a_batch_that_is_retried_reads_its_inputs_as_they_are_by_then(monkeypatc
     assert streams.read_arrow(streams.all_ranges("out")).column("n").to_pylist() == [0, 1]
 
 
-def test_a_batch_that_is_retried_does_not_read_a_stream_that_was_recreated(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_that_is_retried_does_not_read_a_stream_that_was_recreated(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def recreate(streams: LakeStreams, clock: Clock) -> None:
         delete_stream(streams, "orders", streams.state("orders")[0], reason="a test", by="ada")
         fill(streams, 100)

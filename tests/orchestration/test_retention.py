@@ -1,4 +1,6 @@
-"""Discarding beside applications: what an open batch was begun with stays until the batch has ended."""
+"""Discarding beside applications: what an open batch was begun with stays until the batch has
+ended.
+"""
 
 from __future__ import annotations
 
@@ -39,14 +41,18 @@ def begin(lake: Lake, application: str, versions: dict[str, str | None], batch: 
     """Open a batch, as a step does before it reads anything."""
     log = BatchLog(lake, application)
     spans = {"lake.trips.0": OffsetRange(start="0", end="5")}
-    intent = Intent(batch=batch, run="a run", clock=datetime.now(UTC), ranges=spans, versions=versions)
+    intent = Intent(
+        batch=batch, run="a run", clock=datetime.now(UTC), ranges=spans, versions=versions
+    )
     log.open(log.read(), intent)
     return intent
 
 
 def end(lake: Lake, application: str, intent: Intent) -> None:
     log = BatchLog(lake, application)
-    done = ClosedBatch(intent=intent, closed_at=datetime.now(UTC), records=5, counters={}, seconds={})
+    done = ClosedBatch(
+        intent=intent, closed_at=datetime.now(UTC), records=5, counters={}, seconds={}
+    )
     log.close(log.read(), done)
 
 
@@ -59,7 +65,9 @@ def test_an_open_batch_keeps_its_version_until_it_is_closed(planes: World) -> No
     old, _, _ = publish(planes, 1, 2, 3)
     intent = begin(planes.lake, "delays", {NAME: old, "other": None})
     (report,) = expire_all_versions(planes.lake, AT_ONCE, by="test")
-    assert {version.name: version.reason for version in report.kept}["v1"] == "open batch 1 of application delays"
+    assert {version.name: version.reason for version in report.kept}[
+        "v1"
+    ] == "open batch 1 of application delays"
     assert retained(planes) == ["v1", "v3"]
     assert content(StoredVersions(planes.lake, NAME).version_of_batch(old)) == whole(1)
     end(planes.lake, "delays", intent)
@@ -68,10 +76,14 @@ def test_an_open_batch_keeps_its_version_until_it_is_closed(planes: World) -> No
 
 
 @pytest.mark.lengthy
-def test_discarding_one_dataset_spares_open_batches_and_follows_its_declaration(planes: World) -> None:
+def test_discarding_one_dataset_spares_open_batches_and_follows_its_declaration(
+    planes: World,
+) -> None:
     old, _, _ = publish(planes, 1, 2, 3)
     intent = begin(planes.lake, "delays", {NAME: old})
-    assert expire_versions(planes.lake, NAME, by="test").discarded == (), "three are kept, and nothing young"
+    assert expire_versions(planes.lake, NAME, by="test").discarded == (), (
+        "three are kept, and nothing young"
+    )
     policy = DiscardPolicy(keep=1, grace=timedelta(0))
     told = expire_versions(planes.lake, NAME, policy, by="test", dry_run=True)
     assert [version.name for version in told.discarded] == ["v2"]
@@ -83,7 +95,9 @@ def test_discarding_one_dataset_spares_open_batches_and_follows_its_declaration(
     assert retained(planes) == ["v3"]
 
 
-def test_an_open_batch_ends_with_a_version_that_is_revoked_and_dropped_meanwhile(planes: World) -> None:
+def test_an_open_batch_ends_with_a_version_that_is_revoked_and_dropped_meanwhile(
+    planes: World,
+) -> None:
     _, old = publish(planes, 1, 2)
     begin(planes.lake, "delays", {NAME: old})
     store = StoredVersions(planes.lake, NAME)
@@ -101,10 +115,15 @@ def test_the_batches_of_all_applications_count(planes: World) -> None:
     begin(planes.lake, "fares", {NAME: ids[1]}, batch=8)
     assert list_applications(planes.lake) == ["delays", "fares"]
     assert versions_in_open_batches(planes.lake) == {
-        NAME: {ids[0]: "open batch 1 of application delays", ids[1]: "open batch 8 of application fares"}
+        NAME: {
+            ids[0]: "open batch 1 of application delays",
+            ids[1]: "open batch 8 of application fares",
+        }
     }
     end(planes.lake, "delays", first)
-    assert versions_in_open_batches(planes.lake) == {NAME: {ids[1]: "open batch 8 of application fares"}}
+    assert versions_in_open_batches(planes.lake) == {
+        NAME: {ids[1]: "open batch 8 of application fares"}
+    }
     expire_all_versions(planes.lake, AT_ONCE, by="test")
     assert retained(planes) == ["v2", "v4"]
 
@@ -118,7 +137,9 @@ def test_finding_open_batches_costs_the_same_after_many_batches(planes: World) -
         lake = Lake(FaultyStore(planes.lake.store), planes.lake.id)
         assert versions_in_open_batches(lake) == {}
         asked.append([request for request, _ in lake.store.requests])  # type: ignore[attr-defined]
-        assert not [key for request, key in lake.store.requests if request == "list" and "delays" in key]  # type: ignore[attr-defined]
+        assert not [
+            key for request, key in lake.store.requests if request == "list" and "delays" in key
+        ]  # type: ignore[attr-defined]
     assert asked[0] == asked[1] == ["list", "get", "get"]
     assert len(list(planes.lake.store.list("applications/_names/"))) == 1
 
@@ -132,7 +153,9 @@ def test_an_application_that_only_stored_where_it_begins_keeps_nothing(planes: W
 
 @pytest.mark.lengthy
 def test_a_batch_that_opens_while_its_version_is_doomed_is_run_again_with_it(planes: World) -> None:
-    """A step leases, and opens its batch, between the discard's decision and its commit; then it dies."""
+    """A step leases, and opens its batch, between the discard's decision and its commit; then it
+    dies.
+    """
     old = publish(planes, 1)[0]
     for nth in range(1, 60):
         publish(planes, nth + 1)
@@ -142,7 +165,10 @@ def test_a_batch_that_opens_while_its_version_is_doomed_is_run_again_with_it(pla
             if old in [ref.id for ref in StoredVersions(planes.lake, NAME).versions()]:
                 opened.append(begin(planes.lake, "delays", {NAME: old}))
 
-        lake = Lake(FaultyStore(planes.lake.store, [Fault("put_if_match", nth, "meanwhile", open_now)]), planes.lake.id)
+        lake = Lake(
+            FaultyStore(planes.lake.store, [Fault("put_if_match", nth, "meanwhile", open_now)]),
+            planes.lake.id,
+        )
         expire_all_versions(lake, AT_ONCE, by="test")
         expire_all_versions(planes.lake, AT_ONCE, by="test")
         if opened:
@@ -174,14 +200,16 @@ def test_every_dataset_of_the_lake_is_looked_at(planes: World) -> None:
     publish(planes, 1)
     other = bounded_dataset("copies", input="lake.planes", key="k", partitions=2)
     planes.advance(other)
-    assert [report.dataset for report in expire_all_versions(planes.lake, {**AT_ONCE, "copies": other}, by="test")] == [
-        "copies",
-        NAME,
-    ]
+    assert [
+        report.dataset
+        for report in expire_all_versions(planes.lake, {**AT_ONCE, "copies": other}, by="test")
+    ] == ["copies", NAME]
 
 
 @pytest.mark.lengthy
-def test_a_dataset_that_can_not_be_read_keeps_no_other_from_being_discarded_in(planes: World) -> None:
+def test_a_dataset_that_can_not_be_read_keeps_no_other_from_being_discarded_in(
+    planes: World,
+) -> None:
     publish(planes, 1, 2)
     for name in ("broken", "copies"):
         planes.advance(bounded_dataset(name, input="lake.planes", key="k", partitions=2))

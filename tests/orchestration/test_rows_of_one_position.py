@@ -1,4 +1,6 @@
-"""Records at one position: several that something makes of one are refused, those of a stream made anew are others."""
+"""Records at one position: several that something makes of one are refused, those of a stream
+made anew are others.
+"""
 
 from __future__ import annotations
 
@@ -30,9 +32,9 @@ def test_exploded_records_of_one_position_are_not_kept_as_one(step_world: StepWo
         for name in ("orders", "payments")
     )
     doubled = orders.map(exploded, keeps_partitioning=True)
-    doubled.join_stream(payments, on={"k": "order_key"}, within=seconds(5), name="met", select=["ts as paid"]).send_to(
-        app.output_stream("lake.met", partitions=2, key="k")
-    )
+    doubled.join_stream(
+        payments, on={"k": "order_key"}, within=seconds(5), name="met", select=["ts as paid"]
+    ).send_to(app.output_stream("lake.met", partitions=2, key="k"))
     step_world.send("orders", ("a", 1, at(1)))
     step_world.send("payments", ("a", 1, at(2)))
     with pytest.raises(SchemaMismatchError, match=r"1 record\(s\) of the batch") as caught:
@@ -45,13 +47,17 @@ def joined(records: pa.Table) -> str:
 
 
 @pytest.mark.spark
-def test_records_of_a_stream_that_was_made_anew_are_others_at_the_same_positions(step_world: StepWorld) -> None:
+def test_records_of_a_stream_that_was_made_anew_are_others_at_the_same_positions(
+    step_world: StepWorld,
+) -> None:
     def made(*letters: tuple[str, int]) -> None:
         step_world.stream("letters", "k", 1, k="string", letter="string", ts="timestamp")
         step_world.send("letters", *[("a", letter, at(second)) for letter, second in letters])
 
     app = Application("app")
-    letters = app.input_stream("lake.letters", default_offset="oldest", event_time="ts", delay=seconds(0))
+    letters = app.input_stream(
+        "lake.letters", default_offset="oldest", event_time="ts", delay=seconds(0)
+    )
     read = {"all": Aggregate(joined, "string", "letter"), "n": Count()}
     letters.window(Session(seconds(60)), by="k", name="w", aggregates=read).send_to(
         app.output_stream("lake.words", partitions=1, key="k")

@@ -1,4 +1,6 @@
-"""One run of an application at a time: who waits, who is refused, and whose lease is over. Without Spark."""
+"""One run of an application at a time: who waits, who is refused, and whose lease is over.
+Without Spark.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +60,9 @@ def lake(tmp_path: Path) -> Lake:
 @pytest.fixture
 def other_process(lake: Lake) -> Iterator[subprocess.Popen[str]]:
     """Another process that holds the lease of the application."""
-    process = subprocess.Popen([sys.executable, "-c", HOLD, lake.url], stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLD, lake.url], stdout=subprocess.PIPE, text=True
+    )
     assert process.stdout is not None
     assert process.stdout.readline() == "held\n"
     yield process
@@ -78,7 +82,9 @@ def holder(process: Process, **more: object) -> Holder:
 def why_over(held_by: Holder | None, seconds: float, *ended: str) -> str:
     """Return why a lease is over that was written so many seconds ago, by the store's clock."""
     return describe_end(
-        StoredLease(KEY, "e", BEGAN, held_by), lambda: BEGAN + timedelta(seconds=seconds), lambda run: run in ended
+        StoredLease(KEY, "e", BEGAN, held_by),
+        lambda: BEGAN + timedelta(seconds=seconds),
+        lambda run: run in ended,
     )
 
 
@@ -108,7 +114,9 @@ def test_a_process_is_dead_only_where_that_can_be_proven() -> None:
 
 
 @pytest.mark.parametrize("exists", [True, False])
-def test_a_process_that_proc_hides_from_other_users_is_not_dead(exists: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_proc_hides_from_other_users_is_not_dead(
+    exists: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     hidden = this_process()
 
     def kill(pid: int, signal: int) -> None:
@@ -124,7 +132,9 @@ def test_a_process_that_waits_for_its_parent_only_is_dead() -> None:
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     started = module.this_process().model_copy(update={"pid": child.pid})
     known = started.model_copy(
-        update={"started": Path(f"/proc/{child.pid}/stat").read_text().rpartition(")")[2].split()[19]}
+        update={
+            "started": Path(f"/proc/{child.pid}/stat").read_text().rpartition(")")[2].split()[19]
+        }
     )
     assert not known.is_dead()
     child.kill()
@@ -151,7 +161,10 @@ def test_a_lease_is_given_up_if_its_run_can_not_begin(lake: Lake) -> None:
 def test_a_second_run_is_refused_and_told_for_whom_since_when_and_where(lake: Lake) -> None:
     with lease(lake, "first"), pytest.raises(ApplicationBusyError) as refused:
         lease(lake, "second").__enter__()
-    place = f"run first on host {this_process().host} (pid {os.getpid()}), since {datetime.now(UTC):%Y-%m-%d}"
+    place = (
+        f"run first on host {this_process().host} (pid {os.getpid()}), since"
+        f" {datetime.now(UTC):%Y-%m-%d}"
+    )
     assert f"application 'delays' is being run by {place}" in str(refused.value)
     assert "--take-over" in refused.value.next_step
     with lease(lake, "third") as free:
@@ -176,14 +189,21 @@ def test_a_second_run_waits_for_the_end_of_the_first_and_says_so_once(lake: Lake
 
 
 def test_waiting_ends_at_its_limit(lake: Lake) -> None:
-    with lease(lake, "first"), pytest.raises(ApplicationBusyError, match=r"0:00:00\.30* of waiting") as caught:
+    with (
+        lease(lake, "first"),
+        pytest.raises(ApplicationBusyError, match=r"0:00:00\.30* of waiting") as caught,
+    ):
         lease(lake, "second", Claim(wait=timedelta(seconds=0.3))).__enter__()
     assert caught.value.run == "first"
 
 
 @pytest.mark.lengthy
-def test_a_run_that_was_killed_is_taken_over_at_once(lake: Lake, other_process: subprocess.Popen[str]) -> None:
-    with pytest.raises(ApplicationBusyError, match=rf"run killed-run on host .* \(pid {other_process.pid}\)"):
+def test_a_run_that_was_killed_is_taken_over_at_once(
+    lake: Lake, other_process: subprocess.Popen[str]
+) -> None:
+    with pytest.raises(
+        ApplicationBusyError, match=rf"run killed-run on host .* \(pid {other_process.pid}\)"
+    ):
         lease(lake).__enter__()
     other_process.kill()
     other_process.wait()
@@ -201,15 +221,21 @@ def test_what_is_alive_is_taken_over_only_when_told_and_stops_at_its_next_check(
         deadline = time.monotonic() + 120
         while not first._heartbeat.problem and time.monotonic() < deadline:
             time.sleep(0.05)
-        with pytest.raises(RunLeaseLostError, match=r"run first was lost: run second on host .* has taken it over"):
+        with pytest.raises(
+            RunLeaseLostError, match=r"run first was lost: run second on host .* has taken it over"
+        ):
             first.check()
         second.check()
         first.__exit__(None, None, None)
-        assert "run second" in describe_runner(lake, "delays"), "who was taken over from does not end the other's lease"
+        assert "run second" in describe_runner(lake, "delays"), (
+            "who was taken over from does not end the other's lease"
+        )
 
 
 @pytest.mark.lengthy
-def test_who_was_taken_over_from_knows_it_at_its_next_check_not_at_its_next_renewal(lake: Lake) -> None:
+def test_who_was_taken_over_from_knows_it_at_its_next_check_not_at_its_next_renewal(
+    lake: Lake,
+) -> None:
     lake.run_ttl = timedelta(seconds=4)  # it renews every second
     with lease(lake, "first") as first, ThreadPoolExecutor(1) as threads:
         first.check()
@@ -217,7 +243,9 @@ def test_who_was_taken_over_from_knows_it_at_its_next_check_not_at_its_next_rene
         begun = threads.submit(second.__enter__)
         while "run second" not in describe_runner(lake, "delays"):
             pass
-        with pytest.raises(RunLeaseLostError, match=r"run second on host .* has taken it over") as caught:
+        with pytest.raises(
+            RunLeaseLostError, match=r"run second on host .* has taken it over"
+        ) as caught:
             first.check()
         assert caught.value.run == "first"
         begun.result().check()
@@ -225,7 +253,9 @@ def test_who_was_taken_over_from_knows_it_at_its_next_check_not_at_its_next_rene
 
 
 def test_a_store_that_does_not_answer_is_waited_for_until_the_lease_may_expire(lake: Lake) -> None:
-    down = Lake(FaultyStore(lake.store, [Fault("get", nth, "lost-before") for nth in range(2, 50)]), lake.id)
+    down = Lake(
+        FaultyStore(lake.store, [Fault("get", nth, "lost-before") for nth in range(2, 50)]), lake.id
+    )
     with lease(down) as held:
         held.check()
 
@@ -330,9 +360,13 @@ class Waits(Exception):
     """A run waits for one that it took over from."""
 
 
-def test_who_takes_over_from_a_run_that_may_live_waits_until_that_can_write_no_more(lake: Lake) -> None:
+def test_who_takes_over_from_a_run_that_may_live_waits_until_that_can_write_no_more(
+    lake: Lake,
+) -> None:
     lake.store.put(KEY, holder(ELSEWHERE, in_flight=20).model_dump_json().encode())
-    with pytest.raises(Waits, match=r"run r on host other .* may be alive, only paused\. .* in 0:02:(20|19)"):
+    with pytest.raises(
+        Waits, match=r"run r on host other .* may be alive, only paused\. .* in 0:02:(20|19)"
+    ):
         lease(lake, claim=Claim(take_over=True, say=end_the_wait(lake))).__enter__()
     # A third run waits for the first, too, though the second has ended.
     with pytest.raises(Waits, match=r"in 0:02:(20|19)"):
@@ -351,7 +385,9 @@ def test_what_dagster_has_ended_may_live_and_is_waited_for(lake: Lake) -> None:
 
 
 @pytest.mark.lengthy
-def test_the_wait_is_over_when_the_process_is_seen_to_be_dead(lake: Lake, other_process: subprocess.Popen[str]) -> None:
+def test_the_wait_is_over_when_the_process_is_seen_to_be_dead(
+    lake: Lake, other_process: subprocess.Popen[str]
+) -> None:
     ended = threading.Timer(0.3, other_process.kill)
 
     def say(text: str) -> None:

@@ -1,4 +1,6 @@
-"""A run that is started where an event loop runs already, as in a notebook, asks tables as any other does."""
+"""A run that is started where an event loop runs already, as in a notebook, asks tables as any
+other does.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ def levels(folder: Path, columns: str, **more: Any) -> RemoteTable[Any, Any, Any
     return RemoteTable("levels", key="visitor", read_function=store, write_function=store, **more)
 
 
-def test_columns_that_the_store_does_not_have_are_found_before_a_batch(step_world: StepWorld, tmp_path: Path) -> None:
+def test_columns_that_the_store_does_not_have_are_found_before_a_batch(
+    step_world: StepWorld, tmp_path: Path
+) -> None:
     step_world.stream("visits", "visitor", 2, visitor="string", level="int")
     step_world.send("visits", ("ann", 1))
     app = Application("app")
@@ -48,7 +52,12 @@ def test_a_table_with_a_cache_is_asked(step_world: StepWorld, tmp_path: Path) ->
     step_world.send("visits", ("ann", 1), ("bob", 2))
     app = Application("app")
     table = app.table(levels(tmp_path, "level INTEGER DEFAULT 7", cache=Cache()))
-    joined = app.input_stream("lake.visits").join(table, on="visitor", how="left", select={"level": "int"})
+    joined = app.input_stream("lake.visits").join(
+        table, on="visitor", how="left", select={"level": "int"}
+    )
     joined.send_to(app.output_stream("lake.out", partitions=2, key="visitor"))
     assert within_a_loop(step_world, app).batches == 1
-    assert {row["visitor"]: row["level"] for row in step_world.rows("out")} == {"ann": 7, "bob": None}
+    assert {row["visitor"]: row["level"] for row in step_world.rows("out")} == {
+        "ann": 7,
+        "bob": None,
+    }

@@ -1,4 +1,6 @@
-"""What a dataset, the stream that it is made of, or a function's schema calls sensitive is told in no error."""
+"""What a dataset, the stream that it is made of, or a function's schema calls sensitive is told
+in no error.
+"""
 
 from __future__ import annotations
 
@@ -38,13 +40,17 @@ def test_a_value_of_an_entry_is_not_told(spark: Any, flagged: str, way: str) -> 
     app = Application("app")
     members_of = MEMBERS.with_sensitive("email") if flagged == "stream" else MEMBERS
     sensitive = ["email"] if flagged == "dataset" else []
-    members = bounded_dataset("members", input="lake.members", key="visitor", partitions=2, sensitive=sensitive)
+    members = bounded_dataset(
+        "members", input="lake.members", key="visitor", partitions=2, sensitive=sensitive
+    )
     visits = app.input_stream("lake.visits")
     if flagged == "function":
         schema = Schema.of(visitor="string", email="string", n="int").with_sensitive("email")
         made = visits.flat_map(with_address, schema=schema)
     elif way == "function":
-        made = visits.join(app.table(members), on="visitor", function=refuses, schema=Schema.of(ok="int"))
+        made = visits.join(
+            app.table(members), on="visitor", function=refuses, schema=Schema.of(ok="int")
+        )
     else:
         made = visits.join(app.table(members), on="visitor")
     if way == "expression":

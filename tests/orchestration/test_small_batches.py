@@ -1,4 +1,6 @@
-"""Few records are read and written by this process, around one query of Spark: the same as by tasks, and kept short."""
+"""Few records are read and written by this process, around one query of Spark: the same as by
+tasks, and kept short.
+"""
 
 from __future__ import annotations
 
@@ -59,17 +61,23 @@ HALF: dict[str, Any] = EMPTY | {"f8": -0.0, "f4": float("inf"), "s": "", "x": b"
 
 
 def typed(world: StepWorld) -> Application:
-    """Records of all types, joined with entries of all types, sent on by way of one stream to the next, and to a table
-    of another."""
+    """Records of all types, joined with entries of all types, sent on by way of one stream to the
+    next, and to a table of another."""
     world.stream("things", "k", 3, k="int", **TYPES)
     world.stream("kinds", "k", 2, k="int", **TYPES)
     app = Application("typed")
     kinds = app.table(bounded_dataset("kinds", input="lake.kinds", key="k", partitions=2))
     things = app.input_stream("lake.things").partition_by("k", partitions=2)
     found = things.join(kinds, on="k", how="left", prefix="of_")
-    nested = found.with_columns(made="if(k = 2, null, struct(1 as one, array(map(coalesce(s, ''), d)) as several))")
+    nested = found.with_columns(
+        made="if(k = 2, null, struct(1 as one, array(map(coalesce(s, ''), d)) as several))"
+    )
     whole = nested.select(
-        "k", *TYPES, *(f"of_{name}" for name in TYPES), "made.one as one", "map_values(made.several[0])[0] as deep"
+        "k",
+        *TYPES,
+        *(f"of_{name}" for name in TYPES),
+        "made.one as one",
+        "map_values(made.several[0])[0] as deep",
     )
     sent = whole.send_to(app.output_stream("lake.whole", partitions=3, key="k"))
     sent.filter("k > 1").send_to(app.output_stream("lake.again", partitions=1))
@@ -77,10 +85,14 @@ def typed(world: StepWorld) -> Application:
 
 
 def left_by(world: StepWorld, producer: str, *streams: str) -> list[Any]:
-    """Return what streams hold: records with their positions, but not when they were appended, and digests."""
+    """Return what streams hold: records with their positions, but not when they were appended,
+    and digests.
+    """
     left: list[Any] = []
     for stream in streams:
-        rows = world.streams.read_arrow(world.streams.all_ranges(stream), positions=True).drop_columns(["__timestamp"])
+        rows = world.streams.read_arrow(
+            world.streams.all_ranges(stream), positions=True
+        ).drop_columns(["__timestamp"])
         left.append((rows.schema, repr(rows.to_pylist())))
         left.append([sent.digest for sent in world.streams.state(stream)[1].producers[producer]])
     return left
@@ -88,13 +100,19 @@ def left_by(world: StepWorld, producer: str, *streams: str) -> list[Any]:
 
 def test_records_of_all_types_are_those_that_tasks_write(step_world: StepWorld) -> None:
     app = typed(step_world)
-    step_world.send("kinds", *[(k, *row.values()) for k, row in ((1, FULL), (2, EMPTY), (3, HALF))], version="1")
-    step_world.send("things", *[(k, *row.values()) for k, row in ((1, EMPTY), (2, HALF), (3, FULL), (4, FULL))])
+    step_world.send(
+        "kinds", *[(k, *row.values()) for k, row in ((1, FULL), (2, EMPTY), (3, HALF))], version="1"
+    )
+    step_world.send(
+        "things", *[(k, *row.values()) for k, row in ((1, EMPTY), (2, HALF), (3, FULL), (4, FULL))]
+    )
     step_world.advance(*app.datasets)
     other = twin_of(step_world)
     reports = [run_step(step_world.context(app)), run_step(other.context(app), ByTasks())]
     assert reports[0].counters == reports[1].counters
-    assert left_by(step_world, "typed", "whole", "again") == left_by(other, "typed", "whole", "again")
+    assert left_by(step_world, "typed", "whole", "again") == left_by(
+        other, "typed", "whole", "again"
+    )
 
 
 def cached(spark: SparkSession) -> int:
@@ -135,7 +153,9 @@ class Kept(BatchEngine):
         return done
 
 
-def test_a_version_is_kept_over_the_batches_that_read_it_and_let_go_at_the_end_of_the_run(world: StepWorld) -> None:
+def test_a_version_is_kept_over_the_batches_that_read_it_and_let_go_at_the_end_of_the_run(
+    world: StepWorld,
+) -> None:
     world.send("planes", ("a", 1), ("b", 2), version="1")
     world.send("trips", *[("a", number) for number in range(6)])
     world.advance(PLANES)
@@ -191,11 +211,15 @@ def counting(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def exploding(app: Application) -> None:
-    app.input_stream("lake.trips").flat_map("array(v, v + 1) as v").send_to(app.output_stream("lake.out", partitions=1))
+    app.input_stream("lake.trips").flat_map("array(v, v + 1) as v").send_to(
+        app.output_stream("lake.out", partitions=1)
+    )
 
 
 def plain(app: Application) -> None:
-    app.input_stream("lake.trips").filter("v > 0").send_to(app.output_stream("lake.out", partitions=1))
+    app.input_stream("lake.trips").filter("v > 0").send_to(
+        app.output_stream("lake.out", partitions=1)
+    )
 
 
 def called(app: Application) -> None:
@@ -205,7 +229,10 @@ def called(app: Application) -> None:
 
 @pytest.mark.parametrize(("declare", "small"), [(plain, 1), (exploding, 0), (called, 0)])
 def test_what_may_become_many_is_left_to_tasks(
-    world: StepWorld, declare: Callable[[Application], None], small: int, monkeypatch: pytest.MonkeyPatch
+    world: StepWorld,
+    declare: Callable[[Application], None],
+    small: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     app = Application("app")
     declare(app)
@@ -220,7 +247,9 @@ LIMITS = {"records": {"_MAX_BYTES": 60}, "entries": {"_MAX_BYTES": 400}, "rows":
 
 
 @pytest.mark.parametrize("large", ["records", "entries", "rows"])
-def test_what_is_large_is_left_to_tasks(world: StepWorld, large: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_large_is_left_to_tasks(
+    world: StepWorld, large: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     world.send("planes", ("a", 1), ("b", 2), version="1")
     world.advance(PLANES)
     app = joined(PLANES)
@@ -234,15 +263,21 @@ def test_what_is_large_is_left_to_tasks(world: StepWorld, large: str, monkeypatc
     assert len(world.rows("out")) == 4
 
 
-def test_rows_that_are_large_are_written_by_tasks_alike(world: StepWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_that_are_large_are_written_by_tasks_alike(
+    world: StepWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def declare(world: StepWorld) -> Application:
         app = Application("app")
         table = app.table(world.table())
-        trips = app.input_stream("lake.trips").with_columns(text="repeat(k, 80000)", small="named_struct('of', k)")
+        trips = app.input_stream("lake.trips").with_columns(
+            text="repeat(k, 80000)", small="named_struct('of', k)"
+        )
         sent = trips.select("k", "v", "text", "small.of as of").send_to(
             app.output_stream("lake.out", partitions=2, key="k")
         )
-        sent.filter("v > 0").select("k", "of").send_to(app.output_stream("lake.again", partitions=1))
+        sent.filter("v > 0").select("k", "of").send_to(
+            app.output_stream("lake.again", partitions=1)
+        )
         sent.select("of as k", "v", "length(text) as w").send_to(table)
         sent.map("concat(k, text) as k", "v", "1 as w").send_to(table)
         return app
@@ -250,7 +285,10 @@ def test_rows_that_are_large_are_written_by_tasks_alike(world: StepWorld, monkey
     monkeypatch.setattr(small_spark_batch, "_MAX_BYTES", 100_000)
     world.send("trips", ("a", 0), ("b", 1), ("c", 2))
     made, other = counting(monkeypatch), twin_of(world)
-    reports = [run_step(world.context(declare(world))), run_step(other.context(declare(other)), ByTasks())]
+    reports = [
+        run_step(world.context(declare(world))),
+        run_step(other.context(declare(other)), ByTasks()),
+    ]
     assert made == ["app"]
     assert reports[0].counters["lake.out"] == reports[1].counters["lake.out"]
     assert left_by(world, "app", "out", "again") == left_by(other, "app", "out", "again")
@@ -268,14 +306,18 @@ def unreadable(world: StepWorld) -> Application:
 def differing(world: StepWorld) -> Application:
     app = Application("app")
     store = world.table().read_function
-    table = RemoteTable("things", key="k", read_function=store, write_function=store, idempotent=True)
+    table = RemoteTable(
+        "things", key="k", read_function=store, write_function=store, idempotent=True
+    )
     trips = app.input_stream("lake.trips").with_columns(part="rand()")
     trips.merge(trips).update(app.table(table), add={"w": "1"}, if_missing=[])
     return app
 
 
 @pytest.mark.parametrize("declare", [unreadable, differing])
-def test_errors_are_those_of_tasks(world: StepWorld, declare: Callable[[StepWorld], Application]) -> None:
+def test_errors_are_those_of_tasks(
+    world: StepWorld, declare: Callable[[StepWorld], Application]
+) -> None:
     world.send("trips", ("a", 1), ("a", 2), ("a", 3), ("a", 4), *[("a", 5)] * 20)
     other, told = twin_of(world), []
     for one, engine in ((world, None), (other, ByTasks())):
@@ -285,10 +327,14 @@ def test_errors_are_those_of_tasks(world: StepWorld, declare: Callable[[StepWorl
     assert told[0] == told[1]
 
 
-def test_tables_are_given_as_tasks_may_use_them(world: StepWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tables_are_given_as_tasks_may_use_them(
+    world: StepWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
     app, given = Application("app"), []
     table, sink = app.table(world.table()), app.table(world.table("others"))
-    found = app.input_stream("lake.trips").join(table, on="k", select={"v": "int"}, how="left", prefix="of_")
+    found = app.input_stream("lake.trips").join(
+        table, on="k", select={"v": "int"}, how="left", prefix="of_"
+    )
     found.select("k", "v", "of_v as w").send_to(sink)
 
     def with_credits(credits: RunCredits, table: Any, spark: object) -> Any:
@@ -300,4 +346,7 @@ def test_tables_are_given_as_tasks_may_use_them(world: StepWorld, monkeypatch: p
     made = counting(monkeypatch)
     run_step(world.context(app))
     assert made == ["app"]
-    assert given == [("things", world.spark()), ("others", world.spark())]  # the first stays open for large batches
+    assert given == [
+        ("things", world.spark()),
+        ("others", world.spark()),
+    ]  # the first stays open for large batches

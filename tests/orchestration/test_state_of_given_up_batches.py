@@ -1,4 +1,6 @@
-"""A batch that was given up leaves nothing in tables of state, nor does what its dead run has sent and arrives late."""
+"""A batch that was given up leaves nothing in tables of state, nor does what its dead run has
+sent and arrives late.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ pytestmark = pytest.mark.spark
 
 
 class HeldBack(FaultyStore):
-    """A store to which the commit of one table is under way, from a batch's intent on, when its process dies."""
+    """A store to which the commit of one table is under way, from a batch's intent on, when its
+    process dies.
+    """
 
     def __init__(self, world: StepWorld, table: str) -> None:
         super().__init__(world.lake.store)
@@ -54,7 +58,9 @@ def test_the_first_state_commit_of_an_abandoned_batch_is_rejected(step_world: St
     world.stream("hits", "k", 1, k="string", at="timestamp")
     app = Application("counting")
     hits = app.input_stream("lake.hits", default_offset="oldest", event_time="at")
-    minutes = hits.window(Tumbling(dt.timedelta(minutes=1)), by="k", name="minutes", aggregates={"hits": Count()})
+    minutes = hits.window(
+        Tumbling(dt.timedelta(minutes=1)), by="k", name="minutes", aggregates={"hits": Count()}
+    )
     minutes.send_to(app.output_stream("lake.minutes", partitions=1, key="k"))
     sent = [(key, at(seconds)) for seconds in range(0, 50, 10) for key in "ab"]
     world.send("hits", *sent)

@@ -1,4 +1,6 @@
-"""Records meet what was valid at their own time, in whole batches: of changes, of versions, and however cut."""
+"""Records meet what was valid at their own time, in whole batches: of changes, of versions, and
+however cut.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,11 @@ from typing import Any
 import pytest
 
 from dagster_adjunct.assets.advancing.advance_dataset import advance_dataset
-from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, bounded_dataset, unbounded_dataset
+from dagster_adjunct.assets.declaration.dataset import (
+    AdjunctDataset,
+    bounded_dataset,
+    unbounded_dataset,
+)
 from dagster_adjunct.assets.declaration.policies import DiscardPolicy
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.unbounded.compaction import compact_dataset
@@ -25,7 +31,9 @@ from dagster_adjunct.resources.objects.lake import open_lake
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 from tests.orchestration.step_world import StepWorld
 
-PRICES = unbounded_dataset("prices", input="lake.prices", key="item", partitions=2, history="all", valid_from="since")
+PRICES = unbounded_dataset(
+    "prices", input="lake.prices", key="item", partitions=2, history="all", valid_from="since"
+)
 PLANES = bounded_dataset("planes", input="lake.planes", key="item", partitions=2, valid_from="name")
 Change = tuple[str, int | None, dt.datetime]
 
@@ -39,12 +47,16 @@ def moment(number: int) -> dt.datetime:
 
 
 in_process_at_first = pytest.mark.parametrize(
-    "world", [pytest.param("spark", marks=[pytest.mark.spark, pytest.mark.long]), "in process"], indirect=True
+    "world",
+    [pytest.param("spark", marks=[pytest.mark.spark, pytest.mark.long]), "in process"],
+    indirect=True,
 )
 
 
 @pytest.fixture(params=[pytest.param("spark", marks=pytest.mark.spark), "in process"])
-def world(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StepWorld:
+def world(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> StepWorld:
     """A lake whose batches are computed by Spark, and again in this process."""
     if request.param == "spark":
         made: StepWorld = request.getfixturevalue("step_world")
@@ -57,7 +69,9 @@ def world(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
     return made
 
 
-def application(dataset: AdjunctDataset, name: str = "app", *, most: int = 1_000_000, **options: Any) -> Application:
+def application(
+    dataset: AdjunctDataset, name: str = "app", *, most: int = 1_000_000, **options: Any
+) -> Application:
     app = Application(name, max_batch_records=most, few_records=0)
     given = {"how": "left", "select": ["price"]} | options
     sales = app.input_stream("lake.sales").join(app.table(dataset), on="item", as_of="at", **given)
@@ -90,17 +104,28 @@ def valid(changes: Sequence[Change], item: str, at: dt.datetime | None) -> int |
 def test_random_changes_in_any_split_are_met_as_a_search_finds(world: StepWorld) -> None:
     chance = random.Random(16)
     changes = [
-        (chance.choice("abcd"), None if chance.random() < 0.2 else chance.randint(1, 99), moment(chance.randint(5, 60)))
+        (
+            chance.choice("abcd"),
+            None if chance.random() < 0.2 else chance.randint(1, 99),
+            moment(chance.randint(5, 60)),
+        )
         for _ in range(60)
     ]
     sales = [
-        (number, chance.choice("abcdx"), None if chance.random() < 0.1 else moment(chance.randint(0, 70)))
+        (
+            number,
+            chance.choice("abcdx"),
+            None if chance.random() < 0.1 else moment(chance.randint(0, 70)),
+        )
         for number in range(90)
     ]
     world.send("sales", *sales)
-    # Of one time, deletions are sent behind the rest of their part: so is the order in which they count.
+    # Of one time, deletions are sent behind the rest of their part: so is the order in which they
+    # count.
     parts = [changes[:30], changes[30:50], changes[50:]]
-    told = [change for part in parts for change in sorted(part, key=lambda change: change[1] is None)]
+    told = [
+        change for part in parts for change in sorted(part, key=lambda change: change[1] is None)
+    ]
     for part in parts:
         send_changes(world, part)
         advance(world, PRICES)
@@ -108,7 +133,10 @@ def test_random_changes_in_any_split_are_met_as_a_search_finds(world: StepWorld)
     whole = world.run(application(PRICES))
     assert met(world) == expected
     counted = whole.counters["join-2-prices"]
-    assert (counted["rows"], counted["unmatched"]) == (90, sum(price is None for price in expected.values()))
+    assert (counted["rows"], counted["unmatched"]) == (
+        90,
+        sum(price is None for price in expected.values()),
+    )
     assert counted["null_times"] == sum(at is None for *_, at in sales)
     firsts = {item: min(since for name, _, since in told if name == item) for item in "abcd"}
     assert counted["before_history"] == sum(
@@ -118,30 +146,53 @@ def test_random_changes_in_any_split_are_met_as_a_search_finds(world: StepWorld)
     assert met(world, "pieces") == expected
     compact_dataset(world.lake, "prices", spark=IN_PROCESS, by="test", level="major")
     world.run(application(PRICES, "compacted", how="inner"))
-    assert met(world, "compacted") == {n: price for n, price in expected.items() if price is not None}
+    assert met(world, "compacted") == {
+        n: price for n, price in expected.items() if price is not None
+    }
 
 
 @in_process_at_first
 @pytest.mark.parametrize("lying", [{"partitions": 2}, {"broadcast": True}])
-def test_the_oldest_entry_is_met_where_a_history_begins_with_deletions(world: StepWorld, lying: dict[str, Any]) -> None:
-    prices = unbounded_dataset("spread", input="lake.prices", key="item", history="all", valid_from="since", **lying)
-    changes: list[Change] = [("a", None, moment(5)), ("a", None, moment(6)), ("a", 7, moment(8)), ("a", 9, moment(20))]
-    changes += [("b", None, moment(5)), ("c", 1, moment(5)), ("c", None, moment(9)), ("d", None, moment(3))]
+def test_the_oldest_entry_is_met_where_a_history_begins_with_deletions(
+    world: StepWorld, lying: dict[str, Any]
+) -> None:
+    prices = unbounded_dataset(
+        "spread", input="lake.prices", key="item", history="all", valid_from="since", **lying
+    )
+    changes: list[Change] = [
+        ("a", None, moment(5)),
+        ("a", None, moment(6)),
+        ("a", 7, moment(8)),
+        ("a", 9, moment(20)),
+    ]
+    changes += [
+        ("b", None, moment(5)),
+        ("c", 1, moment(5)),
+        ("c", None, moment(9)),
+        ("d", None, moment(3)),
+    ]
     send_changes(world, changes)
     advance(world, prices)
     changes.append(("d", 4, moment(9)))
     send_changes(world, changes[-1:])
     advance(world, prices)
-    sales = [(n, item, moment(at)) for n, (item, at) in enumerate((i, a) for i in "abcdx" for a in (2, 4, 5, 7, 8, 21))]
+    sales = [
+        (n, item, moment(at))
+        for n, (item, at) in enumerate((i, a) for i in "abcdx" for a in (2, 4, 5, 7, 8, 21))
+    ]
     world.send("sales", *sales, (99, "a", None))
     expected: dict[int, int | None] = {99: None}
     for number, item, at in sales:
         begins = [since for name, _, since in changes if name == item]
-        entries = [(since, price) for name, price, since in changes if name == item and price is not None]
+        entries = [
+            (since, price) for name, price, since in changes if name == item and price is not None
+        ]
         early = bool(entries) and at < min(begins)
         expected[number] = min(entries)[1] if early else valid(changes, item, at)
     for name in ("deltas", "compacted"):
-        counters = world.run(application(prices, name, before_history="oldest")).counters["join-2-spread"]
+        counters = world.run(application(prices, name, before_history="oldest")).counters[
+            "join-2-spread"
+        ]
         assert met(world, name) == expected
         assert counters["before_history"] == 7
         compact_dataset(world.lake, "spread", spark=IN_PROCESS, by="test", level="major")
@@ -174,17 +225,40 @@ def test_each_version_is_met_from_the_time_that_its_name_states(world: StepWorld
     advance(world, PLANES)
     world.send("planes", ("a", 2), ("c", 20), version="2026-01-20")
     advance(world, PLANES)
-    world.send("sales", *[(n, item, day(number)) for n, (item, number) in enumerate(
-        [("a", 9), ("a", 10), ("a", 19), ("a", 20), ("b", 15), ("b", 25), ("c", 15), ("c", 30), ("c", 9)]
-    )])  # fmt: skip
+    world.send(
+        "sales",
+        *[
+            (n, item, day(number))
+            for n, (item, number) in enumerate(
+                [
+                    ("a", 9),
+                    ("a", 10),
+                    ("a", 19),
+                    ("a", 20),
+                    ("b", 15),
+                    ("b", 25),
+                    ("c", 15),
+                    ("c", 30),
+                    ("c", 9),
+                ]
+            )
+        ],
+    )
     report = world.run(application(PLANES))
     assert met(world) == {0: None, 1: 1, 2: 1, 3: 2, 4: 10, 5: None, 6: None, 7: 20, 8: None}
-    assert report.counters["join-2-planes"] == {"rows": 9, "unmatched": 4, "before_history": 2, "null_times": 0}
+    assert report.counters["join-2-planes"] == {
+        "rows": 9,
+        "unmatched": 4,
+        "before_history": 2,
+        "null_times": 0,
+    }
     world.run(application(PLANES, "oldest", before_history="oldest"))
     assert met(world, "oldest") == {**met(world), 0: 1}
 
 
-def test_a_batch_that_died_is_run_again_with_the_versions_that_it_was_begun_with(world: StepWorld) -> None:
+def test_a_batch_that_died_is_run_again_with_the_versions_that_it_was_begun_with(
+    world: StepWorld,
+) -> None:
     world.send("planes", ("a", 1), version="2026-01-10")
     advance(world, PLANES)
     world.send("planes", ("a", 2), version="2026-01-20")
@@ -198,7 +272,9 @@ def test_a_batch_that_died_is_run_again_with_the_versions_that_it_was_begun_with
     assert intent.versions["planes"] == intent.over_time["planes"][-1]
     world.send("planes", ("a", 3), version="2026-01-11")  # late: of before the newest
     advance(world, PLANES)
-    spared = expire_versions(world.lake, "planes", DiscardPolicy(keep=2, grace=dt.timedelta(0)), by="test")
+    spared = expire_versions(
+        world.lake, "planes", DiscardPolicy(keep=2, grace=dt.timedelta(0)), by="test"
+    )
     assert not set(spared.discarded) & set(intent.over_time["planes"])
     run_step(world.context(app, run="run-2"))
     assert met(world) == {0: 1, 1: 2}
@@ -207,18 +283,20 @@ def test_a_batch_that_died_is_run_again_with_the_versions_that_it_was_begun_with
 
 
 @in_process_at_first
-def test_a_record_from_before_the_history_fails_the_batch_before_anything_is_written(world: StepWorld) -> None:
+def test_a_record_from_before_the_history_fails_the_batch_before_anything_is_written(
+    world: StepWorld,
+) -> None:
     send_changes(world, [("a", 1, moment(10))])
     world.send("sales", (0, "a", moment(12)), (1, "a", moment(9)))
     app = application(PRICES, before_history="error")
     with pytest.raises(OperatorFailedError) as caught:
         world.run(app)
-    assert (caught.value.operator, caught.value.stream, caught.value.partition, caught.value.offset) == (
-        "join-2-prices",
-        "lake.sales",
-        0,
-        "1",
-    )
+    assert (
+        caught.value.operator,
+        caught.value.stream,
+        caught.value.partition,
+        caught.value.offset,
+    ) == ("join-2-prices", "lake.sales", 0, "1")
     with pytest.raises(StreamNotFoundError):
         world.rows("app-out")
     send_changes(world, [("a", 7, moment(1))])
@@ -228,7 +306,9 @@ def test_a_record_from_before_the_history_fails_the_batch_before_anything_is_wri
 
 
 @in_process_at_first
-def test_a_late_correction_is_joined_from_then_on_and_a_plain_join_uses_the_current(world: StepWorld) -> None:
+def test_a_late_correction_is_joined_from_then_on_and_a_plain_join_uses_the_current(
+    world: StepWorld,
+) -> None:
     send_changes(world, [("a", 1, moment(10)), ("a", 2, moment(20))])
     world.send("sales", (0, "a", moment(15)))
     app = application(PRICES)

@@ -26,7 +26,9 @@ class Crash(Exception):
 
 
 def planes(*, bootstrap: bool = True) -> AdjunctDataset:
-    return bounded_dataset("planes", input="lake.planes", key="tailnum", partitions=2, bootstrap=bootstrap)
+    return bounded_dataset(
+        "planes", input="lake.planes", key="tailnum", partitions=2, bootstrap=bootstrap
+    )
 
 
 def world_of_trips(world: StepWorld) -> None:
@@ -34,7 +36,9 @@ def world_of_trips(world: StepWorld) -> None:
     world.stream("planes", "tailnum", 2, tailnum="string", seats="int")
 
 
-def enriching(*, bootstrap: bool = True, limit: int = 100, offset: str | None = None) -> Application:
+def enriching(
+    *, bootstrap: bool = True, limit: int = 100, offset: str | None = None
+) -> Application:
     app = Application("app", max_batch_records=limit)
     trips = app.input_stream("lake.trips", default_offset=offset)  # type: ignore[arg-type]
     joined = trips.join(app.table(planes(bootstrap=bootstrap)), on="tailnum", how="left")
@@ -54,13 +58,17 @@ def crash_at(what: str):
     return heard
 
 
-def test_a_step_reads_nothing_while_a_dataset_it_must_wait_for_has_no_version(step_world: StepWorld) -> None:
+def test_a_step_reads_nothing_while_a_dataset_it_must_wait_for_has_no_version(
+    step_world: StepWorld,
+) -> None:
     world_of_trips(step_world)
     step_world.send("trips", ("N1", 1))
     step_world.send("planes", ("N1", 100))
     step_world.streams.append_markers("planes", "v1", producer="marks", sequence=1, partitions=[1])
     app = enriching()
-    with pytest.raises(NoSealedVersionError, match=r"'planes'.*'v1' waits since .* for .*lake\.planes\.0"):
+    with pytest.raises(
+        NoSealedVersionError, match=r"'planes'.*'v1' waits since .* for .*lake\.planes\.0"
+    ):
         step_world.run(app)
     assert BatchLog(step_world.lake, "app").read()[0] is None
     step_world.streams.append_markers("planes", "v1", producer="marks", sequence=2, partitions=[0])
@@ -77,9 +85,12 @@ def test_a_dataset_that_holds_nothing_back_may_be_empty_at_first(step_world: Ste
 
 
 @pytest.mark.parametrize(
-    "crash", [*(pytest.param(stage, marks=pytest.mark.long) for stage in ("intent", "output")), "outputs"]
+    "crash",
+    [*(pytest.param(stage, marks=pytest.mark.long) for stage in ("intent", "output")), "outputs"],
 )
-def test_an_open_intent_is_run_again_as_written_whatever_has_arrived_since(step_world: StepWorld, crash: str) -> None:
+def test_an_open_intent_is_run_again_as_written_whatever_has_arrived_since(
+    step_world: StepWorld, crash: str
+) -> None:
     world_of_trips(step_world)
     step_world.send("planes", ("N1", 100), version="v1")
     step_world.send("trips", ("N1", 1), ("N2", 2))
@@ -98,13 +109,17 @@ def test_an_open_intent_is_run_again_as_written_whatever_has_arrived_since(step_
     assert again.detail["records"] == 2
     assert new.detail["versions"] != written.versions
     assert enriched(step_world) == [(1, 100), (2, None), (3, 999), (4, 222)]
-    history = [state.last for _, state in BatchLog(step_world.lake, "app").history(20) if state.last]
+    history = [
+        state.last for _, state in BatchLog(step_world.lake, "app").history(20) if state.last
+    ]
     first = next(done.intent for done in history if done.intent.batch == 1)
     assert first.model_copy(update={"run": written.run}) == written
     assert first.run == "run-2"
 
 
-def test_a_second_run_takes_over_and_the_first_stops_before_it_writes(step_world: StepWorld) -> None:
+def test_a_second_run_takes_over_and_the_first_stops_before_it_writes(
+    step_world: StepWorld,
+) -> None:
     world_of_trips(step_world)
     step_world.send("planes", ("N1", 100), version="v1")
     step_world.send("trips", ("N1", 1))
@@ -114,13 +129,17 @@ def test_a_second_run_takes_over_and_the_first_stops_before_it_writes(step_world
         if event.what == "intent":
             assert step_world.run(app, run="second").batches == 1
 
-    with pytest.raises(CommitConflictError, match=r"'app' was taken over by another run \(last commit by second"):
+    with pytest.raises(
+        CommitConflictError, match=r"'app' was taken over by another run \(last commit by second"
+    ):
         step_world.run(app, run="first", on_event=overtaken)
     assert enriched(step_world) == [(1, 100)]
     assert step_world.state(app).batch == 1
 
 
-def test_a_run_that_is_overtaken_after_its_outputs_can_not_close_the_batch(step_world: StepWorld) -> None:
+def test_a_run_that_is_overtaken_after_its_outputs_can_not_close_the_batch(
+    step_world: StepWorld,
+) -> None:
     world_of_trips(step_world)
     step_world.send("planes", ("N1", 100), version="v1")
     step_world.send("trips", ("N1", 1))
@@ -154,7 +173,9 @@ def test_where_a_reader_begins_is_stored_before_it_reads(step_world: StepWorld) 
     assert enriched(step_world) == [(3, 100), (4, None)]
 
 
-def test_batches_keep_to_the_limit_of_records_and_a_run_to_its_limit_of_batches(step_world: StepWorld) -> None:
+def test_batches_keep_to_the_limit_of_records_and_a_run_to_its_limit_of_batches(
+    step_world: StepWorld,
+) -> None:
     world_of_trips(step_world)
     step_world.send("planes", ("N1", 100), version="v1")
     step_world.send("trips", *[(f"N{i}", i) for i in range(10)])
@@ -168,7 +189,9 @@ def test_batches_keep_to_the_limit_of_records_and_a_run_to_its_limit_of_batches(
     assert step_world.run(app).batches == 0
 
 
-def test_a_checkpoint_behind_retention_is_rejected_before_an_intent_is_written(step_world: StepWorld) -> None:
+def test_a_checkpoint_behind_retention_is_rejected_before_an_intent_is_written(
+    step_world: StepWorld,
+) -> None:
     world_of_trips(step_world)
     step_world.send("planes", ("N1", 100), version="v1")
     step_world.send("trips", ("N1", 1))

@@ -1,4 +1,6 @@
-"""Broadcast inputs on Spark: each record reaches each task once, in streams and tables, also after a crash."""
+"""Broadcast inputs on Spark: each record reaches each task once, in streams and tables, also
+after a crash.
+"""
 
 from __future__ import annotations
 
@@ -30,12 +32,20 @@ def world(step_world: StepWorld) -> StepWorld:
     return step_world
 
 
-def application(world: StepWorld, *, more_tasks: int | None = None, tasks: int | None = None) -> Application:
-    """Rules go to all tasks, and what each makes of them to a stream by task, a stream by rule, and a table."""
+def application(
+    world: StepWorld, *, more_tasks: int | None = None, tasks: int | None = None
+) -> Application:
+    """Rules go to all tasks, and what each makes of them to a stream by task, a stream by rule,
+    and a table.
+    """
     app = Application("app", max_batch_records=100, tasks=tasks)
-    events = app.input_stream("lake.events").send_to(app.output_stream("lake.seen", partitions=TASKS, key="k"))
+    events = app.input_stream("lake.events").send_to(
+        app.output_stream("lake.seen", partitions=TASKS, key="k")
+    )
     if more_tasks:
-        events.partition_by("v", partitions=more_tasks).send_to(app.output_stream("lake.more", partitions=1))
+        events.partition_by("v", partitions=more_tasks).send_to(
+            app.output_stream("lake.more", partitions=1)
+        )
     names = unbounded_dataset("names", input="lake.names", key="rule", broadcast=True)
     rules = (
         app.input_stream("lake.rules", broadcast=True)
@@ -72,7 +82,9 @@ def test_every_task_gets_every_record_once(world: StepWorld) -> None:
     last = {row["rule"]: (row["made"], row["task"]) for row in order(expected())}
     assert world.records() == last
     assert report.counters["lake.alike"]["rows"] == len(expected())
-    assert report.state.records == len(RULES) + 6  # the input is counted once, however many tasks read it
+    assert (
+        report.state.records == len(RULES) + 6
+    )  # the input is counted once, however many tasks read it
     world.send("rules", ("e", 3))
     world.run(application(world))
     assert order(world.rows("alike")) == order([*expected(), *expected([("e", 3)])])
@@ -89,18 +101,32 @@ def test_startpoints_and_replays_go_to_all_tasks_in_an_epoch_of_their_own(world:
     world.run(app)
     startpoints = Startpoints(app, lake=world.lake)
     startpoints.request("lake.rules.0", StartpointOldest(), by="ada", reason="r")
-    startpoints.request("lake.rules.1", StartpointOldest(), until=StartpointSpecific(offset="1"), by="ada", reason="r")
+    startpoints.request(
+        "lake.rules.1",
+        StartpointOldest(),
+        until=StartpointSpecific(offset="1"),
+        by="ada",
+        reason="r",
+    )
     read = world.streams.read_arrow(world.streams.all_ranges("rules")).to_pylist()
-    again = [(row["rule"], row["limit"]) for row in read if row["__partition"] == 0 or row["__offset"] == 0]
+    again = [
+        (row["rule"], row["limit"])
+        for row in read
+        if row["__partition"] == 0 or row["__offset"] == 0
+    ]
     world.run(app)
     records = world.streams.read_arrow(world.streams.all_ranges("alike")).to_pylist()
     replayed = [
-        {name: row[name] for name in ("rule", "name", "made", "task")} for row in records if row["__epoch"] == 1
+        {name: row[name] for name in ("rule", "name", "made", "task")}
+        for row in records
+        if row["__epoch"] == 1
     ]
     assert order(replayed) == order(expected(again))
 
 
-def test_a_batch_that_died_between_outputs_is_repeated_for_its_original_tasks(world: StepWorld) -> None:
+def test_a_batch_that_died_between_outputs_is_repeated_for_its_original_tasks(
+    world: StepWorld,
+) -> None:
     def die(event: StepEvent) -> None:
         if event.what == "output" and event.detail["output"] == "lake.keyed":
             raise Crash
@@ -118,7 +144,9 @@ def test_a_batch_that_died_between_outputs_is_repeated_for_its_original_tasks(wo
 
 
 def test_a_stream_is_broadcast_in_the_middle_of_a_graph(world: StepWorld) -> None:
-    """Also what is broadcast already, and together with what is not; a repeated batch sends the same bytes."""
+    """Also what is broadcast already, and together with what is not; a repeated batch sends the
+    same bytes.
+    """
 
     def died(event: StepEvent) -> None:
         if event.what == "output" and event.detail["output"] == "lake.last":
@@ -136,8 +164,16 @@ def test_a_stream_is_broadcast_in_the_middle_of_a_graph(world: StepWorld) -> Non
     report = world.run(app)
     assert report.counters["lake.both"]["duplicate_batches"] == 1
     rows = sorted((row["rule"], row["limit"], row["task"]) for row in world.rows("told"))
-    assert rows == sorted((rule, limit, task) for rule, limit in RULES if limit > 1 for task in range(TASKS))
-    copies = [(rule, a * 10 + b) for rule, limit in RULES if limit > 1 for a in range(TASKS) for b in range(TASKS)]
+    assert rows == sorted(
+        (rule, limit, task) for rule, limit in RULES if limit > 1 for task in range(TASKS)
+    )
+    copies = [
+        (rule, a * 10 + b)
+        for rule, limit in RULES
+        if limit > 1
+        for a in range(TASKS)
+        for b in range(TASKS)
+    ]
     both = [(row["k"], row["v"]) for row in world.rows("both")]
     assert sorted(both) == sorted([*copies, *((f"k{number}", number) for number in range(6))])
     world.again(app)

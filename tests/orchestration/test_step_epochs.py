@@ -1,4 +1,6 @@
-"""Epochs through an application: what a replay writes carries its epoch, and so does what is made of that."""
+"""Epochs through an application: what a replay writes carries its epoch, and so does what is
+made of that.
+"""
 
 from __future__ import annotations
 
@@ -26,11 +28,16 @@ def replay(world: StepWorld, app: Application, batch: int, epochs: dict[int, int
     (stream,) = app.inputs
     ssps = world.streams.partitions(stream.partition(".")[2])
     given = {ssp: epochs[ssp.partition] for ssp in ssps if ssp.partition in epochs}
-    views = {dataset.name: StoredVersions(world.lake, dataset).require_current() for dataset in app.datasets}
+    views = {
+        dataset.name: StoredVersions(world.lake, dataset).require_current()
+        for dataset in app.datasets
+    }
     ranges = world.streams.all_ranges(stream.partition(".")[2])
     run_batch(
         BatchContext(
-            world.context(app), batch_inputs(batch, ranges, views, given), lambda output, look=lambda: None: look()
+            world.context(app),
+            batch_inputs(batch, ranges, views, given),
+            lambda output, look=lambda: None: look(),
         )
     )
 
@@ -38,15 +45,21 @@ def replay(world: StepWorld, app: Application, batch: int, epochs: dict[int, int
 def values_and_epochs(world: StepWorld, stream: str) -> list[tuple[int, int]]:
     """Return (value, epoch) of a stream's records, by partition and offset."""
     table = world.streams.read_arrow(world.streams.all_ranges(stream))
-    return list(zip(table.column("v").to_pylist(), table.column("__epoch").to_pylist(), strict=True))
+    return list(
+        zip(table.column("v").to_pylist(), table.column("__epoch").to_pylist(), strict=True)
+    )
 
 
 def partition_of(world: StepWorld, stream: str) -> dict[int, int]:
     table = world.streams.read_arrow(world.streams.all_ranges(stream))
-    return dict(zip(table.column("v").to_pylist(), table.column("__partition").to_pylist(), strict=True))
+    return dict(
+        zip(table.column("v").to_pylist(), table.column("__partition").to_pylist(), strict=True)
+    )
 
 
-def test_outputs_carry_the_sum_of_epochs_along_a_chain_of_applications(step_world: StepWorld) -> None:
+def test_outputs_carry_the_sum_of_epochs_along_a_chain_of_applications(
+    step_world: StepWorld,
+) -> None:
     step_world.stream("numbers", "k", 4, k="string", v="int")
     step_world.send("numbers", *[(f"k{i}", i) for i in range(12)])
     at = partition_of(step_world, "numbers")
@@ -75,14 +88,26 @@ def test_outputs_carry_the_sum_of_epochs_along_a_chain_of_applications(step_worl
 def test_joins_keep_the_record_s_epoch_and_entries_have_none(step_world: StepWorld) -> None:
     planes = bounded_dataset("planes", input="lake.planes", key="k", partitions=2)
     weather = unbounded_dataset("weather", input="lake.weather", key="k", partitions=2)
-    for stream, columns in (("planes", {"seats": "int"}), ("weather", {"temp": "int"}), ("trips", {"v": "int"})):
+    for stream, columns in (
+        ("planes", {"seats": "int"}),
+        ("weather", {"temp": "int"}),
+        ("trips", {"v": "int"}),
+    ):
         step_world.stream(stream, "k", 2, k="string", **columns)
-    for sequence, (stream, column) in enumerate((("planes", "seats"), ("weather", "temp")), start=1):
+    for sequence, (stream, column) in enumerate(
+        (("planes", "seats"), ("weather", "temp")), start=1
+    ):
         table = pa.table(
-            {"k": ["a", "b"], column: pa.array([1, 2], pa.int32()), "__epoch": pa.array([8, 9], pa.int32())}
+            {
+                "k": ["a", "b"],
+                column: pa.array([1, 2], pa.int32()),
+                "__epoch": pa.array([8, 9], pa.int32()),
+            }
         )
         ended = "v1" if stream == "planes" else None
-        step_world.streams.append(stream, table, producer="test", sequence=sequence, end_of_dataset=ended)
+        step_world.streams.append(
+            stream, table, producer="test", sequence=sequence, end_of_dataset=ended
+        )
     step_world.send("trips", ("a", 1), ("b", 2))
     step_world.advance(planes, weather)
     app = Application("app", few_records=0)
@@ -104,12 +129,18 @@ def test_a_function_that_loses_the_epoch_is_refused(step_world: StepWorld) -> No
     step_world.stream("numbers", "k", 2, k="string", v="int")
     step_world.send("numbers", ("a", 1))
     app = Application("app", few_records=0)
-    app.input_stream("lake.numbers").map(without).send_to(app.output_stream("lake.out", partitions=2, key="k"))
-    with pytest.raises(PlanningError, match="without __epoch, which hold each record's position and epoch"):
+    app.input_stream("lake.numbers").map(without).send_to(
+        app.output_stream("lake.out", partitions=2, key="k")
+    )
+    with pytest.raises(
+        PlanningError, match="without __epoch, which hold each record's position and epoch"
+    ):
         step_world.run(app)
 
 
-def test_an_epoch_of_a_partition_that_the_batch_does_not_read_adds_nothing(step_world: StepWorld) -> None:
+def test_an_epoch_of_a_partition_that_the_batch_does_not_read_adds_nothing(
+    step_world: StepWorld,
+) -> None:
     step_world.stream("numbers", "k", 2, k="string", v="int")
     step_world.send("numbers", ("a", 1), ("b", 2), ("c", 3))
     app = Application("app", few_records=0)
@@ -118,7 +149,9 @@ def test_an_epoch_of_a_partition_that_the_batch_does_not_read_adds_nothing(step_
     ranges = step_world.streams.all_ranges("numbers")
     run_batch(
         BatchContext(
-            step_world.context(app), batch_inputs(1, ranges, {}, other), lambda output, look=lambda: None: look()
+            step_world.context(app),
+            batch_inputs(1, ranges, {}, other),
+            lambda output, look=lambda: None: look(),
         )
     )
     assert {epoch for _, epoch in values_and_epochs(step_world, "out")} == {0}

@@ -50,11 +50,15 @@ def out(world: StepWorld) -> list[tuple[Any, ...]]:
     streams = world.streams
     rows = sorted((row["k"], row["v"], row.get("w")) for row in world.rows("out"))
     frame = streams.read(world.spark(), streams.all_ranges("out"))
-    assert rows == sorted((r["k"], r["v"], r["w"] if "w" in frame.columns else None) for r in frame.collect())
+    assert rows == sorted(
+        (r["k"], r["v"], r["w"] if "w" in frame.columns else None) for r in frame.collect()
+    )
     return rows
 
 
-def test_an_added_and_a_widened_column_are_taken_and_a_batch_of_before_is_ended(step_world: StepWorld) -> None:
+def test_an_added_and_a_widened_column_are_taken_and_a_batch_of_before_is_ended(
+    step_world: StepWorld,
+) -> None:
     numbers(step_world)
     step_world.run(sending("k", "v"))
     step_world.send("s", ("c", 3))
@@ -67,10 +71,19 @@ def test_an_added_and_a_widened_column_are_taken_and_a_batch_of_before_is_ended(
     step_world.send("s", ("d", 4))
     step_world.run(now)
     assert out(step_world)[3:] == [("d", 4, "D")]
-    assert [row["v"] for row in sorted(step_world.rows("on"), key=lambda row: row["k"])] == [1, 2, 3, 4]
+    assert [row["v"] for row in sorted(step_world.rows("on"), key=lambda row: row["k"])] == [
+        1,
+        2,
+        3,
+        4,
+    ]
     schema = step_world.streams.info("out").schema
     assert schema is not None
-    assert [(f.name, f.type) for f in schema.fields] == [("k", "string"), ("v", "bigint"), ("w", "string")]
+    assert [(f.name, f.type) for f in schema.fields] == [
+        ("k", "string"),
+        ("v", "bigint"),
+        ("w", "string"),
+    ]
     with pytest.raises(PlanningError, match=r"w \(string\) is removed"):
         step_world.run(sending("k", "cast(v as bigint) as v"))
 
@@ -91,7 +104,9 @@ def test_what_only_spark_knows_is_refused_before_a_batch_is_begun(step_world: St
     step_world.send("s", ("c", 3))
     heard: list[str] = []
     with pytest.raises(StreamExistsError, match="v is string, was int") as caught:
-        step_world.run(sending("k", "concat(v, 'x') as v"), on_event=lambda event: heard.append(event.what))
+        step_world.run(
+            sending("k", "concat(v, 'x') as v"), on_event=lambda event: heard.append(event.what)
+        )
     assert (caught.value.operator, caught.value.stream) == ("send-to-3", "lake.out")
     with pytest.raises(StreamExistsError, match=r"v \(int\) is renamed to V") as caught:
         step_world.run(sending("*", hidden=lambda frame: frame.withColumnRenamed("v", "V")))
@@ -102,7 +117,9 @@ def test_what_only_spark_knows_is_refused_before_a_batch_is_begun(step_world: St
     assert "c" not in [row[0] for row in out(step_world)]
 
 
-def test_columns_that_an_input_gets_between_batches_are_looked_at_before_the_next(step_world: StepWorld) -> None:
+def test_columns_that_an_input_gets_between_batches_are_looked_at_before_the_next(
+    step_world: StepWorld,
+) -> None:
     """The second batch reads a column that the join's dataset brings, too."""
     step_world.stream("planes", "k", 2, k="string", w="int")
     step_world.send("planes", ("a", 1), version="v1")
@@ -110,7 +127,9 @@ def test_columns_that_an_input_gets_between_batches_are_looked_at_before_the_nex
     numbers(step_world)
     app = Application("app", max_batch_records=2)
     joined = (
-        app.input_stream("lake.s").map(lambda frame: frame, keeps_partitioning=True).join(app.table(planes), on="k")
+        app.input_stream("lake.s")
+        .map(lambda frame: frame, keeps_partitioning=True)
+        .join(app.table(planes), on="k")
     )
     joined.send_to(app.output_stream("lake.out", partitions=2, key="k"))
     step_world.advance(planes)
@@ -118,11 +137,17 @@ def test_columns_that_an_input_gets_between_batches_are_looked_at_before_the_nex
 
     def widened(event: StepEvent) -> None:
         if event.what == "batch":
-            step_world.streams.create("s", schema=Schema.of(k="string", v="int", w="int"), key=["k"], partitions=2)
+            step_world.streams.create(
+                "s", schema=Schema.of(k="string", v="int", w="int"), key=["k"], partitions=2
+            )
             step_world.send("s", ("c", 3, 4))
 
     with pytest.raises(PlanningError) as caught:
         run_step(replace(context, on_event=widened))
-    assert (caught.value.operator, caught.value.dataset, caught.value.column) == ("join-3-planes", "planes", "w")
+    assert (caught.value.operator, caught.value.dataset, caught.value.column) == (
+        "join-3-planes",
+        "planes",
+        "w",
+    )
     state = step_world.state(app)
     assert (state.open, state.batch) == (None, 1)

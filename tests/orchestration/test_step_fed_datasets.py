@@ -1,4 +1,6 @@
-"""Datasets that an application feeds: their stream stays as it is, however the dataset's buckets are spread."""
+"""Datasets that an application feeds: their stream stays as it is, however the dataset's buckets
+are spread.
+"""
 
 from __future__ import annotations
 
@@ -28,8 +30,12 @@ def entries(world: StepWorld, dataset: AdjunctDataset) -> list[tuple[Any, ...]]:
     return sorted((row["k"], row["v"]) for row in frame.collect())
 
 
-def test_a_fed_dataset_is_spread_as_it_is_declared_and_its_stream_as_it_was_made(step_world: StepWorld) -> None:
-    """A stream without a key has one partition, and holds the order in which the records of one key were sent."""
+def test_a_fed_dataset_is_spread_as_it_is_declared_and_its_stream_as_it_was_made(
+    step_world: StepWorld,
+) -> None:
+    """A stream without a key has one partition, and holds the order in which the records of one
+    key were sent.
+    """
     step_world.stream("numbers", "k", 4, k="string", v="int")
     app = Application("app")
     numbers = app.input_stream("lake.numbers")
@@ -44,12 +50,16 @@ def test_a_fed_dataset_is_spread_as_it_is_declared_and_its_stream_as_it_was_made
     step_world.run(app)
     step_world.advance(*fed)
     for dataset in fed:
-        assert entries(step_world, dataset) == sorted(sent if "v" in dataset.key else sent[20:]), dataset.name
+        assert entries(step_world, dataset) == sorted(sent if "v" in dataset.key else sent[20:]), (
+            dataset.name
+        )
     assert [step_world.streams.info(name) for name in SPREADS] == before
 
 
 def test_the_mend_of_a_conflict_in_place_runs(step_world: StepWorld) -> None:
-    """A join needs the dataset in 8 buckets, as planning says; the stream that feeds it keeps its 4 partitions."""
+    """A join needs the dataset in 8 buckets, as planning says; the stream that feeds it keeps
+    its 4 partitions.
+    """
     step_world.stream("ref", "k", 4, k="string", v="int")
     for name in ("left", "right"):
         step_world.stream(name, "k", 8, k="string", v="int")
@@ -63,7 +73,10 @@ def test_the_mend_of_a_conflict_in_place_runs(step_world: StepWorld) -> None:
     step_world.run(app)
     step_world.send("right", ("a", 10), ("b", 20))
     step_world.run(app)
-    assert sorted((row["k"], row["v"], row["w"]) for row in step_world.rows("out")) == [("a", 10, 1), ("b", 20, 2)]
+    assert sorted((row["k"], row["v"], row["w"]) for row in step_world.rows("out")) == [
+        ("a", 10, 1),
+        ("b", 20, 2),
+    ]
     assert step_world.streams.info("ref").partitions == 4
 
 
@@ -81,7 +94,10 @@ def test_a_key_widened_by_a_function_is_rejected_before_a_batch(step_world: Step
         return app
 
     wider = feeding(lambda frame: frame.withColumn("v", frame["v"].cast("bigint")))
-    with pytest.raises(PlanningError, match=r"dataset 'ref' would not accept .*: v is bigint, was int, .* of the key"):
+    with pytest.raises(
+        PlanningError,
+        match=r"dataset 'ref' would not accept .*: v is bigint, was int, .* of the key",
+    ):
         step_world.run(wider)
     assert step_world.state(wider).open is None
     step_world.run(feeding(lambda frame: frame))

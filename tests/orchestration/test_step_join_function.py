@@ -25,7 +25,11 @@ def cost(record: dict[str, Any], entry: dict[str, Any] | None) -> dict[str, Any]
     if entry is None:
         return {"cost": -1, "level": None}
     assert entry["k"] == record["k"]
-    return None if entry["rate"] == 0 else {"level": entry["level"], "cost": record["n"] * entry["rate"]}
+    return (
+        None
+        if entry["rate"] == 0
+        else {"level": entry["level"], "cost": record["n"] * entry["rate"]}
+    )
 
 
 def expected(how: str) -> list[tuple[Any, ...]]:
@@ -45,7 +49,9 @@ def test_it_adds_what_the_function_returns_for_records_and_entries(step_world: S
     step_world.stream("orders", "k", 2, k="string", n="int")
     step_world.stream("rates", "k", 2, k="string", level="string", rate="int")
     step_world.send("orders", *ORDERS)
-    step_world.send("rates", *((k, level, rate) for k, (level, rate) in RATES.items()), version="v1")
+    step_world.send(
+        "rates", *((k, level, rate) for k, (level, rate) in RATES.items()), version="v1"
+    )
     lying = bounded_dataset("lying", input="lake.rates", key="k", partitions=2)
     everywhere = bounded_dataset("everywhere", input="lake.rates", key="k", broadcast=True)
     app = Application("app")
@@ -57,8 +63,15 @@ def test_it_adds_what_the_function_returns_for_records_and_entries(step_world: S
     for how in ("left", "inner"):
         rows = [(row["k"], row["n"], row["cost"], row["level"]) for row in step_world.rows(how)]
         assert sorted(rows, key=str) == expected(how)
-    counted = {name.split("-")[2]: counts for name, counts in report.counters.items() if name.startswith("join-")}
-    assert counted == {"lying": {"rows": 6, "unmatched": 2}, "everywhere": {"rows": 6, "unmatched": 2}}
+    counted = {
+        name.split("-")[2]: counts
+        for name, counts in report.counters.items()
+        if name.startswith("join-")
+    }
+    assert counted == {
+        "lying": {"rows": 6, "unmatched": 2},
+        "everywhere": {"rows": 6, "unmatched": 2},
+    }
 
     wrong = Application("wrong")
     stream = wrong.input_stream("lake.orders").join(
@@ -88,7 +101,9 @@ def test_it_is_proven_as_any_join_and_keeps_partitioning() -> None:
     )
     planned = build_plan(app, facts)
     assert planned.operator("join-3-again").columns == ("k", "n", "cost", "level", "rate")
-    assert [(operator.partitions, operator.partitioned_by) for operator in planned.operators] == [(2, ("k",))] * 3
+    assert [(operator.partitions, operator.partitioned_by) for operator in planned.operators] == [
+        (2, ("k",))
+    ] * 3
     assert "inner join rates on k, by cost()" in planned.render()
 
 

@@ -1,4 +1,6 @@
-"""What is made of a record by an application: its latest results, whatever operators lie between and was replayed."""
+"""What is made of a record by an application: its latest results, whatever operators lie between
+and was replayed.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,11 @@ from dagster_adjunct.orchestration.batch_log.batch_log import BatchLog
 from dagster_adjunct.orchestration.startpoints.request import StartpointRequest
 from dagster_adjunct.orchestration.startpoints.store import open_startpoints
 from dagster_adjunct.resources.errors import ConfigurationError
-from dagster_adjunct.resources.streams.startpoint import Startpoint, StartpointOldest, StartpointSpecific
+from dagster_adjunct.resources.streams.startpoint import (
+    Startpoint,
+    StartpointOldest,
+    StartpointSpecific,
+)
 from dagster_adjunct.resources.streams.system import POSITION, SystemStreamPartition
 from tests.orchestration.step_world import StepWorld
 
@@ -30,13 +36,17 @@ def twice(frame: DataFrame) -> DataFrame:
 
 
 def application(least: int, limit: int = 1000) -> Application:
-    """Numbers of at least `least`, joined and each twice, to `out`; what is even of these, from there, to `even`."""
+    """Numbers of at least `least`, joined and each twice, to `out`; what is even of these, from
+    there, to `even`.
+    """
     names = bounded_dataset("names", input="lake.names", key="k", partitions=2)
     app = Application("app", max_batch_records=limit)
     numbers = app.input_stream("lake.numbers", default_offset="oldest")
     out = app.output_stream("lake.out", partitions=3, key="n")
     even = app.output_stream("lake.even", partitions=2, key="v")
-    joined = numbers.filter(f"v >= {least}").join(app.table(names), on="k", how="left", select=["name"])
+    joined = numbers.filter(f"v >= {least}").join(
+        app.table(names), on="k", how="left", select=["name"]
+    )
     made = joined.map("k", "v", "name").map(twice).partition_by("n", partitions=3).send_to(out)
     made.filter("v % 2 = 0").partition_by("v", partitions=2).send_to(even)
     return app
@@ -56,7 +66,9 @@ def ask(
 
 
 def latest(world: StepWorld, stream: str) -> Counter[int]:
-    """Return how often each number is among the latest, by Spark and by Arrow, which have to agree."""
+    """Return how often each number is among the latest, by Spark and by Arrow, which have to
+    agree.
+    """
     ranges = world.streams.all_ranges(stream)
     counts = Counter(world.streams.read_arrow(ranges, ["v"], epochs="latest")["v"].to_pylist())
     rows = world.streams.read(world.spark(), ranges, epochs="latest").collect()
@@ -73,25 +85,36 @@ def placed(world: StepWorld) -> list[dict[int, int]]:
     return numbers
 
 
-@pytest.mark.long  # a chain of replays: below; streams alone: tests/resources/streams/test_latest.py
-def test_the_latest_results_equal_those_of_the_last_read_of_each_record(step_world: StepWorld) -> None:
+# a chain of replays: below; streams alone: tests/resources/streams/test_latest.py
+@pytest.mark.long
+def test_the_latest_results_equal_those_of_the_last_read_of_each_record(
+    step_world: StepWorld,
+) -> None:
     world = step_world
     world.stream("numbers", "k", 2, k="string", v="int")
     world.stream("names", "k", 2, k="string", name="string")
     world.send("names", *[(f"k{i}", f"name {i}") for i in range(5)], version="one")
     world.send("numbers", *[(f"k{i % 7}", i) for i in range(24)])
     at = placed(world)
-    least = [dict.fromkeys(numbers, 5) for numbers in at]  # what the filter was when a record was read last
+    least = [
+        dict.fromkeys(numbers, 5) for numbers in at
+    ]  # what the filter was when a record was read last
 
     def check() -> None:
-        kept = [v for p, numbers in enumerate(at) for offset, v in numbers.items() if v >= least[p][offset]]
+        kept = [
+            v
+            for p, numbers in enumerate(at)
+            for offset, v in numbers.items()
+            if v >= least[p][offset]
+        ]
         assert latest(world, "out") == Counter(dict.fromkeys(kept, 2))
         assert latest(world, "even") == Counter({v: 2 for v in kept if v % 2 == 0})
 
     world.run(application(5))
     check()
 
-    # A bounded replay, in two batches, the second of which dies when both outputs have it but nobody knows.
+    # A bounded replay, in two batches, the second of which dies when both outputs have it but
+    # nobody knows.
     app = application(15, limit=4)
     ask(world, app, 0, StartpointSpecific(offset="1"), StartpointSpecific(offset="7"))
     world.run(app, max_batches=1)
@@ -116,7 +139,10 @@ def test_the_latest_results_equal_those_of_the_last_read_of_each_record(step_wor
     world.send("numbers", ("k1", 100), ("k2", 101))
     at = placed(world)
     world.run(application(0))
-    least = [{o: least[p].get(o, 0) if p == 0 and o < 3 else 0 for o in numbers} for p, numbers in enumerate(at)]
+    least = [
+        {o: least[p].get(o, 0) if p == 0 and o < 3 else 0 for o in numbers}
+        for p, numbers in enumerate(at)
+    ]
     check()
 
     # A batch that is abandoned when an output has it: what is read again counts once.
@@ -126,7 +152,10 @@ def test_the_latest_results_equal_those_of_the_last_read_of_each_record(step_wor
     world.run(application(201))
     assert latest(world, "out")[200] == 0
     assert (latest(world, "out")[202], latest(world, "even")[202]) == (2, 2)
-    assert Counter(world.streams.read_arrow(world.streams.all_ranges("out"))["v"].to_pylist())[202] == 4
+    assert (
+        Counter(world.streams.read_arrow(world.streams.all_ranges("out"))["v"].to_pylist())[202]
+        == 4
+    )
 
     sources = world.streams.read_arrow(world.streams.all_ranges("even"), ["v"], positions=True)
     at = placed(world)
@@ -135,7 +164,9 @@ def test_the_latest_results_equal_those_of_the_last_read_of_each_record(step_wor
         assert at[partition][row["__source_offset"]] == row["v"]
 
 
-def test_a_function_that_loses_the_position_behind_an_output_is_refused(step_world: StepWorld) -> None:
+def test_a_function_that_loses_the_position_behind_an_output_is_refused(
+    step_world: StepWorld,
+) -> None:
     from dagster_adjunct.resources.errors import PlanningError
     from dagster_adjunct.resources.streams.system import RECORD_META
 
@@ -155,8 +186,12 @@ def test_results_of_replaced_records_are_replaced_along_a_chain(step_world: Step
     world.stream("numbers", "k", 1, k="string", v="int")
     world.send("numbers", ("a", 1), ("b", 2))
     first, second = Application("app"), Application("second")
-    first.input_stream("lake.numbers", default_offset="oldest").send_to(first.output_stream("lake.out", partitions=1))
-    second.input_stream("lake.out", default_offset="oldest").send_to(second.output_stream("lake.end", partitions=1))
+    first.input_stream("lake.numbers", default_offset="oldest").send_to(
+        first.output_stream("lake.out", partitions=1)
+    )
+    second.input_stream("lake.out", default_offset="oldest").send_to(
+        second.output_stream("lake.end", partitions=1)
+    )
     world.run(first)
     world.run(second)
     assert latest(world, "end") == {1: 1, 2: 1}
@@ -167,7 +202,9 @@ def test_results_of_replaced_records_are_replaced_along_a_chain(step_world: Step
     assert len(world.rows("end")) == 4
     ask(world, first, 0, StartpointSpecific(offset="1"))
     world.run(first)
-    with pytest.raises(ConfigurationError, match=r"lake\.out was replayed, and 'second' has not read all of it yet"):
+    with pytest.raises(
+        ConfigurationError, match=r"lake\.out was replayed, and 'second' has not read all of it yet"
+    ):
         latest(world, "end")
     ask(world, second, 0, StartpointSpecific(offset="3"), stream="out")
     world.run(second)

@@ -1,4 +1,6 @@
-"""What a step reads is held while its batches run, and after it died. Without Spark: only reading counts here."""
+"""What a step reads is held while its batches run, and after it died. Without Spark: only
+reading counts here.
+"""
 
 from __future__ import annotations
 
@@ -70,9 +72,13 @@ class Reading(StubEngine):
     seen: list[dict[str, int]] = field(default_factory=list)
     meanwhile: Callable[[], object] = lambda: None
 
-    def run(self, context: StepContext, inputs: Any, before_output: Callable[[str], None]) -> BatchMetrics:
+    def run(
+        self, context: StepContext, inputs: Any, before_output: Callable[[str], None]
+    ) -> BatchMetrics:
         self.meanwhile()
-        met = {name: {entry["n"] for _, entry in view.items()} for name, view in inputs.views.items()}
+        met = {
+            name: {entry["n"] for _, entry in view.items()} for name, view in inputs.views.items()
+        }
         assert all(len(numbers) == 1 for numbers in met.values()), f"not whole: {met}"
         self.seen.append({name: numbers.pop() for name, numbers in met.items()})
         before_output("out")
@@ -92,15 +98,25 @@ class Trips:
         for name in NAMES:
             self.world.send(name, [(key, number) for key in KEYS], version=f"v{number}")
         if self.datasets is TOGETHER:
-            advance_version_set(TOGETHER, lake=self.world.lake, systems=self.world.systems, spark=IN_PROCESS, by="test")
+            advance_version_set(
+                TOGETHER,
+                lake=self.world.lake,
+                systems=self.world.systems,
+                spark=IN_PROCESS,
+                by="test",
+            )
         else:
             for dataset in self.datasets:
                 self.world.advance(dataset)
 
     def discard(self) -> None:
-        expire_all_versions(self.world.lake, {dataset.name: dataset for dataset in self.datasets}, by="test")
+        expire_all_versions(
+            self.world.lake, {dataset.name: dataset for dataset in self.datasets}, by="test"
+        )
 
-    def run(self, lake: Lake | None = None, still_ours: Callable[[], None] | None = None) -> StepReport:
+    def run(
+        self, lake: Lake | None = None, still_ours: Callable[[], None] | None = None
+    ) -> StepReport:
         app = Application("app")
         trips = app.input_stream("lake.trips", default_offset="oldest", on_lost="oldest")
         for dataset in self.datasets:
@@ -121,7 +137,10 @@ class Trips:
         return {(lease.holder, version) for lease in leases for version in lease.versions}
 
     def current(self) -> set[tuple[str, str]]:
-        return {("me", StoredVersions(self.world.lake, name).require_current().version) for name in NAMES}
+        return {
+            ("me", StoredVersions(self.world.lake, name).require_current().version)
+            for name in NAMES
+        }
 
 
 @pytest.fixture
@@ -157,7 +176,9 @@ def test_a_step_with_nothing_to_read_writes_no_lease(new_trips) -> None:
     assert not [key for _, key in lake.store.requests if "/leases/" in key]  # type: ignore[attr-defined]
 
 
-def test_a_step_that_fails_lets_go_and_its_open_batch_keeps_what_it_was_begun_with(new_trips) -> None:
+def test_a_step_that_fails_lets_go_and_its_open_batch_keeps_what_it_was_begun_with(
+    new_trips,
+) -> None:
     trips = new_trips()
     trips.publish(1)
 
@@ -174,19 +195,25 @@ def test_a_step_that_fails_lets_go_and_its_open_batch_keeps_what_it_was_begun_wi
     trips.reading.meanwhile = lambda: None
     trips.world.send("trips", [(key, 2) for key in KEYS])
     trips.run()
-    assert trips.reading.seen == [{"planes": 1, "fares": 1}, {"planes": 3, "fares": 3}], "then a batch with what is new"
+    assert trips.reading.seen == [{"planes": 1, "fares": 1}, {"planes": 3, "fares": 3}], (
+        "then a batch with what is new"
+    )
     trips.discard()
     assert [len(StoredVersions(trips.world.lake, name).versions()) for name in NAMES] == [1, 1]
 
 
-def test_a_step_whose_lease_was_lost_fails_before_it_writes(new_trips, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_whose_lease_was_lost_fails_before_it_writes(
+    new_trips, monkeypatch: pytest.MonkeyPatch
+) -> None:
     trips = new_trips()
     trips.publish(1)
     now = passed_time.read_clocks
 
     def sleep() -> None:
         for module in (passed_time, renewal_module):
-            monkeypatch.setattr(module, "read_clocks", lambda: tuple(seconds + 601 for seconds in now()))
+            monkeypatch.setattr(
+                module, "read_clocks", lambda: tuple(seconds + 601 for seconds in now())
+            )
 
     trips.reading.meanwhile = sleep
     with pytest.raises(LeaseLostError) as failure:
@@ -203,7 +230,9 @@ def test_a_step_whose_lease_was_lost_fails_before_it_writes(new_trips, monkeypat
     [(1, []), (2, ["analysis", "intent"]), (3, ["analysis", "intent", "output", "outputs"])],
     ids=["batch", "output", "commit"],
 )
-def test_a_step_stops_before_batch_output_and_commit_if_the_run_may_not_continue(new_trips, nth, events) -> None:
+def test_a_step_stops_before_batch_output_and_commit_if_the_run_may_not_continue(
+    new_trips, nth, events
+) -> None:
     trips = new_trips()
     trips.publish(1)
     asked = 0
@@ -222,7 +251,9 @@ def test_a_step_stops_before_batch_output_and_commit_if_the_run_may_not_continue
 
 
 def begun(trips: Trips) -> Trips:
-    """Return them with a batch done, so that its positions are stored, and something more to read."""
+    """Return them with a batch done, so that its positions are stored, and something more to
+    read.
+    """
     trips.publish(1)
     trips.run()
     trips.events.clear()
@@ -291,7 +322,15 @@ def test_work_that_the_store_broke_off_is_begun_again_before_anybody_hears_of_it
     trips.reading.meanwhile = broken_off
     if broken <= 2:
         trips.run()
-        assert trips.events == ["analysis", "intent", *["again"] * broken, "output", "outputs", "batch", "caught-up"]
+        assert trips.events == [
+            "analysis",
+            "intent",
+            *["again"] * broken,
+            "output",
+            "outputs",
+            "batch",
+            "caught-up",
+        ]
     else:
         with pytest.raises(StoreUnavailableError):
             trips.run()
@@ -302,10 +341,18 @@ def test_work_that_the_store_broke_off_is_begun_again_before_anybody_hears_of_it
 @pytest.mark.rounds
 @pytest.mark.lengthy
 @pytest.mark.parametrize(
-    "datasets", [pytest.param(ALONE, id="alone", marks=pytest.mark.long), pytest.param(TOGETHER, id="in a version set")]
+    "datasets",
+    [
+        pytest.param(ALONE, id="alone", marks=pytest.mark.long),
+        pytest.param(TOGETHER, id="in a version set"),
+    ],
 )
-def test_a_step_reads_whole_versions_replaced_and_discarded_at_any_request(new_trips, datasets) -> None:
-    """Before the nth request of the step, for every n, another version is published and the one before discarded."""
+def test_a_step_reads_whole_versions_replaced_and_discarded_at_any_request(
+    new_trips, datasets
+) -> None:
+    """Before the nth request of the step, for every n, another version is published and the one
+    before discarded.
+    """
     begun_again = 0
     for nth in range(1, 100, rounds(2, 1)):
         trips = new_trips(datasets)
@@ -315,7 +362,10 @@ def test_a_step_reads_whole_versions_replaced_and_discarded_at_any_request(new_t
             trips.publish(2)
             trips.discard()
 
-        lake = Lake(FaultyStore(trips.world.lake.store, [Fault("*", nth, "meanwhile", replace)]), trips.world.lake.id)
+        lake = Lake(
+            FaultyStore(trips.world.lake.store, [Fault("*", nth, "meanwhile", replace)]),
+            trips.world.lake.id,
+        )
         trips.run(lake)
         (seen,) = trips.reading.seen
         assert set(seen.values()) <= {1, 2}
@@ -325,7 +375,11 @@ def test_a_step_reads_whole_versions_replaced_and_discarded_at_any_request(new_t
         assert done is not None
         meant = {name: int(str(version)[1:7]) for name, version in done.intent.versions.items()}
         assert seen == meant, "what its intent names, and would be read again"
-        asked = [key for request, key in lake.store.requests if request == "put_if_absent" and "/leases/" in key]  # type: ignore[attr-defined]
+        asked = [
+            key
+            for request, key in lake.store.requests
+            if request == "put_if_absent" and "/leases/" in key
+        ]  # type: ignore[attr-defined]
         begun_again += len(asked) > len(NAMES)
         assert trips.held() == set()
         if len(lake.store.requests) < nth:  # type: ignore[attr-defined]

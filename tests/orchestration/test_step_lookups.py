@@ -1,4 +1,6 @@
-"""Lookup joins on a few records: what they leave, what the table is asked, and what a batch that is run again meets."""
+"""Lookup joins on a few records: what they leave, what the table is asked, and what a batch that
+is run again meets.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,15 @@ PLANES = {
     "n2": {"plane": "n2", "seats": 200, "model": None},
     "n3": {"plane": "n3", "seats": 300, "model": "C"},
 }
-FLIGHTS = [("f1", "n1"), ("f2", "n2"), ("f3", "n1"), ("f4", "gone"), ("f5", None), ("f6", "n2"), ("f7", "n1")]
+FLIGHTS = [
+    ("f1", "n1"),
+    ("f2", "n2"),
+    ("f3", "n1"),
+    ("f4", "gone"),
+    ("f5", None),
+    ("f6", "n2"),
+    ("f7", "n1"),
+]
 
 
 def table(function: TableReadFunction[Any, Any], **more: Any) -> RemoteTable[Any, Any, Any]:
@@ -64,7 +74,9 @@ def joined(rows: list[tuple[str, str | None]], how: str) -> list[dict[str, Any]]
         record: dict[str, Any] | None = PLANES.get(plane) if plane is not None else None
         if record is not None or how == "left":
             record = record or {}
-            records.append({"k": k, "plane": plane, "seats": record.get("seats"), "model": record.get("model")})
+            records.append(
+                {"k": k, "plane": plane, "seats": record.get("seats"), "model": record.get("model")}
+            )
     return sorted(records, key=lambda row: row["k"])
 
 
@@ -100,7 +112,9 @@ def test_answers_are_kept_over_batches_as_the_tables_cache_says(step_world: Step
     assert [row["seats"] for row in out(step_world)] == [100, 200, 200, 300]
 
 
-def test_a_batch_that_is_run_again_meets_the_answers_that_were_recorded_first(step_world: StepWorld) -> None:
+def test_a_batch_that_is_run_again_meets_the_answers_that_were_recorded_first(
+    step_world: StepWorld,
+) -> None:
     """Wherever it died: before its output had anything, and then before it was closed."""
     flights(step_world, *FLIGHTS)
     app = application(step_world, table(AskedTable(PLANES, COLUMNS)), how="left")
@@ -116,19 +130,27 @@ def test_a_batch_that_is_run_again_meets_the_answers_that_were_recorded_first(st
 def test_what_was_not_recorded_is_asked_again(step_world: StepWorld) -> None:
     flights(step_world, *FLIGHTS)
     app = application(step_world, table(AskedTable({}, COLUMNS)), how="left")
-    step_world.killed_at(app, Fault("put_if_absent", 1, "crash-before", below="applications/app/answers/"))
+    step_world.killed_at(
+        app, Fault("put_if_absent", 1, "crash-before", below="applications/app/answers/")
+    )
     step_world.run(application(step_world, table(AskedTable(PLANES, COLUMNS)), how="left"))
     assert out(step_world) == joined(FLIGHTS, "left")
 
 
 class AnotherRun(FaultyStore):
-    """A store in which another run of the batch, which had n1 alone to ask, has recorded its answer just before."""
+    """A store in which another run of the batch, which had n1 alone to ask, has recorded its
+    answer just before.
+    """
 
     def put_if_absent(self, key: str, data: bytes) -> str:
-        if key.startswith("applications/app/answers/1/") and not list(self.inner.list("applications/app/answers/")):
+        if key.startswith("applications/app/answers/1/") and not list(
+            self.inner.list("applications/app/answers/")
+        ):
             answers = pa.ipc.open_file(pa.BufferReader(data)).read_all()
             asked = next(row for row in answers.to_pylist() if row["__key_0"] == "n1")
-            others = pa.Table.from_pylist([asked | {"0:seats": 9, "1:model": "other"}], schema=answers.schema)
+            others = pa.Table.from_pylist(
+                [asked | {"0:seats": 9, "1:model": "other"}], schema=answers.schema
+            )
             sink = pa.BufferOutputStream()
             with pa.ipc.new_file(sink, others.schema) as writer:
                 writer.write_table(others)
@@ -136,7 +158,9 @@ class AnotherRun(FaultyStore):
         return super().put_if_absent(key, data)
 
 
-def test_of_two_runs_of_a_batch_the_first_that_records_decides_for_both(step_world: StepWorld) -> None:
+def test_of_two_runs_of_a_batch_the_first_that_records_decides_for_both(
+    step_world: StepWorld,
+) -> None:
     flights(step_world, *FLIGHTS)
     function = AskedTable(PLANES, COLUMNS)
     raced = replace(step_world, lake=Lake(AnotherRun(step_world.lake.store), step_world.lake.id))
@@ -144,10 +168,17 @@ def test_of_two_runs_of_a_batch_the_first_that_records_decides_for_both(step_wor
     assert [sorted(request) for request in function.asked] == [["gone", "n1", "n2"], ["gone", "n2"]]
     assert report.measured["planes"].reads == 5
     seats = {row["plane"]: (row["seats"], row["model"]) for row in out(step_world)}
-    assert seats == {"n1": (9, "other"), "n2": (200, None), "gone": (None, None), None: (None, None)}
+    assert seats == {
+        "n1": (9, "other"),
+        "n2": (200, None),
+        "gone": (None, None),
+        None: (None, None),
+    }
 
 
-def test_a_table_that_is_not_well_is_asked_again_and_then_fails_the_batch_by_name(step_world: StepWorld) -> None:
+def test_a_table_that_is_not_well_is_asked_again_and_then_fails_the_batch_by_name(
+    step_world: StepWorld,
+) -> None:
     flights(step_world, *FLIGHTS)
     function = AskedTable(PLANES, COLUMNS)
     function.problems = [TransientError("busy.", ""), TransientError("busy.", "")]
@@ -164,12 +195,15 @@ def test_a_table_that_is_not_well_is_asked_again_and_then_fails_the_batch_by_nam
     assert len(out(step_world)) == 8
 
 
-def test_a_value_of_another_type_fails_the_batch_and_names_key_and_column(step_world: StepWorld) -> None:
+def test_a_value_of_another_type_fails_the_batch_and_names_key_and_column(
+    step_world: StepWorld,
+) -> None:
     flights(step_world, ("f1", "n1"), ("f2", "n2"))
     function = AskedTable({"n1": {"seats": 1}, "n2": {"seats": "many"}}, None)
     app = application(step_world, table(function), select={"seats as places": "int"})
     with pytest.raises(
-        SchemaMismatchError, match=r"table planes: the record of key 'n2' has 'many' \(str\) in 'seats'"
+        SchemaMismatchError,
+        match=r"table planes: the record of key 'n2' has 'many' \(str\) in 'seats'",
     ):
         step_world.run(app)
     function.records["n2"] = {}
@@ -192,7 +226,12 @@ def test_a_service_and_a_dataset_are_looked_up_in_as_other_tables(step_world: St
         )
         (
             app.input_stream("lake.flights")
-            .join(app.table(table(read)), on="plane", how="left", select={"seats": "int", "tags": "string"})
+            .join(
+                app.table(table(read)),
+                on="plane",
+                how="left",
+                select={"seats": "int", "tags": "string"},
+            )
             .join(app.table(stored), on="plane", how="left", select={"maker": "string"})
             .send_to(app.output_stream("lake.out", partitions=2, key="k"))
         )
@@ -211,8 +250,12 @@ def test_a_service_and_a_dataset_are_looked_up_in_as_other_tables(step_world: St
 def test_records_can_be_spread_by_what_was_looked_up(step_world: StepWorld) -> None:
     flights(step_world, *FLIGHTS)
     app = Application("app")
-    stream = app.input_stream("lake.flights").join(app.table(table(AskedTable(PLANES, COLUMNS))), on="plane")
-    stream.partition_by("seats", partitions=2).send_to(app.output_stream("lake.out", partitions=2, key="seats"))
+    stream = app.input_stream("lake.flights").join(
+        app.table(table(AskedTable(PLANES, COLUMNS))), on="plane"
+    )
+    stream.partition_by("seats", partitions=2).send_to(
+        app.output_stream("lake.out", partitions=2, key="seats")
+    )
     step_world.run(app)
     assert out(step_world) == joined(FLIGHTS, "inner")
 
@@ -229,7 +272,9 @@ def test_a_store_is_asked_in_tasks_where_there_are_many_keys_and_under_its_rate(
     things.rate_limit = RateLimit(reads_per_second=2_000)
     flights(step_world, *[(f"f{i}", f"n{i % 8}") for i in range(20)])
     app = Application("app")
-    stream = app.input_stream("lake.flights").join(app.table(things), on={"plane": "k"}, how="left", select=["v"])
+    stream = app.input_stream("lake.flights").join(
+        app.table(things), on={"plane": "k"}, how="left", select=["v"]
+    )
     stream.send_to(app.output_stream("lake.out", partitions=2, key="k"))
     report = step_world.run(app)
     expected = {f"f{i}": i % 8 if i % 8 < 5 else None for i in range(20)}
@@ -237,10 +282,15 @@ def test_a_store_is_asked_in_tasks_where_there_are_many_keys_and_under_its_rate(
     measured = report.measured["things"]
     assert (measured.reads, measured.found) == (8, 5)
     assert measured.requests == (2 if keys_a_task == 2 else 1)
-    assert report.counters["join-2-things"] == {"rows": 20, "unmatched": sum(v is None for v in expected.values())}
+    assert report.counters["join-2-things"] == {
+        "rows": 20,
+        "unmatched": sum(v is None for v in expected.values()),
+    }
 
 
-def test_a_time_without_a_zone_from_a_tables_function_is_refused_with_its_key(step_world: StepWorld) -> None:
+def test_a_time_without_a_zone_from_a_tables_function_is_refused_with_its_key(
+    step_world: StepWorld,
+) -> None:
     flights(step_world, ("f1", "n1"))
     columns = {"plane": "string", "seen": "timestamp"}
     function = AskedTable({"n1": {"plane": "n1", "seen": datetime(2026, 1, 1, 12)}}, columns)
@@ -253,7 +303,9 @@ def test_a_time_without_a_zone_from_a_tables_function_is_refused_with_its_key(st
     assert [row["seen"] for row in out(step_world)] == [datetime(2026, 1, 1, 12, tzinfo=UTC)]
 
 
-def test_a_key_to_look_up_that_python_does_not_have_is_told_by_its_column(step_world: StepWorld) -> None:
+def test_a_key_to_look_up_that_python_does_not_have_is_told_by_its_column(
+    step_world: StepWorld,
+) -> None:
     flights(step_world, ("f1", "n1"))
     app = Application("app")
     planes = app.table(table(AskedTable(PLANES, COLUMNS)))

@@ -1,4 +1,6 @@
-"""merge on Spark: what it leaves of several streams and of several ways of one, also again, and at which cost."""
+"""merge on Spark: what it leaves of several streams and of several ways of one, also again, and
+at which cost.
+"""
 
 from __future__ import annotations
 
@@ -39,20 +41,28 @@ def trips(name: str) -> list[tuple[str, int]]:
 
 
 def application(world: StepWorld) -> Application:
-    """New trips and two of each old one, the first ones once more: enriched, stored, and written to a table."""
+    """New trips and two of each old one, the first ones once more: enriched, stored, and written
+    to a table.
+    """
     app = Application("app")
     old, new = app.input_stream("lake.old"), app.input_stream("lake.new")
     doubled = old.flat_map("array(v, v + 1000) as v").merge(old.filter("v < 5"))
     enriched = new.merge(doubled).join(app.table(PLANES), on="k", how="left")
     stored = enriched.send_to(app.output_stream("lake.enriched", partitions=2, key="k"))
-    old.merge(stored.select("k", "v")).map("k", "v", "cast(null as int) as w").send_to(app.table(world.table()))
+    old.merge(stored.select("k", "v")).map("k", "v", "cast(null as int) as w").send_to(
+        app.table(world.table())
+    )
     enriched.partition_by("v", partitions=3).send_to(app.output_stream("lake.one", partitions=1))
     return app
 
 
 def expected() -> list[dict[str, Any]]:
     old, new = trips("old"), trips("new")
-    merged = [*new, *((k, value) for k, v in old for value in (v, v + 1000)), *((k, v) for k, v in old if v < 5)]
+    merged = [
+        *new,
+        *((k, value) for k, v in old for value in (v, v + 1000)),
+        *((k, v) for k, v in old if v < 5),
+    ]
     return [{"k": k, "v": v, "seats": SEATS.get(k)} for k, v in merged]
 
 
@@ -78,7 +88,9 @@ def test_all_records_come_once_each_way_and_again_the_same(world: StepWorld) -> 
     assert "Exchange hashpartitioning" not in joined
 
 
-def test_records_of_one_stream_keep_their_order_and_columns_are_found_by_name(world: StepWorld) -> None:
+def test_records_of_one_stream_keep_their_order_and_columns_are_found_by_name(
+    world: StepWorld,
+) -> None:
     app = Application("app")
     old, new = app.input_stream("lake.old"), app.input_stream("lake.new")
     merged = old.merge(new.select("v", "k"))
@@ -95,7 +107,9 @@ def test_records_of_one_stream_keep_their_order_and_columns_are_found_by_name(wo
 def test_types_that_only_spark_knows_are_compared_before_a_batch_begins(world: StepWorld) -> None:
     app = Application("app")
     old, new = app.input_stream("lake.old"), app.input_stream("lake.new")
-    old.merge(new.with_columns(v="v + 1L")).send_to(app.output_stream("lake.out", partitions=2, key="k"))
+    old.merge(new.with_columns(v="v + 1L")).send_to(
+        app.output_stream("lake.out", partitions=2, key="k")
+    )
     with pytest.raises(PlanningError, match="bigint in with-columns-3, int in") as caught:
         world.run(app)
     assert (caught.value.operator, caught.value.column) == ("merge-4", "v")

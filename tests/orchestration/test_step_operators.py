@@ -62,7 +62,9 @@ def test_filters_and_maps_take_expressions_and_functions(step_world: StepWorld) 
     assert report.counters["lake.out"] == {"rows": 3, "duplicate_batches": 0}
 
 
-def test_a_function_that_drops_the_position_is_refused_and_told_how_to_keep_it(step_world: StepWorld) -> None:
+def test_a_function_that_drops_the_position_is_refused_and_told_how_to_keep_it(
+    step_world: StepWorld,
+) -> None:
     numbers(step_world, ("a", 1))
     for how in ("map", "filter"):
         app = Application(f"app-{how}", few_records=0)
@@ -73,7 +75,16 @@ def test_a_function_that_drops_the_position_is_refused_and_told_how_to_keep_it(s
 
 
 def trips(world: StepWorld) -> None:
-    world.stream("trips", "tailnum", 2, tailnum="string", dest="string", origin="string", hour="int", year="int")
+    world.stream(
+        "trips",
+        "tailnum",
+        2,
+        tailnum="string",
+        dest="string",
+        origin="string",
+        hour="int",
+        year="int",
+    )
     world.stream("airports", "faa", 1, faa="string", name="string")
     world.stream("planes", "tailnum", 2, tailnum="string", year="int", seats="int")
     world.stream("weather", "origin", 4, origin="string", hour="int", temp="double")
@@ -96,7 +107,13 @@ def test_joins_select_rename_prefix_and_count_what_they_did_not_find(step_world:
     out = app.output_stream("lake.out", partitions=4, key="origin")
     (
         app.input_stream("lake.trips")
-        .join(app.table(PLANES), on="tailnum", how="left", select=["year as built", "seats"], prefix="plane_")
+        .join(
+            app.table(PLANES),
+            on="tailnum",
+            how="left",
+            select=["year as built", "seats"],
+            prefix="plane_",
+        )
         .join(app.table(AIRPORTS), on={"dest": "faa"}, prefix="dest_")
         .partition_by("origin")
         .join(app.table(WEATHER), on=["origin", "hour"], how="left")
@@ -108,12 +125,22 @@ def test_joins_select_rename_prefix_and_count_what_they_did_not_find(step_world:
     assert rows == [
         {**trip, "tailnum": "N1", "hour": 5, "built": 1999, "plane_seats": 100, "temp": 1.5},
         {
-            **trip, "tailnum": "N9", "dest": "SFO", "hour": 6, "built": None, "plane_seats": None, "temp": 9.0,
+            **trip,
+            "tailnum": "N9",
+            "dest": "SFO",
+            "hour": 6,
+            "built": None,
+            "plane_seats": None,
+            "temp": 9.0,
             "dest_name": "San Francisco",
         },
         {**trip, "tailnum": None, "hour": 7, "built": None, "plane_seats": None, "temp": None},
-    ]  # fmt: skip
-    counters = {name.split("-")[2]: counts for name, counts in report.counters.items() if name.startswith("join-")}
+    ]
+    counters = {
+        name.split("-")[2]: counts
+        for name, counts in report.counters.items()
+        if name.startswith("join-")
+    }
     assert counters == {
         "planes": {"rows": 4, "unmatched": 2},
         "airports": {"rows": 4, "unmatched": 1},
@@ -121,7 +148,9 @@ def test_joins_select_rename_prefix_and_count_what_they_did_not_find(step_world:
     }
 
 
-def test_records_with_a_null_key_go_through_streams_joins_and_outputs(step_world: StepWorld) -> None:
+def test_records_with_a_null_key_go_through_streams_joins_and_outputs(
+    step_world: StepWorld,
+) -> None:
     step_world.stream("trips", "tailnum", 2, tailnum="string", v="int")
     step_world.stream("planes", "tailnum", 2, tailnum="string", seats="int")
     step_world.send("planes", ("N1", 1), version="v1")
@@ -139,14 +168,20 @@ def test_records_with_a_null_key_go_through_streams_joins_and_outputs(step_world
     matched = inner.output_stream("lake.matched", partitions=2, key="tailnum")
     inner.input_stream("lake.trips").join(inner.table(PLANES), on="tailnum").send_to(matched)
     counters = step_world.run(inner).counters
-    assert [counts for name, counts in counters.items() if name.startswith("join-")] == [{"rows": 3, "unmatched": 2}]
+    assert [counts for name, counts in counters.items() if name.startswith("join-")] == [
+        {"rows": 3, "unmatched": 2}
+    ]
     assert step_world.rows("matched") == [{"tailnum": "N1", "v": 2, "seats": 1}]
 
 
 @pytest.mark.parametrize(
     ("mapped", "select", "message"),
     [
-        ("cast(hash(tailnum) as bigint) as tailnum", ["seats"], r"'tailnum' is bigint and 'tailnum' .* is string"),
+        (
+            "cast(hash(tailnum) as bigint) as tailnum",
+            ["seats"],
+            r"'tailnum' is bigint and 'tailnum' .* is string",
+        ),
         ("tailnum as tail", ["seats"], r"no column 'tailnum'"),
         ("tailnum", ["seats as v"], r"both (have|bring) a column 'v'"),
         ("tailnum", ["engines"], r"'engines'"),
@@ -164,8 +199,11 @@ def test_a_join_that_can_not_be_says_which_column_and_why(
     app = Application("app", auto_repartition=True, few_records=0)
     stream = app.input_stream("lake.trips")
     if hidden:  # nothing is known of the columns after a function, so the planner can't say it
-        stream = stream.map(lambda frame: frame.selectExpr("__partition", "__offset", "__timestamp", "__tombstone",
-                                                           "__epoch", mapped, "v"))  # fmt: skip
+        stream = stream.map(
+            lambda frame: frame.selectExpr(
+                "__partition", "__offset", "__timestamp", "__tombstone", "__epoch", mapped, "v"
+            )
+        )
         stream = stream.partition_by("tailnum") if "tail" not in mapped.split() else stream
     else:
         stream = stream.map(mapped, "v")
@@ -179,8 +217,12 @@ def test_a_join_that_can_not_be_says_which_column_and_why(
 def test_several_outputs_share_one_branch_and_each_gets_all_of_it(step_world: StepWorld) -> None:
     trips(step_world)
     app = Application("app", few_records=0)
-    enriched = app.input_stream("lake.trips").join(app.table(PLANES), on="tailnum", select=["seats"])
-    enriched.filter("seats > 150").send_to(app.output_stream("lake.large", partitions=2, key="tailnum"))
+    enriched = app.input_stream("lake.trips").join(
+        app.table(PLANES), on="tailnum", select=["seats"]
+    )
+    enriched.filter("seats > 150").send_to(
+        app.output_stream("lake.large", partitions=2, key="tailnum")
+    )
     enriched.send_to(app.output_stream("lake.all", partitions=2, key="tailnum"))
     enriched.map("tailnum as k", "seats as v", "hour as w").send_to(app.table(step_world.table()))
     report = step_world.run(app)
@@ -191,10 +233,14 @@ def test_several_outputs_share_one_branch_and_each_gets_all_of_it(step_world: St
     assert join == {"rows": 4, "unmatched": 2}
 
 
-def test_a_stream_goes_on_after_its_output_with_the_records_of_this_batch_only(step_world: StepWorld) -> None:
+def test_a_stream_goes_on_after_its_output_with_the_records_of_this_batch_only(
+    step_world: StepWorld,
+) -> None:
     numbers(step_world, *[(f"k{i}", i) for i in range(6)])
     app = Application("app", max_batch_records=2, few_records=0)
-    first = app.input_stream("lake.numbers").send_to(app.output_stream("lake.first", partitions=3, key="k"))
+    first = app.input_stream("lake.numbers").send_to(
+        app.output_stream("lake.first", partitions=3, key="k")
+    )
     first.map("k", "v + 100 as v").send_to(app.output_stream("lake.second", partitions=3, key="k"))
     report = step_world.run(app)
     assert report.batches == 3
@@ -216,7 +262,9 @@ def test_changes_sent_to_a_dataset_are_in_it_when_it_has_advanced(step_world: St
     assert view.get_all(["a", "b", "c"]) == {"a": {"k": "a", "v": 30}, "b": {"k": "b", "v": 20}}
 
 
-def test_an_application_that_asks_for_it_gets_the_exchange_that_its_join_lacks(step_world: StepWorld) -> None:
+def test_an_application_that_asks_for_it_gets_the_exchange_that_its_join_lacks(
+    step_world: StepWorld,
+) -> None:
     trips(step_world)
     app = Application("app", auto_repartition=True, few_records=0)
     (
@@ -225,11 +273,16 @@ def test_an_application_that_asks_for_it_gets_the_exchange_that_its_join_lacks(s
         .send_to(app.output_stream("lake.out", partitions=4, key="origin"))
     )
     step_world.run(app)
-    assert sorted((row["tailnum"], row["temp"]) for row in step_world.rows("out")) == [("N1", 1.5), ("N9", 9.0)]
+    assert sorted((row["tailnum"], row["temp"]) for row in step_world.rows("out")) == [
+        ("N1", 1.5),
+        ("N9", 9.0),
+    ]
 
 
 @pytest.mark.timeout(120)
-def test_a_join_whose_records_go_nowhere_does_not_keep_the_batch_waiting(step_world: StepWorld) -> None:
+def test_a_join_whose_records_go_nowhere_does_not_keep_the_batch_waiting(
+    step_world: StepWorld,
+) -> None:
     trips(step_world)
     app = Application("app", few_records=0)
     trip = app.input_stream("lake.trips")
@@ -239,7 +292,9 @@ def test_a_join_whose_records_go_nowhere_does_not_keep_the_batch_waiting(step_wo
 
 
 @pytest.mark.one_engine
-def test_the_join_with_planes_merges_bucketed_scans_without_an_exchange(step_world: StepWorld, spark: Any) -> None:
+def test_the_join_with_planes_merges_bucketed_scans_without_an_exchange(
+    step_world: StepWorld, spark: Any
+) -> None:
     assert spark.conf.get("spark.sql.autoBroadcastJoinThreshold") == "-1"
     trips(step_world)
     app = Application("app", few_records=0)

@@ -1,4 +1,6 @@
-"""The rate of a table that a step writes: whatever the partitions, it gets what it states, over all running tasks."""
+"""The rate of a table that a step writes: whatever the partitions, it gets what it states, over
+all running tasks.
+"""
 
 from __future__ import annotations
 
@@ -39,21 +41,25 @@ def counting(folder: Path) -> TableWriteFunction[Any, Any, Any]:
     return Counting()
 
 
-@pytest.mark.parametrize("partitions", [*(pytest.param(few, marks=pytest.mark.long) for few in (1, 4)), 16])
+@pytest.mark.parametrize(
+    "partitions", [*(pytest.param(few, marks=pytest.mark.long) for few in (1, 4)), 16]
+)
 def test_a_table_gets_its_rate_from_any_number_of_partitions(
     step_world: StepWorld, tmp_path: Path, partitions: int
 ) -> None:
     step_world.stream("clicks", "k", partitions, k="string", v="int")
     step_world.send("clicks", *[(f"k{number}", number) for number in range(RECORDS)])
     app = Application("rated")
-    table = RemoteTable("sink", key="k", write_function=counting(tmp_path), rate_limit=RateLimit(None, RATE))
+    table = RemoteTable(
+        "sink", key="k", write_function=counting(tmp_path), rate_limit=RateLimit(None, RATE)
+    )
     app.input_stream("lake.clicks").send_to(app.table(table))
     report = step_world.run(app)
     lines = [line.split() for line in (tmp_path / "arrivals").read_text().splitlines()]
     arrivals = sorted((float(at), int(count)) for at, count in lines)
     assert sum(count for _, count in arrivals) == RECORDS
-    # A task that is stopped for a moment notes an arrival late, so a second of the rate is allowed for. That no rate is
-    # lost is shown in simulated time (test_credits_over_runs.py).
+    # A task that is stopped for a moment notes an arrival late, so a second of the rate is allowed
+    # for. That no rate is lost is shown in simulated time (test_credits_over_runs.py).
     (first, count), (last, _) = arrivals[0], arrivals[-1]
     assert RECORDS - count <= RATE * 1.1 * (last - first) + RATE
     assert report.measured["sink"].rate_waits > 2.0

@@ -1,4 +1,6 @@
-"""Records handed to functions of the user's: what they are called with, what flows on, and what a repeat calls."""
+"""Records handed to functions of the user's: what they are called with, what flows on, and what
+a repeat calls.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ ROWS = [(f"k{i}", i) for i in range(12)]
 
 
 def noting(folder: Path, factor: int = 0) -> SinkFunction:
-    """Return a function that notes each call in a file of its own, and gives `factor` times v as the score, if any."""
+    """Return a function that notes each call in a file of its own, and gives `factor` times v as
+    the score, if any.
+    """
 
     def note(records: pa.RecordBatch, context: SinkContext) -> pa.Table | None:
         call = {
@@ -60,15 +64,21 @@ def numbers(world: StepWorld) -> Path:
 
 def scored(function: SinkFunction, *, keeps: bool = False, returns: Schema = SCORES) -> Application:
     app = Application("app")
-    scores = app.input_stream("lake.numbers").sink(function, returns=returns, keeps_partitioning=keeps)
+    scores = app.input_stream("lake.numbers").sink(
+        function, returns=returns, keeps_partitioning=keeps
+    )
     scores.send_to(app.output_stream("lake.out", partitions=2, key="k"))
     return app
 
 
-def test_a_function_gets_each_partitions_records_in_order_computed_once(step_world: StepWorld) -> None:
+def test_a_function_gets_each_partitions_records_in_order_computed_once(
+    step_world: StepWorld,
+) -> None:
     folder = numbers(step_world)
     app = Application("app")
-    app.input_stream("lake.numbers").sink(noting(folder)).send_to(app.output_stream("lake.out", partitions=2, key="k"))
+    app.input_stream("lake.numbers").sink(noting(folder)).send_to(
+        app.output_stream("lake.out", partitions=2, key="k")
+    )
     report = step_world.run(app)
     noted = calls(folder)
     assert sorted((row["k"], row["v"]) for call in noted for row in call["rows"]) == sorted(ROWS)
@@ -79,13 +89,17 @@ def test_a_function_gets_each_partitions_records_in_order_computed_once(step_wor
 
 
 @pytest.mark.parametrize("keeps", [True, False])
-def test_results_that_are_declared_flow_on_in_place_of_the_records(step_world: StepWorld, keeps: bool) -> None:
+def test_results_that_are_declared_flow_on_in_place_of_the_records(
+    step_world: StepWorld, keeps: bool
+) -> None:
     folder = numbers(step_world)
     app = scored(noting(folder, 10), keeps=keeps)
     context = step_world.context(app)
     assert bool(context.plan.exchanges) is not keeps
     step_world.run(app)
-    assert sorted((row["k"], row["score"]) for row in step_world.rows("out")) == sorted((k, v * 10) for k, v in ROWS)
+    assert sorted((row["k"], row["score"]) for row in step_world.rows("out")) == sorted(
+        (k, v * 10) for k, v in ROWS
+    )
     by_partition = [
         {row["k"] for row in step_world.streams.read_arrow({ssp: span}).to_pylist()}
         for stream in ("numbers", "out")
@@ -102,7 +116,9 @@ def test_a_repeated_batch_reuses_the_recorded_results_without_calls(step_world: 
     report = step_world.run(scored(noting(folder, 99)))
     assert len(calls(folder)) == 2
     assert report.counters["sink-2"] == {"rows": 12, "calls": 0}
-    assert sorted((row["k"], row["score"]) for row in step_world.rows("out")) == sorted((k, v * 10) for k, v in ROWS)
+    assert sorted((row["k"], row["score"]) for row in step_world.rows("out")) == sorted(
+        (k, v * 10) for k, v in ROWS
+    )
     assert list(step_world.lake.store.list("applications/app/answers/")) == []
 
 
@@ -131,10 +147,15 @@ def fails(records: Any, context: SinkContext) -> Any:
         (None, "returned NoneType: expected a pyarrow Table"),
         (pa.table({"k": ["a"], "score": [1]}), "returned 1 rows for 2 records"),
         (pa.table({"k": ["a", "b"], "v": [1, 2]}), "returned the columns k, v: expected k, score"),
-        (pa.table({"k": ["a", "b"], "score": ["x", "y"]}), "returned 'score' as string, which is no bigint"),
+        (
+            pa.table({"k": ["a", "b"], "score": ["x", "y"]}),
+            "returned 'score' as string, which is no bigint",
+        ),
     ],
 )
-def test_results_that_are_not_as_declared_are_told_with_the_functions_name(result: Any, problem: str) -> None:
+def test_results_that_are_not_as_declared_are_told_with_the_functions_name(
+    result: Any, problem: str
+) -> None:
     with pytest.raises(OperatorFailedError) as caught:
         cast_result("sink-2", "score()", result, 2, SCORES)
     assert caught.value.problem.startswith(f"sink-2: score() {problem}")
@@ -146,7 +167,10 @@ def test_results_that_are_not_as_declared_are_told_with_the_functions_name(resul
         (pa.array([datetime(2026, 1, 1)]), "expected a timestamp with a time zone"),
         (pa.array([1_767_225_600]), "expected a timestamp with a time zone"),
         (pa.array(["2026-01-01T00:00:00Z"]), "expected a timestamp with a time zone"),
-        (pa.array([253_402_300_800], pa.int64()).cast(pa.timestamp("s", tz="UTC")), "years are 1 to 9999"),
+        (
+            pa.array([253_402_300_800], pa.int64()).cast(pa.timestamp("s", tz="UTC")),
+            "years are 1 to 9999",
+        ),
     ],
 )
 def test_results_that_name_no_moment_are_refused(returned: pa.Array, problem: str) -> None:
@@ -156,18 +180,29 @@ def test_results_that_name_no_moment_are_refused(returned: pa.Array, problem: st
     assert caught.value.operator == "sink-2"
     assert problem in caught.value.problem
     good = pa.table({"k": ["a"], "at": pa.array([datetime(2026, 1, 1, tzinfo=UTC)])})
-    assert cast_result("sink-2", "seen()", good, 1, seen)[1].to_pylist() == [datetime(2026, 1, 1, tzinfo=UTC)]
+    assert cast_result("sink-2", "seen()", good, 1, seen)[1].to_pylist() == [
+        datetime(2026, 1, 1, tzinfo=UTC)
+    ]
 
 
 def test_values_that_are_not_as_declared_are_not_told_where_columns_are_sensitive() -> None:
     value = "x" * 9
     with pytest.raises(OperatorFailedError) as caught:
-        cast_result("sink-2", "score()", pa.table({"k": ["a"], "score": [value]}), 1, SCORES, show_values=False)
+        cast_result(
+            "sink-2",
+            "score()",
+            pa.table({"k": ["a"], "score": [value]}),
+            1,
+            SCORES,
+            show_values=False,
+        )
     assert value not in "".join(traceback.format_exception(caught.value))
     assert caught.value.problem == "sink-2: score() returned 'score' as string, which is no bigint."
 
 
-def test_a_function_that_raises_fails_the_batch_and_is_told_with_its_line(step_world: StepWorld) -> None:
+def test_a_function_that_raises_fails_the_batch_and_is_told_with_its_line(
+    step_world: StepWorld,
+) -> None:
     numbers(step_world)
     with pytest.raises(OperatorFailedError) as caught:
         step_world.run(scored(fails))
@@ -175,10 +210,15 @@ def test_a_function_that_raises_fails_the_batch_and_is_told_with_its_line(step_w
     assert (error.operator, error.file) == ("sink-2", __file__)
     assert "Batch 1" in error.next_step
     held = step_world.streams.read_arrow(step_world.streams.all_ranges("numbers")).to_pylist()
-    (first,) = [row for row in held if (row["__partition"], str(row["__offset"])) == (error.partition, error.offset)]
+    (first,) = [
+        row
+        for row in held
+        if (row["__partition"], str(row["__offset"])) == (error.partition, error.offset)
+    ]
     assert error.record == f"{{k: {first['k']!r}, v: {first['v']}}}"
     assert re.search(
-        rf"at lake\.numbers\.{error.partition} offset {error.offset}, for \d+ records from ", error.problem
+        rf"at lake\.numbers\.{error.partition} offset {error.offset}, for \d+ records from ",
+        error.problem,
     )
 
 

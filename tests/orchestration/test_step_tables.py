@@ -22,7 +22,12 @@ from dagster_adjunct.resources.errors import (
     SchemaMismatchError,
     TableError,
 )
-from dagster_adjunct.resources.tables.operation import Operation, Outcomes, RowEntries, UpdateContract
+from dagster_adjunct.resources.tables.operation import (
+    Operation,
+    Outcomes,
+    RowEntries,
+    UpdateContract,
+)
 from dagster_adjunct.resources.tables.table import BlockingTable, RemoteTable
 from tests.orchestration.asked_table import NotedTable
 from tests.orchestration.step_world import StepWorld
@@ -37,7 +42,9 @@ def changes(world: StepWorld) -> None:
     world.stream("changes", "k", 2, k="string", v="int")
 
 
-def updating(world: StepWorld, contract: UpdateContract, *, default: bool, on_null_key: str = "fail") -> Application:
+def updating(
+    world: StepWorld, contract: UpdateContract, *, default: bool, on_null_key: str = "fail"
+) -> Application:
     app = Application("app")
     message = update_message(key="k", update=["v"], default={"w": "v * 100"} if default else None)
     app.input_stream("lake.changes").map(*message).send_to(
@@ -48,18 +55,26 @@ def updating(world: StepWorld, contract: UpdateContract, *, default: bool, on_nu
     return app
 
 
-def test_without_a_contract_records_are_put_and_tombstones_delete_in_their_order(step_world: StepWorld) -> None:
+def test_without_a_contract_records_are_put_and_tombstones_delete_in_their_order(
+    step_world: StepWorld,
+) -> None:
     changes(step_world)
-    step_world.send("changes", ("a", 1), ("b", 2), ("c", 3), ("a", 4), deleted=[("b", None), ("c", None)])
+    step_world.send(
+        "changes", ("a", 1), ("b", 2), ("c", 3), ("a", 4), deleted=[("b", None), ("c", None)]
+    )
     step_world.send("changes", ("c", 5))
     app = Application("app")
-    app.input_stream("lake.changes").map("k", "v", "v + 1 as w").send_to(app.table(step_world.table()))
+    app.input_stream("lake.changes").map("k", "v", "v + 1 as w").send_to(
+        app.table(step_world.table())
+    )
     counters = step_world.run(app).counters["things"]
     assert step_world.records() == {"a": (4, 5), "c": (5, 6)}
     assert (counters["writes"], counters["deletes"]) == (5, 2)
 
 
-def test_the_first_default_is_put_once_and_every_update_is_applied_in_source_order(step_world: StepWorld) -> None:
+def test_the_first_default_is_put_once_and_every_update_is_applied_in_source_order(
+    step_world: StepWorld,
+) -> None:
     changes(step_world)
     step_world.send("changes", *[(f"k{i % 5}", i) for i in range(200)])
     report = step_world.run(updating(step_world, UpdateContract.UPDATE_WITH_DEFAULTS, default=True))
@@ -68,7 +83,9 @@ def test_the_first_default_is_put_once_and_every_update_is_applied_in_source_ord
     assert (counters["updates"], counters["defaults_put"], counters["null_keys"]) == (200, 5, 0)
 
 
-def test_an_update_of_a_missing_record_fails_clearly_and_leaves_the_batch_open(step_world: StepWorld) -> None:
+def test_an_update_of_a_missing_record_fails_clearly_and_leaves_the_batch_open(
+    step_world: StepWorld,
+) -> None:
     changes(step_world)
     step_world.send("changes", ("a", 1))
     app = updating(step_world, UpdateContract.UPDATE_ONLY, default=False)
@@ -95,11 +112,16 @@ def test_a_null_key_fails_the_batch_or_is_counted_and_skipped(step_world: StepWo
     app = updating(step_world, UpdateContract.UPDATE_WITH_DEFAULTS, default=True)
     with pytest.raises(
         NullKeyError,
-        match=r"have no k, the key of table things; the first is lake\.changes\.\d at offset \d.*on_null_key",
+        match=(
+            r"have no k, the key of table things; the first is lake\.changes\.\d at offset"
+            r" \d.*on_null_key"
+        ),
     ):
         step_world.run(app)
     assert step_world.state(app).batch == 0
-    patient = updating(step_world, UpdateContract.UPDATE_WITH_DEFAULTS, default=True, on_null_key="skip")
+    patient = updating(
+        step_world, UpdateContract.UPDATE_WITH_DEFAULTS, default=True, on_null_key="skip"
+    )
     counters = step_world.run(patient).counters["things"]
     assert (counters["null_keys"], counters["updates"]) == (2, 1)
     assert step_world.records() == {"a": (2, 200)}
@@ -127,15 +149,21 @@ def test_an_empty_default_is_a_plain_upsert(step_world: StepWorld) -> None:
     assert step_world.records() == {"a": (3, None), "b": (2, None)}
 
 
-def test_alternating_puts_and_deletes_are_few_requests_and_end_as_in_their_order(step_world: StepWorld) -> None:
+def test_alternating_puts_and_deletes_are_few_requests_and_end_as_in_their_order(
+    step_world: StepWorld,
+) -> None:
     step_world.stream("changes", "k", 1, k="string", v="int")
     expected: dict[str, tuple[int, int | None]] = {}
     for number in range(6):
-        step_world.send("changes", (f"k{number % 3}", number), deleted=[(f"k{(number + 1) % 3}", None)])
+        step_world.send(
+            "changes", (f"k{number % 3}", number), deleted=[(f"k{(number + 1) % 3}", None)]
+        )
         expected[f"k{number % 3}"] = (number, None)
         expected.pop(f"k{(number + 1) % 3}", None)
     app = Application("app")
-    app.input_stream("lake.changes").map("k", "v", "cast(null as int) as w").send_to(app.table(step_world.table()))
+    app.input_stream("lake.changes").map("k", "v", "cast(null as int) as w").send_to(
+        app.table(step_world.table())
+    )
     counters = step_world.run(app).counters["things"]
     assert step_world.records() == expected
     assert (counters["writes"], counters["deletes"]) == (6, 6)
@@ -164,7 +192,11 @@ def test_the_short_form_sets_adds_removes_and_begins_with_records_computed_once(
     app = Application("app")
     out = app.output_stream("lake.out", partitions=2, key="k")
     table = app.table(step_world.table())
-    sent = app.input_stream("lake.changes").map(doubled).update(table, add={"w": "twice"}, if_missing={"v": "7"})
+    sent = (
+        app.input_stream("lake.changes")
+        .map(doubled)
+        .update(table, add={"w": "twice"}, if_missing={"v": "7"})
+    )
     sent.send_to(out)
     step_world.run(app)
     assert step_world.records() == {"a": (7, 14), "b": (7, 10)}
@@ -180,7 +212,9 @@ def test_the_short_form_sets_adds_removes_and_begins_with_records_computed_once(
     assert step_world.records()["a"] == (None, 14)
 
 
-def test_two_sends_to_one_table_add_their_counters_and_a_subclass_arrives_as_itself(step_world: StepWorld) -> None:
+def test_two_sends_to_one_table_add_their_counters_and_a_subclass_arrives_as_itself(
+    step_world: StepWorld,
+) -> None:
     class Prefixed(RemoteTable[Any, Any, Any]):
         """Puts a letter before each key."""
 
@@ -191,7 +225,9 @@ def test_two_sends_to_one_table_add_their_counters_and_a_subclass_arrives_as_its
         async def send(self, operation: Operation[Any]) -> Outcomes:
             entries = operation.entries
             keys = [f"{self.letter}{self._behind}{key}" for key in entries.keys]
-            return await super().send(operation.with_entries(RowEntries(keys, entries.values, entries.defaults)))
+            return await super().send(
+                operation.with_entries(RowEntries(keys, entries.values, entries.defaults))
+            )
 
     changes(step_world)
     step_world.send("changes", ("a", 1), ("b", 2), ("c", 3))
@@ -207,7 +243,9 @@ def test_two_sends_to_one_table_add_their_counters_and_a_subclass_arrives_as_its
 
 
 def of_doubles(folder: Path) -> RemoteTable[Any, Any, Any]:
-    store = SqliteTable(folder / "d.sqlite", "doubles", "k", columns={"k": "string", "v": "double"}, create=True)
+    store = SqliteTable(
+        folder / "d.sqlite", "doubles", "k", columns={"k": "string", "v": "double"}, create=True
+    )
     return RemoteTable("doubles", key="k", write_function=store)
 
 
@@ -216,7 +254,9 @@ def read_all(folder: Path) -> dict[str, float]:
         return dict(connection.execute("SELECT k, v FROM doubles"))
 
 
-def test_what_a_table_refuses_for_good_goes_to_the_dead_letters_up_to_a_bound(step_world: StepWorld) -> None:
+def test_what_a_table_refuses_for_good_goes_to_the_dead_letters_up_to_a_bound(
+    step_world: StepWorld,
+) -> None:
     step_world.stream("changes", "k", 2, k="string", v="double")
     step_world.send("changes", ("a", 1.0), ("b", math.nan), ("c", 3.0), ("d", math.nan))
     table = of_doubles(step_world.folder)
@@ -224,12 +264,16 @@ def test_what_a_table_refuses_for_good_goes_to_the_dead_letters_up_to_a_bound(st
     def sending(name: str, at_most: int, few: int = 0) -> Application:
         app = Application(name, few_records=few)  # with 0, each partition's task refuses one
         letters = app.output_stream("lake.letters", partitions=1)
-        app.input_stream("lake.changes").send_to(app.table(table), dead_letters=letters, at_most=at_most)
+        app.input_stream("lake.changes").send_to(
+            app.table(table), dead_letters=letters, at_most=at_most
+        )
         return app
 
     told = []
     for few in (0, 100):
-        with pytest.raises(TableError, match=r"rejects more than 1 records of this batch") as raised:
+        with pytest.raises(
+            TableError, match=r"rejects more than 1 records of this batch"
+        ) as raised:
             step_world.run(sending("narrow", 1, few))
         told.append((raised.value.problem, raised.value.facts))
     assert told[0] == told[1]
@@ -246,17 +290,31 @@ def test_what_a_table_refuses_for_good_goes_to_the_dead_letters_up_to_a_bound(st
     assert (letters['"b"']["kind"], letters['"b"']["table"]) == ("put", "doubles")
     assert "'v'" in letters['"b"']["problem"]
     with sqlite3.connect(step_world.folder / "d.sqlite") as connection:
-        connection.execute("CREATE TRIGGER t BEFORE INSERT ON doubles BEGIN SELECT RAISE(ABORT, 'closed'); END")
-    with pytest.raises(TableError, match=r"retried, and table doubles rejects 2 record\(s\) that are not among"):
+        connection.execute(
+            "CREATE TRIGGER t BEFORE INSERT ON doubles BEGIN SELECT RAISE(ABORT, 'closed'); END"
+        )
+    with pytest.raises(
+        TableError, match=r"retried, and table doubles rejects 2 record\(s\) that are not among"
+    ):
         step_world.again(sending("app", 9))
 
 
-def test_a_letter_of_an_update_says_as_json_what_it_would_have_done_to_which_columns(step_world: StepWorld) -> None:
+def test_a_letter_of_an_update_says_as_json_what_it_would_have_done_to_which_columns(
+    step_world: StepWorld,
+) -> None:
     step_world.stream("changes", "k", 1, k="string", v="int", at="timestamp")
     at = datetime(2026, 3, 1, tzinfo=UTC)
     step_world.send("changes", ("a", 1, at), ("b", 2, at))
-    columns = {"k": "string", "n": "int", "seen": "timestamp", "all": "array<int>", "note": "string"}
-    store = SqliteTable(step_world.folder / "u.sqlite", "updated", "k", columns=columns, create=True)
+    columns = {
+        "k": "string",
+        "n": "int",
+        "seen": "timestamp",
+        "all": "array<int>",
+        "note": "string",
+    }
+    store = SqliteTable(
+        step_world.folder / "u.sqlite", "updated", "k", columns=columns, create=True
+    )
     app = Application("app")
     app.input_stream("lake.changes").update(
         app.table(RemoteTable("updated", key="k", write_function=store)),
@@ -269,7 +327,12 @@ def test_a_letter_of_an_update_says_as_json_what_it_would_have_done_to_which_col
     )
     step_world.run(app)
     letters = {row["key"]: row for row in step_world.rows("letters")}
-    refused = {"set": {"seen": "2026-03-01T00:00:00Z"}, "add": {"n": 2}, "append": {"all": [2]}, "remove": ["note"]}
+    refused = {
+        "set": {"seen": "2026-03-01T00:00:00Z"},
+        "add": {"n": 2},
+        "append": {"all": [2]},
+        "remove": ["note"],
+    }
     assert (letters['"b"']["kind"], json.loads(letters['"b"']["record"])) == ("update", refused)
 
 
@@ -277,7 +340,10 @@ UNREADABLE = {
     "timestamp_micros(n)": (253_402_300_800_000_000, "+10000-01-01 00:00:00"),
     "date_from_unix_date(cast(n as int))": (-719_163, "0000-12-31"),
     "case when n = 1 then cast(x'636166e9' as string) else 'ok' end": (1, "caf\\xe9"),
-    "array(named_struct('at', timestamp_micros(n)))": (253_402_300_800_000_000, [{"at": "+10000-01-01 00:00:00"}]),
+    "array(named_struct('at', timestamp_micros(n)))": (
+        253_402_300_800_000_000,
+        [{"at": "+10000-01-01 00:00:00"}],
+    ),
 }
 """Expressions over n that make a value that Python does not have, and how letters write it."""
 
@@ -288,7 +354,8 @@ def received(world: StepWorld) -> RemoteTable[Any, Any, Any]:
 
 
 @pytest.mark.parametrize(
-    "expression", [pytest.param(text, marks=[pytest.mark.long] * (at % 2)) for at, text in enumerate(UNREADABLE)]
+    "expression",
+    [pytest.param(text, marks=[pytest.mark.long] * (at % 2)) for at, text in enumerate(UNREADABLE)],
 )
 def test_a_record_without_a_python_form_is_a_dead_letter_and_others_are_written(
     step_world: StepWorld, expression: str
@@ -313,20 +380,28 @@ def test_a_record_without_a_python_form_is_a_dead_letter_and_others_are_written(
     assert (step_world.folder / "noted").read_text().split() == ["a", "c"]
     assert (counters["things"]["dead_letters"], counters["lake.letters"]["rows"]) == (2, 2)
     letters = {row["key"]: row for row in step_world.rows("letters")}
-    assert (letters['"b"']["kind"], json.loads(letters['"b"']["record"])) == ("put", {"k": "b", "made": shown})
+    assert (letters['"b"']["kind"], json.loads(letters['"b"']["record"])) == (
+        "put",
+        {"k": "b", "made": shown},
+    )
     assert (letters['"d"']["kind"], letters['"d"']["record"]) == ("delete", "null")
     assert "column 'made' is" in letters['"b"']["problem"]
     with pytest.raises(TableError, match="rejects more than 1 records of this batch"):
         step_world.run(sending("narrow", at_most=1))
 
 
-def test_an_update_or_a_key_that_python_can_not_hold_is_a_dead_letter(step_world: StepWorld) -> None:
+def test_an_update_or_a_key_that_python_can_not_hold_is_a_dead_letter(
+    step_world: StepWorld,
+) -> None:
     step_world.stream("changes", "k", 1, k="string", n="bigint")
     step_world.send("changes", ("a", 0), ("b", 253_402_300_800_000_000), ("c", 0))
     app = Application("app")
     letters = app.output_stream("lake.letters", partitions=1)
     app.input_stream("lake.changes").update(
-        app.table(received(step_world)), set={"seen": "timestamp_micros(n)"}, dead_letters=letters, at_most=2
+        app.table(received(step_world)),
+        set={"seen": "timestamp_micros(n)"},
+        dead_letters=letters,
+        at_most=2,
     )
     step_world.run(app)
     assert (step_world.folder / "noted").read_text().split() == ["a", "c"]
@@ -337,7 +412,9 @@ def test_an_update_or_a_key_that_python_can_not_hold_is_a_dead_letter(step_world
     keyed = Application("keyed")
     letters = keyed.output_stream("lake.keys", partitions=1)
     table = keyed.table(received(step_world))
-    keyed.input_stream("lake.changes").map("timestamp_micros(n) as k").send_to(table, dead_letters=letters, at_most=2)
+    keyed.input_stream("lake.changes").map("timestamp_micros(n) as k").send_to(
+        table, dead_letters=letters, at_most=2
+    )
     step_world.run(keyed)
     assert [row["key"] for row in step_world.rows("keys")] == ['"+10000-01-01 00:00:00"']
 
@@ -345,7 +422,13 @@ def test_an_update_or_a_key_that_python_can_not_hold_is_a_dead_letter(step_world
 def test_members_of_a_struct_go_into_an_object_of_json(step_world: StepWorld) -> None:
     step_world.stream("changes", "k", 1, k="string", v="int", w="int")
     step_world.send("changes", ("a", 1, None), ("a", 2, 3), ("b", 4, None))
-    store = SqliteTable(step_world.folder / "j.sqlite", "j", "k", columns={"k": "string", "doc": "json"}, create=True)
+    store = SqliteTable(
+        step_world.folder / "j.sqlite",
+        "j",
+        "k",
+        columns={"k": "string", "doc": "json"},
+        create=True,
+    )
     table = RemoteTable("j", key="k", read_function=store, write_function=store)
     app = Application("app")
     documents = app.table(table)
@@ -361,14 +444,20 @@ def test_members_of_a_struct_go_into_an_object_of_json(step_world: StepWorld) ->
 
 def test_a_failure_names_the_first_keys_and_how_many_there_are(step_world: StepWorld) -> None:
     step_world.stream("changes", "k", 1, k="string", v="double")
-    step_world.send("changes", *[(f"k{number}", math.inf if number % 2 else 1.0) for number in range(20)])
+    step_world.send(
+        "changes", *[(f"k{number}", math.inf if number % 2 else 1.0) for number in range(20)]
+    )
     app = Application("app")
     app.input_stream("lake.changes").send_to(app.table(of_doubles(step_world.folder)))
-    with pytest.raises(AdjunctError, match=r"rejected 10 records, the first with the keys 'k1', 'k3', 'k5'"):
+    with pytest.raises(
+        AdjunctError, match=r"rejected 10 records, the first with the keys 'k1', 'k3', 'k5'"
+    ):
         step_world.run(app)
 
 
-def test_more_rejected_records_than_dead_letters_allow_fail_naming_the_limit(step_world: StepWorld) -> None:
+def test_more_rejected_records_than_dead_letters_allow_fail_naming_the_limit(
+    step_world: StepWorld,
+) -> None:
     step_world.stream("changes", "k", 1, k="string", v="double")
     step_world.send("changes", *[(f"k{number % 3}", math.inf) for number in range(12)])
     app = Application("app")

@@ -1,6 +1,8 @@
-"""Applications beside change streams: plain, bootstrap, broadcast and failover (the seed's plan), and freshness.
+"""Applications beside change streams: plain, bootstrap, broadcast and failover (the seed's plan),
+and freshness.
 
-Each is a whole run over streams of a lake. Physical plans must be what the planner proved (conftest.py).
+Each is a whole run over streams of a lake. Physical plans must be what the planner proved
+(conftest.py).
 """
 
 from __future__ import annotations
@@ -13,7 +15,11 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
-from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, bounded_dataset, unbounded_dataset
+from dagster_adjunct.assets.declaration.dataset import (
+    AdjunctDataset,
+    bounded_dataset,
+    unbounded_dataset,
+)
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.unbounded.transient_table import is_transient
 from dagster_adjunct.assets.versions.reports import AdvanceReport
@@ -63,7 +69,9 @@ def planes(*, broadcast: bool = False, **options: Any) -> AdjunctDataset:
     return unbounded_dataset("planes", input="lake.planes", key="tailnum", **spread, **options)
 
 
-def enriching(dataset: AdjunctDataset, *, limit: int = 100, max_staleness: timedelta | None = None) -> Application:
+def enriching(
+    dataset: AdjunctDataset, *, limit: int = 100, max_staleness: timedelta | None = None
+) -> Application:
     app = Application("app", max_batch_records=limit, few_records=0)
     trips = app.input_stream("lake.trips")
     joined = trips.join(app.table(dataset, max_staleness=max_staleness), on="tailnum", how="left")
@@ -71,8 +79,12 @@ def enriching(dataset: AdjunctDataset, *, limit: int = 100, max_staleness: timed
     return app
 
 
-def run(world: StepWorld, app: Application, *, run: str = "run-1", on_event: Heard = lambda event: None) -> RunReport:
-    return run_application(app, lake=world.lake, systems=world.systems, spark=world.spark, run=run, on_event=on_event)
+def run(
+    world: StepWorld, app: Application, *, run: str = "run-1", on_event: Heard = lambda event: None
+) -> RunReport:
+    return run_application(
+        app, lake=world.lake, systems=world.systems, spark=world.spark, run=run, on_event=on_event
+    )
 
 
 def enriched(world: StepWorld) -> list[tuple[int, int | None]]:
@@ -99,7 +111,9 @@ def crash_at(what: str) -> Heard:
 
 
 def test_plain_a_dataset_is_followed_while_its_records_are_joined(world: StepWorld) -> None:
-    """Not marked for bootstrap: followed at the same time as the main input, so a later batch meets more."""
+    """Not marked for bootstrap: followed at the same time as the main input, so a later batch
+    meets more.
+    """
     world.send("planes", ("N1", 100))
     world.send("trips", ("N1", 1), ("N1", 2), ("N1", 3))
     app = enriching(planes(bootstrap=False), limit=1)
@@ -115,7 +129,9 @@ def test_plain_a_dataset_is_followed_while_its_records_are_joined(world: StepWor
     )
 
 
-def test_plain_a_dataset_that_is_marked_is_advanced_once_before_the_batches(world: StepWorld) -> None:
+def test_plain_a_dataset_that_is_marked_is_advanced_once_before_the_batches(
+    world: StepWorld,
+) -> None:
     world.send("planes", ("N1", 100))
     world.send("trips", ("N1", 1), ("N1", 2))
     app = enriching(planes(), limit=1)
@@ -131,12 +147,17 @@ def test_plain_a_stream_that_the_application_reads_also_feeds_its_dataset(world:
         app.output_stream("lake.out", partitions=2, key="tailnum")
     )
     report = run(world, app)
-    assert sorted((row["seats"], row["known"]) for row in world.rows("out")) == [(100, 100), (200, 200)]
+    assert sorted((row["seats"], row["known"]) for row in world.rows("out")) == [
+        (100, 100),
+        (200, 200),
+    ]
     assert set(map(str, report.step.state.checkpoint)) == {"lake.planes.0", "lake.planes.1"}
 
 
 @pytest.mark.parametrize("persistent", [True, False], ids=["stored", "one run"])
-def test_bootstrap_no_record_of_the_main_input_is_read_before_the_snapshot(world: StepWorld, persistent: bool) -> None:
+def test_bootstrap_no_record_of_the_main_input_is_read_before_the_snapshot(
+    world: StepWorld, persistent: bool
+) -> None:
     planes_then = [(f"N{i}", i) for i in range(20)]
     world.send("planes", *planes_then)
     world.send("planes", ("N1", 111), deleted=[("N2", None)])
@@ -154,20 +175,32 @@ def test_bootstrap_no_record_of_the_main_input_is_read_before_the_snapshot(world
 
     run(world, app, on_event=heard)
     built = "bootstrapped" if persistent else "table"
-    assert events == ["planned", built, "analysis", "intent", "output", "outputs", "batch", "caught-up"]
+    assert events == [
+        "planned",
+        built,
+        "analysis",
+        "intent",
+        "output",
+        "outputs",
+        "batch",
+        "caught-up",
+    ]
     expected: dict[int, int | None] = {i: i for i in range(20)}
     expected |= {1: 111, 2: None}
     assert enriched(world) == sorted(expected.items())
 
 
 @pytest.mark.parametrize(
-    "persistent", [pytest.param(True, id="stored", marks=pytest.mark.long), pytest.param(False, id="one run")]
+    "persistent",
+    [pytest.param(True, id="stored", marks=pytest.mark.long), pytest.param(False, id="one run")],
 )
 def test_broadcast_one_copy_is_read_by_all_tasks(world: StepWorld, persistent: bool) -> None:
     world.stream("airports", "faa", 1, faa="string", name="string")
     world.stream("stops", "v", 3, v="int", at="string")
     world.send("airports", ("JFK", "Kennedy"), ("LGA", "La Guardia"))
-    airports = unbounded_dataset("airports", input="lake.airports", key="faa", broadcast=True, persistent=persistent)
+    airports = unbounded_dataset(
+        "airports", input="lake.airports", key="faa", broadcast=True, persistent=persistent
+    )
     app = Application("app", max_batch_records=12, few_records=0)
     stops = app.input_stream("lake.stops").join(app.table(airports), on={"at": "faa"}, how="left")
     stops.send_to(app.output_stream("lake.out", partitions=3, key="v"))
@@ -215,7 +248,9 @@ def test_failover_another_run_goes_on_with_the_versions_of_the_one_that_was_kill
     assert enriched(world) == [(1, 100), (2, None), (3, 333), (4, 999), (5, None)]
 
 
-def test_failover_a_batch_whose_changes_retention_deleted_is_rejected_by_name(world: StepWorld) -> None:
+def test_failover_a_batch_whose_changes_retention_deleted_is_rejected_by_name(
+    world: StepWorld,
+) -> None:
     world.send("planes", ("N1", 100), ("N2", 200), ("N3", 300))
     world.send("trips", ("N1", 1))
     app = enriching(planes(persistent=False))
@@ -225,7 +260,9 @@ def test_failover_a_batch_whose_changes_retention_deleted_is_rejected_by_name(wo
     world.send("planes", ("N1", 1))
     world.streams.configure("planes", retention=Retention(max_bytes=1), compaction=None)
     world.streams.maintain("planes")
-    with pytest.raises(OffsetOutOfRangeError, match="the open batch began with offsets 0 to") as caught:
+    with pytest.raises(
+        OffsetOutOfRangeError, match="the open batch began with offsets 0 to"
+    ) as caught:
         run(world, app, run="run-2")
     assert caught.value.dataset == "planes"
     assert world.state(app).open == written
@@ -234,8 +271,12 @@ def test_failover_a_batch_whose_changes_retention_deleted_is_rejected_by_name(wo
 # -- followed between batches
 
 
-def test_a_followed_dataset_that_somebody_else_advances_too_does_not_end_the_run(world: StepWorld) -> None:
-    """Somebody else commits the change that comes after the first batch a moment before the run would."""
+def test_a_followed_dataset_that_somebody_else_advances_too_does_not_end_the_run(
+    world: StepWorld,
+) -> None:
+    """Somebody else commits the change that comes after the first batch a moment before the run
+    would.
+    """
     world.send("planes", ("N1", 100))
     world.send("trips", ("N1", 1), ("N1", 2))
     dataset, store = planes(bootstrap=False), FaultyStore(world.lake.store)
@@ -266,13 +307,17 @@ def late_change(world: StepWorld, sequence: int, tailnum: str, seats: int) -> No
     """Append a change as of an hour ago."""
     schema = world.streams.info("planes").schema
     assert schema is not None
-    row = pa.table({"tailnum": [tailnum], "seats": pa.array([seats], pa.int32())}, schema.to_arrow())
+    row = pa.table(
+        {"tailnum": [tailnum], "seats": pa.array([seats], pa.int32())}, schema.to_arrow()
+    )
     LakeStreams(on_clock(world.lake, lambda: datetime.now(UTC) - timedelta(hours=1))).append(
         "planes", row, producer="late", sequence=sequence
     )
 
 
-def test_a_batch_does_not_begin_with_a_table_that_is_staler_than_is_allowed(world: StepWorld) -> None:
+def test_a_batch_does_not_begin_with_a_table_that_is_staler_than_is_allowed(
+    world: StepWorld,
+) -> None:
     table = planes()
     world.advance(table)
     world.send("trips", ("N1", 1))
@@ -289,7 +334,9 @@ def test_a_batch_does_not_begin_with_a_table_that_is_staler_than_is_allowed(worl
     assert enriched(world) == [(1, 100), (2, 100)], "what is missing then is young enough"
 
 
-def test_an_open_batch_is_run_as_it_was_written_however_stale_its_table_is(world: StepWorld) -> None:
+def test_an_open_batch_is_run_as_it_was_written_however_stale_its_table_is(
+    world: StepWorld,
+) -> None:
     table = planes()
     world.advance(table)
     world.send("trips", ("N1", 1))
@@ -357,15 +404,22 @@ def test_a_table_of_one_run_is_kept_current_between_batches_and_let_go_after(
 
     report = run(world, app, on_event=heard)
     joined = dict(enriched(world))
-    assert joined in ({1: 100, 2: 111, 3: None}, {1: 111, 2: 111, 3: 200}), "the first batch met the first version"
+    assert joined in ({1: 100, 2: 111, 3: None}, {1: 111, 2: 111, 3: 200}), (
+        "the first batch met the first version"
+    )
     assert (during, kept()) == ([1], before)
-    assert [text.split(";")[0] for text in summaries] == ["dataset planes: bootstrapped", "dataset planes: applied"]
+    assert [text.split(";")[0] for text in summaries] == [
+        "dataset planes: bootstrapped",
+        "dataset planes: applied",
+    ]
     assert report.datasets == (), "nothing is stored, so nothing is advanced before"
     assert len(report.step.versions["planes"]) == 2
     assert StoredVersions(world.lake, "planes").manifest() is None
 
 
-def test_a_table_of_one_run_that_is_not_marked_goes_on_where_the_last_batch_ended(world: StepWorld) -> None:
+def test_a_table_of_one_run_that_is_not_marked_goes_on_where_the_last_batch_ended(
+    world: StepWorld,
+) -> None:
     app = enriching(planes(persistent=False, bootstrap=False))
     world.send("planes", ("N1", 100))
     world.send("trips", ("N1", 1))
@@ -384,7 +438,9 @@ def test_an_open_batch_meets_what_retention_left_of_a_table_of_one_run(world: St
     with pytest.raises(Crash):
         run(world, app, on_event=crash_at("outputs"))
     assert enriched(world) == [(1, 100), (2, 200)]
-    newest = list(list_segments(world.streams.state("planes")[1], world.streams.files_of("planes")))[-1]
+    newest = list(
+        list_segments(world.streams.state("planes")[1], world.streams.files_of("planes"))
+    )[-1]
     world.streams.configure("planes", retention=Retention(max_bytes=newest.size), compaction=None)
     world.streams.maintain("planes")
     world.send("trips", ("N1", 3), ("N2", 4))
@@ -395,11 +451,19 @@ def test_an_open_batch_meets_what_retention_left_of_a_table_of_one_run(world: St
 
 
 @pytest.mark.parametrize("broadcast", [False, True], ids=["partitioned", "broadcast"])
-def test_a_join_with_a_table_of_one_run_moves_neither_side(world: StepWorld, broadcast: bool) -> None:
-    """Bucket i belongs to task i, also by a part of the key; of a broadcast copy only the copy is sent."""
+def test_a_join_with_a_table_of_one_run_moves_neither_side(
+    world: StepWorld, broadcast: bool
+) -> None:
+    """Bucket i belongs to task i, also by a part of the key; of a broadcast copy only the copy
+    is sent.
+    """
     world.stream("seen", "tailnum", 2, tailnum="string", v="int", where="string")
-    spread: dict[str, Any] = {"broadcast": True} if broadcast else {"partitions": 2, "partition_by": "tailnum"}
-    seen = unbounded_dataset("seen", input="lake.seen", key=["tailnum", "v"], persistent=False, **spread)
+    spread: dict[str, Any] = (
+        {"broadcast": True} if broadcast else {"partitions": 2, "partition_by": "tailnum"}
+    )
+    seen = unbounded_dataset(
+        "seen", input="lake.seen", key=["tailnum", "v"], persistent=False, **spread
+    )
     app = Application("app", few_records=0)
     trips = app.input_stream("lake.trips").join(app.table(seen), on=["tailnum", "v"])
     trips.send_to(app.output_stream("lake.out", partitions=2, key="tailnum"))
@@ -426,13 +490,19 @@ def test_a_run_with_nothing_to_read_does_not_build_it(world: StepWorld) -> None:
         raise AssertionError("there was nothing to compute")
 
     app = enriching(planes(persistent=False))
-    report = run_application(app, lake=world.lake, systems=world.systems, spark=no_spark, run="run-1")
+    report = run_application(
+        app, lake=world.lake, systems=world.systems, spark=no_spark, run="run-1"
+    )
     assert (report.step.batches, report.step.caught_up) == (0, True)
 
 
-def test_a_bad_change_is_met_before_the_batch_begins_and_leaves_no_open_intent(world: StepWorld) -> None:
+def test_a_bad_change_is_met_before_the_batch_begins_and_leaves_no_open_intent(
+    world: StepWorld,
+) -> None:
     world.stream("unkeyed", [], 1, tailnum="string", seats="int")
-    dataset = unbounded_dataset("planes", input="lake.unkeyed", key="tailnum", partitions=2, persistent=False)
+    dataset = unbounded_dataset(
+        "planes", input="lake.unkeyed", key="tailnum", partitions=2, persistent=False
+    )
     world.send("unkeyed", (None, 1))
     world.send("trips", ("N1", 1))
     app = enriching(dataset)
@@ -449,7 +519,9 @@ def test_a_table_of_one_run_is_nothing_that_discarding_spares(world: StepWorld) 
     assert versions_in_open_batches(world.lake) == {}
 
 
-def test_a_batch_that_was_begun_with_another_kind_of_table_is_run_with_that(world: StepWorld) -> None:
+def test_a_batch_that_was_begun_with_another_kind_of_table_is_run_with_that(
+    world: StepWorld,
+) -> None:
     world.send("planes", ("N1", 100))
     world.send("trips", ("N1", 1))
     with pytest.raises(Crash):

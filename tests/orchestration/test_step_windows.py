@@ -1,4 +1,6 @@
-"""Windows in applications: across batches, runs and crashes, they are what plain Python says of the whole input."""
+"""Windows in applications: across batches, runs and crashes, they are what plain Python says of
+the whole input.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,14 @@ from dagster_adjunct.orchestration.step.progress import StepEvent
 from dagster_adjunct.streams import ARRIVAL
 from dagster_adjunct.windows import Aggregate, Count, Distinct, Max, Mean, Min, Sum
 from tests.orchestration.step_world import StepWorld
-from tests.orchestration.window_oracle import Click, Expected, at, expected, random_clicks, watermark
+from tests.orchestration.window_oracle import (
+    Click,
+    Expected,
+    at,
+    expected,
+    random_clicks,
+    watermark,
+)
 
 pytestmark = pytest.mark.spark
 
@@ -57,12 +66,16 @@ def values_of(clicks: Sequence[Click]) -> tuple[Any, ...]:
 
 
 def clicks_app(results: Mapping[str, str], without: Sequence[str] = ()) -> Application:
-    """Return windows of these kinds with their results; those that are named in `without` call no function."""
+    """Return windows of these kinds with their results; those that are named in `without` call
+    no function.
+    """
     app = Application("clicks", max_batch_records=10_000)
     clicks = app.input_stream("lake.clicks", event_time="time", delay=dt.timedelta(seconds=DELAY))
     for name, given in results.items():
         made = {
-            column: aggregate for column, aggregate in AGGREGATES.items() if name not in without or column != "texts"
+            column: aggregate
+            for column, aggregate in AGGREGATES.items()
+            if name not in without or column != "texts"
         }
         windows = clicks.window(
             KINDS[name],
@@ -82,8 +95,14 @@ def as_sent(world: StepWorld) -> list[list[Click]]:
     rows = world.streams.read_arrow(world.streams.all_ranges("clicks")).to_pylist()
     made: list[list[Click]] = [[], []]
     for row in rows:
-        seconds = None if row["time"] is None else (row["time"].replace(tzinfo=None) - at(0)).total_seconds()
-        made[row["__partition"]].append(Click(row["key"], seconds, row["number"], None, row["text"], None))
+        seconds = (
+            None
+            if row["time"] is None
+            else (row["time"].replace(tzinfo=None) - at(0)).total_seconds()
+        )
+        made[row["__partition"]].append(
+            Click(row["key"], seconds, row["number"], None, row["text"], None)
+        )
     return made
 
 
@@ -95,7 +114,9 @@ def send(world: StepWorld, clicks: Sequence[Click]) -> None:
 def whole(told: Expected, limit: float) -> list[tuple[Any, ...]]:
     """Return the windows that end at the limit or before it, as they have to be."""
     return [
-        (key, at(start), at(end), *values_of(own)) for (key, start), (end, own) in told.windows.items() if end <= limit
+        (key, at(start), at(end), *values_of(own))
+        for (key, start), (end, own) in told.windows.items()
+        if end <= limit
     ]
 
 
@@ -120,7 +141,8 @@ def killed(event: StepEvent) -> None:
 ALL = {"tumbling": "final", "sliding": "updates", "session": "final"}
 
 
-@pytest.mark.long  # across runs that die: test_killed_windows.py; all results of one kind: test_window_results.py
+# across runs that die: test_killed_windows.py; all results of one kind: test_window_results.py
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("results", "without"),
     [
@@ -133,13 +155,19 @@ ALL = {"tumbling": "final", "sliding": "updates", "session": "final"}
 def test_windows_are_whole_across_runs_and_come_out_once(
     step_world: StepWorld, results: Mapping[str, str], without: Sequence[str]
 ) -> None:
-    step_world.stream("clicks", "key", 2, key="string", time="timestamp", number="int", text="string")
+    step_world.stream(
+        "clicks", "key", 2, key="string", time="timestamp", number="int", text="string"
+    )
     clicks = [click for click in random_clicks(3, 30, 180, 1)[0] if click.key is not None]
     app = clicks_app(results, without)
     size = 60
     for begin in range(0, len(clicks), size):
         send(step_world, clicks[begin : begin + size])
-        if begin == size:  # killed when state is committed, and the batch is not: what it does again has to be the same
+        if (
+            begin == size
+            # killed when state is committed, and the batch is not: what it does again has to be the
+            # same
+        ):
             with pytest.raises(Killed):
                 step_world.run(app, on_event=killed)
         step_world.run(app)
@@ -155,11 +183,15 @@ def test_windows_are_whole_across_runs_and_come_out_once(
         late = sorted((row["why"], row["record"]) for row in step_world.rows(f"{name}-late"))
         assert [why for why, _ in late] == sorted(why for _, why in told.late)
         if given == "updates":
-            assert as_long(latest(step_world, name), final_rows) == as_long(whole(told, float("inf")), final_rows)
+            assert as_long(latest(step_world, name), final_rows) == as_long(
+                whole(told, float("inf")), final_rows
+            )
 
 
 def latest(world: StepWorld, stream: str) -> list[tuple[Any, ...]]:
-    """Return what a table of the updates holds: the last one of each key and begin, unless it is a tombstone."""
+    """Return what a table of the updates holds: the last one of each key and begin, unless it is
+    a tombstone.
+    """
     table: dict[Any, Any] = {}
     for row in world.streams.read_arrow(world.streams.all_ranges(stream)).to_pylist():
         table[row["key"], row["window_start"]] = None if row["__tombstone"] else shown(row)
@@ -167,27 +199,38 @@ def latest(world: StepWorld, stream: str) -> list[tuple[Any, ...]]:
 
 
 @pytest.mark.parametrize("kind", ["tumbling", pytest.param("session", marks=pytest.mark.long)])
-def test_a_stream_of_one_partition_has_windows_with_functions(step_world: StepWorld, kind: str) -> None:
-    step_world.stream("clicks", "key", 1, key="string", time="timestamp", number="int", text="string")
+def test_a_stream_of_one_partition_has_windows_with_functions(
+    step_world: StepWorld, kind: str
+) -> None:
+    step_world.stream(
+        "clicks", "key", 1, key="string", time="timestamp", number="int", text="string"
+    )
     app = Application("one")
     clicks = app.input_stream("lake.clicks", default_offset="oldest", event_time="time")
     windows = clicks.window(KINDS[kind], by="key", name="w", aggregates=AGGREGATES)
     windows.send_to(app.output_stream("lake.windows", partitions=1, key="key"))
     send(step_world, [Click("a", 1.0, 1, None, "x", None), Click("b", 2.0, 2, None, "y", None)])
     step_world.run(app)
-    told = CliRunner().invoke(root, ["checkpoint", "show", "one", "--lake", step_world.lake.url, "--json"])
-    (state,) = [facts for name, facts in json.loads(told.output)["state"].items() if name == "one-w"]
+    told = CliRunner().invoke(
+        root, ["checkpoint", "show", "one", "--lake", step_world.lake.url, "--json"]
+    )
+    (state,) = [
+        facts for name, facts in json.loads(told.output)["state"].items() if name == "one-w"
+    ]
     assert state["rows"] == 2
     assert state["bytes"] > 0
-    assert str(dt.timedelta(seconds=10 if kind == "tumbling" else 6)) in state["kept_for"], "the bound that is declared"
-    shown = CliRunner().invoke(root, ["checkpoint", "show", "one", "--lake", step_world.lake.url, "--wide"])
+    assert str(dt.timedelta(seconds=10 if kind == "tumbling" else 6)) in state["kept_for"], (
+        "the bound that is declared"
+    )
+    shown = CliRunner().invoke(
+        root, ["checkpoint", "show", "one", "--lake", step_world.lake.url, "--wide"]
+    )
     assert state["kept_for"] in shown.output
     send(step_world, [Click("a", 3.0, 3, None, "z", None), Click("c", 90.0, 4, None, "-", None)])
     step_world.run(app)
-    assert sorted((row["key"], row["total"], row["texts"]) for row in step_world.rows("windows")) == [
-        ("a", 4, "xz"),
-        ("b", 2, "y"),
-    ]
+    assert sorted(
+        (row["key"], row["total"], row["texts"]) for row in step_world.rows("windows")
+    ) == [("a", 4, "xz"), ("b", 2, "y")]
 
 
 def begins(records: pa.Table) -> str:
@@ -197,17 +240,30 @@ def begins(records: pa.Table) -> str:
 
 @pytest.mark.long
 @pytest.mark.parametrize("kind", ["sliding", "session"])
-def test_windows_behind_others_take_the_begins_of_these_and_not_their_own(step_world: StepWorld, kind: str) -> None:
-    step_world.stream("clicks", "key", 2, key="string", time="timestamp", number="int", text="string")
+def test_windows_behind_others_take_the_begins_of_these_and_not_their_own(
+    step_world: StepWorld, kind: str
+) -> None:
+    step_world.stream(
+        "clicks", "key", 2, key="string", time="timestamp", number="int", text="string"
+    )
     app = Application("behind")
     clicks = app.input_stream("lake.clicks", default_offset="oldest", event_time="time")
-    seconds = clicks.window(Tumbling(dt.timedelta(seconds=2)), by="key", name="two", aggregates={"n": Count()})
-    made = {"begins": Aggregate(begins, "string"), "first": Min("window_start"), "last": Max("window_start")}
+    seconds = clicks.window(
+        Tumbling(dt.timedelta(seconds=2)), by="key", name="two", aggregates={"n": Count()}
+    )
+    made = {
+        "begins": Aggregate(begins, "string"),
+        "first": Min("window_start"),
+        "last": Max("window_start"),
+    }
     seconds.window(KINDS[kind], by="key", name="w", aggregates=made).send_to(
         app.output_stream("lake.windows", partitions=2, key="key")
     )
     for times in ((10.5, 13.0), (14.5, 90.0)):
-        send(step_world, [Click(key, time, 1, None, "x", None) for time in times for key in "abcdefg"])
+        send(
+            step_world,
+            [Click(key, time, 1, None, "x", None) for time in times for key in "abcdefg"],
+        )
         step_world.run(app)
     rows = {
         (row["window_start"].second, row["begins"], row["first"].second, row["last"].second)
@@ -218,12 +274,20 @@ def test_windows_behind_others_take_the_begins_of_these_and_not_their_own(step_w
 
 
 def test_windows_by_arrival_move_nothing_that_the_plan_does_not_list(step_world: StepWorld) -> None:
-    """ADJUNCT_STRICT_PLANS is set here: before a batch, Spark has to find the input's buckets without a record, too."""
-    step_world.stream("clicks", "key", 2, key="string", time="timestamp", number="int", text="string")
+    """ADJUNCT_STRICT_PLANS is set here: before a batch, Spark has to find the input's buckets
+    without a record, too.
+    """
+    step_world.stream(
+        "clicks", "key", 2, key="string", time="timestamp", number="int", text="string"
+    )
     app = Application("arrived")
     clicks = app.input_stream("lake.clicks", default_offset="oldest", event_time=ARRIVAL)
     hours = clicks.window(
-        Tumbling(dt.timedelta(hours=1)), by="key", name="w", aggregates={"n": Count()}, results="updates"
+        Tumbling(dt.timedelta(hours=1)),
+        by="key",
+        name="w",
+        aggregates={"n": Count()},
+        results="updates",
     )
     hours.send_to(app.output_stream("lake.windows", partitions=2, key="key"))
     send(step_world, [Click(key, 1.0, 1, None, "x", None) for key in "abc"])

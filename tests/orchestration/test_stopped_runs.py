@@ -1,4 +1,6 @@
-"""Runs that are really stopped, by SIGSTOP, taken over, and continued: what their successors wrote stays."""
+"""Runs that are really stopped, by SIGSTOP, taken over, and continued: what their successors
+wrote stays.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ def send(lake: str, sequence: int) -> None:
     streams, schema = LakeStreams(open_lake(lake)), Schema.of(**stopped_program.COLUMNS)
     streams.create("numbers", schema=schema, key=["id"], partitions=2)
     rows = [{"id": number, "n": sequence * 1000 + number} for number in KEYS]
-    streams.append("numbers", pa.Table.from_pylist(rows, schema.to_arrow()), producer="t", sequence=sequence)
+    streams.append(
+        "numbers", pa.Table.from_pylist(rows, schema.to_arrow()), producer="t", sequence=sequence
+    )
 
 
 def command(*more: str) -> list[str]:
@@ -40,16 +44,22 @@ def command(*more: str) -> list[str]:
 
 def run(environment: Mapping[str, str], *more: str) -> str:
     """Run the application to its end; return what it has printed."""
-    done = subprocess.run(command(*more), env=environment, capture_output=True, text=True, timeout=240, check=False)
+    done = subprocess.run(
+        command(*more), env=environment, capture_output=True, text=True, timeout=240, check=False
+    )
     assert done.returncode == 0, done.stderr
     return done.stderr
 
 
 @contextmanager
-def stopped(environment: Mapping[str, str], table: BlockingTable[Any, Any, Any], log: Path) -> Iterator[Any]:
+def stopped(
+    environment: Mapping[str, str], table: BlockingTable[Any, Any, Any], log: Path
+) -> Iterator[Any]:
     """Yield a run that was stopped, with all its processes, after it had written some records."""
     with log.open("w") as output:
-        first = subprocess.Popen(command(), env=environment, stdout=output, stderr=output, start_new_session=True)
+        first = subprocess.Popen(
+            command(), env=environment, stdout=output, stderr=output, start_new_session=True
+        )
     try:
         deadline = time.monotonic() + 120
         # Directly after a request: the next one is not under way, as the rate lets it wait.
@@ -94,4 +104,6 @@ def test_what_was_written_since_stays_when_a_stopped_run_goes_on(
             assert first.wait(60) != 0, log.read_text()
         assert written < RECORDS
         assert "RunLeaseLostError" in log.read_text() or "was lost" in log.read_text()
-        assert table.get_all(KEYS) == {number: {"id": number, "n": 2000 + number} for number in KEYS}
+        assert table.get_all(KEYS) == {
+            number: {"id": number, "n": 2000 + number} for number in KEYS
+        }

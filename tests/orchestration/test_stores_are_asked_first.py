@@ -1,4 +1,6 @@
-"""What is wrong with a table's store, and not with a record, is told before a batch is begun, and creates nothing."""
+"""What is wrong with a table's store, and not with a record, is told before a batch is begun,
+and creates nothing.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,9 @@ def world(tmp_path: Path) -> StepWorld:
     return world
 
 
-def sending(function: Any, *, reads: bool = False, updates: bool = True, **settings: Any) -> Application:
+def sending(
+    function: Any, *, reads: bool = False, updates: bool = True, **settings: Any
+) -> Application:
     """An application with an output stream, which is written before the table."""
     app = Application("app", engine="auto")
     both = {"read_function": function} if reads else {"write_function": function}
@@ -88,11 +92,18 @@ def free_port() -> int:
 def away(lake: Any) -> dict[str, Any]:
     port = free_port()
     return {
-        "postgres": PostgresTable("t", "k", connect={"host": "127.0.0.1", "port": port}, columns=COLUMNS, create=True),
+        "postgres": PostgresTable(
+            "t", "k", connect={"host": "127.0.0.1", "port": port}, columns=COLUMNS, create=True
+        ),
         "redis": RedisTable("t", "k", columns=COLUMNS, url=f"redis://127.0.0.1:{port}"),
         "http": HttpTable(f"http://127.0.0.1:{port}", "/things/{k}", "k", puts_if_absent=True),
         "dynamodb": DynamoDbTable(
-            "t", "k", columns=COLUMNS, region="eu-west-1", endpoint_url=f"http://127.0.0.1:{port}", create=True
+            "t",
+            "k",
+            columns=COLUMNS,
+            region="eu-west-1",
+            endpoint_url=f"http://127.0.0.1:{port}",
+            create=True,
         ),
     }
 
@@ -107,7 +118,9 @@ def _credentials(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("_credentials")
 @pytest.mark.parametrize("updates", [True, False])
 @pytest.mark.parametrize("store", ["postgres", "redis", "http", "dynamodb"])
-def test_a_server_that_is_away_is_the_one_cause(world: StepWorld, store: str, updates: bool) -> None:
+def test_a_server_that_is_away_is_the_one_cause(
+    world: StepWorld, store: str, updates: bool
+) -> None:
     refused(world, sending(away(world.lake)[store], updates=updates), TableUnavailableError)
 
 
@@ -122,9 +135,15 @@ def of_variables() -> dict[str, Any]:
     return {
         "postgres": PostgresTable("t", "k", dsn_env="ADJUNCT_TEST_UNSET", columns=COLUMNS),
         "redis": RedisTable("t", "k", columns=COLUMNS, url_env="ADJUNCT_TEST_UNSET"),
-        "http": HttpTable("http://127.0.0.1:1", "/t/{k}", "k", secret_headers=headers, puts_if_absent=True),
+        "http": HttpTable(
+            "http://127.0.0.1:1", "/t/{k}", "k", secret_headers=headers, puts_if_absent=True
+        ),
         "dynamodb": DynamoDbTable(
-            "t", "k", columns=COLUMNS, region="eu-west-1", credentials_env=("ADJUNCT_TEST_UNSET", "ADJUNCT_TEST_UNSET")
+            "t",
+            "k",
+            columns=COLUMNS,
+            region="eu-west-1",
+            credentials_env=("ADJUNCT_TEST_UNSET", "ADJUNCT_TEST_UNSET"),
         ),
     }
 
@@ -157,12 +176,16 @@ def refused_or_planned(world: StepWorld, app: Application) -> Any:
     return caught.value
 
 
-def test_a_file_that_can_not_be_written_is_told(world: StepWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_can_not_be_written_is_told(
+    world: StepWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = world.folder / "t.sqlite"
     with sqlite3.connect(path) as connection:
         connection.execute("CREATE TABLE t (k TEXT PRIMARY KEY, v INT)")
     (world.folder / "plain").write_text("")
-    nowhere = SqliteTable(world.folder / "plain" / "t.sqlite", "t", "k", columns=COLUMNS, create=True)
+    nowhere = SqliteTable(
+        world.folder / "plain" / "t.sqlite", "t", "k", columns=COLUMNS, create=True
+    )
     refused(world, sending(nowhere), TableAccessError)
     store = SqliteTable(path, "t", "k")
     monkeypatch.setattr(SqliteTable, "_connect_file", lambda self, mode: read_only(self.path))
@@ -189,7 +212,9 @@ def test_a_table_that_another_process_writes_at_the_moment_is_no_mistake(world: 
 
 def test_asking_creates_nothing(world: StepWorld) -> None:
     path = world.folder / "made" / "t.sqlite"
-    rows = KeyValueRows(str(world.folder / "other-lake"), "s", "t", "k", columns=COLUMNS, create=True)
+    rows = KeyValueRows(
+        str(world.folder / "other-lake"), "s", "t", "k", columns=COLUMNS, create=True
+    )
     for function in (SqliteTable(path, "t", "k", columns=COLUMNS, create=True), rows):
         for settings in ({}, {"idempotent": True, "newest_by": "v"}):
             check_stores(sending(function, **settings))
@@ -225,12 +250,16 @@ def test_rights_that_are_missing_in_postgres_are_named(
     postgres_server.execute(f"CREATE ROLE {user} LOGIN")
     postgres_server.execute(f"CREATE TABLE {name} (k text PRIMARY KEY, v int)")
     granted = [
-        right for right in ("SELECT", "INSERT", "UPDATE") if right != lacks and (use != "read" or right == "SELECT")
+        right
+        for right in ("SELECT", "INSERT", "UPDATE")
+        if right != lacks and (use != "read" or right == "SELECT")
     ]
     for right in granted:
         postgres_server.execute(f"GRANT {right} ON {name} TO {user}")
     connect = {"host": "127.0.0.1", "port": postgres_server.port, "user": user, "dbname": "adjunct"}
-    app = sending(PostgresTable(name, "k", connect=connect), reads=use == "read", updates=use == "update")
+    app = sending(
+        PostgresTable(name, "k", connect=connect), reads=use == "read", updates=use == "update"
+    )
     if lacks == "nothing":
         assert world.run(app).batches == 1
     else:
@@ -239,12 +268,21 @@ def test_rights_that_are_missing_in_postgres_are_named(
 
 
 @pytest.mark.server
-def test_rights_to_some_columns_are_enough_where_no_others_are_written(world: StepWorld, postgres_server: Any) -> None:
+def test_rights_to_some_columns_are_enough_where_no_others_are_written(
+    world: StepWorld, postgres_server: Any
+) -> None:
     postgres_server.execute("CREATE ROLE narrow LOGIN")
     postgres_server.execute("CREATE TABLE narrow_rights (k text PRIMARY KEY, v int, w int)")
-    postgres_server.execute("INSERT INTO narrow_rights SELECT 'k' || n, 0 FROM generate_series(0, 19) AS n")
+    postgres_server.execute(
+        "INSERT INTO narrow_rights SELECT 'k' || n, 0 FROM generate_series(0, 19) AS n"
+    )
     postgres_server.execute("GRANT SELECT (k), UPDATE (v) ON narrow_rights TO narrow")
-    connect = {"host": "127.0.0.1", "port": postgres_server.port, "user": "narrow", "dbname": "adjunct"}
+    connect = {
+        "host": "127.0.0.1",
+        "port": postgres_server.port,
+        "user": "narrow",
+        "dbname": "adjunct",
+    }
     store = PostgresTable("narrow_rights", "k", connect=connect)
     app = Application("app", engine="auto")
     table = app.table(RemoteTable("state", key="k", retry=ONCE, write_function=store))
@@ -259,8 +297,15 @@ def test_rights_to_some_columns_are_enough_where_no_others_are_written(world: St
 
 
 @pytest.mark.server
-def test_what_postgres_would_reject_for_all_records_is_told_first(world: StepWorld, postgres_server: Any) -> None:
-    connect = {"host": "127.0.0.1", "port": postgres_server.port, "user": "adjunct", "dbname": "adjunct"}
+def test_what_postgres_would_reject_for_all_records_is_told_first(
+    world: StepWorld, postgres_server: Any
+) -> None:
+    connect = {
+        "host": "127.0.0.1",
+        "port": postgres_server.port,
+        "user": "adjunct",
+        "dbname": "adjunct",
+    }
     postgres_server.execute("CREATE TABLE asked_first (k text PRIMARY KEY, w int)")
     dropped = PostgresTable("asked_first", "k", connect=connect, columns=COLUMNS)
     assert refused(world, sending(dropped), SchemaMismatchError).facts["column"] == "v"
@@ -269,7 +314,12 @@ def test_what_postgres_would_reject_for_all_records_is_told_first(world: StepWor
     postgres_server.execute("CREATE ROLE makes_nothing LOGIN")
     postgres_server.execute("CREATE SCHEMA closed")
     other = PostgresTable(
-        "made", "k", connect={**connect, "user": "makes_nothing"}, columns=COLUMNS, create=True, schema="closed"
+        "made",
+        "k",
+        connect={**connect, "user": "makes_nothing"},
+        columns=COLUMNS,
+        create=True,
+        schema="closed",
     )
     refused(world, sending(other), TableAccessError)
     postgres_server.execute("ALTER ROLE makes_nothing SET default_transaction_read_only = on")
@@ -288,12 +338,16 @@ def test_a_wrong_password_is_told_before_a_batch(
 
     monkeypatch.setenv("ADJUNCT_TEST_DSN", postgres_server.dsn(GUARDED_USER, "wrong"))
     error = refused(
-        world, sending(PostgresTable("t", "k", dsn_env="ADJUNCT_TEST_DSN", columns=COLUMNS)), TableAccessError
+        world,
+        sending(PostgresTable("t", "k", dsn_env="ADJUNCT_TEST_DSN", columns=COLUMNS)),
+        TableAccessError,
     )
     assert "wrong" not in str(error)
 
 
-def test_a_service_needs_to_answer_no_more_than_it_does(world: StepWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_service_needs_to_answer_no_more_than_it_does(
+    world: StepWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     with running_service() as service:  # which does not know HEAD
         app = sending(HttpTable(service.url, "/t/{k}", "k", puts_if_absent=True), updates=False)
@@ -325,7 +379,9 @@ class Checked(NotedTable):
         (TableAccessError("it is closed.", "Open it."), TableAccessError),
     ],
 )
-def test_a_users_table_may_say_that_it_can_not_be_used(world: StepWorld, raised: Exception, kind: Any) -> None:
+def test_a_users_table_may_say_that_it_can_not_be_used(
+    world: StepWorld, raised: Exception, kind: Any
+) -> None:
     function = Checked(str(world.folder / "keys"), [raised])
     app = sending(function, updates=False)
     refused(world, app, kind)
@@ -382,7 +438,9 @@ class Door:
 def test_what_is_asked_names_the_columns_of_updates(world: StepWorld) -> None:
     app = Application("app")
     store = SqliteTable(world.folder / "t.sqlite", "t", "k", columns=COLUMNS, create=True)
-    table = app.table(RemoteTable("state", key="k", read_function=store, write_function=store, idempotent=True))
+    table = app.table(
+        RemoteTable("state", key="k", read_function=store, write_function=store, idempotent=True)
+    )
     stream = app.input_stream("lake.changes")
     stream.update(table, set={"v": "v"}, if_missing={"first": "v"})
     stream.update(table, remove=["w"])
@@ -395,7 +453,9 @@ def test_what_is_asked_names_the_columns_of_updates(world: StepWorld) -> None:
 
 
 @pytest.mark.server
-def test_what_redis_would_reject_for_all_records_is_told_first(world: StepWorld, redis_server: Any) -> None:
+def test_what_redis_would_reject_for_all_records_is_told_first(
+    world: StepWorld, redis_server: Any
+) -> None:
     address = f"127.0.0.1:{redis_server.port}"
     redis_server.client().execute_command(
         "ACL", "SETUSER", "reader", "on", "nopass", "~*", "+@read", "+@connection", "+hmget"

@@ -1,4 +1,6 @@
-"""An application's tables in a key-value table: updates, lookups, the command line and Spark see the same records."""
+"""An application's tables in a key-value table: updates, lookups, the command line and Spark see
+the same records.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ def entries(world: StepWorld) -> dict[str, tuple[dict[str, object], bytes]]:
     return {row.key: (json.loads(row.value), bytes(row.version)) for row in rows}
 
 
-def test_counts_are_exact_and_a_batch_or_stream_that_comes_again_writes_nothing(step_world: StepWorld) -> None:
+def test_counts_are_exact_and_a_batch_or_stream_that_comes_again_writes_nothing(
+    step_world: StepWorld,
+) -> None:
     scans = scanned(1, 300)
     send(step_world, scans)
     app = counting(Store(tags(step_world), lambda _: []), on_replay="skip")
@@ -47,17 +51,23 @@ def test_counts_are_exact_and_a_batch_or_stream_that_comes_again_writes_nothing(
     expected = {tag: 2 * count for tag, count in Counter(tag for _, tag, _ in scans).items()}
     assert {tag: record["scans"] for tag, (record, _) in there.items()} == expected
     step_world.again(app)
-    Startpoints(app, lake=step_world.lake).request("lake.scans", StartpointOldest(), by="test", reason="a test")
+    Startpoints(app, lake=step_world.lake).request(
+        "lake.scans", StartpointOldest(), by="test", reason="a test"
+    )
     assert step_world.run(app, run="run-2").counters["tags"]["skipped"] == 600
     assert entries(step_world) == there
 
 
-def test_the_newest_is_kept_and_read_by_another_application_and_the_command_line(step_world: StepWorld) -> None:
+def test_the_newest_is_kept_and_read_by_another_application_and_the_command_line(
+    step_world: StepWorld,
+) -> None:
     scans = scanned(2, 200)
     send(step_world, scans)
     last = Application("last", max_batch_records=100)
     function = tags(step_world)
-    table = RemoteTable("tags", key="tag", read_function=function, write_function=function, newest_by="at")
+    table = RemoteTable(
+        "tags", key="tag", read_function=function, write_function=function, newest_by="at"
+    )
     last.input_stream("lake.scans").map("tag", "gate", "at").send_to(last.table(table))
     step_world.run(last)
     with register_tables(step_world.lake, last, by="test"):  # as every run does
@@ -68,7 +78,11 @@ def test_the_newest_is_kept_and_read_by_another_application_and_the_command_line
     joined = (
         seen.input_stream("lake.scans")
         .map("tag")
-        .join(seen.table(RemoteTable("tags", key="tag", read_function=function)), on="tag", select={"at": "timestamp"})
+        .join(
+            seen.table(RemoteTable("tags", key="tag", read_function=function)),
+            on="tag",
+            select={"at": "timestamp"},
+        )
     )
     joined.send_to(out)
     step_world.run(seen)
@@ -76,7 +90,11 @@ def test_the_newest_is_kept_and_read_by_another_application_and_the_command_line
 
     command = [program("adjunct"), "table", "get", "tags", "tag-7"]
     told = subprocess.run(
-        [*command, "--lake", step_world.lake.url, "--json"], capture_output=True, text=True, timeout=120, check=False
+        [*command, "--lake", step_world.lake.url, "--json"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
     )
     assert told.returncode == 0, told.stderr
     assert newest(scans)["tag-7"].isoformat()[:19] in told.stdout.replace(" ", "T")

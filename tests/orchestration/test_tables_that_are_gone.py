@@ -1,4 +1,6 @@
-"""A table in a local file that was there, and is not where the application runs now, is not begun again in silence."""
+"""A table in a local file that was there, and is not where the application runs now, is not
+begun again in silence.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ def lake(tmp_path: Path) -> Lake:
 
 
 def table() -> RemoteTable[Any, Any, Any]:
-    store = SqliteTable("state.sqlite", "counts", "id", columns={"id": "string", "n": "bigint"}, create=True)
+    store = SqliteTable(
+        "state.sqlite", "counts", "id", columns={"id": "string", "n": "bigint"}, create=True
+    )
     return RemoteTable("counts", key="id", read_function=store, write_function=store)
 
 
@@ -116,7 +120,9 @@ def test_a_table_that_moved_along_is_taken_and_one_that_nobody_wrote_may_be_anyw
     assert count(folders[0] / "state.sqlite") == 3
 
 
-def test_a_table_that_goes_while_a_run_is_at_work_is_missed_by_the_next(lake: Lake, folders: list[Path]) -> None:
+def test_a_table_that_goes_while_a_run_is_at_work_is_missed_by_the_next(
+    lake: Lake, folders: list[Path]
+) -> None:
     run(lake)
     with suppress(ZeroDivisionError), register_tables(lake, counting(table()), by="test"):
         (folders[0] / "state.sqlite").unlink()
@@ -126,7 +132,9 @@ def test_a_table_that_goes_while_a_run_is_at_work_is_missed_by_the_next(lake: La
     assert failure.value.table == "counts"
 
 
-def test_forgetting_a_table_that_no_run_has_written_names_those_that_are_known(lake: Lake, folders: list[Path]) -> None:
+def test_forgetting_a_table_that_no_run_has_written_names_those_that_are_known(
+    lake: Lake, folders: list[Path]
+) -> None:
     run(lake)
     with pytest.raises(ConfigurationError, match="known are counts") as unknown:
         reset_table(lake, "cuonts", by="test")

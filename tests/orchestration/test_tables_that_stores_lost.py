@@ -1,4 +1,6 @@
-"""A table that its store has lost between runs, batches or within a run is an error in every store, until accepted."""
+"""A table that its store has lost between runs, batches or within a run is an error in every
+store, until accepted.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,12 @@ from typing import Any
 
 import pytest
 
-from dagster_adjunct.errors import KeyValueTableNotFoundError, TableAccessError, TableNotFoundError, TableReplacedError
+from dagster_adjunct.errors import (
+    KeyValueTableNotFoundError,
+    TableAccessError,
+    TableNotFoundError,
+    TableReplacedError,
+)
 from dagster_adjunct.orchestration.application import table_registry
 from dagster_adjunct.orchestration.application.table_registry import reset_table
 from dagster_adjunct.orchestration.step.progress import StepEvent
@@ -49,7 +56,10 @@ def sqlite_losing(request: pytest.FixtureRequest, folder: Path) -> Losing:
         with closing(sqlite3.connect(folder / "state.sqlite")) as connection:
             connection.execute("DROP TABLE totals")
 
-    return Losing(lambda: SqliteTable(folder / "state.sqlite", "totals", "id", columns=COLUMNS, create=True), drop)
+    return Losing(
+        lambda: SqliteTable(folder / "state.sqlite", "totals", "id", columns=COLUMNS, create=True),
+        drop,
+    )
 
 
 def postgres_losing(request: pytest.FixtureRequest, folder: Path) -> Losing:
@@ -64,7 +74,10 @@ def postgres_losing(request: pytest.FixtureRequest, folder: Path) -> Losing:
 def redis_losing(request: pytest.FixtureRequest, folder: Path) -> Losing:
     server: RedisServerProcess = request.getfixturevalue("redis_server")
     name = f"lost{next(_names)}"
-    return Losing(lambda: RedisTable(name, "id", columns=COLUMNS, url=server.url()), lambda: server.client().flushall())
+    return Losing(
+        lambda: RedisTable(name, "id", columns=COLUMNS, url=server.url()),
+        lambda: server.client().flushall(),
+    )
 
 
 def dynamodb_losing(request: pytest.FixtureRequest, folder: Path) -> Losing:
@@ -110,7 +123,9 @@ def runs(losing: Losing, tmp_path: Path) -> TableRuns:
     return TableRuns(tmp_path, losing.store)
 
 
-def test_a_table_dropped_between_runs_is_an_error_until_it_is_accepted(runs: TableRuns, losing: Losing) -> None:
+def test_a_table_dropped_between_runs_is_an_error_until_it_is_accepted(
+    runs: TableRuns, losing: Losing
+) -> None:
     runs.send(("a", 1), ("b", 2))
     runs.run()
     losing.drop()
@@ -132,7 +147,9 @@ def test_a_run_in_which_nothing_is_lost_adds_up_everything(runs: TableRuns) -> N
     assert runs.totals() == {"a": 7}
 
 
-def test_a_table_dropped_before_the_first_write_of_a_run_is_an_error(runs: TableRuns, losing: Losing) -> None:
+def test_a_table_dropped_before_the_first_write_of_a_run_is_an_error(
+    runs: TableRuns, losing: Losing
+) -> None:
     runs.send(("a", 1))
     runs.run()
     runs.send(("a", 10))
@@ -148,7 +165,9 @@ def test_a_table_dropped_before_the_first_write_of_a_run_is_an_error(runs: Table
         runs.run()
 
 
-def test_a_table_dropped_between_two_batches_of_a_run_is_an_error(runs: TableRuns, losing: Losing) -> None:
+def test_a_table_dropped_between_two_batches_of_a_run_is_an_error(
+    runs: TableRuns, losing: Losing
+) -> None:
     runs.send(("a", 1))
 
     def drop_after_a_batch(event: StepEvent) -> None:
@@ -163,14 +182,17 @@ def test_a_table_dropped_between_two_batches_of_a_run_is_an_error(runs: TableRun
         runs.run()
 
 
-def test_a_table_dropped_before_a_write_of_a_batch_is_not_created_by_it(runs: TableRuns, losing: Losing) -> None:
+def test_a_table_dropped_before_a_write_of_a_batch_is_not_created_by_it(
+    runs: TableRuns, losing: Losing
+) -> None:
     runs.send(("a", 1))
 
     def drop_before_the_output(event: StepEvent) -> None:
         if event.what == "output":
             losing.drop()
 
-    # Redis has no tables: what a batch writes there after a loss is lost with the rest, which the next run reports.
+    # Redis has no tables: what a batch writes there after a loss is lost with the rest, which the
+    # next run reports.
     with suppress(TableAccessError, KeyValueTableNotFoundError):
         runs.run(on_event=drop_before_the_output)
     runs.send(("a", 10))
@@ -178,7 +200,9 @@ def test_a_table_dropped_before_a_write_of_a_batch_is_not_created_by_it(runs: Ta
         runs.run()
 
 
-def test_a_table_created_again_by_somebody_else_is_another_one(runs: TableRuns, losing: Losing) -> None:
+def test_a_table_created_again_by_somebody_else_is_another_one(
+    runs: TableRuns, losing: Losing
+) -> None:
     runs.send(("a", 1))
     runs.run()
     losing.drop()
@@ -207,7 +231,9 @@ def test_two_applications_write_one_table_and_both_miss_it(runs: TableRuns, losi
             runs.run(name)
 
 
-def test_old_commits_of_a_table_are_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_old_commits_of_a_table_are_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(table_registry, "_PRUNED_EVERY", 2)
     monkeypatch.setattr(table_registry, "_KEPT", timedelta())
     monkeypatch.setattr(commit_log, "MANIFESTS_KEPT", 4)
@@ -260,7 +286,9 @@ def test_a_vacuumed_or_deliberately_emptied_table_goes_on(
 
 
 @pytest.mark.server
-def test_the_table_of_marks_that_is_gone_is_an_error(postgres_server: PostgresServer, tmp_path: Path) -> None:
+def test_the_table_of_marks_that_is_gone_is_an_error(
+    postgres_server: PostgresServer, tmp_path: Path
+) -> None:
     runs, name = postgres_runs(postgres_server, tmp_path, idempotent=True)
     runs.send(("a", 1))
     runs.run()
@@ -272,7 +300,9 @@ def test_the_table_of_marks_that_is_gone_is_an_error(postgres_server: PostgresSe
 
 
 @pytest.mark.server
-def test_marks_of_a_dropped_table_do_not_outlive_it(postgres_server: PostgresServer, tmp_path: Path) -> None:
+def test_marks_of_a_dropped_table_do_not_outlive_it(
+    postgres_server: PostgresServer, tmp_path: Path
+) -> None:
     runs, name = postgres_runs(postgres_server, tmp_path, idempotent=True)
     runs.send(("a", 1))
     runs.run()
@@ -284,12 +314,19 @@ def test_marks_of_a_dropped_table_do_not_outlive_it(postgres_server: PostgresSer
 
 
 @pytest.mark.server
-def test_another_schema_without_the_table_names_both_places(postgres_server: PostgresServer, tmp_path: Path) -> None:
+def test_another_schema_without_the_table_names_both_places(
+    postgres_server: PostgresServer, tmp_path: Path
+) -> None:
     runs, name = postgres_runs(postgres_server, tmp_path)
     runs.send(("a", 1))
     runs.run()
     runs.store = lambda: PostgresTable(
-        name, "id", schema="elsewhere", columns=COLUMNS, create=True, connect=connect(postgres_server)
+        name,
+        "id",
+        schema="elsewhere",
+        columns=COLUMNS,
+        create=True,
+        connect=connect(postgres_server),
     )
     runs.send(("a", 10))
     with pytest.raises(TableNotFoundError) as refused:

@@ -1,4 +1,6 @@
-"""Between batches files of tables of state are deleted that nobody reads any more; what an open batch reads stays."""
+"""Between batches files of tables of state are deleted that nobody reads any more; what an open
+batch reads stays.
+"""
 
 from __future__ import annotations
 
@@ -47,21 +49,33 @@ class World:
                 }
             )
             begun = StoredVersions(self.lake, "app-seen").current()
-            dataset, batch = declare_state_dataset("app", "seen", SPEC), WritingBatch("app", number, "run")
-            with LocalTableWriter(self.lake, dataset, begun.sealed if begun else None, batch, ARROW) as writes:
+            dataset, batch = (
+                declare_state_dataset("app", "seen", SPEC),
+                WritingBatch("app", number, "run"),
+            )
+            with LocalTableWriter(
+                self.lake, dataset, begun.sealed if begun else None, batch, ARROW
+            ) as writes:
                 writes.send(rows, order_by=(), partitioned=False)
                 writes.commit(now)
 
     def begin(self, application: str, number: int) -> str:
         """Open a batch over the version that is served now, and return that."""
-        log, version = BatchLog(self.lake, application), StoredVersions(self.lake, "app-seen").require_current().version
-        intent = Intent(batch=number, run="run", clock=START, ranges={}, versions={"app-seen": version})
+        log, version = (
+            BatchLog(self.lake, application),
+            StoredVersions(self.lake, "app-seen").require_current().version,
+        )
+        intent = Intent(
+            batch=number, run="run", clock=START, ranges={}, versions={"app-seen": version}
+        )
         log.open(log.read(), intent)
         return version
 
     def tend(self) -> None:
         runtime = Runtime(self.lake, {}, IN_PROCESS, "run")
-        context: Any = SimpleNamespace(lake=self.lake, run="run", runtime=runtime, states=("app-seen",))
+        context: Any = SimpleNamespace(
+            lake=self.lake, run="run", runtime=runtime, states=("app-seen",)
+        )
         maintain_state_tables(context)
 
     def held(self, version: str) -> list[Any]:
@@ -70,7 +84,11 @@ class World:
     def leftover(self) -> set[str]:
         """Return the folders with files that the served version does not read."""
         served = StoredVersions(self.lake, "app-seen").require_current().sealed
-        stored = {item.key.rsplit("/", 1)[0] for item in self.lake.store.list("") if item.key.endswith(".parquet")}
+        stored = {
+            item.key.rsplit("/", 1)[0]
+            for item in self.lake.store.list("")
+            if item.key.endswith(".parquet")
+        }
         return stored - {generation.folder for generation in served.generations}
 
 
@@ -108,4 +126,8 @@ def test_between_batches_nothing_else_of_the_lake_is_cleared_away(world: World) 
     world.store.requests.clear()
     world.tend()
     assert world.leftover() == set()
-    assert not [key for request, key in world.store.requests if request == "list" and key.startswith("metadata/")]
+    assert not [
+        key
+        for request, key in world.store.requests
+        if request == "list" and key.startswith("metadata/")
+    ]

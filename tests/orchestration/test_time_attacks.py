@@ -1,4 +1,6 @@
-"""Times at their edges, from outside: windows, as-of joins and readings of history against plain Python."""
+"""Times at their edges, from outside: windows, as-of joins and readings of history against plain
+Python.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,13 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from dagster_adjunct import Application, advance_dataset, bounded_dataset, open_dataset, unbounded_dataset
+from dagster_adjunct import (
+    Application,
+    advance_dataset,
+    bounded_dataset,
+    open_dataset,
+    unbounded_dataset,
+)
 from dagster_adjunct.maintenance import compact_dataset
 from dagster_adjunct.orchestration.cli.main import root
 from dagster_adjunct.orchestration.startpoints.startpoints import Startpoints
@@ -41,12 +49,19 @@ def second(number: float) -> dt.datetime:
 
 
 PRICES = unbounded_dataset(
-    "prices", input="lake.prices", key="item", partitions=1, history=dt.timedelta(hours=10), valid_from="since"
+    "prices",
+    input="lake.prices",
+    key="item",
+    partitions=1,
+    history=dt.timedelta(hours=10),
+    valid_from="since",
 )
 
 
 def advance(world: StepWorld, dataset: Any = PRICES) -> Any:
-    return advance_dataset(dataset, lake=world.lake, systems=world.systems, spark=IN_PROCESS, by="test")
+    return advance_dataset(
+        dataset, lake=world.lake, systems=world.systems, spark=IN_PROCESS, by="test"
+    )
 
 
 # -- as-of join and a window in one application, and replays of it
@@ -62,7 +77,10 @@ def test_replays_of_an_application_with_a_window(step_world: StepWorld) -> None:
     priced = sales.join(app.table(PRICES), on="item", how="left", select=["price"], as_of="at")
     priced.send_to(app.output_stream("lake.priced", key="item", partitions=1))
     priced.window(
-        Tumbling(dt.timedelta(hours=1)), by="item", name="w", aggregates={"n": Count(), "sum": Sum("price")}
+        Tumbling(dt.timedelta(hours=1)),
+        by="item",
+        name="w",
+        aggregates={"n": Count(), "sum": Sum("price")},
     ).send_to(app.output_stream("lake.windows", key="item", partitions=1))
     world.send("prices", ("a", 10, hour(0)), ("a", 20, hour(5)))
     world.send("sales", (1, "a", hour(1)), (2, "a", hour(1.5)), (3, "a", hour(5)))
@@ -86,16 +104,22 @@ def test_replays_of_an_application_with_a_window(step_world: StepWorld) -> None:
         "current": dict.fromkeys(range(1, 6), 99),
     }
     for number, (versions, told) in enumerate(expected.items()):
-        startpoints.request("lake.sales", StartpointOldest(), until=StartpointUpcoming(), versions=versions, **WHO)
+        startpoints.request(
+            "lake.sales", StartpointOldest(), until=StartpointUpcoming(), versions=versions, **WHO
+        )
         world.run(app, run=f"replay-{number}")
         rows = world.rows("priced")[read:]
         assert {row["n"]: row["price"] for row in rows} == told, versions
         assert len(rows) == 5
         read += 5
         assert world.rows("windows") == windows, versions
-    world.send("sales", (6, "a", hour(7.5)), (7, "a", hour(8.5)), (8, "a", hour(9)))  # 6 is late: 8 was before it
+    world.send(
+        "sales", (6, "a", hour(7.5)), (7, "a", hour(8.5)), (8, "a", hour(9))
+    )  # 6 is late: 8 was before it
     world.run(app, run="r3")
-    assert [(row["window_start"], row["n"], row["sum"]) for row in world.rows("windows")][3:] == [(hour(8), 2, 198)]
+    assert [(row["window_start"], row["n"], row["sum"]) for row in world.rows("windows")][3:] == [
+        (hour(8), 2, 198)
+    ]
 
 
 # -- as-of joins at their edges
@@ -128,9 +152,16 @@ def test_as_of_joins_at_the_edges(step_world: StepWorld) -> None:
         return rows[item, max(past)] if past else None
 
     times = [hour(3), hour(4), hour(5), hour(5.5), hour(6), hour(7), hour(12)]
-    asked = [None, *(time + step for time in times for step in (-MICRO, 0 * MICRO, MICRO)), hour(1e6)]
+    asked = [
+        None,
+        *(time + step for time in times for step in (-MICRO, 0 * MICRO, MICRO)),
+        hour(1e6),
+    ]
     sales = [
-        (n, item, at) for n, (item, at) in enumerate((i, a) for i in ["a", "b", "c", "d", "x", None] for a in asked)
+        (n, item, at)
+        for n, (item, at) in enumerate(
+            (i, a) for i in ["a", "b", "c", "d", "x", None] for a in asked
+        )
     ]
     world.send("sales", *sales)
     expected = {n: valid(item, at) for n, item, at in sales if item}
@@ -146,38 +177,59 @@ def test_as_of_joins_at_the_edges(step_world: StepWorld) -> None:
         if name == "oldest":
             for n, item, at in sales:
                 firsts = [since for one, since in rows if one == item]
-                entries = [since for (one, since), price in rows.items() if one == item and price is not None]
+                entries = [
+                    since
+                    for (one, since), price in rows.items()
+                    if one == item and price is not None
+                ]
                 if entries and at is not None and at < min(firsts):
                     told[n] = rows[item, min(entries)]
         assert {n: (sales[n], prices[n], told[n]) for n in told if prices[n] != told[n]} == {}
     app = Application("error")
     app.input_stream("lake.sales").join(
-        app.table(PRICES), on="item", how="left", select=["price"], as_of="at", before_history="error"
+        app.table(PRICES),
+        on="item",
+        how="left",
+        select=["price"],
+        as_of="at",
+        before_history="error",
     ).send_to(app.output_stream("lake.error", key="item", partitions=1))
     with pytest.raises(OperatorFailedError) as caught:
         world.run(app)
-    assert (caught.value.operator, caught.value.stream, caught.value.partition, caught.value.offset) == (
-        "join-2-prices",
-        "lake.sales",
-        0,
-        "1",
-    )
+    assert (
+        caught.value.operator,
+        caught.value.stream,
+        caught.value.partition,
+        caught.value.offset,
+    ) == ("join-2-prices", "lake.sales", 0, "1")
     # the edge is 10 hours below the newest moment
     world.send("prices", ("z", 1, hour(16)), deleted=[("z", None, hour(16.25))])
     advance(world)
     compact_dataset(world.lake, "prices", spark=IN_PROCESS, by="test", level="major")
     edge = hour(6.25)
     app = Application("pruned")
-    app.input_stream("lake.sales").join(app.table(PRICES), on="item", how="left", select=["price"], as_of="at").send_to(
-        app.output_stream("lake.pruned", key="item", partitions=1)
-    )
+    app.input_stream("lake.sales").join(
+        app.table(PRICES), on="item", how="left", select=["price"], as_of="at"
+    ).send_to(app.output_stream("lake.pruned", key="item", partitions=1))
     world.run(app)
     prices = {row["n"]: row["price"] for row in world.rows("pruned")}
-    wrong = {n: (s, prices[n], expected[n]) for n, *s in sales if s[1] and s[1] >= edge and prices[n] != expected[n]}
+    wrong = {
+        n: (s, prices[n], expected[n])
+        for n, *s in sales
+        if s[1] and s[1] >= edge and prices[n] != expected[n]
+    }
     assert wrong == {}
     with open_dataset(world.lake, PRICES) as served:
         spark = world.spark()
-        for at in [edge, hour(7) - MICRO, hour(7), hour(12), hour(12) - MICRO, hour(16.25), hour(100)]:
+        for at in [
+            edge,
+            hour(7) - MICRO,
+            hour(7),
+            hour(12),
+            hour(12) - MICRO,
+            hour(16.25),
+            hour(100),
+        ]:
             told = {item: valid(item, at) for item in "abcd"}
             view = served.valid_at(at)
             assert {r["item"]: r["price"] for r in view.frame(spark).collect()} == {
@@ -191,7 +243,14 @@ def test_as_of_joins_at_the_edges(step_world: StepWorld) -> None:
         whole = [tuple(row) for row in served.over_time().frame(spark).collect()]
         told_whole = [("a", 3, 7, None), ("c", 7, 5, None), ("d", 4, 12, None), ("z", 1, 16, 16.25)]
         assert sorted(whole) == [
-            (item, price, naive(begin), naive(begin), None if end is None else naive(end), end is None)
+            (
+                item,
+                price,
+                naive(begin),
+                naive(begin),
+                None if end is None else naive(end),
+                end is None,
+            )
             for item, price, begin, end in told_whole
         ]
         assert served.history_of("x") == []
@@ -201,7 +260,9 @@ def test_versions_over_time_at_the_edges(step_world: StepWorld) -> None:
     world = step_world
     world.stream("planes", "item", 1, item="string", seats="int")
     world.stream("trips", "item", 1, n="int", item="string", day="date")
-    planes = bounded_dataset("planes", input="lake.planes", key="item", partitions=1, valid_from="name")
+    planes = bounded_dataset(
+        "planes", input="lake.planes", key="item", partitions=1, valid_from="name"
+    )
     fleets = {
         "2026-01-05": {"x": 1, "y": 1},
         "2026-01-03": {"x": 3},
@@ -218,7 +279,8 @@ def test_versions_over_time_at_the_edges(step_world: StepWorld) -> None:
         return served_of[max(past)].get(item) if past else None
 
     trips = [
-        (n, item, dt.date(2026, 1, day)) for n, (item, day) in enumerate((i, d) for i in "xyz" for d in range(1, 11))
+        (n, item, dt.date(2026, 1, day))
+        for n, (item, day) in enumerate((i, d) for i in "xyz" for d in range(1, 11))
     ]
     world.send("trips", *trips, (99, "x", None))
     app = Application("flown")
@@ -232,7 +294,11 @@ def test_versions_over_time_at_the_edges(step_world: StepWorld) -> None:
     with open_dataset(world.lake, planes) as served:
         told = {
             item: [
-                (part.valid_from.day, part.valid_to and part.valid_to.day, part.entry and part.entry["seats"])
+                (
+                    part.valid_from.day,
+                    part.valid_to and part.valid_to.day,
+                    part.entry and part.entry["seats"],
+                )
                 for part in served.history_of(item)
             ]
             for item in "xyz"
@@ -240,8 +306,12 @@ def test_versions_over_time_at_the_edges(step_world: StepWorld) -> None:
     assert told == {"x": [(3, 5, 3), (5, None, 5)], "y": [(8, None, 8)], "z": []}
     shown = {}
     for command in ("planes x", "planes nobody", "nothing x"):
-        result = CliRunner().invoke(root, ["dataset", "history", *command.split(), "--lake", world.lake.url])
-        assert isinstance(result.exception, DatasetNotFoundError | SystemExit | None), result.exception
+        result = CliRunner().invoke(
+            root, ["dataset", "history", *command.split(), "--lake", world.lake.url]
+        )
+        assert isinstance(result.exception, DatasetNotFoundError | SystemExit | None), (
+            result.exception
+        )
         shown[command] = result.output
     lines = [line for line in shown["planes x"].splitlines() if "2026" in line]
     assert [line.split()[-2] for line in lines] == ["3", "5"]
@@ -255,29 +325,43 @@ def test_an_idle_partition_wakes(step_world: StepWorld) -> None:
     world.stream("probe", "k", 2, k="string")
     world.send("probe", *[(f"k{n}",) for n in range(9)])
     lies = {
-        row["__partition"]: row["k"] for row in world.streams.read_arrow(world.streams.all_ranges("probe")).to_pylist()
+        row["__partition"]: row["k"]
+        for row in world.streams.read_arrow(world.streams.all_ranges("probe")).to_pylist()
     }
     one, other = lies[0], lies[1]
     app = Application("idle")
     hits = app.input_stream("lake.hits", event_time="at", idle_after=SECOND / 2)
-    made = hits.window(Tumbling(10 * SECOND), by="k", name="w", aggregates={"n": Count()}, results="updates")
+    made = hits.window(
+        Tumbling(10 * SECOND), by="k", name="w", aggregates={"n": Count()}, results="updates"
+    )
     made.send_to(app.output_stream("lake.made", partitions=2, key="k"))
     made.late_records().send_to(app.output_stream("lake.late", partitions=1))
     counts = []
-    for rows in ([(one, 5), (one, 45)], [(one, 55)], [(other, 5), (other, 52), (other, 6), (one, 54)], [(one, 90)]):
+    for rows in (
+        [(one, 5), (one, 45)],
+        [(one, 55)],
+        [(other, 5), (other, 52), (other, 6), (one, 54)],
+        [(one, 90)],
+    ):
         world.send("hits", *[(k, second(at), 1) for k, at in rows])
         counts.append(world.run(app).counters["window-2-w"])
         time.sleep(0.7)
     assert [counters["late"] for counters in counts] == [0, 0, 2, 0]
     assert sorted(row["event_time"] for row in world.rows("late")) == [second(5), second(6)]
-    final = sorted((row["k"], row["window_start"].second, row["n"]) for row in world.rows("made") if row["final"])
+    final = sorted(
+        (row["k"], row["window_start"].second, row["n"])
+        for row in world.rows("made")
+        if row["final"]
+    )
     assert final == sorted([(one, 0, 1), (one, 40, 1), (one, 50, 2), (other, 50, 1)])
 
 
 # -- windows at their edges
 
 
-def windows_app(name: str, most: int, idle: dt.timedelta | None = None, late: float = 2) -> Application:
+def windows_app(
+    name: str, most: int, idle: dt.timedelta | None = None, late: float = 2
+) -> Application:
     app = Application(name, max_batch_records=most)
     hits = app.input_stream("lake.hits", event_time="at", delay=SECOND, idle_after=idle)
     kinds: dict[str, Any] = {
@@ -336,7 +420,9 @@ def test_windows_at_the_edges(step_world: StepWorld) -> None:
         for name in ("whole", "cut"):
             final = sorted(map(shown, world.rows(f"{name}-{kind}-final")))
             assert final == sorted(told[kind]), (name, kind)
-            ends = sorted(shown(row) for row in world.rows(f"{name}-{kind}-updates") if row["final"])
+            ends = sorted(
+                shown(row) for row in world.rows(f"{name}-{kind}-updates") if row["final"]
+            )
             assert ends == final, (name, kind)
     app = windows_app("whole", 1000)
     Startpoints(app, lake=world.lake).request("lake.hits", StartpointOldest(), **WHO)
@@ -348,10 +434,19 @@ def test_windows_at_the_edges(step_world: StepWorld) -> None:
 
 
 def shown(row: dict[str, Any]) -> tuple[Any, ...]:
-    return (row["k"], row["window_start"], row["window_end"], row["n"], row["sum"] or 0, row["most"] or 0)
+    return (
+        row["k"],
+        row["window_start"],
+        row["window_end"],
+        row["n"],
+        row["sum"] or 0,
+        row["most"] or 0,
+    )
 
 
-def oracle(hits: Sequence[tuple[Any, ...]], delay: int, late: int) -> dict[str, list[tuple[Any, ...]]]:
+def oracle(
+    hits: Sequence[tuple[Any, ...]], delay: int, late: int
+) -> dict[str, list[tuple[Any, ...]]]:
     """The closed windows of one partition."""
     mark = dt.datetime.min.replace(tzinfo=dt.UTC)
     windows: dict[tuple[str, Any, Any, Any], list[Any]] = {}
@@ -387,8 +482,12 @@ def oracle(hits: Sequence[tuple[Any, ...]], delay: int, late: int) -> dict[str, 
 
 @pytest.mark.long  # the times that windows can not hold: test_window_results.py
 @pytest.mark.parametrize(("name", "most"), [("whole", 100), ("cut", 2)])
-def test_what_nothing_can_hold_moves_no_watermark(step_world: StepWorld, name: str, most: int) -> None:
-    """Of the first record no sliding window begins in the year 1; of the third, windows would end in the year 10000."""
+def test_what_nothing_can_hold_moves_no_watermark(
+    step_world: StepWorld, name: str, most: int
+) -> None:
+    """Of the first record no sliding window begins in the year 1; of the third, windows would
+    end in the year 10000.
+    """
     world = step_world
     world.stream("hits", "k", 1, k="string", at="timestamp", v="bigint")
     world.stream("others", "k", 1, k="string", at="timestamp", v="bigint")
@@ -401,7 +500,9 @@ def test_what_nothing_can_hold_moves_no_watermark(step_world: StepWorld, name: s
         hits = made.input_stream("lake.hits", **options)
         sums = {"sum": Sum("v")}
         windows = hits.window(Sliding(10 * SECOND, 7 * SECOND), by="k", name="w", aggregates=sums)
-        behind = windows.window(Tumbling(dt.timedelta(days=1)), by="k", name="days", aggregates={"sum": Sum("sum")})
+        behind = windows.window(
+            Tumbling(dt.timedelta(days=1)), by="k", name="days", aggregates={"sum": Sum("sum")}
+        )
         joined = hits.join_stream(
             made.input_stream("lake.others", **options),
             on="k",
@@ -415,11 +516,21 @@ def test_what_nothing_can_hold_moves_no_watermark(step_world: StepWorld, name: s
         return made
 
     world.send("others", ("a", last, 1), ("z", second(200_000), 1))
-    for row in [("a", first, 1), kept[0], ("a", last - 5 * SECOND, 4), *kept[1:], ("z", second(200_000), 32)]:
+    for row in [
+        ("a", first, 1),
+        kept[0],
+        ("a", last - 5 * SECOND, 4),
+        *kept[1:],
+        ("z", second(200_000), 32),
+    ]:
         world.send("hits", row)
     world.run(app(name, most))
     totals = world.state(app(name, most)).totals
-    null_times = {operator: counts["null_times"] for operator, counts in totals.items() if "null_times" in counts}
+    null_times = {
+        operator: counts["null_times"]
+        for operator, counts in totals.items()
+        if "null_times" in counts
+    }
     assert null_times == {"window-2-w": 2, "window-3-days": 0, "stream-join-5-j": 2}
     rows = {(row["k"], row["window_start"], row["sum"]) for row in world.rows(f"{name}-windows")}
     assert rows == {("a", second(-7), 2), ("a", second(0), 10), ("b", second(0), 16)}

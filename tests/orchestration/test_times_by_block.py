@@ -1,4 +1,6 @@
-"""What tasks find in the times that they read, put together, against one walk over each partition."""
+"""What tasks find in the times that they read, put together, against one walk over each
+partition.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ Record = tuple[int, int, int | None]  # partition, offset, time
 LENGTH = 4
 
 
-def walked(records: list[Record], newest: int, floor: int, delay: int) -> dict[tuple[int, int], int]:
+def walked(
+    records: list[Record], newest: int, floor: int, delay: int
+) -> dict[tuple[int, int], int]:
     """Return the watermark that each record of a partition is below, of those that are."""
     behind = {}
     for partition, offset, time in records:
@@ -35,13 +39,17 @@ def walked(records: list[Record], newest: int, floor: int, delay: int) -> dict[t
 
 def batch(records: list[Record]) -> pa.RecordBatch:
     kinds = (pa.int32(), pa.int64(), pa.int64())
-    columns = [pa.array([record[place] for record in records], kind) for place, kind in enumerate(kinds)]
+    columns = [
+        pa.array([record[place] for record in records], kind) for place, kind in enumerate(kinds)
+    ]
     return pa.record_batch(columns, names=["p", "o", "t"])
 
 
 def told(tasks: list[list[list[Record]]], stood: dict[int, PriorTimes], delay: int) -> pa.Table:
     look = TimeBlockMapper(stood, delay, LENGTH)
-    schema = pa.schema([(name, pa.int32() if name == "partition" else pa.int64()) for name in BLOCK_COLUMNS])
+    schema = pa.schema(
+        [(name, pa.int32() if name == "partition" else pa.int64()) for name in BLOCK_COLUMNS]
+    )
     parts = [part for task in tasks for part in look(iter([batch(records) for records in task]))]
     return pa.Table.from_batches(parts, schema)
 
@@ -51,7 +59,9 @@ def partitions(draw: st.DrawFn) -> list[list[Record]]:
     made = []
     for number in range(draw(st.integers(0, 3))):
         offset, records = draw(st.integers(0, 9)), list[Record]()
-        for gap, time in draw(st.lists(st.tuples(st.integers(1, 3), st.none() | st.integers(0, 40)), max_size=30)):
+        for gap, time in draw(
+            st.lists(st.tuples(st.integers(1, 3), st.none() | st.integers(0, 40)), max_size=30)
+        ):
             offset += gap
             records.append((number, offset, time))
         made.append(records)
@@ -61,15 +71,25 @@ def partitions(draw: st.DrawFn) -> list[list[Record]]:
 @given(
     partitions(),
     st.integers(0, 10),
-    st.lists(st.tuples(st.none() | st.integers(0, 20), st.none() | st.integers(0, 20)), min_size=3, max_size=3),
+    st.lists(
+        st.tuples(st.none() | st.integers(0, 20), st.none() | st.integers(0, 20)),
+        min_size=3,
+        max_size=3,
+    ),
     st.randoms(use_true_random=False),
     st.sampled_from(("in order", "files", "all over")),
 )
 @settings(max_examples=150)
 def test_whoever_reads_which_records_in_whatever_order_the_same_are_behind(
-    made: list[list[Record]], delay: int, before: list[tuple[int | None, int | None]], drawn: random.Random, lying: str
+    made: list[list[Record]],
+    delay: int,
+    before: list[tuple[int | None, int | None]],
+    drawn: random.Random,
+    lying: str,
 ) -> None:
-    floors = [(NEVER if new is None else new, NEVER if mark is None else mark) for new, mark in before]
+    floors = [
+        (NEVER if new is None else new, NEVER if mark is None else mark) for new, mark in before
+    ]
     stood = {number: PriorTimes(*times) for number, times in enumerate(floors)}
     expected = {}
     for number, records in enumerate(made):
@@ -77,7 +97,10 @@ def test_whoever_reads_which_records_in_whatever_order_the_same_are_behind(
     tasks: list[list[list[Record]]]
     if lying == "in order":
         cuts = [drawn.randint(1, 9) for _ in made]
-        tasks = [[rows[at : at + cut] for at in range(0, len(rows), cut)] for rows, cut in zip(made, cuts, strict=True)]
+        tasks = [
+            [rows[at : at + cut] for at in range(0, len(rows), cut)]
+            for rows, cut in zip(made, cuts, strict=True)
+        ]
     else:
         records = [record for rows in made for record in rows]
         if lying == "all over":
@@ -87,12 +110,17 @@ def test_whoever_reads_which_records_in_whatever_order_the_same_are_behind(
         tasks = [parts[::2], parts[1::2]]
 
     looked, late, unsure = merge_blocks(told(tasks, stood, delay), stood, delay, LENGTH)
-    behind = {(row["__partition"], row["__offset"]): to_microseconds(row["__behind"]) for row in late.to_pylist()}
+    behind = {
+        (row["__partition"], row["__offset"]): to_microseconds(row["__behind"])
+        for row in late.to_pylist()
+    }
     again = unsure.to_pylist()
     for row in again:
         number, begin = row["__partition"], row["block"]
         inside = [record for record in made[number] if begin <= record[1] < begin + LENGTH]
-        assert not any(begin <= offset < begin + LENGTH for partition, offset in behind if partition == number)
+        assert not any(
+            begin <= offset < begin + LENGTH for partition, offset in behind if partition == number
+        )
         behind |= walked(inside, row["begun"], row["floor"], delay)
     assert behind == expected
     if lying == "in order":
@@ -100,7 +128,8 @@ def test_whoever_reads_which_records_in_whatever_order_the_same_are_behind(
     newest = {
         number: time
         for number, rows in enumerate(made)
-        if rows and (time := max([floors[number][0], *(at for *_, at in rows if at is not None)])) > NEVER
+        if rows
+        and (time := max([floors[number][0], *(at for *_, at in rows if at is not None)])) > NEVER
     }
     assert looked.newest == newest
     assert looked.read_to == {number: rows[-1][1] + 1 for number, rows in enumerate(made) if rows}

@@ -1,6 +1,8 @@
-"""Times that Kafka's records and markers say, from a real broker: windows, stream joins and as-of joins over topics.
+"""Times that Kafka's records and markers say, from a real broker: windows, stream joins and as-of
+joins over topics.
 
-The test itself puts records into partitions, and plain Python says of the whole input what has to come out.
+The test itself puts records into partitions, and plain Python says of the whole input what has to
+come out.
 """
 
 from __future__ import annotations
@@ -35,14 +37,22 @@ Parts = list[list[Record]]
 
 
 @pytest.fixture
-def world(kafka: KafkaServer, tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> KafkaWorld:
-    """Orders whose time is the record's own, and payments that say it in a column; two partitions each."""
+def world(
+    kafka: KafkaServer, tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> KafkaWorld:
+    """Orders whose time is the record's own, and payments that say it in a column; two
+    partitions each.
+    """
     monkeypatch.setenv("ADJUNCT_STRICT_PLANS", "1")
     topics = {
         "orders": KafkaTopic(kafka.new_topic(2), Json("n INT"), KeyText("k")),
-        "payments": KafkaTopic(kafka.new_topic(2), Json("n INT, ts TIMESTAMP"), KeyText("order_key")),
+        "payments": KafkaTopic(
+            kafka.new_topic(2), Json("n INT, ts TIMESTAMP"), KeyText("order_key")
+        ),
     }
-    return KafkaWorld(open_lake(tmp_path / "lake"), tmp_path, lambda: spark, server=kafka, topics=topics)
+    return KafkaWorld(
+        open_lake(tmp_path / "lake"), tmp_path, lambda: spark, server=kafka, topics=topics
+    )
 
 
 def send(world: KafkaWorld, stream: str, parts: Parts, new: Parts) -> None:
@@ -53,12 +63,18 @@ def send(world: KafkaWorld, stream: str, parts: Parts, new: Parts) -> None:
         for key, n, time in records:
             moment = None if time is None else at(time)
             # Kafka's own time of a payment is not what it says of itself.
-            made.append((moment, key, {"n": n}) if stream == "orders" else (at(9_999), key, {"n": n, "ts": moment}))
+            made.append(
+                (moment, key, {"n": n})
+                if stream == "orders"
+                else (at(9_999), key, {"n": n, "ts": moment})
+            )
         world.produce(stream, number, made)
 
 
 def windows(parts: Parts) -> set[tuple[Any, ...]]:
-    """Return the windows that all partitions have passed, of the records that were not too late for them."""
+    """Return the windows that all partitions have passed, of the records that were not too late
+    for them.
+    """
     marks, taken = [], dict[tuple[str, int], list[int]]()
     for records in parts:
         behind, mark = watermarks_in_order([time for _, _, time in records], DELAY)
@@ -71,12 +87,16 @@ def windows(parts: Parts) -> set[tuple[Any, ...]]:
                 taken.setdefault((key, start), []).append(n)
     passed = min(mark for mark in marks if mark is not None)
     return {
-        (key, at(start), len(own), sum(own)) for (key, start), own in taken.items() if start + SIZE + LATENESS <= passed
+        (key, at(start), len(own), sum(own))
+        for (key, start), own in taken.items()
+        if start + SIZE + LATENESS <= passed
     }
 
 
 def counted(world: KafkaWorld) -> list[tuple[Any, ...]]:
-    return [(row["k"], row["window_start"], row["orders"], row["sum"]) for row in world.rows("counted")]
+    return [
+        (row["k"], row["window_start"], row["orders"], row["sum"]) for row in world.rows("counted")
+    ]
 
 
 def counting() -> Application:
@@ -84,7 +104,9 @@ def counting() -> Application:
     app = Application("both")
     options: dict[str, Any] = {"default_offset": "oldest", "delay": seconds(DELAY)}
     orders = app.input_stream("kafka.orders", event_time=ARRIVAL, **options).select("k", "n")
-    payments = app.input_stream("kafka.payments", event_time="ts", **options).select("order_key as k", "n")
+    payments = app.input_stream("kafka.payments", event_time="ts", **options).select(
+        "order_key as k", "n"
+    )
     counted = (
         orders.merge(payments)
         .partition_by("k", partitions=2)
@@ -111,7 +133,9 @@ SECOND: tuple[Parts, Parts] = (
 )
 
 
-def test_kafka_records_are_counted_by_their_time_and_a_column_over_a_restart(world: KafkaWorld) -> None:
+def test_kafka_records_are_counted_by_their_time_and_a_column_over_a_restart(
+    world: KafkaWorld,
+) -> None:
     orders: Parts = [[], []]
     payments: Parts = [[], []]
     for number, (new_orders, new_payments) in enumerate((FIRST, SECOND)):
@@ -122,7 +146,9 @@ def test_kafka_records_are_counted_by_their_time_and_a_column_over_a_restart(wor
         assert len(rows) == len(set(rows))
         assert set(rows) == windows([*orders, *payments])
         assert len(rows) == 5 * number, "the slowest partition holds all windows back at first"
-    (totals,) = (of for name, of in world.state(counting()).totals.items() if name.startswith("window"))
+    (totals,) = (
+        of for name, of in world.state(counting()).totals.items() if name.startswith("window")
+    )
     # Behind 40, 35 and 41 in their partitions; not the order of c at 2, whose partition was at 3.
     assert (totals["late"], totals["null_times"]) == (3, 1)
 
@@ -161,7 +187,9 @@ def expected(orders: Parts, payments: Parts) -> tuple[Counter[Result], int]:
 
 
 @pytest.mark.long  # windows over topics, and streams of the lake that meet, are shown apart
-def test_records_of_two_topics_meet_by_their_own_times_once_over_runs_and_batches(world: KafkaWorld) -> None:
+def test_records_of_two_topics_meet_by_their_own_times_once_over_runs_and_batches(
+    world: KafkaWorld,
+) -> None:
     chance, numbers = random.Random(7), count(1)
     orders: Parts = [[], []]
     payments: Parts = [[], []]
@@ -179,16 +207,24 @@ def test_records_of_two_topics_meet_by_their_own_times_once_over_runs_and_batche
         world.run(meeting(), run=f"{run}")
         results, late = expected(orders, payments)
         assert Counter((row["k"], row["n"], row["paid"]) for row in world.rows("paid")) == results
-    (totals,) = (of for name, of in world.state(meeting()).totals.items() if name.startswith("stream-join"))
+    (totals,) = (
+        of for name, of in world.state(meeting()).totals.items() if name.startswith("stream-join")
+    )
     assert (totals["late"], totals["null_times"]) == (late, 1)
     assert late > 5
     assert min(totals["matched"], totals["unmatched"]) > 20
 
 
 def test_kafka_markers_date_versions_joined_as_of_each_records_time(world: KafkaWorld) -> None:
-    """Versions come in another order than they are valid in, one of them from another producer, two can't be dated."""
-    world.topics["planes"] = KafkaTopic(world.server.new_topic(2), Json("seats INT"), KeyText("item"))
-    planes = bounded_dataset("planes", input="kafka.planes", key="item", partitions=2, valid_from="marker")
+    """Versions come in another order than they are valid in, one of them from another producer,
+    two can't be dated.
+    """
+    world.topics["planes"] = KafkaTopic(
+        world.server.new_topic(2), Json("seats INT"), KeyText("item")
+    )
+    planes = bounded_dataset(
+        "planes", input="kafka.planes", key="item", partitions=2, valid_from="marker"
+    )
     fleets = {5: {"x": 1, "y": 1}, 3: {"x": 3}, 8: {"x": 5, "y": 8}}
 
     def deliver(version: str, fleet: dict[str, int], *times: dt.datetime | None) -> Any:
@@ -196,33 +232,48 @@ def test_kafka_markers_date_versions_joined_as_of_each_records_time(world: Kafka
             world.produce("planes", number % 2, [(None, item, {"seats": seats})])
         for partition, time in enumerate(times):
             dated = {} if time is None else {"valid_from": time.isoformat()}
-            world.mark("planes", partition, version=version, rows=len(list(fleet)[partition::2]), **dated)
-        return advance_dataset(planes, lake=world.lake, systems=world.systems, spark=world.spark, by="test")
+            world.mark(
+                "planes", partition, version=version, rows=len(list(fleet)[partition::2]), **dated
+            )
+        return advance_dataset(
+            planes, lake=world.lake, systems=world.systems, spark=world.spark, by="test"
+        )
 
     for day in (5, 3):
         deliver(f"v{day}", fleets[day], at(day), at(day))
     for version, times in {"undated": (None, None), "of two times": (at(6), at(7))}.items():
         assert deliver(version, {"x": 99}, *times).action == "rejected"
     table = pa.table({"item": list(fleets[8]), "seats": pa.array(fleets[8].values(), pa.int32())})
-    world.kafka.append("planes", table, producer="p", sequence=1, end_of_dataset="v8", valid_from=at(8))
+    world.kafka.append(
+        "planes", table, producer="p", sequence=1, end_of_dataset="v8", valid_from=at(8)
+    )
 
-    trips = [(item, 10 * day + number, day) for number, item in enumerate("xyz") for day in range(1, 11)]
+    trips = [
+        (item, 10 * day + number, day) for number, item in enumerate("xyz") for day in range(1, 11)
+    ]
     parts: Parts = [[], []]
     send(world, "payments", parts, [trips[0::2], trips[1::2]])
     app = Application("flown")
-    flown = app.input_stream("kafka.payments", default_offset="oldest").partition_by("order_key", partitions=2)
-    flown.join(app.table(planes), on={"order_key": "item"}, how="left", select=["seats"], as_of="ts").send_to(
-        app.output_stream("lake.flown", partitions=2, key="order_key")
+    flown = app.input_stream("kafka.payments", default_offset="oldest").partition_by(
+        "order_key", partitions=2
     )
+    flown.join(
+        app.table(planes), on={"order_key": "item"}, how="left", select=["seats"], as_of="ts"
+    ).send_to(app.output_stream("lake.flown", partitions=2, key="order_key"))
     counters = world.run(app).counters
 
     def seats(item: str, day: int) -> int | None:
         past = [begin for begin in fleets if begin <= day]
         return fleets[max(past)].get(item) if past else None
 
-    assert {row["n"]: row["seats"] for row in world.rows("flown")} == {n: seats(item, day) for item, n, day in trips}
+    assert {row["n"]: row["seats"] for row in world.rows("flown")} == {
+        n: seats(item, day) for item, n, day in trips
+    }
     (join,) = (of for name, of in counters.items() if name.startswith("join"))
     assert (join["rows"], join["before_history"]) == (30, 6)
     with open_dataset(world.lake, planes) as served:
-        told = [(part.valid_from, part.valid_to, part.entry and part.entry["seats"]) for part in served.history_of("y")]
+        told = [
+            (part.valid_from, part.valid_to, part.entry and part.entry["seats"])
+            for part in served.history_of("y")
+        ]
         assert told == [(at(5), at(8), 1), (at(8), None, 8)]

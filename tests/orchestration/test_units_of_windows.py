@@ -1,4 +1,6 @@
-"""Which wider types of a column continue with the values that a window has stored: those that are stored alike."""
+"""Which wider types of a column continue with the values that a window has stored: those that
+are stored alike.
+"""
 
 from __future__ import annotations
 
@@ -28,6 +30,8 @@ def test_distinct_values_of_a_wider_type_are_not_added_to_others(
 ) -> None:
     def units(kind: str) -> str:
         of = {"k": "string", "x": kind}
-        return Windows(Tumbling(timedelta(1)), ("k",), (("n", Distinct("x", approximate)),), timedelta(0), of).units
+        return Windows(
+            Tumbling(timedelta(1)), ("k",), (("n", Distinct("x", approximate)),), timedelta(0), of
+        ).units
 
     assert (units(narrow) == units(wide)) is (not approximate if alike is None else alike)

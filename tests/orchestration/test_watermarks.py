@@ -1,4 +1,6 @@
-"""Watermarks without Spark: which records are behind, and how far sources and operators have come, in plain values."""
+"""Watermarks without Spark: which records are behind, and how far sources and operators have
+come, in plain values.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.batch_log.batch_log import ApplicationState, Intent, PartitionTimes, TimeState
+from dagster_adjunct.orchestration.batch_log.batch_log import (
+    ApplicationState,
+    Intent,
+    PartitionTimes,
+    TimeState,
+)
 from dagster_adjunct.orchestration.operators.stream_facts import (
     SPARK,
     StreamFacts,
@@ -73,14 +80,20 @@ def streams(draw: st.DrawFn) -> list[list[Record]]:
     partitions = []
     for _ in range(draw(st.integers(1, 3))):
         offset, records = 0, list[Record]()
-        for gap, time in draw(st.lists(st.tuples(st.integers(1, 3), st.none() | st.integers(0, 60)), max_size=12)):
+        for gap, time in draw(
+            st.lists(st.tuples(st.integers(1, 3), st.none() | st.integers(0, 60)), max_size=12)
+        ):
             offset += gap
             records.append((offset, time))
         partitions.append(records)
     return partitions
 
 
-@given(streams(), st.integers(0, 20), st.lists(st.lists(st.integers(0, 5), min_size=3, max_size=3), max_size=5))
+@given(
+    streams(),
+    st.integers(0, 20),
+    st.lists(st.lists(st.integers(0, 5), min_size=3, max_size=3), max_size=5),
+)
 @settings(max_examples=100)
 def test_any_split_into_batches_finds_the_same_late_records_and_watermarks(
     partitions: list[list[Record]], delay: int, cuts: list[list[int]]
@@ -94,7 +107,9 @@ def test_any_split_into_batches_finds_the_same_late_records_and_watermarks(
         times = times_at_batch_start(app, state, intent(batch, at(batch), *everything))
         rows = []
         for number, records in enumerate(partitions):
-            rows += [(number, *record) for record in records[read[number] : read[number] + takes[number]]]
+            rows += [
+                (number, *record) for record in records[read[number] : read[number] + takes[number]]
+            ]
             read[number] += takes[number]
         shuffled = random.Random(batch).sample(rows, len(rows))
         table = pa.table(
@@ -102,7 +117,8 @@ def test_any_split_into_batches_finds_the_same_late_records_and_watermarks(
                 "__partition": pa.array([row[0] for row in shuffled], pa.int32()),
                 "__offset": pa.array([row[1] for row in shuffled], pa.int64()),
                 "time": pa.array(
-                    [None if row[2] is None else to_microseconds(at(row[2])) for row in shuffled], pa.int64()
+                    [None if row[2] is None else to_microseconds(at(row[2])) for row in shuffled],
+                    pa.int64(),
                 ),
             }
         )
@@ -119,7 +135,9 @@ def test_any_split_into_batches_finds_the_same_late_records_and_watermarks(
         marks, end = watermarks_in_order([time for _, time in records], delay)
         ends.append(None if end is None else at(end))
         expected |= {
-            (number, offset): at(mark) for (offset, _), mark in zip(records, marks, strict=True) if mark is not None
+            (number, offset): at(mark)
+            for (offset, _), mark in zip(records, marks, strict=True)
+            if mark is not None
         }
     assert behind == expected
     assert [state.times.partitions[one].watermark for one in everything] == ends
@@ -134,7 +152,9 @@ def partition(active: float, watermark: float | None = None) -> PartitionTimes:
     return PartitionTimes(active_at=at(active), newest=mark, watermark=mark)
 
 
-def state_of(times: Mapping[int, PartitionTimes], operators: Mapping[str, datetime] | None = None) -> TimeState:
+def state_of(
+    times: Mapping[int, PartitionTimes], operators: Mapping[str, datetime] | None = None
+) -> TimeState:
     return TimeState(
         partitions={ssp(number): partition_times for number, partition_times in times.items()},
         operators=dict(operators or {}),
@@ -173,14 +193,21 @@ def test_what_operators_hold_back_adds_up_along_the_longest_way() -> None:
     slow = clicks.apply(Seen("first", 5 * SECOND)).apply(Seen("second", 2 * SECOND))
     slow.apply(Seen("third"), clicks.apply(Seen("beside", SECOND)))
     spans = {name: span["lake.clicks"] for name, span in watermark_inputs(app.operators).items()}
-    assert spans == {"first": 0 * SECOND, "second": 5 * SECOND, "beside": 0 * SECOND, "third": 7 * SECOND}
+    assert spans == {
+        "first": 0 * SECOND,
+        "second": 5 * SECOND,
+        "beside": 0 * SECOND,
+        "third": 7 * SECOND,
+    }
     times = state_of({0: partition(0, 100)})
     assert compute_operator_watermark(app, times, "third", at(0)) == at(93)
 
 
 def test_how_long_records_are_needed_adds_up_along_the_longest_way() -> None:
     app = Application("deep")
-    clicks, other = (app.input_stream(f"lake.{name}", event_time="ts") for name in ("clicks", "other"))
+    clicks, other = (
+        app.input_stream(f"lake.{name}", event_time="ts") for name in ("clicks", "other")
+    )
     late, made = {"allowed_lateness": 3 * SECOND}, {"n": Count()}
     days = clicks.window(Tumbling(10 * SECOND), by="k", name="w", aggregates=made).window(
         Session(5 * SECOND), by="k", name="behind", aggregates=made, **late
@@ -188,7 +215,10 @@ def test_how_long_records_are_needed_adds_up_along_the_longest_way() -> None:
     days.join_stream(other, on="k", within=(SECOND, 2 * SECOND), name="j")
     clicks.window(Tumbling(12 * SECOND), by="k", name="beside", aggregates=made, **late)
     joined = 3 * SECOND + timedelta(microseconds=1)
-    assert required_retention(app.operators) == {"lake.clicks": 15 * SECOND + joined, "lake.other": joined}
+    assert required_retention(app.operators) == {
+        "lake.clicks": 15 * SECOND + joined,
+        "lake.other": joined,
+    }
 
 
 def test_a_recreated_stream_starts_afresh_and_a_repartitioned_one_from_the_slowest() -> None:
@@ -204,14 +234,20 @@ def test_a_recreated_stream_starts_afresh_and_a_repartitioned_one_from_the_slowe
     carried = times.carry_over("lake.clicks", {ssp(number): str(4 + number) for number in range(3)})
     assert carried.operators == times.operators
     assert carried.partitions.keys() == {*(ssp(number) for number in range(3)), ssp(0, "orders")}
-    assert carried.partitions[ssp(2)] == PartitionTimes(active_at=at(6), newest=at(50), watermark=at(40), read_to=6)
+    assert carried.partitions[ssp(2)] == PartitionTimes(
+        active_at=at(6), newest=at(50), watermark=at(40), read_to=6
+    )
 
 
 def test_the_input_that_lags_is_told_with_the_partition_that_holds_it_back() -> None:
     app = application(idle_after=60 * SECOND, max_watermark_lag=30 * SECOND)
     times = state_of({0: partition(90, 80), 1: partition(90, 60), 2: partition(0, 5)})
     (told,) = measure_input_times(app, times, at(100))
-    assert (told.watermark, told.held_by, told.idle) == (at(60), "lake.clicks.1", ("lake.clicks.2",))
+    assert (told.watermark, told.held_by, told.idle) == (
+        at(60),
+        "lake.clicks.1",
+        ("lake.clicks.2",),
+    )
     assert (told.lag, told.behind_newest, told.exceeds) == (40 * SECOND, 20 * SECOND, True)
     assert told.to_json()["lag"] == 40.0
     assert "held back by lake.clicks.1" in told.describe()
@@ -224,8 +260,11 @@ def test_a_plan_says_what_the_time_of_state_follows_from() -> None:
     facts = StreamFacts("lake.clicks", 2, ("k",), SPARK, Schema.of(k="string", ts="timestamp"))
     app = application(delay=10 * SECOND, idle_after=60 * SECOND)
     assert build_plan(app, {"lake.clicks": facts}).notes[-1:] == (
-        "seen-2 keeps state under the name seen (no table), each row until its watermark has passed it: the lowest of "
-        "all partitions of lake.clicks (by ts, 0:00:10 late at most, idle after 0:01:00).",
+        (
+            "seen-2 keeps state under the name seen (no table), each row until its watermark has"
+            " passed it: the lowest of all partitions of lake.clicks (by ts, 0:00:10 late at most,"
+            " idle after 0:01:00)."
+        ),
     )
 
 
@@ -248,7 +287,11 @@ def test_what_was_passed_over_is_what_no_batch_has_read(reads: list[tuple[int, i
 def test_offsets_without_records_count_as_read_with_those_before_them() -> None:
     app, one = application(), ssp(0)
     times = times_at_batch_start(app, ApplicationState(), intent(1, at(1), one))
-    for number in range(5, 200):  # from offset 50 on, and with the end of a transaction behind each nine records
+    for number in range(
+        5, 200
+    ):  # from offset 50 on, and with the end of a transaction behind each nine records
         seen = Measured({0: number * 1_000_000}, {0: 10 * number + 9})
-        times = times_after_batch(app, times, {"lake.clicks": seen}, at(number), {one: (10 * number, 10 * number + 10)})
+        times = times_after_batch(
+            app, times, {"lake.clicks": seen}, at(number), {one: (10 * number, 10 * number + 10)}
+        )
     assert times.partitions[one].skipped == ((0, 50),)

@@ -1,4 +1,6 @@
-"""What functions of windows return, in plain Arrow: a value of the declared type, or a refusal that says why not."""
+"""What functions of windows return, in plain Arrow: a value of the declared type, or a refusal
+that says why not.
+"""
 
 from __future__ import annotations
 
@@ -23,32 +25,40 @@ def value_of(returned: Any, returns: str) -> Any:
     """Return what a function that returns this gives for the window."""
 
     def made(records: pa.Table) -> Any:
-        assert records.to_pylist() == [{"n": 2}, {"n": 1}], "in the order of their positions, and what was asked for"
+        assert records.to_pylist() == [{"n": 2}, {"n": 1}], (
+            "in the order of their positions, and what was asked for"
+        )
         return returned
 
     functions = (("f", Aggregate(made, returns, of=["n"])),)
-    call = WindowFunctionCall("window-2-w", functions, ("k",), ("n",), Schema.of(k="string", f=returns), frozenset())
+    call = WindowFunctionCall(
+        "window-2-w", functions, ("k",), ("n",), Schema.of(k="string", f=returns), frozenset()
+    )
     return call(RECORDS).to_pylist()[0]["f"]
 
 
 def test_a_record_without_a_python_form_is_rejected_before_a_function_gets_it() -> None:
     times = pa.array([0, 253_402_300_800_000_000], pa.int64()).cast(pa.timestamp("us", tz="UTC"))
     functions = (("f", Aggregate(lambda records: pytest.fail("it was called"), "int", of=["at"])),)
-    call = WindowFunctionCall("window-2-w", functions, ("k",), ("at",), Schema.of(k="string", f="int"), frozenset())
+    call = WindowFunctionCall(
+        "window-2-w", functions, ("k",), ("at",), Schema.of(k="string", f="int"), frozenset()
+    )
     with pytest.raises(SchemaMismatchError) as caught:
         call(pa.table({"k": ["a", "a"], "at": times, RECORD: ["2", "1"]}))
     assert (caught.value.operator, caught.value.column) == ("window-2-w", "at")
 
 
 @pytest.mark.parametrize(
-    ("returned", "returns"), [(7, "int"), (None, "int"), (2.5, "double"), ("x", "string"), (NOON, "timestamp")]
+    ("returned", "returns"),
+    [(7, "int"), (None, "int"), (2.5, "double"), ("x", "string"), (NOON, "timestamp")],
 )
 def test_a_value_of_the_declared_type_is_the_windows(returned: Any, returns: str) -> None:
     assert value_of(returned, returns) == returned
 
 
 @pytest.mark.parametrize(
-    ("returned", "returns"), [(pd.NaT, "timestamp"), (pd.NaT, "date"), (pd.NA, "bigint"), (pd.NA, "string")]
+    ("returned", "returns"),
+    [(pd.NaT, "timestamp"), (pd.NaT, "date"), (pd.NA, "bigint"), (pd.NA, "string")],
 )
 def test_what_pandas_calls_missing_is_null(returned: Any, returns: str) -> None:
     """As the latest time of records that have none."""
@@ -67,9 +77,17 @@ def test_what_pandas_calls_missing_is_null(returned: Any, returns: str) -> None:
             "timestamp",
             "returned datetime for 'f', which is no timestamp: .* not a time with a time zone",
         ),
-        (pa.scalar(datetime(2026, 1, 1)), "timestamp", "returned datetime for 'f', which is no timestamp"),
+        (
+            pa.scalar(datetime(2026, 1, 1)),
+            "timestamp",
+            "returned datetime for 'f', which is no timestamp",
+        ),
         (1_767_225_600, "timestamp", "returned int for 'f', which does not fit into timestamp"),
-        (pa.scalar(253_402_300_800_000_000, pa.timestamp("us", tz="UTC")), "timestamp", "returned TimestampScalar"),
+        (
+            pa.scalar(253_402_300_800_000_000, pa.timestamp("us", tz="UTC")),
+            "timestamp",
+            "returned TimestampScalar",
+        ),
         (20_454, "date", "returned int for 'f', which does not fit into date"),
     ],
 )

@@ -1,4 +1,6 @@
-"""Windows over plain frames, without a step around them: any split into batches gives what plain Python says."""
+"""Windows over plain frames, without a step around them: any split into batches gives what plain
+Python says.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,15 @@ from dagster_adjunct.orchestration.operators.windows.kinds import Kind, Session,
 from dagster_adjunct.orchestration.operators.windows.window import build_window
 from dagster_adjunct.resources.streams.system import TOMBSTONE
 from dagster_adjunct.windows import Count, Distinct, Max, Mean, Min, Sum
-from tests.orchestration.window_oracle import Click, at, behind, expected, random_clicks, values_of, watermark
+from tests.orchestration.window_oracle import (
+    Click,
+    at,
+    behind,
+    expected,
+    random_clicks,
+    values_of,
+    watermark,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -70,13 +80,17 @@ HIDDEN = (
 class State:
     """A state table as plain rows: what was written last counts, until it expires."""
 
-    def __init__(self, spark: SparkSession, spec: StateSpec, rows: dict[Any, Any], watermarks: Watermarks) -> None:
+    def __init__(
+        self, spark: SparkSession, spec: StateSpec, rows: dict[Any, Any], watermarks: Watermarks
+    ) -> None:
         self.spark, self.spec, self.rows, self.watermarks = spark, spec, rows, watermarks
         self.written: dict[Any, Any] = {}
 
     def frame(self) -> DataFrame:
         before = self.watermarks.before
-        rows = [row for row in self.rows.values() if before is None or row[self.spec.expires] > before]
+        rows = [
+            row for row in self.rows.values() if before is None or row[self.spec.expires] > before
+        ]
         values = [tuple(row[name] for name in self.spec.schema.names) for row in rows]
         return self.spark.createDataFrame(values, self.spec.schema.ddl())
 
@@ -125,7 +139,9 @@ class Batches:
         self.states.append(State(self.spark, spec, self.tables.setdefault(name, {}), self.marks))
         return self.states[-1]
 
-    def count_records(self, operator: str, frame: DataFrame, conditions: Mapping[str, Any]) -> DataFrame:
+    def count_records(
+        self, operator: str, frame: DataFrame, conditions: Mapping[str, Any]
+    ) -> DataFrame:
         return frame
 
     def has_late_consumer(self, operator: str) -> bool:
@@ -147,7 +163,9 @@ class Batches:
         return frozenset()
 
 
-def rows_of(clicks: list[list[Click]], cuts: list[int], ends: list[int], delay: float) -> list[tuple[Any, ...]]:
+def rows_of(
+    clicks: list[list[Click]], cuts: list[int], ends: list[int], delay: float
+) -> list[tuple[Any, ...]]:
     rows = []
     for partition, own in enumerate(clicks):
         limits = list(behind(own, delay))
@@ -160,9 +178,16 @@ def rows_of(clicks: list[list[Click]], cuts: list[int], ends: list[int], delay: 
 
 
 def run(
-    spark: SparkSession, window: Any, clicks: list[list[Click]], delay: float, batches: int, seed: int
+    spark: SparkSession,
+    window: Any,
+    clicks: list[list[Click]],
+    delay: float,
+    batches: int,
+    seed: int,
 ) -> list[list[dict[str, Any]]]:
-    """Return what each batch gives, the input cut into batches at random places of each partition."""
+    """Return what each batch gives, the input cut into batches at random places of each
+    partition.
+    """
     rng = random.Random(seed)
     cuts = [[*sorted(rng.choices(range(len(own) + 1), k=batches - 1)), len(own)] for own in clicks]
     world, before, results = Batches(spark), [0] * len(clicks), []
@@ -172,7 +197,9 @@ def run(
         after = None if None in marks else at(min(mark for mark in marks if mark is not None))
         frame = spark.createDataFrame(rows_of(clicks, before, ends, delay), f"{COLUMNS}, {HIDDEN}")
         world.begin(after)
-        results.append([row.asDict() for row in window.compile("window-2", [frame], world).collect()])
+        results.append(
+            [row.asDict() for row in window.compile("window-2", [frame], world).collect()]
+        )
         world.commit()
         before = ends
     return results
@@ -182,21 +209,34 @@ def shown(row: Mapping[str, Any], names: Any) -> tuple[Any, ...]:
     return tuple(row[name] for name in ("key", "window_start", "window_end", *names))
 
 
-AT_LENGTH = [("tumbling", "final"), ("session", "final"), ("sliding", "final"), ("tumbling", "updates")]
+AT_LENGTH = [
+    ("tumbling", "final"),
+    ("session", "final"),
+    ("sliding", "final"),
+    ("tumbling", "updates"),
+]
 AT_LENGTH += [("sliding", "updates")]
 
 
 @pytest.mark.parametrize(
-    ("name", "results"), [("session", "updates"), *(pytest.param(*case, marks=pytest.mark.long) for case in AT_LENGTH)]
+    ("name", "results"),
+    [("session", "updates"), *(pytest.param(*case, marks=pytest.mark.long) for case in AT_LENGTH)],
 )
-def test_any_split_gives_the_windows_of_the_whole_input_once(spark: SparkSession, name: str, results: Any) -> None:
+def test_any_split_gives_the_windows_of_the_whole_input_once(
+    spark: SparkSession, name: str, results: Any
+) -> None:
     kind, delay, lateness = KINDS[name], 5.0, 3.0
-    window = build_window("input-1", kind, "key", "views", AGGREGATES, results, dt.timedelta(seconds=lateness), None)
+    window = build_window(
+        "input-1", kind, "key", "views", AGGREGATES, results, dt.timedelta(seconds=lateness), None
+    )
     clicks = random_clicks(7, KEYS, RECORDS, PARTITIONS)
     told = expected(clicks, kind, delay, lateness)
     assert {why for _, why in told.late} == {"late", "null time", "null key"}
     mark = min(watermark(own, delay) or 0 for own in clicks)
-    windows = {(key, at(start), at(end)): values_of(own) for (key, start), (end, own) in told.windows.items()}
+    windows = {
+        (key, at(start), at(end)): values_of(own)
+        for (key, start), (end, own) in told.windows.items()
+    }
     closed = {
         (*key, *values.values())
         for key, values in windows.items()
@@ -207,13 +247,17 @@ def test_any_split_gives_the_windows_of_the_whole_input_once(spark: SparkSession
         rows_by_batch = run(spark, window, clicks, delay, batches, seed)
         every = [row for batch in rows_by_batch for row in batch]
         if results == "final":
-            assert sorted(map(str, (shown(row, AGGREGATES) for row in every))) == sorted(map(str, closed))
+            assert sorted(map(str, (shown(row, AGGREGATES) for row in every))) == sorted(
+                map(str, closed)
+            )
             continue
         final = [shown(row, AGGREGATES) for row in every if row["final"] and not row["__tombstone"]]
         assert sorted(map(str, final)) == sorted(map(str, closed))
         table: dict[Any, Any] = {}
         for row in every:
-            table[row["key"], row["window_start"]] = None if row["__tombstone"] else shown(row, AGGREGATES)
+            table[row["key"], row["window_start"]] = (
+                None if row["__tombstone"] else shown(row, AGGREGATES)
+            )
         left = [row for row in table.values() if row is not None]
         everything = [(*key, *values.values()) for key, values in windows.items()]
         assert sorted(map(str, left)) == sorted(map(str, everything))
@@ -221,12 +265,25 @@ def test_any_split_gives_the_windows_of_the_whole_input_once(spark: SparkSession
 
 def test_less_lateness_closes_no_window_twice(spark: SparkSession) -> None:
     world, results = Batches(spark), []
-    clicks = [(*("a", 1, None, None, None), *(0, offset, at(0), False, 0, at(1), None, False)) for offset in (0, 1)]
-    for lateness, rows, mark in ((30, clicks, 1), (0, [], 20), (0, [], 30), (0, [], 60), (0, [], 90)):
+    clicks = [
+        (*("a", 1, None, None, None), *(0, offset, at(0), False, 0, at(1), None, False))
+        for offset in (0, 1)
+    ]
+    for lateness, rows, mark in (
+        (30, clicks, 1),
+        (0, [], 20),
+        (0, [], 30),
+        (0, [], 60),
+        (0, [], 90),
+    ):
         late, made = dt.timedelta(seconds=lateness), {"clicks": Count()}
-        window = build_window("input-1", KINDS["tumbling"], "key", "views", made, "final", late, None)
+        window = build_window(
+            "input-1", KINDS["tumbling"], "key", "views", made, "final", late, None
+        )
         world.begin(at(mark))
-        results += window.compile("window-2", [spark.createDataFrame(rows, f"{COLUMNS}, {HIDDEN}")], world).collect()
+        results += window.compile(
+            "window-2", [spark.createDataFrame(rows, f"{COLUMNS}, {HIDDEN}")], world
+        ).collect()
         world.commit()
     assert [(row["key"], row["clicks"]) for row in results] == [("a", 2)]
 
@@ -239,20 +296,31 @@ def test_a_record_whose_last_window_ends_after_all_times_has_no_time_that_counts
     times = ["9999-12-28 23:59:58", "9999-12-29 12:00:00", "9999-12-31 23:59:59"]
     frame = spark.sql(
         " union all ".join(
-            f"select 'a' as k, timestamp'{time}+00:00' as {EVENT_TIME}, cast(null as timestamp) as {BEHIND}, "
-            f"false as {TOMBSTONE}, {number} as n"
+            f"select 'a' as k, timestamp'{time}+00:00' as {EVENT_TIME}, cast(null as timestamp) as"
+            f" {BEHIND}, false as {TOMBSTONE}, {number} as n"
             for number, time in enumerate(times)
         )
     )
-    found = {row["n"]: row[EXCLUSION] for row in classify_window_records(frame, windows, None).collect()}
+    found = {
+        row["n"]: row[EXCLUSION] for row in classify_window_records(frame, windows, None).collect()
+    }
     assert found == {0: None, 1: NULL_TIME, 2: NULL_TIME}
 
 
 def test_only_records_that_count_in_some_window_are_partly_late(spark: SparkSession) -> None:
     windows = Windows(KINDS["sliding"], ("k",), (("n", Count()),), dt.timedelta(0), {"k": "string"})
-    rows = [("a", at(9), at(10)), ("a", at(9), None), ("a", at(1), at(30)), (None, at(9), at(10)), ("a", None, None)]
+    rows = [
+        ("a", at(9), at(10)),
+        ("a", at(9), None),
+        ("a", at(1), at(30)),
+        (None, at(9), at(10)),
+        ("a", None, None),
+    ]
     marked = [(*row, place == 5, place == 6) for place, row in enumerate([*rows, rows[0], rows[0]])]
-    columns = f"k string, {EVENT_TIME} timestamp, {BEHIND} timestamp, {TOMBSTONE} boolean, {REPLAYED} boolean"
+    columns = (
+        f"k string, {EVENT_TIME} timestamp, {BEHIND} timestamp, {TOMBSTONE} boolean,"
+        f" {REPLAYED} boolean"
+    )
     found = (
         classify_window_records(spark.createDataFrame(marked, columns), windows, None)
         .select(EXCLUSION, PARTLY_LATE)
@@ -262,12 +330,21 @@ def test_only_records_that_count_in_some_window_are_partly_late(spark: SparkSess
     assert [tuple(row) for row in found] == [(None, True), *((reason, False) for reason in why[1:])]
 
 
-def test_open_sessions_of_a_key_are_rows_and_no_list_that_has_to_fit_in_one(spark: SparkSession) -> None:
+def test_open_sessions_of_a_key_are_rows_and_no_list_that_has_to_fit_in_one(
+    spark: SparkSession,
+) -> None:
     windows = Windows(KINDS["session"], ("k",), (("n", Count()),), dt.timedelta(0), {"k": "string"})
     columns = windows.schema.ddl()
     rows = [("hot", at(20 * n), at(20 * n + 6), 1, 1, at(20 * n + 6)) for n in range(50)]
-    rows += [("other", at(0), at(6), 1, 1, at(6)), ("closing", at(0), at(6), 1, 1, at(1)), ("new", *rows[0][1:])]
-    kept, runs = spark.createDataFrame(rows[:-1], columns), spark.createDataFrame([rows[0], rows[-1]], columns)
+    rows += [
+        ("other", at(0), at(6), 1, 1, at(6)),
+        ("closing", at(0), at(6), 1, 1, at(1)),
+        ("new", *rows[0][1:]),
+    ]
+    kept, runs = (
+        spark.createDataFrame(rows[:-1], columns),
+        spark.createDataFrame([rows[0], rows[-1]], columns),
+    )
     together = union_sessions(kept, runs, windows, Watermarks(None, at(1)))
     assert "collect_list" not in together._jdf.queryExecution().optimizedPlan().toString()  # type: ignore[operator]
     counts = Counter((row["k"], row["__stored"]) for row in together.collect())

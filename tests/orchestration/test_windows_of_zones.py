@@ -1,4 +1,6 @@
-"""Windows by the clocks of a zone: where they begin and end, and what a run makes of days with 23 and 25 hours."""
+"""Windows by the clocks of a zone: where they begin and end, and what a run makes of days with
+23 and 25 hours.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,8 @@ from tests.orchestration.step_world import StepWorld
 MINUTE, DAY = dt.timedelta(minutes=1), dt.timedelta(days=1)
 EPOCH = dt.datetime(1970, 1, 1)
 NEW_YORK = "America/New_York"
-# Where clocks were put forward or back: by an hour, at midnight, from 00:01, by half an hour, by two hours, by a day.
+# Where clocks were put forward or back: by an hour, at midnight, from 00:01, by half an hour, by
+# two hours, by a day.
 CHANGES = [
     (NEW_YORK, "2026-03-08"),
     (NEW_YORK, "2026-11-01"),
@@ -38,8 +41,12 @@ CHANGES = [
 ]
 
 
-def windows_by_minute(zone: str, first: dt.datetime, last: dt.datetime, length: dt.timedelta) -> list[dt.datetime]:
-    """Return the begins of windows: minutes at which clocks first show a multiple, or with an hour, show one at all."""
+def windows_by_minute(
+    zone: str, first: dt.datetime, last: dt.datetime, length: dt.timedelta
+) -> list[dt.datetime]:
+    """Return the begins of windows: minutes at which clocks first show a multiple, or with an
+    hour, show one at all.
+    """
     begins, highest, moment = [], None, first
     while moment < last:
         clock = moment.astimezone(ZoneInfo(zone)).replace(tzinfo=None) - EPOCH
@@ -56,9 +63,15 @@ AT_LENGTH: list[dict[str, int]] = [{"days": 2}, {"hours": 1}, {"hours": 2}, {"ho
 
 @pytest.mark.spark
 @pytest.mark.parametrize(
-    "kind", [{"days": 1}, *(pytest.param(kind, marks=pytest.mark.long) for kind in ({"hours": 6}, *AT_LENGTH))]
+    "kind",
+    [
+        {"days": 1},
+        *(pytest.param(kind, marks=pytest.mark.long) for kind in ({"hours": 6}, *AT_LENGTH)),
+    ],
 )
-def test_windows_begin_where_clocks_first_show_their_begin(spark: SparkSession, kind: dict[str, int]) -> None:
+def test_windows_begin_where_clocks_first_show_their_begin(
+    spark: SparkSession, kind: dict[str, int]
+) -> None:
     beginning = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
     known: list[list[dt.datetime]] = []
     frames: list[DataFrame] = []
@@ -67,17 +80,33 @@ def test_windows_begin_where_clocks_first_show_their_begin(spark: SparkSession, 
         assert window.local is not None
         day = dt.datetime.fromisoformat(date).replace(tzinfo=dt.UTC)
         begins = windows_by_minute(zone, day - 4 * DAY, day + 5 * DAY, window.local)
-        times = [begin + MINUTE * minutes for begin in begins[:-1] for minutes in range(0, 3 * 24 * 60, 30)]
+        times = [
+            begin + MINUTE * minutes
+            for begin in begins[:-1]
+            for minutes in range(0, 3 * 24 * 60, 30)
+        ]
         times += [begin - dt.timedelta(microseconds=1) for begin in begins[1:]]
         times = sorted({time for time in times if begins[0] <= time < begins[-1]})
         micros = [((time - beginning) // dt.timedelta(microseconds=1),) for time in times]
-        frame = spark.createDataFrame(micros, "t bigint").coalesce(1).withColumn("b", window_start(F.col("t"), window))
-        frames.append(frame.withColumn("e", window_end(F.col("b"), window)).withColumn("number", F.lit(number)))
+        frame = (
+            spark.createDataFrame(micros, "t bigint")
+            .coalesce(1)
+            .withColumn("b", window_start(F.col("t"), window))
+        )
+        frames.append(
+            frame.withColumn("e", window_end(F.col("b"), window)).withColumn(
+                "number", F.lit(number)
+            )
+        )
         known.append(begins)
     for *micros, number in reduce(DataFrame.unionAll, frames).collect():
         time, begin, end = (beginning + dt.timedelta(microseconds=value) for value in micros)
         place = bisect_right(known[number], time) - 1
-        assert (begin, end) == tuple(known[number][place : place + 2]), (CHANGES[number], kind, time)
+        assert (begin, end) == tuple(known[number][place : place + 2]), (
+            CHANGES[number],
+            kind,
+            time,
+        )
 
 
 @pytest.mark.spark
@@ -87,11 +116,17 @@ def test_days_of_a_zone_have_23_and_25_hours_however_batches_are_cut(step_world:
     app = Application("takings", max_batch_records=100)
     sales = app.input_stream("lake.sales", event_time="at")
     sales.window(
-        Tumbling(days=1, zone=NEW_YORK), by="shop", name="days", aggregates={"n": Count(), "total": Sum("amount")}
+        Tumbling(days=1, zone=NEW_YORK),
+        by="shop",
+        name="days",
+        aggregates={"n": Count(), "total": Sum("amount")},
     ).send_to(app.output_stream("lake.days", partitions=1, key="shop"))
     zone = ZoneInfo(NEW_YORK)
     expected: dict[dt.date, tuple[int, int]] = {}
-    for first in (dt.datetime(2026, 3, 6, 17, tzinfo=dt.UTC), dt.datetime(2026, 10, 30, 17, tzinfo=dt.UTC)):
+    for first in (
+        dt.datetime(2026, 3, 6, 17, tzinfo=dt.UTC),
+        dt.datetime(2026, 10, 30, 17, tzinfo=dt.UTC),
+    ):
         times = [first + dt.timedelta(hours=number) for number in range(96)]
         world.send("sales", *[("s", time, number) for number, time in enumerate(times)])
         for number, time in enumerate(times):
@@ -99,16 +134,23 @@ def test_days_of_a_zone_have_23_and_25_hours_however_batches_are_cut(step_world:
             count, total = expected.get(day, (0, 0))
             expected[day] = (count + 1, total + number)
     world.run(app)
-    rows = {row["window_start"].replace(tzinfo=dt.UTC).astimezone(zone): row for row in world.rows("days")}
+    rows = {
+        row["window_start"].replace(tzinfo=dt.UTC).astimezone(zone): row
+        for row in world.rows("days")
+    }
     made = {start.date(): (row["n"], row["total"]) for start, row in rows.items()}
     last = max(expected)
-    assert made == {day: value for day, value in expected.items() if day != last}, "the last day is open"
+    assert made == {day: value for day, value in expected.items() if day != last}, (
+        "the last day is open"
+    )
     assert {start.time() for start in rows} == {dt.time(0)}
     spans = {start.date(): row["window_end"] - row["window_start"] for start, row in rows.items()}
     assert spans[dt.date(2026, 3, 8)] == dt.timedelta(hours=23)
     assert spans[dt.date(2026, 11, 1)] == dt.timedelta(hours=25)
     assert (made[dt.date(2026, 3, 8)][0], made[dt.date(2026, 11, 1)][0]) == (23, 25)
-    plan = next(operator.spec.summary() for operator in app.operators if operator.spec.kind == "window")
+    plan = next(
+        operator.spec.summary() for operator in app.operators if operator.spec.kind == "window"
+    )
     assert plan.startswith("tumbling 1 day of America/New_York by shop")
 
 
@@ -118,9 +160,9 @@ def test_a_zone_that_java_does_not_know_is_refused_before_a_batch(step_world: St
     world.stream("sales", "shop", 1, shop="string", at="timestamp", amount="bigint")
     app = Application("takings")
     sales = app.input_stream("lake.sales", event_time="at")
-    sales.window(Tumbling(days=1, zone="ROC"), by="shop", name="days", aggregates={"n": Count()}).send_to(
-        app.output_stream("lake.days", partitions=1, key="shop")
-    )
+    sales.window(
+        Tumbling(days=1, zone="ROC"), by="shop", name="days", aggregates={"n": Count()}
+    ).send_to(app.output_stream("lake.days", partitions=1, key="shop"))
     world.send("sales", ("s", dt.datetime(2026, 3, 6, 17, tzinfo=dt.UTC), 1))
     with pytest.raises(ConfigurationError) as refused:
         world.run(app)
@@ -146,7 +188,9 @@ def test_a_zone_that_java_does_not_know_is_refused_before_a_batch(step_world: St
         ({"days": 1, "zone": "../etc/passwd"}, "zone"),
     ],
 )
-def test_days_and_hours_that_no_zone_counts_are_refused(given: dict[str, object], argument: str) -> None:
+def test_days_and_hours_that_no_zone_counts_are_refused(
+    given: dict[str, object], argument: str
+) -> None:
     with pytest.raises(ConfigurationError) as refused:
         Tumbling(**given)  # type: ignore[arg-type]
     assert refused.value.argument == argument

@@ -1,4 +1,6 @@
-"""Two databases of time zones: Java's rules and Python's are compared, and their version is kept with the state."""
+"""Two databases of time zones: Java's rules and Python's are compared, and their version is kept
+with the state.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,10 @@ from dagster_adjunct.errors import ZoneRulesError
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.operators.windows import kinds, window, zone_rules
 from dagster_adjunct.orchestration.operators.windows.kinds import window_start
-from dagster_adjunct.orchestration.operators.windows.zone_rules import check_zones_in_jvm, differing_spans
+from dagster_adjunct.orchestration.operators.windows.zone_rules import (
+    check_zones_in_jvm,
+    differing_spans,
+)
 from dagster_adjunct.windows import Count, Tumbling
 from tests.orchestration.step_world import StepWorld
 
@@ -26,13 +31,17 @@ NOW = dt.datetime.now(dt.UTC)
 
 
 def compile_zone(folder: Path, zone: str, changes: Mapping[dt.datetime, int], first: int) -> None:
-    """Write a file of rules as RFC 8536 describes it, version 2: the offset in seconds from each time on."""
+    """Write a file of rules as RFC 8536 describes it, version 2: the offset in seconds from each
+    time on.
+    """
     offsets = [first, *changes.values()]
     kinds = sorted(set(offsets))
     times = [int(time.timestamp()) for time in changes]
     counts = [0, 0, 0, len(times), len(kinds), 4]
     header = b"TZif2" + bytes(15) + b"".join(count.to_bytes(4, "big") for count in counts)
-    empty = b"TZif2" + bytes(15) + b"".join(count.to_bytes(4, "big") for count in [0, 0, 0, 0, 1, 4])
+    empty = (
+        b"TZif2" + bytes(15) + b"".join(count.to_bytes(4, "big") for count in [0, 0, 0, 0, 1, 4])
+    )
     types = b"".join(kind.to_bytes(4, "big", signed=True) + bytes(2) for kind in kinds)
     data = b"".join(time.to_bytes(8, "big", signed=True) for time in times)
     data += bytes(kinds.index(offset) for offset in offsets[1:]) + types + b"ABC\0"
@@ -44,7 +53,9 @@ def compile_zone(folder: Path, zone: str, changes: Mapping[dt.datetime, int], fi
 
 @pytest.fixture
 def rules(tmp_path: Path) -> Iterator[Callable[..., None]]:
-    """A function that puts rules of a zone in place of those that Python has; afterwards they are as they were."""
+    """A function that puts rules of a zone in place of those that Python has; afterwards they
+    are as they were.
+    """
 
     def forget() -> None:
         zoneinfo.ZoneInfo.clear_cache()
@@ -66,7 +77,9 @@ def rules(tmp_path: Path) -> Iterator[Callable[..., None]]:
 
 
 def changed(zone: str, since: dt.datetime, seconds: int) -> tuple[dict[dt.datetime, int], int]:
-    """Return the changes of a zone's clock and its first offset, with `seconds` more from a time on."""
+    """Return the changes of a zone's clock and its first offset, with `seconds` more from a time
+    on.
+    """
     zero = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
     known = zone_rules.clock_changes(zone)
     found = {zero + dt.timedelta(microseconds=moment): after // 10**6 for moment, _, after in known}
@@ -79,7 +92,9 @@ def changed(zone: str, since: dt.datetime, seconds: int) -> tuple[dict[dt.dateti
 
 @pytest.mark.spark
 @pytest.mark.parametrize("zone", [NEW_YORK, "UTC", "Asia/Kathmandu", "Africa/Casablanca"])
-def test_equal_rules_are_accepted_by_both_ways_of_asking_java(spark: SparkSession, zone: str) -> None:
+def test_equal_rules_are_accepted_by_both_ways_of_asking_java(
+    spark: SparkSession, zone: str
+) -> None:
     differing_spans(spark, zone)
     check_zones_in_jvm([zone])
 
@@ -91,7 +106,10 @@ def test_other_rules_within_ten_years_are_refused_with_both_versions(
 ) -> None:
     since = (NOW + dt.timedelta(days=days)).replace(microsecond=0)
     rules(NEW_YORK, *changed(NEW_YORK, since, HOUR))
-    for compare in (lambda: differing_spans(spark, NEW_YORK), lambda: check_zones_in_jvm([NEW_YORK])):
+    for compare in (
+        lambda: differing_spans(spark, NEW_YORK),
+        lambda: check_zones_in_jvm([NEW_YORK]),
+    ):
         with pytest.raises(ZoneRulesError) as refused:
             compare()
         error = refused.value
@@ -102,10 +120,14 @@ def test_other_rules_within_ten_years_are_refused_with_both_versions(
 
 
 @pytest.mark.spark
-def test_a_difference_of_an_hour_on_one_day_is_found(spark: SparkSession, rules: Callable[..., None]) -> None:
+def test_a_difference_of_an_hour_on_one_day_is_found(
+    spark: SparkSession, rules: Callable[..., None]
+) -> None:
     changes, first = changed(NEW_YORK, NOW.replace(microsecond=0), 0)
     moment = next(time for time in changes if time > NOW + dt.timedelta(days=7))
-    moved = {time + dt.timedelta(hours=1) * (time == moment): offset for time, offset in changes.items()}
+    moved = {
+        time + dt.timedelta(hours=1) * (time == moment): offset for time, offset in changes.items()
+    }
     rules(NEW_YORK, moved, first)
     with pytest.raises(ZoneRulesError) as refused:
         differing_spans(spark, NEW_YORK)
@@ -113,15 +135,21 @@ def test_a_difference_of_an_hour_on_one_day_is_found(spark: SparkSession, rules:
 
 
 @pytest.mark.spark
-def test_only_records_of_a_time_far_off_meet_other_rules(spark: SparkSession, rules: Callable[..., None]) -> None:
+def test_only_records_of_a_time_far_off_meet_other_rules(
+    spark: SparkSession, rules: Callable[..., None]
+) -> None:
     changes, first = changed(NEW_YORK, dt.datetime(1950, 1, 1, tzinfo=dt.UTC), 0)
     first_change = min(time for time in changes if time.year == 1950 and time.month > 1)
-    rules(NEW_YORK, {time: offset for time, offset in changes.items() if time != first_change}, first)
+    rules(
+        NEW_YORK, {time: offset for time, offset in changes.items() if time != first_change}, first
+    )
     kind = Tumbling(days=1, zone=NEW_YORK)
 
     def start(time: dt.datetime) -> Any:
         micros = int(time.timestamp()) * 10**6
-        return spark.range(1).select(window_start(F.lit(micros) + F.col("id"), kind)).collect()[0][0]
+        return (
+            spark.range(1).select(window_start(F.lit(micros) + F.col("id"), kind)).collect()[0][0]
+        )
 
     assert differing_spans(spark, NEW_YORK)
     assert start(dt.datetime(1951, 6, 1, 12, tzinfo=dt.UTC)) is not None
@@ -133,14 +161,16 @@ def test_only_records_of_a_time_far_off_meet_other_rules(spark: SparkSession, ru
 def days_of(zone: str) -> Application:
     app = Application("takings")
     sales = app.input_stream("lake.sales", event_time="at")
-    sales.window(Tumbling(days=1, zone=zone), by="shop", name="days", aggregates={"n": Count()}).send_to(
-        app.output_stream("lake.days", partitions=1, key="shop")
-    )
+    sales.window(
+        Tumbling(days=1, zone=zone), by="shop", name="days", aggregates={"n": Count()}
+    ).send_to(app.output_stream("lake.days", partitions=1, key="shop"))
     return app
 
 
 @pytest.mark.spark
-def test_an_application_is_refused_before_its_first_batch(step_world: StepWorld, rules: Callable[..., None]) -> None:
+def test_an_application_is_refused_before_its_first_batch(
+    step_world: StepWorld, rules: Callable[..., None]
+) -> None:
     world = step_world
     world.stream("sales", "shop", 1, shop="string", at="timestamp")
     world.send("sales", ("s", NOW))
@@ -171,7 +201,8 @@ def test_open_windows_of_other_rules_are_refused_and_closed_ones_are_not(
         return manifest.declaration.zone_rules
 
     assert stored_rules() == "2001a 00"
-    # The open window starts and ends at the same times by the present rules: it goes on, and they are stored.
+    # The open window starts and ends at the same times by the present rules: it goes on, and they
+    # are stored.
     world.send("sales", ("s", noon + dt.timedelta(hours=1)))
     world.run(app)
     assert stored_rules() == zone_rules.describe_rules(NEW_YORK)
@@ -190,5 +221,7 @@ def test_open_windows_of_other_rules_are_refused_and_closed_ones_are_not(
 
 
 def test_the_package_of_a_version_of_the_rules_is_named() -> None:
-    named = [zone_rules._package_version(rules) for rules in ("2025a", "2025b", "2026f", "", "2025")]
+    named = [
+        zone_rules._package_version(rules) for rules in ("2025a", "2025b", "2026f", "", "2025")
+    ]
     assert named == ["2025.1", "2025.2", "2026.6", None, None]

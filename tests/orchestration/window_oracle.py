@@ -1,4 +1,6 @@
-"""Random streams, and what windows over them have to be: plain Python over the whole input, without any batches."""
+"""Random streams, and what windows over them have to be: plain Python over the whole input,
+without any batches.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ def at(seconds: float | None) -> dt.datetime | None:
 
 
 def random_clicks(seed: int, keys: int, records: int, partitions: int) -> list[list[Click]]:
-    """Return the records of each partition in their order: mostly later ones later, some far behind."""
+    """Return the records of each partition in their order: mostly later ones later, some far
+    behind.
+    """
     rng = random.Random(seed)
     made: list[list[Click]] = []
     for partition in range(partitions):
@@ -79,18 +83,24 @@ def starts_of(kind: Kind, time: float) -> list[float]:
     size = kind.size.total_seconds()
     every = kind.every.total_seconds() if isinstance(kind, Sliding) else size
     last = math.floor(time / every) * every
-    return [last - n * every for n in range(math.ceil(size / every)) if last - n * every > time - size]
+    return [
+        last - n * every for n in range(math.ceil(size / every)) if last - n * every > time - size
+    ]
 
 
 @dataclass
 class Expected:
-    """The windows by (key, start): their end, and their records in order; and the records that are in none."""
+    """The windows by (key, start): their end, and their records in order; and the records that
+    are in none.
+    """
 
     windows: dict[tuple[str, float], tuple[float, list[Click]]]
     late: list[tuple[Click, str]]
 
 
-def expected(clicks: Sequence[Sequence[Click]], kind: Kind, delay: float, lateness: float) -> Expected:
+def expected(
+    clicks: Sequence[Sequence[Click]], kind: Kind, delay: float, lateness: float
+) -> Expected:
     taken: dict[tuple[str, float], list[Click]] = defaultdict(list)
     sessions: dict[str, list[tuple[float, int, Click]]] = defaultdict(list)
     late = []
@@ -124,7 +134,9 @@ def expected(clicks: Sequence[Sequence[Click]], kind: Kind, delay: float, latene
     return Expected(windows, late)
 
 
-def _runs(sorted_clicks: Sequence[tuple[float, int, Click]], gap: float) -> Iterator[list[tuple[float, int, Click]]]:
+def _runs(
+    sorted_clicks: Sequence[tuple[float, int, Click]], gap: float
+) -> Iterator[list[tuple[float, int, Click]]]:
     run: list[tuple[float, int, Click]] = []
     for one in sorted_clicks:
         if run and at(one[0]) - at(run[-1][0]) >= dt.timedelta(seconds=gap):  # type: ignore[operator]

@@ -1,7 +1,8 @@
-"""The services of deploy/compose.yaml, started by hand: their commands, environment and order, without containers.
+"""The services of deploy/compose.yaml, started by hand: their commands, environment and order,
+without containers.
 
-Hosts become 127.0.0.1, ports free ones, and folders of the image those of the test. PostgreSQL is this machine's, with
-the user and the database that the file gives it.
+Hosts become 127.0.0.1, ports free ones, and folders of the image those of the test. PostgreSQL is
+this machine's, with the user and the database that the file gives it.
 """
 
 from __future__ import annotations
@@ -40,7 +41,9 @@ _OURS = ("adjunct", "python", "dagster", "dagster-webserver", "dagster-daemon")
 
 def read_compose(secrets: Mapping[str, str] = SECRETS) -> dict[str, Any]:
     """Return the file with these secrets in the place of their variables."""
-    text = _SECRET.sub(lambda found: secrets[found[1]], (DEPLOY / "compose.yaml").read_text("utf-8"))
+    text = _SECRET.sub(
+        lambda found: secrets[found[1]], (DEPLOY / "compose.yaml").read_text("utf-8")
+    )
     return dict(yaml.safe_load(text))
 
 
@@ -51,14 +54,23 @@ def compose_secrets() -> set[str]:
 
 def read_dockerfile() -> list[tuple[str, str]]:
     """Return the instructions of the Dockerfile with their arguments."""
-    lines = [line for line in (DEPLOY / "Dockerfile").read_text("utf-8").splitlines() if not line.startswith("#")]
+    lines = [
+        line
+        for line in (DEPLOY / "Dockerfile").read_text("utf-8").splitlines()
+        if not line.startswith("#")
+    ]
     joined = "\n".join(lines).replace("\\\n", " ")
-    return [(name, rest) for name, _, rest in (line.partition(" ") for line in joined.splitlines() if line)]
+    return [
+        (name, rest)
+        for name, _, rest in (line.partition(" ") for line in joined.splitlines() if line)
+    ]
 
 
 def image_environment() -> dict[str, str]:
     """Return the variables that the image sets."""
-    words = [word for name, rest in read_dockerfile() if name == "ENV" for word in shlex.split(rest)]
+    words = [
+        word for name, rest in read_dockerfile() if name == "ENV" for word in shlex.split(rest)
+    ]
     return dict(word.split("=", 1) for word in words)
 
 
@@ -69,7 +81,9 @@ class ByHand:
     folder: Path
     postgres: PostgresServer
     services: dict[str, Any] = field(default_factory=lambda: read_compose()["services"])
-    ports: dict[str, int] = field(default_factory=lambda: {port: free_port() for port in ("3000", "4000", "7070")})
+    ports: dict[str, int] = field(
+        default_factory=lambda: {port: free_port() for port in ("3000", "4000", "7070")}
+    )
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
     healthy: set[str] = field(default_factory=set)
 
@@ -100,14 +114,25 @@ class ByHand:
         """Return a word of a command or a setting with the places of this machine."""
         if text in self.services:
             return "127.0.0.1"
-        text = _PORTS.sub(lambda found: str(self.ports[found[0]]), text).replace("0.0.0.0", "127.0.0.1")
+        text = _PORTS.sub(lambda found: str(self.ports[found[0]]), text).replace(
+            "0.0.0.0", "127.0.0.1"
+        )
         text = text.replace("//s3:", "//127.0.0.1:")
         if text.startswith(":"):
             return f"127.0.0.1{text}"
-        return next((text.replace(there, here) for there, here in self.places.items() if text.startswith(there)), text)
+        return next(
+            (
+                text.replace(there, here)
+                for there, here in self.places.items()
+                if text.startswith(there)
+            ),
+            text,
+        )
 
     def environment(self, name: str) -> dict[str, str]:
-        """Return the environment of a service: this machine's, without settings of ours, the image's, and its own."""
+        """Return the environment of a service: this machine's, without settings of ours, the
+        image's, and its own.
+        """
         ours = ("ADJUNCT_", "AWS_", "DAGSTER")
         machine = {key: value for key, value in os.environ.items() if not key.startswith(ours)}
         given = {
@@ -117,10 +142,16 @@ class ByHand:
         return {**machine, **{key: self.here(str(value)) for key, value in given.items()}}
 
     def start(self) -> None:
-        """Start each service when those that it depends on are as it wants them, and wait until all are healthy."""
+        """Start each service when those that it depends on are as it wants them, and wait until
+        all are healthy.
+        """
         waiting = dict(self.services)
         while waiting:
-            ready = [name for name, service in waiting.items() if not service.get("depends_on", {}).keys() & waiting]
+            ready = [
+                name
+                for name, service in waiting.items()
+                if not service.get("depends_on", {}).keys() & waiting
+            ]
             assert ready, f"services that wait for each other: {sorted(waiting)}"
             for name in ready:
                 for other, wanted in waiting.pop(name).get("depends_on", {}).items():
@@ -138,9 +169,16 @@ class ByHand:
     def _start(self, name: str) -> None:
         if name == "postgres":  # it runs, and needs what its image makes of its environment
             given = self.environment(name)
-            assert "'" not in "".join(given[key] for key in ("POSTGRES_USER", "POSTGRES_PASSWORD", "POSTGRES_DB"))
-            self.postgres.execute(f"CREATE ROLE {given['POSTGRES_USER']} LOGIN PASSWORD '{given['POSTGRES_PASSWORD']}'")
-            self.postgres.execute(f"CREATE DATABASE {given['POSTGRES_DB']} OWNER {given['POSTGRES_USER']}")
+            assert "'" not in "".join(
+                given[key] for key in ("POSTGRES_USER", "POSTGRES_PASSWORD", "POSTGRES_DB")
+            )
+            self.postgres.execute(
+                f"CREATE ROLE {given['POSTGRES_USER']} LOGIN PASSWORD"
+                f" '{given['POSTGRES_PASSWORD']}'"
+            )
+            self.postgres.execute(
+                f"CREATE DATABASE {given['POSTGRES_DB']} OWNER {given['POSTGRES_USER']}"
+            )
             self.postgres.require_password(given["POSTGRES_USER"])
             return
         command = [self.here(word) for word in self.services[name]["command"]]
@@ -148,17 +186,28 @@ class ByHand:
             command = [str(require_versitygw()), *command]
         with (self.folder / f"{name}.log").open("wb") as log:
             self.processes[name] = subprocess.Popen(
-                _as_program(command), cwd=self.app, env=self.environment(name), stdout=log, stderr=log,
+                _as_program(command),
+                cwd=self.app,
+                env=self.environment(name),
+                stdout=log,
+                stderr=log,
                 start_new_session=True,
-            )  # fmt: skip
+            )
 
     def run(self, name: str, *command: str) -> str:
         """Run a command as `docker compose exec` would; return what it printed."""
         done = subprocess.run(
-            _as_program(command), cwd=self.app, env=self.environment(name), capture_output=True, text=True, check=False,
+            _as_program(command),
+            cwd=self.app,
+            env=self.environment(name),
+            capture_output=True,
+            text=True,
+            check=False,
             timeout=120,
-        )  # fmt: skip
-        assert done.returncode == 0, f"{name}: {command}\n{done.stdout[-1000:]}\n{done.stderr[-3000:]}"
+        )
+        assert done.returncode == 0, (
+            f"{name}: {command}\n{done.stdout[-1000:]}\n{done.stderr[-3000:]}"
+        )
         return done.stdout
 
     def wait_until_healthy(self, name: str) -> None:
@@ -181,15 +230,26 @@ class ByHand:
                 return urllib.request.urlopen(check[-1], timeout=5).status == 200
             return False
         if check[0] == "pg_isready":
-            check = [str(self.postgres.programs / check[0]), "-p", str(self.postgres.port), *check[1:]]
+            check = [
+                str(self.postgres.programs / check[0]),
+                "-p",
+                str(self.postgres.port),
+                *check[1:],
+            ]
         done = subprocess.run(
-            _as_program(check), cwd=self.app, env=self.environment(name), capture_output=True, check=False, timeout=60
+            _as_program(check),
+            cwd=self.app,
+            env=self.environment(name),
+            capture_output=True,
+            check=False,
+            timeout=60,
         )
         return done.returncode == 0
 
     def _tail(self) -> str:
         return "\n".join(
-            f"{log.name}\n{log.read_text('utf-8', 'replace')[-2000:]}" for log in self.folder.glob("*.log")
+            f"{log.name}\n{log.read_text('utf-8', 'replace')[-2000:]}"
+            for log in self.folder.glob("*.log")
         )
 
 

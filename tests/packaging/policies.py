@@ -25,7 +25,12 @@ _OBJECT_ACTIONS = {
     "AbortMultipartUpload": "AbortMultipartUpload",
     "DeleteObject": "DeleteObject",
 }
-_TRANSACTED = {"Put": "PutItem", "Delete": "DeleteItem", "Update": "UpdateItem", "ConditionCheck": "ConditionCheckItem"}
+_TRANSACTED = {
+    "Put": "PutItem",
+    "Delete": "DeleteItem",
+    "Update": "UpdateItem",
+    "ConditionCheck": "ConditionCheckItem",
+}
 
 
 @dataclass(frozen=True)
@@ -38,7 +43,9 @@ class Need:
 
 
 def needs_of_s3(operation: str, given: Mapping[str, Any], status: int) -> Iterator[Need]:
-    """Yield what a request to S3 needs. An object that is missing is found to be so only by who may list it."""
+    """Yield what a request to S3 needs. An object that is missing is found to be so only by who
+    may list it.
+    """
     bucket = f"arn:aws:s3:::{given['Bucket']}"
     if operation == "ListObjectsV2":
         yield Need("s3:ListBucket", bucket, given["Prefix"])
@@ -73,7 +80,9 @@ class Recorder:
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     @contextmanager
-    def recording(self, role: str, needs_of: Callable[[str, Mapping[str, Any], int], Iterable[Need]]) -> Iterator[None]:
+    def recording(
+        self, role: str, needs_of: Callable[[str, Mapping[str, Any], int], Iterable[Need]]
+    ) -> Iterator[None]:
         """Collect for this role what is sent meanwhile."""
         send: Any = BaseClient._make_api_call  # type: ignore[attr-defined]
         found = self.needs.setdefault(role, set())
@@ -83,7 +92,11 @@ class Recorder:
             try:
                 return send(client, operation, given)
             except Exception as error:
-                status = getattr(error, "response", {}).get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+                status = (
+                    getattr(error, "response", {})
+                    .get("ResponseMetadata", {})
+                    .get("HTTPStatusCode", 0)
+                )
                 raise
             finally:
                 with self._lock:
@@ -124,8 +137,14 @@ class Grant:
 
 
 def read_policy(*files: Path) -> list[Grant]:
-    """Return what policies allow. Those here have no other effect, and no condition but on the prefix of a listing."""
-    return [_grant(statement) for file in files for statement in json.loads(file.read_text("utf-8"))["Statement"]]
+    """Return what policies allow. Those here have no other effect, and no condition but on the
+    prefix of a listing.
+    """
+    return [
+        _grant(statement)
+        for file in files
+        for statement in json.loads(file.read_text("utf-8"))["Statement"]
+    ]
 
 
 def _grant(statement: Mapping[str, Any]) -> Grant:

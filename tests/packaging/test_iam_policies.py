@@ -1,6 +1,8 @@
-"""deploy/iam/: each role does its work on a real S3 server that enforces its policies, and uses all that they allow.
+"""deploy/iam/: each role does its work on a real S3 server that enforces its policies, and uses all
+that they allow.
 
-Requests are recorded by operation and key. DynamoDB Local asks nobody for permission, so there only the record counts.
+Requests are recorded by operation and key. DynamoDB Local asks nobody for permission, so there only
+the record counts.
 """
 
 from __future__ import annotations
@@ -79,12 +81,16 @@ class Roles:
     def __init__(self, server: PolicedS3Server) -> None:
         self.recorder = Recorder()
         self.environments = {
-            role: server.user_env(role.replace(" ", "-"), *[(IAM / file).read_text("utf-8") for file in files])
+            role: server.user_env(
+                role.replace(" ", "-"), *[(IAM / file).read_text("utf-8") for file in files]
+            )
             for role, files in ROLES.items()
         }
 
     def allow(self, role: str, need: Need) -> bool:
-        return any(grant.allows(need) for grant in read_policy(*[IAM / file for file in ROLES[role]]))
+        return any(
+            grant.allows(need) for grant in read_policy(*[IAM / file for file in ROLES[role]])
+        )
 
     def as_role(self, role: str, patch: pytest.MonkeyPatch) -> Any:
         """Let this process work as this role, and record what it needs while the context lasts."""
@@ -102,7 +108,9 @@ def patch() -> Iterator[pytest.MonkeyPatch]:
 
 @pytest.fixture(scope="module")
 def orders(patch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """The application of the example, and what delivers its sample: `orders.pipeline` and `orders.deliver`."""
+    """The application of the example, and what delivers its sample: `orders.pipeline` and
+    `orders.deliver`.
+    """
     patch.setenv("ADJUNCT_LAKE", LAKE)
     patch.syspath_prepend(str(DEPLOY))
     yield lambda name: importlib.import_module(f"orders.{name}")
@@ -115,17 +123,26 @@ def roles(policed_s3: PolicedS3Server, patch: pytest.MonkeyPatch, orders: Any) -
     """All roles, after each has done its work once."""
     policed_s3.server.client().create_bucket(Bucket=BUCKET)
     roles, app, deliver = Roles(policed_s3), orders("pipeline").app, orders("deliver")
-    fares, fees = (bounded_dataset(name, input=f"lake.{name}", key="product", broadcast=True) for name in PRICES)
+    fares, fees = (
+        bounded_dataset(name, input=f"lake.{name}", key="product", broadcast=True)
+        for name in PRICES
+    )
     prices = version_set("prices", fares, fees)
     with roles.as_role("run", patch):  # the first write makes the lake
-        LakeStreams(open_lake()).create("first", schema=deliver.STREAMS["products"][0], key=["product"], partitions=1)
+        LakeStreams(open_lake()).create(
+            "first", schema=deliver.STREAMS["products"][0], key=["product"], partitions=1
+        )
     with roles.as_role("deliver", patch):
         deliver.deliver()
         deliver.deliver()  # again: what was written for it is deleted
         streams = LakeStreams(open_lake())
         for name in PRICES:
-            streams.create(name, schema=deliver.STREAMS["products"][0], key=["product"], partitions=1)
-            streams.append(name, deliver.PRODUCTS, producer="sample", sequence=1, end_of_dataset="v1")
+            streams.create(
+                name, schema=deliver.STREAMS["products"][0], key=["product"], partitions=1
+            )
+            streams.append(
+                name, deliver.PRODUCTS, producer="sample", sequence=1, end_of_dataset="v1"
+            )
         upload_in_parts(f"streams/{PRICES[0]}/data/large", patch)
     with roles.as_role("run", patch):
         lake = open_lake()
@@ -158,8 +175,12 @@ PRICES = ("fares", "fees")
 
 
 def upload_in_parts(key: str, patch: pytest.MonkeyPatch) -> None:
-    """Upload a file in parts, twice, where the second upload finds out only at its end that the object exists."""
-    store = open_lake(settings=LakeSettings(multipart_threshold=5 * 1024 * 1024, part_size=5 * 1024 * 1024)).store
+    """Upload a file in parts, twice, where the second upload finds out only at its end that the
+    object exists.
+    """
+    store = open_lake(
+        settings=LakeSettings(multipart_threshold=5 * 1024 * 1024, part_size=5 * 1024 * 1024)
+    ).store
     path = store.staging_dir() / f"iam-{os.getpid()}"
     path.write_bytes(b"x" * (6 * 1024 * 1024))
     try:
@@ -173,24 +194,44 @@ def upload_in_parts(key: str, patch: pytest.MonkeyPatch) -> None:
 
 
 def look_and_request(app: Any) -> None:
-    """What happens in a code location: sensors, which also fan requests out and ask a run to end, and requests."""
+    """What happens in a code location: sensors, which also fan requests out and ask a run to
+    end, and requests.
+    """
     lake = open_lake()
     sensors = ("orders_new_records", "orders_startpoints", "orders_restart", "products_delivered")
     with dg.DagsterInstance.ephemeral() as instance:
         for sensor in sensors:
             Ticker(lake, app, instance, sensor, launch_when=STAYING).tick()
-        Startpoints(app, lake=lake).request("lake.orders", StartpointOldest(), by="test", reason="a test")
+        Startpoints(app, lake=lake).request(
+            "lake.orders", StartpointOldest(), by="test", reason="a test"
+        )
         request = Ticker(lake, app, instance, "orders_startpoints").asked()
         assert "adjunct/startpoints" in request.tags
-        instance.add_run(dg.DagsterRun("orders", status=dg.DagsterRunStatus.STARTED, tags={"adjunct/loaded": "before"}))
-        assert "asked to end" in Ticker(lake, app, instance, "orders_new_records", launch_when=STAYING).skipped()
+        instance.add_run(
+            dg.DagsterRun(
+                "orders", status=dg.DagsterRunStatus.STARTED, tags={"adjunct/loaded": "before"}
+            )
+        )
+        assert (
+            "asked to end"
+            in Ticker(lake, app, instance, "orders_new_records", launch_when=STAYING).skipped()
+        )
 
 
 @pytest.mark.parametrize("role", ROLES)
-def test_the_policy_of_a_role_allows_what_it_needs_and_nothing_else(roles: Roles, role: str) -> None:
+def test_the_policy_of_a_role_allows_what_it_needs_and_nothing_else(
+    roles: Roles, role: str
+) -> None:
     needs = roles.recorder.needs[role]
     assert needs
-    assert sorted(f"{need.action} {need.resource} {need.prefix}" for need in needs if not roles.allow(role, need)) == []
+    assert (
+        sorted(
+            f"{need.action} {need.resource} {need.prefix}"
+            for need in needs
+            if not roles.allow(role, need)
+        )
+        == []
+    )
     for grant in read_policy(IAM / ROLES[role][-1]):
         assert grant.unused(needs) == []
 
@@ -261,8 +302,13 @@ print(streams.read_arrow(streams.all_ranges("ids")).num_rows)
 @pytest.mark.spark
 @pytest.mark.long
 def test_spark_reads_and_writes_the_lake_with_the_policy_of_runs(roles: Roles) -> None:
-    command, env = [program("python"), "-c", _COPY], {**os.environ, **roles.environments["run"], "ADJUNCT_LAKE": LAKE}
-    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=200)
+    command, env = (
+        [program("python"), "-c", _COPY],
+        {**os.environ, **roles.environments["run"], "ADJUNCT_LAKE": LAKE},
+    )
+    done = subprocess.run(
+        command, env=env, capture_output=True, text=True, check=False, timeout=200
+    )
     assert done.stdout == "2\n", done.stderr[-3000:]
 
 
@@ -271,13 +317,17 @@ def use_tables(server: DynamoDbServer) -> None:
     columns = {"customer": "string", "spent": "double", "seen": "bigint"}
     of: Any = {"create": True, "forget_deleted_after": 3600.0, **server.session()}
     plain = DynamoDbTable("orders-spending", "customer", columns=columns, **of)
-    with BlockingTable(RemoteTable("plain", key="customer", read_function=plain, write_function=plain)) as table:
+    with BlockingTable(
+        RemoteTable("plain", key="customer", read_function=plain, write_function=plain)
+    ) as table:
         table.put("ann", {"spent": 1.0, "seen": 1})
         table.update("ann", {"spent": 2.0})
         assert table.get("ann") == {"customer": "ann", "spent": 2.0, "seen": 1}
         table.delete("ann")
     loose = DynamoDbTable("orders-seen", {"customer": "string"}, **of)
-    newest = RemoteTable("newest", key="customer", read_function=loose, write_function=loose, newest_by="seen")
+    newest = RemoteTable(
+        "newest", key="customer", read_function=loose, write_function=loose, newest_by="seen"
+    )
     with BlockingTable(newest) as table:
         table.put("ann", {"seen": 1})
         table.delete("ann", newest=2)
@@ -286,7 +336,9 @@ def use_tables(server: DynamoDbServer) -> None:
 
 async def write_fenced(store: DynamoDbTable) -> None:
     """Put, update and delete records as a run does, with its epoch."""
-    fence = Fence(InMemoryStore(), "run", holder="h", application="orders", run="r", epoch=1, deadline=_FAR)
+    fence = Fence(
+        InMemoryStore(), "run", holder="h", application="orders", run="r", epoch=1, deadline=_FAR
+    )
     await store.begin_run(create=True, marks=False, fence=fence)
     record = {"customer": "ann", "spent": 1.0, "seen": 1}
     for kind, values in (
@@ -294,7 +346,9 @@ async def write_fenced(store: DynamoDbTable) -> None:
         (OperationKind.UPDATE, [{"spent": 2.0}]),
         (OperationKind.DELETE, None),
     ):
-        outcomes = await store.send(Operation(kind, RowEntries(["ann"], values), fence=fence, fenced=True))
+        outcomes = await store.send(
+            Operation(kind, RowEntries(["ann"], values), fence=fence, fenced=True)
+        )
         assert outcomes.done == 1
     await store.close()
 
@@ -304,7 +358,9 @@ _FAR = Deadline(read_clocks(), 3600.0)
 
 def use_key_values(server: DynamoDbServer, folder: Path) -> None:
     """Create a table, change and read it in all ways, seal and delete it."""
-    manager = KeyValueTableManager(open_lake(str(folder / "lake")), DynamoDbSegments(endpoint_url=server.endpoint))
+    manager = KeyValueTableManager(
+        open_lake(str(folder / "lake")), DynamoDbSegments(endpoint_url=server.endpoint)
+    )
     manager.create_scope("orders")
     manager.create("orders", "state", KeyValueTableConfiguration(partitions=1))
     made = manager.open("orders", "state", key=TextSerializer(), value=JsonSerializer())
@@ -314,7 +370,9 @@ def use_key_values(server: DynamoDbServer, folder: Path) -> None:
         found = table.get("ann", family="spent")
         assert found is not None
         table.remove("bob", family="spent")
-        assert [entry and entry.value for entry in table.get_all(["ann", "eve"], family="spent")] == [1, 3]
+        assert [
+            entry and entry.value for entry in table.get_all(["ann", "eve"], family="spent")
+        ] == [1, 3]
         assert [len(page.items) for page in table.entries(family="spent")] == [2]
     manager.seal("orders", "state")
     manager.delete("orders", "state")
@@ -334,7 +392,10 @@ def test_the_policies_of_dynamodb_allow_what_tables_send_and_nothing_else(
         use_key_values(dynamodb, tmp_path)
     for file, needs in recorder.needs.items():
         grants = read_policy(IAM / file)
-        assert sorted(need.action for need in needs if not any(grant.allows(need) for grant in grants)) == [], file
+        assert (
+            sorted(need.action for need in needs if not any(grant.allows(need) for grant in grants))
+            == []
+        ), file
         assert [unused for grant in grants for unused in grant.unused(needs)] == [], file
 
 
@@ -351,6 +412,10 @@ def test_each_policy_is_short_enough_for_a_user_and_on_the_page() -> None:
     }
     for file in files:
         policy = json.loads(file.read_text("utf-8"))
-        assert len(json.dumps(policy, separators=(",", ":"))) <= 2048, "AWS allows no longer ones in a user"
+        assert len(json.dumps(policy, separators=(",", ":"))) <= 2048, (
+            "AWS allows no longer ones in a user"
+        )
         for statement in policy["Statement"]:
-            assert f"`{statement['Sid']}`" in page, f"{file.name}: {statement['Sid']} is not explained"
+            assert f"`{statement['Sid']}`" in page, (
+                f"{file.name}: {statement['Sid']} is not explained"
+            )

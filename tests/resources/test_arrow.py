@@ -44,7 +44,9 @@ def test_arrow_can_be_used_first_in_a_thread_that_ends() -> None:
 def test_threads_can_import_a_package_and_a_module_of_it_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As pyarrow and pyarrow.types, which pyarrow imports: Python ends one of the two imports as a deadlock."""
+    """As pyarrow and pyarrow.types, which pyarrow imports: Python ends one of the two imports as
+    a deadlock.
+    """
     package = tmp_path / "slow_package"
     package.mkdir()
     (package / "__init__.py").write_text("from slow_package import part", encoding="utf-8")
@@ -57,7 +59,9 @@ def test_threads_can_import_a_package_and_a_module_of_it_at_once(
             time.sleep(1)
 
     class SlowFinder:
-        def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
+        def find_spec(
+            self, name: str, path: object = None, target: object = None
+        ) -> ModuleSpec | None:
             loader = SlowLoader(name, str(package / "__init__.py"))
             return spec_from_file_location(name, loader=loader) if name == "slow_package" else None
 
@@ -71,7 +75,9 @@ def test_threads_can_import_a_package_and_a_module_of_it_at_once(
 
 
 def test_the_release_of_pyarrow_that_crashes_in_threads_is_not_installed() -> None:
-    listed = map(Requirement, tomllib.loads(_PROJECT.read_text(encoding="utf-8"))["project"]["dependencies"])
+    listed = map(
+        Requirement, tomllib.loads(_PROJECT.read_text(encoding="utf-8"))["project"]["dependencies"]
+    )
     (pyarrow,) = (one for one in listed if one.name == "pyarrow")
     assert not pyarrow.specifier.contains("25.0.0")
     assert pyarrow.specifier.contains("25.0.1")

@@ -44,6 +44,8 @@ def test_workers_are_begun_once_a_session(spark: SparkSession) -> None:
 
 @pytest.mark.spark
 def test_a_session_that_ends_at_once_loses_no_task_of_theirs() -> None:
-    done = subprocess.run([program("python"), "-c", ENDED_AT_ONCE], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [program("python"), "-c", ENDED_AT_ONCE], capture_output=True, text=True, check=False
+    )
     assert done.stdout == "['SUCCEEDED']\n", done.stderr
     assert "Lost task" not in done.stderr

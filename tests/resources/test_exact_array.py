@@ -68,7 +68,11 @@ def test_what_a_type_holds_is_kept(value: Any, kind: pa.DataType, kept: Any) -> 
         (pd.Timestamp(1, unit="ns", tz="UTC"), TIME, "is finer than microseconds"),
         (1_700_000_000_000_000, TIME, "1700000000000000 is not a time with a time zone"),
         (np.datetime64("2026-01-01T12:00", "us"), TIME, "."),
-        (datetime(9999, 12, 31, 23, tzinfo=timezone(-timedelta(hours=5))), TIME, "years are 1 to 9999"),
+        (
+            datetime(9999, 12, 31, 23, tzinfo=timezone(-timedelta(hours=5))),
+            TIME,
+            "years are 1 to 9999",
+        ),
         (datetime(1, 1, 1, tzinfo=timezone(timedelta(hours=5))), TIME, "years are 1 to 9999"),
         (pa.scalar(253_402_300_800_000_000, TIME), TIME, "."),
         (pa.scalar(2_932_897, pa.int32()).cast(pa.date32()), pa.date32(), "."),

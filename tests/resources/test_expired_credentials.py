@@ -1,4 +1,6 @@
-"""Credentials that have expired, and clocks that are wrong, are transient; fresh credentials are picked up."""
+"""Credentials that have expired, and clocks that are wrong, are transient; fresh credentials are
+picked up.
+"""
 
 from __future__ import annotations
 
@@ -20,14 +22,27 @@ from tests.servers.s3_proxy import REFUSALS, TroubledS3
 
 pytestmark = pytest.mark.server
 OLD, FRESH = "OLDKEY", "FRESHKEY"
-STALE = ["ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired", "RequestExpired", "RequestTimeTooSkewed"]
+STALE = [
+    "ExpiredToken",
+    "ExpiredTokenException",
+    "TokenRefreshRequired",
+    "RequestExpired",
+    "RequestTimeTooSkewed",
+]
 
 
 @pytest.fixture
 def proxy(moto_s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[TroubledS3]:
-    """A server that refuses what OLD signs, with credentials from a file that a test may write again."""
+    """A server that refuses what OLD signs, with credentials from a file that a test may write
+    again.
+    """
     moto_s3.set_in(monkeypatch)
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_ENDPOINT_URL_S3", "AWS_PROFILE"):
+    for name in (
+        "AWS_ACCESS_KEY_ID",
+        "AWS_SECRET_ACCESS_KEY",
+        "AWS_ENDPOINT_URL_S3",
+        "AWS_PROFILE",
+    ):
         monkeypatch.delenv(name, raising=False)
     for proxy in TroubledS3(moto_s3.endpoint).running():
         proxy.refused[OLD] = "ExpiredToken"
@@ -103,7 +118,9 @@ def test_what_credentials_do_not_allow_stays_permanent(
         REQUESTS[request_name](store)
 
 
-@pytest.mark.parametrize(("seconds", "kind"), [(0, "permanent"), (1_000, "clock"), (-1_000, "clock")])
+@pytest.mark.parametrize(
+    ("seconds", "kind"), [(0, "permanent"), (1_000, "clock"), (-1_000, "clock")]
+)
 def test_a_wrong_signature_is_a_clocks_if_the_answers_date_says_so(
     store: S3Store, proxy: TroubledS3, credentials: Path, seconds: int, kind: str
 ) -> None:
@@ -139,11 +156,17 @@ def test_a_process_that_provides_credentials_is_asked_again(
     credentials.unlink()
     answer, asked = tmp_path / "answer.json", tmp_path / "asked"
     script = tmp_path / "provide.py"
-    script.write_text(f"open({str(asked)!r}, 'a').write('.')\nprint(open({str(answer)!r}).read())\n")
+    script.write_text(
+        f"open({str(asked)!r}, 'a').write('.')\nprint(open({str(answer)!r}).read())\n"
+    )
     (tmp_path / "config").write_text(f"[default]\ncredential_process = {sys.executable} {script}\n")
 
     def provide(key: str) -> None:
-        answer.write_text(json.dumps({"Version": 1, "AccessKeyId": key, "SecretAccessKey": "s", "SessionToken": "t"}))
+        answer.write_text(
+            json.dumps(
+                {"Version": 1, "AccessKeyId": key, "SecretAccessKey": "s", "SessionToken": "t"}
+            )
+        )
 
     provide(OLD)
     with pytest.raises(errors.StoreUnavailableError, match="ExpiredToken"):
@@ -154,17 +177,25 @@ def test_a_process_that_provides_credentials_is_asked_again(
     assert asked.read_text() == "..", "a process is asked once, and again after a refusal"
 
 
-def test_a_process_that_fails_is_transient_and_named(store: S3Store, tmp_path: Path, credentials: Path) -> None:
+def test_a_process_that_fails_is_transient_and_named(
+    store: S3Store, tmp_path: Path, credentials: Path
+) -> None:
     credentials.unlink()
     gone = tmp_path / "gone.py"
     (tmp_path / "config").write_text(f"[default]\ncredential_process = {sys.executable} {gone}\n")
-    with pytest.raises(errors.StoreUnavailableError, match="the provider of the credentials has none now"):
+    with pytest.raises(
+        errors.StoreUnavailableError, match="the provider of the credentials has none now"
+    ):
         store.get("a")
-    gone.write_text(f"print({json.dumps({'Version': 1, 'AccessKeyId': FRESH, 'SecretAccessKey': 's'})!r})")
+    gone.write_text(
+        f"print({json.dumps({'Version': 1, 'AccessKeyId': FRESH, 'SecretAccessKey': 's'})!r})"
+    )
     store.put("a", b"x")
 
 
-def test_no_credentials_at_all_are_permanent_until_there_are_some(store: S3Store, credentials: Path) -> None:
+def test_no_credentials_at_all_are_permanent_until_there_are_some(
+    store: S3Store, credentials: Path
+) -> None:
     credentials.unlink()
     with pytest.raises(errors.ConfigurationError, match="NoCredentialsError"):
         store.put("a", b"x")
@@ -175,7 +206,9 @@ def test_no_credentials_at_all_are_permanent_until_there_are_some(store: S3Store
 # -- DynamoDB
 
 
-def dynamodb_table(proxy: TroubledS3, attempts: int = 1, **more: Any) -> BlockingTable[Any, Any, Any]:
+def dynamodb_table(
+    proxy: TroubledS3, attempts: int = 1, **more: Any
+) -> BlockingTable[Any, Any, Any]:
     store = DynamoDbTable(
         table=f"t-{uuid.uuid4().hex[:8]}",
         key="id",
@@ -186,11 +219,17 @@ def dynamodb_table(proxy: TroubledS3, attempts: int = 1, **more: Any) -> Blockin
         **more,
     )
     retry = RetryPolicy(attempts=attempts)
-    return BlockingTable(RemoteTable("t", key="id", read_function=store, write_function=store, retry=retry))
+    return BlockingTable(
+        RemoteTable("t", key="id", read_function=store, write_function=store, retry=retry)
+    )
 
 
-@pytest.mark.parametrize("code", ["ExpiredTokenException", "RequestExpired", "InvalidSignatureException"])
-def test_a_dynamodb_table_asks_for_fresh_credentials(proxy: TroubledS3, credentials: Path, code: str) -> None:
+@pytest.mark.parametrize(
+    "code", ["ExpiredTokenException", "RequestExpired", "InvalidSignatureException"]
+)
+def test_a_dynamodb_table_asks_for_fresh_credentials(
+    proxy: TroubledS3, credentials: Path, code: str
+) -> None:
     write_key(credentials, FRESH)
     table = dynamodb_table(proxy)
     table.put("a", {"id": "a", "n": 1})
@@ -216,7 +255,9 @@ def test_credentials_in_variables_are_read_again(
     table.close()
 
 
-def test_a_login_that_may_not_read_the_table_stays_permanent(proxy: TroubledS3, credentials: Path) -> None:
+def test_a_login_that_may_not_read_the_table_stays_permanent(
+    proxy: TroubledS3, credentials: Path
+) -> None:
     write_key(credentials, FRESH)
     proxy.refused[FRESH] = "InvalidSignatureException"
     with pytest.raises(errors.TableAccessError, match="InvalidSignatureException"):

@@ -1,4 +1,6 @@
-"""A disk that is full, or may not be written: an error that says so wherever files are written, and nothing is lost."""
+"""A disk that is full, or may not be written: an error that says so wherever files are written,
+and nothing is lost.
+"""
 
 from __future__ import annotations
 
@@ -52,12 +54,16 @@ FOLLOWED = unbounded_dataset("u", input="lake.c", key="k", partitions=1)
 
 def rows(first: int, count: int) -> pa.Table:
     numbers = np.random.default_rng(first).integers(0, 2**62, count)
-    return pa.table({"k": [f"{first + number:08}" for number in range(count)], "n": pa.array(numbers)})
+    return pa.table(
+        {"k": [f"{first + number:08}" for number in range(count)], "n": pa.array(numbers)}
+    )
 
 
 @contextmanager
 def no_room(bytes_a_file: int = 30_000) -> Iterator[None]:
-    """Let no file grow further, as on a disk that is full: small metadata still have room, data files have not."""
+    """Let no file grow further, as on a disk that is full: small metadata still have room, data
+    files have not.
+    """
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (bytes_a_file, before[1]))
     try:
@@ -76,7 +82,9 @@ def test_a_full_or_failing_disk_may_pass(number: int) -> None:
     assert told.value.url == "/data"
 
 
-@pytest.mark.parametrize("number", [errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.ENOENT])
+@pytest.mark.parametrize(
+    "number", [errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.ENOENT]
+)
 def test_what_the_file_system_refuses_is_to_be_changed(number: int) -> None:
     told = file_error(OSError(number, "what the library says"), "/data", "it")
     assert isinstance(told, ConfigurationError)
@@ -97,7 +105,9 @@ LATER: dict[str, Written] = {
     "changes": lambda lake, streams: advance_dataset(
         FOLLOWED, lake=lake, systems={"lake": streams}, spark=IN_PROCESS, by="me"
     ),
-    "compaction": lambda lake, streams: compact_dataset(lake, "u", spark=IN_PROCESS, by="me", level="major"),
+    "compaction": lambda lake, streams: compact_dataset(
+        lake, "u", spark=IN_PROCESS, by="me", level="major"
+    ),
     "rebuild": lambda lake, streams: rebuild_dataset(
         FOLLOWED, lake=lake, systems={"lake": streams}, spark=IN_PROCESS, **WHY
     ),
@@ -109,13 +119,19 @@ LATER: dict[str, Written] = {
 
 
 @pytest.mark.parametrize("name", [*WRITERS, *LATER])
-def test_no_room_for_data_files_is_told_and_what_was_begun_is_done_later(tmp_path: Path, name: str) -> None:
+def test_no_room_for_data_files_is_told_and_what_was_begun_is_done_later(
+    tmp_path: Path, name: str
+) -> None:
     lake = open_lake(tmp_path / "lake")
     streams = LakeStreams(lake)
     for stream in ("a", "c"):
         streams.create(stream, schema=SCHEMA, key=["k"], partitions=1)
         streams.append(
-            stream, rows(0, 20_000), producer="p", sequence=1, end_of_dataset="v1" if stream == "a" else None
+            stream,
+            rows(0, 20_000),
+            producer="p",
+            sequence=1,
+            end_of_dataset="v1" if stream == "a" else None,
         )
     if name in LATER:
         for made in ("bounded", "bootstrap"):
@@ -127,7 +143,9 @@ def test_no_room_for_data_files_is_told_and_what_was_begun_is_done_later(tmp_pat
     with no_room(), pytest.raises(StoreUnavailableError) as told:
         write(lake, streams)
     assert told.value.url == lake.url
-    assert list((tmp_path / "lake" / ".adjunct-store" / "staging").iterdir()) == [], "what was begun takes no room"
+    assert list((tmp_path / "lake" / ".adjunct-store" / "staging").iterdir()) == [], (
+        "what was begun takes no room"
+    )
     write(lake, streams)
     if name in LATER:
         with open_dataset(lake, "b") as b, open_dataset(lake, "u") as u:
@@ -146,7 +164,9 @@ def test_an_export_that_has_no_room_leaves_nothing(tmp_path: Path) -> None:
 def test_delivered_files_that_are_not_given_refuse_no_version(tmp_path: Path) -> None:
     folder = tmp_path / "incoming" / "v1"
     folder.mkdir(parents=True)
-    (folder / "a.csv").symlink_to("/proc/self/mem")  # which is there, and gives an error where it is read
+    (folder / "a.csv").symlink_to(
+        "/proc/self/mem"
+    )  # which is there, and gives an error where it is read
     (folder / "_SUCCESS").touch()
     source = FileSource(str(tmp_path / "incoming"), "csv", SCHEMA)
     spec = bounded_dataset("files", input=source, key="k", broadcast=True)
@@ -157,13 +177,17 @@ def test_delivered_files_that_are_not_given_refuse_no_version(tmp_path: Path) ->
     assert caught.value.__cause__.errno == errno.EIO
     (folder / "a.csv").unlink()
     (folder / "a.csv").write_text("k,n\na,1\n")
-    assert advance_dataset(spec, lake=lake, systems={}, spark=IN_PROCESS, by="me").action == "sealed"
+    assert (
+        advance_dataset(spec, lake=lake, systems={}, spark=IN_PROCESS, by="me").action == "sealed"
+    )
     (folder / "b.csv").symlink_to("b.csv")  # a link to itself
     with pytest.raises(ConfigurationError, match="symbolic links"):
         open_tree(str(tmp_path / "incoming")).list()
 
 
-def test_a_folder_that_may_not_be_listed_is_no_empty_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_may_not_be_listed_is_no_empty_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "v1").mkdir()
     tree, scandir = open_tree(str(tmp_path)), os.scandir
 
@@ -172,7 +196,9 @@ def test_a_folder_that_may_not_be_listed_is_no_empty_one(tmp_path: Path, monkeyp
             raise PermissionError(errno.EACCES, "Permission denied", str(path))
         return scandir(path)
 
-    monkeypatch.setattr(os, "scandir", refused)  # whoever runs the tests may be allowed to list anything
+    monkeypatch.setattr(
+        os, "scandir", refused
+    )  # whoever runs the tests may be allowed to list anything
     with pytest.raises(ConfigurationError, match="Permission denied") as told:
         tree.list()
     assert told.value.url == str(tmp_path / "v1")
@@ -183,15 +209,24 @@ def test_a_file_that_fails_in_the_middle_is_not_taken_for_a_damaged_one(tmp_path
     tree = open_tree(str(tmp_path))
     (file,) = tree.list()
     assert isinstance(file, ListedFile)
-    for read in (lambda: tree.read(file), lambda: tree.read_range(file, 0, 10), lambda: tree.content_tag(file)):
+    for read in (
+        lambda: tree.read(file),
+        lambda: tree.read_range(file, 0, 10),
+        lambda: tree.content_tag(file),
+    ):
         with pytest.raises(StoreUnavailableError):
             read()
 
 
 def test_an_sqlite_file_that_can_not_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    store = SqliteTable(tmp_path / "file" / "t.sqlite", "t", "id", columns={"id": "string"}, create=True)
-    with blocking(store) as table, pytest.raises(TableAccessError, match="can't be created") as caught:
+    store = SqliteTable(
+        tmp_path / "file" / "t.sqlite", "t", "id", columns={"id": "string"}, create=True
+    )
+    with (
+        blocking(store) as table,
+        pytest.raises(TableAccessError, match="can't be created") as caught,
+    ):
         table.put("a", {})
     assert caught.value.table == "t"
 
@@ -205,12 +240,18 @@ def test_an_sqlite_file_that_can_not_be_made_is_named(tmp_path: Path) -> None:
     ],
 )
 def test_a_full_disk_of_sparks_own_is_told(said: str) -> None:
-    told = find_adjunct_error(PythonException(f"Job aborted due to stage failure\n{said}\n\tat java.base/x"))
+    told = find_adjunct_error(
+        PythonException(f"Job aborted due to stage failure\n{said}\n\tat java.base/x")
+    )
     assert isinstance(told, StoreUnavailableError)
     assert "spark.local.dir" in told.next_step
     assert told.url == ("/tmp/blockmgr-1/0e" if "blockmgr" in said else None)
-    unnamed = find_adjunct_error(OSError(errno.ENOSPC, "No space left on device"))  # also of a full standard output
+    unnamed = find_adjunct_error(
+        OSError(errno.ENOSPC, "No space left on device")
+    )  # also of a full standard output
     assert isinstance(unnamed, StoreUnavailableError)
     assert "or the output of this command" in unnamed.problem
-    other: AdjunctError | None = find_adjunct_error(FileNotFoundError(errno.ENOENT, "of a user's function"))
+    other: AdjunctError | None = find_adjunct_error(
+        FileNotFoundError(errno.ENOENT, "of a user's function")
+    )
     assert other is None

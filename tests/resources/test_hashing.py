@@ -19,7 +19,15 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 SCHEMA = Schema.of(
-    s="string", b="binary", i="int", t="tinyint", m="smallint", l="bigint", d="date", at="timestamp", f="boolean"
+    s="string",
+    b="binary",
+    i="int",
+    t="tinyint",
+    m="smallint",
+    l="bigint",
+    d="date",
+    at="timestamp",
+    f="boolean",
 )
 SCHEMA = Schema((*SCHEMA.fields, *Schema.of(small="decimal(9,2)", large="decimal(30,4)").fields))
 
@@ -37,7 +45,10 @@ def rows() -> list[dict[str, object]]:
                 "m": n * 700,
                 "l": n * 200_000_000_000_000_000,
                 "d": dt.date(1970, 1, 1) + dt.timedelta(days=n * 500),
-                "at": dt.datetime(1970, 1, 1, tzinfo=dt.UTC) + dt.timedelta(hours=n * 5000, microseconds=n),
+                "at": (
+                    dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+                    + dt.timedelta(hours=n * 5000, microseconds=n)
+                ),
                 "f": n % 2 == 0,
                 "small": Decimal(n) / 4,
                 "large": Decimal(n) * Decimal("123456789012345678901234.5678"),
@@ -45,8 +56,25 @@ def rows() -> list[dict[str, object]]:
         )
     for name in SCHEMA.names:  # a null in every column, and all nulls at once
         made.append({**made[5], name: None})
-    for length in (253, 254, 255, 256, 257, 259, 260, 261, 1_003, 70_001):  # around the length that is hashed natively
-        made.append({**made[5], "s": "é" * (length // 2) + "x" * (length % 2), "b": bytes(range(251, 0, -1)) * 280})
+    for length in (
+        253,
+        254,
+        255,
+        256,
+        257,
+        259,
+        260,
+        261,
+        1_003,
+        70_001,
+    ):  # around the length that is hashed natively
+        made.append(
+            {
+                **made[5],
+                "s": "é" * (length // 2) + "x" * (length % 2),
+                "b": bytes(range(251, 0, -1)) * 280,
+            }
+        )
     made.append(dict.fromkeys(SCHEMA.names))
     return made
 
@@ -57,7 +85,9 @@ def integers(bits: int) -> st.SearchStrategy[int]:
 
 def decimals(precision: int, scale: int) -> st.SearchStrategy[Decimal]:
     exact = Context(prec=precision)
-    return st.integers(1 - 10**precision, 10**precision - 1).map(lambda n: Decimal(n).scaleb(-scale, exact))
+    return st.integers(1 - 10**precision, 10**precision - 1).map(
+        lambda n: Decimal(n).scaleb(-scale, exact)
+    )
 
 
 INSTANTS = st.datetimes(timezones=st.just(dt.UTC))
@@ -77,12 +107,16 @@ VALUES: dict[str, st.SearchStrategy[object]] = {
     "decimal(38,10)": decimals(38, 10),
 }
 KEYS = st.lists(st.sampled_from(sorted(VALUES)), min_size=1, max_size=3).flatmap(
-    lambda types: st.tuples(st.just(types), st.tuples(*[st.none() | VALUES[kind] for kind in types]))
+    lambda types: st.tuples(
+        st.just(types), st.tuples(*[st.none() | VALUES[kind] for kind in types])
+    )
 )
 
 
 def plain_murmur3(data: bytes, seed: int) -> int:
-    """Spark's Murmur3 as its definition reads: word by word, then each byte that is left as a signed word."""
+    """Spark's Murmur3 as its definition reads: word by word, then each byte that is left as a
+    signed word.
+    """
 
     def mixed(h: int, word: int) -> int:
         k = word * 0xCC9E2D51 % 2**32
@@ -128,9 +162,13 @@ def test_keys_of_a_megabyte_are_hashed_at_once() -> None:
 
 @pytest.mark.lengthy
 @given(KEYS, st.integers(1, 100_000))
-def test_a_single_key_hashes_as_columns_do(key: tuple[list[str], tuple[object, ...]], n: int) -> None:
+def test_a_single_key_hashes_as_columns_do(
+    key: tuple[list[str], tuple[object, ...]], n: int
+) -> None:
     types, values = key
-    columns = [pa.array([value], arrow_type(kind)) for value, kind in zip(values, types, strict=True)]
+    columns = [
+        pa.array([value], arrow_type(kind)) for value, kind in zip(values, types, strict=True)
+    ]
     assert bucket_of_key(values, types, n) == int(assign_buckets(columns, n)[0])
 
 
@@ -163,7 +201,8 @@ def test_every_type_and_their_chain_hash_as_in_spark(spark: SparkSession) -> Non
 
 
 def test_known_values_of_spark() -> None:
-    # From Spark 4.3: SELECT hash('Spark'), hash(1), hash(1L), hash(CAST(NULL AS INT)), hash('Spark', 1)
+    # From Spark 4.3: SELECT hash('Spark'), hash(1), hash(1L), hash(CAST(NULL AS INT)),
+    # hash('Spark', 1)
     assert int(spark_hash([pa.array(["Spark"])])[0]) == 228093765
     assert int(spark_hash([pa.array([1], pa.int32())])[0]) == -559580957
     assert int(spark_hash([pa.array([1], pa.int64())])[0]) == -1712319331

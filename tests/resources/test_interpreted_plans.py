@@ -7,7 +7,11 @@ from typing import Any
 import pytest
 
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
-from dagster_adjunct.resources.spark.tuning import FEW_ROWS, interpret_small_plans, use_interpreted_plans
+from dagster_adjunct.resources.spark.tuning import (
+    FEW_ROWS,
+    interpret_small_plans,
+    use_interpreted_plans,
+)
 
 WHOLE, EACH = "spark.sql.codegen.wholeStage", "spark.sql.codegen.factoryMode"
 COMPILED, INTERPRETED = {WHOLE: "true", EACH: "FALLBACK"}, {WHOLE: "false", EACH: "NO_CODEGEN"}

@@ -1,4 +1,6 @@
-"""A key that names a column which is not there is refused where it is declared, or where the first record comes."""
+"""A key that names a column which is not there is refused where it is declared, or where the
+first record comes.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ BACKENDS: dict[str, Declared] = {
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("key", ["custommer", "Customer", ("customer", "town")])
-def test_a_key_that_the_declared_columns_lack_is_refused_when_declared(backend: str, key: Any) -> None:
+def test_a_key_that_the_declared_columns_lack_is_refused_when_declared(
+    backend: str, key: Any
+) -> None:
     assert BACKENDS[backend]("customer", COLUMNS).key == ("customer",)
     with pytest.raises(ConfigurationError) as caught:
         BACKENDS[backend](key, COLUMNS)
@@ -46,7 +50,9 @@ def test_a_key_that_the_declared_columns_lack_is_refused_when_declared(backend: 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_table_with_another_key_than_its_function_is_refused_when_declared(backend: str) -> None:
     function = BACKENDS[backend]("customer", COLUMNS)
-    assert RemoteTable("sums", key="customer", write_function=function, newest_by="at").key == ("customer",)
+    assert RemoteTable("sums", key="customer", write_function=function, newest_by="at").key == (
+        "customer",
+    )
     for functions in ({"read_function": function}, {"write_function": function}):
         for key in ("town", ("customer", "town")):
             with pytest.raises(ConfigurationError) as caught:
@@ -59,7 +65,10 @@ def test_a_table_with_another_key_than_its_function_is_refused_when_declared(bac
 
 def test_the_columns_of_a_key_may_be_in_another_order_than_the_stores() -> None:
     function = BACKENDS["sqlite"](("customer", "at"), COLUMNS)
-    assert RemoteTable("sums", key=("at", "customer"), write_function=function).key == ("at", "customer")
+    assert RemoteTable("sums", key=("at", "customer"), write_function=function).key == (
+        "at",
+        "customer",
+    )
 
 
 def test_a_key_that_the_stored_table_lacks_is_named(tmp_path: Path) -> None:
@@ -75,11 +84,18 @@ def test_a_key_that_the_stored_table_lacks_is_named(tmp_path: Path) -> None:
 @pytest.fixture
 def streams() -> LakeStreams:
     streams = LakeStreams(Lake(InMemoryStore(), "memory"))
-    streams.create("s", schema=Schema.of(town="string", id="bigint", value="double"), key=["town", "id"], partitions=2)
+    streams.create(
+        "s",
+        schema=Schema.of(town="string", id="bigint", value="double"),
+        key=["town", "id"],
+        partitions=2,
+    )
     return streams
 
 
-def test_rows_without_a_column_of_the_key_are_refused_and_a_null_is_a_value(streams: LakeStreams) -> None:
+def test_rows_without_a_column_of_the_key_are_refused_and_a_null_is_a_value(
+    streams: LakeStreams,
+) -> None:
     good = {"town": "a", "id": 1, "value": 1.0}
     for rows, column in (
         ([{"value": 1.0}], "town"),
@@ -104,9 +120,14 @@ def test_tables_and_frames_without_a_column_of_the_key_are_refused(streams: Lake
 
 
 @pytest.mark.parametrize(
-    ("argument", "options"), [("key", {"key": ["twon"]}), ("timestamp", {"key": ["town"], "timestamp": "att"})]
+    ("argument", "options"),
+    [("key", {"key": ["twon"]}), ("timestamp", {"key": ["town"], "timestamp": "att"})],
 )
-def test_a_stream_names_only_columns_that_it_has(streams: LakeStreams, argument: str, options: Any) -> None:
+def test_a_stream_names_only_columns_that_it_has(
+    streams: LakeStreams, argument: str, options: Any
+) -> None:
     with pytest.raises(SchemaMismatchError) as caught:
-        streams.create("t", schema=Schema.of(town="string", at="timestamp"), partitions=1, **options)
+        streams.create(
+            "t", schema=Schema.of(town="string", at="timestamp"), partitions=1, **options
+        )
     assert caught.value.column in ("twon", "att")

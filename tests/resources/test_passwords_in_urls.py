@@ -8,7 +8,12 @@ import traceback
 import pytest
 from pydantic import ValidationError
 
-from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError, StoreUnavailableError, redact_passwords
+from dagster_adjunct.resources.errors import (
+    AdjunctError,
+    ConfigurationError,
+    StoreUnavailableError,
+    redact_passwords,
+)
 from dagster_adjunct.resources.objects.lake import LakeSettings, open_lake
 from dagster_adjunct.resources.objects.s3_store import S3Request, send_request
 from dagster_adjunct.resources.objects.store import S3Options
@@ -43,7 +48,9 @@ def test_what_botocore_says_of_an_endpoint_out_of_reach_shows_no_login() -> None
 
 
 @pytest.mark.lengthy
-@pytest.mark.parametrize("variable", ["ADJUNCT_S3_ENDPOINT", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"])
+@pytest.mark.parametrize(
+    "variable", ["ADJUNCT_S3_ENDPOINT", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"]
+)
 def test_an_endpoint_with_a_login_is_refused_wherever_it_comes_from(
     variable: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -58,7 +65,9 @@ def test_an_endpoint_with_a_login_is_refused_wherever_it_comes_from(
 
 
 @pytest.mark.parametrize("variable", ["ADJUNCT_S3_ENDPOINT", "AWS_ENDPOINT_URL_S3"])
-@pytest.mark.parametrize("endpoint", ["me:hunter2@127.0.0.1:1", "127.0.0.1:1", "http://127.0.0.1:1/?token=hunter2"])
+@pytest.mark.parametrize(
+    "endpoint", ["me:hunter2@127.0.0.1:1", "127.0.0.1:1", "http://127.0.0.1:1/?token=hunter2"]
+)
 def test_an_endpoint_that_is_no_url_is_rejected_without_showing_a_login(
     variable: str, endpoint: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -71,7 +80,9 @@ def test_an_endpoint_that_is_no_url_is_rejected_without_showing_a_login(
     assert "hunter2" not in "".join(traceback.format_exception(error.value))
 
 
-@pytest.mark.parametrize("url", ["s3://AKIA:s/cret@bucket/lake", "s3a://AKIA:secret@bucket", "ftp://a:secret@host/x"])
+@pytest.mark.parametrize(
+    "url", ["s3://AKIA:s/cret@bucket/lake", "s3a://AKIA:secret@bucket", "ftp://a:secret@host/x"]
+)
 def test_a_lake_s_url_with_a_login_is_refused_without_showing_it(url: str) -> None:
     with pytest.raises(ConfigurationError) as error:
         open_lake(url)

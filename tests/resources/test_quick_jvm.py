@@ -1,4 +1,6 @@
-"""The choice of a JVM that begins quickly: its options, and the archive that the first one leaves."""
+"""The choice of a JVM that begins quickly: its options, and the archive that the first one
+leaves.
+"""
 
 from __future__ import annotations
 
@@ -38,8 +40,12 @@ class Jvm:
             raise TimeoutError
 
 
-def test_the_first_jvm_leaves_its_classes_to_the_next_whole_or_not_at_all(java: str, tmp_path: Path) -> None:
-    assert "Archive" not in quick_jvm_options(java)  # who does not end its JVM leaves nothing half written
+def test_the_first_jvm_leaves_its_classes_to_the_next_whole_or_not_at_all(
+    java: str, tmp_path: Path
+) -> None:
+    assert "Archive" not in quick_jvm_options(
+        java
+    )  # who does not end its JVM leaves nothing half written
     first = quick_jvm_options(java, keep_classes=True)
     stop_jvm(Jvm(first, cut_off=True), first)
     assert "ArchiveClassesAtExit" in quick_jvm_options(java, keep_classes=True)
@@ -58,11 +64,15 @@ def test_another_java_has_classes_of_its_own(java: str) -> None:
     assert "SharedArchiveFile" not in quick_jvm_options(java)
 
 
-def test_it_is_a_choice_of_the_environment_or_of_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_is_a_choice_of_the_environment_or_of_the_caller(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.delenv("ADJUNCT_SPARK_QUICK", raising=False)
 
     def options(**chosen: Any) -> str:
-        return session_config(master="local[1]", lake_url="/tmp/lake", **chosen)["spark.driver.extraJavaOptions"]
+        return session_config(master="local[1]", lake_url="/tmp/lake", **chosen)[
+            "spark.driver.extraJavaOptions"
+        ]
 
     check_java()
     assert options().startswith("-Xss16m ")
@@ -111,10 +121,15 @@ def test_a_wrong_java_home_beside_a_java_that_will_do_is_to_be_unset(
     with pytest.raises(ConfigurationError) as refused:
         check_java()
     assert refused.value.setting == "JAVA_HOME"
-    assert refused.value.next_step == f"Unset JAVA_HOME: {good} on the PATH is Java 21, which is recent enough."
+    assert (
+        refused.value.next_step
+        == f"Unset JAVA_HOME: {good} on the PATH is Java 21, which is recent enough."
+    )
 
 
-def test_a_java_home_goes_before_the_path(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_java_home_goes_before_the_path(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     java_of(path, "1.8.0_412")
     monkeypatch.setenv("JAVA_HOME", str(tmp_path / "home"))
     java = java_of(tmp_path / "home" / "bin", "17.0.9")
@@ -122,7 +137,9 @@ def test_a_java_home_goes_before_the_path(path: Path, tmp_path: Path, monkeypatc
 
 
 @pytest.mark.parametrize("version", [None, "11.0.2", "nonsense"])
-def test_without_a_java_that_will_do_one_is_to_be_installed(version: str | None, path: Path) -> None:
+def test_without_a_java_that_will_do_one_is_to_be_installed(
+    version: str | None, path: Path
+) -> None:
     if version is not None:
         java_of(path, version)
     with pytest.raises(ConfigurationError, match="Install a Java 17"):

@@ -20,7 +20,16 @@ TIME, DAY, STRING = pa.timestamp("us", tz="UTC"), pa.date32(), pa.string()
 FIRST, LAST = -62_135_596_800_000_000, 253_402_300_799_999_999
 MICROS = [FIRST - 1, FIRST, 0, None, LAST, LAST + 1, 2**63 - 1, -(2**63) + 1]
 DAYS = [-719_163, -719_162, 0, None, 2_932_896, 2_932_897]
-TEXTS = [b"", b"plain", "\u00e9\U0001f600".encode(), None, b"caf\xe9", b"\xff", b"\xed\xa0\x80", b"cut \xf0\x9f\x98"]
+TEXTS = [
+    b"",
+    b"plain",
+    "\u00e9\U0001f600".encode(),
+    None,
+    b"caf\xe9",
+    b"\xff",
+    b"\xed\xa0\x80",
+    b"cut \xf0\x9f\x98",
+]
 
 
 def texts(values: list[bytes | None], kind: pa.DataType = STRING) -> pa.Array:
@@ -70,7 +79,9 @@ def test_it_is_what_python_can_not_make_a_value_of(column: pa.Array) -> None:
         assert set(unreadable_values(cut)) == lacking
     for start in range(len(column)):
         part = column.slice(start, 3)
-        assert set(unreadable_values(part)) == {row - start for row in lacking if start <= row < start + 3}
+        assert set(unreadable_values(part)) == {
+            row - start for row in lacking if start <= row < start + 3
+        }
     good = column.take([row for row in range(len(column)) if row not in lacking])
     assert unreadable_values(good) == {}
     assert readable_values(good) == good.to_pylist()
@@ -87,7 +98,9 @@ def test_times_of_every_unit_are_of_the_same_years(unit: Any, zone: str | None) 
     factor = {"s": 1, "ms": 1000, "us": 1_000_000, "ns": 1_000_000_000}[unit]
     edges = [-62_135_596_801, -62_135_596_800, 253_402_300_799, 253_402_300_800]
     held = [edge for edge in edges if abs(edge * factor) < 2**63]
-    column = pa.array([edge * factor for edge in held], pa.int64()).cast(pa.timestamp(unit, tz=zone))
+    column = pa.array([edge * factor for edge in held], pa.int64()).cast(
+        pa.timestamp(unit, tz=zone)
+    )
     outside = [row for row, edge in enumerate(held) if edge in (edges[0], edges[3])]
     assert list(unreadable_values(column)) == outside
     assert len(outside) == (0 if unit == "ns" else 2)
@@ -107,27 +120,37 @@ def test_what_is_shown_is_the_value_as_spark_writes_it_or_with_its_bytes() -> No
 
 
 def test_the_first_one_is_told_by_column_and_row() -> None:
-    table = pa.table({"n": [1, 2, 3], "at": pa.array([0, LAST + 1, LAST + 1], pa.int64()).cast(TIME)})
+    table = pa.table(
+        {"n": [1, 2, 3], "at": pa.array([0, LAST + 1, LAST + 1], pa.int64()).cast(TIME)}
+    )
     found = first_unreadable(table)
     assert found is not None
     assert (found.column, found.row) == ("at", 1)
     assert first_unreadable(table, ["n"]) is None
     error = found.error("stream 's'", "row 1", row=1)
     assert (error.column, error.row) == ("at", 1)
-    assert "10000" not in str(found.error("stream 's'", "row 1", hidden=True)).replace("1 to 9999", "")
+    assert "10000" not in str(found.error("stream 's'", "row 1", hidden=True)).replace(
+        "1 to 9999", ""
+    )
 
 
 def test_few_of_many_texts_are_found_by_halves(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not row by row: that a column of a million texts is right takes one look, and one bad text about twenty more."""
+    """Not row by row: that a column of a million texts is right takes one look, and one bad text
+    about twenty more.
+    """
     from dagster_adjunct.resources.schemas import values as module
 
     looks = []
     looked = module._has_unreadable
-    monkeypatch.setattr(module, "_has_unreadable", lambda column: looks.append(None) or looked(column))
+    monkeypatch.setattr(
+        module, "_has_unreadable", lambda column: looks.append(None) or looked(column)
+    )
     assert unreadable_values(texts([b"ok"] * 100_000)) == {}
     assert len(looks) == 1
     place = random.Random(7).randrange(100_000)
-    assert unreadable_values(texts([b"\xff" if row == place else b"ok" for row in range(100_000)])) == {place: "\\xff"}
+    assert unreadable_values(
+        texts([b"\xff" if row == place else b"ok" for row in range(100_000)])
+    ) == {place: "\\xff"}
     assert len(looks) < 50
 
 

@@ -1,4 +1,6 @@
-"""Records as users have them, given to streams, tables and datasets: frames of libraries, rows as dictionaries."""
+"""Records as users have them, given to streams, tables and datasets: frames of libraries, rows
+as dictionaries.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,15 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
-from dagster_adjunct import IN_PROCESS, LakeStreams, Schema, advance_dataset, bounded_dataset, open_dataset, open_lake
+from dagster_adjunct import (
+    IN_PROCESS,
+    LakeStreams,
+    Schema,
+    advance_dataset,
+    bounded_dataset,
+    open_dataset,
+    open_lake,
+)
 from dagster_adjunct.errors import ConfigurationError, SchemaMismatchError
 from dagster_adjunct.resources.objects.lake import lake_in
 from dagster_adjunct.resources.objects.store import InMemoryStore
@@ -23,17 +33,29 @@ from dagster_adjunct.resources.schemas.schema import to_arrow_table
 from dagster_adjunct.sources import QuerySource
 from dagster_adjunct.tables import BlockingTable, MemoryTable, RemoteTable
 
-SCHEMA = Schema.of(k="string", n="bigint", x="double", m="decimal(10,2)", at="timestamp", day="date", raw="binary")
+SCHEMA = Schema.of(
+    k="string", n="bigint", x="double", m="decimal(10,2)", at="timestamp", day="date", raw="binary"
+)
 AT = dt.datetime(2026, 3, 1, 12, 0, 0, 5, tzinfo=dt.UTC)
 A = {"k": "a", "n": 1, "x": 0.5, "m": Decimal("1.50"), "at": AT, "day": AT.date(), "raw": b"\x00"}
-B = {"k": "b", "n": 2**53 + 1, "x": 2.0, "m": Decimal("-3.00"), "at": AT, "day": AT.date(), "raw": b""}
+B = {
+    "k": "b",
+    "n": 2**53 + 1,
+    "x": 2.0,
+    "m": Decimal("-3.00"),
+    "at": AT,
+    "day": AT.date(),
+    "raw": b"",
+}
 NOTHING = {"k": "c", "n": None, "x": None, "m": None, "at": None, "day": None, "raw": None}
 ROWS = [A, B, NOTHING]
 PANDAS = {"n": "Int64", "x": "float64"}
 
 
 def pandas_frame(rows: list[dict[str, Any]]) -> pd.DataFrame:
-    return pd.DataFrame(rows, dtype=object).astype({name: kind for name, kind in PANDAS.items() if name in rows[0]})
+    return pd.DataFrame(rows, dtype=object).astype(
+        {name: kind for name, kind in PANDAS.items() if name in rows[0]}
+    )
 
 
 def duckdb_relation(rows: list[dict[str, Any]]) -> Any:
@@ -44,11 +66,17 @@ def duckdb_relation(rows: list[dict[str, Any]]) -> Any:
 FORMS: dict[str, Callable[[list[dict[str, Any]]], Any]] = {
     "rows": list,
     "pandas": pandas_frame,
-    "pandas filtered": lambda rows: pandas_frame([{**A, "n": 0}, *rows]).query("n != 0 or n.isna()"),
+    "pandas filtered": (
+        lambda rows: pandas_frame([{**A, "n": 0}, *rows]).query("n != 0 or n.isna()")
+    ),
     "pandas with an index": lambda rows: pandas_frame(rows).set_index("k"),
     "polars": pl.DataFrame,
-    "polars with categories": lambda rows: pl.DataFrame(rows).with_columns(pl.col("k").cast(pl.Categorical)),
-    "polars with an enum": lambda rows: pl.DataFrame(rows).with_columns(pl.col("k").cast(pl.Enum(["c", "b", "a"]))),
+    "polars with categories": (
+        lambda rows: pl.DataFrame(rows).with_columns(pl.col("k").cast(pl.Categorical))
+    ),
+    "polars with an enum": (
+        lambda rows: pl.DataFrame(rows).with_columns(pl.col("k").cast(pl.Enum(["c", "b", "a"])))
+    ),
     "batch": pa.RecordBatch.from_pylist,
     "table": pa.Table.from_pylist,
     "duckdb": duckdb_relation,
@@ -67,7 +95,9 @@ def stored(streams: LakeStreams) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_records_in_any_form_are_stored_as_a_table_of_them_is(streams: LakeStreams, form: str) -> None:
+def test_records_in_any_form_are_stored_as_a_table_of_them_is(
+    streams: LakeStreams, form: str
+) -> None:
     streams.append("s", FORMS[form](ROWS), producer="p", sequence=1)
     assert stored(streams) == ROWS
     assert streams.append("s", pa.Table.from_pylist(ROWS), producer="p", sequence=1).duplicate
@@ -83,8 +113,18 @@ def test_rows_that_are_none_or_name_fewer_columns_are_taken(streams: LakeStreams
 def test_what_pandas_calls_missing_is_null_in_rows(streams: LakeStreams) -> None:
     rows = pd.DataFrame({"k": ["a", "c"], "at": [AT, None]}).to_dict("records")
     assert rows[1]["at"] is pd.NaT
-    streams.append("s", [*rows, {"k": "c", "day": pd.NaT, "n": pd.NA}, {"k": None, "n": 1}], producer="p", sequence=1)
-    assert stored(streams) == [{**NOTHING, "k": "a", "at": AT}, NOTHING, NOTHING, {**NOTHING, "k": None, "n": 1}]
+    streams.append(
+        "s",
+        [*rows, {"k": "c", "day": pd.NaT, "n": pd.NA}, {"k": None, "n": 1}],
+        producer="p",
+        sequence=1,
+    )
+    assert stored(streams) == [
+        {**NOTHING, "k": "a", "at": AT},
+        NOTHING,
+        NOTHING,
+        {**NOTHING, "k": None, "n": 1},
+    ]
 
 
 @pytest.mark.parametrize(
@@ -107,7 +147,9 @@ def test_what_pandas_calls_missing_is_null_in_rows(streams: LakeStreams) -> None
         (pa.table([pa.array(["a"])] * 2, names=["k", "k"]), "k"),
     ],
 )
-def test_records_that_lose_something_as_columns_are_refused(streams: LakeStreams, data: Any, column: str) -> None:
+def test_records_that_lose_something_as_columns_are_refused(
+    streams: LakeStreams, data: Any, column: str
+) -> None:
     with pytest.raises(SchemaMismatchError) as refused:
         streams.append("s", data, producer="p", sequence=1)
     assert refused.value.column == column
@@ -115,25 +157,35 @@ def test_records_that_lose_something_as_columns_are_refused(streams: LakeStreams
 
 
 @pytest.mark.parametrize(
-    "data", [pd.concat([pandas_frame([A])] * 2, axis=1), pandas_frame([A]).assign(k=[{1: 2}]), pl.Series(["a"])]
+    "data",
+    [
+        pd.concat([pandas_frame([A])] * 2, axis=1),
+        pandas_frame([A]).assign(k=[{1: 2}]),
+        pl.Series(["a"]),
+    ],
 )
 def test_a_frame_that_arrow_can_not_hold_is_refused(streams: LakeStreams, data: Any) -> None:
     with pytest.raises(SchemaMismatchError):
         streams.append("s", data, producer="p", sequence=1)
 
 
-@pytest.mark.parametrize("data", [pl.Series("k", ["a"]), pl.Series("n", [1]), pa.chunked_array([["a"]])])
+@pytest.mark.parametrize(
+    "data", [pl.Series("k", ["a"]), pl.Series("n", [1]), pa.chunked_array([["a"]])]
+)
 def test_one_column_alone_is_no_frame(streams: LakeStreams, data: Any) -> None:
     with pytest.raises(SchemaMismatchError) as refused:
         streams.append("s", data, producer="p", sequence=1)
     assert refused.value.facts == {"argument": "data"}
     assert refused.value.argument == "data"
-    streams.append("s", pl.DataFrame([A]).to_struct("whole"), producer="p", sequence=1)  # a column of whole records
+    streams.append(
+        "s", pl.DataFrame([A]).to_struct("whole"), producer="p", sequence=1
+    )  # a column of whole records
     assert stored(streams) == [A]
 
 
 @pytest.mark.parametrize(
-    ("form", "step"), [(pd.Series(["a"], name="k"), "to_frame"), (pl.DataFrame([A]).lazy(), "collect")]
+    ("form", "step"),
+    [(pd.Series(["a"], name="k"), "to_frame"), (pl.DataFrame([A]).lazy(), "collect")],
 )
 def test_what_can_be_made_a_frame_says_how(streams: LakeStreams, form: Any, step: str) -> None:
     with pytest.raises(ConfigurationError) as refused:
@@ -144,24 +196,34 @@ def test_what_can_be_made_a_frame_says_how(streams: LakeStreams, form: Any, step
 
 
 @pytest.mark.parametrize("data", [None, "abc", 5, [1], pd.Series(["a"]), pl.DataFrame([A]).lazy()])
-def test_what_holds_no_records_is_refused_and_told_what_does(streams: LakeStreams, data: Any) -> None:
+def test_what_holds_no_records_is_refused_and_told_what_does(
+    streams: LakeStreams, data: Any
+) -> None:
     with pytest.raises(ConfigurationError) as refused:
         streams.append("s", data, producer="p", sequence=1)
     assert refused.value.facts == {"argument": "data"}
     assert refused.value.argument == "data"
 
 
-@pytest.mark.parametrize(("unit", "count"), [("s", 10**13), ("ms", -(10**17)), ("us", 10**18), ("ns", 1)])
-def test_a_time_that_microseconds_do_not_hold_is_refused_by_row(streams: LakeStreams, unit: Any, count: int) -> None:
+@pytest.mark.parametrize(
+    ("unit", "count"), [("s", 10**13), ("ms", -(10**17)), ("us", 10**18), ("ns", 1)]
+)
+def test_a_time_that_microseconds_do_not_hold_is_refused_by_row(
+    streams: LakeStreams, unit: Any, count: int
+) -> None:
     """As a record's own time, and as a value of a table's record."""
     table = pa.table({"k": ["a", "b"], "at": pa.array([0, count], pa.timestamp(unit, "UTC"))})
     rows = {**{name: pa.nulls(2) for name in SCHEMA.names}, "k": pa.array(["a", "b"])}
     memory = MemoryTable("times")
     memory.clear()
     with pytest.raises(SchemaMismatchError) as refused:
-        streams.append("s", pa.table({**rows, "__timestamp": table.column("at")}), producer="p", sequence=1)
+        streams.append(
+            "s", pa.table({**rows, "__timestamp": table.column("at")}), producer="p", sequence=1
+        )
     assert (refused.value.column, refused.value.row) == ("__timestamp", 1)
-    with BlockingTable(RemoteTable("t", key="k", read_function=memory, write_function=memory)) as blocking:
+    with BlockingTable(
+        RemoteTable("t", key="k", read_function=memory, write_function=memory)
+    ) as blocking:
         with pytest.raises(SchemaMismatchError) as refused:
             blocking.put_all(table)
         assert (refused.value.column, refused.value.row) == ("at", 1)
@@ -169,7 +231,9 @@ def test_a_time_that_microseconds_do_not_hold_is_refused_by_row(streams: LakeStr
         assert memory.records() == {"a": {"k": "a", "at": dt.datetime(1970, 1, 1, tzinfo=dt.UTC)}}
 
 
-def test_a_reader_of_batches_is_refused_since_a_repeat_would_find_nothing(streams: LakeStreams) -> None:
+def test_a_reader_of_batches_is_refused_since_a_repeat_would_find_nothing(
+    streams: LakeStreams,
+) -> None:
     with pytest.raises(ConfigurationError) as failure:
         streams.append("s", pa.Table.from_pylist(ROWS).to_reader(), producer="p", sequence=1)  # type: ignore[arg-type]
     assert failure.value.facts == {"argument": "data"}
@@ -179,7 +243,9 @@ def test_a_reader_of_batches_is_refused_since_a_repeat_would_find_nothing(stream
 def test_a_table_takes_frames_as_records_and_as_updates(form: str) -> None:
     memory = MemoryTable(f"frames of {form}")
     memory.clear()
-    with BlockingTable(RemoteTable("t", key="k", read_function=memory, write_function=memory)) as table:
+    with BlockingTable(
+        RemoteTable("t", key="k", read_function=memory, write_function=memory)
+    ) as table:
         table.put_all(FORMS[form]([A, B]))
         assert memory.records() == {"a": A, "b": B}
         table.update_all(FORMS[form]([{**B, "k": "a"}]))
@@ -192,19 +258,29 @@ def test_a_dataset_can_be_computed_as_any_frame(form: str, tmp_path: Path) -> No
     frame = FORMS[form]([{"k": "a", "n": 1}, {"k": "b", "n": 2**53 + 1}])
     query = QuerySource(lambda _session, _computation: frame, Schema.of(k="string", n="bigint"))
     advance_dataset(
-        bounded_dataset("d", input=query, key="k", partitions=1), lake=lake, systems={}, spark=IN_PROCESS, by="test"
+        bounded_dataset("d", input=query, key="k", partitions=1),
+        lake=lake,
+        systems={},
+        spark=IN_PROCESS,
+        by="test",
     )
     with open_dataset(lake, "d") as opened:
         assert {key: entry["n"] for key, entry in opened.items()} == {"a": 1, "b": 2**53 + 1}
 
 
 @pytest.mark.parametrize("form", ["pandas", "polars", "table"])
-def test_spark_takes_what_a_query_computes_as_any_frame(form: str, spark: SparkSession, tmp_path: Path) -> None:
+def test_spark_takes_what_a_query_computes_as_any_frame(
+    form: str, spark: SparkSession, tmp_path: Path
+) -> None:
     lake = open_lake(tmp_path)
     frame = FORMS[form]([{"k": "a", "n": 1}, {"k": "b", "n": 2**53 + 1}])
     query = QuerySource(lambda _session, _computation: frame, Schema.of(k="string", n="bigint"))
     advance_dataset(
-        bounded_dataset("d", input=query, key="k", partitions=1), lake=lake, systems={}, spark=spark, by="test"
+        bounded_dataset("d", input=query, key="k", partitions=1),
+        lake=lake,
+        systems={},
+        spark=spark,
+        by="test",
     )
     with open_dataset(lake, "d") as opened:
         assert {key: entry["n"] for key, entry in opened.items()} == {"a": 1, "b": 2**53 + 1}
@@ -221,4 +297,7 @@ def test_a_query_that_gives_half_a_character_is_rejected(tmp_path: Path) -> None
     lake, frame = open_lake(tmp_path), pd.DataFrame({"k": ["a"], "v": ["\ud83d"]})
     source = QuerySource(lambda _, __: frame, Schema.of(k="string", v="string"), name="halves")
     dataset = bounded_dataset("halves", input=source, key="k", broadcast=True)
-    assert advance_dataset(dataset, lake=lake, systems={}, spark=IN_PROCESS, by="test").action == "rejected"
+    assert (
+        advance_dataset(dataset, lake=lake, systems={}, spark=IN_PROCESS, by="test").action
+        == "rejected"
+    )

@@ -32,11 +32,16 @@ def test_a_column_takes_one_request_to_the_jvm_and_is_the_same(
     columns = [F.col(f"c{number}") for number in range(10)]
     columns += [F.upper(F.lit("a"))]
     assert len([command for command in asked if not command.startswith("m\nd")]) == 12
-    assert [str(column) for column in columns] == [*(f"Column<'c{number}'>" for number in range(10)), str(made[1])]
+    assert [str(column) for column in columns] == [
+        *(f"Column<'c{number}'>" for number in range(10)),
+        str(made[1]),
+    ]
 
 
 @pytest.mark.spark
-def test_what_spark_has_not_is_refused_as_before_and_sessions_may_share_it(spark: SparkSession) -> None:
+def test_what_spark_has_not_is_refused_as_before_and_sessions_may_share_it(
+    spark: SparkSession,
+) -> None:
     cache_jvm_functions(spark)
     cache_jvm_functions(spark.newSession())
     jvm: Any = spark.sparkContext._jvm
@@ -44,7 +49,8 @@ def test_what_spark_has_not_is_refused_as_before_and_sessions_may_share_it(spark
         jvm.functions.no_such  # noqa: B018 - asking is the point
     rows: list[Any] = []
     threads = [
-        threading.Thread(target=lambda: rows.append(spark.range(3).select(F.sum("id")).first())) for _ in range(4)
+        threading.Thread(target=lambda: rows.append(spark.range(3).select(F.sum("id")).first()))
+        for _ in range(4)
     ]
     for thread in threads:
         thread.start()

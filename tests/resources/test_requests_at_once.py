@@ -1,4 +1,6 @@
-"""Stores are asked for several files at the same time: who waits for one request waits for all of them."""
+"""Stores are asked for several files at the same time: who waits for one request waits for all
+of them.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ PARTITIONS = 4
 
 
 class MeetingStore(FaultyStore):
-    """A store that answers requests for data files in pairs; a request that stays alone breaks the barrier."""
+    """A store that answers requests for data files in pairs; a request that stays alone breaks
+    the barrier.
+    """
 
     def __init__(self) -> None:
         super().__init__(InMemoryStore())
@@ -67,12 +71,16 @@ def test_the_files_of_a_version_are_read_at_the_same_time(streams: LakeStreams) 
     streams.append("words", ROWS, producer="me", sequence=1, end_of_dataset="v1")
     advance_dataset(words, lake=streams.lake, systems={"lake": streams}, spark=IN_PROCESS)
     meeting(streams)
-    entries = read_entries(StoredVersions(streams.lake, "words").require_current(), None, threads=False)
+    entries = read_entries(
+        StoredVersions(streams.lake, "words").require_current(), None, threads=False
+    )
     assert sorted(entries.column("n").to_pylist()) == list(range(len(ROWS)))
 
 
 def test_an_append_of_which_a_file_can_not_be_written_has_no_effect(streams: LakeStreams) -> None:
-    lake = Lake(FaultyStore(streams.lake.store, [Fault("upload", 2, "lost-before")]), streams.lake.id)
+    lake = Lake(
+        FaultyStore(streams.lake.store, [Fault("upload", 2, "lost-before")]), streams.lake.id
+    )
     with pytest.raises(StoreUnavailableError):
         LakeStreams(lake).append("words", ROWS, producer="me", sequence=1)
     assert streams.read_arrow(streams.all_ranges("words")).num_rows == 0
@@ -90,7 +98,9 @@ def late():
 
 threading.Thread(target=late).start()
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=600)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=600
+    )
     assert (done.stdout, done.returncode) == ("[1, 4, 9]\n", 0), done.stderr
 
 

@@ -9,13 +9,21 @@ import pyarrow.compute as pc
 import pytest
 
 from dagster_adjunct.resources.errors import MalformedDocumentError, SchemaMismatchError
-from dagster_adjunct.resources.schemas.schema import TYPES, Field, Schema, check_key_types, fit_to_schema
+from dagster_adjunct.resources.schemas.schema import (
+    TYPES,
+    Field,
+    Schema,
+    check_key_types,
+    fit_to_schema,
+)
 
 ALL = Schema.of({f"c_{kind}": kind for kind in TYPES}, price="decimal(10, 2)")
 
 
 def test_types_have_one_spelling() -> None:
-    assert Schema.of(a="LONG", b="Integer", c="decimal(10, 2)") == Schema.of(a="bigint", b="int", c="decimal(10,2)")
+    assert Schema.of(a="LONG", b="Integer", c="decimal(10, 2)") == Schema.of(
+        a="bigint", b="int", c="decimal(10,2)"
+    )
 
 
 def test_a_schema_comes_back_from_json_and_arrow() -> None:
@@ -65,7 +73,9 @@ def test_differences_are_told_in_words() -> None:
     assert left.difference(left) == ""
     told = left.difference(Schema.of(a="bigint", b="string", d="date"))
     assert told == "c is missing; d (date) is not expected; a is bigint, expected int"
-    assert "the order is b, a" in Schema.of(a="int", b="int").difference(Schema.of(b="int", a="int"))
+    assert "the order is b, a" in Schema.of(a="int", b="int").difference(
+        Schema.of(b="int", a="int")
+    )
 
 
 def test_quoted_names_survive_in_ddl() -> None:
@@ -84,13 +94,17 @@ def test_conform_widens_and_decodes_without_loss() -> None:
         {
             "i": pa.array([1, None], pa.int8()),
             "s": pa.array(["x", "x"]).dictionary_encode(),
-            "t": pa.array([dt.datetime(2026, 1, 1, 2, tzinfo=dt.timezone(dt.timedelta(hours=2)))] * 2),
+            "t": pa.array(
+                [dt.datetime(2026, 1, 1, 2, tzinfo=dt.timezone(dt.timedelta(hours=2)))] * 2
+            ),
             "d": pa.array([Decimal("1.5"), None], pa.decimal128(5, 1)),
             "f": pa.array([1, 2], pa.int32()),
             "n": pa.nulls(2),
         }
     )
-    schema = Schema.of(n="date", i="bigint", s="string", t="timestamp", d="decimal(10,2)", f="double")
+    schema = Schema.of(
+        n="date", i="bigint", s="string", t="timestamp", d="decimal(10,2)", f="double"
+    )
     made = fit_to_schema(table, schema, "records")
     assert made.schema == schema.to_arrow()
     assert made.to_pylist()[0] == {
@@ -163,7 +177,10 @@ def test_times_that_do_not_fit_say_what_to_write() -> None:
         fit_to_schema(pa.table({"at": ns}), schema, "stream 's'")
     assert failure.value.facts == {"column": "at", "row": 0}
     rounded = pc.floor_temporal(ns, unit="microsecond")
-    assert fit_to_schema(pa.table({"at": rounded}), schema, "s").column("at")[0].value == 1_700_000_000_123_456
+    assert (
+        fit_to_schema(pa.table({"at": rounded}), schema, "s").column("at")[0].value
+        == 1_700_000_000_123_456
+    )
     naive = ns.cast(pa.timestamp("ns"))
     with pytest.raises(SchemaMismatchError) as failure:
         fit_to_schema(pa.table({"at": naive}), schema, "stream 's'")

@@ -1,4 +1,6 @@
-"""Sessions whose time zone is not UTC, or whose SQL is not ANSI's, are refused before anything is begun."""
+"""Sessions whose time zone is not UTC, or whose SQL is not ANSI's, are refused before anything
+is begun.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ def advanced(root: Path, spark: Any) -> None:
     lake = open_lake(root)
     streams = LakeStreams(lake)
     streams.create("c", schema=Schema.of(k="string", day="date"), key=["k"], partitions=1)
-    dataset = unbounded_dataset("d", input="lake.c", key="k", partitions=1, history="all", valid_from="day")
+    dataset = unbounded_dataset(
+        "d", input="lake.c", key="k", partitions=1, history="all", valid_from="day"
+    )
     advance_dataset(dataset, lake=lake, systems={"lake": streams}, spark=spark, by="test")
 
 
@@ -72,6 +76,8 @@ def test_a_session_in_another_time_zone_is_refused(
 def test_a_session_whose_sql_is_not_that_of_ansi_is_refused(spark: SparkSession) -> None:
     session = spark.newSession()
     session.conf.set("spark.sql.ansi.enabled", "false")
-    with pytest.raises(ConfigurationError, match=r"ansi\.enabled=false: expected true.*spark\.conf\.set") as caught:
+    with pytest.raises(
+        ConfigurationError, match=r"ansi\.enabled=false: expected true.*spark\.conf\.set"
+    ) as caught:
         resolve_session(session)
     assert caught.value.setting == "spark.sql.ansi.enabled"

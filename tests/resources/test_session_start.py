@@ -66,7 +66,9 @@ def test_a_master_that_spark_knows_is_taken(master: str) -> None:
 def test_yarn_needs_its_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("HADOOP_CONF_DIR", "YARN_CONF_DIR"):
         monkeypatch.delenv(name, raising=False)
-    with pytest.raises(ConfigurationError, match="neither HADOOP_CONF_DIR nor YARN_CONF_DIR") as refused:
+    with pytest.raises(
+        ConfigurationError, match="neither HADOOP_CONF_DIR nor YARN_CONF_DIR"
+    ) as refused:
         session_config(master="yarn", lake_url="s3://b/lake")
     assert refused.value.setting == "spark.master"
     monkeypatch.setenv("YARN_CONF_DIR", "/etc/hadoop")
@@ -87,14 +89,20 @@ def test_a_session_that_can_not_start_says_why_and_no_java_frame_is_printed(tmp_
     assert "Aborting" not in done.stderr
 
 
-@pytest.mark.parametrize("installed", ["4.0.2", "4.1.4" if pyspark.__version__ > "4.2" else "4.3.0"])
+@pytest.mark.parametrize(
+    "installed", ["4.0.2", "4.1.4" if pyspark.__version__ > "4.2" else "4.3.0"]
+)
 def test_a_session_of_another_spark_is_refused(
     spark: SparkSession, monkeypatch: pytest.MonkeyPatch, installed: str
 ) -> None:
-    """Stands for SPARK_HOME, which takes precedence over the Spark that PySpark brings, and for a server."""
+    """Stands for SPARK_HOME, which takes precedence over the Spark that PySpark brings, and for
+    a server.
+    """
     monkeypatch.setattr("pyspark.__version__", installed)
     refusal = (
-        r"PySpark is 4\.0\.2: expected 4\.1, 4\.2" if installed == "4.0.2" else r"Spark at local\S+ is .*expected 4\."
+        r"PySpark is 4\.0\.2: expected 4\.1, 4\.2"
+        if installed == "4.0.2"
+        else r"Spark at local\S+ is .*expected 4\."
     )
     with pytest.raises(ConfigurationError, match=refusal):
         new_session(master="local[1]")

@@ -16,7 +16,11 @@ from dagster_adjunct.resources.errors import (
     TransientError,
 )
 from dagster_adjunct.resources.objects.s3_store import StoreBusyError, UploadGoneError
-from dagster_adjunct.resources.spark.tasks import decode_error, encode_task_errors, find_adjunct_error
+from dagster_adjunct.resources.spark.tasks import (
+    decode_error,
+    encode_task_errors,
+    find_adjunct_error,
+)
 
 
 class OwnError(TableAccessError):
@@ -42,7 +46,11 @@ def test_an_error_of_a_task_stays_transient_or_permanent_whatever_its_own_class(
         list(encode_task_errors(task()))
     translated = decode_error(f"org.apache.spark.SparkException: Job aborted: {told.value}")
     assert translated is not None
-    assert (type(translated), translated.problem, translated.next_step) == (kind, "it was slow.", "Run it again.")
+    assert (type(translated), translated.problem, translated.next_step) == (
+        kind,
+        "it was slow.",
+        "Run it again.",
+    )
     assert isinstance(translated, base)
 
 
@@ -54,9 +62,9 @@ class Py4JJavaError(Exception):
 
 FILE = "s3a://bucket/lake/streams/orders/data/a/part-00000.zstd.parquet"
 READ = (
-    "An error occurred while calling o336.collectToPython.\n"
-    ": org.apache.spark.SparkException: [FAILED_READ_FILE.NO_HINT] "
-    f"Encountered error while reading file {FILE}.  SQLSTATE: KD001\n\tat org.apache.spark.A.b(A.scala:1)\n"
+    "An error occurred while calling o336.collectToPython.\n: org.apache.spark.SparkException:"
+    f" [FAILED_READ_FILE.NO_HINT] Encountered error while reading file {FILE}.  SQLSTATE:"
+    " KD001\n\tat org.apache.spark.A.b(A.scala:1)\n"
 )
 CUT = "Premature end of Content-Length delimited message body (expected: 4,841; received: 2,420)"
 
@@ -68,14 +76,21 @@ CUT = "Premature end of Content-Length delimited message body (expected: 4,841; 
         "java.net.SocketTimeoutException: Read timed out",
         "org.apache.http.NoHttpResponseException: store:9000 failed to respond",
         "org.apache.hadoop.fs.s3a.AWSStatus500Exception: GET on s3a://x: 503 Slow Down",
-        "software.amazon.awssdk.core.exception.SdkClientException: Unable to execute HTTP request: refused",
+        (
+            "software.amazon.awssdk.core.exception.SdkClientException: Unable to execute HTTP"
+            " request: refused"
+        ),
     ],
 )
 def test_a_read_that_the_network_broke_off_is_transient_and_names_the_file(cause: str) -> None:
     inner = "Caused by: java.lang.RuntimeException: wrapped\n\tat a.B.c(B.java:1)\n"
-    translated = find_adjunct_error(Py4JJavaError(f"{READ}{inner}Caused by: {cause}\n\tat a.B.c(B.java:1)\n"))
+    translated = find_adjunct_error(
+        Py4JJavaError(f"{READ}{inner}Caused by: {cause}\n\tat a.B.c(B.java:1)\n")
+    )
     assert isinstance(translated, StoreUnavailableError)
-    assert translated.problem == f"Spark's read of {FILE} was interrupted: {cause.split(': ', 1)[1]}."
+    assert (
+        translated.problem == f"Spark's read of {FILE} was interrupted: {cause.split(': ', 1)[1]}."
+    )
     assert translated.url == FILE
 
 
@@ -89,13 +104,16 @@ def test_a_damaged_file_and_missing_credentials_are_not_taken_for_a_broken_netwo
     assert find_adjunct_error(Py4JJavaError(f"{READ}Caused by: {message}\n")) is None
 
 
-@pytest.mark.parametrize("met", ["java.io.EOFException", "java.net.SocketException: Connection reset"])
+@pytest.mark.parametrize(
+    "met", ["java.io.EOFException", "java.net.SocketException: Connection reset"]
+)
 def test_a_worker_that_was_killed_is_transient_and_is_no_fault_of_the_store(met: str) -> None:
     lost = (
-        "An error occurred while calling o217.collectToPython.\n: org.apache.spark.SparkException: Job aborted due to "
-        "stage failure: Task 1 in stage 1.0 failed 1 times, most recent failure: Lost task 1.0 in stage 1.0 (TID 5) "
-        "(localhost executor driver): org.apache.spark.SparkException: Python worker exited unexpectedly (crashed). "
-        f"Consider setting 'x' to 'true'.\n\tat a.B.c(B.java:1)\nCaused by: {met}\n\tat a.B.d(B.java:2)\n"
+        "An error occurred while calling o217.collectToPython.\n: org.apache.spark.SparkException:"
+        " Job aborted due to stage failure: Task 1 in stage 1.0 failed 1 times, most recent"
+        " failure: Lost task 1.0 in stage 1.0 (TID 5) (localhost executor driver):"
+        " org.apache.spark.SparkException: Python worker exited unexpectedly (crashed). Consider"
+        f" setting 'x' to 'true'.\n\tat a.B.c(B.java:1)\nCaused by: {met}\n\tat a.B.d(B.java:2)\n"
     )
     translated = find_adjunct_error(Py4JJavaError(lost))
     assert type(translated) is TransientError
@@ -103,28 +121,38 @@ def test_a_worker_that_was_killed_is_transient_and_is_no_fault_of_the_store(met:
 
 
 @pytest.mark.parametrize(
-    "before", [": ", ": org.apache.spark.SparkException: Job aborted\n\tat a.B.c(B.java:1)\nCaused by: "]
+    "before",
+    [": ", ": org.apache.spark.SparkException: Job aborted\n\tat a.B.c(B.java:1)\nCaused by: "],
 )
 def test_a_plan_that_is_too_deep_for_the_jvm_says_what_to_do(before: str) -> None:
     message = (
-        f"An error occurred while calling o9.select.\n{before}java.lang.StackOverflowError\n\tat a.B.c(B.java:1)\n"
+        f"An error occurred while calling o9.select.\n{before}java.lang.StackOverflowError\n\tat"
+        " a.B.c(B.java:1)\n"
     )
     translated = find_adjunct_error(Py4JJavaError(message))
     assert isinstance(translated, PlanningError)
     assert "nested too deeply" in translated.problem
-    assert "-Xss128m in spark.driver.extraJavaOptions and spark.executor.extraJavaOptions" in translated.next_step
     assert (
-        find_adjunct_error(Py4JJavaError(message.replace("java.lang.StackOverflowError", "a.B: java.lang.StackOver")))
+        "-Xss128m in spark.driver.extraJavaOptions and spark.executor.extraJavaOptions"
+        in translated.next_step
+    )
+    assert (
+        find_adjunct_error(
+            Py4JJavaError(
+                message.replace("java.lang.StackOverflowError", "a.B: java.lang.StackOver")
+            )
+        )
         is None
     )
 
 
 _REFUSED = (
-    ": org.apache.spark.SparkException: [FAILED_READ_FILE.NO_HINT] Encountered error while reading file "
-    "s3a://b/d/rows.parquet.  SQLSTATE: KD001\n\tat org.apache.spark.Foo(Foo.java:1)\n"
-    "Caused by: {kind}: getFileStatus on s3a://b/d/rows.parquet: "
-    "software.amazon.awssdk.services.s3.model.S3Exception: {text} (Service: S3, Status Code: {status}, Request ID: "
-    "null):{code}\n\tat org.apache.hadoop.fs.s3a.S3AUtils.translateException(S3AUtils.java:271)\n"
+    ": org.apache.spark.SparkException: [FAILED_READ_FILE.NO_HINT] Encountered error while reading"
+    " file s3a://b/d/rows.parquet.  SQLSTATE: KD001\n\tat org.apache.spark.Foo(Foo.java:1)\nCaused"
+    " by: {kind}: getFileStatus on s3a://b/d/rows.parquet:"
+    " software.amazon.awssdk.services.s3.model.S3Exception: {text} (Service: S3, Status Code:"
+    " {status}, Request ID: null):{code}\n\tat"
+    " org.apache.hadoop.fs.s3a.S3AUtils.translateException(S3AUtils.java:271)\n"
 )
 _S3A_BAD = "org.apache.hadoop.fs.s3a.AWSBadRequestException"
 _S3A_DENIED = "java.nio.file.AccessDeniedException: s3a://b/d/rows.parquet"
@@ -135,12 +163,21 @@ _S3A_DENIED = "java.nio.file.AccessDeniedException: s3a://b/d/rows.parquet"
     [
         (_S3A_BAD, "The provided token has expired.", 400, "ExpiredToken"),
         (_S3A_DENIED, "The difference is too large.", 403, "RequestTimeTooSkewed"),
-        (_S3A_BAD, "Bad Request", 400, "null: Bad Request (Service: S3, Status Code: 400, Request ID: null)"),
+        (
+            _S3A_BAD,
+            "Bad Request",
+            400,
+            "null: Bad Request (Service: S3, Status Code: 400, Request ID: null)",
+        ),
         (_S3A_DENIED, "Forbidden", 403, "null"),
     ],
 )
-def test_expired_credentials_of_spark_are_transient(kind: str, text: str, status: int, code: str) -> None:
-    found = find_adjunct_error(Py4JJavaError(_REFUSED.format(kind=kind, text=text, status=status, code=code)))
+def test_expired_credentials_of_spark_are_transient(
+    kind: str, text: str, status: int, code: str
+) -> None:
+    found = find_adjunct_error(
+        Py4JJavaError(_REFUSED.format(kind=kind, text=text, status=status, code=code))
+    )
     assert isinstance(found, StoreUnavailableError)
     assert f"answered {status} " in found.problem
     assert "null" not in found.problem

@@ -1,4 +1,6 @@
-"""Functions of users: which are refused before they are called, and what is told of one that failed."""
+"""Functions of users: which are refused before they are called, and what is told of one that
+failed.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +63,10 @@ def test_what_can_be_called_with_a_record_passes(function: Callable[..., Any]) -
 @pytest.mark.parametrize(
     ("function", "message"),
     [
-        (lambda: [1], r"flat_map calls <lambda>\(\) with \(record\), but its parameters are \(\): too many"),
+        (
+            lambda: [1],
+            r"flat_map calls <lambda>\(\) with \(record\), but its parameters are \(\): too many",
+        ),
         (lambda record, more: [], "parameters are .*: missing a required argument: 'more'"),
         (lambda *, record: [], "parameters are .*: too many positional arguments"),
         (Called.method, r"calls method\(\) with \(record\), .*missing a required argument"),

@@ -22,14 +22,21 @@ def page() -> Iterator[Page]:
     """A page of Chromium or Google Chrome; skipped where neither is installed, unless CI is set."""
     found = next(filter(None, map(shutil.which, ("chromium", "google-chrome"))), None)
     if found is None:
-        skip_unless_ci("There is no Chromium: install it (Debian, Ubuntu: apt install chromium fonts-dejavu-core).")
+        skip_unless_ci(
+            "There is no Chromium: install it (Debian, Ubuntu: apt install chromium"
+            " fonts-dejavu-core)."
+        )
     from playwright.sync_api import expect, sync_playwright
 
     expect.set_options(timeout=30_000)
     # Chromium has no sandbox for root, and containers have a small /dev/shm.
     arguments = ["--no-sandbox", "--disable-dev-shm-usage"]
-    with sync_playwright() as playwright, playwright.chromium.launch(executable_path=found, args=arguments) as browser:
-        # A time zone of its own: the UI shows times, and screenshots must not depend on where they are taken.
+    with (
+        sync_playwright() as playwright,
+        playwright.chromium.launch(executable_path=found, args=arguments) as browser,
+    ):
+        # A time zone of its own: the UI shows times, and screenshots must not depend on where they
+        # are taken.
         page = browser.new_page(viewport=SIZE, timezone_id="UTC", locale="en-GB")
         page.set_default_timeout(30_000)
         yield page

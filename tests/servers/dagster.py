@@ -1,4 +1,6 @@
-"""The real dagster-webserver and dagster-daemon over one DAGSTER_HOME, and GraphQL over plain HTTP."""
+"""The real dagster-webserver and dagster-daemon over one DAGSTER_HOME, and GraphQL over plain
+HTTP.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,10 @@ T = TypeVar("T")
 LOCATION, REPOSITORY = "adjunct", "__repository__"
 DONE = ("SUCCESS", "FAILURE", "CANCELED")
 READY_SECONDS = 240.0
-_READY = "{ workspaceOrError { ... on Workspace { locationEntries { name locationOrLoadError { __typename } } } } }"
+_READY = (
+    "{ workspaceOrError { ... on Workspace { locationEntries { name locationOrLoadError {"
+    " __typename } } } } }"
+)
 
 _LAUNCH = """mutation($params: ExecutionParams!) { launchPipelineExecution(executionParams: $params) {
   __typename ... on LaunchRunSuccess { run { runId } } ... on PythonError { message }
@@ -54,7 +59,10 @@ class DagsterServers:
         """Return the data of a query; errors of GraphQL itself are assertion errors."""
         body = json.dumps({"query": query, "variables": variables}).encode()
         request = urllib.request.Request(
-            f"{self.url}/graphql", data=body, headers={"Content-Type": "application/json"}, method="POST"
+            f"{self.url}/graphql",
+            data=body,
+            headers={"Content-Type": "application/json"},
+            method="POST",
         )
         with urllib.request.urlopen(request, timeout=60) as answer:
             response: dict[str, Any] = json.loads(answer.read())
@@ -81,7 +89,9 @@ class DagsterServers:
 
     def start_sensor(self, name: str) -> None:
         """Switch a sensor on."""
-        started = self.graphql(_START_SENSOR, sensor={**self.repository, "sensorName": name})["startSensor"]
+        started = self.graphql(_START_SENSOR, sensor={**self.repository, "sensorName": name})[
+            "startSensor"
+        ]
         assert started.get("sensorState", {}).get("status") == "RUNNING", started
 
     def until(self, what: str, seconds: float, look: Callable[[], T | None]) -> T:
@@ -92,7 +102,9 @@ class DagsterServers:
             if result:
                 return result
             time.sleep(1)
-        logs = "\n".join(path.read_text(errors="replace")[-2000:] for path in sorted(self.home.glob("*.log")))
+        logs = "\n".join(
+            path.read_text(errors="replace")[-2000:] for path in sorted(self.home.glob("*.log"))
+        )
         raise AssertionError(f"{what} did not happen within {seconds:.0f} s\n{logs}")
 
 
@@ -100,7 +112,8 @@ class DagsterServers:
 def dagster_servers(
     home: Path, env: Mapping[str, str], *, project: Path | None = None, location: str = LOCATION
 ) -> Iterator[DagsterServers]:
-    """Start both on workspace.yaml, wait until the code location is loaded, and end both with all they started.
+    """Start both on workspace.yaml, wait until the code location is loaded, and end both with all
+    they started.
 
     With a `project` they load what its pyproject.toml names, as `dagster dev` does there.
     """
@@ -118,9 +131,16 @@ def dagster_servers(
     try:
         for name, command in commands.items():
             with (home / f"{name}.log").open("wb") as log:
-                options: dict[str, Any] = {"env": environment, "stdout": log, "stderr": log, "start_new_session": True}
+                options: dict[str, Any] = {
+                    "env": environment,
+                    "stdout": log,
+                    "stderr": log,
+                    "start_new_session": True,
+                }
                 processes.append(subprocess.Popen(command, cwd=project or ROOT, **options))
-        servers.until("loading the code location", READY_SECONDS, lambda: _loaded(servers, processes))
+        servers.until(
+            "loading the code location", READY_SECONDS, lambda: _loaded(servers, processes)
+        )
         yield servers
     finally:
         end_processes(processes)
@@ -135,12 +155,18 @@ def _create_storage(home: Path) -> None:
 
 
 def _loaded(servers: DagsterServers, processes: list[subprocess.Popen[bytes]]) -> bool:
-    assert all(process.poll() is None for process in processes), "a server ended; see its log in DAGSTER_HOME"
+    assert all(process.poll() is None for process in processes), (
+        "a server ended; see its log in DAGSTER_HOME"
+    )
     try:
         entries = servers.graphql(_READY)["workspaceOrError"]["locationEntries"]
     except (OSError, urllib.error.URLError):
         return False
-    kinds = [entry["locationOrLoadError"]["__typename"] for entry in entries if entry["locationOrLoadError"]]
+    kinds = [
+        entry["locationOrLoadError"]["__typename"]
+        for entry in entries
+        if entry["locationOrLoadError"]
+    ]
     assert "PythonError" not in kinds, servers.graphql(_LOAD_ERRORS)
     return kinds == ["RepositoryLocation"]
 

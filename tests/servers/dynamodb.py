@@ -1,7 +1,8 @@
 """DynamoDB Local on 127.0.0.1, one a test process, its jars from `.ci/install-dynamodb.sh`.
 
-Its own launcher listens on every interface. So the JVM is started with the gateway that pyspark ships, and the server
-is put together through that: the pieces are the launcher's, the address is ours. The JVM ends with this process.
+Its own launcher listens on every interface. So the JVM is started with the gateway that pyspark
+ships, and the server is put together through that: the pieces are the launcher's, the address is
+ours. The JVM ends with this process.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ REGION = "us-east-1"
 
 @dataclass
 class DynamoDbServer:
-    """A server; `folder` keeps its data over a stop, without one it is in memory and gone with it."""
+    """A server; `folder` keeps its data over a stop, without one it is in memory and gone with
+    it.
+    """
 
     port: int
     folder: Path | None = None
@@ -56,7 +59,9 @@ class DynamoDbServer:
 
     def client(self) -> DynamoDBClient:
         """Return a client of the test's own."""
-        client: DynamoDBClient = self.session()["session"].client("dynamodb", endpoint_url=self.endpoint)
+        client: DynamoDBClient = self.session()["session"].client(
+            "dynamodb", endpoint_url=self.endpoint
+        )
         return client
 
     def session(self) -> dict[str, Any]:
@@ -86,14 +91,18 @@ class DynamoDbServer:
             enable_auth=True,
             return_proc=True,
         )
-        gateway = JavaGateway(gateway_parameters=GatewayParameters(port=port, auth_token=token, auto_convert=True))
+        gateway = JavaGateway(
+            gateway_parameters=GatewayParameters(port=port, auth_token=token, auto_convert=True)
+        )
         java = gateway.jvm
         local: Any = java
         for part in _LOCAL.split("."):
             local = getattr(local, part)
         path = None if self.folder is None else str(self.folder)
         requests = local.LocalDynamoDBRequestHandler(0, self.folder is None, path, True, False)
-        server = java.org.eclipse.jetty.server.Server(java.java.net.InetSocketAddress("127.0.0.1", self.port))
+        server = java.org.eclipse.jetty.server.Server(
+            java.java.net.InetSocketAddress("127.0.0.1", self.port)
+        )
         server.setHandler(local.LocalDynamoDBServerHandler(requests, "*"))
         server.start()
         self.port = server.getConnectors()[0].getLocalPort()
@@ -134,12 +143,16 @@ def dynamodb(dynamodb_server: DynamoDbServer, monkeypatch: pytest.MonkeyPatch) -
 
 @contextmanager
 def start_dynamodb(*, on_disk: bool = False) -> Iterator[DynamoDbServer]:
-    """Run a server while the context lasts; one on disk keeps its data when it is stopped and started."""
+    """Run a server while the context lasts; one on disk keeps its data when it is stopped and
+    started.
+    """
     check_jars()
-    # It waits for the disk after every write; what it has to outlive is its own end, not the machine's.
+    # It waits for the disk after every write; what it has to outlive is its own end, not the
+    # machine's.
     memory = "/dev/shm" if Path("/dev/shm").is_dir() else None
     folder = Path(tempfile.mkdtemp(prefix="adjunct-dynamodb-", dir=memory)) if on_disk else None
-    # One that is started again needs its port again; another one takes a port that nobody else can take meanwhile.
+    # One that is started again needs its port again; another one takes a port that nobody else can
+    # take meanwhile.
     server = DynamoDbServer(free_port() if on_disk else 0, folder)
     server.start()
     try:
@@ -159,7 +172,10 @@ def check_jars() -> None:
     """Skip the test where the server's jars are missing; in CI, fail it."""
     if any(_jars().glob("DynamoDBLocal-*.jar")):
         return
-    reason = "no DynamoDB Local: run .ci/install-dynamodb.sh (fetches 51 MB of jars), or set ADJUNCT_DYNAMODB_JARS."
+    reason = (
+        "no DynamoDB Local: run .ci/install-dynamodb.sh (fetches 51 MB of jars), or set"
+        " ADJUNCT_DYNAMODB_JARS."
+    )
     if os.environ.get("CI"):
         pytest.fail(reason)
     pytest.skip(reason)

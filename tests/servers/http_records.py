@@ -16,11 +16,15 @@ Answer = tuple[int, dict[str, str], bytes]
 
 @dataclass
 class RecordService:
-    """Records by path, and what was asked. `bend` may answer a request otherwise: (status, headers, body) or None."""
+    """Records by path, and what was asked. `bend` may answer a request otherwise: (status,
+    headers, body) or None.
+    """
 
     port: int = 0
     records: dict[str, Any] = field(default_factory=dict)
-    seen: list[tuple[str, str, dict[str, str]]] = field(default_factory=list)  # method, path and query, headers
+    seen: list[tuple[str, str, dict[str, str]]] = field(
+        default_factory=list
+    )  # method, path and query, headers
     most_at_once: int = 0
     delay: float = 0.0
     bend: Callable[[str, str], Answer | None] = lambda method, path: None
@@ -38,7 +42,9 @@ class RecordService:
             self.most_at_once = max(self.most_at_once, self._now)
         try:
             time.sleep(self.delay)
-            return self.bend(method, path) or self._records(method, path.partition("?")[0], headers, body)
+            return self.bend(method, path) or self._records(
+                method, path.partition("?")[0], headers, body
+            )
         finally:
             with self._lock:
                 self._now -= 1
@@ -96,7 +102,9 @@ def running_service() -> Iterator[RecordService]:
     server = Server(("127.0.0.1", 0), Handler)
     server.daemon_threads = True
     service.port = server.server_address[1]
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
+    thread = threading.Thread(
+        target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True
+    )
     thread.start()
     try:
         yield service

@@ -1,4 +1,6 @@
-"""A real Kafka broker on 127.0.0.1, one a test process: KRaft, one node, its jars from `.ci/install-kafka.sh`."""
+"""A real Kafka broker on 127.0.0.1, one a test process: KRaft, one node, its jars from
+`.ci/install-kafka.sh`.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +63,9 @@ _SETTINGS = {
 
 @dataclass
 class KafkaServer:
-    """A broker. `bootstrap` is its plain listener; `addresses` has the others, by name. A restart keeps all of them."""
+    """A broker. `bootstrap` is its plain listener; `addresses` has the others, by name. A
+    restart keeps all of them.
+    """
 
     folder: Path
     port: int
@@ -80,14 +84,18 @@ class KafkaServer:
         return AdminClient({"bootstrap.servers": self.bootstrap})
 
     def producer(self, **settings: Any) -> Producer:
-        """Return a producer of the test's own; underscores in names are dots (`transactional_id`)."""
+        """Return a producer of the test's own; underscores in names are dots
+        (`transactional_id`).
+        """
         from confluent_kafka import Producer
 
         own = {name.replace("_", "."): value for name, value in settings.items()}
         return Producer({"bootstrap.servers": self.bootstrap, "linger.ms": 5, **own})
 
     def create_topic(self, name: str, partitions: int = 1, **config: str | int) -> str:
-        """Create a topic, wait for its leaders, and return its name; underscores in its settings' names are dots."""
+        """Create a topic, wait for its leaders, and return its name; underscores in its
+        settings' names are dots.
+        """
         from confluent_kafka import KafkaException, TopicPartition
         from confluent_kafka.admin import NewTopic, OffsetSpec
 
@@ -95,7 +103,9 @@ class KafkaServer:
         topic = NewTopic(name, num_partitions=partitions, replication_factor=1, config=own)
         admin = self.admin()
         admin.create_topics([topic])[name].result(30)
-        wanted = {TopicPartition(name, partition): OffsetSpec.latest() for partition in range(partitions)}
+        wanted = {
+            TopicPartition(name, partition): OffsetSpec.latest() for partition in range(partitions)
+        }
         for _ in range(100):
             try:
                 for future in admin.list_offsets(wanted).values():
@@ -117,7 +127,10 @@ class KafkaServer:
         """Start the broker on its folder and wait until it answers."""
         with (self.folder / "kafka.log").open("ab") as log:
             self.process = subprocess.Popen(
-                _java("kafka.Kafka", str(self.folder / "server.properties")), stdout=log, stderr=log, cwd=self.folder
+                _java("kafka.Kafka", str(self.folder / "server.properties")),
+                stdout=log,
+                stderr=log,
+                cwd=self.folder,
             )
         deadline = time.monotonic() + READY_SECONDS
         while not self._answers():
@@ -143,7 +156,10 @@ class KafkaServer:
 
         time.sleep(0.1)
         # The client would write of every connection that is refused.
-        with suppress(OSError, KafkaException), socket.create_connection(("127.0.0.1", self.port), 1):
+        with (
+            suppress(OSError, KafkaException),
+            socket.create_connection(("127.0.0.1", self.port), 1),
+        ):
             # It takes connections before it has registered itself.
             return bool(self.admin().list_topics(timeout=1).brokers)
         return False
@@ -163,12 +179,15 @@ def kafka() -> Iterator[KafkaServer]:
 
 @contextmanager
 def start_kafka(
-    folder: Path, extra: Mapping[str, str] | None = None, *, listeners: Mapping[str, str] | None = None
+    folder: Path,
+    extra: Mapping[str, str] | None = None,
+    *,
+    listeners: Mapping[str, str] | None = None,
 ) -> Iterator[KafkaServer]:
     """Run a broker in this folder while the context lasts.
 
-    `extra` are more of its settings. `listeners` are more ways in, each a name and its security protocol, as in
-    {"GUARDED": "SASL_PLAINTEXT"}: `addresses["GUARDED"]` then is where it listens.
+    `extra` are more of its settings. `listeners` are more ways in, each a name and its security
+    protocol, as in {"GUARDED": "SASL_PLAINTEXT"}: `addresses["GUARDED"]` then is where it listens.
     """
     check_jars()
     named = {"PLAIN": "PLAINTEXT", "CONTROLLER": "PLAINTEXT", **(listeners or {})}
@@ -178,17 +197,34 @@ def start_kafka(
         **_SETTINGS,
         "log.dirs": str(folder / "data"),
         "listeners": ",".join(f"{name}://{way}" for name, way in ways.items()),
-        "advertised.listeners": ",".join(f"{name}://{way}" for name, way in ways.items() if name != "CONTROLLER"),
-        "listener.security.protocol.map": ",".join(f"{name}:{protocol}" for name, protocol in named.items()),
+        "advertised.listeners": ",".join(
+            f"{name}://{way}" for name, way in ways.items() if name != "CONTROLLER"
+        ),
+        "listener.security.protocol.map": ",".join(
+            f"{name}:{protocol}" for name, protocol in named.items()
+        ),
         "inter.broker.listener.name": "PLAIN",
         "controller.quorum.voters": f"1@{ways['CONTROLLER']}",
         **(extra or {}),
     }
-    (folder / "server.properties").write_text("".join(f"{key}={value}\n" for key, value in settings.items()))
+    (folder / "server.properties").write_text(
+        "".join(f"{key}={value}\n" for key, value in settings.items())
+    )
     cluster = "ATestClusterAAAAAAAAAA"
-    format_it = ("kafka.tools.StorageTool", "format", "-t", cluster, "-c", str(folder / "server.properties"))
-    done = subprocess.run(_java(*format_it), capture_output=True, text=True, cwd=folder, check=False)
-    assert done.returncode == 0, f"formatting Kafka's folder failed: {done.stdout[-2000:]} {done.stderr[-2000:]}"
+    format_it = (
+        "kafka.tools.StorageTool",
+        "format",
+        "-t",
+        cluster,
+        "-c",
+        str(folder / "server.properties"),
+    )
+    done = subprocess.run(
+        _java(*format_it), capture_output=True, text=True, cwd=folder, check=False
+    )
+    assert done.returncode == 0, (
+        f"formatting Kafka's folder failed: {done.stdout[-2000:]} {done.stderr[-2000:]}"
+    )
     server = KafkaServer(folder, ports["PLAIN"], settings, ways)
     server.start()
     try:
@@ -201,7 +237,10 @@ def check_jars() -> None:
     """Skip the test where the broker's jars are missing; in CI, fail it."""
     if any(_jars().glob("kafka_2.13-*.jar")):
         return
-    reason = "no Kafka broker: run .ci/install-kafka.sh (fetches 43 MB of jars), or set ADJUNCT_KAFKA_JARS."
+    reason = (
+        "no Kafka broker: run .ci/install-kafka.sh (fetches 43 MB of jars), or set"
+        " ADJUNCT_KAFKA_JARS."
+    )
     if os.environ.get("CI"):
         pytest.fail(reason)
     pytest.skip(reason)

@@ -1,6 +1,8 @@
-"""A table of accounts in a real PostgreSQL, clerks who change it all the time, and what it holds by its own account.
+"""A table of accounts in a real PostgreSQL, clerks who change it all the time, and what it holds by
+its own account.
 
-Each transaction leaves the sum of all balances as it was, so a reader that sees half of one sees another sum.
+Each transaction leaves the sum of all balances as it was, so a reader that sees half of one sees
+another sum.
 """
 
 from __future__ import annotations
@@ -20,8 +22,8 @@ from dagster_adjunct.examples.postgres_changes.slot import Slot
 from tests.servers.postgres import PostgresServer
 
 COLUMNS = (
-    "id BIGINT, owner STRING, balance BIGINT, rate DECIMAL(12,4), weight DOUBLE, active BOOLEAN, opened TIMESTAMP, "
-    "note STRING"
+    "id BIGINT, owner STRING, balance BIGINT, rate DECIMAL(12,4), weight DOUBLE, active BOOLEAN,"
+    " opened TIMESTAMP, note STRING"
 )
 _TABLE = """
     id bigint PRIMARY KEY, owner text NOT NULL, balance bigint NOT NULL, rate numeric(12,4), weight double precision,
@@ -30,7 +32,17 @@ _TABLE = """
 ACCOUNTS = 200
 SUM = ACCOUNTS * 1000
 _PAUSE = 0.01
-_OWNERS = ["Ærø", 'quoted "text"', "back\\slash", "line\nbreak", "✈", "", "O'Hare", "{json}", "tab\t"]
+_OWNERS = [
+    "Ærø",
+    'quoted "text"',
+    "back\\slash",
+    "line\nbreak",
+    "✈",
+    "",
+    "O'Hare",
+    "{json}",
+    "tab\t",
+]
 
 
 @dataclass
@@ -72,7 +84,9 @@ class Bank:
 
     @contextmanager
     def clerks(self, count: int = 2, *, seed: int = 1) -> Iterator[Callable[[int], None]]:
-        """Let clerks work side by side while the block lasts; call what it gives to wait for N transactions."""
+        """Let clerks work side by side while the block lasts; call what it gives to wait for N
+        transactions.
+        """
         stop, failures = threading.Event(), []
 
         def work(clerk: int) -> None:
@@ -80,12 +94,17 @@ class Bank:
                 with psycopg.connect(self.server.dsn()) as connection:
                     dice = random.Random(seed * 100 + clerk)
                     while not stop.is_set():
-                        self._transaction(connection, dice, new=clerk * 1_000_000 + dice.randrange(1000, 999_999))
+                        self._transaction(
+                            connection, dice, new=clerk * 1_000_000 + dice.randrange(1000, 999_999)
+                        )
                         stop.wait(_PAUSE)
             except BaseException as error:  # noqa: BLE001 - shown by the block
                 failures.append(error)
 
-        threads = [threading.Thread(target=work, args=[clerk], daemon=True) for clerk in range(1, count + 1)]
+        threads = [
+            threading.Thread(target=work, args=[clerk], daemon=True)
+            for clerk in range(1, count + 1)
+        ]
 
         def wait(transactions: int) -> None:
             until = self.committed + transactions
@@ -100,10 +119,21 @@ class Bank:
             yield wait
         assert not failures, failures
 
-    def _transaction(self, connection: psycopg.Connection[Any], dice: random.Random, new: int) -> None:
-        """Do one piece of work, in one transaction; another clerk's deadlock or new key makes it nothing."""
+    def _transaction(
+        self, connection: psycopg.Connection[Any], dice: random.Random, new: int
+    ) -> None:
+        """Do one piece of work, in one transaction; another clerk's deadlock or new key makes it
+        nothing.
+        """
         work = dice.choices(
-            [self._transfer, self._open_account, self._close_account, self._renumber, self._describe, self._undo],
+            [
+                self._transfer,
+                self._open_account,
+                self._close_account,
+                self._renumber,
+                self._describe,
+                self._undo,
+            ],
             [5, 3, 2, 2, 2, 1],
         )[0]
         try:
@@ -113,7 +143,9 @@ class Bank:
         except (psycopg.errors.DeadlockDetected, psycopg.errors.UniqueViolation):
             self.refused += 1
 
-    def _some(self, connection: psycopg.Connection[Any], dice: random.Random, count: int) -> list[int]:
+    def _some(
+        self, connection: psycopg.Connection[Any], dice: random.Random, count: int
+    ) -> list[int]:
         ids = [row[0] for row in connection.execute(f"SELECT id FROM {self.table} ORDER BY id")]
         wanted = sorted(dice.sample(ids, count))
         locked = f"SELECT id FROM {self.table} WHERE id = ANY(%s) ORDER BY id FOR UPDATE"
@@ -128,22 +160,38 @@ class Bank:
                 [amount, dice.random(), account],
             )
 
-    def _open_account(self, connection: psycopg.Connection[Any], dice: random.Random, new: int) -> None:
+    def _open_account(
+        self, connection: psycopg.Connection[Any], dice: random.Random, new: int
+    ) -> None:
         owner = dice.choice(_OWNERS)
         connection.execute(
             f"INSERT INTO {self.table} VALUES (%s, %s, 0, %s, NULL, %s, now(), %s)",
-            [new, owner, dice.randrange(10**8) / 10**4, dice.choice([True, False, None]), dice.choice([None, "n" * 9])],
+            [
+                new,
+                owner,
+                dice.randrange(10**8) / 10**4,
+                dice.choice([True, False, None]),
+                dice.choice([None, "n" * 9]),
+            ],
         )
         for giver in self._some(connection, dice, 1):
-            connection.execute(f"UPDATE {self.table} SET balance = balance - 7 WHERE id = %s", [giver])
-            connection.execute(f"UPDATE {self.table} SET balance = balance + 7 WHERE id = %s", [new])
+            connection.execute(
+                f"UPDATE {self.table} SET balance = balance - 7 WHERE id = %s", [giver]
+            )
+            connection.execute(
+                f"UPDATE {self.table} SET balance = balance + 7 WHERE id = %s", [new]
+            )
 
-    def _close_account(self, connection: psycopg.Connection[Any], dice: random.Random, new: int) -> None:
+    def _close_account(
+        self, connection: psycopg.Connection[Any], dice: random.Random, new: int
+    ) -> None:
         ids = self._some(connection, dice, 2)
         if len(ids) == 2:
             closed = f"DELETE FROM {self.table} WHERE id = %s RETURNING balance"
             ((left,),) = connection.execute(closed, [ids[0]]).fetchall()
-            connection.execute(f"UPDATE {self.table} SET balance = balance + %s WHERE id = %s", [left, ids[1]])
+            connection.execute(
+                f"UPDATE {self.table} SET balance = balance + %s WHERE id = %s", [left, ids[1]]
+            )
 
     def _renumber(self, connection: psycopg.Connection[Any], dice: random.Random, new: int) -> None:
         """Give accounts other numbers: a new one, and in a ring, each that of the next."""
@@ -166,7 +214,9 @@ class Bank:
             with connection.transaction():
                 connection.execute(f"DELETE FROM {self.table} WHERE id = %s", [account])
                 raise psycopg.Rollback
-            connection.execute(f"UPDATE {self.table} SET active = NOT active WHERE id = %s", [account])
+            connection.execute(
+                f"UPDATE {self.table} SET active = NOT active WHERE id = %s", [account]
+            )
         if dice.random() < 0.5:
             connection.execute(f"UPDATE {self.table} SET balance = balance + 1")
             raise psycopg.Rollback

@@ -1,7 +1,7 @@
 """Ports of 127.0.0.1 for what tests start.
 
-None is of those that the system gives to whoever opens a connection: between the look and the start, or while a server
-is stopped to be started again, such a port may be somebody's.
+None is of those that the system gives to whoever opens a connection: between the look and the
+start, or while a server is stopped to be started again, such a port may be somebody's.
 """
 
 from __future__ import annotations
@@ -9,7 +9,9 @@ from __future__ import annotations
 import random
 import socket
 
-_PORTS = range(15_000, 32_000)  # Linux gives those from 32,768 on, other systems those from 49,152 on
+_PORTS = range(
+    15_000, 32_000
+)  # Linux gives those from 32,768 on, other systems those from 49,152 on
 _chosen = random.SystemRandom()  # a seed would have all processes take the same
 _given: set[int] = set()
 

@@ -1,7 +1,7 @@
 """A real PostgreSQL server on loopback, for the tests that need one.
 
-It needs the server's programs (Debian: `apt-get install postgresql`), in PATH or in Debian's folder. The
-server refuses to run as root, so root starts it as the user postgres.
+It needs the server's programs (Debian: `apt-get install postgresql`), in PATH or in Debian's
+folder. The server refuses to run as root, so root starts it as the user postgres.
 """
 
 from __future__ import annotations
@@ -97,10 +97,14 @@ def bank(logical_server: PostgresServer) -> Iterator[Bank]:
 
 @contextmanager
 def running_server(*settings: str) -> Iterator[PostgresServer]:
-    """A server of its own with these lines in its postgresql.conf; skips where its programs are missing."""
+    """A server of its own with these lines in its postgresql.conf; skips where its programs are
+    missing.
+    """
     programs = _programs()
     if programs is None:
-        reason = "no PostgreSQL server programs (initdb, pg_ctl) in PATH or /usr/lib/postgresql/*/bin"
+        reason = (
+            "no PostgreSQL server programs (initdb, pg_ctl) in PATH or /usr/lib/postgresql/*/bin"
+        )
         if os.environ.get("CI"):
             pytest.fail(f"{reason}; CI must install them")
         pytest.skip(reason)
@@ -113,7 +117,17 @@ def running_server(*settings: str) -> Iterator[PostgresServer]:
         _initialise(server, settings)
         server.start()
         with_guard = f"CREATE ROLE {GUARDED_USER} LOGIN PASSWORD '{GUARDED_PASSWORD}'"
-        psql = [*as_user, str(programs / "psql"), "-q", "-h", "127.0.0.1", "-p", str(server.port), "-U", USER]
+        psql = [
+            *as_user,
+            str(programs / "psql"),
+            "-q",
+            "-h",
+            "127.0.0.1",
+            "-p",
+            str(server.port),
+            "-U",
+            USER,
+        ]
         run([*psql, "-d", "postgres", "-c", f"CREATE DATABASE {USER}", "-c", with_guard])
         yield server
     finally:
@@ -139,10 +153,14 @@ def _programs() -> Path | None:
     program = shutil.which("pg_ctl")
     folders = [Path(program).resolve().parent] if program else []
     folders += sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)
-    return next((f for f in folders if all((f / p).exists() for p in ("initdb", "pg_ctl", "psql"))), None)
+    return next(
+        (f for f in folders if all((f / p).exists() for p in ("initdb", "pg_ctl", "psql"))), None
+    )
 
 
 def run(command: list[str]) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, cwd="/", stdin=subprocess.DEVNULL, check=False)
+    done = subprocess.run(
+        command, capture_output=True, text=True, cwd="/", stdin=subprocess.DEVNULL, check=False
+    )
     if done.returncode:
         raise RuntimeError(f"{command} failed: {done.stdout[-2000:]} {done.stderr[-2000:]}")

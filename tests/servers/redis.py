@@ -1,6 +1,8 @@
-"""A real Redis server on loopback, for the tests that need one: Debian's `redis-server`, or one in PATH.
+"""A real Redis server on loopback, for the tests that need one: Debian's `redis-server`, or one in
+PATH.
 
-It writes every change to its append-only file before it answers, so what was answered is there after a restart.
+It writes every change to its append-only file before it answers, so what was answered is there
+after a restart.
 """
 
 from __future__ import annotations
@@ -25,7 +27,9 @@ from tests.servers.ports import free_port
 
 @dataclass
 class RedisServerProcess:
-    """A server that can be stopped, killed and started again on the same port, with what it has stored."""
+    """A server that can be stopped, killed and started again on the same port, with what it has
+    stored.
+    """
 
     program: str
     port: int
@@ -45,9 +49,28 @@ class RedisServerProcess:
     def start(self) -> None:
         if self.process is not None:
             return
-        command = [self.program, "--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(self.folder)]
-        command += ["--appendonly", "yes", "--appendfsync", "always", "--save", "", "--logfile", "server.log"]
-        self.process = subprocess.Popen([*command, *self.settings], stdin=subprocess.DEVNULL, cwd=self.folder)
+        command = [
+            self.program,
+            "--port",
+            str(self.port),
+            "--bind",
+            "127.0.0.1",
+            "--dir",
+            str(self.folder),
+        ]
+        command += [
+            "--appendonly",
+            "yes",
+            "--appendfsync",
+            "always",
+            "--save",
+            "",
+            "--logfile",
+            "server.log",
+        ]
+        self.process = subprocess.Popen(
+            [*command, *self.settings], stdin=subprocess.DEVNULL, cwd=self.folder
+        )
         deadline = time.monotonic() + 30
         while not self._answers():
             if self.process.poll() is not None or time.monotonic() > deadline:
@@ -56,7 +79,9 @@ class RedisServerProcess:
             time.sleep(0.01)
 
     def stop(self, *, kill: bool = False) -> None:
-        """End the server, so that nobody gets an answer any more; `kill` gives it no time to tell anybody."""
+        """End the server, so that nobody gets an answer any more; `kill` gives it no time to
+        tell anybody.
+        """
         process, self.process = self.process, None
         if process is not None:
             process.kill() if kill else process.terminate()
@@ -92,7 +117,9 @@ def redis_server() -> Iterator[RedisServerProcess]:
 
 @contextmanager
 def running_redis(*settings: str) -> Iterator[RedisServerProcess]:
-    """A server of its own with these settings ("--requirepass", "secret"); skips where there is no program."""
+    """A server of its own with these settings ("--requirepass", "secret"); skips where there is
+    no program.
+    """
     program = shutil.which("redis-server")
     if program is None:
         reason = "no redis-server in PATH (Debian: apt-get install redis-server)"

@@ -1,4 +1,6 @@
-"""A real schema registry on 127.0.0.1, one a test process: Apicurio in memory, from `.ci/install-registry.sh`."""
+"""A real schema registry on 127.0.0.1, one a test process: Apicurio in memory, from
+`.ci/install-registry.sh`.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ READY_SECONDS = 60.0
 
 @pytest.fixture(scope="session")
 def registry_url() -> Iterator[str]:
-    """The address of its interface that is like Confluent's; skipped where it is missing, unless CI is set."""
+    """The address of its interface that is like Confluent's; skipped where it is missing, unless
+    CI is set.
+    """
     home = ROOT / ".cache/registry"
     jar = next(home.glob("apicurio-registry-app-*-runner.jar"), None)
     if jar is None:
@@ -32,12 +36,20 @@ def registry_url() -> Iterator[str]:
     folder = Path(tempfile.mkdtemp(prefix="adjunct-registry-"))
     port = free_port()
     java = [
-        "java", "-Xmx192m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto",
-        "-Dquarkus.http.host=127.0.0.1", f"-Dquarkus.http.port={port}", "-Dcom.sun.management.jmxremote=false",
-    ]  # fmt: skip
+        "java",
+        "-Xmx192m",
+        "-XX:+UseSerialGC",
+        "-XX:TieredStopAtLevel=1",
+        "-Xshare:auto",
+        "-Dquarkus.http.host=127.0.0.1",
+        f"-Dquarkus.http.port={port}",
+        "-Dcom.sun.management.jmxremote=false",
+    ]
     log = folder / "registry.log"
     with log.open("wb") as output:
-        process = subprocess.Popen([*java, "-jar", str(jar)], cwd=folder, stdout=output, stderr=output)
+        process = subprocess.Popen(
+            [*java, "-jar", str(jar)], cwd=folder, stdout=output, stderr=output
+        )
     url = f"http://127.0.0.1:{port}/apis/ccompat/v7"
     try:
         _wait(process, url, log)
@@ -60,5 +72,7 @@ def _wait(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
             if requests.get(f"{url}/subjects", timeout=2).status_code == 200:
                 return
         if process.poll() is not None or time.monotonic() > deadline:
-            pytest.fail(f"the schema registry did not start:\n{log.read_text(errors='replace')[-3000:]}")
+            pytest.fail(
+                f"the schema registry did not start:\n{log.read_text(errors='replace')[-3000:]}"
+            )
         time.sleep(0.1)

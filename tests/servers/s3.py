@@ -1,4 +1,6 @@
-"""Real S3 servers on 127.0.0.1, one of each kind a test session: versitygw, and moto's over a socket."""
+"""Real S3 servers on 127.0.0.1, one of each kind a test session: versitygw, and moto's over a
+socket.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ REGION = "us-east-1"
 
 @dataclass(frozen=True)
 class S3Server:
-    """A running server. `env` is what a process needs to reach it with boto3 and `open_lake("s3://…")`."""
+    """A running server. `env` is what a process needs to reach it with boto3 and
+    `open_lake("s3://…")`.
+    """
 
     name: str
     endpoint: str
@@ -106,13 +110,17 @@ def serve_versitygw(binary: Path, folder: Path) -> Iterator[S3Server]:
 
 @dataclass(frozen=True)
 class PolicedS3Server:
-    """A server that allows users what their policies allow. `server` is what its root reaches it with."""
+    """A server that allows users what their policies allow. `server` is what its root reaches it
+    with.
+    """
 
     server: S3Server
     iam_endpoint: str
 
     def user_env(self, name: str, *policies: str) -> dict[str, str]:
-        """Make a user with these policies; return what a process needs to reach the server as that user."""
+        """Make a user with these policies; return what a process needs to reach the server as
+        that user.
+        """
         import boto3
 
         iam = boto3.session.Session().client(
@@ -126,7 +134,10 @@ class PolicedS3Server:
         for number, policy in enumerate(policies):
             iam.put_user_policy(UserName=name, PolicyName=f"policy-{number}", PolicyDocument=policy)
         key = iam.create_access_key(UserName=name)["AccessKey"]
-        secret = {"AWS_ACCESS_KEY_ID": key["AccessKeyId"], "AWS_SECRET_ACCESS_KEY": key["SecretAccessKey"]}
+        secret = {
+            "AWS_ACCESS_KEY_ID": key["AccessKeyId"],
+            "AWS_SECRET_ACCESS_KEY": key["SecretAccessKey"],
+        }
         return {**self.server.env, **secret}
 
 
@@ -140,14 +151,32 @@ def policed_s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PolicedS3Se
     # The path of a socket has to be short.
     with tempfile.TemporaryDirectory(prefix="iam-") as short:
         socket, port, iam_port = f"{short}/iam.sock", free_port(), free_port()
-        iam = ["--port", f"127.0.0.1:{iam_port}", "--health", "/health"]  # its root leads to a page elsewhere
+        iam = [
+            "--port",
+            f"127.0.0.1:{iam_port}",
+            "--health",
+            "/health",
+        ]  # its root leads to a page elsewhere
         iam += ["iam", "--dir", str(folder / "users"), "--private-ports", socket]
-        gateway = ["--port", f"127.0.0.1:{port}", "--iam-standalone-endpoint", socket, "--iam-cache-disable"]
+        gateway = [
+            "--port",
+            f"127.0.0.1:{port}",
+            "--iam-standalone-endpoint",
+            socket,
+            "--iam-cache-disable",
+        ]
         with (
             _running([str(binary), *iam], env, folder / "iam.log", iam_port, "/health"),
-            _running([str(binary), *gateway, "posix", str(folder / "data")], env, folder / "versitygw.log", port),
+            _running(
+                [str(binary), *gateway, "posix", str(folder / "data")],
+                env,
+                folder / "versitygw.log",
+                port,
+            ),
         ):
-            yield PolicedS3Server(S3Server("versitygw", f"http://127.0.0.1:{port}"), f"http://127.0.0.1:{iam_port}")
+            yield PolicedS3Server(
+                S3Server("versitygw", f"http://127.0.0.1:{port}"), f"http://127.0.0.1:{iam_port}"
+            )
 
 
 @pytest.fixture(scope="session")
@@ -161,7 +190,9 @@ def moto_s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
 
 @pytest.fixture(params=["versitygw", pytest.param("moto", marks=pytest.mark.long)])
 def s3_server(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> S3Server:
-    """Each of the S3 servers in turn, with its environment set, so that `open_lake(server.url())` works."""
+    """Each of the S3 servers in turn, with its environment set, so that
+    `open_lake(server.url())` works.
+    """
     name = {"versitygw": "versitygw", "moto": "moto_s3"}[request.param]
     server: S3Server = request.getfixturevalue(name)
     server.set_in(monkeypatch)
@@ -173,7 +204,11 @@ def _client(endpoint: str) -> S3Client:
     import boto3
 
     return boto3.session.Session().client(
-        "s3", endpoint_url=endpoint, region_name=REGION, aws_access_key_id=ACCESS_KEY, aws_secret_access_key=SECRET_KEY
+        "s3",
+        endpoint_url=endpoint,
+        region_name=REGION,
+        aws_access_key_id=ACCESS_KEY,
+        aws_secret_access_key=SECRET_KEY,
     )
 
 
@@ -181,18 +216,29 @@ def require_versitygw() -> Path:
     """Return where versitygw is; skip the test where it is missing, unless CI is set."""
     binary = versitygw_binary()
     if binary is None:
-        skip_unless_ci("versitygw is not installed: run .ci/install-versitygw.sh (needs Go), or set ADJUNCT_VERSITYGW.")
+        skip_unless_ci(
+            "versitygw is not installed: run .ci/install-versitygw.sh (needs Go), or set"
+            " ADJUNCT_VERSITYGW."
+        )
     return binary
 
 
 def versitygw_binary() -> Path | None:
     """Return where versitygw is, None if this machine has none."""
-    candidates = [os.environ.get("ADJUNCT_VERSITYGW"), ROOT / ".cache/bin/versitygw", shutil.which("versitygw")]
+    candidates = [
+        os.environ.get("ADJUNCT_VERSITYGW"),
+        ROOT / ".cache/bin/versitygw",
+        shutil.which("versitygw"),
+    ]
     go = shutil.which("go")
     if go:
-        gopath = subprocess.run([go, "env", "GOPATH"], capture_output=True, text=True, check=False).stdout.strip()
+        gopath = subprocess.run(
+            [go, "env", "GOPATH"], capture_output=True, text=True, check=False
+        ).stdout.strip()
         candidates.append(Path(gopath) / "bin/versitygw")
-    return next((Path(binary) for binary in candidates if binary and os.access(binary, os.X_OK)), None)
+    return next(
+        (Path(binary) for binary in candidates if binary and os.access(binary, os.X_OK)), None
+    )
 
 
 def skip_unless_ci(reason: str) -> NoReturn:
@@ -203,9 +249,13 @@ def skip_unless_ci(reason: str) -> NoReturn:
 
 
 class _running:
-    """A server process that answers on its port; ended, and killed if it does not end, on leaving."""
+    """A server process that answers on its port; ended, and killed if it does not end, on
+    leaving.
+    """
 
-    def __init__(self, command: list[str], env: dict[str, str], log: Path, port: int, path: str = "/") -> None:
+    def __init__(
+        self, command: list[str], env: dict[str, str], log: Path, port: int, path: str = "/"
+    ) -> None:
         self.command, self.env, self.log, self.port, self.path = command, env, log, port, path
 
     def __enter__(self) -> None:
@@ -215,7 +265,10 @@ class _running:
         while not self._answers():
             if self.process.poll() is not None or time.monotonic() > deadline:
                 self.__exit__()
-                pytest.fail(f"{self.command[0]} did not start:\n{self.log.read_text(errors='replace')[-2000:]}")
+                pytest.fail(
+                    f"{self.command[0]} did not"
+                    f" start:\n{self.log.read_text(errors='replace')[-2000:]}"
+                )
             time.sleep(0.05)
 
     def __exit__(self, *_: object) -> None:

@@ -16,7 +16,8 @@ from urllib.parse import urlsplit
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-# "lost-after": forwarded, then the connection is cut. "lost-before": cut at once. Else: this answer, not forwarded.
+# "lost-after": forwarded, then the connection is cut. "lost-before": cut at once. Else: this
+# answer, not forwarded.
 Trouble = Literal["lost-after", "lost-before", "409", "500", "503"]
 # Codes of answers to requests that are not forwarded, with their statuses on AWS.
 REFUSALS = {
@@ -33,10 +34,12 @@ _CODES = {"409": "ConditionalRequestConflict", "500": "InternalError", "503": "S
 
 
 class TroubledS3:
-    """`trouble` maps a method to what befalls its next requests, in order; `seen` lists all methods met.
+    """`trouble` maps a method to what befalls its next requests, in order; `seen` lists all methods
+    met.
 
-    `refused` maps ids of access keys to the codes with which their requests are refused, `clock_ahead` is how many
-    seconds the server's clock, as its answers state it, is ahead of the real one.
+    `refused` maps ids of access keys to the codes with which their requests are refused,
+    `clock_ahead` is how many seconds the server's clock, as its answers state it, is ahead of the
+    real one.
     """
 
     def __init__(self, endpoint: str) -> None:
@@ -45,12 +48,16 @@ class TroubledS3:
         self.cuts: list[str] = []
         self.refused: dict[str, str] = {}
         self.clock_ahead = 0.0
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self, urlsplit(endpoint).netloc))
+        self._server = ThreadingHTTPServer(
+            ("127.0.0.1", 0), _handler(self, urlsplit(endpoint).netloc)
+        )
         self._server.daemon_threads = True
         self.endpoint = f"http://127.0.0.1:{self._server.server_port}"
 
     def running(self) -> Iterator[TroubledS3]:
-        thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
+        thread = threading.Thread(
+            target=self._server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True
+        )
         thread.start()
         try:
             yield self
@@ -63,7 +70,9 @@ class TroubledS3:
         self.trouble[method] = deque(trouble)
 
     def cut(self, *paths: str) -> None:
-        """Cut the replies to the next GETs of objects whose path holds one of these, in the middle of their bodies."""
+        """Cut the replies to the next GETs of objects whose path holds one of these, in the
+        middle of their bodies.
+        """
         self.cuts.extend(paths)
 
     def is_cut(self, method: str, path: str) -> bool:
@@ -74,7 +83,10 @@ class TroubledS3:
 
     def refusal_of(self, authorization: str) -> str | None:
         """Return the code with which a request is refused, by the access key that has signed it."""
-        return next((code for key, code in self.refused.items() if f"Credential={key}/" in authorization), None)
+        return next(
+            (code for key, code in self.refused.items() if f"Credential={key}/" in authorization),
+            None,
+        )
 
     def take(self, method: str) -> Trouble | None:
         self.seen.append(method)
@@ -95,7 +107,9 @@ def _handler(state: TroubledS3, upstream: str) -> type[BaseHTTPRequestHandler]:
                 self._answer(REFUSALS[code], dated, self._refusal(code))
                 return
             if trouble in _CODES:
-                self._answer(int(trouble), {}, f"<Error><Code>{_CODES[trouble]}</Code></Error>".encode())
+                self._answer(
+                    int(trouble), {}, f"<Error><Code>{_CODES[trouble]}</Code></Error>".encode()
+                )
                 return
             if trouble != "lost-before":
                 status, headers, data = self._forward(body)
@@ -103,19 +117,27 @@ def _handler(state: TroubledS3, upstream: str) -> type[BaseHTTPRequestHandler]:
                 self.close_connection = True
                 self.connection.close()
                 return
-            self._answer(status, headers, data, cut=status < 300 and state.is_cut(self.command, self.path))
+            self._answer(
+                status, headers, data, cut=status < 300 and state.is_cut(self.command, self.path)
+            )
 
         def _refusal(self, code: str) -> bytes:
-            """Return the body of a refusal by S3, or by DynamoDB. As on S3, an answer to a HEAD has none."""
+            """Return the body of a refusal by S3, or by DynamoDB. As on S3, an answer to a HEAD
+            has none.
+            """
             if self.command == "HEAD":
                 return b""
             if "X-Amz-Target" in self.headers:
-                return json.dumps({"__type": f"com.amazon.coral.service#{code}", "message": "refused"}).encode()
+                return json.dumps(
+                    {"__type": f"com.amazon.coral.service#{code}", "message": "refused"}
+                ).encode()
             return f"<Error><Code>{code}</Code></Error>".encode()
 
         def _forward(self, body: bytes) -> tuple[int, dict[str, str], bytes]:
             # The Host header goes on unchanged: it is part of what the client signed.
-            headers = {name: value for name, value in self.headers.items() if name.lower() != "expect"}
+            headers = {
+                name: value for name, value in self.headers.items() if name.lower() != "expect"
+            }
             connection = http.client.HTTPConnection(upstream, timeout=30)
             connection.request(self.command, self.path, body or None, headers)
             reply = connection.getresponse()
@@ -123,12 +145,16 @@ def _handler(state: TroubledS3, upstream: str) -> type[BaseHTTPRequestHandler]:
             connection.close()
             return reply.status, dict(reply.getheaders()), data
 
-        def _answer(self, status: int, headers: dict[str, str], data: bytes, *, cut: bool = False) -> None:
+        def _answer(
+            self, status: int, headers: dict[str, str], data: bytes, *, cut: bool = False
+        ) -> None:
             self.send_response_only(status)
             for name, value in headers.items():
                 if name.lower() not in ("content-length", "transfer-encoding", "connection"):
                     self.send_header(name, value)
-            length = headers.get("Content-Length", "0") if self.command == "HEAD" else str(len(data))
+            length = (
+                headers.get("Content-Length", "0") if self.command == "HEAD" else str(len(data))
+            )
             self.send_header("Content-Length", length)
             self.end_headers()
             if cut:

@@ -30,7 +30,9 @@ def spark_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         _wait(lambda: "I have been elected leader" in _text(master), master)
         for number in range(WORKERS):
             resources = ["-c", "1", "-m", "1G", "-d", str(folder / f"worker-{number}"), url]
-            running.enter_context(_process([_WORKER, *address, *resources], folder / f"worker-{number}.log"))
+            running.enter_context(
+                _process([_WORKER, *address, *resources], folder / f"worker-{number}.log")
+            )
         _wait(lambda: _text(master).count("Registering worker") == WORKERS, master)
         yield url
 
@@ -50,7 +52,9 @@ def _process(arguments: list[str], log: Path) -> Iterator[None]:
     environment["JAVA_TOOL_OPTIONS"] = environment["SPARK_SUBMIT_OPTS"]
     with log.open("wb") as out:
         command = [str(home / "bin/spark-class"), *arguments]
-        process = subprocess.Popen(command, env=environment, stdout=out, stderr=out, stdin=subprocess.DEVNULL)
+        process = subprocess.Popen(
+            command, env=environment, stdout=out, stderr=out, stdin=subprocess.DEVNULL
+        )
     try:
         yield
     finally:

@@ -27,8 +27,12 @@ class ConnectServer:
 
 
 @contextmanager
-def connect_server(folder: Path, master: str, settings: Mapping[str, str] = {}) -> Iterator[ConnectServer]:
-    """Run a server with this master while the context lasts; skips where its client's packages are missing."""
+def connect_server(
+    folder: Path, master: str, settings: Mapping[str, str] = {}
+) -> Iterator[ConnectServer]:
+    """Run a server with this master while the context lasts; skips where its client's packages
+    are missing.
+    """
     if find_spec("grpc_status") is None:
         reason = "the packages of the extra connect are not installed"
         if os.environ.get("CI"):
@@ -37,15 +41,32 @@ def connect_server(folder: Path, master: str, settings: Mapping[str, str] = {}) 
     port = free_port()
     home = Path(str(find_spec("pyspark").origin)).parent  # type: ignore[union-attr]
     conf = session_config(settings, master=master, lake_url="s3://unused/lake")
-    conf = {name: value for name, value in conf.items() if not name.startswith(("spark.jars", "spark.hadoop.fs"))}
-    conf |= {"spark.connect.grpc.binding.port": str(port), "spark.connect.grpc.binding.address": "127.0.0.1"}
-    command = [str(home / "bin/spark-submit"), "--class", "org.apache.spark.sql.connect.service.SparkConnectServer"]
+    conf = {
+        name: value
+        for name, value in conf.items()
+        if not name.startswith(("spark.jars", "spark.hadoop.fs"))
+    }
+    conf |= {
+        "spark.connect.grpc.binding.port": str(port),
+        "spark.connect.grpc.binding.address": "127.0.0.1",
+    }
+    command = [
+        str(home / "bin/spark-submit"),
+        "--class",
+        "org.apache.spark.sql.connect.service.SparkConnectServer",
+    ]
     command += [part for name, value in conf.items() for part in ("--conf", f"{name}={value}")]
     log = folder / f"connect-{port}.log"
-    environment = {**without_kept_processes(os.environ), "SPARK_HOME": str(home), "SPARK_LOCAL_IP": "127.0.0.1"}
+    environment = {
+        **without_kept_processes(os.environ),
+        "SPARK_HOME": str(home),
+        "SPARK_LOCAL_IP": "127.0.0.1",
+    }
     environment["PYSPARK_PYTHON"] = sys.executable
     with log.open("wb") as out:
-        process = subprocess.Popen([*command, "spark-internal"], env=environment, stdout=out, stderr=out)
+        process = subprocess.Popen(
+            [*command, "spark-internal"], env=environment, stdout=out, stderr=out
+        )
     try:
         deadline = time.monotonic() + 90
         while not _listens(port):

@@ -1,7 +1,9 @@
-"""Stand-ins for the APIs of EMR Serverless, EMR, Glue and Kubernetes: what they are to start runs here, as a process.
+"""Stand-ins for the APIs of EMR Serverless, EMR, Glue and Kubernetes: what they are to start runs
+here, as a process.
 
-A process gets a clean working directory, and the environment that its image, its role and the request give it.
-Requests are checked against what the services publish: the models of botocore and of the Kubernetes client.
+A process gets a clean working directory, and the environment that its image, its role and the
+request give it. Requests are checked against what the services publish: the models of botocore and
+of the Kubernetes client.
 """
 
 from __future__ import annotations
@@ -51,7 +53,8 @@ class ReplyLostError(Exception):
 
 
 class StandIn(ABC):
-    """An API on loopback that answers requests by `answer(method, path, body)`, and the processes that it started.
+    """An API on loopback that answers requests by `answer(method, path, body)`, and the processes
+    that it started.
 
     An API that has one path has the name of the operation in its place.
     """
@@ -75,7 +78,10 @@ class StandIn(ABC):
                 data = self.rfile.read(int(self.headers.get("Content-Length") or 0))
                 path = self.headers.get("X-Amz-Target") or self.path
                 try:
-                    status, found = 200, stand_in.answer(self.command, path, json.loads(data) if data else None)
+                    status, found = (
+                        200,
+                        stand_in.answer(self.command, path, json.loads(data) if data else None),
+                    )
                 except ReplyLostError:
                     self.close_connection = True
                     return
@@ -111,14 +117,25 @@ class StandIn(ABC):
         name = f"00f{len(self.processes)}"
         place = self.folder / name
         place.mkdir()
-        role = {key: value for key, value in self.s3.env.items() if key.startswith("AWS_") and "ENDPOINT" not in key}
+        role = {
+            key: value
+            for key, value in self.s3.env.items()
+            if key.startswith("AWS_") and "ENDPOINT" not in key
+        }
         path = os.pathsep.join(map(str, [ROOT, *self.modules]))
         image = {"PATH": os.environ["PATH"], "HOME": str(place), "PYTHONPATH": path}
         image |= {"PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable}
-        image["JAVA_TOOL_OPTIONS"] = os.environ["SPARK_SUBMIT_OPTS"]  # hurries no less than the tests' other JVMs
+        image["JAVA_TOOL_OPTIONS"] = os.environ[
+            "SPARK_SUBMIT_OPTS"
+        ]  # hurries no less than the tests' other JVMs
         with (place / "log").open("wb") as log:
             self.processes[name] = subprocess.Popen(
-                command, cwd=place, env={**image, **role, **environment}, stdout=log, stderr=log, start_new_session=True
+                command,
+                cwd=place,
+                env={**image, **role, **environment},
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
             )
         return name
 
@@ -134,11 +151,15 @@ class StandIn(ABC):
             os.killpg(self.processes[name].pid, sent)
 
     def logs(self) -> str:
-        return "\n".join((self.folder / name / "log").read_text(errors="replace") for name in self.processes)
+        return "\n".join(
+            (self.folder / name / "log").read_text(errors="replace") for name in self.processes
+        )
 
 
 class EmrServerlessStandIn(StandIn):
-    """Job runs of one application, whose master is local[2]. `operations` has those that it was asked for."""
+    """Job runs of one application, whose master is local[2]. `operations` has those that it was
+    asked for.
+    """
 
     names: ClassVar = {
         ("POST",): "StartJobRun",
@@ -169,8 +190,23 @@ class EmrServerlessStandIn(StandIn):
             self.stop(job, signal.SIGTERM)
             return {"applicationId": application, "jobRunId": job}
         ended = self.processes[job].poll()
-        state = "RUNNING" if ended is None else "CANCELLED" if job in self.stopped else "FAILED" if ended else "SUCCESS"
-        return {"jobRun": {"applicationId": application, "jobRunId": job, "state": state, "stateDetails": f"{ended}"}}
+        state = (
+            "RUNNING"
+            if ended is None
+            else "CANCELLED"
+            if job in self.stopped
+            else "FAILED"
+            if ended
+            else "SUCCESS"
+        )
+        return {
+            "jobRun": {
+                "applicationId": application,
+                "jobRunId": job,
+                "state": state,
+                "stateDetails": f"{ended}",
+            }
+        }
 
     def _start_job(self, request: dict[str, Any]) -> str:
         check_aws_request("emr-serverless", "StartJobRun", request)
@@ -180,12 +216,21 @@ class EmrServerlessStandIn(StandIn):
         properties = script.with_suffix(".properties")
         (given,) = request["configurationOverrides"]["applicationConfiguration"]
         assert given["classification"] == "spark-defaults"
-        properties.write_text("".join(f"{name} {value}\n" for name, value in given["properties"].items()))
+        properties.write_text(
+            "".join(f"{name} {value}\n" for name, value in given["properties"].items())
+        )
         words = shlex.split(submit["sparkSubmitParameters"])
         assert set(words[::2]) == {"--conf"}
         of_driver = "spark.emr-serverless.driverEnv."
         environment = dict(word.removeprefix(of_driver).split("=", 1) for word in words[1::2])
-        command = [SPARK_SUBMIT, "--master", "local[2]", "--properties-file", str(properties), str(script)]
+        command = [
+            SPARK_SUBMIT,
+            "--master",
+            "local[2]",
+            "--properties-file",
+            str(properties),
+            str(script),
+        ]
         return self.start(command, environment)
 
 
@@ -212,7 +257,9 @@ class EmrStandIn(StandIn):
             jar = step["HadoopJarStep"]
             assert jar["Jar"] == "command-runner.jar"
             if (size := sum(map(len, [jar["Jar"], *jar["Args"]]))) > 10_240:
-                raise ValueError(f"the strings of a step have {size} characters: at most 10240 are allowed")
+                raise ValueError(
+                    f"the strings of a step have {size} characters: at most 10240 are allowed"
+                )
             self.requests.append(step)
             started = self.start(jar["Args"], {})
             if self.losing:
@@ -235,12 +282,17 @@ class EmrStandIn(StandIn):
             return {"Step": {"Status": {"State": "RUNNING"}}}
         if not ended or body["StepId"] in self.stopped:
             return {"Step": {"Status": {"State": "CANCELLED" if ended else "COMPLETED"}}}
-        details = {"Reason": "Unknown Error.", "LogFile": f"s3://company-logs/{CLUSTER}/steps/stderr.gz"}
+        details = {
+            "Reason": "Unknown Error.",
+            "LogFile": f"s3://company-logs/{CLUSTER}/steps/stderr.gz",
+        }
         return {"Step": {"Status": {"State": "FAILED", "FailureDetails": details}}}
 
 
 class GlueStandIn(StandIn):
-    """Runs of one job, whose Spark has S3A and settings of its own. `operations` has those that it was asked for."""
+    """Runs of one job, whose Spark has S3A and settings of its own. `operations` has those that
+    it was asked for.
+    """
 
     def __init__(self, folder: Path, s3: S3Server, modules: Sequence[Path]) -> None:
         super().__init__(folder, s3, modules)
@@ -270,7 +322,11 @@ class GlueStandIn(StandIn):
             return {"JobRunId": started}
         if operation == "GetJobRuns":
             runs = zip(self.processes, self.requests, strict=True)
-            return {"JobRuns": [{"Id": name, "Arguments": sent["Arguments"]} for name, sent in runs][::-1]}
+            return {
+                "JobRuns": [{"Id": name, "Arguments": sent["Arguments"]} for name, sent in runs][
+                    ::-1
+                ]
+            }
         if operation == "BatchStopJobRun":
             (run,) = body["JobRunIds"]
             self.stopped.add(run)
@@ -278,16 +334,38 @@ class GlueStandIn(StandIn):
             return {"SuccessfulSubmissions": [{"JobName": JOB, "JobRunId": run}]}
         run = body["RunId"]
         ended = self.processes[run].poll()
-        state = "RUNNING" if ended is None else "STOPPED" if run in self.stopped else "FAILED" if ended else "SUCCEEDED"
-        return {"JobRun": {"Id": run, "JobName": JOB, "JobRunState": state, "ErrorMessage": f"exit status {ended}"}}
+        state = (
+            "RUNNING"
+            if ended is None
+            else "STOPPED"
+            if run in self.stopped
+            else "FAILED"
+            if ended
+            else "SUCCEEDED"
+        )
+        return {
+            "JobRun": {
+                "Id": run,
+                "JobName": JOB,
+                "JobRunState": state,
+                "ErrorMessage": f"exit status {ended}",
+            }
+        }
 
     def _settings(self) -> list[str]:
         ours = session_config(lake_url=self.s3.url(), is_elsewhere=True)
         own = {name: value for name, value in ours.items() if name.startswith("spark.jars.")}
-        own |= {"spark.jars.ivy": str(Path.home() / ".cache/dagster-adjunct/ivy"), "spark.ui.enabled": "false"}
+        own |= {
+            "spark.jars.ivy": str(Path.home() / ".cache/dagster-adjunct/ivy"),
+            "spark.ui.enabled": "false",
+        }
         # Sessions with these are refused, so that the run's own have to win.
         own |= {"spark.sql.session.timeZone": "America/New_York", "spark.sql.ansi.enabled": "false"}
-        return ["--master", "local[2]", *(word for pair in own.items() for word in ("--conf", "=".join(pair)))]
+        return [
+            "--master",
+            "local[2]",
+            *(word for pair in own.items() for word in ("--conf", "=".join(pair))),
+        ]
 
 
 class KubernetesStandIn(StandIn):
@@ -302,7 +380,9 @@ class KubernetesStandIn(StandIn):
         cluster, user = {"name": "here", "cluster": {"server": url}}, {"name": "me", "user": {}}
         context = {"name": "here", "context": {"cluster": "here", "user": "me"}}
         config = {"apiVersion": "v1", "kind": "Config", "current-context": "here"}
-        file.write_text(json.dumps({**config, "clusters": [cluster], "users": [user], "contexts": [context]}))
+        file.write_text(
+            json.dumps({**config, "clusters": [cluster], "users": [user], "contexts": [context]})
+        )
         return file
 
     def answer(self, method: str, path: str, body: Any) -> Any:
@@ -323,18 +403,38 @@ class KubernetesStandIn(StandIn):
             return {"kind": "Status", "apiVersion": "v1", "status": "Success"}
         if "/log" in path:
             return "a line of the log"
-        return {"kind": "PodList", "apiVersion": "v1", "items": [self._pod(name) for name in self.pods]}
+        return {
+            "kind": "PodList",
+            "apiVersion": "v1",
+            "items": [self._pod(name) for name in self.pods],
+        }
 
     def _pod(self, name: str) -> Any:
         ended = self.processes[self.pods[name]].poll()
-        state = {"running": {}} if ended is None else {"terminated": {"exitCode": ended if ended >= 0 else 128 - ended}}
-        container = {"name": "dagster-pipes-execution", "image": "i", "imageID": "", "ready": True, "restartCount": 0}
+        state = (
+            {"running": {}}
+            if ended is None
+            else {"terminated": {"exitCode": ended if ended >= 0 else 128 - ended}}
+        )
+        container = {
+            "name": "dagster-pipes-execution",
+            "image": "i",
+            "imageID": "",
+            "ready": True,
+            "restartCount": 0,
+        }
         status = {"containerStatuses": [{**container, "state": state}]}
-        return {"metadata": {"name": name}, "spec": {"containers": [{"name": container["name"]}]}, "status": status}
+        return {
+            "metadata": {"name": name},
+            "spec": {"containers": [{"name": container["name"]}]},
+            "status": status,
+        }
 
 
 def check_aws_request(service: str, operation: str, request: Mapping[str, Any]) -> None:
-    """Raise ValueError unless a request is what the model of botocore says, down to lengths and patterns."""
+    """Raise ValueError unless a request is what the model of botocore says, down to lengths and
+    patterns.
+    """
     model = botocore.session.get_session().get_service_model(service).operation_model(operation)
     problems = list(_differences(model.input_shape, request, operation))
     if problems:
@@ -346,7 +446,13 @@ _BEYOND_JAVAS = r"\uD800\uDC00-\uDBFF\uDFFF"
 
 
 def _differences(shape: Shape | Any, value: Any, at: str) -> Iterator[str]:
-    types: dict[str, Any] = {"structure": dict, "map": dict, "list": list, "string": str, "boolean": bool}
+    types: dict[str, Any] = {
+        "structure": dict,
+        "map": dict,
+        "list": list,
+        "string": str,
+        "boolean": bool,
+    }
     if not isinstance(value, types.get(shape.type_name, int)):
         yield f"{at} is no {shape.type_name}: {value!r}"
         return
@@ -375,7 +481,9 @@ def _differences(shape: Shape | Any, value: Any, at: str) -> Iterator[str]:
 
 
 def check_kubernetes_request(kind: str, body: Any) -> None:
-    """Raise ValueError unless the body is what the client's models, made from the published OpenAPI, say."""
+    """Raise ValueError unless the body is what the client's models, made from the published
+    OpenAPI, say.
+    """
     problems = list(_unlike(kind, body, kind))
     if problems:
         raise ValueError("; ".join(problems))
@@ -389,7 +497,9 @@ def _unlike(kind: str, value: Any, at: str) -> Iterator[str]:
         for name, member in value.items():
             yield from _unlike(found[2], member, f"{at}[{name}]")
     elif kind in ("str", "int", "bool", "float"):
-        if not isinstance(value, {"str": str, "int": int, "bool": bool, "float": (int, float)}[kind]):
+        if not isinstance(
+            value, {"str": str, "int": int, "bool": bool, "float": (int, float)}[kind]
+        ):
             yield f"{at} is no {kind}: {value!r}"
     elif hasattr(kubernetes_models, kind):
         model = getattr(kubernetes_models, kind)

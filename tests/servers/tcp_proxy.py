@@ -1,7 +1,8 @@
-"""A TCP proxy on loopback before any server, which delays, throttles, hangs, refuses and cuts, by switch.
+"""A TCP proxy on loopback before any server, which delays, throttles, hangs, refuses and cuts, by
+switch.
 
-It knows no protocol. A *request* is what a client sends after it got an answer, or after it connected; what comes in
-further pieces before an answer belongs to it.
+It knows no protocol. A *request* is what a client sends after it got an answer, or after it
+connected; what comes in further pieces before an answer belongs to it.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ from typing import Any, Literal, TypeVar
 
 T = TypeVar("T")
 
-# Before: the connection is cut, and the server never sees the request. After: the server's answer came to the proxy,
-# so it has acted, and the connection is cut in its stead. Hangs: the request goes nowhere, and the connection stays.
+# Before: the connection is cut, and the server never sees the request. After: the server's answer
+# came to the proxy, so it has acted, and the connection is cut in its stead. Hangs: the request
+# goes nowhere, and the connection stays.
 Trouble = Literal["lost-before", "lost-after", "hangs"]
 Chooser = Callable[[bytes], Trouble | None]
 _PIECE = 1 << 16
@@ -26,11 +28,13 @@ _QUIET = 0.02  # seconds without a further byte, after which an answer is taken 
 
 
 class TcpProxy:
-    """Listens on `port` and forwards to `target`, a port on loopback. The switches act on what comes after them.
+    """Listens on `port` and forwards to `target`, a port on loopback. The switches act on what
+    comes after them.
 
-    `delay`: seconds that each request waits. `bytes_per_second`: of each direction of each connection. `hanging`: while
-    it is set nothing is forwarded; then what was held back goes on. `choose`: what befalls a request, by its bytes.
-    `requests` counts those that the server was given, `befallen` what became of the others and of lost answers.
+    `delay`: seconds that each request waits. `bytes_per_second`: of each direction of each
+    connection. `hanging`: while it is set nothing is forwarded; then what was held back goes on.
+    `choose`: what befalls a request, by its bytes. `requests` counts those that the server was
+    given, `befallen` what became of the others and of lost answers.
     """
 
     def __init__(self, target: int) -> None:
@@ -48,11 +52,15 @@ class TcpProxy:
         self._listener: asyncio.Server | None = None
 
     def next(self, *troubles: Trouble | None, holding: bytes = b"") -> None:
-        """Let these befall the next requests whose bytes hold `holding`, in order; None lets one pass."""
+        """Let these befall the next requests whose bytes hold `holding`, in order; None lets one
+        pass.
+        """
         self._planned.extend((trouble, holding) for trouble in troubles)
 
     def cut(self) -> None:
-        """Cut all connections there are, in the middle of whatever is under way; clients may connect again at once."""
+        """Cut all connections there are, in the middle of whatever is under way; clients may
+        connect again at once.
+        """
         self._run(self._cut())
 
     def refuse(self) -> None:
@@ -65,7 +73,12 @@ class TcpProxy:
 
     def calm(self) -> None:
         """All switches off; what was planned is forgotten."""
-        self.delay, self.bytes_per_second, self.hanging, self.choose = 0.0, None, False, lambda _: None
+        self.delay, self.bytes_per_second, self.hanging, self.choose = (
+            0.0,
+            None,
+            False,
+            lambda _: None,
+        )
         self._planned.clear()
 
     @contextmanager
@@ -108,7 +121,9 @@ class TcpProxy:
         while there & self._connections:
             await asyncio.sleep(0.001)
 
-    async def _serve(self, client_reader: asyncio.StreamReader, client: asyncio.StreamWriter) -> None:
+    async def _serve(
+        self, client_reader: asyncio.StreamReader, client: asyncio.StreamWriter
+    ) -> None:
         try:
             server_reader, server = await asyncio.open_connection("127.0.0.1", self.target)
         except OSError:
@@ -123,7 +138,9 @@ class TcpProxy:
 
 
 class _Connection:
-    def __init__(self, proxy: TcpProxy, client: asyncio.StreamWriter, server: asyncio.StreamWriter) -> None:
+    def __init__(
+        self, proxy: TcpProxy, client: asyncio.StreamWriter, server: asyncio.StreamWriter
+    ) -> None:
         self.proxy, self.client, self.server = proxy, client, server
         self.answered = True  # what the client sends next begins a request
         self.losing = False  # the answer to this request is not to arrive
@@ -132,8 +149,13 @@ class _Connection:
         _abort(self.client)
         _abort(self.server)
 
-    async def run(self, from_client: asyncio.StreamReader, from_server: asyncio.StreamReader) -> None:
-        ways = [asyncio.create_task(self._requests(from_client)), asyncio.create_task(self._answers(from_server))]
+    async def run(
+        self, from_client: asyncio.StreamReader, from_server: asyncio.StreamReader
+    ) -> None:
+        ways = [
+            asyncio.create_task(self._requests(from_client)),
+            asyncio.create_task(self._answers(from_server)),
+        ]
         try:
             await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
         finally:

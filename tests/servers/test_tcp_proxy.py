@@ -1,4 +1,6 @@
-"""The proxy does what its switches say, to a server that answers each line with how many lines it has seen."""
+"""The proxy does what its switches say, to a server that answers each line with how many lines
+it has seen.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ class Answering(socketserver.StreamRequestHandler):
 @pytest.fixture
 def server():
     with Counting() as server:
-        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+        threading.Thread(
+            target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True
+        ).start()
         yield server
         server.shutdown()
 

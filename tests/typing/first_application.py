@@ -1,4 +1,6 @@
-"""What a first application writes, as mypy and editors see it: names of `dagster_adjunct` itself."""
+"""What a first application writes, as mypy and editors see it: names of `dagster_adjunct`
+itself.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,9 @@ streams = LakeStreams(lake)
 streams.create("orders", schema=Schema.of(item="string", amount="int"), key=["item"], partitions=2)
 assert_type(streams.partitions("orders"), list[SystemStreamPartition])
 
-items = bounded_dataset("items", input="lake.items", key="item", partitions=2, discard=DiscardPolicy(keep=5))
+items = bounded_dataset(
+    "items", input="lake.items", key="item", partitions=2, discard=DiscardPolicy(keep=5)
+)
 prices = unbounded_dataset("prices", input="lake.prices", key="item", partitions=2)
 version_set("shop", items)
 
@@ -54,12 +58,16 @@ orders = app.input_stream("lake.orders")
 assert_type(orders, MessageStream)
 joined = orders.join(app.table(items), on="item", how="left", select=["name"]).filter("amount > 0")
 assert_type(joined, MessageStream)
-table = SqliteTable(path="sales.sqlite", table="sales", key="item", columns={"item": "string"}, create=True)
+table = SqliteTable(
+    path="sales.sqlite", table="sales", key="item", columns={"item": "string"}, create=True
+)
 sales = RemoteTable("sales", key="item", read_function=table, write_function=table)
 joined.map(*update_message(key="item", update={"sold": "amount"})).send_to(
     app.table(sales), UpdateContract.UPDATE_WITH_DEFAULTS
 )
-assert_type(build_definitions(app, lake="lake", spark=SparkResource(master="local[2]")), Definitions)
+assert_type(
+    build_definitions(app, lake="lake", spark=SparkResource(master="local[2]")), Definitions
+)
 LakeResource(url="lake")
 
 
@@ -70,7 +78,9 @@ def run(lake: Lake) -> StepReport:
         assert_type(spark, Callable[[], SparkSession])
         advanced = advance_dataset(items, lake=lake, systems=systems, spark=spark, by="ada")
         assert_type(advanced, AdvanceReport)
-        report = run_application(app, lake=lake, systems=systems, spark=spark, run="first", max_batches=1)
+        report = run_application(
+            app, lake=lake, systems=systems, spark=spark, run="first", max_batches=1
+        )
     assert_type(report, RunReport)
     assert_type(application_state(lake, "shop"), ApplicationState)
     return report.step

@@ -1,4 +1,6 @@
-"""What mypy tells a user: each line here is a mistake, and its comment the error that it is told as."""
+"""What mypy tells a user: each line here is a mistake, and its comment the error that it is told
+as.
+"""
 
 from __future__ import annotations
 

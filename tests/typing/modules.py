@@ -22,7 +22,12 @@ from dagster_adjunct import (
 from dagster_adjunct.automation import new_records, new_version
 from dagster_adjunct.changes import DeadLetters, OperationColumn
 from dagster_adjunct.code_location import AdjunctTranslator, LaunchWhen
-from dagster_adjunct.errors import AdjunctError, OffsetOutOfRangeError, RecordNotFoundError, VersionDiscardedError
+from dagster_adjunct.errors import (
+    AdjunctError,
+    OffsetOutOfRangeError,
+    RecordNotFoundError,
+    VersionDiscardedError,
+)
 from dagster_adjunct.exchange import IcebergTable
 from dagster_adjunct.kafka import Json, KafkaSettings, KafkaTopic, kafka_system
 from dagster_adjunct.key_value import (
@@ -42,7 +47,13 @@ from dagster_adjunct.maintenance import DiscardReport, expire_versions
 from dagster_adjunct.reading import Dataset, VersionDiff
 from dagster_adjunct.sources import FileSource
 from dagster_adjunct.startpoints import StartpointOldest, Startpoints
-from dagster_adjunct.streams import AppendResult, OffsetRange, StreamSystem, open_system, register_system
+from dagster_adjunct.streams import (
+    AppendResult,
+    OffsetRange,
+    StreamSystem,
+    open_system,
+    register_system,
+)
 from dagster_adjunct.tables import TableReadFunction, TableWriteFunction
 from dagster_adjunct.validators import Candidate, Finding, custom, min_rows, no_nulls
 
@@ -55,7 +66,11 @@ def cheap(candidate: Candidate) -> Finding:
 
 source = FileSource("deliveries", format="csv", schema=Schema.of(item="string"))
 items = bounded_dataset(
-    "items", input=source, key="item", partitions=2, validators=[min_rows(1), no_nulls("item"), custom("cheap", cheap)]
+    "items",
+    input=source,
+    key="item",
+    partitions=2,
+    validators=[min_rows(1), no_nulls("item"), custom("cheap", cheap)],
 )
 assert_type(items, AdjunctDataset)
 unbounded_dataset(
@@ -66,10 +81,15 @@ unbounded_dataset(
     changes=OperationColumn("op"),
     on_bad_change=DeadLetters("lake.bad"),
     freshness=timedelta(minutes=5),
-    automation_condition=AutomationCondition.on_cron("@hourly") | AutomationCondition.freshness_failed(),
+    automation_condition=AutomationCondition.on_cron("@hourly")
+    | AutomationCondition.freshness_failed(),
 )
-bounded_dataset("menu", input="lake.menu", key="item", broadcast=True, automation_condition=new_version())
-Application("automated", automation_condition=new_records() & ~AutomationCondition.execution_failed())
+bounded_dataset(
+    "menu", input="lake.menu", key="item", broadcast=True, automation_condition=new_version()
+)
+Application(
+    "automated", automation_condition=new_records() & ~AutomationCondition.execution_failed()
+)
 with open_dataset(lake, "items") as opened:
     assert_type(opened, Dataset)
     assert_type(opened.version, str)
@@ -78,7 +98,11 @@ with open_dataset(lake, "items") as opened:
 assert_type(expire_versions(lake, "items", by="ada"), DiscardReport)
 assert_type(open_system(lake, "lake"), StreamSystem)
 assert_type(
-    kafka_system("kafka", bootstrap_servers="kafka:9092", topics={"orders": KafkaTopic(value=Json("item string"))}),
+    kafka_system(
+        "kafka",
+        bootstrap_servers="kafka:9092",
+        topics={"orders": KafkaTopic(value=Json("item string"))},
+    ),
     KafkaSettings,
 )
 Startpoints(Application("shop"), lake=lake)
@@ -92,7 +116,9 @@ class Names(AdjunctTranslator):
     """As a project of its own names its assets."""
 
 
-class Machines(TableReadFunction[str, dict[str, Any]], TableWriteFunction[str, dict[str, Any], dict[str, Any]]):
+class Machines(
+    TableReadFunction[str, dict[str, Any]], TableWriteFunction[str, dict[str, Any], dict[str, Any]]
+):
     """As a project reaches a store of its own."""
 
     async def get(self, key: str, *args: object) -> dict[str, Any] | None:
@@ -139,14 +165,18 @@ async def with_key_values(table: KeyValueTable[str, int]) -> None:
     assert_type(await table.get("a"), TableEntry[str, int] | None)
     assert_type(await table.get_all(["a", TableKey("f", "b")]), list[TableEntry[str, int] | None])
     assert_type(await table.put_all([("a", 1)], family="f"), list[KeyVersion])
-    assert_type(await table.apply([Put("a", 1), Remove("b", version)], family="f"), list[KeyVersion | None])
+    assert_type(
+        await table.apply([Put("a", 1), Remove("b", version)], family="f"), list[KeyVersion | None]
+    )
     async for page in table.entries("f", start="a"):
         assert_type(page, IteratorPage[TableEntry[str, int]])
         assert_type([entry.value for entry in page.items], list[int])
     blocking = BlockingKeyValueTable(table)
     assert_type(blocking.get("a"), TableEntry[str, int] | None)
     assert_type([key.key for page in blocking.all_keys() for key in page.items], list[str])
-    opened = KeyValueTable(table.id, table.configuration, table.backend, IntegerSerializer(), JsonSerializer())
+    opened = KeyValueTable(
+        table.id, table.configuration, table.backend, IntegerSerializer(), JsonSerializer()
+    )
     assert_type(opened, KeyValueTable[int, Any])
     TextSerializer().to_bytes(5)  # type: ignore[arg-type]
     await table.put("a", "1")  # type: ignore[arg-type]

@@ -1,4 +1,6 @@
-"""Sample data, as other systems would deliver it: `python -m new_project.deliver 1`, and later 2."""
+"""Sample data, as other systems would deliver it: `python -m new_project.deliver 1`, and later
+2.
+"""
 
 import sys
 
@@ -38,7 +40,9 @@ def deliver(part: int) -> None:
     rows = PARTS[part]
     # The marker says that this edition is whole.
     edition = f"edition-{part}"
-    streams.append("products", rows["products"], producer="sample", sequence=part, end_of_dataset=edition)
+    streams.append(
+        "products", rows["products"], producer="sample", sequence=part, end_of_dataset=edition
+    )
     streams.append("customers", rows["customers"], producer="sample", sequence=part)
     streams.append("orders", rows["orders"], producer="sample", sequence=part)
     print(f"part {part}: {len(rows['products'])} products, {len(rows['orders'])} orders")

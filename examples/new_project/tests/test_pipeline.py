@@ -28,8 +28,14 @@ def test_orders_get_price_and_town_and_are_added_up(test):
     test.dataset("customers", PARTS[1]["customers"])
     test.input("lake.orders", PARTS[1]["orders"])
     result = test.run()
-    priced = {row["order_id"]: (row["amount"], row["town"]) for row in result.output("lake.priced-orders")}
-    assert priced == {1: (1.5, "Leeds"), 2: (2.0, "York"), 3: (None, "Leeds")}  # no edition has cheese yet
+    priced = {
+        row["order_id"]: (row["amount"], row["town"]) for row in result.output("lake.priced-orders")
+    }
+    assert priced == {
+        1: (1.5, "Leeds"),
+        2: (2.0, "York"),
+        3: (None, "Leeds"),
+    }  # no edition has cheese yet
     assert result.table("spending")["ann"]["spent"] == 1.5
 
 
@@ -42,6 +48,8 @@ def test_a_new_edition_and_a_change_count_from_the_next_run_on(test):
     test.dataset("customers", PARTS[2]["customers"])
     test.input("lake.orders", PARTS[2]["orders"])
     result = test.run()
-    priced = {row["order_id"]: (row["amount"], row["town"]) for row in result.output("lake.priced-orders")}
+    priced = {
+        row["order_id"]: (row["amount"], row["town"]) for row in result.output("lake.priced-orders")
+    }
     assert priced == {4: (3.0, "Hull"), 5: (4.0, "Leeds")}
     assert result.table("spending")["bob"] == {"town": "Hull", "spent": 5.0}

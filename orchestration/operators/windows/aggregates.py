@@ -1,8 +1,8 @@
 """The values that windows compute: Count, Sum, Min, Max, Mean, Distinct, and users' functions.
 
-An aggregate is stored as *partial values*, columns of the window's row in the state table. A batch computes them from
-its records and adds them to the stored ones, by expressions that are Spark SQL texts. Nulls are ignored, as by the
-aggregates of SQL.
+An aggregate is stored as *partial values*, columns of the window's row in the state table. A batch
+computes them from its records and adds them to the stored ones, by expressions that are Spark SQL
+texts. Nulls are ignored, as by the aggregates of SQL.
 """
 
 from __future__ import annotations
@@ -23,22 +23,24 @@ from dagster_adjunct.resources.validation import validated
 AggregateFunction: TypeAlias = Callable[[Any], Any]
 FLOATS = ("float", "double")
 _SET = "array<string>"
-# Means of decimals with at most this many digits after the point have four more: 21 + 4, and 13 for the number of
-# records, are the 38 digits of a decimal.
+# Means of decimals with at most this many digits after the point have four more: 21 + 4, and 13 for
+# the number of records, are the 38 digits of a decimal.
 _DIVIDED_APART = 21
 WIDEST = "decimal(38,0)"
 _LOW, _NARROW, _SMALL = 20, 27, 28
-"""Numbers of digits: of the low part of a wide sum; of the widest decimal whose sum is one number; of the largest
-numbers that are not split. Sums have 38 digits, so 27 or 28 leave at least ten for the number of records."""
+"""Numbers of digits: of the low part of a wide sum; of the widest decimal whose sum is one number;
+of the largest numbers that are not split. Sums have 38 digits, so 27 or 28 leave at least ten for
+the number of records."""
 
 
 @dataclass(frozen=True, slots=True)
 class Partial:
     """A column of a window's row with a partial value, and the Spark SQL that computes it.
 
-    `made` aggregates records, `merged` the partial values of several rows, and `added` is the expression that adds two
-    partial values, {0} and {1}, of which one may be null. `ordered` says that the value depends on the order of
-    additions, if only in its last digits; then this order must be repeatable.
+    `made` aggregates records, `merged` the partial values of several rows, and `added` is the
+    expression that adds two partial values, {0} and {1}, of which one may be null. `ordered` says
+    that the value depends on the order of additions, if only in its last digits; then this order
+    must be repeatable.
     """
 
     name: str
@@ -51,13 +53,16 @@ class Partial:
 
 @dataclass(frozen=True, slots=True)
 class ExactSum:
-    """The exact sum of a column of the type `kind`, an integer or a decimal, as it is stored for the aggregate `name`.
+    """The exact sum of a column of the type `kind`, an integer or a decimal, as it is stored for
+    the aggregate `name`.
 
-    Before the last record has arrived, a sum may exceed the type of the result although the final one does not, so it
-    is stored exactly, and only results are checked. Sums of integers, and of decimals of at most 27 digits, are stored
-    as one decimal of 38 digits. Sums of wider decimals are stored as two whole numbers, in units of their last digit:
+    Before the last record has arrived, a sum may exceed the type of the result although the final
+    one does not, so it is stored exactly, and only results are checked. Sums of integers, and of
+    decimals of at most 27 digits, are stored as one decimal of 38 digits. Sums of wider decimals
+    are stored as two whole numbers, in units of their last digit:
 
-        sum = high * 10**20 + low    high: the sum of the first 18 digits of each record, low: of the other 20
+        sum = high * 10**20 + low    high: the sum of the first 18 digits of each record, low: of
+                                     the other 20
     """
 
     name: str
@@ -75,7 +80,9 @@ class ExactSum:
 
     @property
     def wider(self) -> str | None:
-        """The widest type whose sums are stored in the same way as those of `kind`; None if it is not wider."""
+        """The widest type whose sums are stored in the same way as those of `kind`; None if it
+        is not wider.
+        """
         digits = decimal_digits(self.kind)
         if digits is None:
             return "decimal(20,0)"
@@ -86,26 +93,35 @@ class ExactSum:
         value, scale = quote_name(column), self.scale
         if self.is_wide:
             value, split = f"cast({value} as decimal(38,{scale}))", _power(_LOW - scale)
-            # Splitting a number takes ten times as long as adding it, so only large numbers are split. Spark's abs and
-            # unary minus round to 34 digits, and are not used here.
+            # Splitting a number takes ten times as long as adding it, so only large numbers are
+            # split. Spark's abs and unary minus round to 34 digits, and are not used here.
             is_small = f"{value} between 0 - {_power(_SMALL - scale)} and {_power(_SMALL - scale)}"
             low = f"sum(case when {is_small} then {value} else {value} % {split} end)"
-            high = f"sum(case when not {is_small} then cast({value} div {split} as decimal(18,0)) end)"
+            high = (
+                f"sum(case when not {is_small} then cast({value} div {split} as decimal(18,0)) end)"
+            )
             high = f"coalesce({high}, 0) + {low} div {split}"
             low = f"cast({low} % {split} / {_power(-scale)} as {WIDEST})"
             return _added(self._low, low, 0), _added(self._high, high, 0)
         made = f"sum({value})"
         if self.kind == "bigint":
-            # A batch's sums of the upper and lower 32 bits fit in bigints; adding decimals would take twice as long.
-            made = f"cast(sum({value} >> 32) as {WIDEST}) * 4294967296L + sum({value} & 4294967295L)"
+            # A batch's sums of the upper and lower 32 bits fit in bigints; adding decimals would
+            # take twice as long.
+            made = (
+                f"cast(sum({value} >> 32) as {WIDEST}) * 4294967296L + sum({value} & 4294967295L)"
+            )
         return (_added(self._low, made, scale),)
 
     def total(self) -> str:
-        """Return Spark SQL for the sum: a number; if it is wide a text, maybe with too many digits for any type."""
+        """Return Spark SQL for the sum: a number; if it is wide a text, maybe with too many
+        digits for any type.
+        """
         if not self.is_wide:
             return quote_name(self._low)
         sign, high, low = self._digits()
-        return self._unless_null(f"concat({sign}, {high}, lpad({low}, {_LOW}, '0'), 'E-{self.scale}')")
+        return self._unless_null(
+            f"concat({sign}, {high}, lpad({low}, {_LOW}, '0'), 'E-{self.scale}')"
+        )
 
     def mean(self, number: str, scale: int) -> str:
         """Return Spark SQL for a wide sum divided by `number`, as text.
@@ -130,13 +146,16 @@ class ExactSum:
         return f"{self.name}$high"
 
     def _digits(self) -> tuple[str, str, str]:
-        """Return Spark SQL for the sign of a wide sum, and for `high` and `low` of its absolute value.
+        """Return Spark SQL for the sign of a wide sum, and for `high` and `low` of its absolute
+        value.
 
         `low` then has at most 20 digits.
         """
         high, low = f"coalesce({quote_name(self._high)}, 0)", quote_name(self._low)
         negative = f"({_carry(high, low)} < 0)"
-        high, low = (f"(case when {negative} then 0 - {part} else {part} end)" for part in (high, low))
+        high, low = (
+            f"(case when {negative} then 0 - {part} else {part} end)" for part in (high, low)
+        )
         return f"if({negative}, '-', '')", _carry(high, low), f"pmod({low}, {_power(_LOW)})"
 
     def _unless_null(self, text: str) -> str:
@@ -152,7 +171,9 @@ def exact_column(name: str) -> str:
 
 
 class Aggregation(ABC):
-    """A value that is computed for each window from the column `column` of its records; with None, from the records."""
+    """A value that is computed for each window from the column `column` of its records; with
+    None, from the records.
+    """
 
     __slots__ = ()
     column: str | None
@@ -175,14 +196,16 @@ class Aggregation(ABC):
         """Return the type of the value for a column of the type `kind`; None if that is unknown."""
 
     def partials(self, name: str, kind: str) -> tuple[Partial, ...]:
-        """Return the partial values to store for the value called `name`, of a column of the type `kind`.
+        """Return the partial values to store for the value called `name`, of a column of the type
+        `kind`.
 
         () if the window's records are stored instead.
         """
         return ()
 
     def unit(self, kind: str) -> str:
-        """Return the unit in which values of a column of the type `kind` are stored, "in units of 1E-2"; often "".
+        """Return the unit in which values of a column of the type `kind` are stored, "in units of
+        1E-2"; often "".
 
         State that was stored in one unit is rejected by a window with another.
         """
@@ -197,7 +220,9 @@ class Aggregation(ABC):
         return quote_name(name)
 
     def exact(self, name: str, kind: str) -> str | None:
-        """Return Spark SQL for the exact value, wider or as text; None if the type of the value always holds it."""
+        """Return Spark SQL for the exact value, wider or as text; None if the type of the value
+        always holds it.
+        """
         return None
 
 
@@ -221,7 +246,9 @@ class Count(Aggregation):
 @validated
 @dataclass(frozen=True, slots=True)
 class Sum(Aggregation):
-    """The sum of a column: bigint for integers, decimal for decimals (both exact), double for float and double."""
+    """The sum of a column: bigint for integers, decimal for decimals (both exact), double for
+    float and double.
+    """
 
     column: str
 
@@ -257,7 +284,9 @@ class _Extreme(Aggregation):
 
     def partials(self, name: str, kind: str) -> tuple[Partial, ...]:
         partial = f"{name}${self.function}"
-        made, merged = (f"{self.function}({quote_name(column)})" for column in (self.column, partial))
+        made, merged = (
+            f"{self.function}({quote_name(column)})" for column in (self.column, partial)
+        )
         return (Partial(partial, kind, made, merged, f"{self.of_two}({{0}}, {{1}})"),)
 
     def result(self, name: str, kind: str) -> str:
@@ -287,10 +316,11 @@ class Max(_Extreme):
 @validated
 @dataclass(frozen=True, slots=True)
 class Mean(Aggregation):
-    """The mean of a column: double for integers, float and double; for decimals, a decimal with four more digits.
+    """The mean of a column: double for integers, float and double; for decimals, a decimal with
+    four more digits.
 
-    With more than 21 digits after the point, it has as many digits as Spark's division gives it. The sum of integers
-    and decimals is exact.
+    With more than 21 digits after the point, it has as many digits as Spark's division gives it.
+    The sum of integers and decimals is exact.
     """
 
     column: str
@@ -311,7 +341,11 @@ class Mean(Aggregation):
         return _unit(kind)
 
     def result(self, name: str, kind: str) -> str:
-        total, number, returns = quote_name(f"{name}$sum"), quote_name(f"{name}$count"), str(self.result_type(kind))
+        total, number, returns = (
+            quote_name(f"{name}$sum"),
+            quote_name(f"{name}$count"),
+            str(self.result_type(kind)),
+        )
         digits = decimal_digits(kind)
         if self.exact(name, kind) is not None:
             return f"try_cast({quote_name(exact_column(name))} as {returns})"
@@ -335,8 +369,8 @@ class Mean(Aggregation):
 class Distinct(Aggregation):
     """The number of different values of a column.
 
-    It is exact, with all values stored in the window's row. If `approximate`, a sketch of at most 4 KiB is stored
-    instead, and the number is usually within 3 %.
+    It is exact, with all values stored in the window's row. If `approximate`, a sketch of at most 4
+    KiB is stored instead, and the number is usually within 3 %.
     """
 
     column: str
@@ -353,7 +387,11 @@ class Distinct(Aggregation):
         if self.approximate:
             stored = quote_name(f"{name}$sketch")
             # Sketches ignore empty texts.
-            value = f"cast({quote_name(self.column)} as bigint)" if kind in INTEGERS else f"concat('=', {text})"
+            value = (
+                f"cast({quote_name(self.column)} as bigint)"
+                if kind in INTEGERS
+                else f"concat('=', {text})"
+            )
             either = _either("hll_union({0}, {1})")
             made, merged = f"hll_sketch_agg({value}, 12)", f"hll_union_agg({stored})"
             return (Partial(f"{name}$sketch", "binary", made, merged, either, ordered=True),)
@@ -377,8 +415,9 @@ class Distinct(Aggregation):
 class Aggregate(Aggregation):
     """The result of your function for all records of a window: one value of the type `returns`.
 
-    Spark tasks call it with a pyarrow.Table (with `form="pandas"`, a pandas DataFrame) of the columns `of` (default:
-    all) of these records, ordered by position. The records of open windows are stored.
+    Spark tasks call it with a pyarrow.Table (with `form="pandas"`, a pandas DataFrame) of the
+    columns `of` (default: all) of these records, ordered by position. The records of open windows
+    are stored.
     """
 
     function: AggregateFunction
@@ -389,7 +428,9 @@ class Aggregate(Aggregation):
     def __post_init__(self) -> None:
         check_plain_function("Aggregate", self.function, "function", "records")
         if self.of is not None and not self.columns:
-            raise ConfigurationError("Aggregate has of=[], no column.", "Name some, or leave it out.", argument="of")
+            raise ConfigurationError(
+                "Aggregate has of=[], no column.", "Name some, or leave it out.", argument="of"
+            )
         object.__setattr__(self, "returns", Field("value", self.returns).type)
         object.__setattr__(self, "of", self.columns or None)
 
@@ -423,17 +464,21 @@ def _unit(kind: str, *, whole: bool = False) -> str:
 
 
 def _scale_of_mean(precision: int, scale: int) -> int:
-    """Return how many digits after the point the mean of a decimal has: four more, or fewer if Spark computes fewer."""
+    """Return how many digits after the point the mean of a decimal has: four more, or fewer if
+    Spark computes fewer.
+    """
     if scale <= _DIVIDED_APART:
         return scale + 4
     return min(scale + 4, 38 - min(precision + 10, 38) + scale)
 
 
 def _quotient(total: str, number: str, precision: int, scale: int, returns: str) -> str:
-    """Return Spark SQL for `total` divided by `number`, the number of records, with all digits of the type `returns`.
+    """Return Spark SQL for `total` divided by `number`, the number of records, with all digits of
+    the type `returns`.
 
-    The more digits before the point the dividend's type has, the fewer digits after it Spark computes. So the divisible
-    part is divided separately from the remainder, which is less than the number of records.
+    The more digits before the point the dividend's type has, the fewer digits after it Spark
+    computes. So the divisible part is divided separately from the remainder, which is less than the
+    number of records.
     """
     rest = f"({total} % {number})"
     whole = f"cast({total} - {rest} as decimal({precision + 10 - scale},0)) / {number}"
@@ -443,7 +488,9 @@ def _quotient(total: str, number: str, precision: int, scale: int, returns: str)
 
 
 def _either(both: str) -> str:
-    """Return an expression that is `both` for two partial values, {0} and {1}, and if one is null the other one."""
+    """Return an expression that is `both` for two partial values, {0} and {1}, and if one is
+    null the other one.
+    """
     return f"case when {{0}} is null then {{1}} when {{1}} is null then {{0}} else {both} end"
 
 
@@ -463,21 +510,33 @@ def _sum(name: str, column: str, kind: str) -> tuple[Partial, ...]:
 
 
 def _carry(high: str, low: str) -> str:
-    """Return Spark SQL for `high` plus the carry from `low`, its digits beyond the last 20; negative if the sum is."""
+    """Return Spark SQL for `high` plus the carry from `low`, its digits beyond the last 20;
+    negative if the sum is.
+    """
     return f"({high} + ({low} - pmod({low}, {_power(_LOW)})) div {_power(_LOW)})"
 
 
 def _power(exponent: int) -> str:
-    """Return Spark SQL for 10**exponent in the narrowest decimal type: with a wider one, results would lose digits."""
+    """Return Spark SQL for 10**exponent in the narrowest decimal type: with a wider one, results
+    would lose digits.
+    """
     kind = f"decimal({exponent + 1},0)" if exponent >= 0 else f"decimal({-exponent},{-exponent})"
     return f"cast('1E{exponent}' as {kind})"
 
 
 def _added(name: str, made: str, scale: int) -> Partial:
     kind = f"decimal(38,{scale})"
-    addend = "cast({} as decimal(37," + f"{scale}))"  # adding two decimals of 38 digits, Spark rounds one off
+    addend = (
+        "cast({} as decimal(37," + f"{scale}))"
+    )  # adding two decimals of 38 digits, Spark rounds one off
     both = f"cast({addend.format('{0}')} + {addend.format('{1}')} as {kind})"
-    return Partial(name, kind, f"cast({made} as {kind})", f"cast(sum({quote_name(name)}) as {kind})", _either(both))
+    return Partial(
+        name,
+        kind,
+        f"cast({made} as {kind})",
+        f"cast(sum({quote_name(name)}) as {kind})",
+        _either(both),
+    )
 
 
 def _values(text: str) -> str:
@@ -487,5 +546,7 @@ def _values(text: str) -> str:
 def _as_text(column: str, kind: str) -> str:
     """Return Spark SQL for a text that is equal for equal values only; 0.0 and -0.0 are equal."""
     value = quote_name(column)
-    texts = {"binary": f"hex({value})", "string": value} | dict.fromkeys(FLOATS, f"cast({value} + 0D as string)")
+    texts = {"binary": f"hex({value})", "string": value} | dict.fromkeys(
+        FLOATS, f"cast({value} + 0D as string)"
+    )
     return texts.get(kind, f"cast({value} as string)")

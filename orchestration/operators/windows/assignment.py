@@ -1,6 +1,7 @@
 """Assigns records to windows, and updates the windows' stored rows with them.
 
-A user's function is called in a task with all records of a window, which are stored until it closes.
+A user's function is called in a task with all records of a window, which are stored until it
+closes.
 """
 
 from __future__ import annotations
@@ -33,7 +34,12 @@ from dagster_adjunct.orchestration.operators.event_time import (
     exclusion_column,
 )
 from dagster_adjunct.orchestration.operators.functions import pickle_function
-from dagster_adjunct.orchestration.operators.windows.aggregates import Aggregate, Aggregation, Partial, count_partial
+from dagster_adjunct.orchestration.operators.windows.aggregates import (
+    Aggregate,
+    Aggregation,
+    Partial,
+    count_partial,
+)
 from dagster_adjunct.orchestration.operators.windows.kinds import (
     Kind,
     Session,
@@ -46,7 +52,13 @@ from dagster_adjunct.orchestration.operators.windows.kinds import (
 from dagster_adjunct.resources.common import to_microseconds
 from dagster_adjunct.resources.errors import SchemaMismatchError
 from dagster_adjunct.resources.lazy_modules import F, pa
-from dagster_adjunct.resources.schemas.schema import Schema, arrow_type, named_column, quote_name, to_exact_array
+from dagster_adjunct.resources.schemas.schema import (
+    Schema,
+    arrow_type,
+    named_column,
+    quote_name,
+    to_exact_array,
+)
 from dagster_adjunct.resources.schemas.values import first_unreadable
 from dagster_adjunct.resources.spark.tasks import apply_in_arrow, encode_task_errors
 from dagster_adjunct.resources.user_code import function_failed_error
@@ -59,15 +71,17 @@ START, END = "window_start", "window_end"
 RECORDS = "records$"
 """Column of a stored row: the number of records in the window."""
 TOUCHED, CLOSING, ABSORBED = "__touched", "__closing", "__absorbed"
-"""Hidden columns of a window's row: whether the batch has records of it, whether the batch closes it, and the stored
-sessions that were merged into it."""
+"""Hidden columns of a window's row: whether the batch has records of it, whether the batch closes
+it, and the stored sessions that were merged into it."""
 TIME = "__micros"
 """The event time of a record, in microseconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Windows:
-    """A `Window` operator's windows of a kind by the columns `by`; `types` are those of the records' columns."""
+    """A `Window` operator's windows of a kind by the columns `by`; `types` are those of the
+    records' columns.
+    """
 
     kind: Kind
     by: tuple[str, ...]
@@ -82,7 +96,9 @@ class Windows:
 
     @property
     def partials(self) -> tuple[Partial, ...]:
-        """The partial values in a window's row: the number of records and those of all aggregates."""
+        """The partial values in a window's row: the number of records and those of all
+        aggregates.
+        """
         values = (made.partials(name, self.type_of(made)) for name, made in self.aggregates)
         return (count_partial(RECORDS, None), *chain.from_iterable(values))
 
@@ -94,85 +110,130 @@ class Windows:
     @property
     def schema(self) -> Schema:
         """The columns of the windows' stored rows."""
-        columns = {name: self.types[name] for name in self.by} | {START: "timestamp", END: "timestamp"}
+        columns = {name: self.types[name] for name in self.by} | {
+            START: "timestamp",
+            END: "timestamp",
+        }
         columns |= {partial.name: partial.type for partial in self.partials}
         return Schema.of(columns | {EXPIRES: "timestamp"})
 
     @property
     def units(self) -> str:
-        """The units of those stored values whose unit depends on the type of the column: "; spent in units of 1E-2"."""
+        """The units of those stored values whose unit depends on the type of the column: ";
+        spent in units of 1E-2".
+        """
         units = {name: made.unit(self.type_of(made)) for name, made in self.aggregates}
         return "".join(f"; {name} {unit}" for name, unit in units.items() if unit)
 
     def type_of(self, made: Aggregation) -> str:
-        """Return the type of the (first) column that an aggregate is computed from; "" if it names no column."""
+        """Return the type of the (first) column that an aggregate is computed from; "" if it
+        names no column.
+        """
         return self.types[made.columns[0]] if made.columns else ""
 
 
 def epoch_micros(moment: datetime | None) -> int | None:
     """Return a time, in UTC if it has no zone, as microseconds since 1970; None for None."""
-    return None if moment is None else to_microseconds(moment if moment.tzinfo else moment.replace(tzinfo=UTC))
+    return (
+        None
+        if moment is None
+        else to_microseconds(moment if moment.tzinfo else moment.replace(tzinfo=UTC))
+    )
 
 
 def aggregate_rows(
-    frame: DataFrame, by: Sequence[str], windows: Windows, order: Sequence[str], *more: Column, partial: bool = False
+    frame: DataFrame,
+    by: Sequence[str],
+    windows: Windows,
+    order: Sequence[str],
+    *more: Column,
+    partial: bool = False,
 ) -> DataFrame:
-    """Return a row for each group of records with equal columns `by`: its partial values, and the aggregates `more`.
+    """Return a row for each group of records with equal columns `by`: its partial values, and the
+    aggregates `more`.
 
-    With `partial`, `frame` has rows with partial values instead of records. Within a group, they are added in the order
-    of the columns `order`, if the order makes a difference.
+    With `partial`, `frame` has rows with partial values instead of records. Within a group, they
+    are added in the order of the columns `order`, if the order makes a difference.
     """
     names = [named_column(name) for name in by]
-    if any(value.ordered for value in windows.partials):  # a task adds rows in the order in which it gets them
+    if any(
+        value.ordered for value in windows.partials
+    ):  # a task adds rows in the order in which it gets them
         frame = frame.sortWithinPartitions(*names, *map(named_column, order))
     values = [
-        F.expr(value.merged if partial else value.made).cast(value.type).alias(value.name) for value in windows.partials
+        F.expr(value.merged if partial else value.made).cast(value.type).alias(value.name)
+        for value in windows.partials
     ]
     return frame.groupBy(*names).agg(*more, *values)
 
 
 def equal_columns(left: str, right: str, names: Iterable[str]) -> Column:
     """Return the condition that these columns of two aliased frames are equal."""
-    return reduce(and_, [F.col(f"{left}.{quote_name(name)}") == F.col(f"{right}.{quote_name(name)}") for name in names])
+    return reduce(
+        and_,
+        [
+            F.col(f"{left}.{quote_name(name)}") == F.col(f"{right}.{quote_name(name)}")
+            for name in names
+        ],
+    )
 
 
-def join_old_and_new(left: DataFrame, right: DataFrame, on: Sequence[str]) -> tuple[DataFrame, list[Column]]:
-    """Return the full outer join of two frames, aliased as "old" and "new", and its key columns: `on` of either frame.
+def join_old_and_new(
+    left: DataFrame, right: DataFrame, on: Sequence[str]
+) -> tuple[DataFrame, list[Column]]:
+    """Return the full outer join of two frames, aliased as "old" and "new", and its key columns:
+    `on` of either frame.
 
     Unlike after a union, Spark still knows the partitioning of the frames.
     """
-    both = left.alias("old").join(right.hint("merge").alias("new"), equal_columns("old", "new", on), "full")
-    return both, [F.coalesce(f"old.{quote_name(name)}", f"new.{quote_name(name)}").alias(name) for name in on]
+    both = left.alias("old").join(
+        right.hint("merge").alias("new"), equal_columns("old", "new", on), "full"
+    )
+    return both, [
+        F.coalesce(f"old.{quote_name(name)}", f"new.{quote_name(name)}").alias(name) for name in on
+    ]
 
 
 def select_changed_windows(rows: DataFrame, windows: Windows, after: datetime | None) -> DataFrame:
     """Return the windows' rows that a batch has changed or closes, with EXPIRES and CLOSING.
 
-    `after` is the watermark at the end of the batch. EXPIRES of `rows` is the stored one, null for a new window. It
-    never becomes earlier, even if the allowed lateness was reduced: otherwise a window could be closed twice.
+    `after` is the watermark at the end of the batch. EXPIRES of `rows` is the stored one, null for
+    a new window. It never becomes earlier, even if the allowed lateness was reduced: otherwise a
+    window could be closed twice.
     """
-    kept_until = F.greatest(named_column(EXPIRES), F.timestamp_micros(F.unix_micros(END) + to_micros(windows.lateness)))
+    kept_until = F.greatest(
+        named_column(EXPIRES), F.timestamp_micros(F.unix_micros(END) + to_micros(windows.lateness))
+    )
     reached = epoch_micros(after)
-    closing = F.lit(False) if reached is None else F.unix_micros(named_column(EXPIRES)) <= F.lit(reached)
+    closing = (
+        F.lit(False) if reached is None else F.unix_micros(named_column(EXPIRES)) <= F.lit(reached)
+    )
     marked = rows.withColumn(EXPIRES, kept_until).withColumn(CLOSING, closing)
     return marked.filter(F.col(TOUCHED) | F.col(CLOSING))
 
 
 PARTLY_LATE = "__partly"
-"""Hidden column of records: whether the record counts, but is too late for some of its sliding windows."""
+"""Hidden column of records: whether the record counts, but is too late for some of its sliding
+windows.
+"""
 LEFT_OUT = (LATE, NULL_TIME, NULL_KEY)
-"""Values of EXCLUSION for records that `late_records()` returns; other excluded records are only counted."""
+"""Values of EXCLUSION for records that `late_records()` returns; other excluded records are only
+counted.
+"""
 BEGIN = "__begin"
 """Hidden column of a record: the start of the window that it is assigned to."""
 _LIMIT, _FIRST, _LAST, _START = "__limit", "__first_start", "__last_start", "__start"
 
 
-def classify_window_records(frame: DataFrame, windows: Windows, before: datetime | None) -> DataFrame:
-    """Return the records with TIME, EXCLUSION and PARTLY_LATE; `before` is the watermark at the start of the batch.
+def classify_window_records(
+    frame: DataFrame, windows: Windows, before: datetime | None
+) -> DataFrame:
+    """Return the records with TIME, EXCLUSION and PARTLY_LATE; `before` is the watermark at the
+    start of the batch.
 
-    Whether a record is late depends only on the earlier records of its own partition, and so not on how batches are
-    cut. The exception is a partition that was idle: the watermark, which did not wait for it, may be later than its
-    records.
+    Whether a record is late depends only on the earlier records of its own partition, and so not on
+    how batches are cut. The exception is a partition that was idle: the watermark, which did not
+    wait for it, may be later than its records.
     """
     lateness = to_micros(windows.lateness)
     # A later time could not be stored: its window must end and expire before the year 10000.
@@ -189,22 +250,33 @@ def classify_window_records(frame: DataFrame, windows: Windows, before: datetime
         late = window_end(F.col(_LAST), windows.kind) + lateness <= F.col(_LIMIT)
         partly = ~late & (window_end(F.col(_FIRST), windows.kind) + lateness <= F.col(_LIMIT))
     why = exclusion_column(frame, windows.by, F.col(TIME).isNull(), late)
-    return frame.withColumns({EXCLUSION: why, PARTLY_LATE: why.isNull() & F.coalesce(partly, F.lit(False))})
+    return frame.withColumns(
+        {EXCLUSION: why, PARTLY_LATE: why.isNull() & F.coalesce(partly, F.lit(False))}
+    )
 
 
 def assign_windows(records: DataFrame, windows: Windows) -> DataFrame:
-    """Return each record once for every tumbling or sliding window that it is in time for, with the window's BEGIN."""
+    """Return each record once for every tumbling or sliding window that it is in time for, with
+    the window's BEGIN.
+    """
     assert not isinstance(windows.kind, Session)
     if isinstance(windows.kind, Tumbling):
         return records.withColumn(BEGIN, F.timestamp_micros(_LAST))
     every = to_micros(windows.kind.every)
-    limit = F.coalesce(F.col(_LIMIT) - to_micros(windows.kind.size) - to_micros(windows.lateness), F.col(_FIRST) - 1)
+    limit = F.coalesce(
+        F.col(_LIMIT) - to_micros(windows.kind.size) - to_micros(windows.lateness),
+        F.col(_FIRST) - 1,
+    )
     starts = F.filter(F.sequence(_FIRST, _LAST, F.lit(every)), lambda start: start > limit)
-    return records.withColumn(_START, F.explode(starts)).withColumn(BEGIN, F.timestamp_micros(_START))
+    return records.withColumn(_START, F.explode(starts)).withColumn(
+        BEGIN, F.timestamp_micros(_START)
+    )
 
 
 def add_window_starts(frame: DataFrame, windows: Windows) -> DataFrame:
-    """Return the records with the starts of the first and the last window that they are in, in microseconds."""
+    """Return the records with the starts of the first and the last window that they are in, in
+    microseconds.
+    """
     assert not isinstance(windows.kind, Session)
     if isinstance(windows.kind, Tumbling):
         begin = window_start(F.col(TIME), windows.kind)
@@ -216,18 +288,24 @@ def add_window_starts(frame: DataFrame, windows: Windows) -> DataFrame:
     return frame.withColumns({_FIRST: first, _LAST: last})
 
 
-def update_fixed_windows(stored: DataFrame, records: DataFrame, windows: Windows, watermarks: Watermarks) -> DataFrame:
+def update_fixed_windows(
+    stored: DataFrame, records: DataFrame, windows: Windows, watermarks: Watermarks
+) -> DataFrame:
     """Return the rows of the tumbling or sliding windows that a batch changes or closes.
 
-    `stored` has the stored rows, `records` the records that count. If both are partitioned by the same columns of the
-    key, Spark adds no exchange.
+    `stored` has the stored rows, `records` the records that count. If both are partitioned by the
+    same columns of the key, Spark adds no exchange.
     """
     assert not isinstance(windows.kind, Session)
     key = (*windows.by, START)
     new = aggregate_rows(assign_windows(records, windows), (*windows.by, BEGIN), windows, (RECORD,))
     both, keys = join_old_and_new(stored, new.withColumnRenamed(BEGIN, START), key)
     added = [
-        F.expr(partial.added.format(f"old.{quote_name(partial.name)}", f"new.{quote_name(partial.name)}"))
+        F.expr(
+            partial.added.format(
+                f"old.{quote_name(partial.name)}", f"new.{quote_name(partial.name)}"
+            )
+        )
         .cast(partial.type)
         .alias(partial.name)
         for partial in windows.partials
@@ -239,35 +317,53 @@ def update_fixed_windows(stored: DataFrame, records: DataFrame, windows: Windows
 
 
 def is_of_other_rules(windows: Windows) -> Column:
-    """Return whether a stored row's window starts or ends at another time by the present rules of its zone."""
+    """Return whether a stored row's window starts or ends at another time by the present rules
+    of its zone.
+    """
     assert isinstance(windows.kind, Tumbling)
     start = F.unix_micros(START)
     other_end = window_end(start, windows.kind) != F.unix_micros(END)
     return (window_start(start, windows.kind) != start) | other_end
 
 
-_NUMBER, _BEGINS, _ITEMS, _STORED, _FIRST_OF_SESSION = "__number", "__begins", "__items", "__stored", "__first"
+_NUMBER, _BEGINS, _ITEMS, _STORED, _FIRST_OF_SESSION = (
+    "__number",
+    "__begins",
+    "__items",
+    "__stored",
+    "__first",
+)
 _CLOSES = "__closes"
 
 
 def build_session_runs(records: DataFrame, windows: Windows) -> DataFrame:
-    """Return the sessions that a batch's records form on their own, without the stored ones; EXPIRES is null."""
+    """Return the sessions that a batch's records form on their own, without the stored ones;
+    EXPIRES is null.
+    """
     from pyspark.sql import Window
 
     assert isinstance(windows.kind, Session)
     gap, order = to_micros(windows.kind.gap), (TIME, RECORD)
     before = F.lag(TIME).over(Window.partitionBy(*windows.keys).orderBy(*map(named_column, order)))
-    numbered = _number_sessions(records, before.isNull() | (F.col(TIME) - before >= gap), windows, order)
-    times = (F.timestamp_micros(F.min(TIME)).alias(START), F.timestamp_micros(F.max(TIME) + gap).alias(END))
+    numbered = _number_sessions(
+        records, before.isNull() | (F.col(TIME) - before >= gap), windows, order
+    )
+    times = (
+        F.timestamp_micros(F.min(TIME)).alias(START),
+        F.timestamp_micros(F.max(TIME) + gap).alias(END),
+    )
     runs = aggregate_rows(numbered, (*windows.by, _NUMBER), windows, order, *times)
     return runs.withColumn(EXPIRES, F.lit(None).cast("timestamp"))
 
 
-def union_sessions(stored: DataFrame, runs: DataFrame, windows: Windows, watermarks: Watermarks) -> DataFrame:
-    """Return the batch's sessions (`runs`) and the stored ones of their keys and of keys with a session to close.
+def union_sessions(
+    stored: DataFrame, runs: DataFrame, windows: Windows, watermarks: Watermarks
+) -> DataFrame:
+    """Return the batch's sessions (`runs`) and the stored ones of their keys and of keys with a
+    session to close.
 
-    Each session is a row of its own, which Spark can spill to disk: one key may have most of them. Spark does not know
-    how the result is partitioned.
+    Each session is a row of its own, which Spark can spill to disk: one key may have most of them.
+    Spark does not know how the result is partitioned.
     """
     from pyspark.sql import Window
 
@@ -278,35 +374,57 @@ def union_sessions(stored: DataFrame, runs: DataFrame, windows: Windows, waterma
         stored = stored.withColumn(_CLOSES, F.unix_micros(first) <= reached)
         asked = asked | F.col(f"old.{_CLOSES}")
     keys = runs.select(*windows.keys).distinct().hint("merge").alias("new")
-    known = stored.alias("old").join(keys, equal_columns("old", "new", windows.by), "left").filter(asked)
+    known = (
+        stored.alias("old")
+        .join(keys, equal_columns("old", "new", windows.by), "left")
+        .filter(asked)
+    )
     names = (*windows.by, START, END, EXPIRES, *(partial.name for partial in windows.partials))
-    before = known.select(*[F.col(f"old.{quote_name(name)}") for name in names], F.lit(True).alias(_STORED))
+    before = known.select(
+        *[F.col(f"old.{quote_name(name)}") for name in names], F.lit(True).alias(_STORED)
+    )
     return before.union(runs.select(*map(named_column, names), F.lit(False).alias(_STORED)))
 
 
 def merge_sessions(rows: DataFrame, windows: Windows, watermarks: Watermarks) -> DataFrame:
-    """Merge the rows of `union_sessions` that overlap; return the sessions that the batch changes or closes.
+    """Merge the rows of `union_sessions` that overlap; return the sessions that the batch changes
+    or closes.
 
-    ABSORBED has START and EXPIRES of the stored sessions that are now part of a session with another start.
+    ABSORBED has START and EXPIRES of the stored sessions that are now part of a session with
+    another start.
     """
     from pyspark.sql import Window
 
     order = (START, _STORED)
-    before = Window.partitionBy(*windows.keys).orderBy(*order).rowsBetween(Window.unboundedPreceding, -1)
+    before = (
+        Window.partitionBy(*windows.keys).orderBy(*order).rowsBetween(Window.unboundedPreceding, -1)
+    )
     reach = F.max(END).over(before)
     numbered = _number_sessions(rows, reach.isNull() | (F.col(START) >= reach), windows, order)
     stored = F.when(F.col(_STORED), F.struct(F.col(START), named_column(EXPIRES)))
     touched = F.bool_or(~F.col(_STORED)).alias(TOUCHED)
-    times = (F.min(START).alias(_FIRST_OF_SESSION), F.max(END).alias(END), F.max(named_column(EXPIRES)).alias(EXPIRES))
+    times = (
+        F.min(START).alias(_FIRST_OF_SESSION),
+        F.max(END).alias(END),
+        F.max(named_column(EXPIRES)).alias(EXPIRES),
+    )
     more = (*times, touched, F.collect_list(stored).alias(_ITEMS))
     sessions = aggregate_rows(numbered, (*windows.by, _NUMBER), windows, order, *more, partial=True)
     others = F.filter(_ITEMS, lambda item: item[START] != F.col(_FIRST_OF_SESSION))
-    merged = sessions.withColumn(ABSORBED, others).drop(_ITEMS, _NUMBER).withColumnRenamed(_FIRST_OF_SESSION, START)
+    merged = (
+        sessions.withColumn(ABSORBED, others)
+        .drop(_ITEMS, _NUMBER)
+        .withColumnRenamed(_FIRST_OF_SESSION, START)
+    )
     return select_changed_windows(merged, windows, watermarks.after)
 
 
-def _number_sessions(frame: DataFrame, begins: Column, windows: Windows, order: Sequence[str]) -> DataFrame:
-    """Return the rows with the number of their session within the key; each row with `begins` starts a session."""
+def _number_sessions(
+    frame: DataFrame, begins: Column, windows: Windows, order: Sequence[str]
+) -> DataFrame:
+    """Return the rows with the number of their session within the key; each row with `begins`
+    starts a session.
+    """
     from pyspark.sql import Window
 
     so_far = Window.partitionBy(*windows.keys).orderBy(*map(named_column, order))
@@ -325,8 +443,8 @@ def stored_record_schema(windows: Windows) -> Schema:
 def prepare_records(records: DataFrame, windows: Windows) -> DataFrame:
     """Return the records that count, in the form in which they are stored.
 
-    EXPIRES is that of the last window that the record is in. Of a session, it is that of a session with this record
-    only, and becomes later as the session grows (`assign_sessions`).
+    EXPIRES is that of the last window that the record is in. Of a session, it is that of a session
+    with this record only, and becomes later as the session grows (`assign_sessions`).
     """
     if isinstance(windows.kind, Session):
         last = F.col(TIME) + to_micros(windows.kind.gap + windows.lateness)
@@ -341,12 +459,16 @@ def prepare_records(records: DataFrame, windows: Windows) -> DataFrame:
 
 
 def merge_records(stored: DataFrame, new: DataFrame, windows: Windows) -> DataFrame:
-    """Return the stored records and the `new` ones of the batch, which replace stored ones of the same RECORD."""
+    """Return the stored records and the `new` ones of the batch, which replace stored ones of
+    the same RECORD.
+    """
     key = (*windows.by, RECORD)
     both, keys = join_old_and_new(stored, new, key)
     is_new = F.col(f"new.{quote_name(RECORD)}").isNotNull()
     values = [
-        F.when(is_new, F.col(f"new.{quote_name(name)}")).otherwise(F.col(f"old.{quote_name(name)}")).alias(name)
+        F.when(is_new, F.col(f"new.{quote_name(name)}"))
+        .otherwise(F.col(f"old.{quote_name(name)}"))
+        .alias(name)
         for name in stored_record_schema(windows).names
         if name not in key
     ]
@@ -354,11 +476,19 @@ def merge_records(stored: DataFrame, new: DataFrame, windows: Windows) -> DataFr
 
 
 def assign_sessions(records: DataFrame, rows: DataFrame, windows: Windows) -> DataFrame:
-    """Return those records that are in the sessions `rows`, with BEGIN, EXPIRES, TOUCHED and CLOSING of the session."""
-    sessions = rows.select(*windows.keys, START, END, named_column(EXPIRES), TOUCHED, CLOSING).alias("session")
+    """Return those records that are in the sessions `rows`, with BEGIN, EXPIRES, TOUCHED and
+    CLOSING of the session.
+    """
+    sessions = rows.select(
+        *windows.keys, START, END, named_column(EXPIRES), TOUCHED, CLOSING
+    ).alias("session")
     time = F.col(f"record.{quote_name(AT)}")
     within = (time >= F.col(f"session.{START}")) & (time < F.col(f"session.{END}"))
-    own = [F.col(f"record.{quote_name(name)}") for name in stored_record_schema(windows).names if name != EXPIRES]
+    own = [
+        F.col(f"record.{quote_name(name)}")
+        for name in stored_record_schema(windows).names
+        if name != EXPIRES
+    ]
     of_session = [F.col(f"session.{quote_name(name)}") for name in (EXPIRES, TOUCHED, CLOSING)]
     condition = within & equal_columns("record", "session", windows.by)
     joined = records.alias("record").join(sessions.hint("merge"), condition)
@@ -366,8 +496,13 @@ def assign_sessions(records: DataFrame, rows: DataFrame, windows: Windows) -> Da
 
 
 def select_window_records(records: DataFrame, rows: DataFrame, windows: Windows) -> DataFrame:
-    """Return each record once for every window among `rows` that it is in, with the window's BEGIN."""
-    times = {TIME: F.unix_micros(named_column(AT)), "__limit": F.unix_micros(named_column(STORED_BEHIND))}
+    """Return each record once for every window among `rows` that it is in, with the window's
+    BEGIN.
+    """
+    times = {
+        TIME: F.unix_micros(named_column(AT)),
+        "__limit": F.unix_micros(named_column(STORED_BEHIND)),
+    }
     assigned = assign_windows(add_window_starts(records.withColumns(times), windows), windows)
     asked = rows.select(*windows.keys, F.col(START).alias(BEGIN)).alias("asked")
     condition = equal_columns("record", "asked", (*windows.by, BEGIN))
@@ -376,9 +511,11 @@ def select_window_records(records: DataFrame, rows: DataFrame, windows: Windows)
 
 @dataclass(frozen=True, slots=True)
 class WindowFunctionCall:
-    """Calls users' functions, in a task, with the records of one window; returns a row with the key and their values.
+    """Calls users' functions, in a task, with the records of one window; returns a row with the key
+    and their values.
 
-    `key` names the key columns, `given` the columns that functions get, `schema` the columns of the result.
+    `key` names the key columns, `given` the columns that functions get, `schema` the columns of the
+    result.
     """
 
     operator: str
@@ -393,7 +530,9 @@ class WindowFunctionCall:
         given = records.sort_by(RECORD).select(list(self.given))
         if (found := first_unreadable(given)) is not None:
             place = f"a record for {self.aggregates[0][1].describe()}"
-            raise found.error(self.operator, place, hidden=bool(self.sensitive), operator=self.operator)
+            raise found.error(
+                self.operator, place, hidden=bool(self.sensitive), operator=self.operator
+            )
         arrays = [self._value(name, made, given) for name, made in self.aggregates]
         return pa.table([*key.columns, *arrays], names=self.schema.names)
 
@@ -402,7 +541,9 @@ class WindowFunctionCall:
         try:
             value = made.compute(records)
         except Exception as error:  # noqa: BLE001 - it is a user's function
-            failed = function_failed_error(self.operator, called, made.function, error, sensitive=self.sensitive)
+            failed = function_failed_error(
+                self.operator, called, made.function, error, sensitive=self.sensitive
+            )
             raise failed from (None if self.sensitive else error)
         try:
             value = value.as_py() if isinstance(value, pa.Scalar) else value
@@ -410,7 +551,10 @@ class WindowFunctionCall:
         except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
             misfit = "does not fit into" if isinstance(value, int | float) else "is no"
             reason = "" if self.sensitive else f": {str(error).splitlines()[0]}"
-            problem = f"{self.operator}: {called} returned {type(value).__name__} for {name!r}, which {misfit}"
+            problem = (
+                f"{self.operator}: {called} returned {type(value).__name__} for {name!r}, which"
+                f" {misfit}"
+            )
             step = "Return one value of that type, or None; or correct returns=."
             failure = SchemaMismatchError(
                 f"{problem} {made.returns}{reason}.", step, column=name, operator=self.operator
@@ -418,7 +562,9 @@ class WindowFunctionCall:
             raise failure from (None if self.sensitive else error)
 
 
-def call_window_functions(operator: str, records: DataFrame, windows: Windows, sensitive: frozenset[str]) -> DataFrame:
+def call_window_functions(
+    operator: str, records: DataFrame, windows: Windows, sensitive: frozenset[str]
+) -> DataFrame:
     """Return a row for each window, with its key, START and the values of users' functions.
 
     `records` are those of all windows, with BEGIN.

@@ -1,8 +1,9 @@
 """The kinds of windows: tumbling, sliding and sessions, and where windows start and end.
 
-Windows by the clock of a time zone start when that clock first shows a multiple of their length. If it never shows the
-multiple because it was put forward past it, they start when it was put forward. With a length of one hour, a window
-also starts when the clock, put back, shows a full hour for the second time.
+Windows by the clock of a time zone start when that clock first shows a multiple of their length. If
+it never shows the multiple because it was put forward past it, they start when it was put forward.
+With a length of one hour, a window also starts when the clock, put back, shows a full hour for the
+second time.
 """
 
 from __future__ import annotations
@@ -14,7 +15,10 @@ from functools import cache
 from typing import TYPE_CHECKING, TypeAlias
 
 from dagster_adjunct.orchestration.operators.columns import MAX_DURATION, check_duration
-from dagster_adjunct.orchestration.operators.windows.zone_rules import clock_changes, differing_spans
+from dagster_adjunct.orchestration.operators.windows.zone_rules import (
+    clock_changes,
+    differing_spans,
+)
 from dagster_adjunct.resources.common import argument_error, check_zone
 from dagster_adjunct.resources.errors import ConfigurationError, ZoneRulesError
 from dagster_adjunct.resources.lazy_modules import F
@@ -34,10 +38,11 @@ _HOURS = (1, 2, 3, 4, 6, 8, 12)
 class Tumbling:
     """Consecutive windows: each time is in exactly one of them.
 
-    Windows of one `size` start at multiples of it since 1970-01-01T00:00Z. Windows of `days` or `hours` follow the
-    clock of a `zone`, such as "America/New_York": days start at midnight there and have 23 or 25 hours when the clock
-    changes; several days are counted from 1970-01-01. Hours (1, 2, 3, 4, 6, 8 or 12) are counted from midnight. With
-    `hours=1`, an hour that the clock shows twice is two windows; longer windows contain both.
+    Windows of one `size` start at multiples of it since 1970-01-01T00:00Z. Windows of `days` or
+    `hours` follow the clock of a `zone`, such as "America/New_York": days start at midnight there
+    and have 23 or 25 hours when the clock changes; several days are counted from 1970-01-01. Hours
+    (1, 2, 3, 4, 6, 8 or 12) are counted from midnight. With `hours=1`, an hour that the clock shows
+    twice is two windows; longer windows contain both.
 
     Raises ConfigurationError for other arguments.
     """
@@ -50,22 +55,40 @@ class Tumbling:
     def __post_init__(self) -> None:
         given = [name for name in ("size", "days", "hours") if getattr(self, name) is not None]
         if len(given) != 1:
-            problem = f"Tumbling has {' and '.join(given) or 'no size'}: expected a size, or days= or hours= of a zone."
-            step = 'Write Tumbling(timedelta(minutes=5)), or Tumbling(days=1, zone="America/New_York").'
+            problem = (
+                f"Tumbling has {' and '.join(given) or 'no size'}: expected a size, or days= or"
+                " hours= of a zone."
+            )
+            step = (
+                "Write Tumbling(timedelta(minutes=5)), or Tumbling(days=1,"
+                ' zone="America/New_York").'
+            )
             raise ConfigurationError(problem, step, argument=given[-1] if given else "size")
         if self.size is not None:
             check_duration(self.size, "Tumbling has size", argument="size", most=MAX_DURATION)
         if (self.size is None) != (self.zone is not None):
-            without = "a size does not follow the clock of a zone" if self.zone is not None else "it names no zone"
-            problem = f"Tumbling has {given[0]}={getattr(self, given[0])!r} and zone={self.zone!r}: {without}."
-            step = 'Write days=1 or hours=1 with a zone, such as zone="UTC"; or a timedelta without one.'
+            without = (
+                "a size does not follow the clock of a zone"
+                if self.zone is not None
+                else "it names no zone"
+            )
+            problem = (
+                f"Tumbling has {given[0]}={getattr(self, given[0])!r} and zone={self.zone!r}:"
+                f" {without}."
+            )
+            step = (
+                'Write days=1 or hours=1 with a zone, such as zone="UTC"; or a timedelta without'
+                " one."
+            )
             raise ConfigurationError(problem, step, argument="zone")
         if self.zone is not None:
             _check_calendar(self.days, self.hours, self.zone)
 
     @property
     def local(self) -> timedelta | None:
-        """The length of a window as the clock of its zone shows it; None for windows of a fixed `size`."""
+        """The length of a window as the clock of its zone shows it; None for windows of a fixed
+        `size`.
+        """
         return None if self.zone is None else timedelta(days=self.days or 0, hours=self.hours or 0)
 
     def describe(self) -> str:
@@ -79,7 +102,9 @@ class Tumbling:
 @validated
 @dataclass(frozen=True, slots=True)
 class Sliding:
-    """Overlapping windows of one `size`, which start at multiples of `every`: each time is in size / every of them."""
+    """Overlapping windows of one `size`, which start at multiples of `every`: each time is in
+    size / every of them.
+    """
 
     size: timedelta
     every: timedelta
@@ -89,9 +114,10 @@ class Sliding:
         check_duration(self.every, "Sliding has every", argument="every", most=MAX_DURATION)
         if not self.every <= self.size <= self.every * _MAX_OVERLAP:
             raise ConfigurationError(
-                f"Sliding has size={self.size} and every={self.every}: expected a size of 1 to {_MAX_OVERLAP:,} times "
-                "every; each record is counted in that many windows.",
-                "Choose others; for windows with gaps between them, filter the results of Tumbling.",
+                f"Sliding has size={self.size} and every={self.every}: expected a size of 1 to"
+                f" {_MAX_OVERLAP:,} times every; each record is counted in that many windows.",
+                "Choose others; for windows with gaps between them, filter the results of"
+                " Tumbling.",
                 argument="every",
             )
 
@@ -103,7 +129,8 @@ class Sliding:
 @validated
 @dataclass(frozen=True, slots=True)
 class Session:
-    """A window for each series of records of a key in which each record is less than `gap` later than the one before.
+    """A window for each series of records of a key in which each record is less than `gap` later
+    than the one before.
 
     A session ends `gap` after its last record.
     """
@@ -127,9 +154,11 @@ def to_micros(length: timedelta) -> int:
 
 
 def max_duration_after(kind: Kind) -> timedelta:
-    """Return how much later than a record the end of a window with it may be, if it gets no later record.
+    """Return how much later than a record the end of a window with it may be, if it gets no later
+    record.
 
-    That is the size of the window, or the gap of a session. A zone's clock has been put back by at most a day.
+    That is the size of the window, or the gap of a session. A zone's clock has been put back by at
+    most a day.
     """
     if isinstance(kind, Session):
         return kind.gap
@@ -140,9 +169,13 @@ def max_duration_after(kind: Kind) -> timedelta:
 
 
 def _check_calendar(days: int | None, hours: int | None, zone: str) -> None:
-    """Raise ConfigurationError for an unsupported number of days or hours, and for an unknown zone."""
+    """Raise ConfigurationError for an unsupported number of days or hours, and for an unknown
+    zone.
+    """
     if days is not None and days not in range(1, 366):
-        raise argument_error(f"Tumbling has days={days!r}", "a whole number from 1 to 365", argument="days")
+        raise argument_error(
+            f"Tumbling has days={days!r}", "a whole number from 1 to 365", argument="days"
+        )
     if hours is not None and hours not in _HOURS:  # windows of hours are counted from midnight
         expected = f"hours that divide a day: one of {', '.join(map(str, _HOURS))}"
         raise argument_error(f"Tumbling has hours={hours!r}", expected, argument="hours")
@@ -159,9 +192,12 @@ def window_start(time: Column, kind: Tumbling) -> Column:
     zone, length = kind.zone, to_micros(kind.local)
     spans = differing_spans(SparkSession.active(), zone)
     label = _floor(_utc_to_clock(time, zone), length)
-    # The label is the clock's time, rounded down. A clock that is put back shows times twice, and one that is put
-    # forward skips some, so the label may be that of the window before or after.
-    begin, following = _clock_to_utc(label, zone, length), _clock_to_utc(label + length, zone, length)
+    # The label is the clock's time, rounded down. A clock that is put back shows times twice, and
+    # one that is put forward skips some, so the label may be that of the window before or after.
+    begin, following = (
+        _clock_to_utc(label, zone, length),
+        _clock_to_utc(label + length, zone, length),
+    )
     start = (
         F.when(time < begin, _clock_to_utc(label - length, zone, length))
         .when(time >= following, following)
@@ -174,8 +210,11 @@ def window_start(time: Column, kind: Tumbling) -> Column:
     return F.when(_utc_to_clock(again, zone) == label, again).otherwise(start)
 
 
-def _refuse_spans(start: Column, time: Column, kind: Tumbling, spans: Sequence[tuple[int, int]]) -> Column:
-    """Return the start of a record's window, which raises if the window may be in one of these spans.
+def _refuse_spans(
+    start: Column, time: Column, kind: Tumbling, spans: Sequence[tuple[int, int]]
+) -> Column:
+    """Return the start of a record's window, which raises if the window may be in one of these
+    spans.
 
     In them, long ago or far ahead, Java and Python have different rules for the zone.
     """
@@ -186,10 +225,15 @@ def _refuse_spans(start: Column, time: Column, kind: Tumbling, spans: Sequence[t
             F.timestamp_micros(time).cast("string"),
             F.lit(f", for which Java and Python have different rules of the zone {kind.zone}."),
         )
-        step = "Filter records of that time before the window, or count them by windows of a fixed size."
+        step = (
+            "Filter records of that time before the window, or count them by windows of a fixed"
+            " size."
+        )
         refused = raise_error_column(ZoneRulesError, problem, step, zone=kind.zone or "")
         reach = to_micros(max_duration_after(kind))
-        start = F.when(time.between(first - reach, last + reach), refused.cast("bigint")).otherwise(start)
+        start = F.when(time.between(first - reach, last + reach), refused.cast("bigint")).otherwise(
+            start
+        )
     return start
 
 
@@ -212,18 +256,21 @@ def _floor(clock: Column, length: int) -> Column:
 
 
 def _utc_to_clock(moment: Column, zone: str) -> Column:
-    """Return the local time of the zone, in microseconds since 1970-01-01T00:00 local time; `moment` is in UTC."""
+    """Return the local time of the zone, in microseconds since 1970-01-01T00:00 local time;
+    `moment` is in UTC.
+    """
     return F.unix_micros(F.from_utc_timestamp(F.timestamp_micros(moment), zone))
 
 
 def _clock_to_utc(clock: Column, zone: str, length: int) -> Column:
-    """Return the UTC time at which the clock of the zone first shows `clock`, or is put forward past it.
+    """Return the UTC time at which the clock of the zone first shows `clock`, or is put forward
+    past it.
 
     All in microseconds; `clock` is local time, a multiple of `length`.
     """
     moment = F.unix_micros(F.to_utc_timestamp(F.timestamp_micros(clock), zone))
-    # For a skipped time, Spark adds the amount by which the clock was put forward. That is too late if the clock was
-    # not put forward at a multiple of the length.
+    # For a skipped time, Spark adds the amount by which the clock was put forward. That is too late
+    # if the clock was not put forward at a multiple of the length.
     for skipped, put_forward in skipped_multiples(zone, length):
         moment = F.when(clock == skipped, put_forward).otherwise(moment)
     return moment
@@ -231,10 +278,11 @@ def _clock_to_utc(clock: Column, zone: str, length: int) -> Column:
 
 @cache
 def skipped_multiples(zone: str, length: int) -> tuple[tuple[int, int], ...]:
-    """Return pairs (local time, UTC time): the multiples of `length` that the zone's clock skipped, and when it did.
+    """Return pairs (local time, UTC time): the multiples of `length` that the zone's clock skipped,
+    and when it did.
 
-    All in microseconds. In St. John's, for example, clocks were put forward at 00:01 until 2011, and never showed 01:00
-    that day.
+    All in microseconds. In St. John's, for example, clocks were put forward at 00:01 until 2011,
+    and never showed 01:00 that day.
     """
     found = []
     for moment, before, after in clock_changes(zone):

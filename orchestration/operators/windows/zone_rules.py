@@ -1,7 +1,8 @@
 """The rules of time zones: Python's, and whether those of Spark's Java are the same.
 
-Windows of a zone need both: Spark converts times, and Python's rules say which times a clock skips. Each has a database
-of its own, of some version, and governments change the rules several times a year.
+Windows of a zone need both: Spark converts times, and Python's rules say which times a clock skips.
+Each has a database of its own, of some version, and governments change the rules several times a
+year.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 SPAN = timedelta(days=3653)
-"""The rules of a zone are compared from this long ago to as long ahead. Beyond, databases are known to differ: what
-they say of the time before 1970 depends on how they are built."""
+"""The rules of a zone are compared from this long ago to as long ahead. Beyond, databases are known
+to differ: what they say of the time before 1970 depends on how they are built."""
 _SECOND, _DAY = 1_000_000, 86_400_000_000
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _FIRST, _END = datetime(1850, 1, 1, tzinfo=UTC), datetime(2100, 1, 1, tzinfo=UTC)
@@ -48,7 +49,9 @@ class Database:
 
 @cache
 def python_database(zone: str) -> Database:
-    """Return the database that Python's rules of a zone are from: a folder of the system, else the package tzdata."""
+    """Return the database that Python's rules of a zone are from: a folder of the system, else
+    the package tzdata.
+    """
     for folder in map(Path, zoneinfo.TZPATH):
         if (folder / zone).is_file():
             return Database(_version_of_folder(folder), str(folder))
@@ -71,11 +74,15 @@ def _version_of_folder(folder: Path) -> str:
 
 @cache
 def clock_changes(zone: str) -> tuple[tuple[int, int, int], ...]:
-    """Return (UTC time, offset before, offset after) of each change of the zone's clock from 1850 to 2100.
+    """Return (UTC time, offset before, offset after) of each change of the zone's clock from 1850
+    to 2100.
 
     All in microseconds, by Python's rules.
     """
-    clocks, step = ZoneInfo(zone), timedelta(days=3)  # no zone has changed its clock twice within three days
+    clocks, step = (
+        ZoneInfo(zone),
+        timedelta(days=3),
+    )  # no zone has changed its clock twice within three days
 
     def offset(moment: datetime) -> timedelta:
         return clocks.utcoffset(moment.astimezone(clocks)) or timedelta(0)
@@ -90,13 +97,19 @@ def clock_changes(zone: str) -> tuple[tuple[int, int, int], ...]:
                 middle = low + (high - low) // 2
                 low, high = (middle, high) if offset(middle) == before else (low, middle)
             moment = high.replace(microsecond=0)
-            changes.append(tuple(span // timedelta(microseconds=1) for span in (moment - _EPOCH, before, after)))
+            changes.append(
+                tuple(
+                    span // timedelta(microseconds=1) for span in (moment - _EPOCH, before, after)
+                )
+            )
         time, before = time + step, after
     return tuple((moment, before, after) for moment, before, after in changes)
 
 
 def describe_rules(zone: str) -> str:
-    """Return the version of Python's rules of a zone, and a digest of the rules: "2025b 5f2c8a1e"."""
+    """Return the version of Python's rules of a zone, and a digest of the rules: "2025b
+    5f2c8a1e".
+    """
     digest = sha256(repr((_first_offset(zone), clock_changes(zone))).encode()).hexdigest()
     return f"{python_database(zone).version or 'unknown'} {digest[:16]}"
 
@@ -105,10 +118,12 @@ _differences: dict[tuple[str, str], tuple[tuple[int, int], ...]] = {}
 
 
 def differing_spans(session: SparkSession, zone: str) -> tuple[tuple[int, int], ...]:
-    """Return the spans of time (first, last, in microseconds) for which Java's rules of a zone are not Python's.
+    """Return the spans of time (first, last, in microseconds) for which Java's rules of a zone are
+    not Python's.
 
-    A span begins up to a day early. Runs a Spark job, once for each session and zone. Raises ZoneRulesError if a span
-    is within SPAN of now, and ConfigurationError for a zone that Java does not know.
+    A span begins up to a day early. Runs a Spark job, once for each session and zone. Raises
+    ZoneRulesError if a span is within SPAN of now, and ConfigurationError for a zone that Java does
+    not know.
     """
     asked = identify_session(session), zone
     if asked not in _differences:
@@ -120,10 +135,12 @@ def differing_spans(session: SparkSession, zone: str) -> tuple[tuple[int, int], 
 
 
 def check_zones_in_jvm(zones: Iterable[str]) -> None:
-    """Raise ZoneRulesError if Java and Python have different rules within SPAN of now for one of these zones.
+    """Raise ZoneRulesError if Java and Python have different rules within SPAN of now for one of
+    these zones.
 
-    Starts a JVM, which takes a second or two, unless the process has one; raises ConfigurationError without Java, and
-    for a zone that Java does not know. Of a cluster, only the driver's Java is asked.
+    Starts a JVM, which takes a second or two, unless the process has one; raises ConfigurationError
+    without Java, and for a zone that Java does not know. Of a cluster, only the driver's Java is
+    asked.
     """
     with open_jvm() as jvm:
         time = jvm.java.time
@@ -136,7 +153,9 @@ def check_zones_in_jvm(zones: Iterable[str]) -> None:
                 f"Java {jvm.java.lang.System.getProperty('java.version')}",
             )
             _check_near_spans(
-                zone, _find_differences(zone, moments, offsets), partial(Database, java.version, java.place)
+                zone,
+                _find_differences(zone, moments, offsets),
+                partial(Database, java.version, java.place),
             )
 
 
@@ -156,7 +175,9 @@ def unknown_to_java_error(zone: str) -> ConfigurationError:
     return ConfigurationError(problem, step, argument="zone")
 
 
-def _check_near_spans(zone: str, spans: Sequence[tuple[int, int]], java: Callable[[], Database]) -> None:
+def _check_near_spans(
+    zone: str, spans: Sequence[tuple[int, int]], java: Callable[[], Database]
+) -> None:
     """Raise ZoneRulesError for the first of these spans that is within SPAN of now."""
     now, reach = to_microseconds(utc_now()), SPAN // timedelta(microseconds=1)
     near = [first for first, last in spans if last >= now - reach and first <= now + reach]
@@ -165,8 +186,9 @@ def _check_near_spans(zone: str, spans: Sequence[tuple[int, int]], java: Callabl
     theirs, ours = java(), python_database(zone)
     at = _EPOCH + timedelta(microseconds=near[0] + _DAY)
     raise ZoneRulesError(
-        f"Java and Python have different rules for the zone {zone!r}, as on {at:%Y-%m-%d}: those of Java are "
-        f"{theirs}, those of Python {ours}. Windows would not start when the zone's clocks say.",
+        f"Java and Python have different rules for the zone {zone!r}, as on {at:%Y-%m-%d}: those of"
+        f" Java are {theirs}, those of Python {ours}. Windows would not start when the zone's"
+        " clocks say.",
         _next_step(theirs, ours),
         zone=zone,
         java_rules=theirs.version or None,
@@ -187,8 +209,8 @@ def _next_step(java: Database, python: Database) -> str:
     if release is None:
         return newest
     return (
-        f"{newest} Or let Python use the rules of Java: pip install tzdata=={release}, and set the environment "
-        "variable PYTHONTZPATH to the empty text, so that Python reads this package."
+        f"{newest} Or let Python use the rules of Java: pip install tzdata=={release}, and set the"
+        " environment variable PYTHONTZPATH to the empty text, so that Python reads this package."
     )
 
 
@@ -199,7 +221,9 @@ def _package_version(rules: str) -> str | None:
 
 
 def _find_differences(zone: str, moments: Any, offsets: Any) -> tuple[tuple[int, int], ...]:
-    """Return the spans of these moments at which Java's offsets are not Python's; each begins a day early."""
+    """Return the spans of these moments at which Java's offsets are not Python's; each begins a
+    day early.
+    """
     changes = clock_changes(zone)
     known = np.array([_first_offset(zone), *(after for _, _, after in changes)])
     times = np.array([moment for moment, _, _ in changes], "int64")
@@ -209,7 +233,9 @@ def _find_differences(zone: str, moments: Any, offsets: Any) -> tuple[tuple[int,
         return ()
     ends = np.flatnonzero(np.diff(wrong) > 2 * _DAY)
     firsts, lasts = wrong[[0, *(ends + 1)]], wrong[[*ends, -1]]
-    return tuple((int(first) - _DAY, int(last) + _DAY) for first, last in zip(firsts, lasts, strict=True))
+    return tuple(
+        (int(first) - _DAY, int(last) + _DAY) for first, last in zip(firsts, lasts, strict=True)
+    )
 
 
 def _first_offset(zone: str) -> int:
@@ -227,7 +253,9 @@ def _moments_around_changes(zone: str) -> list[int]:
 
 
 def _offsets_by_spark(session: SparkSession, zone: str) -> tuple[Any, Any]:
-    """Return moments and the offset of each by the rules of Spark's executors: every day, and around changes."""
+    """Return moments and the offset of each by the rules of Spark's executors: every day, and
+    around changes.
+    """
     from pyspark.errors import PySparkException
 
     first, days = to_microseconds(_FIRST), (_END - _FIRST).days
@@ -239,7 +267,11 @@ def _offsets_by_spark(session: SparkSession, zone: str) -> tuple[Any, Any]:
     tasks = 1 if (session.conf.get("spark.master", "") or "").startswith("local") else _TASKS
     numbers = session.range(0, tasks * (days + len(around)), 1, tasks)
     try:
-        found = numbers.select(moment.alias("moment")).select("moment", shown - F.col("moment")).toArrow()
+        found = (
+            numbers.select(moment.alias("moment"))
+            .select("moment", shown - F.col("moment"))
+            .toArrow()
+        )
     except PySparkException as error:
         if error.getCondition() != "INVALID_TIMEZONE" and "INVALID_TIMEZONE" not in str(error):
             raise
@@ -248,9 +280,14 @@ def _offsets_by_spark(session: SparkSession, zone: str) -> tuple[Any, Any]:
 
 
 def _offsets_by_jvm(time: Any, zone: str) -> tuple[Any, Any]:
-    """Return moments within SPAN of now and the offset of each by the rules of this JVM; `time` is java.time."""
+    """Return moments within SPAN of now and the offset of each by the rules of this JVM; `time`
+    is java.time.
+    """
     now, reach = to_microseconds(utc_now()), SPAN // timedelta(microseconds=1)
-    rules, begin = time.ZoneId.of(zone).getRules(), time.Instant.ofEpochSecond((now - reach) // _SECOND)
+    rules, begin = (
+        time.ZoneId.of(zone).getRules(),
+        time.Instant.ofEpochSecond((now - reach) // _SECOND),
+    )
     times: list[int] = []
     offsets = [rules.getOffset(begin).getTotalSeconds()]
     change = rules.nextTransition(begin)
@@ -259,5 +296,11 @@ def _offsets_by_jvm(time: Any, zone: str) -> tuple[Any, Any]:
         offsets.append(change.getOffsetAfter().getTotalSeconds())
         change = rules.nextTransition(change.getInstant())
     around = [moment for moment in _moments_around_changes(zone) if abs(moment - now) < reach]
-    moments = np.concatenate((np.arange(now - reach, now + reach, _DAY), np.array([*around, *times], "int64")))
-    return moments, np.array(offsets)[np.searchsorted(np.array(times, "int64"), moments, side="right")] * _SECOND
+    moments = np.concatenate(
+        (np.arange(now - reach, now + reach, _DAY), np.array([*around, *times], "int64"))
+    )
+    return (
+        moments,
+        np.array(offsets)[np.searchsorted(np.array(times, "int64"), moments, side="right")]
+        * _SECOND,
+    )

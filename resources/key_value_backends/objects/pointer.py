@@ -6,9 +6,10 @@ The log has the recent commits in full, oldest first, and grows at its end:
 
     | length of the rest | length of tokens | tokens | each change: key length, value length, version, key, value |
 
-Older commits are in runs, which `levels` lists, oldest first. A key's entry in the log hides those in runs, and one in
-a newer run those in older runs. The tokens of recent commits are kept with the data, to find out the outcome of
-requests whose reply was lost: | number | time in ms | n | n tokens of 12 bytes | for each commit.
+Older commits are in runs, which `levels` lists, oldest first. A key's entry in the log hides those
+in runs, and one in a newer run those in older runs. The tokens of recent commits are kept with the
+data, to find out the outcome of requests whose reply was lost: | number | time in ms | n | n tokens
+of 12 bytes | for each commit.
 """
 
 from __future__ import annotations
@@ -45,7 +46,9 @@ _TOKEN_HEAD = struct.Struct("<QQI")
 
 @dataclass(frozen=True, slots=True)
 class CommitTokens:
-    """A commit: its number, its time in milliseconds, and the tokens of the requests that it applied."""
+    """A commit: its number, its time in milliseconds, and the tokens of the requests that it
+    applied.
+    """
 
     number: int
     time: int
@@ -62,12 +65,16 @@ def read_tokens(data: bytes) -> Iterator[CommitTokens]:
         number, time, count = _TOKEN_HEAD.unpack_from(data, at)
         at += _TOKEN_HEAD.size
         end = at + count * TOKEN_BYTES
-        yield CommitTokens(number, time, tuple(data[i : i + TOKEN_BYTES] for i in range(at, end, TOKEN_BYTES)))
+        yield CommitTokens(
+            number, time, tuple(data[i : i + TOKEN_BYTES] for i in range(at, end, TOKEN_BYTES))
+        )
         at = end
 
 
 def tokens_since(data: bytes, oldest: int) -> bytes:
-    """Return stored tokens without those of commits that are older than a time in milliseconds since 1970."""
+    """Return stored tokens without those of commits that are older than a time in milliseconds
+    since 1970.
+    """
     return b"".join(commit.to_bytes() for commit in read_tokens(data) if commit.time >= oldest)
 
 
@@ -92,14 +99,18 @@ class Status(IntEnum):
 
 
 class DroppedRun(StoredDocument):
-    """A run that was merged into another one `at` a time in milliseconds since 1970. Its object is deleted later."""
+    """A run that was merged into another one `at` a time in milliseconds since 1970. Its object
+    is deleted later.
+    """
 
     id: str
     at: int
 
 
 class MergeClaim(StoredDocument):
-    """A process is merging the runs `of` these ids into one with the id `into`, until a time in ms since 1970."""
+    """A process is merging the runs `of` these ids into one with the id `into`, until a time in
+    ms since 1970.
+    """
 
     into: str
     of: tuple[str, ...]
@@ -109,7 +120,8 @@ class MergeClaim(StoredDocument):
 class Levels(StoredDocument):
     """The runs, oldest first, and the state of their upkeep.
 
-    `flushed` is the number of the last commit that is in a run, `collected` that of the last swap by `_collect`.
+    `flushed` is the number of the last commit that is in a run, `collected` that of the last swap
+    by `_collect`.
     """
 
     runs: tuple[RunRef, ...] = ()
@@ -121,10 +133,12 @@ class Levels(StoredDocument):
 
 @dataclass(frozen=True, slots=True)
 class SegmentState:
-    """The state of a segment after swap `number`. Its `time`, in milliseconds since 1970, never decreases.
+    """The state of a segment after swap `number`. Its `time`, in milliseconds since 1970, never
+    decreases.
 
-    `recent` (entries by key) and `tokens` (with the numbers of their commits) are the content of the log.
-    `stored_levels` are the bytes of `levels`. `etag` is that of the pointer, "" before the state is stored.
+    `recent` (entries by key) and `tokens` (with the numbers of their commits) are the content of
+    the log. `stored_levels` are the bytes of `levels`. `etag` is that of the pointer, "" before the
+    state is stored.
     """
 
     status: Status = Status.OPEN
@@ -142,10 +156,14 @@ class SegmentState:
         return _read_levels(self.stored_levels)
 
     def following(self, now: int) -> SegmentState:
-        """Return the same state with the next number, a new nonce and a time; `now` is that of the writer's clock."""
+        """Return the same state with the next number, a new nonce and a time; `now` is that of
+        the writer's clock.
+        """
         return replace(self, number=self.number + 1, time=max(now, self.time), nonce=os.urandom(12))
 
-    def with_commit(self, now: int, tokens: Sequence[bytes], writes: Mapping[bytes, Versioned]) -> SegmentState:
+    def with_commit(
+        self, now: int, tokens: Sequence[bytes], writes: Mapping[bytes, Versioned]
+    ) -> SegmentState:
         """Return the next state, with these writes by the requests that have these tokens.
 
         Without tokens there is nothing to commit: only number, time and nonce change.
@@ -162,23 +180,34 @@ class SegmentState:
         )
 
     def with_levels(self, log: bytes | None = None, **changes: Any) -> SegmentState:
-        """Return the state with these fields of its levels changed and, if it is given, with this log."""
-        after = replace(self, stored_levels=self.levels.model_copy(update=changes).model_dump_json().encode())
+        """Return the state with these fields of its levels changed and, if it is given, with
+        this log.
+        """
+        after = replace(
+            self, stored_levels=self.levels.model_copy(update=changes).model_dump_json().encode()
+        )
         if log is None or log == self.log:
             return after
         return _with_log(replace(after, log=b"", recent={}, tokens={}), log)
 
     def to_bytes(self) -> bytes:
-        """Return the bytes of the pointer. No two swaps write the same bytes, so an ETag never occurs again."""
-        facts = _FACTS.pack(self.status, self.number, self.time, self.nonce, len(self.stored_levels))
+        """Return the bytes of the pointer. No two swaps write the same bytes, so an ETag never
+        occurs again.
+        """
+        facts = _FACTS.pack(
+            self.status, self.number, self.time, self.nonce, len(self.stored_levels)
+        )
         body = b"".join((facts, self.stored_levels, self.log))
         return _POINTER_HEAD.pack(_MAGIC, zlib.crc32(body)) + body
 
 
-def read_pointer(data: bytes, where: str, etag: str = "", before: SegmentState | None = None) -> SegmentState:
+def read_pointer(
+    data: bytes, where: str, etag: str = "", before: SegmentState | None = None
+) -> SegmentState:
     """Return the state in the bytes of a pointer. Raises MalformedDocumentError.
 
-    `before` is an earlier state of this pointer, if one is known: what both logs begin with is not decoded again.
+    `before` is an earlier state of this pointer, if one is known: what both logs begin with is not
+    decoded again.
     """
     if len(data) < _POINTER_HEAD.size + _FACTS.size or data[:8] != _MAGIC:
         raise damaged_object_error(where, f"it begins with {data[:8]!r}, expected {_MAGIC!r}")
@@ -193,7 +222,11 @@ def read_pointer(data: bytes, where: str, etag: str = "", before: SegmentState |
         raise damaged_object_error(where, first_validation_problem(error)) from None
     log = data[at + size :]
     state = SegmentState(Status(status), number, time, nonce, stored_levels, etag=etag)
-    if before is not None and before.levels.flushed == levels.flushed and log.startswith(before.log):
+    if (
+        before is not None
+        and before.levels.flushed == levels.flushed
+        and log.startswith(before.log)
+    ):
         state = replace(state, log=before.log, recent=before.recent, tokens=before.tokens)
     return _with_log(state, log)
 
@@ -208,7 +241,9 @@ def _with_log(state: SegmentState, log: bytes) -> SegmentState:
 
 
 def read_log(log: bytes, at: int = 0) -> list[tuple[CommitTokens, dict[bytes, Versioned]]]:
-    """Return the commits of a log, oldest first, from the offset `at` on: their tokens and their writes."""
+    """Return the commits of a log, oldest first, from the offset `at` on: their tokens and their
+    writes.
+    """
     commits = []
     while at < len(log):
         length, tokens_length = _COMMIT.unpack_from(log, at)
@@ -275,17 +310,23 @@ class PointerObject:
 
     def __init__(self, store: ObjectStore, key: str) -> None:
         self.store, self.key = store, key
-        self.last: SegmentState | None = None  # the last state that this process has read or written
+        self.last: SegmentState | None = (
+            None  # the last state that this process has read or written
+        )
         self.swaps = 0  # how many this process has made
         self._sharing, self._reading = threading.Lock(), threading.Lock()
-        self._next: Future[SegmentState | None] | None = None  # of the next shared GET: its state, None if it failed
+        self._next: Future[SegmentState | None] | None = (
+            None  # of the next shared GET: its state, None if it failed
+        )
 
     def read(self) -> SegmentState:
         """Return the current state, by one GET."""
         stored, last = self.store.get(self.key), self.last
         if last is not None and last.etag == stored.etag:
             return last
-        self.last = read_pointer(stored.data, f"pointer {self.key!r} in {self.store.url}", stored.etag, last)
+        self.last = read_pointer(
+            stored.data, f"pointer {self.key!r} in {self.store.url}", stored.etag, last
+        )
         return self.last
 
     def read_fresh(self) -> SegmentState:
@@ -311,13 +352,17 @@ class PointerObject:
             shared.set_result(state)
 
     def change(
-        self, make: Callable[[SegmentState], SegmentState | None], *, is_in: Callable[[SegmentState], bool]
+        self,
+        make: Callable[[SegmentState], SegmentState | None],
+        *,
+        is_in: Callable[[SegmentState], bool],
     ) -> Swapped | None:
-        """Swap in what `make` returns for the current state; if another writer was first, try again with its state.
+        """Swap in what `make` returns for the current state; if another writer was first, try again
+        with its state.
 
-        Returns whether the swap was made, and the state after it. If `make` returns None, nothing is changed, and the
-        result is False and the current state. Returns None if other writers were first _TURNS times. For `is_in` and
-        errors, see `swap`.
+        Returns whether the swap was made, and the state after it. If `make` returns None, nothing
+        is changed, and the result is False and the current state. Returns None if other writers
+        were first _TURNS times. For `is_in` and errors, see `swap`.
         """
         state = self.read()
         for _ in range(_TURNS):
@@ -337,11 +382,12 @@ class PointerObject:
         is_in: Callable[[SegmentState], bool],
         pause: Callable[[], None] = lambda: None,
     ) -> Swapped:
-        """Replace the state `before` by `after`; return whether that was done, and the current state.
+        """Replace the state `before` by `after`; return whether that was done, and the current
+        state.
 
-        `is_in(state)` says whether a later state contains our change: then it was done before that. `pause` is called
-        if another writer was first, before the state is read again. Raises ReplyLostError if the outcome is unknown;
-        any other error means that nothing was changed.
+        `is_in(state)` says whether a later state contains our change: then it was done before that.
+        `pause` is called if another writer was first, before the state is read again. Raises
+        ReplyLostError if the outcome is unknown; any other error means that nothing was changed.
         """
         data = after.to_bytes()
         problem: Exception | None = None
@@ -365,11 +411,15 @@ class PointerObject:
                 now = self.read()
                 if now.nonce == after.nonce:
                     return True, now
-                if now.etag != before.etag:  # then requests of ours that are still in flight will be rejected
+                if (
+                    now.etag != before.etag
+                ):  # then requests of ours that are still in flight will be rejected
                     return is_in(now), now
             except AdjunctError as error:
                 raise self._lost(error) from problem
-            time.sleep(random.uniform(0.5, 1.0) * _FIRST_PAUSE * 2**attempt)  # then send the identical request again
+            time.sleep(
+                random.uniform(0.5, 1.0) * _FIRST_PAUSE * 2**attempt
+            )  # then send the identical request again
         raise self._lost(problem) from problem
 
     def _lost(self, error: Exception | None) -> ReplyLostError:
@@ -383,10 +433,12 @@ _HALF_LIFE = 0.5  # seconds in which the estimated number of rivals halves while
 
 
 class SwapBackoff:
-    """Chooses pauses between tries to swap a pointer, from estimates of its number of writers and of the time of a try.
+    """Chooses pauses between tries to swap a pointer, from estimates of its number of writers and
+    of the time of a try.
 
-    With n writers, the winner waits for up to the time of n tries, and losers for less after each loss. Without this
-    pause, a winner would never meet the others (rivals), conclude that it is alone, and starve them.
+    With n writers, the winner waits for up to the time of n tries, and losers for less after each
+    loss. Without this pause, a winner would never meet the others (rivals), conclude that it is
+    alone, and starve them.
     """
 
     def __init__(self) -> None:
@@ -401,7 +453,9 @@ class SwapBackoff:
         return self._rivals < _ALONE
 
     def record_win(self, others: int, seconds: float) -> None:
-        """Record a swap of ours: the number of swaps by others since our last one, and the seconds of the try."""
+        """Record a swap of ours: the number of swaps by others since our last one, and the
+        seconds of the try.
+        """
         now = time.monotonic()
         weight = 0.5 if others > self._rivals else 1 - 0.5 ** ((now - self._last) / _HALF_LIFE)
         self._last, self._losses = now, 0
@@ -415,4 +469,8 @@ class SwapBackoff:
 
     def next_pause(self) -> float:
         """Return the seconds to wait before the next try."""
-        return 0.0 if self.is_alone else random.uniform(0, self._rivals * self._try_takes / (1 + self._losses))
+        return (
+            0.0
+            if self.is_alone
+            else random.uniform(0, self._rivals * self._try_takes / (1 + self._losses))
+        )

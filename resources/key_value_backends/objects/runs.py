@@ -2,9 +2,10 @@
 
     | block | block | … | footer |
 
-The footer: a head, then of each block where it begins (one more for the end), its checksum, its number of entries and
-the length of its first key; then these keys, the filter of all keys, and the tokens of commits. A run is read by
-ranges: its footer, whose size is in the pointer, then single blocks.
+The footer: a head, then of each block where it begins (one more for the end), its checksum, its
+number of entries and the length of its first key; then these keys, the filter of all keys, and the
+tokens of commits. A run is read by ranges: its footer, whose size is in the pointer, then single
+blocks.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ if TYPE_CHECKING:
 #
 #     | n | length of each key | length of each value | version of each | keys | values |
 #
-# Numbers are little-endian: n and the lengths of values have four bytes, the lengths of keys two. A removed key has the
-# length 2^32 - 1 and no value: it hides what older runs hold.
+# Numbers are little-endian: n and the lengths of values have four bytes, the lengths of keys two. A
+# removed key has the length 2^32 - 1 and no value: it hides what older runs hold.
 
 
 Value = bytes | None
@@ -51,7 +52,9 @@ REMOVED = 2**32 - 1
 
 
 class Columns:
-    """Entries in key order as three lists of equal length. Each key occurs once; the value of a removed one is None."""
+    """Entries in key order as three lists of equal length. Each key occurs once; the value of a
+    removed one is None.
+    """
 
     __slots__ = ("keys", "values", "versions")
 
@@ -136,7 +139,9 @@ def read_block(data: bytes) -> Columns:
             values.append(None if length == REMOVED else data[at : at + length])
             at += 0 if length == REMOVED else length
     else:
-        values = [data[start:end] for start, end in pairwise(accumulate(lengths, initial=bounds[-1]))]
+        values = [
+            data[start:end] for start, end in pairwise(accumulate(lengths, initial=bounds[-1]))
+        ]
     return Columns(keys, versions, values)
 
 
@@ -170,7 +175,9 @@ def build_filter(hashes: Sequence[npt.NDArray[np.uint64]]) -> bytes:
 
 
 def may_hold(stored: bytes, key: Hashed) -> bool:
-    """Whether this Bloom filter may contain the key: True for all of its keys, and for about 1% of all others."""
+    """Whether this Bloom filter may contain the key: True for all of its keys, and for about 1%
+    of all others.
+    """
     size = 8 * len(stored)
     first, second = key
     for probe in range(_PROBES):
@@ -189,9 +196,9 @@ _OVERHEAD = 24  # bytes of an entry besides key and value: version and lengths
 class RunRef(StoredDocument):
     """A run, as the pointer lists it.
 
-    `size` and `footer` are bytes of the run and of its footer, `count` is the number of entries, including removed
-    ones. `first` and `last` are numbers of commits, and `newest` is the time of the last one, in milliseconds since
-    1970.
+    `size` and `footer` are bytes of the run and of its footer, `count` is the number of entries,
+    including removed ones. `first` and `last` are numbers of commits, and `newest` is the time of
+    the last one, in milliseconds since 1970.
     """
 
     id: str
@@ -207,8 +214,8 @@ class RunRef(StoredDocument):
 class RunIndex:
     """The content of a run's footer.
 
-    For each block `checksums`, `counts` of entries and its first key (`firsts`). `offsets` has one more, the end of the
-    last block.
+    For each block `checksums`, `counts` of entries and its first key (`firsts`). `offsets` has one
+    more, the end of the last block.
     """
 
     offsets: tuple[int, ...]
@@ -219,12 +226,16 @@ class RunIndex:
     tokens: bytes
 
     def block_of(self, key: bytes) -> int:
-        """Return the number of the block that has the key, if the run has it; -1 if the key precedes all blocks."""
+        """Return the number of the block that has the key, if the run has it; -1 if the key
+        precedes all blocks.
+        """
         return bisect_right(self.firsts, key) - 1
 
 
 class RunWriter:
-    """Writes a run: pass entries in key order to `add`, then call `finish`. Both call `write` with bytes."""
+    """Writes a run: pass entries in key order to `add`, then call `finish`. Both call `write`
+    with bytes.
+    """
 
     def __init__(self, write: Callable[[bytes], object]) -> None:
         self._write = write
@@ -249,7 +260,9 @@ class RunWriter:
         self._extend(entries, start, len(entries))
 
     def finish(self, tokens: bytes) -> dict[str, int]:
-        """Write the last block and the footer; return the fields `size`, `footer` and `count` of the `RunRef`."""
+        """Write the last block and the footer; return the fields `size`, `footer` and `count` of
+        the `RunRef`.
+        """
         if len(self._open):
             self._close()
         number = len(self._counts)
@@ -287,9 +300,13 @@ class RunWriter:
 
 
 def read_footer(data: bytes, where: str) -> RunIndex:
-    """Return the content of a footer. Raises MalformedDocumentError if it is damaged or of another format."""
+    """Return the content of a footer. Raises MalformedDocumentError if it is damaged or of
+    another format.
+    """
     if len(data) < _HEAD.size or data[:8] != _MAGIC:
-        raise damaged_object_error(where, f"its footer begins with {data[:8]!r}, expected {_MAGIC!r}")
+        raise damaged_object_error(
+            where, f"its footer begins with {data[:8]!r}, expected {_MAGIC!r}"
+        )
     _, checksum, number, _, firsts_size, filter_size, tokens_size = _HEAD.unpack_from(data)
     body = data[_HEAD.size :]
     if zlib.crc32(body) != checksum:
@@ -312,7 +329,10 @@ def read_footer(data: bytes, where: str) -> RunIndex:
 
 def damaged_object_error(where: str, problem: str) -> MalformedDocumentError:
     """Return the error for a damaged object of a segment."""
-    step = "Restore this object from a backup or an older object version; for a newer format, upgrade dagster-adjunct."
+    step = (
+        "Restore this object from a backup or an older object version; for a newer format, upgrade"
+        " dagster-adjunct."
+    )
     return MalformedDocumentError(f"{where} can't be read: {problem}.", step, document=where)
 
 
@@ -327,10 +347,14 @@ _WEIGHT = 3  # in memory an entry takes about three times its stored bytes
 
 
 class BlockCache:
-    """The most recently used footers and blocks, up to `size` bytes. They never change, so they are always valid."""
+    """The most recently used footers and blocks, up to `size` bytes. They never change, so they
+    are always valid.
+    """
 
     def __init__(self, size: int) -> None:
-        self._kept: LRUCache[tuple[str, int], tuple[int, RunIndex | Columns]] = LRUCache(size, getsizeof=itemgetter(0))
+        self._kept: LRUCache[tuple[str, int], tuple[int, RunIndex | Columns]] = LRUCache(
+            size, getsizeof=itemgetter(0)
+        )
         self._lock = threading.Lock()
 
     def get(self, key: tuple[str, int]) -> RunIndex | Columns | None:
@@ -347,7 +371,8 @@ class BlockCache:
 class RunObjects:
     """The objects of a segment's runs, whose keys begin with `prefix`, for any thread.
 
-    Raises ObjectNotFoundError for a missing run, MalformedDocumentError for a damaged one, and StoreUnavailableError.
+    Raises ObjectNotFoundError for a missing run, MalformedDocumentError for a damaged one, and
+    StoreUnavailableError.
     """
 
     def __init__(self, store: ObjectStore, prefix: str, cache: BlockCache) -> None:
@@ -371,7 +396,8 @@ class RunObjects:
         data = self.store.get_range(key, start, run.size - start)
         if len(data) != run.size - start:
             raise damaged_object_error(
-                self._where(key), f"it ends after {start + len(data):,} bytes, expected {run.size:,}"
+                self._where(key),
+                f"it ends after {start + len(data):,} bytes, expected {run.size:,}",
             )
         index = read_footer(data[len(data) - run.footer :], self._where(key))
         self._cache.put((key, -1), index, run.footer)
@@ -380,11 +406,17 @@ class RunObjects:
         return index
 
     def blocks(self, run: RunRef, index: RunIndex, first: int, last: int) -> list[Columns]:
-        """Return the blocks `first` to `last`, both included, of a run; one request fetches adjacent ones."""
+        """Return the blocks `first` to `last`, both included, of a run; one request fetches
+        adjacent ones.
+        """
         key = self.key(run.id)
-        blocks_by_number = {number: self._cache.get((key, number)) for number in range(first, last + 1)}
+        blocks_by_number = {
+            number: self._cache.get((key, number)) for number in range(first, last + 1)
+        }
         missing = [number for number, block in blocks_by_number.items() if block is None]
-        for blocks in _at_once(lambda span: self._fetch(key, index, span), [*_spans(missing, index)]):
+        for blocks in _at_once(
+            lambda span: self._fetch(key, index, span), [*_spans(missing, index)]
+        ):
             blocks_by_number.update(blocks)
         return [block for block in blocks_by_number.values() if isinstance(block, Columns)]
 
@@ -398,13 +430,17 @@ class RunObjects:
         return self._keep(key, index, numbers, data)
 
     def _keep(self, key: str, index: RunIndex, numbers: range, data: bytes) -> dict[int, Columns]:
-        """Verify and cache the blocks with these consecutive numbers, whose bytes are `data`; return them by number."""
+        """Verify and cache the blocks with these consecutive numbers, whose bytes are `data`;
+        return them by number.
+        """
         origin = index.offsets[numbers[0]] if numbers else 0
         blocks = {}
         for number in numbers:
             part = data[index.offsets[number] - origin : index.offsets[number + 1] - origin]
             if zlib.crc32(part) != index.checksums[number]:
-                raise damaged_object_error(self._where(key), f"block {number} has another checksum than in its footer")
+                raise damaged_object_error(
+                    self._where(key), f"block {number} has another checksum than in its footer"
+                )
             blocks[number] = read_block(part)
             self._cache.put((key, number), blocks[number], len(part))
         return blocks
@@ -414,7 +450,9 @@ class RunObjects:
 
 
 def _spans(numbers: Sequence[int], index: RunIndex) -> Iterator[range]:
-    """Yield ranges of adjacent block numbers to fetch by one request each, of at most _SPAN bytes if possible."""
+    """Yield ranges of adjacent block numbers to fetch by one request each, of at most _SPAN
+    bytes if possible.
+    """
     start = 0
     for place in range(1, len(numbers) + 1):
         whole = place < len(numbers) and numbers[place] == numbers[place - 1] + 1

@@ -43,7 +43,11 @@ from dagster_adjunct.resources.key_value_backends.objects.pointer import (
     SwapBackoff,
     Swapped,
 )
-from dagster_adjunct.resources.key_value_backends.objects.runs import BlockCache, RunObjects, Versioned
+from dagster_adjunct.resources.key_value_backends.objects.runs import (
+    BlockCache,
+    RunObjects,
+    Versioned,
+)
 from dagster_adjunct.resources.key_value_backends.objects.segment_core import (
     SegmentCore,
     SegmentUpkeep,
@@ -59,8 +63,8 @@ _THREADS = partial(segment.threads, "key-values", 32)
 
 # Group commit: requests that arrive during a swap go into the next one together.
 #
-# Each process does this for itself, and the swap of the pointer decides among processes. The requests of a group are
-# decided one after the other, as if each were a commit of its own.
+# Each process does this for itself, and the swap of the pointer decides among processes. The
+# requests of a group are decided one after the other, as if each were a commit of its own.
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -82,8 +86,9 @@ class QueuedWrite:
 class CommitDecision:
     """What a commit does with the requests of a group.
 
-    They are `applied` by it, were applied by a commit `before` it, or are `refused` because their conditions fail,
-    given with the versions found. `writes` has each key once, as the last of the applied requests leaves it.
+    They are `applied` by it, were applied by a commit `before` it, or are `refused` because their
+    conditions fail, given with the versions found. `writes` has each key once, as the last of the
+    applied requests leaves it.
     """
 
     applied: list[QueuedWrite] = field(default_factory=list)
@@ -95,16 +100,19 @@ class CommitDecision:
     def needs_swap(self) -> bool:
         """Whether the pointer has to be swapped before callers are answered.
 
-        That is so even to reject a repeated request: until the pointer changes, its first attempt may still arrive and
-        succeed.
+        That is so even to reject a repeated request: until the pointer changes, its first attempt
+        may still arrive and succeed.
         """
         return bool(self.applied) or any(request.repeated for request, _ in self.refused)
 
 
 def decide_commit(
-    requests: Sequence[QueuedWrite], versions: Mapping[bytes, bytes | None], applied_before: Collection[bytes]
+    requests: Sequence[QueuedWrite],
+    versions: Mapping[bytes, bytes | None],
+    applied_before: Collection[bytes],
 ) -> CommitDecision:
-    """Decide about the requests, in their order; `versions` has the current version of each key (None: no such key).
+    """Decide about the requests, in their order; `versions` has the current version of each key
+    (None: no such key).
 
     `applied_before` are the tokens of repeated requests that an earlier commit has applied.
     """
@@ -138,10 +146,17 @@ class GroupCommit:
         self._running = False
         self._lock = threading.Lock()
         self._backoff = SwapBackoff()
-        self._seen = (0, 0)  # the number of our last commit, and how many swaps this process had made by then
+        self._seen = (
+            0,
+            0,
+        )  # the number of our last commit, and how many swaps this process had made by then
 
-    def submit(self, changes: Sequence[SegmentChange], token: bytes, repeated: bool) -> Future[None]:
-        """Return a future of the outcome. It returns None, or raises an error of `TableSegment.apply`."""
+    def submit(
+        self, changes: Sequence[SegmentChange], token: bytes, repeated: bool
+    ) -> Future[None]:
+        """Return a future of the outcome. It returns None, or raises an error of
+        `TableSegment.apply`.
+        """
         request = QueuedWrite(changes, token, repeated)
         with self._lock:
             self._waiting.append(request)
@@ -182,7 +197,9 @@ class GroupCommit:
         return joining
 
     def _commit(self, group: list[QueuedWrite]) -> None:
-        """Decide about a group of requests and swap, until all are answered; requests that arrive meanwhile join it."""
+        """Decide about a group of requests and swap, until all are answered; requests that
+        arrive meanwhile join it.
+        """
         deadline = time.monotonic() + _PATIENCE
         state = self.core.pointer.last if self._backoff.is_alone else None
         fresh = False
@@ -198,7 +215,9 @@ class GroupCommit:
                 fresh = False
             try:
                 decision = self._decide(state, group)
-            except errors.ObjectNotFoundError as error:  # the run has been merged and deleted meanwhile
+            except (
+                errors.ObjectNotFoundError
+            ) as error:  # the run has been merged and deleted meanwhile
                 reads, state = reads + 1, None
                 if reads == _READS:
                     raise self.core.missing_run_error(error) from error
@@ -212,7 +231,9 @@ class GroupCommit:
             won, now = self._swap(state, decision)
             if won:
                 self._won(now, began)
-                self.upkeep.after_commit(state, now)  # before the answer, so that a caller who then closes waits for it
+                self.upkeep.after_commit(
+                    state, now
+                )  # before the answer, so that a caller who then closes waits for it
                 _answer(decision)
                 return
             state, fresh = now, True
@@ -223,7 +244,8 @@ class GroupCommit:
     def _decide(self, state: SegmentState, group: list[QueuedWrite]) -> CommitDecision:
         """Return the decision about a group.
 
-        If the segment is sealed, answer all requests that were not applied before, and remove them from the group.
+        If the segment is sealed, answer all requests that were not applied before, and remove them
+        from the group.
         """
         self.core.require_existing(state)
         repeated = {request.token for request in group if request.repeated}
@@ -234,9 +256,16 @@ class GroupCommit:
                 if request.token not in before:
                     request.answer.set_exception(segment.sealed_table_error(self.core.table, label))
             group[:] = [request for request in group if request.token in before]
-        conditional = {change.key for one in group for change in one.changes if change.expected is not segment.ANYTHING}
+        conditional = {
+            change.key
+            for one in group
+            for change in one.changes
+            if change.expected is not segment.ANYTHING
+        }
         entries = SegmentView(state, self.core.objects).find(conditional)
-        return decide_commit(group, {key: entry and entry[0] for key, entry in entries.items()}, before)
+        return decide_commit(
+            group, {key: entry and entry[0] for key, entry in entries.items()}, before
+        )
 
     def _swap(self, state: SegmentState, decision: CommitDecision) -> Swapped:
         tokens = [request.token for request in decision.applied]
@@ -245,10 +274,14 @@ class GroupCommit:
         won, now = self.core.pointer.swap(
             state,
             spilled,
-            is_in=lambda later: bool(tokens and self.core.find_applied(later, tokens[:1], after.number)),
+            is_in=lambda later: bool(
+                tokens and self.core.find_applied(later, tokens[:1], after.number)
+            ),
             pause=self._lost,
         )
-        if now.status is Status.DELETED:  # delete our new run here: after a deletion nobody lists the runs again
+        if (
+            now.status is Status.DELETED
+        ):  # delete our new run here: after a deletion nobody lists the runs again
             for run in set(spilled.levels.runs) - set(state.levels.runs):
                 self.core.pointer.store.delete(self.core.objects.key(run.id))
         return won, now
@@ -281,19 +314,25 @@ class ObjectSegment:
         self._make = core
         self._made: GroupCommit | None = None
 
-    async def apply(self, changes: Sequence[SegmentChange], token: bytes, *, repeated: bool = False) -> None:
+    async def apply(
+        self, changes: Sequence[SegmentChange], token: bytes, *, repeated: bool = False
+    ) -> None:
         await segment.result_of(self._commits().submit(changes, token, repeated))
 
     async def get(self, keys: Sequence[bytes], *, values: bool = True) -> list[StoredEntry | None]:
         core = self._commits().core
-        return await segment.in_thread(_THREADS, lambda: core.get(keys, values=values)) if keys else []
+        return (
+            await segment.in_thread(_THREADS, lambda: core.get(keys, values=values)) if keys else []
+        )
 
     async def page(self, within: KeyRange, limit: int, *, values: bool) -> StoredPage:
         core = self._commits().core
         return await segment.in_thread(_THREADS, lambda: core.page(within, limit, values=values))
 
     async def close(self) -> None:
-        """Wait for the upkeep that writes of this process have started. Event loops have nothing to release."""
+        """Wait for the upkeep that writes of this process have started. Event loops have nothing
+        to release.
+        """
         if self._made is not None and self._made.process == os.getpid():
             await segment.in_thread(_THREADS, self._made.upkeep.finish)
 
@@ -312,9 +351,10 @@ _AT_ONCE = 16  # segments of a table that are created, sealed or deleted concurr
 class ObjectSegments:
     """Key-value tables as objects of a lake: pass it or its URL, by default that of ADJUNCT_LAKE.
 
-    The ADJUNCT_S3_… variables, or `s3` with the fields of `S3Options`, say how S3 is reached; credentials come from
-    boto3's own chain. `cache_bytes` limits the memory for segments that this process reads. Clocks of writers may
-    differ by almost half an hour, which is more than S3 itself allows.
+    The ADJUNCT_S3_… variables, or `s3` with the fields of `S3Options`, say how S3 is reached;
+    credentials come from boto3's own chain. `cache_bytes` limits the memory for segments that this
+    process reads. Clocks of writers may differ by almost half an hour, which is more than S3 itself
+    allows.
     """
 
     limits = SegmentLimits(value=4 * _MEGABYTE, request=16 * _MEGABYTE)
@@ -329,7 +369,10 @@ class ObjectSegments:
         cache_bytes: NonNegativeInt = 64 * _MEGABYTE,
     ) -> None:
         if unknown := sorted(set(s3 or {}) - {field.name for field in fields(S3Options)}):
-            problem = f"key-value tables in objects have s3 with {', '.join(map(repr, unknown))}, unknown to S3Options."
+            problem = (
+                f"key-value tables in objects have s3 with {', '.join(map(repr, unknown))}, unknown"
+                " to S3Options."
+            )
             raise errors.ConfigurationError(problem, "Pass fields of S3Options.", argument="s3")
         self._given, self._s3 = os.fspath(url) if isinstance(url, os.PathLike) else url, s3
         self._cache_bytes = cache_bytes
@@ -349,7 +392,9 @@ class ObjectSegments:
         return partial(ObjectSegments, self._lake, cache_bytes=self._cache_bytes), ()
 
     def __repr__(self) -> str:
-        return f"ObjectSegments({self._given.url if isinstance(self._given, Lake) else self._given!r})"
+        return (
+            f"ObjectSegments({self._given.url if isinstance(self._given, Lake) else self._given!r})"
+        )
 
     def to_dict(self) -> dict[str, Any]:
         descriptor = self._lake.store.descriptor
@@ -361,7 +406,9 @@ class ObjectSegments:
 
         def create(core: SegmentCore) -> None:
             with suppress(errors.ObjectExistsError):
-                core.pointer.store.put_if_absent(core.pointer.key, SegmentState().following(now_in_ms()).to_bytes())
+                core.pointer.store.put_if_absent(
+                    core.pointer.key, SegmentState().following(now_in_ms()).to_bytes()
+                )
 
         self._of_each(table, partitions, create)
 
@@ -375,7 +422,9 @@ class ObjectSegments:
         self._of_each(table, partitions, seal)
 
     def delete(self, table: TableId, partitions: int) -> None:
-        """Swap in pointers of deleted segments, which are never deleted themselves; then delete the runs."""
+        """Swap in pointers of deleted segments, which are never deleted themselves; then delete
+        the runs.
+        """
 
         def delete(core: SegmentCore) -> None:
             with suppress(errors.ObjectNotFoundError):
@@ -404,11 +453,15 @@ class ObjectSegments:
 
     def _core(self, table: TableId, partition: int) -> SegmentCore:
         store, prefix = self._lake.store, _prefix(table, partition)
-        return SegmentCore(table, PointerObject(store, f"{prefix}/CURRENT"), RunObjects(store, prefix, self._cache))
+        return SegmentCore(
+            table, PointerObject(store, f"{prefix}/CURRENT"), RunObjects(store, prefix, self._cache)
+        )
 
 
 def _settle_status(table: TableId, pointer: PointerObject, status: Status) -> Status:
-    """Give a segment this status unless it has this one or, being deleted, a later one; return the one it has then."""
+    """Give a segment this status unless it has this one or, being deleted, a later one; return
+    the one it has then.
+    """
 
     def is_settled(state: SegmentState) -> bool:
         return state.status >= status
@@ -422,9 +475,13 @@ def _settle_status(table: TableId, pointer: PointerObject, status: Status) -> St
     try:
         swapped = pointer.change(settled, is_in=is_settled)
     except ReplyLostError as error:
-        raise errors.TableUnavailableError(error.problem, "Do it again.", table=str(table)) from error
+        raise errors.TableUnavailableError(
+            error.problem, "Do it again.", table=str(table)
+        ) from error
     if swapped is None:
-        problem = f"other writers were always first to replace {pointer.key!r} in {pointer.store.url}."
+        problem = (
+            f"other writers were always first to replace {pointer.key!r} in {pointer.store.url}."
+        )
         raise errors.TableUnavailableError(problem, "Do it again.", table=str(table))
     return swapped[1].status
 

@@ -1,4 +1,6 @@
-"""A segment in objects: reading its pointer and runs, and its upkeep, which writes the log as a run and merges runs."""
+"""A segment in objects: reading its pointer and runs, and its upkeep, which writes the log as a
+run and merges runs.
+"""
 
 from __future__ import annotations
 
@@ -48,8 +50,8 @@ from dagster_adjunct.resources.key_value_backends.objects.runs import (
 )
 from dagster_adjunct.resources.objects.store import staged_file_errors
 
-# Eight adjacent runs of about one size are merged into one. So an entry is rewritten once whenever the segment has
-# grown eightfold, and a segment has few runs.
+# Eight adjacent runs of about one size are merged into one. So an entry is rewritten once whenever
+# the segment has grown eightfold, and a segment has few runs.
 
 
 _FAN = 8
@@ -58,7 +60,9 @@ _MOST = 1000  # a class above all others, for claimed runs, which are not merged
 
 
 def size_class(run: RunRef) -> int:
-    """Return the class of a run by its size: 0 if it is newly flushed, 1 if it is about eight times as large, …"""
+    """Return the class of a run by its size: 0 if it is newly flushed, 1 if it is about eight
+    times as large, …
+    """
     number, bound = 0, _SMALLEST
     while run.size > bound:
         number, bound = number + 1, bound * _FAN
@@ -73,7 +77,10 @@ def plan_merge(levels: Levels, now: int) -> tuple[RunRef, ...]:
     claimed = {run for claim in levels.claims if claim.until > now for run in claim.of}
     classes = {run.id: size_class(run) for run in levels.runs if run.id not in claimed}
     for largest in sorted({*classes.values()}):
-        for is_small, neighbours in groupby(levels.runs, lambda run: classes.get(run.id, _MOST) <= largest):  # noqa: B023
+        for is_small, neighbours in groupby(
+            levels.runs,
+            lambda run: classes.get(run.id, _MOST) <= largest,  # noqa: B023 (used at once)
+        ):
             group = tuple(neighbours)
             if is_small and sum(classes[run.id] == largest for run in group) >= _FAN:
                 return group
@@ -102,12 +109,16 @@ class SegmentView:
                 sought.append(_Search(key, hash_key(key), len(self.state.levels.runs)))
         while sought:
             sought = [search for search in sought if self._next_run(search)]
-            # Fetch for each key the block in the newest run that may have it, all of them concurrently.
+            # Fetch for each key the block in the newest run that may have it, all of them
+            # concurrently.
             wanted = [
-                (self.state.levels.runs[search.run], self._indexes[search.run], search.block) for search in sought
+                (self.state.levels.runs[search.run], self._indexes[search.run], search.block)
+                for search in sought
             ]
             distinct = {(run.id, block): (run, index, block) for run, index, block in wanted}
-            blocks = dict(zip(distinct, self._objects.fetch_at_once([*distinct.values()]), strict=True))
+            blocks = dict(
+                zip(distinct, self._objects.fetch_at_once([*distinct.values()]), strict=True)
+            )
             left = []
             for search, (run, _, block) in zip(sought, wanted, strict=True):
                 entry = blocks[run.id, block].get(search.key)
@@ -119,7 +130,8 @@ class SegmentView:
         return entries
 
     def windows(self, within: KeyRange, wanted: int) -> Iterator[Columns]:
-        """Yield the entries of a range, including those of removed keys, in consecutive parts (windows).
+        """Yield the entries of a range, including those of removed keys, in consecutive parts
+        (windows).
 
         `wanted` says about how many entries the caller will use: so many are fetched at a time.
         """
@@ -151,20 +163,38 @@ class _Search:
 
 
 class RunPart:
-    """Reads consecutive entries of a run; about `wanted` entries before the key `end` are fetched at a time."""
+    """Reads consecutive entries of a run; about `wanted` entries before the key `end` are
+    fetched at a time.
+    """
 
-    def __init__(self, objects: RunObjects, run: RunRef, index: RunIndex, wanted: int, end: bytes | None) -> None:
-        self._objects, self._run, self._index, self._wanted, self._end = objects, run, index, wanted, end
+    def __init__(
+        self, objects: RunObjects, run: RunRef, index: RunIndex, wanted: int, end: bytes | None
+    ) -> None:
+        self._objects, self._run, self._index, self._wanted, self._end = (
+            objects,
+            run,
+            index,
+            wanted,
+            end,
+        )
         self._held: dict[int, Columns] = {}
 
     def reach(self, within: KeyRange) -> bytes | None:
-        """Return a key up to which this run has about _WINDOW entries of a range; None means the end of the range."""
+        """Return a key up to which this run has about _WINDOW entries of a range; None means the
+        end of the range.
+        """
         index = self._index
         first = max(0, index.block_of(within.start))
-        unknown = sum(index.counts[first : first + 1])  # entries of the first block, which may precede the range
+        unknown = sum(
+            index.counts[first : first + 1]
+        )  # entries of the first block, which may precede the range
         last = self._block_after(first, unknown + _WINDOW, within.end)
         reached = index.firsts[last] if last < len(index.firsts) else None
-        return reached if reached is not None and (within.end is None or reached < within.end) else None
+        return (
+            reached
+            if reached is not None and (within.end is None or reached < within.end)
+            else None
+        )
 
     def between(self, start: bytes, end: bytes | None) -> Columns:
         """Return the entries from `start` up to but not including `end`.
@@ -178,11 +208,16 @@ class RunPart:
             return Columns([], [], [])
         if not all(number in self._held for number in range(first, last)):
             ahead = max(last, self._block_after(first, self._wanted, self._end))
-            self._held = dict(enumerate(self._objects.blocks(self._run, self._index, first, ahead - 1), first))
-        return concat_columns([self._held[number] for number in range(first, last)]).between(start, end)
+            self._held = dict(
+                enumerate(self._objects.blocks(self._run, self._index, first, ahead - 1), first)
+            )
+        return concat_columns([self._held[number] for number in range(first, last)]).between(
+            start, end
+        )
 
     def _block_after(self, first: int, wanted: int, end: bytes | None) -> int:
-        """Return the number of the block before which there are about `wanted` entries, counted from block `first`.
+        """Return the number of the block before which there are about `wanted` entries, counted
+        from block `first`.
 
         Stops at the key `end`, and once the blocks have _PART bytes.
         """
@@ -196,34 +231,44 @@ class RunPart:
 
 
 def merge_parts(parts: Sequence[RunPart | Columns], within: KeyRange) -> Iterator[Columns]:
-    """Yield the entries of all parts in key order, in windows; of entries with the same key, that of the last part.
+    """Yield the entries of all parts in key order, in windows; of entries with the same key, that
+    of the last part.
 
-    The runs are read up to the same key in each window: where the run with the most entries there has about _WINDOW.
+    The runs are read up to the same key in each window: where the run with the most entries there
+    has about _WINDOW.
     """
     start: bytes | None = within.start
     while start is not None:
         left = KeyRange(start, within.end)
         reaches = (part.reach(left) for part in parts if isinstance(part, RunPart))
         reached = min((key for key in reaches if key is not None), default=None)
-        sources = [part.between(start, within.end if reached is None else reached) for part in parts]
+        sources = [
+            part.between(start, within.end if reached is None else reached) for part in parts
+        ]
         yield merge_newest([source for source in sources if len(source)])
         start = reached
 
 
 def merge_newest(sources: Sequence[Columns]) -> Columns:
-    """Return the entries of several sources in key order; if several have a key, the entry of the last of them."""
+    """Return the entries of several sources in key order; if several have a key, the entry of
+    the last of them.
+    """
     if len(sources) < 2:
         return sources[0] if sources else Columns([], [], [])
     places: dict[bytes, Versioned] = {}
     for source in sources:
-        places.update(zip(source.keys, zip(source.versions, source.values, strict=True), strict=True))
+        places.update(
+            zip(source.keys, zip(source.versions, source.values, strict=True), strict=True)
+        )
     return columns_from_log(places)
 
 
 T = TypeVar("T")
 
 TOKENS_KEPT = 30 * 60 * 1000
-"""Milliseconds for which tokens are kept: the horizon, and the allowed difference of two writers' clocks."""
+"""Milliseconds for which tokens are kept: the horizon, and the allowed difference of two
+writers' clocks.
+"""
 _READS = 5
 _PAGE_BYTES = 8 * 1024 * 1024
 _AHEAD = 8192  # entries to fetch at a time, at least, if a page continues the previous one
@@ -247,11 +292,15 @@ class SegmentCore:
         entries: list[StoredEntry | None] = []
         for key in keys:
             entry = by_key[key]
-            entries.append(None if entry is None else StoredEntry(key, entry[0], entry[1] if values else None))
+            entries.append(
+                None if entry is None else StoredEntry(key, entry[0], entry[1] if values else None)
+            )
         return entries
 
     def page(self, within: KeyRange, limit: int, *, values: bool) -> StoredPage:
-        """Return the first entries of a range, all of one moment; fewer than `limit` if they are large."""
+        """Return the first entries of a range, all of one moment; fewer than `limit` if they are
+        large.
+        """
         follows = self._ends.pop(within.start, _NEW) is None
         wanted = max(limit, _AHEAD) if follows else limit
         page = self.read_consistently(
@@ -264,7 +313,9 @@ class SegmentCore:
         return page
 
     def read_consistently(self, read: Callable[[SegmentState], T]) -> T:
-        """Return what `read` returns for the current state; repeat it if a run was merged and deleted meanwhile."""
+        """Return what `read` returns for the current state; repeat it if a run was merged and
+        deleted meanwhile.
+        """
         with self.translate_errors():
             missing: errors.ObjectNotFoundError | None = None
             for _ in range(_READS):
@@ -281,10 +332,14 @@ class SegmentCore:
             raise self.deleted_error()
         return state
 
-    def find_applied(self, state: SegmentState, tokens: Collection[bytes], oldest: int | None = None) -> set[bytes]:
-        """Return which of these tokens belong to requests that were applied, as far as the state knows.
+    def find_applied(
+        self, state: SegmentState, tokens: Collection[bytes], oldest: int | None = None
+    ) -> set[bytes]:
+        """Return which of these tokens belong to requests that were applied, as far as the state
+        knows.
 
-        Of the runs, those with recent commits are searched; with `oldest`, those with commits from this number on.
+        Of the runs, those with recent commits are searched; with `oldest`, those with commits from
+        this number on.
         """
         applied = {token for token in tokens if token in state.tokens}
         kept_since = now_in_ms() - TOKENS_KEPT
@@ -298,9 +353,14 @@ class SegmentCore:
         where = f"{self.pointer.key!r} in {self.pointer.store.url}"
         return segment.deleted_table_error(self.table, f"key-value table {self.table} at {where}")
 
-    def missing_run_error(self, error: errors.ObjectNotFoundError | None) -> errors.MalformedDocumentError:
+    def missing_run_error(
+        self, error: errors.ObjectNotFoundError | None
+    ) -> errors.MalformedDocumentError:
         key = None if error is None else error.key
-        problem = f"a run that the pointer {self.pointer.key!r} in {self.pointer.store.url} names is missing: {error}"
+        problem = (
+            f"a run that the pointer {self.pointer.key!r} in {self.pointer.store.url} names is"
+            f" missing: {error}"
+        )
         step = "Restore this object from a backup or an older object version."
         return errors.MalformedDocumentError(problem, step, document=key or self.pointer.key)
 
@@ -312,11 +372,17 @@ class SegmentCore:
         except errors.ObjectNotFoundError as error:
             raise self.deleted_error() from error
         except errors.StoreUnavailableError as error:
-            raise errors.TableUnavailableError(error.problem, error.next_step, table=str(self.table)) from error
+            raise errors.TableUnavailableError(
+                error.problem, error.next_step, table=str(self.table)
+            ) from error
         except errors.ConfigurationError as error:
-            raise errors.TableAccessError(error.problem, error.next_step, table=str(self.table)) from error
+            raise errors.TableAccessError(
+                error.problem, error.next_step, table=str(self.table)
+            ) from error
 
-    def _page(self, state: SegmentState, within: KeyRange, limit: int, wanted: int, values: bool) -> StoredPage:
+    def _page(
+        self, state: SegmentState, within: KeyRange, limit: int, wanted: int, values: bool
+    ) -> StoredPage:
         keys: list[bytes] = []
         versions: list[bytes] = []
         stored: list[bytes | None] = []
@@ -342,13 +408,14 @@ def now_in_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-# Upkeep of a segment, apart from its writes: the log is flushed to a run, runs are merged, unused objects are deleted.
+# Upkeep of a segment, apart from its writes: the log is flushed to a run, runs are merged, unused
+# objects are deleted.
 #
-# The log is flushed by the process whose commit lets it grow beyond a multiple of FLUSHED_BYTES. This process may also
-# claim a merge. If it dies, others take over: the flush at the next multiple, the merge when the claim ends. Objects
-# that were written, but never became part of the segment, are found by listing all. Then a swap sets `collected`: after
-# it, no object that was listed can still become part of the segment, except for claimed ones, so the unused ones are
-# deleted.
+# The log is flushed by the process whose commit lets it grow beyond a multiple of FLUSHED_BYTES.
+# This process may also claim a merge. If it dies, others take over: the flush at the next multiple,
+# the merge when the claim ends. Objects that were written, but never became part of the segment,
+# are found by listing all. Then a swap sets `collected`: after it, no object that was listed can
+# still become part of the segment, except for claimed ones, so the unused ones are deleted.
 
 
 FLUSHED_BYTES = 64 * 1024  # size of the log at which it is flushed to a run
@@ -366,7 +433,9 @@ Change = Callable[[SegmentState], SegmentState | None]
 
 
 class SegmentUpkeep:
-    """Does the upkeep of a segment for this process, in a thread that ends when there is nothing to do."""
+    """Does the upkeep of a segment for this process, in a thread that ends when there is nothing
+    to do.
+    """
 
     def __init__(self, core: SegmentCore) -> None:
         self._core = core
@@ -383,19 +452,25 @@ class SegmentUpkeep:
         grown = len(after.log) // FLUSHED_BYTES > len(before.log) // FLUSHED_BYTES
         spilled = after.levels.flushed == after.number
         if len(after.levels.runs) >= _MANY_RUNS:
-            self._do(self._merge_all)  # in this thread, to slow down writers that add runs faster than they are merged
+            self._do(
+                self._merge_all
+            )  # in this thread, to slow down writers that add runs faster than they are merged
         elif grown or spilled:
             self._start()
 
     def spill_log(self, state: SegmentState) -> SegmentState:
-        """Return this state; if its log is too long, write that as a run, and return a state with the run instead."""
+        """Return this state; if its log is too long, write that as a run, and return a state
+        with the run instead.
+        """
         if len(state.log) <= _LONGEST_LOG:
             return state
         run = self._write_log(state)
         return state.with_levels(b"", runs=(*state.levels.runs, run), flushed=state.number)
 
     def finish(self) -> None:
-        """Wait until the thread has ended: if the process ended before, its claim would block others for a while."""
+        """Wait until the thread has ended: if the process ended before, its claim would block
+        others for a while.
+        """
         with self._lock:
             self._lock.wait_for(lambda: not self._alive)
 
@@ -442,7 +517,9 @@ class SegmentUpkeep:
 
     def _warn(self, error: Exception) -> None:
         # Other processes or later commits will do it; nothing refers to the unfinished work.
-        _log.warning("upkeep of %s failed: %s: %s", self._core.pointer.key, type(error).__name__, error)
+        _log.warning(
+            "upkeep of %s failed: %s: %s", self._core.pointer.key, type(error).__name__, error
+        )
 
     def _flush_and_merge(self) -> None:
         self._flush()
@@ -455,7 +532,10 @@ class SegmentUpkeep:
         run = self._write_log(state)
 
         def flushed(now: SegmentState) -> SegmentState | None:
-            if now.levels.flushed != state.levels.flushed or now.levels.collected != state.levels.collected:
+            if (
+                now.levels.flushed != state.levels.flushed
+                or now.levels.collected != state.levels.collected
+            ):
                 return None
             after, newer = now.following(now_in_ms()), now.log[len(state.log) :]
             return after.with_levels(newer, runs=(*now.levels.runs, run), flushed=state.number)
@@ -465,7 +545,9 @@ class SegmentUpkeep:
     def _write_log(self, state: SegmentState) -> RunRef:
         """Write the log of a state as a run, and return that."""
         facts = {"first": state.levels.flushed + 1, "last": state.number, "newest": state.time}
-        return self._write_run(uuid.uuid4().hex, [columns_from_log(state.recent)], log_tokens(state.log), 0, facts)
+        return self._write_run(
+            uuid.uuid4().hex, [columns_from_log(state.recent)], log_tokens(state.log), 0, facts
+        )
 
     def _merge_all(self) -> None:
         while self._merge():
@@ -493,7 +575,9 @@ class SegmentUpkeep:
             return False
         try:
             run = self._write_merged(claim.into, runs)
-        except errors.ObjectNotFoundError:  # merged or deleted by others while this process was suspended
+        except (
+            errors.ObjectNotFoundError
+        ):  # merged or deleted by others while this process was suspended
             return False
         doomed: list[str] = []
 
@@ -502,7 +586,9 @@ class SegmentUpkeep:
             changes = _replace_merged(state.levels, claim, run, now_in_ms())
             if changes is None:
                 return None
-            doomed.extend(gone.id for gone in state.levels.dropped if gone not in changes["dropped"])
+            doomed.extend(
+                gone.id for gone in state.levels.dropped if gone not in changes["dropped"]
+            )
             return state.following(now_in_ms()).with_levels(**changes)
 
         if not self._swap(replaced, run.id, lambda levels: run in levels.runs):
@@ -515,11 +601,17 @@ class SegmentUpkeep:
     def _write_merged(self, into: str, runs: Sequence[RunRef]) -> RunRef:
         """Write the entries of several runs as one run, and return that.
 
-        If the oldest run of the segment is among them, removed keys are omitted, because there is nothing left to hide.
+        If the oldest run of the segment is among them, removed keys are omitted, because there is
+        nothing left to hide.
         """
-        objects = RunObjects(self._core.pointer.store, self._core.objects.prefix, BlockCache(_MERGE_CACHE))
+        objects = RunObjects(
+            self._core.pointer.store, self._core.objects.prefix, BlockCache(_MERGE_CACHE)
+        )
         indexes = objects.indexes(runs)
-        parts = [RunPart(objects, run, index, _MERGED_AT_ONCE, None) for run, index in zip(runs, indexes, strict=True)]
+        parts = [
+            RunPart(objects, run, index, _MERGED_AT_ONCE, None)
+            for run, index in zip(runs, indexes, strict=True)
+        ]
         everything = merge_parts(parts, KeyRange())
         if self._core.pointer.read().levels.runs[:1] == runs[:1]:
             everything = map(drop_removed, everything)
@@ -529,11 +621,20 @@ class SegmentUpkeep:
             for run, index in zip(runs, indexes, strict=True)
             if run.newest >= kept_since
         )
-        facts = {"first": runs[0].first, "last": runs[-1].last, "newest": max(run.newest for run in runs)}
+        facts = {
+            "first": runs[0].first,
+            "last": runs[-1].last,
+            "newest": max(run.newest for run in runs),
+        }
         return self._write_run(into, everything, tokens, sum(run.size for run in runs), facts)
 
     def _write_run(
-        self, run: str, entries: Iterator[Columns] | list[Columns], tokens: bytes, size: int, facts: dict[str, int]
+        self,
+        run: str,
+        entries: Iterator[Columns] | list[Columns],
+        tokens: bytes,
+        size: int,
+        facts: dict[str, int],
     ) -> RunRef:
         store, key = self._core.pointer.store, self._core.objects.key(run)
 
@@ -560,7 +661,8 @@ class SegmentUpkeep:
     def _collect(self) -> None:
         """Delete unused runs.
 
-        They are listed before a swap, after which none of them can still become part of the segment.
+        They are listed before a swap, after which none of them can still become part of the
+        segment.
         """
         pointer, prefix = self._core.pointer, self._core.objects.key("")
         listed = {item.key.removeprefix(prefix) for item in pointer.store.list(prefix)}
@@ -574,14 +676,20 @@ class SegmentUpkeep:
         after = self._swap(with_collected, _NO_RUN, lambda levels: False)
         if after is not None:
             spared = _referenced_runs(after.levels)
-            pointer.store.delete_many(self._core.objects.key(run) for run in sorted(listed - spared))
+            pointer.store.delete_many(
+                self._core.objects.key(run) for run in sorted(listed - spared)
+            )
 
-    def _swap(self, change: Change, written: str, is_in: Callable[[Levels], bool]) -> SegmentState | None:
-        """Swap in what `change` returns for the current state; return the state after it, None if nothing was changed.
+    def _swap(
+        self, change: Change, written: str, is_in: Callable[[Levels], bool]
+    ) -> SegmentState | None:
+        """Swap in what `change` returns for the current state; return the state after it, None if
+        nothing was changed.
 
-        `is_in` says whether later levels contain our change; `written` is the id of the new run, if any. If that does
-        not become part of the segment, it is left to `_collect`: a reply of the store may have been lost, and only a
-        listing before another swap finds out for certain what is unused.
+        `is_in` says whether later levels contain our change; `written` is the id of the new run, if
+        any. If that does not become part of the segment, it is left to `_collect`: a reply of the
+        store may have been lost, and only a listing before another swap finds out for certain what
+        is unused.
         """
         pointer = self._core.pointer
 
@@ -596,13 +704,19 @@ class SegmentUpkeep:
 
 
 def _referenced_runs(levels: Levels) -> set[str]:
-    """Return the ids of all runs that are used, may still be read, or are being written under a claim."""
+    """Return the ids of all runs that are used, may still be read, or are being written under a
+    claim.
+    """
     runs = {run.id for run in levels.runs} | {gone.id for gone in levels.dropped}
     return runs | {claim.into for claim in levels.claims}
 
 
-def _replace_merged(levels: Levels, claim: MergeClaim, run: RunRef, now: int) -> dict[str, Any] | None:
-    """Return the fields of levels with `run` in place of the runs of its claim; None if these are no longer there."""
+def _replace_merged(
+    levels: Levels, claim: MergeClaim, run: RunRef, now: int
+) -> dict[str, Any] | None:
+    """Return the fields of levels with `run` in place of the runs of its claim; None if these
+    are no longer there.
+    """
     ids = tuple(other.id for other in levels.runs)
     if claim not in levels.claims or claim.of[0] not in ids:
         return None

@@ -17,27 +17,45 @@ from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchE
 from dagster_adjunct.resources.lazy_modules import pa
 from dagster_adjunct.resources.schemas.schema import Field, Schema
 from dagster_adjunct.resources.streams.kafka import formats, schema_registry
-from dagster_adjunct.resources.streams.kafka.formats import Converter, FormatReader, FormatWriter, Unfit
+from dagster_adjunct.resources.streams.kafka.formats import (
+    Converter,
+    FormatReader,
+    FormatWriter,
+    Unfit,
+)
 from dagster_adjunct.resources.streams.kafka.schema_registry import HEADER_BYTES, SchemaRegistry
 from dagster_adjunct.resources.validation import validated
 
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
-_TIMES = tuple(f"{kind}-{unit}" for kind in ("time", "timestamp", "local-timestamp") for unit in ("millis", "micros"))
+_TIMES = tuple(
+    f"{kind}-{unit}"
+    for kind in ("time", "timestamp", "local-timestamp")
+    for unit in ("millis", "micros")
+)
 _LOGICAL_TYPES: Mapping[str | None, str] = {
     **dict.fromkeys(("uuid", *_TIMES), "string"),
     **dict.fromkeys(("timestamp-millis", "timestamp-micros"), "timestamp"),
     "date": "date",
 }
 _COLUMN_TYPES = {
-    "int": "int", "long": "bigint", "float": "float", "double": "double", "boolean": "boolean", "string": "string",
-    "bytes": "binary", "fixed": "binary", "enum": "string",
-}  # fmt: skip
+    "int": "int",
+    "long": "bigint",
+    "float": "float",
+    "double": "double",
+    "boolean": "boolean",
+    "string": "string",
+    "bytes": "binary",
+    "fixed": "binary",
+    "enum": "string",
+}
 
 
 def parse_avro_schema(text: str, references: Sequence[str] = ()) -> Any:
-    """Return the schema of this JSON text, parsed by fastavro. Raises ConfigurationError if it is invalid.
+    """Return the schema of this JSON text, parsed by fastavro. Raises ConfigurationError if it is
+    invalid.
 
-    `references` are the JSON texts of schemas that it refers to, each after those that it needs itself.
+    `references` are the JSON texts of schemas that it refers to, each after those that it needs
+    itself.
     """
     try:
         from fastavro import parse_schema
@@ -49,13 +67,27 @@ def parse_avro_schema(text: str, references: Sequence[str] = ()) -> Any:
         for reference in references:
             parse_schema(json.loads(reference), named_schemas=named)
         return parse_schema(json.loads(text), named_schemas=named)
-    except (SchemaParseException, UnknownType, LookupError, TypeError, ValueError, AttributeError) as error:
-        problem = f"an Avro format declares an invalid schema: {type(error).__name__}: {str(error)[:200]}."
-        raise ConfigurationError(problem, "Give the schema's JSON text.", argument="schema") from error
+    except (
+        SchemaParseException,
+        UnknownType,
+        LookupError,
+        TypeError,
+        ValueError,
+        AttributeError,
+    ) as error:
+        problem = (
+            f"an Avro format declares an invalid schema: {type(error).__name__}:"
+            f" {str(error)[:200]}."
+        )
+        raise ConfigurationError(
+            problem, "Give the schema's JSON text.", argument="schema"
+        ) from error
 
 
 def avro_fields(text: str) -> list[tuple[str, Any]]:
-    """Return (name, declared type) of each field of a record schema. Raises ConfigurationError for other schemas."""
+    """Return (name, declared type) of each field of a record schema. Raises ConfigurationError
+    for other schemas.
+    """
     from fastavro.schema import expand_schema
 
     parse_avro_schema(text)
@@ -67,7 +99,9 @@ def avro_fields(text: str) -> list[tuple[str, Any]]:
 
 
 def _without_null(declared: Any) -> Any:
-    """Return the type without null: for a union of null and one other type that other type, else the type itself."""
+    """Return the type without null: for a union of null and one other type that other type, else
+    the type itself.
+    """
     if isinstance(declared, list):
         others = [branch for branch in declared if branch != "null"]
         return others[0] if len(others) == 1 else declared
@@ -75,7 +109,9 @@ def _without_null(declared: Any) -> Any:
 
 
 def _type_and_logical(declared: Any) -> tuple[str, str | None]:
-    """Return the name of a type, ignoring null, and its logical type; ("union", None) for a union of several types."""
+    """Return the name of a type, ignoring null, and its logical type; ("union", None) for a
+    union of several types.
+    """
     kind = _without_null(declared)
     if isinstance(kind, dict):
         return str(kind["type"]), kind.get("logicalType")
@@ -92,19 +128,24 @@ def avro_column_type(declared: Any) -> str:
 
 
 def is_json_column(declared: Any) -> bool:
-    """Return whether a field's column contains JSON text, as for records, arrays, maps, and unions of several types."""
+    """Return whether a field's column contains JSON text, as for records, arrays, maps, and
+    unions of several types.
+    """
     return _type_and_logical(declared)[0] not in _COLUMN_TYPES
 
 
 def avro_converter(declared: Any) -> Converter | None:
-    """Return the function that converts a field's values from fastavro for its column, None if they need none.
+    """Return the function that converts a field's values from fastavro for its column, None if they
+    need none.
 
-    The values have the logical type of the writer's schema. An older schema may have none, so that a timestamp is an
-    integer, for example.
+    The values have the logical type of the writer's schema. An older schema may have none, so that
+    a timestamp is an integer, for example.
     """
     kind = avro_column_type(declared)
     if kind == "timestamp":
-        return partial(_to_timestamp, 1000 if _type_and_logical(declared)[1] == "timestamp-millis" else 1)
+        return partial(
+            _to_timestamp, 1000 if _type_and_logical(declared)[1] == "timestamp-millis" else 1
+        )
     if kind == "date":
         return _to_date
     if kind.startswith("decimal"):
@@ -163,16 +204,27 @@ def _is_nullable(declared: Any) -> bool:
 
 
 _JSON_TYPES: Mapping[str, tuple[type, ...]] = {
-    "record": (dict,), "array": (list,), "map": (dict,), "boolean": (bool,), "int": (int,), "long": (int,),
-    "float": (int, float), "double": (int, float), "null": (),
-}  # fmt: skip
+    "record": (dict,),
+    "array": (list,),
+    "map": (dict,),
+    "boolean": (bool,),
+    "int": (int,),
+    "long": (int,),
+    "float": (int, float),
+    "double": (int, float),
+    "null": (),
+}
 """The types of a JSON value that is of an Avro type; else text."""
 
 
 def convert_to_avro(column: pa.Array, declared: Any, name: str, what: str) -> list[Any]:
-    """Return the values of a column in the form in which fastavro writes them. Raises SchemaMismatchError."""
+    """Return the values of a column in the form in which fastavro writes them. Raises
+    SchemaMismatchError.
+    """
     if column.null_count and not _is_nullable(declared):
-        problem = f"{what} is null in {column.null_count} records, but its Avro type is not nullable."
+        problem = (
+            f"{what} is null in {column.null_count} records, but its Avro type is not nullable."
+        )
         raise SchemaMismatchError(problem, "Fill it, or declare a union with null.", column=name)
     _, logical = _type_and_logical(declared)
     if logical == "timestamp-millis":  # fastavro would truncate
@@ -180,7 +232,9 @@ def convert_to_avro(column: pa.Array, declared: Any, name: str, what: str) -> li
             column = column.cast(pa.timestamp("ms", tz="UTC"), safe=True)
         except pa.ArrowInvalid as error:
             problem = f"{what} has microseconds, but its Avro type milliseconds."
-            raise SchemaMismatchError(problem, "Truncate it, or declare micros.", column=name) from error
+            raise SchemaMismatchError(
+                problem, "Truncate it, or declare micros.", column=name
+            ) from error
     values: list[Any] = column.to_pylist()
     parse: Callable[[str], Any]
     if logical in _TIMES and avro_column_type(declared) == "string":
@@ -195,23 +249,34 @@ def convert_to_avro(column: pa.Array, declared: Any, name: str, what: str) -> li
         form = "JSON of its Avro type" if is_json_column(declared) else f"an ISO {logical}"
         reason = str(error) if isinstance(error, Unfit) else ""
         problem = f"{what} has a text that is not {form}{reason}."
-        raise SchemaMismatchError(problem, "Correct the value, or declare another Avro type.", column=name) from error
+        raise SchemaMismatchError(
+            problem, "Correct the value, or declare another Avro type.", column=name
+        ) from error
 
 
 def _value_from_json(value: Any, declared: Any) -> Any:
-    """Return a nested value in the form in which fastavro writes it, from the JSON of `to_json_text`, its inverse."""
+    """Return a nested value in the form in which fastavro writes it, from the JSON of
+    `to_json_text`, its inverse.
+    """
     kind = _without_null(declared)
     name, logical = _type_and_logical(kind)
     if isinstance(kind, list) or (value is None and _is_nullable(declared)):
         return value
-    if logical not in ("decimal", "date", *_TIMES):  # fastavro would write 1.5 as the int 1, and null as false
+    if logical not in (
+        "decimal",
+        "date",
+        *_TIMES,
+    ):  # fastavro would write 1.5 as the int 1, and null as false
         if type(value) not in _JSON_TYPES.get(name, (str,)):
             raise Unfit(f": expected {name}, found {type(value).__name__}")
         bits = {"int": 31, "long": 63}.get(name)
         if bits is not None and not -(2**bits) <= value < 2**bits:
             raise Unfit(f": a number out of the range of {name}")
     if name == "record":
-        return {field["name"]: _value_from_json(value.get(field["name"]), field["type"]) for field in kind["fields"]}
+        return {
+            field["name"]: _value_from_json(value.get(field["name"]), field["type"])
+            for field in kind["fields"]
+        }
     if name == "array":
         return [_value_from_json(item, kind["items"]) for item in value]
     if name == "map":
@@ -228,12 +293,17 @@ def _value_from_json(value: Any, declared: Any) -> Any:
 def _parse_time(logical: str, text: str) -> dt.time | dt.datetime:
     """Return the value of an ISO text for one of the logical types of times (_TIMES).
 
-    Raises ValueError for a text that is not ISO, and Unfit, with the reason, for a time that fastavro would change.
+    Raises ValueError for a text that is not ISO, and Unfit, with the reason, for a time that
+    fastavro would change.
     """
     kind, _, unit = logical.rpartition("-")
     value = dt.time.fromisoformat(text) if kind == "time" else dt.datetime.fromisoformat(text)
     if (value.tzinfo is not None) != (kind == "timestamp"):
-        raise Unfit(f": a {logical} needs a time zone" if kind == "timestamp" else f": a {logical} has no time zone")
+        raise Unfit(
+            f": a {logical} needs a time zone"
+            if kind == "timestamp"
+            else f": a {logical} has no time zone"
+        )
     if unit == "millis" and value.microsecond % 1000:
         raise Unfit(f": a {logical} can't hold digits below a millisecond")
     return value
@@ -241,8 +311,16 @@ def _parse_time(logical: str, text: str) -> dt.time | dt.datetime:
 
 # The errors of fastavro for bytes that do not match the schema.
 _UNREADABLE = (
-    ValueError, EOFError, LookupError, TypeError, ArithmeticError, MemoryError, AttributeError, OSError, RecursionError,
-)  # fmt: skip
+    ValueError,
+    EOFError,
+    LookupError,
+    TypeError,
+    ArithmeticError,
+    MemoryError,
+    AttributeError,
+    OSError,
+    RecursionError,
+)
 
 
 @validated
@@ -250,10 +328,11 @@ _UNREADABLE = (
 class Avro:
     """One Avro record per message; `schema` is the reader's schema, as JSON text.
 
-    Without a registry messages are bare Avro of exactly this schema. With one they begin with Confluent's five bytes,
-    and each is read by its writer's schema and resolved to this one, whose added fields have their defaults. Columns
-    are the record's fields; nested ones and unions of several types are JSON text in a STRING. Writing looks up the
-    schema under `subject` (default: topic + "-value" or "-key"), and registers it if it is missing.
+    Without a registry messages are bare Avro of exactly this schema. With one they begin with
+    Confluent's five bytes, and each is read by its writer's schema and resolved to this one, whose
+    added fields have their defaults. Columns are the record's fields; nested ones and unions of
+    several types are JSON text in a STRING. Writing looks up the schema under `subject` (default:
+    topic + "-value" or "-key"), and registers it if it is missing.
     """
 
     schema: str
@@ -265,14 +344,27 @@ class Avro:
         formats.check_malformed(self.malformed, self.columns(), "an Avro format")
 
     def columns(self) -> Schema:
-        return Schema(tuple(Field(name, avro_column_type(declared)) for name, declared in avro_fields(self.schema)))
+        return Schema(
+            tuple(
+                Field(name, avro_column_type(declared))
+                for name, declared in avro_fields(self.schema)
+            )
+        )
 
     def reader(self) -> FormatReader:
         declared = dict(avro_fields(self.schema))
-        converts = {name: convert for name, kind in declared.items() if (convert := avro_converter(kind)) is not None}
+        converts = {
+            name: convert
+            for name, kind in declared.items()
+            if (convert := avro_converter(kind)) is not None
+        }
         mixed = [name for name, kind in declared.items() if is_json_column(kind)]
         own = parse_avro_schema(self.schema)
-        read_one = _registry_reader(self.schema, self.registry) if self.registry else _record_reader(own, None)
+        read_one = (
+            _registry_reader(self.schema, self.registry)
+            if self.registry
+            else _record_reader(own, None)
+        )
 
         def parse(datum: bytes) -> dict[str, Any]:
             try:
@@ -282,7 +374,11 @@ class Avro:
             except Unfit:
                 raise
             except _UNREADABLE as error:
-                problem = "it ends too early" if isinstance(error, EOFError | IndexError) else type(error).__name__
+                problem = (
+                    "it ends too early"
+                    if isinstance(error, EOFError | IndexError)
+                    else type(error).__name__
+                )
                 raise Unfit(f"not Avro of its schema: {problem}") from error
             return record
 
@@ -293,7 +389,9 @@ class Avro:
 
         schema, head = parse_avro_schema(self.schema), b""
         if self.registry is not None:
-            head = schema_registry.encode_schema_id(self.registry.register(self.subject or subject, self.schema))
+            head = schema_registry.encode_schema_id(
+                self.registry.register(self.subject or subject, self.schema)
+            )
         declared = avro_fields(self.schema)
 
         def write(columns: Sequence[pa.Array]) -> list[bytes]:
@@ -305,10 +403,23 @@ class Avro:
                 out = io.BytesIO()
                 out.write(head)
                 try:
-                    schemaless_writer(out, schema, dict(zip(names, values, strict=True)), strict=True)
-                except (ValueError, TypeError, LookupError, ArithmeticError, AttributeError) as error:
-                    problem = f"{what}: a record does not fit its Avro schema ({type(error).__name__})."
-                    step = "Check nested columns, which must have JSON of the declared form, and enums."
+                    schemaless_writer(
+                        out, schema, dict(zip(names, values, strict=True)), strict=True
+                    )
+                except (
+                    ValueError,
+                    TypeError,
+                    LookupError,
+                    ArithmeticError,
+                    AttributeError,
+                ) as error:
+                    problem = (
+                        f"{what}: a record does not fit its Avro schema ({type(error).__name__})."
+                    )
+                    step = (
+                        "Check nested columns, which must have JSON of the declared form, and"
+                        " enums."
+                    )
                     raise SchemaMismatchError(problem, step, stream=what) from error
                 made.append(out.getvalue())
             return made
@@ -328,7 +439,9 @@ def _record_reader(writer: Any, reader: Any) -> Callable[[bytes], dict[str, Any]
         try:
             record: Any = schemaless_reader(source, writer, reader)
         except SchemaResolutionError as error:
-            raise Unfit(f"its writer's schema can't be resolved to the declared one: {str(error)[:100]}") from error
+            raise Unfit(
+                f"its writer's schema can't be resolved to the declared one: {str(error)[:100]}"
+            ) from error
         if rest := len(data) - source.tell():
             raise Unfit(f"not Avro of its schema: {rest} bytes are left over")
         return dict(record)
@@ -337,11 +450,15 @@ def _record_reader(writer: Any, reader: Any) -> Callable[[bytes], dict[str, Any]
 
 
 def _field_names(writer: Any, reader: Any) -> tuple[list[str], list[str]]:
-    """Return the names of a writer's fields, and of those of the reader's that no alias finds among them."""
+    """Return the names of a writer's fields, and of those of the reader's that no alias finds
+    among them.
+    """
     if not isinstance(writer, dict):
         return [], []
     sent = [field["name"] for field in writer.get("fields", ())]
-    return sent, [field["name"] for field in reader["fields"] if not set(field.get("aliases", ())) & set(sent)]
+    return sent, [
+        field["name"] for field in reader["fields"] if not set(field.get("aliases", ())) & set(sent)
+    ]
 
 
 def _registry_reader(declared: str, registry: SchemaRegistry) -> Callable[[bytes], dict[str, Any]]:
@@ -354,7 +471,9 @@ def _registry_reader(declared: str, registry: SchemaRegistry) -> Callable[[bytes
             try:
                 writer = parse_avro_schema(registered.text, registered.references)
             except ConfigurationError as error:
-                raise Unfit(f"schema {registered.id} of the registry is not a valid Avro schema") from error
+                raise Unfit(
+                    f"schema {registered.id} of the registry is not a valid Avro schema"
+                ) from error
             formats.check_cases(*_field_names(writer, reader))
             same = json.loads(registered.text) == json.loads(declared)
             known[registered.id] = _record_reader(writer, None if same else reader)

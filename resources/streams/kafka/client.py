@@ -1,8 +1,8 @@
 """Kafka clients: their settings and secrets, their logs and errors, and an admin client.
 
-Settings of librdkafka are passed through. A secret is "env:NAME" wherever settings are stored, displayed or pickled;
-`resolve_client_settings` replaces it in the process that creates a client. Callbacks, such as one that fetches tokens,
-come from `client_factory`.
+Settings of librdkafka are passed through. A secret is "env:NAME" wherever settings are stored,
+displayed or pickled; `resolve_client_settings` replaces it in the process that creates a client.
+Callbacks, such as one that fetches tokens, come from `client_factory`.
 """
 
 from __future__ import annotations
@@ -35,13 +35,15 @@ if TYPE_CHECKING:
 SettingValue = SkipValidation[str | int | float | bool]
 _REFERENCE = "env:"
 _SECRET = re.compile(
-    r"(^|[._])(password|passphrase|secret|pem|token|user\.info)$|^sasl\.oauthbearer\.config$", re.IGNORECASE
+    r"(^|[._])(password|passphrase|secret|pem|token|user\.info)$|^sasl\.oauthbearer\.config$",
+    re.IGNORECASE,
 )
 # Settings that users may not give: reading and writing depend on them, or they would load code.
 _RESERVED_SETTINGS = {
     **dict.fromkeys(("bootstrap.servers", "metadata.broker.list"), "give it as bootstrap_servers"),
     **dict.fromkeys(
-        ("group.id", "enable.auto.commit", "enable.auto.offset.store"), "Adjunct keeps the positions itself"
+        ("group.id", "enable.auto.commit", "enable.auto.offset.store"),
+        "Adjunct keeps the positions itself",
     ),
     "auto.offset.reset": "an offset that is no longer available is an error",
     "isolation.level": "reading is read_committed",
@@ -59,22 +61,44 @@ _REFUSED_CODES = (
 )  # fmt: skip
 # A partition is changing its leader.
 _LEADER_CHANGE_CODES = {
-    "LEADER_NOT_AVAILABLE", "NOT_LEADER_FOR_PARTITION", "KAFKA_STORAGE_ERROR", "OFFSET_NOT_AVAILABLE",
-    "FENCED_LEADER_EPOCH", "UNKNOWN_LEADER_EPOCH",
-}  # fmt: skip
+    "LEADER_NOT_AVAILABLE",
+    "NOT_LEADER_FOR_PARTITION",
+    "KAFKA_STORAGE_ERROR",
+    "OFFSET_NOT_AVAILABLE",
+    "FENCED_LEADER_EPOCH",
+    "UNKNOWN_LEADER_EPOCH",
+}
 # No answer, one from the wrong broker, or one that asks to retry.
 TRANSIENT_CODES = _LEADER_CHANGE_CODES | {
-    "_TRANSPORT", "_TIMED_OUT", "_TIMED_OUT_QUEUE", "_ALL_BROKERS_DOWN", "_RESOLVE", "_WAIT_COORD", "_RETRY",
-    "_MSG_TIMED_OUT", "_PURGE_QUEUE", "_PURGE_INFLIGHT", "REQUEST_TIMED_OUT", "NETWORK_EXCEPTION",
-    "BROKER_NOT_AVAILABLE", "NOT_ENOUGH_REPLICAS", "NOT_ENOUGH_REPLICAS_AFTER_APPEND", "COORDINATOR_LOAD_IN_PROGRESS",
-    "COORDINATOR_NOT_AVAILABLE", "NOT_COORDINATOR", "CONCURRENT_TRANSACTIONS",
-}  # fmt: skip
+    "_TRANSPORT",
+    "_TIMED_OUT",
+    "_TIMED_OUT_QUEUE",
+    "_ALL_BROKERS_DOWN",
+    "_RESOLVE",
+    "_WAIT_COORD",
+    "_RETRY",
+    "_MSG_TIMED_OUT",
+    "_PURGE_QUEUE",
+    "_PURGE_INFLIGHT",
+    "REQUEST_TIMED_OUT",
+    "NETWORK_EXCEPTION",
+    "BROKER_NOT_AVAILABLE",
+    "NOT_ENOUGH_REPLICAS",
+    "NOT_ENOUGH_REPLICAS_AFTER_APPEND",
+    "COORDINATOR_LOAD_IN_PROGRESS",
+    "COORDINATOR_NOT_AVAILABLE",
+    "NOT_COORDINATOR",
+    "CONCURRENT_TRANSACTIONS",
+}
 _DEFAULT_MAX_BYTES = 1_000_000
 _NO_TOKEN = "Failed to acquire SASL OAUTHBEARER token"
 
 
-def check_client_settings(client: Mapping[str, SettingValue], client_factory: str | None = None) -> None:
-    """Raise ConfigurationError for settings that contain a secret, can't be pickled, or are set by Adjunct.
+def check_client_settings(
+    client: Mapping[str, SettingValue], client_factory: str | None = None
+) -> None:
+    """Raise ConfigurationError for settings that contain a secret, can't be pickled, or are set by
+    Adjunct.
 
     The error contains the name of the setting, never its value.
     """
@@ -83,25 +107,37 @@ def check_client_settings(client: Mapping[str, SettingValue], client_factory: st
             problem = f"client setting {key!r} can't be set: {_RESERVED_SETTINGS[key]}."
             raise errors.ConfigurationError(problem, "Leave it out.", setting=key)
         if not isinstance(value, str | int | float | bool):
-            problem = f"client setting {key!r} is a {type(value).__name__}: expected a text, a number or a boolean."
-            step = 'Return callbacks from a function, and name it: client_factory="module:function".'
+            problem = (
+                f"client setting {key!r} is a {type(value).__name__}: expected a text, a number or"
+                " a boolean."
+            )
+            step = (
+                'Return callbacks from a function, and name it: client_factory="module:function".'
+            )
             raise errors.ConfigurationError(problem, step, setting=key)
         if _SECRET.search(key) and not is_env_reference(value):
             raise errors.ConfigurationError(
-                f"client setting {key!r} is a secret in plain text, which would be stored, logged and sent around.",
-                f'Put it into an environment variable of every process, and give its name: "{_REFERENCE}NAME".',
+                f"client setting {key!r} is a secret in plain text, which would be stored, logged"
+                " and sent around.",
+                "Put it into an environment variable of every process, and give its name:"
+                f' "{_REFERENCE}NAME".',
                 setting=key,
             )
     if client_factory is not None and not _FACTORY.fullmatch(client_factory):
         problem = f"client_factory is {client_factory!r}: expected a function, as module:function."
-        step = "Name a function that executors can import; it takes nothing and returns librdkafka settings."
+        step = (
+            "Name a function that executors can import; it takes nothing and returns librdkafka"
+            " settings."
+        )
         raise errors.ConfigurationError(problem, step, argument="client_factory")
 
 
 @validated
 @dataclass(frozen=True, slots=True)
 class KafkaSettings:
-    """A Kafka cluster as a system of streams; see `kafka_system`, which creates and registers it."""
+    """A Kafka cluster as a system of streams; see `kafka_system`, which creates and registers
+    it.
+    """
 
     name: str
     bootstrap_servers: str
@@ -125,8 +161,8 @@ class KafkaSettings:
             other = names.setdefault(topic.name_for(stream), stream)
             if other != stream:
                 raise errors.ConfigurationError(
-                    f"streams {other!r} and {stream!r} of Kafka system {self.name!r} are both topic "
-                    f"{topic.name_for(stream)!r}: a topic can only be one stream.",
+                    f"streams {other!r} and {stream!r} of Kafka system {self.name!r} are both topic"
+                    f" {topic.name_for(stream)!r}: a topic can only be one stream.",
                     "Leave one of them out.",
                     argument="topics",
                     system=self.name,
@@ -141,11 +177,12 @@ class KafkaSettings:
 
 @dataclass(frozen=True, slots=True)
 class TopicFacts:
-    """What is known of a stream's topic: its name, id (`identity`), partition count and declaration; picklable.
+    """What is known of a stream's topic: its name, id (`identity`), partition count and
+    declaration; picklable.
 
     `config` are the topic's settings by Kafka's names. It is empty if these were not requested (see
-    `KafkaStreams.topic`), or if we are not authorized to read them. `keys_checked_for` is the dataset for which reads
-    check that each record is in its key's partition, "" for none.
+    `KafkaStreams.topic`), or if we are not authorized to read them. `keys_checked_for` is the
+    dataset for which reads check that each record is in its key's partition, "" for none.
     """
 
     settings: KafkaSettings
@@ -162,7 +199,9 @@ class TopicFacts:
 
     @property
     def max_bytes(self) -> int:
-        """The size in bytes of the largest record that the topic accepts; the broker's default if it is not known."""
+        """The size in bytes of the largest record that the topic accepts; the broker's default
+        if it is not known.
+        """
         return int(self.config.get("max.message.bytes", _DEFAULT_MAX_BYTES))
 
     def ssp(self, partition: int) -> SystemStreamPartition:
@@ -170,13 +209,15 @@ class TopicFacts:
 
 
 def resolve_client_settings(settings: KafkaSettings) -> dict[str, Any]:
-    """Return the librdkafka settings with secrets, for a client of this process. Never store or display them.
+    """Return the librdkafka settings with secrets, for a client of this process. Never store or
+    display them.
 
-    Settings of `client_factory` override others. Raises ConfigurationError for a variable that is not set, and for a
-    factory that fails.
+    Settings of `client_factory` override others. Raises ConfigurationError for a variable that is
+    not set, and for a factory that fails.
     """
     client: dict[str, Any] = {
-        key: resolve_secret(value, f"client setting {key!r}") for key, value in settings.client.items()
+        key: resolve_secret(value, f"client setting {key!r}")
+        for key, value in settings.client.items()
     }
     if settings.client_factory is not None:
         client |= _call_factory(settings.client_factory)
@@ -184,22 +225,28 @@ def resolve_client_settings(settings: KafkaSettings) -> dict[str, Any]:
 
 
 def resolve_secret(value: Any, what: str) -> Any:
-    """Return a setting's value; for "env:NAME", that of the variable. `what` names the setting in errors."""
+    """Return a setting's value; for "env:NAME", that of the variable. `what` names the setting
+    in errors.
+    """
     if not is_env_reference(value):
         return value
     name = value.removeprefix(_REFERENCE)
     if name not in os.environ:
-        problem = f"{what} is to be taken from the environment variable {name}, which is not set in this process."
+        problem = (
+            f"{what} is to be taken from the environment variable {name}, which is not set in this"
+            " process."
+        )
         step = f"Set {name} wherever Dagster, the command line and Spark's executors run."
         raise errors.ConfigurationError(problem, step, setting=name)
     return os.environ[name]
 
 
 class BrokerRefusals:
-    """A client's `error_cb` that records permanent errors of brokers, such as a rejected login or certificate.
+    """A client's `error_cb` that records permanent errors of brokers, such as a rejected login or
+    certificate.
 
-    librdkafka retries after these errors for ever, so that calls only time out. `check` raises the error instead, once
-    the client has been polled.
+    librdkafka retries after these errors for ever, so that calls only time out. `check` raises the
+    error instead, once the client has been polled.
     """
 
     def __init__(self, settings: KafkaSettings) -> None:
@@ -213,7 +260,9 @@ class BrokerRefusals:
             self._refusal = error
 
     def check(self) -> None:
-        """Raise ConfigurationError if a broker rejected us, StreamUnavailableError if no token could be fetched."""
+        """Raise ConfigurationError if a broker rejected us, StreamUnavailableError if no token
+        could be fetched.
+        """
         if self._refusal is None:
             return
         reason = str(self._refusal.str())
@@ -221,9 +270,15 @@ class BrokerRefusals:
             step = "Check whether the token callback's server can be reached, then retry."
             problem = f"{self._settings.where}: {reason[:300]}."
             raise errors.StreamUnavailableError(problem, step, system=self._settings.name)
-        problem = f"{self._settings.where} rejected the connection: {self._refusal.name().lstrip('_')}: {reason[:300]}."
+        problem = (
+            f"{self._settings.where} rejected the connection: {self._refusal.name().lstrip('_')}:"
+            f" {reason[:300]}."
+        )
         if self.has_tokens and self._refusal.name() in _LOGIN_CODES:
-            step = "The token has expired, or is wrong: the next client asks the token callback for another one."
+            step = (
+                "The token has expired, or is wrong: the next client asks the token callback for"
+                " another one."
+            )
             raise errors.StreamUnavailableError(problem, step, system=self._settings.name)
         step = "Check security.protocol, the SASL mechanism and credentials, and the certificates."
         raise errors.ConfigurationError(problem, step, system=self._settings.name)
@@ -239,7 +294,8 @@ _VARYING_PARTS = re.compile(r"\s*\([^()]*\)|ipv[46]#\S+|\b\d+\b")
 
 
 class ClientLog:
-    """A logger for librdkafka: a process logs the same cause for the same broker at most once in ten minutes.
+    """A logger for librdkafka: a process logs the same cause for the same broker at most once in
+    ten minutes.
 
     Lines arrive when the client is polled. Without a logger they are written to the terminal.
     """
@@ -248,7 +304,9 @@ class ClientLog:
         self._system = system
 
     def log(self, level: int, form: str, facility: str, client: str, line: str) -> None:
-        """Log a line; `facility` is librdkafka's category, such as "FAIL", `client` the client's name."""
+        """Log a line; `facility` is librdkafka's category, such as "FAIL", `client` the client's
+        name.
+        """
         text = _THREAD.sub("", line)
         broker = text.partition(": ")[0]
         cause = (self._system, facility, broker + _VARYING_PARTS.sub("", text.removeprefix(broker)))
@@ -271,8 +329,8 @@ def new_client(
 ) -> Any:
     """Return a new client with the system's settings, overridden by the caller's `own`.
 
-    Raises ConfigurationError for settings that librdkafka rejects, and StreamUnavailableError if the token callback
-    fails. Poll the client before `refusals.check()`.
+    Raises ConfigurationError for settings that librdkafka rejects, and StreamUnavailableError if
+    the token callback fails. Poll the client before `refusals.check()`.
     """
     from confluent_kafka import Consumer, KafkaException, Producer
     from confluent_kafka.admin import AdminClient
@@ -281,7 +339,9 @@ def new_client(
     always = {**_DEFAULTS, "logger": ClientLog(settings.name)}
     try:
         resolved = _with_token(resolve_client_settings(settings), settings)
-        refusals.has_tokens = str(resolved.get("sasl.mechanism", resolved.get("sasl.mechanisms"))) == "OAUTHBEARER"
+        refusals.has_tokens = (
+            str(resolved.get("sasl.mechanism", resolved.get("sasl.mechanisms"))) == "OAUTHBEARER"
+        )
         return client({**always, **resolved, **own, "error_cb": refusals})
     except (KafkaException, TypeError, ValueError) as error:
         reason = error.args[0].str() if isinstance(error, KafkaException) else str(error)
@@ -307,7 +367,8 @@ def _with_token(client: dict[str, Any], settings: KafkaSettings) -> dict[str, An
         raise
     except Exception as error:
         raise errors.StreamUnavailableError(
-            f"Kafka system {settings.name!r}: could not get a token: the callback failed with {type(error).__name__}.",
+            f"Kafka system {settings.name!r}: could not get a token: the callback failed with"
+            f" {type(error).__name__}.",
             "Check whether the callback's server can be reached from here, then retry.",
             system=settings.name,
         ) from error
@@ -315,16 +376,23 @@ def _with_token(client: dict[str, Any], settings: KafkaSettings) -> dict[str, An
 
 
 def _call_factory(place: str) -> Mapping[str, Any]:
-    """Return the settings of a client factory. Raises ConfigurationError if it fails or returns reserved settings."""
+    """Return the settings of a client factory. Raises ConfigurationError if it fails or returns
+    reserved settings.
+    """
     module, _, name = place.partition(":")
 
     def error(problem: str, next_step: str) -> errors.ConfigurationError:
-        return errors.ConfigurationError(f"client_factory {place!r} {problem}.", next_step, argument="client_factory")
+        return errors.ConfigurationError(
+            f"client_factory {place!r} {problem}.", next_step, argument="client_factory"
+        )
 
     try:
         function: Callable[[], Any] = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as cause:
-        step = "Name a function of a module that is installed wherever Dagster and Spark's executors run."
+        step = (
+            "Name a function of a module that is installed wherever Dagster and Spark's executors"
+            " run."
+        )
         raise error(f"can't be imported: {cause}", step) from cause
     try:
         made = function()
@@ -355,8 +423,8 @@ _PROPAGATION_SECONDS = 30.0
 class KafkaAdmin:
     """An admin client, which connects on first use; threads may share it.
 
-    Every call raises StreamUnavailableError if brokers do not answer within `socket.timeout.ms` (60 s), and
-    ConfigurationError if they reject us.
+    Every call raises StreamUnavailableError if brokers do not answer within `socket.timeout.ms` (60
+    s), and ConfigurationError if they reject us.
     """
 
     def __init__(self, settings: KafkaSettings) -> None:
@@ -371,7 +439,8 @@ class KafkaAdmin:
 
         deadline, part = time.monotonic() + response_timeout(self.settings), 1.0
         while True:
-            # In steps of growing length, since the client does not report a rejection while it waits.
+            # In steps of growing length, since the client does not report a rejection while it
+            # waits.
             left = max(deadline - time.monotonic(), 0.1)
             try:
                 return sorted(self._connected().list_topics(timeout=min(left, part)).topics)
@@ -382,21 +451,35 @@ class KafkaAdmin:
             part *= 2
 
     def describe(self, topic: str) -> tuple[str, int] | None:
-        """Return the topic's id, which changes when it is recreated, and its partition count; None if there is none."""
+        """Return the topic's id, which changes when it is recreated, and its partition count;
+        None if there is none.
+        """
         from confluent_kafka import TopicCollection
 
         asked = self._connected().describe_topics(TopicCollection([topic]))
         description = self._answer(asked, f"topic {topic!r}", {"UNKNOWN_TOPIC_OR_PART"})
-        return None if description is None else (str(description.topic_id), len(description.partitions))
+        return (
+            None
+            if description is None
+            else (str(description.topic_id), len(description.partitions))
+        )
 
     def config(self, topic: str) -> Mapping[str, str]:
-        """Return the settings of a topic by Kafka's names; none if we are not authorized to read them."""
+        """Return the settings of a topic by Kafka's names; none if we are not authorized to read
+        them.
+        """
         kafka = _api()
-        asked = self._connected().describe_configs([kafka.ConfigResource(kafka.RESOURCE_TOPIC, topic)])
-        settings = self._answer(
-            asked, f"the settings of topic {topic!r}", {"TOPIC_AUTHORIZATION_FAILED", "UNKNOWN_TOPIC_OR_PART"}
+        asked = self._connected().describe_configs(
+            [kafka.ConfigResource(kafka.RESOURCE_TOPIC, topic)]
         )
-        return {name: entry.value for name, entry in (settings or {}).items() if entry.value is not None}
+        settings = self._answer(
+            asked,
+            f"the settings of topic {topic!r}",
+            {"TOPIC_AUTHORIZATION_FAILED", "UNKNOWN_TOPIC_OR_PART"},
+        )
+        return {
+            name: entry.value for name, entry in (settings or {}).items() if entry.value is not None
+        }
 
     def create(self, topic: str, partitions: int) -> None:
         """Create a topic unless it exists, and wait until its offsets are available."""
@@ -406,13 +489,19 @@ class KafkaAdmin:
         deadline = time.monotonic() + _PROPAGATION_SECONDS
         while self.describe(topic) is None:
             if time.monotonic() > deadline:
-                problem = f"{self.settings.where} created topic {topic!r}, but does not list it yet."
-                raise errors.StreamUnavailableError(problem, "Retry in a moment.", system=self.settings.name)
+                problem = (
+                    f"{self.settings.where} created topic {topic!r}, but does not list it yet."
+                )
+                raise errors.StreamUnavailableError(
+                    problem, "Retry in a moment.", system=self.settings.name
+                )
             time.sleep(_POLL_SECONDS)
         self.upcoming(topic, range(partitions))
 
     def oldest(self, topic: str, partitions: Iterable[int]) -> dict[int, int]:
-        """Return the first offset of each partition. One request per broker, as for `upcoming` and `since`."""
+        """Return the first offset of each partition. One request per broker, as for `upcoming`
+        and `since`.
+        """
         return self._offsets(topic, partitions, _api().OffsetSpec.earliest())
 
     def upcoming(self, topic: str, partitions: Iterable[int]) -> dict[int, int]:
@@ -420,7 +509,8 @@ class KafkaAdmin:
         return self._offsets(topic, partitions, _api().OffsetSpec.latest())
 
     def since(self, topic: str, partitions: Iterable[int], timestamp_ms: int) -> dict[int, int]:
-        """Return the offset of each partition's first entry at or after this time (ms since the epoch), -1 without one.
+        """Return the offset of each partition's first entry at or after this time (ms since the
+        epoch), -1 without one.
 
         Readers may not see this entry: it may be of an aborted transaction, or a control record.
         """
@@ -434,11 +524,18 @@ class KafkaAdmin:
         wanted = {TopicPartition(topic, partition): spec for partition in partitions}
         if not wanted:
             return {}
-        what, deadline = f"the offsets of topic {topic!r}", time.monotonic() + response_timeout(self.settings)
+        what, deadline = (
+            f"the offsets of topic {topic!r}",
+            time.monotonic() + response_timeout(self.settings),
+        )
         while True:
-            asked = self._connected().list_offsets(wanted, isolation_level=IsolationLevel.READ_COMMITTED)
+            asked = self._connected().list_offsets(
+                wanted, isolation_level=IsolationLevel.READ_COMMITTED
+            )
             try:
-                return {at.partition: answer.offset for at, answer in self._answers(asked, what).items()}
+                return {
+                    at.partition: answer.offset for at, answer in self._answers(asked, what).items()
+                }
             except KafkaException as error:
                 # The client does not retry while a partition changes its leader.
                 if error.args[0].name() not in _LEADER_CHANGE_CODES or time.monotonic() > deadline:
@@ -453,7 +550,9 @@ class KafkaAdmin:
             return self._client
 
     def _answer(self, asked: Mapping[Any, Future[Any]], what: str, ignored: Collection[str]) -> Any:
-        """Return the answer to a request that is about one thing, None for an error with one of the `ignored` codes."""
+        """Return the answer to a request that is about one thing, None for an error with one of
+        the `ignored` codes.
+        """
         from confluent_kafka import KafkaException
 
         try:
@@ -465,7 +564,9 @@ class KafkaAdmin:
         return answer
 
     def _answers(self, asked: Mapping[Any, Future[T]], what: str) -> dict[Any, T]:
-        """Return the answers by what was asked; raise as soon as a broker rejects us or an answer is an error."""
+        """Return the answers by what was asked; raise as soon as a broker rejects us or an
+        answer is an error.
+        """
         deadline = time.monotonic() + response_timeout(self.settings) + 1
         pending = set(asked.values())
         while pending:
@@ -478,7 +579,9 @@ class KafkaAdmin:
         return {key: future.result() for key, future in asked.items()}
 
     def _check(self) -> None:
-        """Raise if brokers rejected us; then also drop the client, since its retries could get the account locked."""
+        """Raise if brokers rejected us; then also drop the client, since its retries could get
+        the account locked.
+        """
         try:
             self._refusals.check()
         except errors.AdjunctError:
@@ -507,18 +610,24 @@ def response_timeout(settings: KafkaSettings) -> float:
     return float(settings.client.get("socket.timeout.ms", 60_000)) / 1000
 
 
-def no_answer_error(settings: KafkaSettings, what: str, reason: str) -> errors.StreamUnavailableError:
+def no_answer_error(
+    settings: KafkaSettings, what: str, reason: str
+) -> errors.StreamUnavailableError:
     step = "Check whether its brokers are up and can be reached from here, then retry."
     problem = f"{settings.where} did not return {what}: {reason}."
     return errors.StreamUnavailableError(problem, step, system=settings.name)
 
 
-def translate_kafka_error(error: KafkaError, settings: KafkaSettings, what: str) -> errors.AdjunctError:
+def translate_kafka_error(
+    error: KafkaError, settings: KafkaSettings, what: str
+) -> errors.AdjunctError:
     """Return the Adjunct error for a Kafka error of a request or a read."""
     reason = f"{error.name()}: {error.str()}"
     if error.name() in ("UNKNOWN_TOPIC_OR_PART", "_UNKNOWN_TOPIC", "_UNKNOWN_PARTITION"):
         problem = f"{settings.where} does not have {what} ({reason})."
-        return errors.StreamNotFoundError(problem, "Check whether the topic was deleted.", system=settings.name)
+        return errors.StreamNotFoundError(
+            problem, "Check whether the topic was deleted.", system=settings.name
+        )
     if error.retriable() or error.name() in TRANSIENT_CODES:
         return no_answer_error(settings, what, reason)
     problem = f"{settings.where} rejected the request for {what} ({reason})."

@@ -1,8 +1,8 @@
 """Reads exact ranges of a topic's partitions, by position, and the end-of-dataset markers in them.
 
-Offsets have gaps, from control records, aborted transactions and compaction. So a range has been read when the
-consumer's position is at or past its end, however few the records. No offsets are committed and no consumer group
-rebalances: the consumer's partitions and offsets are assigned.
+Offsets have gaps, from control records, aborted transactions and compaction. So a range has been
+read when the consumer's position is at or past its end, however few the records. No offsets are
+committed and no consumer group rebalances: the consumer's partitions and offsets are assigned.
 """
 
 from __future__ import annotations
@@ -16,13 +16,25 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
 
-from dagster_adjunct.resources.common import RepeatedMemberError, first_validation_problem, unique_members
-from dagster_adjunct.resources.errors import AdjunctError, MalformedDocumentError, OffsetOutOfRangeError
+from dagster_adjunct.resources.common import (
+    RepeatedMemberError,
+    first_validation_problem,
+    unique_members,
+)
+from dagster_adjunct.resources.errors import (
+    AdjunctError,
+    MalformedDocumentError,
+    OffsetOutOfRangeError,
+)
 from dagster_adjunct.resources.sql.expression import nearest_names
 from dagster_adjunct.resources.streams.kafka import client
 from dagster_adjunct.resources.streams.kafka.client import BrokerRefusals, KafkaAdmin, TopicFacts
 from dagster_adjunct.resources.streams.kafka.produce import END_OF_DATASET
-from dagster_adjunct.resources.streams.system import Marker, SystemStreamPartition, dropped_offset_error
+from dagster_adjunct.resources.streams.system import (
+    Marker,
+    SystemStreamPartition,
+    dropped_offset_error,
+)
 
 if TYPE_CHECKING:
     from confluent_kafka import Consumer, KafkaError, Message
@@ -34,9 +46,11 @@ _DEFAULTS: Mapping[str, Any] = {
     "queued.min.messages": 500_000,
     "queued.max.messages.kbytes": 32_768,
     "log_level": 4,  # warnings; errors are raised
-    # How long a broker waits before it reports a partition's end; reading a range that ends in a gap takes as long.
+    # How long a broker waits before it reports a partition's end; reading a range that ends in a
+    # gap takes as long.
     "fetch.wait.max.ms": 50,
-    # How long the client stops fetching when its queue is full: less than it takes to empty the queue.
+    # How long the client stops fetching when its queue is full: less than it takes to empty the
+    # queue.
     "fetch.queue.backoff.ms": 20,
 }
 # For reading the first messages only.
@@ -66,11 +80,12 @@ PartitionMessages = tuple[TopicRange, list["Message"]]
 
 
 def read_ranges(topic: TopicFacts, ranges: Sequence[TopicRange]) -> Iterator[PartitionMessages]:
-    """Yield exactly the messages of these ranges: (range, up to MAX_MESSAGES of its messages), in order in each range.
+    """Yield exactly the messages of these ranges: (range, up to MAX_MESSAGES of its messages), in
+    order in each range.
 
-    No two ranges may be of the same partition. At the end, checks that the topic was not recreated meanwhile. Raises
-    OffsetOutOfRangeError for a range that the topic does not contain entirely (any more), and StreamUnavailableError if
-    no messages arrive within `response_timeout`.
+    No two ranges may be of the same partition. At the end, checks that the topic was not recreated
+    meanwhile. Raises OffsetOutOfRangeError for a range that the topic does not contain entirely
+    (any more), and StreamUnavailableError if no messages arrive within `response_timeout`.
     """
     if any(wanted.start < wanted.end for wanted in ranges):
         yield from _RangeConsumer(topic, ranges).messages()
@@ -78,11 +93,12 @@ def read_ranges(topic: TopicFacts, ranges: Sequence[TopicRange]) -> Iterator[Par
 
 
 class MarkerHeader(BaseModel):
-    """The header `adjunct-end-of-dataset` of an end-of-dataset marker, a record without key and value.
+    """The header `adjunct-end-of-dataset` of an end-of-dataset marker, a record without key and
+    value.
 
-    Any producer may write one, as JSON: {"version": "v7", "rows": 1200}. `rows` are those of the partition. Members of
-    their own are ignored, unless their name is close to one of these. Kafka has no index of headers, so finding markers
-    reads all records, about 100,000 a second.
+    Any producer may write one, as JSON: {"version": "v7", "rows": 1200}. `rows` are those of the
+    partition. Members of their own are ignored, unless their name is close to one of these. Kafka
+    has no index of headers, so finding markers reads all records, about 100,000 a second.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -105,12 +121,26 @@ def marker_from_message(message: Message, ssp: SystemStreamPartition) -> Marker:
         body = MarkerHeader.model_validate_json(header or b"", strict=True)
         _check_members(header or b"")
     except (ValidationError, _WrongMember) as error:
-        reason = first_validation_problem(error) if isinstance(error, ValidationError) else str(error)
-        problem = f"{ssp}: the end-of-dataset marker at offset {message.offset()} is {(header or b'')[:200]!r}: "
+        reason = (
+            first_validation_problem(error) if isinstance(error, ValidationError) else str(error)
+        )
+        problem = (
+            f"{ssp}: the end-of-dataset marker at offset {message.offset()} is"
+            f" {(header or b'')[:200]!r}: "
+        )
         problem += f"{reason}."
-        step = 'Write markers as {"version": "v7"}, optionally with "rows", "checksum", "valid_from" and "partitions". '
-        step += f"If no records follow this one, the right marker replaces it: append_markers({ssp.stream!r}, VERSION, "
-        step += f"partitions=[{ssp.partition}], …). Otherwise remove the records up to and including this one with "
+        step = (
+            'Write markers as {"version": "v7"}, optionally with "rows", "checksum", "valid_from"'
+            ' and "partitions". '
+        )
+        step += (
+            "If no records follow this one, the right marker replaces it:"
+            f" append_markers({ssp.stream!r}, VERSION, "
+        )
+        step += (
+            f"partitions=[{ssp.partition}], …). Otherwise remove the records up to and including"
+            " this one with "
+        )
         step += "kafka-delete-records, and deliver the version again."
         raise MalformedDocumentError(problem, step, stream=ssp.qualified_stream) from error
     return Marker(ssp, str(message.offset()), **dict(body))
@@ -121,7 +151,9 @@ class _WrongMember(ValueError):
 
 
 def _check_members(header: bytes) -> None:
-    """Raise _WrongMember for a member that is stated twice, or probably misspelt: its check would be off."""
+    """Raise _WrongMember for a member that is stated twice, or probably misspelt: its check
+    would be off.
+    """
     known = list(MarkerHeader.model_fields)
     try:
         members = json.loads(header, object_pairs_hook=unique_members)
@@ -137,18 +169,23 @@ def is_marker(headers: Any) -> bool:
     return headers is not None and any(name == END_OF_DATASET for name, _ in headers)
 
 
-def find_offsets_at_time(topic: TopicFacts, ranges: Sequence[TopicRange], timestamp_ms: int) -> dict[int, int]:
-    """Return the offset of the first message at or after a time in each range, by partition; else the range's end.
+def find_offsets_at_time(
+    topic: TopicFacts, ranges: Sequence[TopicRange], timestamp_ms: int
+) -> dict[int, int]:
+    """Return the offset of the first message at or after a time in each range, by partition; else
+    the range's end.
 
-    `timestamp_ms` is in ms since the epoch. Reads a few messages from the start of each range, which is where a broker
-    found an entry by time: readers may not see that entry.
+    `timestamp_ms` is in ms since the epoch. Reads a few messages from the start of each range,
+    which is where a broker found an entry by time: readers may not see that entry.
     """
     offsets = {wanted.partition: wanted.end for wanted in ranges}
     if not ranges:
         return offsets
     reader = _RangeConsumer(topic, ranges, _SMALL_FETCH)
     for wanted, got in reader.messages():
-        at = next((message.offset() for message in got if message.timestamp()[1] >= timestamp_ms), None)
+        at = next(
+            (message.offset() for message in got if message.timestamp()[1] >= timestamp_ms), None
+        )
         if at is not None:
             offsets[wanted.partition] = at
             reader.stop_partition(wanted.partition)
@@ -156,25 +193,41 @@ def find_offsets_at_time(topic: TopicFacts, ranges: Sequence[TopicRange], timest
 
 
 def check_topic_identity(topic: TopicFacts, partition: int) -> None:
-    """Raise OffsetOutOfRangeError if the topic was deleted or recreated; `partition` is the one that was read."""
+    """Raise OffsetOutOfRangeError if the topic was deleted or recreated; `partition` is the one
+    that was read.
+    """
     described = KafkaAdmin(topic.settings).describe(topic.topic)
     if described is None or described[0] != topic.identity:
         now = "missing" if described is None else described[0]
-        problem = f"{topic.ssp(partition)}: topic {topic.topic!r} was deleted or recreated while it was read: its id "
+        problem = (
+            f"{topic.ssp(partition)}: topic {topic.topic!r} was deleted or recreated while it was"
+            " read: its id "
+        )
         problem += f"was {topic.identity}, now it is {now}."
-        step = "Offsets of the old topic are invalid in a new one: set a startpoint (oldest) for its partitions."
+        step = (
+            "Offsets of the old topic are invalid in a new one: set a startpoint (oldest) for its"
+            " partitions."
+        )
         raise OffsetOutOfRangeError(problem, step, stream=str(topic), partition=partition)
 
 
 class _RangeConsumer:
     """A consumer that reads ranges of one topic, at most one of each partition."""
 
-    def __init__(self, topic: TopicFacts, ranges: Sequence[TopicRange], own: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self, topic: TopicFacts, ranges: Sequence[TopicRange], own: Mapping[str, Any] | None = None
+    ) -> None:
         self._topic = topic
         settings = topic.settings
         self._refusals = BrokerRefusals(settings)
-        given = {key: value for key, value in {**_DEFAULTS, **(own or {})}.items() if key not in settings.client}
-        self._consumer: Consumer = client.new_client("consumer", settings, {**given, **_FIXED}, self._refusals)
+        given = {
+            key: value
+            for key, value in {**_DEFAULTS, **(own or {})}.items()
+            if key not in settings.client
+        }
+        self._consumer: Consumer = client.new_client(
+            "consumer", settings, {**given, **_FIXED}, self._refusals
+        )
         self._left = {wanted.partition: wanted for wanted in ranges if wanted.start < wanted.end}
         self._positions = {partition: wanted.start for partition, wanted in self._left.items()}
 
@@ -184,12 +237,20 @@ class _RangeConsumer:
         limit = client.response_timeout(self._topic.settings)
         with closing(self._consumer):
             name, ranges = self._topic.topic, self._left.values()
-            self._consumer.assign([TopicPartition(name, wanted.partition, wanted.start) for wanted in ranges])
+            self._consumer.assign(
+                [TopicPartition(name, wanted.partition, wanted.start) for wanted in ranges]
+            )
             received_at = time.monotonic()
             while self._left:
                 # No more than can be left, since the call returns as soon as it has as many.
-                width = sum(wanted.end - self._positions[partition] for partition, wanted in self._left.items())
-                got, ended = self._consumer.consume(min(MAX_MESSAGES, width), _POLL_SECONDS), list[int]()
+                width = sum(
+                    wanted.end - self._positions[partition]
+                    for partition, wanted in self._left.items()
+                )
+                got, ended = (
+                    self._consumer.consume(min(MAX_MESSAGES, width), _POLL_SECONDS),
+                    list[int](),
+                )
                 if any(message.error() for message in got):
                     got, ended = self._handle_errors(got)
                 for share in self._group_by_partition(got):
@@ -201,8 +262,13 @@ class _RangeConsumer:
                     self._refusals.check()
                     if time.monotonic() - received_at > limit:
                         partition = next(iter(self._left))
-                        what = f"the records of {self._topic.ssp(partition)} from offset {self._positions[partition]}"
-                        raise client.no_answer_error(self._topic.settings, what, f"none in {limit:.0f} s")
+                        what = (
+                            f"the records of {self._topic.ssp(partition)} from offset"
+                            f" {self._positions[partition]}"
+                        )
+                        raise client.no_answer_error(
+                            self._topic.settings, what, f"none in {limit:.0f} s"
+                        )
 
     def stop_partition(self, partition: int) -> None:
         """Stop reading a partition, even before the end of its range."""
@@ -212,7 +278,9 @@ class _RangeConsumer:
             self._consumer.pause([TopicPartition(self._topic.topic, partition)])
 
     def _group_by_partition(self, got: list[Message]) -> Iterator[PartitionMessages]:
-        """Yield the messages that are in the ranges, for each partition, and advance the positions past `got`."""
+        """Yield the messages that are in the ranges, for each partition, and advance the
+        positions past `got`.
+        """
         by_partition: dict[Any, list[Message]] = {}
         if len(self._positions) == 1:
             by_partition = dict.fromkeys(self._left, got)
@@ -225,14 +293,17 @@ class _RangeConsumer:
                 continue
             position: Any = given[-1].offset()
             self._positions[partition] = position + 1
-            inside = given if position < wanted.end else [m for m in given if m.offset() < wanted.end]  # type: ignore[operator]
+            inside = (
+                given if position < wanted.end else [m for m in given if m.offset() < wanted.end]
+            )  # type: ignore[operator]
             if position + 1 >= wanted.end:
                 self.stop_partition(partition)
             if inside:
                 yield wanted, inside
 
     def _handle_errors(self, got: list[Message]) -> tuple[list[Message], list[int]]:
-        """Return the messages without the errors in `got`, and the partitions that were read to the end of their range.
+        """Return the messages without the errors in `got`, and the partitions that were read to the
+        end of their range.
 
         Raises errors other than that of a partition's end.
         """
@@ -241,7 +312,9 @@ class _RangeConsumer:
             error, wanted = message.error(), self._left.get(message.partition())  # type: ignore[arg-type]
             if error is None or error.code() == error.GROUP_AUTHORIZATION_FAILED:  # we use no group
                 continue
-            if wanted is None and message.partition() in self._positions:  # its range has been read already
+            if (
+                wanted is None and message.partition() in self._positions
+            ):  # its range has been read already
                 continue
             if error.code() != error._PARTITION_EOF:
                 raise self._read_error(error, wanted)
@@ -263,5 +336,7 @@ class _RangeConsumer:
             return client.translate_kafka_error(error, settings, str(ssp))
         check_topic_identity(topic, wanted.partition)
         at = TopicPartition(topic.topic, wanted.partition)
-        oldest, _ = self._consumer.get_watermark_offsets(at, client.response_timeout(self._topic.settings))
+        oldest, _ = self._consumer.get_watermark_offsets(
+            at, client.response_timeout(self._topic.settings)
+        )
         return dropped_offset_error(ssp, self._positions[wanted.partition], oldest)

@@ -1,4 +1,6 @@
-"""The formats of Kafka messages: JSON, text, raw bytes and text keys, and exact conversion to declared types."""
+"""The formats of Kafka messages: JSON, text, raw bytes and text keys, and exact conversion to
+declared types.
+"""
 
 from __future__ import annotations
 
@@ -20,15 +22,24 @@ from dagster_adjunct.resources.schemas.schema import Field, Schema, arrow_type
 from dagster_adjunct.resources.validation import validated
 
 Converter = Callable[[Any], Any]
-"""Converts a value other than None to one that Arrow accepts, or raises one of CONVERSION_ERRORS."""
+"""Converts a value other than None to one that Arrow accepts, or raises one of
+CONVERSION_ERRORS.
+"""
 
 RowProblems = dict[int, str]
 """Why rows can't be read: the reason, by the row's number (from 0) in its batch."""
 
 MAX_SHOWN = 60
-CONVERSION_ERRORS = (ValueError, TypeError, ArithmeticError, LookupError)  # Arrow's own are ValueErrors
+CONVERSION_ERRORS = (
+    ValueError,
+    TypeError,
+    ArithmeticError,
+    LookupError,
+)  # Arrow's own are ValueErrors
 _DATE = re.compile(r"\d{4}-\d\d-\d\d", re.ASCII)
-_TIME = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d(\.\d{1,6}0*)?)?(Z|[+-]\d\d:?[0-5]\d)", re.ASCII)
+_TIME = re.compile(
+    r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d(\.\d{1,6}0*)?)?(Z|[+-]\d\d:?[0-5]\d)", re.ASCII
+)
 _INTEGER = re.compile(r"[+-]?\d{1,40}", re.ASCII)
 _DECIMAL = re.compile(r"[+-]?\d{1,80}(\.\d{1,80})?", re.ASCII)
 _INTEGERS = ("tinyint", "smallint", "int", "bigint")
@@ -43,11 +54,14 @@ _ARROW_TYPES: Mapping[str, frozenset[type]] = {
 }
 
 
-def build_column(values: list[Any], field: Field, convert: Converter | None, problems: RowProblems) -> pa.Array:
-    """Return a column of these values. A value that does not fit becomes null, and `problems` gets the reason.
+def build_column(
+    values: list[Any], field: Field, convert: Converter | None, problems: RowProblems
+) -> pa.Array:
+    """Return a column of these values. A value that does not fit becomes null, and `problems` gets
+    the reason.
 
-    `convert` is applied to each value other than None, unless Arrow converts them all exactly (_ARROW_TYPES); without
-    it, only Arrow converts.
+    `convert` is applied to each value other than None, unless Arrow converts them all exactly
+    (_ARROW_TYPES); without it, only Arrow converts.
     """
     kind = arrow_type(field.type)
     ready = _ARROW_TYPES.get(field.type)
@@ -71,7 +85,10 @@ def build_column(values: list[Any], field: Field, convert: Converter | None, pro
             pa.array([converted], kind)
         except CONVERSION_ERRORS as error:
             reason = str(error) if isinstance(error, Unfit) else ""
-            problems.setdefault(row, f"column {field.name!r} is {describe_value(value)}, declared {field.type}{reason}")
+            problems.setdefault(
+                row,
+                f"column {field.name!r} is {describe_value(value)}, declared {field.type}{reason}",
+            )
             converted = None
         kept.append(converted)
     return pa.array(kept, kind)
@@ -80,12 +97,15 @@ def build_column(values: list[Any], field: Field, convert: Converter | None, pro
 class Unfit(ValueError):
     """A value does not fit its declared type, or a message can't be parsed.
 
-    For a value, the text is appended to the reason in `RowProblems`, and may be empty; for a message, it is the reason.
+    For a value, the text is appended to the reason in `RowProblems`, and may be empty; for a
+    message, it is the reason.
     """
 
 
 def describe_value(value: object) -> str:
-    """Return a description of a value, with at most MAX_SHOWN characters of it, never all of a longer text."""
+    """Return a description of a value, with at most MAX_SHOWN characters of it, never all of a
+    longer text.
+    """
     if isinstance(value, bool) or value is None:
         return "null" if value is None else str(value).lower()
     if isinstance(value, int | float | Decimal):
@@ -101,15 +121,23 @@ def describe_value(value: object) -> str:
 
 
 def shorten_text(text: str) -> str:
-    """Return the beginning of a text and "…": half of the text, with less than MAX_SHOWN characters."""
+    """Return the beginning of a text and "…": half of the text, with less than MAX_SHOWN
+    characters.
+    """
     if not text:
         return text
     shown = text[: min(MAX_SHOWN - 1, (len(text) + 1) // 2)]
-    return shown.encode("utf-8", "backslashreplace").decode() + "…"  # a lone surrogate can't be printed
+    return (
+        shown.encode("utf-8", "backslashreplace").decode() + "…"
+    )  # a lone surrogate can't be printed
 
 
-def _converter(fits: Callable[[Any], object], convert: Converter = lambda value: value, reason: str = "") -> Converter:
-    """Return a function that returns `convert(value)` if `fits(value)`, else raises Unfit with the reason."""
+def _converter(
+    fits: Callable[[Any], object], convert: Converter = lambda value: value, reason: str = ""
+) -> Converter:
+    """Return a function that returns `convert(value)` if `fits(value)`, else raises Unfit with
+    the reason.
+    """
 
     def converted(value: Any) -> Any:
         if not fits(value):
@@ -124,7 +152,9 @@ def _is_text(value: object, pattern: re.Pattern[str] | None = None) -> object:
 
 
 _TEXT_FORMS: Mapping[str, Converter] = {
-    "date": _converter(partial(_is_text, pattern=_DATE), dt.date.fromisoformat, ": expected a text like 2024-01-31"),
+    "date": _converter(
+        partial(_is_text, pattern=_DATE), dt.date.fromisoformat, ": expected a text like 2024-01-31"
+    ),
     "timestamp": _converter(
         partial(_is_text, pattern=_TIME),
         lambda text: dt.datetime.fromisoformat(text).astimezone(dt.UTC),
@@ -133,12 +163,15 @@ _TEXT_FORMS: Mapping[str, Converter] = {
     "binary": _converter(_is_text, partial(base64.b64decode, validate=True)),
 }
 _decimal = _converter(
-    lambda value: type(value) is int or isinstance(value, Decimal) or _is_text(value, _DECIMAL), Decimal
+    lambda value: type(value) is int or isinstance(value, Decimal) or _is_text(value, _DECIMAL),
+    Decimal,
 )
 
 
 def json_converter(field: Field, timestamps: str | None) -> Converter:
-    """Return the converter from parsed JSON values to a column; `timestamps` is the unit of integers (`Json`)."""
+    """Return the converter from parsed JSON values to a column; `timestamps` is the unit of
+    integers (`Json`).
+    """
     kind = field.type
     if kind in ("float", "double"):
         return partial(_near_float, kind)
@@ -147,10 +180,14 @@ def json_converter(field: Field, timestamps: str | None) -> Converter:
     if kind == "timestamp" and timestamps is not None:
         factor = 1000 if timestamps == "millis" else 1
         reason = f": expected a whole number of {'milli' if factor == 1000 else 'micro'}seconds"
-        return _converter(_is_int, lambda value: _EPOCH + dt.timedelta(microseconds=value * factor), reason)
+        return _converter(
+            _is_int, lambda value: _EPOCH + dt.timedelta(microseconds=value * factor), reason
+        )
     if kind.startswith("decimal"):
         return _decimal
-    return _TEXT_FORMS.get(kind) or _converter((lambda value: type(value) is bool) if kind == "boolean" else _is_int)
+    return _TEXT_FORMS.get(kind) or _converter(
+        (lambda value: type(value) is bool) if kind == "boolean" else _is_int
+    )
 
 
 def text_converter(field: Field) -> Converter:
@@ -217,19 +254,24 @@ def missing_package_error(kind: str, package: str, error: ImportError) -> Config
 FormatReader = Callable[[Sequence[bytes | None], RowProblems], "list[pa.Array]"]
 """Reads the bytes of rows: returns one array for each column of the format's schema.
 
-A row whose bytes are None is null in all columns. So is one whose bytes can't be read, and the problems get the reason.
-Raises TransientError if a schema registry is not available.
+A row whose bytes are None is null in all columns. So is one whose bytes can't be read, and the
+problems get the reason. Raises TransientError if a schema registry is not available.
 """
 FormatWriter = Callable[["Sequence[pa.Array]"], list[bytes]]
-"""Returns the bytes of each row. Raises SchemaMismatchError for a value that the format can't hold."""
+"""Returns the bytes of each row. Raises SchemaMismatchError for a value that the format can't
+hold.
+"""
 
 
 def row_reader(
-    parse: Callable[[bytes], dict[str, Any]], schema: Schema, converts: Mapping[str, Converter] | None = None
+    parse: Callable[[bytes], dict[str, Any]],
+    schema: Schema,
+    converts: Mapping[str, Converter] | None = None,
 ) -> FormatReader:
     """Return a reader that parses each message by `parse`, and converts its values to the columns.
 
-    A message for which `parse` raises Unfit is null in every column, and `problems` gets the error's text.
+    A message for which `parse` raises Unfit is null in every column, and `problems` gets the
+    error's text.
     """
     convert_of = converts or {}
 
@@ -242,7 +284,9 @@ def row_reader(
                 except Unfit as error:
                     problems[row] = str(error)
         return [
-            build_column([row.get(field.name) for row in rows], field, convert_of.get(field.name), problems)
+            build_column(
+                [row.get(field.name) for row in rows], field, convert_of.get(field.name), problems
+            )
             for field in schema.fields
         ]
 
@@ -253,7 +297,8 @@ def row_reader(
 class Format(Protocol):
     """An encoding of columns as bytes.
 
-    `malformed` says what happens with bytes that can't be read: "fail", or the name of a BINARY column that gets them.
+    `malformed` says what happens with bytes that can't be read: "fail", or the name of a BINARY
+    column that gets them.
     """
 
     @property
@@ -276,38 +321,48 @@ class Format(Protocol):
 
 
 def check_malformed(declared: str, schema: Schema, what: str) -> None:
-    """Raise ConfigurationError if the column for malformed bytes is empty or one of the format's own."""
+    """Raise ConfigurationError if the column for malformed bytes is empty or one of the format's
+    own.
+    """
     if not declared:
         step = f'Give the name of a column, or "{FAIL}", which is the default.'
-        raise ConfigurationError(f"{what}: malformed='' is not a column name.", step, argument="malformed")
+        raise ConfigurationError(
+            f"{what}: malformed='' is not a column name.", step, argument="malformed"
+        )
     if declared != FAIL:
         Schema((*schema.fields, Field(declared, "binary")))
 
 
 def schema_from_declaration(given: Schema | str, what: str) -> Schema:
-    """Return the declared schema, which is a Schema or DDL. Raises SchemaMismatchError if it is invalid or empty."""
+    """Return the declared schema, which is a Schema or DDL. Raises SchemaMismatchError if it is
+    invalid or empty.
+    """
     schema = Schema.from_ddl(given, what) if isinstance(given, str) else given
     if not schema.fields:
         problem = f"{what} declares no columns."
-        raise SchemaMismatchError(problem, 'Write them like "tailnum STRING, seats INT".', argument="schema")
+        raise SchemaMismatchError(
+            problem, 'Write them like "tailnum STRING, seats INT".', argument="schema"
+        )
     return schema
 
 
 FastJsonReader = Callable[[Sequence[bytes | None]], "list[pa.Array] | None"]
 # The column types for which Arrow's JSON parser accepts the same values as the exact reader.
 _FAST_TYPES = frozenset({"string", "boolean", "tinyint", "smallint", "int", "bigint", "double"})
-# Arrow accepts these as numbers, though they are not JSON. A match inside a string only costs time: then the exact
-# reader reads the batch.
+# Arrow accepts these as numbers, though they are not JSON. A match inside a string only costs time:
+# then the exact reader reads the batch.
 _INVALID_NUMBER = re.compile(rb"[:\[,]\s*-?(?:NaN|Inf(?:inity)?)\s*[,}\]]")
 _MOST_BYTES = 1 << 30
 _MAX_FAILURES = 3
 
 
 def fast_json_reader(schema: Schema, names: Mapping[str, str]) -> FastJsonReader:
-    """Return a function that reads a batch of messages by Arrow's JSON parser, three times as fast as `row_reader`.
+    """Return a function that reads a batch of messages by Arrow's JSON parser, three times as fast
+    as `row_reader`.
 
-    It returns None for a batch in which the exact reader, which also finds the reasons, may give another result; after
-    three such batches in a row, for all. `names` are the field names of columns whose names differ.
+    It returns None for a batch in which the exact reader, which also finds the reasons, may give
+    another result; after three such batches in a row, for all. `names` are the field names of
+    columns whose names differ.
     """
     if any(field.type not in _FAST_TYPES for field in schema.fields):
         return lambda data: None
@@ -324,10 +379,13 @@ def fast_json_reader(schema: Schema, names: Mapping[str, str]) -> FastJsonReader
     return read
 
 
-def _read_fast(data: Sequence[bytes | None], schema: Schema, names: Mapping[str, str]) -> list[pa.Array] | None:
+def _read_fast(
+    data: Sequence[bytes | None], schema: Schema, names: Mapping[str, str]
+) -> list[pa.Array] | None:
     messages = [b"{}" if message is None else message for message in data]
-    # Each message must begin and end like an object, and there must be as many objects as messages. Otherwise a message
-    # of two objects could make up for an empty one, and a message that is only `null` would crash Arrow.
+    # Each message must begin and end like an object, and there must be as many objects as messages.
+    # Otherwise a message of two objects could make up for an empty one, and a message that is only
+    # `null` would crash Arrow.
     if not all(message[:1] == b"{" and message[-1:] == b"}" for message in messages):
         return None
     text = b"\n".join(messages)
@@ -335,7 +393,10 @@ def _read_fast(data: Sequence[bytes | None], schema: Schema, names: Mapping[str,
         return None
     if (b"NaN" in text or b"Inf" in text) and _INVALID_NUMBER.search(text):
         return None
-    fields = [pa.field(names.get(field.name, field.name), arrow_type(field.type)) for field in schema.fields]
+    fields = [
+        pa.field(names.get(field.name, field.name), arrow_type(field.type))
+        for field in schema.fields
+    ]
     try:
         text.decode()
         table = read_json_lines(text, pa.schema(fields), others="ignore")
@@ -345,9 +406,16 @@ def _read_fast(data: Sequence[bytes | None], schema: Schema, names: Mapping[str,
         return None
     columns = [column.combine_chunks() for column in table.columns]
     # Arrow reads a number just above the greatest double as infinity; it rejects larger ones.
-    if any(pa.types.is_floating(column.type) and pc.any(pc.is_inf(column)).as_py() for column in columns):
+    if any(
+        pa.types.is_floating(column.type) and pc.any(pc.is_inf(column)).as_py()
+        for column in columns
+    ):
         return None
-    nulls = [(field.name, column) for field, column in zip(fields, columns, strict=True) if column.null_count]
+    nulls = [
+        (field.name, column)
+        for field, column in zip(fields, columns, strict=True)
+        if column.null_count
+    ]
     if any(_may_differ_by_case(messages, name, column) for name, column in nulls):
         return None
     return columns
@@ -364,7 +432,9 @@ def _may_differ_by_case(messages: Sequence[bytes], name: str, column: pa.Array) 
 
 
 def check_cases(sent: Collection[str], declared: Sequence[str]) -> None:
-    """Raise Unfit for a declared field that is missing in a message while another one differs from it by case only."""
+    """Raise Unfit for a declared field that is missing in a message while another one differs
+    from it by case only.
+    """
     missing = [name for name in declared if name not in sent]
     if not missing:
         return
@@ -379,12 +449,13 @@ def check_cases(sent: Collection[str], declared: Sequence[str]) -> None:
 class Json:
     """One JSON object per message; `schema` declares its fields, as a Schema or as DDL.
 
-    Missing fields are null, undeclared ones are ignored; a message that lacks a field and has one whose name differs by
-    case only is malformed. A value that does not fit its column's type makes the message
-    malformed: values are not cast, truncated or, except for FLOAT and DOUBLE, rounded. STRING columns accept texts, and
-    objects and lists as JSON text. DECIMAL accepts numbers and texts, exactly. DATE and TIMESTAMP are ISO 8601 texts,
-    timestamps with a zone, or integers in the unit of `timestamps`. BINARY is base64. `names` are the field names of
-    columns whose names differ: {"deleted": "__deleted"}.
+    Missing fields are null, undeclared ones are ignored; a message that lacks a field and has one
+    whose name differs by case only is malformed. A value that does not fit its column's type makes
+    the message malformed: values are not cast, truncated or, except for FLOAT and DOUBLE, rounded.
+    STRING columns accept texts, and objects and lists as JSON text. DECIMAL accepts numbers and
+    texts, exactly. DATE and TIMESTAMP are ISO 8601 texts, timestamps with a zone, or integers in
+    the unit of `timestamps`. BINARY is base64. `names` are the field names of columns whose names
+    differ: {"deleted": "__deleted"}.
     """
 
     schema: Schema | str
@@ -410,7 +481,9 @@ class Json:
         converts = {field.name: json_converter(field, self.timestamps) for field in schema.fields}
         exact = any(field.type.startswith("decimal") for field in schema.fields)
         named = dict(self.names)
-        decode = json.JSONDecoder(parse_constant=_reject_constant, parse_float=Decimal if exact else float).decode
+        decode = json.JSONDecoder(
+            parse_constant=_reject_constant, parse_float=Decimal if exact else float
+        ).decode
 
         quick = fast_json_reader(schema, named)
         fields = [named.get(name, name) for name in schema.names]
@@ -427,7 +500,11 @@ class Json:
             if type(record) is not dict:
                 raise Unfit(f"{describe_value(record)} where a JSON object belongs")
             check_cases(record, fields)
-            return record | {column: record.get(name) for column, name in named.items()} if named else record
+            return (
+                record | {column: record.get(name) for column, name in named.items()}
+                if named
+                else record
+            )
 
         exactly = row_reader(parse, schema, converts)
 
@@ -439,14 +516,19 @@ class Json:
 
     def writer(self, what: str, subject: str) -> FormatWriter:
         fields = self.columns().fields
-        heads = [json.dumps(self.names.get(field.name, field.name), ensure_ascii=False) + ":" for field in fields]
+        heads = [
+            json.dumps(self.names.get(field.name, field.name), ensure_ascii=False) + ":"
+            for field in fields
+        ]
 
         def write(columns: Sequence[pa.Array]) -> list[bytes]:
             texts = [
                 _json_texts(column, field, f"{what}: column {field.name!r}", self.timestamps)
                 for column, field in zip(columns, fields, strict=True)
             ]
-            named = [[head + text for text in column] for head, column in zip(heads, texts, strict=True)]
+            named = [
+                [head + text for text in column] for head, column in zip(heads, texts, strict=True)
+            ]
             return [("{" + ",".join(row) + "}").encode() for row in zip(*named, strict=True)]
 
         return write
@@ -469,7 +551,9 @@ def _json_texts(column: pa.Array, field: Field, what: str, timestamps: str | Non
         values = column.to_pylist()
         if any(value is not None and not math.isfinite(value) for value in values):
             problem = f"{what} has NaN or an infinity, which JSON can't represent."
-            raise SchemaMismatchError(problem, "Replace it by null, or use Avro.", column=field.name)
+            raise SchemaMismatchError(
+                problem, "Replace it by null, or use Avro.", column=field.name
+            )
         return ["null" if value is None else repr(value) for value in values]
     if kind == "timestamp" and timestamps is not None:
         unit = "ms" if timestamps == "millis" else "us"
@@ -477,7 +561,9 @@ def _json_texts(column: pa.Array, field: Field, what: str, timestamps: str | Non
         return ["null" if value is None else str(value) for value in counted]
     if kind == "binary":
         values = column.to_pylist()
-        return ["null" if value is None else f'"{base64.b64encode(value).decode()}"' for value in values]
+        return [
+            "null" if value is None else f'"{base64.b64encode(value).decode()}"' for value in values
+        ]
     texts = format_texts(column, kind)
     if kind in ("string", "date", "timestamp"):
         return ["null" if text is None else _quote(text) for text in texts]
@@ -487,13 +573,17 @@ def _json_texts(column: pa.Array, field: Field, what: str, timestamps: str | Non
 @validated
 @dataclass(frozen=True, slots=True)
 class Raw:
-    """The bytes as they are: `key BINARY, value BINARY`, or only `value` if the topic declares a key format."""
+    """The bytes as they are: `key BINARY, value BINARY`, or only `value` if the topic declares a
+    key format.
+    """
 
     malformed: str = FAIL
 
     def __post_init__(self) -> None:
         if self.malformed != FAIL:
-            raise ConfigurationError("raw bytes are never malformed.", "Leave malformed out.", argument="malformed")
+            raise ConfigurationError(
+                "raw bytes are never malformed.", "Leave malformed out.", argument="malformed"
+            )
 
     def columns(self) -> Schema:
         return Schema.of(value="binary")
@@ -519,7 +609,9 @@ class RawKey(Raw):
 @validated
 @dataclass(frozen=True, slots=True)
 class Text:
-    """The whole message as text in one STRING column, to be parsed later, as a Debezium envelope for example."""
+    """The whole message as text in one STRING column, to be parsed later, as a Debezium envelope
+    for example.
+    """
 
     column: str = "value"
     malformed: str = FAIL
@@ -542,9 +634,14 @@ class Text:
     def writer(self, what: str, subject: str) -> FormatWriter:
         def write(columns: Sequence[pa.Array]) -> list[bytes]:
             if columns[0].null_count:
-                problem = f"{what}: column {self.column!r} is null in {columns[0].null_count} records, but a message "
+                problem = (
+                    f"{what}: column {self.column!r} is null in {columns[0].null_count} records,"
+                    " but a message "
+                )
                 problem += "without a value is a tombstone."
-                raise SchemaMismatchError(problem, "Set __tombstone for them, or leave them out.", column=self.column)
+                raise SchemaMismatchError(
+                    problem, "Set __tombstone for them, or leave them out.", column=self.column
+                )
             return [text.encode() for text in columns[0].to_pylist()]
 
         return write
@@ -558,8 +655,9 @@ class Text:
 class KeyText:
     """A message key as text: that of one column, or a JSON array of the texts of several.
 
-    `KeyText("tailnum")`, `KeyText("id BIGINT")`, `KeyText("origin STRING, time_hour TIMESTAMP")`. Dates and timestamps
-    are ISO 8601 in UTC, binary values base64. One column that is null is a message without a key.
+    `KeyText("tailnum")`, `KeyText("id BIGINT")`, `KeyText("origin STRING, time_hour TIMESTAMP")`.
+    Dates and timestamps are ISO 8601 in UTC, binary values base64. One column that is null is a
+    message without a key.
     """
 
     key: str
@@ -568,8 +666,13 @@ class KeyText:
     def __post_init__(self) -> None:
         for column in self.columns().fields:
             if column.type in ("float", "double"):
-                problem = f"key column {column.name!r} is {column.type}, whose values have several text forms."
-                raise ConfigurationError(problem, "Declare it as DECIMAL.", argument="key", column=column.name)
+                problem = (
+                    f"key column {column.name!r} is {column.type}, whose values have several text"
+                    " forms."
+                )
+                raise ConfigurationError(
+                    problem, "Declare it as DECIMAL.", argument="key", column=column.name
+                )
 
     def columns(self) -> Schema:
         text = self.key if " " in self.key.strip() else f"{self.key.strip()} STRING"
@@ -584,11 +687,16 @@ class KeyText:
         kinds = [field.type for field in self.columns().fields]
 
         def write(columns: Sequence[pa.Array]) -> list[bytes]:
-            texts = [format_texts(column, kind) for column, kind in zip(columns, kinds, strict=True)]
+            texts = [
+                format_texts(column, kind) for column, kind in zip(columns, kinds, strict=True)
+            ]
             if len(texts) == 1:
                 return [None if text is None else text.encode() for text in texts[0]]  # type: ignore[misc]
             made = zip(*texts, strict=True)
-            return [json.dumps(parts, ensure_ascii=False, separators=(",", ":")).encode() for parts in made]
+            return [
+                json.dumps(parts, ensure_ascii=False, separators=(",", ":")).encode()
+                for parts in made
+            ]
 
         return write
 

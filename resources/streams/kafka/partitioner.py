@@ -1,7 +1,8 @@
 """The partitions that Kafka's Java client chooses for keys: MurmurHash2 of their bytes.
 
-Records outside the partition of their key were written before partitions were added, or by a producer that chooses
-otherwise. Then the newest record of a key may be in another partition, and offsets do not tell which one is newer.
+Records outside the partition of their key were written before partitions were added, or by a
+producer that chooses otherwise. Then the newest record of a key may be in another partition, and
+offsets do not tell which one is newer.
 """
 
 from __future__ import annotations
@@ -69,8 +70,8 @@ def _hash_one(key: bytes) -> int:
 def check_key_partitions(topic: TopicFacts, partition: int, got: Sequence[Message]) -> None:
     """Raise KeyOrderError for a message of this partition that is not in the partition of its key.
 
-    Does nothing unless `topic.keys_checked_for` names a dataset. A message without a key is in the wrong partition,
-    too, if its value has the key's columns.
+    Does nothing unless `topic.keys_checked_for` names a dataset. A message without a key is in the
+    wrong partition, too, if its value has the key's columns.
     """
     declared, reader = topic.declared, topic.keys_checked_for
     if not reader or declared.partitioner != "kafka-murmur2" or topic.partitions == 1:
@@ -89,9 +90,10 @@ def check_key_partitions(topic: TopicFacts, partition: int, got: Sequence[Messag
     if right >= 0:
         where = f"has a key of partition {right} of {topic.partitions}"
     raise KeyOrderError(
-        f"dataset {reader!r}: the record at offset {offset} of {topic.ssp(partition)} {where}. It was written before "
-        "partitions were added to the topic, or by a producer that chooses partitions in another way: records of one "
-        "key are in several partitions, and their offsets do not say which one is newer.",
+        f"dataset {reader!r}: the record at offset {offset} of {topic.ssp(partition)} {where}. It"
+        " was written before partitions were added to the topic, or by a producer that chooses"
+        " partitions in another way: records of one key are in several partitions, and their"
+        " offsets do not say which one is newer.",
         order_keys_step(reader),
         dataset=reader,
         stream=str(topic),

@@ -1,16 +1,20 @@
-"""Appends to Kafka: Spark encodes records and groups them by key, and each task sends its share to the broker.
+"""Appends to Kafka: Spark encodes records and groups them by key, and each task sends its share to
+the broker.
 
-Without transactions an append is at least once: a repeated batch or task is written again, and consumers can detect
-that by the headers `adjunct-producer` and `adjunct-sequence`. With `transactional=True` on the topic the whole append
-is sent by one task in one transaction, and is exactly once.
+Without transactions an append is at least once: a repeated batch or task is written again, and
+consumers can detect that by the headers `adjunct-producer` and `adjunct-sequence`. With
+`transactional=True` on the topic the whole append is sent by one task in one transaction, and is
+exactly once.
 
-The transaction contains records, markers, consumed offsets, and a mark, by which a repeated append is recognized and
-adds nothing. Kafka stores the mark as committed offsets of the group `adjunct:PRODUCER` on the output topic: partition
-0 has the last sequence, and each partition with records has their offsets. The broker deletes the mark
-`offsets.retention.minutes` (7 days) after the producer's last append; a batch that is repeated later is written again.
+The transaction contains records, markers, consumed offsets, and a mark, by which a repeated append
+is recognized and adds nothing. Kafka stores the mark as committed offsets of the group
+`adjunct:PRODUCER` on the output topic: partition 0 has the last sequence, and each partition with
+records has their offsets. The broker deletes the mark `offsets.retention.minutes` (7 days) after
+the producer's last append; a batch that is repeated later is written again.
 
-A crash leaves an open transaction, which readers do not see. The producer's next append ends it before it reads the
-mark; a process that still writes under the producer's name then fails with CommitConflictError.
+A crash leaves an open transaction, which readers do not see. The producer's next append ends it
+before it reads the mark; a process that still writes under the producer's name then fails with
+CommitConflictError.
 """
 
 from __future__ import annotations
@@ -33,9 +37,24 @@ from dagster_adjunct.resources.objects.commit_log import decode_document
 from dagster_adjunct.resources.objects.fence import Fence
 from dagster_adjunct.resources.schemas.schema import Schema, named_column
 from dagster_adjunct.resources.schemas.values import first_unreadable, readable_value
-from dagster_adjunct.resources.spark.tasks import encode_task_errors, map_in_arrow, translate_spark_errors
-from dagster_adjunct.resources.streams.kafka.client import TRANSIENT_CODES, BrokerRefusals, TopicFacts, new_client
-from dagster_adjunct.resources.streams.kafka.record_formats import HEADERS, KEY, VALUE, KafkaTopic, encode_frame
+from dagster_adjunct.resources.spark.tasks import (
+    encode_task_errors,
+    map_in_arrow,
+    translate_spark_errors,
+)
+from dagster_adjunct.resources.streams.kafka.client import (
+    TRANSIENT_CODES,
+    BrokerRefusals,
+    TopicFacts,
+    new_client,
+)
+from dagster_adjunct.resources.streams.kafka.record_formats import (
+    HEADERS,
+    KEY,
+    VALUE,
+    KafkaTopic,
+    encode_frame,
+)
 from dagster_adjunct.resources.streams.system import (
     EPOCH,
     RECORD_META,
@@ -61,18 +80,32 @@ def translate_produce_error(
     """Return the Adjunct error for a Kafka error of an append."""
     reason = error.str()
     if error.name() in ("_FENCED", "PRODUCER_FENCED", "INVALID_PRODUCER_EPOCH"):
-        problem = f"{target}: another producer of the same name took over during the append, or the append took longer "
+        problem = (
+            f"{target}: another producer of the same name took over during the append, or the"
+            " append took longer "
+        )
         problem += f"than transaction.timeout.ms ({reason})."
-        step = "Nothing of this append is visible. Run one application of a name at a time, then append again."
+        step = (
+            "Nothing of this append is visible. Run one application of a name at a time, then"
+            " append again."
+        )
         return errors.CommitConflictError(problem, step, stream=str(target))
     if error.name() == "MSG_SIZE_TOO_LARGE":
         its_size = "" if size is None else f" has {size:,} bytes and"
-        problem = f"{target}: the record with the key {_describe_key(key)}{its_size} is larger than the topic allows "
+        problem = (
+            f"{target}: the record with the key {_describe_key(key)}{its_size} is larger than the"
+            " topic allows "
+        )
         problem += f"({target.max_bytes:,} bytes)."
-        step = f"Make it smaller, or raise max.message.bytes of {target.topic!r}, and message.max.bytes in client=."
+        step = (
+            f"Make it smaller, or raise max.message.bytes of {target.topic!r}, and"
+            " message.max.bytes in client=."
+        )
         return errors.PermanentError(problem, step, stream=str(target))
     if error.name() in TRANSIENT_CODES:
-        return _unavailable_error(target, f"Kafka did not accept the records ({error.name()}: {reason})")
+        return _unavailable_error(
+            target, f"Kafka did not accept the records ({error.name()}: {reason})"
+        )
     record = "" if key is None else f" the record with the key {_describe_key(key)}"
     step = f"Check the settings and the access rules of topic {target.topic!r}, then append again."
     problem = f"{target}: Kafka rejected{record or ' the records'} ({error.name()}: {reason})."
@@ -80,7 +113,9 @@ def translate_produce_error(
 
 
 def _unavailable_error(
-    target: TopicFacts, problem: str, next_step: str = "Check whether the brokers are up, then append again."
+    target: TopicFacts,
+    problem: str,
+    next_step: str = "Check whether the brokers are up, then append again.",
 ) -> errors.StreamUnavailableError:
     about = {"system": target.settings.name, "stream": str(target)}
     return errors.StreamUnavailableError(f"{target}: {problem}.", next_step, **about)
@@ -95,7 +130,8 @@ def _describe_key(key: bytes | None) -> str:
     return repr(text if len(text) <= _MAX_KEY_SHOWN else text[: _MAX_KEY_SHOWN - 1] + "…")
 
 
-# The prefix of Adjunct's own headers, which a record that is sent on to another topic does not keep.
+# The prefix of Adjunct's own headers, which a record that is sent on to another topic does not
+# keep.
 RESERVED = "adjunct-"
 END_OF_DATASET = f"{RESERVED}end-of-dataset"
 _GRACE = 10.0
@@ -105,7 +141,8 @@ Header = tuple[str, str | bytes | None]
 # Key, value (None: a tombstone), ms since the epoch (0: now), headers.
 OutgoingRecord = tuple[bytes | None, bytes | None, int, list[Header]]
 
-# Defaults that the user's client settings may override. Queues are small, as several tasks share a machine.
+# Defaults that the user's client settings may override. Queues are small, as several tasks share a
+# machine.
 _DEFAULTS = {
     "linger.ms": 20,
     "message.timeout.ms": 60_000,
@@ -120,8 +157,8 @@ _FIXED = {"enable.idempotence": True, "acks": "all", "partitioner": "murmur2_ran
 class TaskAppend:
     """What a Spark task needs to know of an append, except its records; picklable.
 
-    `markers` are (partition, value of the marker's header). `consumed` are the next offsets of the input: (topic,
-    partition, offset). The `fence` of the run is checked for every record.
+    `markers` are (partition, value of the marker's header). `consumed` are the next offsets of the
+    input: (topic, partition, offset). The `fence` of the run is checked for every record.
     """
 
     target: TopicFacts
@@ -133,12 +170,16 @@ class TaskAppend:
 
     def headers(self) -> list[Header]:
         """Return the headers of every record, by which consumers can detect duplicates."""
-        return [(f"{RESERVED}producer", self.producer.encode()), (f"{RESERVED}sequence", str(self.sequence).encode())]
+        return [
+            (f"{RESERVED}producer", self.producer.encode()),
+            (f"{RESERVED}sequence", str(self.sequence).encode()),
+        ]
 
 
 @dataclass(frozen=True, slots=True)
 class SentSpan:
-    """The offsets [first, next) of an append's records (and markers) in a partition, and the number of records.
+    """The offsets [first, next) of an append's records (and markers) in a partition, and the number
+    of records.
 
     Offsets are None if the broker did not return them.
     """
@@ -150,17 +191,26 @@ class SentSpan:
 
 
 def delivery_seconds(client: Mapping[str, Any]) -> float:
-    """Return for how many seconds a record may be under way to the broker, by these settings of the client."""
-    waits = client.get("delivery.timeout.ms", client.get("message.timeout.ms", _DEFAULTS["message.timeout.ms"]))
+    """Return for how many seconds a record may be under way to the broker, by these settings of
+    the client.
+    """
+    waits = client.get(
+        "delivery.timeout.ms", client.get("message.timeout.ms", _DEFAULTS["message.timeout.ms"])
+    )
     return int(waits) / 1000
 
 
 class Sender:
     """An idempotent Kafka producer, which keeps the order of the records in each partition."""
 
-    def __init__(self, target: TopicFacts, transactional_id: str | None = None, fence: Fence | None = None) -> None:
+    def __init__(
+        self, target: TopicFacts, transactional_id: str | None = None, fence: Fence | None = None
+    ) -> None:
         given = target.settings.client
-        own: dict[str, Any] = {"message.max.bytes": max(target.max_bytes, _LEAST_LIMIT), **_DEFAULTS}
+        own: dict[str, Any] = {
+            "message.max.bytes": max(target.max_bytes, _LEAST_LIMIT),
+            **_DEFAULTS,
+        }
         own = {key: value for key, value in own.items() if key not in given} | _FIXED
         if transactional_id is not None:
             own["transactional.id"] = transactional_id
@@ -176,7 +226,8 @@ class Sender:
         )
 
     def send(self, records: Iterable[OutgoingRecord], partition: int = -1) -> None:
-        """Queue records for the partitions of their keys (or for this one), waiting while the queue is full.
+        """Queue records for the partitions of their keys (or for this one), waiting while the queue
+        is full.
 
         Raises the error of a record that was not delivered, which may be one of an earlier call.
         """
@@ -188,7 +239,9 @@ class Sender:
                 self._fence.check()
             while True:
                 try:
-                    produce(topic, value, key, partition=partition, timestamp=timestamp, headers=headers)
+                    produce(
+                        topic, value, key, partition=partition, timestamp=timestamp, headers=headers
+                    )
                     break
                 except BufferError:
                     self._poll(lambda: self.producer.poll(0.05))
@@ -204,23 +257,34 @@ class Sender:
             self.send([(None, None, 0, [*append.headers(), (END_OF_DATASET, marker)])], partition)
 
     def finish(self) -> list[SentSpan]:
-        """Wait until every record is delivered; return their offsets by partition. Raises the first delivery error."""
+        """Wait until every record is delivered; return their offsets by partition. Raises the
+        first delivery error.
+        """
         deadline = time.monotonic() + self._seconds + _GRACE
-        while (left := self._poll(lambda: self.producer.flush(1.0))) and time.monotonic() < deadline:
+        while (
+            left := self._poll(lambda: self.producer.flush(1.0))
+        ) and time.monotonic() < deadline:
             if self._fence is not None:
                 self._fence.check()
         if left:
             problem = f"{left} records were not delivered within {self._seconds + _GRACE:.0f} s"
             raise _unavailable_error(self._target, problem)
         return [
-            SentSpan(partition, self._first[partition], None if last is None else last + 1, self._rows[partition])
+            SentSpan(
+                partition,
+                self._first[partition],
+                None if last is None else last + 1,
+                self._rows[partition],
+            )
             for partition, last in sorted(self._last.items())
         ]
 
     def translate_error(
         self, error: KafkaError, key: bytes | None = None, size: int | None = None
     ) -> errors.AdjunctError:
-        """Return the Adjunct error for this error of the client, or for the rejection by brokers that caused it."""
+        """Return the Adjunct error for this error of the client, or for the rejection by brokers
+        that caused it.
+        """
         try:
             self._refusals.check()
         except errors.AdjunctError as login:
@@ -230,7 +294,9 @@ class Sender:
         return translate_produce_error(error, self._target, key, size)
 
     def _poll(self, wait: Callable[[], int]) -> int:
-        """Call `wait`, in which the client runs its callbacks, and return its result; raise the first error."""
+        """Call `wait`, in which the client runs its callbacks, and return its result; raise the
+        first error.
+        """
         from confluent_kafka import KafkaException
 
         try:
@@ -241,7 +307,8 @@ class Sender:
             # The client failed fatally while it called `_delivered`, which loses the reason.
             raise self._fatal_error() from error
         except:  # noqa: E722
-            # After a fatal error, a client with a logger raises its bare KafkaError, which is not a BaseException.
+            # After a fatal error, a client with a logger raises its bare KafkaError, which is not a
+            # BaseException.
             if isinstance(sys.exc_info()[1], BaseException):
                 raise
             raise self._fatal_error() from None
@@ -255,7 +322,8 @@ class Sender:
         from confluent_kafka import KafkaException
 
         try:
-            self.producer.begin_transaction()  # can't succeed here; its error contains the fatal one
+            # can't succeed here; its error contains the fatal one
+            self.producer.begin_transaction()
         except KafkaException as error:
             if error.args[0].fatal():
                 return translate_produce_error(error.args[0], self._target)
@@ -267,7 +335,8 @@ class Sender:
                 self._failure = self.translate_error(error, message.key())
             return
         partition, offset = message.partition(), message.offset()
-        # If the reply to an earlier try was lost, the broker already has the records and returns no offsets.
+        # If the reply to an earlier try was lost, the broker already has the records and returns no
+        # offsets.
         known = offset if offset is not None and offset >= 0 else None
         self._first.setdefault(partition, known)  # type: ignore[arg-type]
         self._last[partition] = known  # type: ignore[index]
@@ -275,8 +344,8 @@ class Sender:
 
 
 def records_from_batch(batch: pa.RecordBatch, append: TaskAppend) -> Iterator[OutgoingRecord]:
-    """Return the records of a batch with `__key`, `__value` and, optionally, `__timestamp`, `__epoch`, `__headers` and
-    the columns of POSITION.
+    """Return the records of a batch with `__key`, `__value` and, optionally, `__timestamp`,
+    `__epoch`, `__headers` and the columns of POSITION.
 
     Kafka stores times in ms. Raises SchemaMismatchError for a time that it can't store.
     """
@@ -295,11 +364,18 @@ def _record_times(batch: pa.RecordBatch, what: TopicFacts) -> Iterable[int]:
     stated = batch.column(TIMESTAMP)
     found = first_unreadable(batch, [TIMESTAMP])
     # Truncating to microseconds loses nothing: Kafka stores milliseconds.
-    given = pa.nulls(0, pa.int64()) if found else stated.cast(pa.timestamp("us", tz="UTC"), safe=False).cast(pa.int64())
+    given = (
+        pa.nulls(0, pa.int64())
+        if found
+        else stated.cast(pa.timestamp("us", tz="UTC"), safe=False).cast(pa.int64())
+    )
     least = pc.min(given).as_py()
     if found is not None or (least is not None and least < 1000):
         which = found.text if found is not None else readable_value(pc.min(stated))
-        problem = f"{what}: a record has the time {which}, but Kafka only stores times from 1970-01-01 to 9999-12-31."
+        problem = (
+            f"{what}: a record has the time {which}, but Kafka only stores times from 1970-01-01 to"
+            " 9999-12-31."
+        )
         step = "Leave its __timestamp null: the record then has the time of the append."
         raise errors.SchemaMismatchError(problem, step, stream=str(what))
     times: list[int] = pc.fill_null(pc.divide(given, 1000), 0).to_pylist()
@@ -309,26 +385,46 @@ def _record_times(batch: pa.RecordBatch, what: TopicFacts) -> Iterable[int]:
 def _record_headers(batch: pa.RecordBatch, own: list[Header]) -> Iterable[list[Header]]:
     names = batch.schema.names
     rows = batch.num_rows
-    epochs: Sequence[int] = pc.fill_null(batch.column(EPOCH), 0).to_pylist() if EPOCH in names else [0] * rows
+    epochs: Sequence[int] = (
+        pc.fill_null(batch.column(EPOCH), 0).to_pylist() if EPOCH in names else [0] * rows
+    )
     if any(epochs):
-        by_epoch = {epoch: [*own, (f"{RESERVED}epoch", str(epoch).encode())] for epoch in set(epochs) if epoch}
+        by_epoch = {
+            epoch: [*own, (f"{RESERVED}epoch", str(epoch).encode())]
+            for epoch in set(epochs)
+            if epoch
+        }
         ours: Iterable[list[Header]] = (by_epoch.get(epoch, own) for epoch in epochs)
     else:
         ours = repeat(own, rows)
     if SOURCE in names and SOURCE_OFFSET in names:
-        made = zip(ours, batch.column(SOURCE).to_pylist(), batch.column(SOURCE_OFFSET).to_pylist(), strict=False)
+        made = zip(
+            ours,
+            batch.column(SOURCE).to_pylist(),
+            batch.column(SOURCE_OFFSET).to_pylist(),
+            strict=False,
+        )
         ours = (
-            mine if source is None else [*mine, (f"{RESERVED}source", f"{source}@{offset}".encode())]
+            (
+                mine
+                if source is None
+                else [*mine, (f"{RESERVED}source", f"{source}@{offset}".encode())]
+            )
             for mine, source, offset in made
         )
     if HEADERS not in names:
         return ours
-    return (_merge_headers(theirs, mine) for theirs, mine in zip(batch.column(HEADERS).to_pylist(), ours, strict=False))
+    return (
+        _merge_headers(theirs, mine)
+        for theirs, mine in zip(batch.column(HEADERS).to_pylist(), ours, strict=False)
+    )
 
 
 def _merge_headers(theirs: Sequence[Mapping[str, Any]] | None, ours: list[Header]) -> list[Header]:
     return [
-        (header["name"], header["value"]) for header in theirs or () if not header["name"].startswith(RESERVED)
+        (header["name"], header["value"])
+        for header in theirs or ()
+        if not header["name"].startswith(RESERVED)
     ] + ours
 
 
@@ -341,7 +437,8 @@ _BITS = 128
 
 
 class TransactionMark(StoredDocument):
-    """The mark of one partition: `rows` records of the append `sequence`, whose digest is `digest`, begin at `first`.
+    """The mark of one partition: `rows` records of the append `sequence`, whose digest is `digest`,
+    begin at `first`.
 
     `topic` is the topic's id, so that the marks of a deleted topic of the same name are recognized.
     """
@@ -358,12 +455,15 @@ class TransactionMark(StoredDocument):
 ProducerMarks = Mapping[int, tuple[TransactionMark, int]]
 
 
-def send_in_transaction(append: TaskAppend, batches: Iterable[pa.RecordBatch]) -> tuple[list[SentSpan], bool]:
-    """Append the batches in one transaction; return their offsets, and whether the sequence was appended before.
+def send_in_transaction(
+    append: TaskAppend, batches: Iterable[pa.RecordBatch]
+) -> tuple[list[SentSpan], bool]:
+    """Append the batches in one transaction; return their offsets, and whether the sequence was
+    appended before.
 
-    Raises ProducerConflictError for other records under the last sequence and for an earlier sequence,
-    CommitConflictError if another process took over the producer's name, and StreamUnavailableError, after which the
-    same call may be repeated.
+    Raises ProducerConflictError for other records under the last sequence and for an earlier
+    sequence, CommitConflictError if another process took over the producer's name, and
+    StreamUnavailableError, after which the same call may be repeated.
     """
     sender = Sender(append.target, f"{append.producer}/{append.target.topic}")
     _retry_step(sender, sender.producer.init_transactions)
@@ -371,12 +471,16 @@ def send_in_transaction(append: TaskAppend, batches: Iterable[pa.RecordBatch]) -
     last = marks[0][0] if 0 in marks else None
     digest = _Digest()
     if last is not None and append.sequence < last.sequence:
-        raise stale_sequence_error(str(append.target), append.producer, append.sequence, last.sequence)
+        raise stale_sequence_error(
+            str(append.target), append.producer, append.sequence, last.sequence
+        )
     if last is not None and append.sequence == last.sequence:
         for batch in batches:
             deque(digest.count_through(records_from_batch(batch, append)), maxlen=0)
         sequence, name = append.sequence, str(append.target)
-        check_same_contents(name, append.producer, sequence, sequence, last.digest, digest.of(append))
+        check_same_contents(
+            name, append.producer, sequence, sequence, last.digest, digest.of(append)
+        )
         return spans_from_marks(marks, append.sequence), True
     sender.producer.begin_transaction()
     try:
@@ -384,7 +488,9 @@ def send_in_transaction(append: TaskAppend, batches: Iterable[pa.RecordBatch]) -
             sender.send(digest.count_through(records_from_batch(batch, append)))
         sender.send_markers(append)
         spans = sender.finish()
-        mark = TransactionMark(topic=append.target.identity, sequence=append.sequence, digest=digest.of(append))
+        mark = TransactionMark(
+            topic=append.target.identity, sequence=append.sequence, digest=digest.of(append)
+        )
         _commit_offsets(sender, append, spans, mark, marks[0][1] if 0 in marks else 0)
         _retry_step(sender, sender.producer.commit_transaction)
     except BaseException:
@@ -398,8 +504,9 @@ def send_in_transaction(append: TaskAppend, batches: Iterable[pa.RecordBatch]) -
 def read_marks(target: TopicFacts, producer: str) -> ProducerMarks:
     """Return this producer's marks on the topic.
 
-    If a transaction of the producer is open, as after a crash, returns the marks from before it. Ignores marks of a
-    deleted topic of this name. Raises MalformedDocumentError for a mark that can't be read.
+    If a transaction of the producer is open, as after a crash, returns the marks from before it.
+    Ignores marks of a deleted topic of this name. Raises MalformedDocumentError for a mark that
+    can't be read.
     """
 
     try:
@@ -414,7 +521,9 @@ def read_marks(target: TopicFacts, producer: str) -> ProducerMarks:
 def _read_marks(
     target: TopicFacts, producer: str, isolation: str = "read_committed", seconds: float = _SECONDS
 ) -> ProducerMarks:
-    """Return the marks; with `read_committed`, wait up to `seconds` until no transaction of the producer is open."""
+    """Return the marks; with `read_committed`, wait up to `seconds` until no transaction of the
+    producer is open.
+    """
     from confluent_kafka import KafkaException, TopicPartition
 
     refusals = BrokerRefusals(target.settings)
@@ -423,27 +532,43 @@ def _read_marks(
         deadline = time.monotonic() + seconds
         while True:
             try:
-                committed = consumer.committed(wanted, max(deadline - time.monotonic(), _PAUSE_SECONDS))
+                committed = consumer.committed(
+                    wanted, max(deadline - time.monotonic(), _PAUSE_SECONDS)
+                )
                 break
             except KafkaException as error:
                 refusals.check()
                 cause = error.args[0]
-                moving = (cause.NOT_COORDINATOR, cause.COORDINATOR_NOT_AVAILABLE, cause.COORDINATOR_LOAD_IN_PROGRESS)
+                moving = (
+                    cause.NOT_COORDINATOR,
+                    cause.COORDINATOR_NOT_AVAILABLE,
+                    cause.COORDINATOR_LOAD_IN_PROGRESS,
+                )
                 if cause.code() not in moving or time.monotonic() > deadline:
                     raise translate_produce_error(cause, target) from error
                 time.sleep(_PAUSE_SECONDS)  # the group's coordinator is starting or moving
     where = f"the mark of its producer in {target}"
-    step = "Append with the version that wrote it, or a newer one; or reset the offsets of the producer's group."
+    step = (
+        "Append with the version that wrote it, or a newer one; or reset the offsets of the"
+        " producer's group."
+    )
     marks = {
-        position.partition: (decode_document(TransactionMark, position.metadata.encode(), where, step), position.offset)
+        position.partition: (
+            decode_document(TransactionMark, position.metadata.encode(), where, step),
+            position.offset,
+        )
         for position in committed
         if position.metadata
     }
-    return {partition: mark for partition, mark in marks.items() if mark[0].topic == target.identity}
+    return {
+        partition: mark for partition, mark in marks.items() if mark[0].topic == target.identity
+    }
 
 
 def spans_from_marks(marks: ProducerMarks, sequence: int) -> list[SentSpan]:
-    """Return the offsets of this sequence's records, without partitions where a later append replaced the mark."""
+    """Return the offsets of this sequence's records, without partitions where a later append
+    replaced the mark.
+    """
     return [
         SentSpan(partition, mark.first, after, mark.rows)
         for partition, (mark, after) in sorted(marks.items())
@@ -456,7 +581,8 @@ def _commit_offsets(
 ) -> None:
     """Add the marks and the consumed offsets to the transaction.
 
-    `before` is the offset in partition 0's earlier mark, which stays if the append has no records there.
+    `before` is the offset in partition 0's earlier mark, which stays if the append has no records
+    there.
     """
     from confluent_kafka import TopicPartition
 
@@ -466,18 +592,30 @@ def _commit_offsets(
         known = span.first is not None and span.next is not None
         own = mark.model_copy(update={"first": span.first if known else None, "rows": span.rows})
         text = own.model_dump_json(exclude_none=True)
-        marks[span.partition] = TopicPartition(target.topic, span.partition, span.next or before, text)
+        marks[span.partition] = TopicPartition(
+            target.topic, span.partition, span.next or before, text
+        )
     consumed = [TopicPartition(*position) for position in append.consumed]
-    for group, offsets in ((_MARKS + append.producer, list(marks.values())), (append.producer, consumed)):
+    for group, offsets in (
+        (_MARKS + append.producer, list(marks.values())),
+        (append.producer, consumed),
+    ):
         if offsets:
             # These groups have no members: committing in a transaction only needs their names.
-            with closing(_group_consumer(target, group, BrokerRefusals(target.settings), "read_committed")) as member:
-                send = partial(sender.producer.send_offsets_to_transaction, offsets, member.consumer_group_metadata())
+            with closing(
+                _group_consumer(target, group, BrokerRefusals(target.settings), "read_committed")
+            ) as member:
+                send = partial(
+                    sender.producer.send_offsets_to_transaction,
+                    offsets,
+                    member.consumer_group_metadata(),
+                )
                 _retry_step(sender, send)
 
 
 def _retry_step(sender: Sender, step: Callable[[float], object]) -> None:
-    """Run one step of a transaction (a function of its time-out in seconds); retry after retriable errors.
+    """Run one step of a transaction (a function of its time-out in seconds); retry after retriable
+    errors.
 
     Raises other errors as Adjunct's.
     """
@@ -515,21 +653,27 @@ class _Digest:
         return hashlib.blake2b(repr(whole).encode(), digest_size=_BITS // 8).hexdigest()
 
 
-def _group_consumer(target: TopicFacts, group: str, refusals: BrokerRefusals, isolation: str) -> Consumer:
+def _group_consumer(
+    target: TopicFacts, group: str, refusals: BrokerRefusals, isolation: str
+) -> Consumer:
     own = {"group.id": group, "enable.auto.commit": False, "isolation.level": isolation}
     consumer: Consumer = new_client("consumer", target.settings, own, refusals)
     return consumer
 
 
 _TASKS = 32
-_SPANS = Schema.of(partition="int", first="bigint", next="bigint", rows="bigint", duplicate="boolean")
+_SPANS = Schema.of(
+    partition="int", first="bigint", next="bigint", rows="bigint", duplicate="boolean"
+)
 _ORDER = "__order_"
 
 SendResult = tuple[list[SentSpan], bool]
 
 
 def send_without_transaction(append: TaskAppend, batches: Iterable[pa.RecordBatch]) -> SendResult:
-    """Send the batches, then the markers, without a transaction; return their offsets, and False (no duplicate)."""
+    """Send the batches, then the markers, without a transaction; return their offsets, and False
+    (no duplicate).
+    """
     sender = Sender(append.target, fence=append.fence)
     try:
         for batch in batches:
@@ -543,7 +687,9 @@ def send_without_transaction(append: TaskAppend, batches: Iterable[pa.RecordBatc
 
 
 def produce_batches(append: TaskAppend, batches: Iterable[pa.RecordBatch]) -> SendResult:
-    """Send encoded records and the append's markers from this process, in a transaction if the topic is so declared."""
+    """Send encoded records and the append's markers from this process, in a transaction if the
+    topic is so declared.
+    """
     send = send_in_transaction if append.target.declared.transactional else send_without_transaction
     return send(append, batches)
 
@@ -551,8 +697,8 @@ def produce_batches(append: TaskAppend, batches: Iterable[pa.RecordBatch]) -> Se
 def send_frame(frame: DataFrame, append: TaskAppend, order_by: Sequence[str]) -> SendResult:
     """Send a frame's records by Spark's tasks.
 
-    For a transactional topic one task sends all. Otherwise several do, and the records of a key are sent by the same
-    one.
+    For a transactional topic one task sends all. Otherwise several do, and the records of a key are
+    sent by the same one.
     """
     declared = append.target.declared
     frame = encode_frame(_select_columns(frame, declared, order_by), declared, str(append.target))
@@ -564,22 +710,32 @@ def send_frame(frame: DataFrame, append: TaskAppend, order_by: Sequence[str]) ->
         frame = frame.sortWithinPartitions(*[f"{_ORDER}{i}" for i in range(len(order_by))])
     frame = frame.select(*[name for name in frame.columns if not name.startswith(_ORDER)])
     if declared.transactional:
-        # For a frame that it knows to be empty, Spark runs no task: then this process runs the transaction.
+        # For a frame that it knows to be empty, Spark runs no task: then this process runs the
+        # transaction.
         return _run_tasks(frame, append, send_in_transaction) or send_in_transaction(append, [])
-    spans, _ = _run_tasks(frame, replace(append, markers=()), send_without_transaction) or ([], False)
+    spans, _ = _run_tasks(frame, replace(append, markers=()), send_without_transaction) or (
+        [],
+        False,
+    )
     return ([*spans, *send_without_transaction(append, [])[0]] if append.markers else spans), False
 
 
 def _run_tasks(
-    frame: DataFrame, append: TaskAppend, send: Callable[[TaskAppend, Iterable[pa.RecordBatch]], SendResult]
+    frame: DataFrame,
+    append: TaskAppend,
+    send: Callable[[TaskAppend, Iterable[pa.RecordBatch]], SendResult],
 ) -> SendResult | None:
-    """Call `send` in each task of the frame; return all spans, and whether one was a duplicate. None without tasks."""
+    """Call `send` in each task of the frame; return all spans, and whether one was a duplicate.
+    None without tasks.
+    """
 
     def task(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         def results() -> Iterator[pa.RecordBatch]:
             spans, duplicate = send(append, batches)
             rows = [{**asdict(span), "duplicate": duplicate} for span in spans]
-            yield pa.RecordBatch.from_pylist(rows or [{"rows": 0, "duplicate": duplicate}], schema=_SPANS.to_arrow())
+            yield pa.RecordBatch.from_pylist(
+                rows or [{"rows": 0, "duplicate": duplicate}], schema=_SPANS.to_arrow()
+            )
 
         yield from encode_task_errors(results())
 
@@ -592,13 +748,17 @@ def _run_tasks(
 
 
 def _select_columns(frame: DataFrame, declared: KafkaTopic, order_by: Sequence[str]) -> DataFrame:
-    """Return the frame with the stream's columns and those that become headers, then copies of `order_by`.
+    """Return the frame with the stream's columns and those that become headers, then copies of
+    `order_by`.
 
-    The copies are named by their position in the order (_ORDER), so that the frame can be sorted after it is encoded.
+    The copies are named by their position in the order (_ORDER), so that the frame can be sorted
+    after it is encoded.
     """
     schema = declared.schema()
     dropped = {
-        name for name in (*RECORD_META, *order_by) if name not in (TIMESTAMP, TOMBSTONE, EPOCH) and name not in schema
+        name
+        for name in (*RECORD_META, *order_by)
+        if name not in (TIMESTAMP, TOMBSTONE, EPOCH) and name not in schema
     }
     kept = [named_column(name) for name in frame.columns if name not in dropped]
     order = [named_column(name).alias(f"{_ORDER}{i}") for i, name in enumerate(order_by)]
@@ -613,5 +773,7 @@ def result_from_spans(spans: Sequence[SentSpan], *, duplicate: bool) -> AppendRe
         assert span.next is not None
         first[span.partition] = min(span.first, first.get(span.partition, span.first))
         after[span.partition] = max(span.next, after.get(span.partition, span.next))
-    starts, ends = ({p: str(offset) for p, offset in sorted(offsets.items())} for offsets in (first, after))
+    starts, ends = (
+        {p: str(offset) for p, offset in sorted(offsets.items())} for offsets in (first, after)
+    )
     return AppendResult(starts, ends, sum(span.rows for span in spans), duplicate)

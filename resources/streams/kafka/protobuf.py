@@ -23,15 +23,24 @@ _TIMESTAMP = "google.protobuf.Timestamp"
 _WRAPPERS = {
     f"google.protobuf.{name}Value": kind
     for name, kind in (
-        ("Double", "double"), ("Float", "float"), ("Int64", "bigint"), ("UInt64", "decimal(20,0)"), ("Int32", "int"),
-        ("UInt32", "bigint"), ("Bool", "boolean"), ("String", "string"), ("Bytes", "binary"),
+        ("Double", "double"),
+        ("Float", "float"),
+        ("Int64", "bigint"),
+        ("UInt64", "decimal(20,0)"),
+        ("Int32", "int"),
+        ("UInt32", "bigint"),
+        ("Bool", "boolean"),
+        ("String", "string"),
+        ("Bytes", "binary"),
     )
-}  # fmt: skip
+}
 
 
 @lru_cache(maxsize=64)
 def message_class(descriptor_set: bytes, name: str) -> Any:
-    """Return the Python class of the message type `name`. Raises ConfigurationError if it can't be built."""
+    """Return the Python class of the message type `name`. Raises ConfigurationError if it can't
+    be built.
+    """
     try:
         from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
         from google.protobuf.message import DecodeError
@@ -39,12 +48,18 @@ def message_class(descriptor_set: bytes, name: str) -> Any:
         raise formats.missing_package_error("Protobuf", "protobuf", error) from error
     pool = descriptor_pool.DescriptorPool()
     try:
-        files = {file.name: file for file in descriptor_pb2.FileDescriptorSet.FromString(descriptor_set).file}
+        files = {
+            file.name: file
+            for file in descriptor_pb2.FileDescriptorSet.FromString(descriptor_set).file
+        }
         _add_files(pool, files.values(), files, set())
         return message_factory.GetMessageClass(pool.FindMessageTypeByName(name))
     except (DecodeError, TypeError, KeyError) as error:
         problem = f"the Protobuf descriptor set has no usable message {name!r}: {str(error)[:200]}."
-        step = "Create it with protoc --include_imports --descriptor_set_out=FILE, and give the message's full name."
+        step = (
+            "Create it with protoc --include_imports --descriptor_set_out=FILE, and give the"
+            " message's full name."
+        )
         raise ConfigurationError(problem, step, argument="message") from error
 
 
@@ -53,14 +68,20 @@ def _add_files(pool: Any, files: Iterable[Any], by_name: dict[str, Any], added: 
     for file in files:
         if file.name not in added:
             added.add(file.name)
-            _add_files(pool, [by_name[name] for name in file.dependency if name in by_name], by_name, added)
+            _add_files(
+                pool, [by_name[name] for name in file.dependency if name in by_name], by_name, added
+            )
             pool.AddSerializedFile(file.SerializeToString())
 
 
 def message_indexes(descriptor: Any) -> tuple[int, ...]:
-    """Return the message indexes of a type: its index in its file, after those of the types that contain it."""
+    """Return the message indexes of a type: its index in its file, after those of the types that
+    contain it.
+    """
     outer = descriptor.containing_type
-    siblings = list(outer.nested_types if outer is not None else descriptor.file.message_types_by_name.values())
+    siblings = list(
+        outer.nested_types if outer is not None else descriptor.file.message_types_by_name.values()
+    )
     return (
         *(message_indexes(outer) if outer is not None else ()),
         [sibling.name for sibling in siblings].index(descriptor.name),
@@ -74,10 +95,15 @@ def protobuf_column_type(field: Any) -> str:
     if field.message_type is not None:
         return _WRAPPERS.get(field.message_type.full_name, "timestamp")
     kinds = {
-        field.CPPTYPE_INT32: "int", field.CPPTYPE_INT64: "bigint", field.CPPTYPE_UINT32: "bigint",
-        field.CPPTYPE_UINT64: "decimal(20,0)", field.CPPTYPE_DOUBLE: "double", field.CPPTYPE_FLOAT: "float",
-        field.CPPTYPE_BOOL: "boolean", field.CPPTYPE_ENUM: "string",
-    }  # fmt: skip
+        field.CPPTYPE_INT32: "int",
+        field.CPPTYPE_INT64: "bigint",
+        field.CPPTYPE_UINT32: "bigint",
+        field.CPPTYPE_UINT64: "decimal(20,0)",
+        field.CPPTYPE_DOUBLE: "double",
+        field.CPPTYPE_FLOAT: "float",
+        field.CPPTYPE_BOOL: "boolean",
+        field.CPPTYPE_ENUM: "string",
+    }
     return kinds.get(field.cpp_type, "binary" if field.type == field.TYPE_BYTES else "string")
 
 
@@ -94,7 +120,9 @@ def is_nested(field: Any) -> bool:
 
 def _is_repeated(field: Any) -> bool:
     # `is_repeated` exists since Protobuf 6.31; later releases will drop `label`.
-    return bool(field.is_repeated if hasattr(field, "is_repeated") else field.label == field.LABEL_REPEATED)
+    return bool(
+        field.is_repeated if hasattr(field, "is_repeated") else field.label == field.LABEL_REPEATED
+    )
 
 
 def field_getter(field: Any) -> Callable[[Any], Any]:
@@ -116,8 +144,11 @@ def _to_datetime(value: Any) -> dt.datetime:
     return _EPOCH + dt.timedelta(seconds=value.seconds, microseconds=value.nanos // 1000)
 
 
-def nested_json(message: Any, nested: Sequence[Any], others: Iterable[str]) -> dict[str, str | None]:
-    """Return the JSON text of each of the `nested` fields, by name; None for a message that is not set.
+def nested_json(
+    message: Any, nested: Sequence[Any], others: Iterable[str]
+) -> dict[str, str | None]:
+    """Return the JSON text of each of the `nested` fields, by name; None for a message that is not
+    set.
 
     Field names in the JSON are those of the .proto file. `others` are the message's other fields.
     """
@@ -129,12 +160,17 @@ def nested_json(message: Any, nested: Sequence[Any], others: Iterable[str]) -> d
         only.ClearField(name)
     try:
         values = json_format.MessageToDict(only, preserving_proto_field_name=True)
-    except (json_format.Error, TypeError) as error:  # an Any whose type is not in the descriptor set
+    except (
+        json_format.Error,
+        TypeError,
+    ) as error:  # an Any whose type is not in the descriptor set
         raise Unfit(f"nested fields can't be converted to JSON ({type(error).__name__})") from error
     texts: dict[str, str | None] = {}
     for field in nested:
         if field.name in values:
-            texts[field.name] = json.dumps(values[field.name], ensure_ascii=False, separators=(",", ":"))
+            texts[field.name] = json.dumps(
+                values[field.name], ensure_ascii=False, separators=(",", ":")
+            )
         else:
             is_map = field.message_type is not None and field.message_type.GetOptions().map_entry
             texts[field.name] = None if not _is_repeated(field) else "{}" if is_map else "[]"
@@ -142,7 +178,9 @@ def nested_json(message: Any, nested: Sequence[Any], others: Iterable[str]) -> d
 
 
 def set_field(message: Any, field: Any, value: Any, what: str) -> None:
-    """Set a message's field to a value of its column. Raises SchemaMismatchError for a value that does not fit."""
+    """Set a message's field to a value of its column. Raises SchemaMismatchError for a value
+    that does not fit.
+    """
     from google.protobuf import json_format
 
     try:
@@ -157,10 +195,13 @@ def set_field(message: Any, field: Any, value: Any, what: str) -> None:
             known = field.enum_type.values_by_name
             setattr(message, field.name, known[value].number if value in known else int(value))
         else:
-            setattr(message, field.name, int(value) if field.cpp_type == field.CPPTYPE_UINT64 else value)
+            setattr(
+                message, field.name, int(value) if field.cpp_type == field.CPPTYPE_UINT64 else value
+            )
     except (json_format.ParseError, ValueError, TypeError, LookupError) as error:
         raise SchemaMismatchError(
-            f"{what}: column {field.name!r} has a value that does not fit its Protobuf field ({type(error).__name__}).",
+            f"{what}: column {field.name!r} has a value that does not fit its Protobuf field"
+            f" ({type(error).__name__}).",
             "Nested columns need JSON of the declared form, enums the names of their values.",
             column=field.name,
         ) from error
@@ -171,11 +212,12 @@ def set_field(message: Any, field: Any, value: Any, what: str) -> None:
 class Protobuf:
     """A Protobuf message of the type `message` (its full name) in each Kafka message.
 
-    `descriptor_set` is a FileDescriptorSet with all imports: its bytes, or the path of its file, which is read at once.
-    Columns are the message's fields. Unsigned 64-bit numbers are DECIMAL(20,0), enums their names, Timestamps TIMESTAMP
-    (truncated to microseconds), wrappers their values; other messages, lists and maps are JSON text in a STRING. A
-    field with presence is null if it is not set. With a registry messages begin with Confluent's bytes; writing needs
-    the schema in the registry, under `subject` (default: topic + "-value" or "-key").
+    `descriptor_set` is a FileDescriptorSet with all imports: its bytes, or the path of its file,
+    which is read at once. Columns are the message's fields. Unsigned 64-bit numbers are
+    DECIMAL(20,0), enums their names, Timestamps TIMESTAMP (truncated to microseconds), wrappers
+    their values; other messages, lists and maps are JSON text in a STRING. A field with presence is
+    null if it is not set. With a registry messages begin with Confluent's bytes; writing needs the
+    schema in the registry, under `subject` (default: topic + "-value" or "-key").
     """
 
     descriptor_set: bytes | str | Path
@@ -190,18 +232,25 @@ class Protobuf:
             try:
                 object.__setattr__(self, "descriptor_set", path.read_bytes())
             except OSError as error:
-                problem = f"the Protobuf descriptor set {path} can't be read ({type(error).__name__})."
+                problem = (
+                    f"the Protobuf descriptor set {path} can't be read ({type(error).__name__})."
+                )
                 step = "Create it: protoc --include_imports --descriptor_set_out=FILE."
                 raise ConfigurationError(problem, step, argument="descriptor_set") from error
         formats.check_malformed(self.malformed, self.columns(), "a Protobuf format")
 
     def __repr__(self) -> str:
         size = len(self.descriptor_set) if isinstance(self.descriptor_set, bytes) else 0
-        return f"Protobuf({self.message!r}, {size} bytes of descriptors, registry={self.registry!r})"
+        return (
+            f"Protobuf({self.message!r}, {size} bytes of descriptors, registry={self.registry!r})"
+        )
 
     def columns(self) -> Schema:
         return Schema(
-            tuple(Field(field.name, protobuf_column_type(field)) for field in self._message_class().DESCRIPTOR.fields)
+            tuple(
+                Field(field.name, protobuf_column_type(field))
+                for field in self._message_class().DESCRIPTOR.fields
+            )
         )
 
     def _message_class(self) -> Any:
@@ -210,7 +259,11 @@ class Protobuf:
 
     def reader(self) -> FormatReader:
         message = self._message_class()
-        get = {field.name: field_getter(field) for field in message.DESCRIPTOR.fields if not is_nested(field)}
+        get = {
+            field.name: field_getter(field)
+            for field in message.DESCRIPTOR.fields
+            if not is_nested(field)
+        }
         nested = [field for field in message.DESCRIPTOR.fields if is_nested(field)]
         numbers = {field.number: field.name for field in message.DESCRIPTOR.fields}
         indexes = message_indexes(message.DESCRIPTOR)
@@ -220,13 +273,15 @@ class Protobuf:
             from google.protobuf.unknown_fields import UnknownFieldSet
 
             try:
-                bare = datum if self.registry is None else _without_head(datum, self.registry, indexes)
+                bare = (
+                    datum if self.registry is None else _without_head(datum, self.registry, indexes)
+                )
                 made = message.FromString(bare)
                 for unknown in UnknownFieldSet(made):
                     if unknown.field_number in numbers:
                         raise Unfit(
-                            f"not {self.message}: field {numbers[unknown.field_number]!r} has another type "
-                            f"(wire type {unknown.wire_type})"
+                            f"not {self.message}: field {numbers[unknown.field_number]!r} has"
+                            f" another type (wire type {unknown.wire_type})"
                         )
                 record = {name: value(made) for name, value in get.items()}
                 return record | nested_json(made, nested, get) if nested else record
@@ -244,7 +299,10 @@ class Protobuf:
             subject = self.subject or subject
             registered = self.registry.latest(subject)
             if registered.kind != "PROTOBUF":
-                problem = f"{what}: the registry's subject {subject!r} is {registered.kind}, not Protobuf."
+                problem = (
+                    f"{what}: the registry's subject {subject!r} is {registered.kind}, not"
+                    " Protobuf."
+                )
                 raise SchemaMismatchError(problem, "Correct the subject.", url=self.registry.url)
             head = schema_registry.encode_schema_id(registered.id)
             head += schema_registry.encode_message_indexes(message_indexes(message.DESCRIPTOR))
@@ -267,9 +325,14 @@ class Protobuf:
 
 
 def _without_head(data: bytes, registry: SchemaRegistry, declared: tuple[int, ...]) -> bytes:
-    """Return a message without its schema id and message indexes, which must be the declared ones."""
+    """Return a message without its schema id and message indexes, which must be the declared
+    ones.
+    """
     schema_registry.read_schema_id(data, registry, "PROTOBUF", "Protobuf")
     indexes, at = schema_registry.parse_message_indexes(data, HEADER_BYTES)
     if indexes != declared:
-        raise Unfit(f"another message type of its file: indexes {list(indexes)[:10]}, declared {list(declared)}")
+        raise Unfit(
+            f"another message type of its file: indexes {list(indexes)[:10]}, declared"
+            f" {list(declared)}"
+        )
     return data[at:]

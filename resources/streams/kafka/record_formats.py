@@ -1,4 +1,5 @@
-"""Declares the formats of topics; decodes messages to records with typed columns, and encodes them, in Arrow batches.
+"""Declares the formats of topics; decodes messages to records with typed columns, and encodes them,
+in Arrow batches.
 
 __key, __value, __headers <-> the record's columns, RECORD_META
 """
@@ -16,11 +17,32 @@ from dagster_adjunct.resources.bucketing.writer import check_readable, describe_
 from dagster_adjunct.resources.common import split_stream_name
 from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError
 from dagster_adjunct.resources.lazy_modules import F, np, pa, pc
-from dagster_adjunct.resources.schemas.schema import Field, Schema, arrow_type, fit_to_schema, is_widening, named_column
+from dagster_adjunct.resources.schemas.schema import (
+    Field,
+    Schema,
+    arrow_type,
+    fit_to_schema,
+    is_widening,
+    named_column,
+)
 from dagster_adjunct.resources.spark.tasks import encode_task_errors
 from dagster_adjunct.resources.streams.kafka import formats
-from dagster_adjunct.resources.streams.kafka.formats import FAIL, MAX_SHOWN, Format, Raw, RawKey, RowProblems
-from dagster_adjunct.resources.streams.system import EPOCH, OFFSET, PARTITION, RECORD_META_COLUMNS, TIMESTAMP, TOMBSTONE
+from dagster_adjunct.resources.streams.kafka.formats import (
+    FAIL,
+    MAX_SHOWN,
+    Format,
+    Raw,
+    RawKey,
+    RowProblems,
+)
+from dagster_adjunct.resources.streams.system import (
+    EPOCH,
+    OFFSET,
+    PARTITION,
+    RECORD_META_COLUMNS,
+    TIMESTAMP,
+    TOMBSTONE,
+)
 from dagster_adjunct.resources.validation import validated
 
 if TYPE_CHECKING:
@@ -34,7 +56,9 @@ BatchFunction = Callable[["pa.RecordBatch"], "pa.RecordBatch"]
 def check_topic_name(name: str) -> str:
     """Return the name if it is a valid topic name. Raises ConfigurationError."""
     if not _TOPIC.fullmatch(name) or name in (".", ".."):
-        problem = f"{name!r} can't be a Kafka topic: expected 1 to 249 letters, digits, '.', '_' or '-'."
+        problem = (
+            f"{name!r} can't be a Kafka topic: expected 1 to 249 letters, digits, '.', '_' or '-'."
+        )
         raise ConfigurationError(problem, topic=name)
     return name
 
@@ -44,10 +68,10 @@ def check_topic_name(name: str) -> str:
 class KafkaTopic:
     """The formats and options of one topic.
 
-    `topic` is its name if the stream has another. `value` and `key` are formats; `headers` names a column for the
-    headers as JSON, a list of [name, base64 of the value or null]. `partitioner` is how *all* its producers assign
-    keys to partitions. `default_offset` is where a reader without a checkpoint begins. `transactional` makes each of
-    Adjunct's appends a transaction.
+    `topic` is its name if the stream has another. `value` and `key` are formats; `headers` names a
+    column for the headers as JSON, a list of [name, base64 of the value or null]. `partitioner` is
+    how *all* its producers assign keys to partitions. `default_offset` is where a reader without a
+    checkpoint begins. `transactional` makes each of Adjunct's appends a transaction.
     """
 
     topic: str | None = None
@@ -72,26 +96,37 @@ class KafkaTopic:
         return () if self.key is None else self.key.columns().names
 
     def key_format(self) -> Format | None:
-        """Return the format of keys: the declared one; else raw bytes if the values are raw, or None (no key)."""
+        """Return the format of keys: the declared one; else raw bytes if the values are raw, or
+        None (no key).
+        """
         if self.key is not None or not isinstance(self.value, Raw):
             return self.key
         return RawKey()
 
     def schema(self) -> Schema:
-        """Return a record's columns: those only in the key, those of the value, for malformed bytes, then for headers.
+        """Return a record's columns: those only in the key, those of the value, for malformed
+        bytes, then for headers.
 
-        Raises ConfigurationError if the key's and the value's formats declare a column with different types.
+        Raises ConfigurationError if the key's and the value's formats declare a column with
+        different types.
         """
         key, value = self.key_format(), self.value
         shared = set(key.columns().names) & set(value.columns().names) if key else set()
-        fields = [field for field in (key.columns().fields if key else ()) if field.name not in shared]
+        fields = [
+            field for field in (key.columns().fields if key else ()) if field.name not in shared
+        ]
         for name in shared:
             assert key is not None
             here, there = key.columns().field(name).type, value.columns().field(name).type
             if here != there:
-                problem = f"Kafka column {name!r} is {here} in the key ({key.describe()}) and {there} in the value "
+                problem = (
+                    f"Kafka column {name!r} is {here} in the key ({key.describe()}) and {there} in"
+                    " the value "
+                )
                 problem += f"({value.describe()})."
-                raise ConfigurationError(problem, "Declare the same type in both, or use two names.", column=name)
+                raise ConfigurationError(
+                    problem, "Declare the same type in both, or use two names.", column=name
+                )
         fields += value.columns().fields
         malformed = dict.fromkeys(side.malformed for side in (key, value) if side is not None)
         fields += [Field(name, "binary") for name in malformed if name != FAIL]
@@ -106,17 +141,21 @@ class KafkaTopic:
 
 
 def records_schema(schema: Schema) -> pa.Schema:
-    """Return the Arrow schema of records: their columns, then RECORD_META, of which only `__epoch` can't be null."""
+    """Return the Arrow schema of records: their columns, then RECORD_META, of which only
+    `__epoch` can't be null.
+    """
     meta = [pa.field(name, arrow_type(kind), name != EPOCH) for name, kind in RECORD_META_COLUMNS]
     return pa.schema([*schema.to_arrow(), *meta])
 
 
 def create_decoder(topic: KafkaTopic, stream: str) -> BatchFunction:
-    """Return a function from a batch of messages to records, with columns of `topic.schema()` and RECORD_META.
+    """Return a function from a batch of messages to records, with columns of `topic.schema()` and
+    RECORD_META.
 
-    Its input has `__key`, `__value`, `__headers` if a column needs them, and RECORD_META without `__tombstone`. It
-    raises SchemaMismatchError for a message that can't be read, unless its format has a column for malformed bytes.
-    `stream` ("kafka.flights") is for errors. Create one in each task.
+    Its input has `__key`, `__value`, `__headers` if a column needs them, and RECORD_META without
+    `__tombstone`. It raises SchemaMismatchError for a message that can't be read, unless its format
+    has a column for malformed bytes. `stream` ("kafka.flights") is for errors. Create one in each
+    task.
     """
     schema, key, value = topic.schema(), topic.key_format(), topic.value
     read_value = value.reader()
@@ -132,24 +171,33 @@ def create_decoder(topic: KafkaTopic, stream: str) -> BatchFunction:
         bad_values: RowProblems = {}
         bad_keys: RowProblems = {}
         columns = dict(zip(value.columns().names, read_value(data, bad_values), strict=True))
-        if read_key is not None and not (only_for_tombstones and shared and not batch.column(VALUE).null_count):
+        if read_key is not None and not (
+            only_for_tombstones and shared and not batch.column(VALUE).null_count
+        ):
             wanted = keys
             if only_for_tombstones:
-                wanted = [key if none is None else None for key, none in zip(keys, data, strict=True)]
+                wanted = [
+                    key if none is None else None for key, none in zip(keys, data, strict=True)
+                ]
             of_keys = dict(zip(key_names, read_key(wanted, bad_keys), strict=True))
             for name in shared:
                 of_keys[name] = pc.if_else(tombstones, of_keys[name], columns[name])
             columns |= of_keys
         if bad_keys or bad_values:
             rows = pa.array([row in bad_keys or row in bad_values for row in range(len(data))])
-            columns = {name: pc.if_else(rows, pa.scalar(None, column.type), column) for name, column in columns.items()}
+            columns = {
+                name: pc.if_else(rows, pa.scalar(None, column.type), column)
+                for name, column in columns.items()
+            }
         sides: list[tuple[str, Format | None, Sequence[bytes | None], RowProblems]]
         sides = [("key", key, keys, bad_keys), ("value", value, data, bad_values)]
         for which, form, given, bad in sides:
             if form is None:
                 continue
             if form.malformed != FAIL:
-                kept = pa.array([given[row] if row in bad else None for row in range(len(given))], pa.binary())
+                kept = pa.array(
+                    [given[row] if row in bad else None for row in range(len(given))], pa.binary()
+                )
                 columns[form.malformed] = pc.coalesce(columns.get(form.malformed, kept), kept)
             elif bad:
                 raise _unreadable_error(batch, which, form, given, bad, stream)
@@ -157,29 +205,45 @@ def create_decoder(topic: KafkaTopic, stream: str) -> BatchFunction:
             columns[topic.headers] = _headers_json(batch.column(HEADERS))
         columns |= {name: batch.column(name) for name in (PARTITION, OFFSET, TIMESTAMP, EPOCH)}
         columns[TOMBSTONE] = tombstones
-        return pa.RecordBatch.from_arrays([columns[name].cast(out.field(name).type) for name in out.names], schema=out)
+        return pa.RecordBatch.from_arrays(
+            [columns[name].cast(out.field(name).type) for name in out.names], schema=out
+        )
 
     return run
 
 
 def _unreadable_error(
-    batch: pa.RecordBatch, which: str, form: Format, data: Sequence[bytes | None], bad: RowProblems, stream: str
+    batch: pa.RecordBatch,
+    which: str,
+    form: Format,
+    data: Sequence[bytes | None],
+    bad: RowProblems,
+    stream: str,
 ) -> SchemaMismatchError:
     """Return the error for the first message that can't be read."""
     row = min(bad)
     partition, offset = batch.column(PARTITION)[row].as_py(), batch.column(OFFSET)[row].as_py()
-    problem = f"{stream}.{partition}: the {which} of the message at offset {offset} can't be read as "
+    problem = (
+        f"{stream}.{partition}: the {which} of the message at offset {offset} can't be read as "
+    )
     problem += f"{form.describe()}: {bad[row]}. It is {_describe_bytes(data[row] or b'')}."
     if len(bad) > 1:
-        problem += f" {len(bad) - 1} more of the next {len(data) - row - 1} messages can't be read either."
-    step = "Correct the producer, and skip the message with a startpoint; or declare malformed=COLUMN in the format of "
+        problem += (
+            f" {len(bad) - 1} more of the next {len(data) - row - 1} messages can't be read either."
+        )
+    step = (
+        "Correct the producer, and skip the message with a startpoint; or declare malformed=COLUMN"
+        " in the format of "
+    )
     step += f"the {which}, to store the bytes of such messages in that column."
     return SchemaMismatchError(problem, step, stream=stream)
 
 
 def _describe_bytes(data: bytes) -> str:
     """Return the size and the beginning of a message for errors, never all of it."""
-    text = data[: MAX_SHOWN * 4].decode("utf-8", "replace").rstrip("\ufffd")  # a character may be cut
+    text = (
+        data[: MAX_SHOWN * 4].decode("utf-8", "replace").rstrip("\ufffd")
+    )  # a character may be cut
     readable = text and text.isprintable() and "\ufffd" not in text
     shown = formats.shorten_text(text[: MAX_SHOWN * 2] if readable else data[:MAX_SHOWN].hex())
     return f"{len(data)} bytes: {shown}" if data else "empty"
@@ -190,7 +254,8 @@ def _headers_json(headers: pa.Array) -> pa.Array:
     made = []
     for of_message in headers.to_pylist():
         pairs = [
-            [h["name"], None if h["value"] is None else base64.b64encode(h["value"]).decode()] for h in of_message or ()
+            [h["name"], None if h["value"] is None else base64.b64encode(h["value"]).decode()]
+            for h in of_message or ()
         ]
         made.append(json.dumps(pairs, ensure_ascii=False, separators=(",", ":")))
     return pa.array(made, pa.string())
@@ -200,21 +265,30 @@ BATCH_ROWS = 10_000
 
 
 def encode_frame(frame: DataFrame, topic: KafkaTopic, stream: str) -> DataFrame:
-    """Return the messages of records: `__key`, `__value`, `__headers` if the topic declares them, then the columns of
-    the frame that begin with `__`, unchanged.
+    """Return the messages of records: `__key`, `__value`, `__headers` if the topic declares them,
+    then the columns of the frame that begin with `__`, unchanged.
 
-    `stream` ("kafka.flights") is for errors. The value is null if `__tombstone` is true. Raises SchemaMismatchError if
-    the columns differ from the topic's, and ConfigurationError if a format can't write.
+    `stream` ("kafka.flights") is for errors. The value is null if `__tombstone` is true. Raises
+    SchemaMismatchError if the columns differ from the topic's, and ConfigurationError if a format
+    can't write.
     """
     written = topic.written_schema()
     around = [name for name in frame.schema.names if name.startswith("__")]
-    given = Schema.from_spark(frame.select(*[named_column(n) for n in frame.columns if n not in around]).schema)
+    given = Schema.from_spark(
+        frame.select(*[named_column(n) for n in frame.columns if n not in around]).schema
+    )
     _check_columns(given, written, stream)
     create_encoder(topic, stream)  # what fails here would fail in every task
-    casts = [named_column(field.name).cast(field.type).alias(field.name) for field in written.fields]
+    casts = [
+        named_column(field.name).cast(field.type).alias(field.name) for field in written.fields
+    ]
     types = {field.name: field.dataType.simpleString() for field in frame.schema.fields}
     ddl = [f"{KEY} BINARY", f"{VALUE} BINARY"]
-    ddl += [f"{HEADERS} ARRAY<STRUCT<name: STRING, value: BINARY>>"] if topic.headers is not None else []
+    ddl += (
+        [f"{HEADERS} ARRAY<STRUCT<name: STRING, value: BINARY>>"]
+        if topic.headers is not None
+        else []
+    )
     ddl += [f"`{name}` {types[name]}" for name in around]
 
     def encoded(batches: Iterator[Any]) -> Iterator[Any]:
@@ -229,11 +303,15 @@ def encode_table(table: pa.Table, topic: KafkaTopic, stream: str) -> pa.Table:
     """Return the messages of an Arrow table's records, in its order; see `encode_frame`."""
     encoded = create_encoder(topic, stream)
     batches = table.combine_chunks().to_batches(max_chunksize=BATCH_ROWS)
-    return pa.Table.from_batches(map(encoded, batches or [pa.RecordBatch.from_pylist([], schema=table.schema)]))
+    return pa.Table.from_batches(
+        map(encoded, batches or [pa.RecordBatch.from_pylist([], schema=table.schema)])
+    )
 
 
 def create_encoder(topic: KafkaTopic, stream: str) -> BatchFunction:
-    """Return a function from a batch of records to messages; see `encode_frame`. Create one in each task."""
+    """Return a function from a batch of records to messages; see `encode_frame`. Create one in
+    each task.
+    """
     key, value, written = topic.key_format(), topic.value, topic.written_schema()
     subject = topic.name_for(split_stream_name(stream)[1])
     write_value = value.writer(stream, f"{subject}-value")
@@ -250,7 +328,9 @@ def create_encoder(topic: KafkaTopic, stream: str) -> BatchFunction:
         records = fit_to_schema(table, written, stream, location).combine_chunks()
         check_readable(records, written, stream, stream=stream)
         columns = [(name, records.column(name)) for name in written.names]
-        flat = {name: c.chunk(0) if c.num_chunks == 1 else c.combine_chunks() for name, c in columns}
+        flat = {
+            name: c.chunk(0) if c.num_chunks == 1 else c.combine_chunks() for name, c in columns
+        }
         none = pa.array(np.zeros(batch.num_rows, bool))
         keep = pc.invert(around.get(TOMBSTONE, none).fill_null(False))
         present = [flat[name].filter(keep) for name in value.columns().names]
@@ -258,7 +338,9 @@ def create_encoder(topic: KafkaTopic, stream: str) -> BatchFunction:
         values = [next(made) if kept else None for kept in keep.to_pylist()]
         out = {KEY: pa.nulls(batch.num_rows, pa.binary()), VALUE: pa.array(values, pa.binary())}
         if write_key is not None and key is not None:
-            out[KEY] = pa.array(write_key([flat[name] for name in key.columns().names]), pa.binary())
+            out[KEY] = pa.array(
+                write_key([flat[name] for name in key.columns().names]), pa.binary()
+            )
         if topic.headers is not None:
             out[HEADERS] = _headers_from_json(flat[topic.headers], topic.headers, stream)
         return pa.RecordBatch.from_pydict(out | {k: v for k, v in around.items() if k not in out})
@@ -285,7 +367,9 @@ def _headers_from_json(texts: pa.Array, name: str, stream: str) -> pa.Array:
             if any(n is None for n, _ in pairs):
                 raise TypeError("a header without a name")
             values = [None if v is None else base64.b64decode(v, validate=True) for _, v in pairs]
-            made.append([{"name": n, "value": value} for (n, _), value in zip(pairs, values, strict=True)])
+            made.append(
+                [{"name": n, "value": value} for (n, _), value in zip(pairs, values, strict=True)]
+            )
         return pa.array(made, kind)
     except (ValueError, TypeError) as error:
         problem = f"{stream}: column {name!r} has a text that is not a list of headers."

@@ -1,7 +1,8 @@
-"""A client of schema registries with Confluent's REST interface (Confluent, Karapace, Apicurio's ccompat).
+"""A client of schema registries with Confluent's REST interface (Confluent, Karapace, Apicurio's
+ccompat).
 
-Confluent's own client requires packages that only OAuth needs, on every executor. The four requests that are needed
-use `requests`, which Dagster installs.
+Confluent's own client requires packages that only OAuth needs, on every executor. The four requests
+that are needed use `requests`, which Dagster installs.
 """
 
 from __future__ import annotations
@@ -15,7 +16,11 @@ from functools import lru_cache
 from typing import Any
 from urllib.parse import quote, urlsplit
 
-from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError, StreamUnavailableError
+from dagster_adjunct.resources.errors import (
+    ConfigurationError,
+    SchemaMismatchError,
+    StreamUnavailableError,
+)
 from dagster_adjunct.resources.streams.kafka.client import is_env_reference, resolve_secret
 from dagster_adjunct.resources.streams.kafka.formats import Unfit
 from dagster_adjunct.resources.validation import validated_methods
@@ -58,7 +63,9 @@ def _zigzag(data: bytes, at: int) -> tuple[int, int]:
 
 
 def encode_message_indexes(indexes: tuple[int, ...]) -> bytes:
-    """Return message indexes in the form in which messages contain them; the inverse of `parse_message_indexes`."""
+    """Return message indexes in the form in which messages contain them; the inverse of
+    `parse_message_indexes`.
+    """
     if indexes == (0,):
         return b"\0"
     out = bytearray()
@@ -79,7 +86,9 @@ _NOT_FOUND_CODES = (40401, 40402, 40403)  # no such subject, version, schema
 
 @dataclass(frozen=True, slots=True)
 class RegisteredSchema:
-    """A registered schema: id, kind (AVRO, PROTOBUF, JSON), text, and the texts of schemas that it refers to."""
+    """A registered schema: id, kind (AVRO, PROTOBUF, JSON), text, and the texts of schemas that
+    it refers to.
+    """
 
     id: int
     kind: str
@@ -92,8 +101,8 @@ class RegisteredSchema:
 class SchemaRegistry:
     """A schema registry, which has the schemas that messages name by id.
 
-    `login` ("user:password") and `token` (a bearer token) are secrets: "env:NAME", read in each process.
-    `ca_location` is a file of certificates to trust instead of the system's.
+    `login` ("user:password") and `token` (a bearer token) are secrets: "env:NAME", read in each
+    process. `ca_location` is a file of certificates to trust instead of the system's.
     """
 
     url: str
@@ -104,41 +113,57 @@ class SchemaRegistry:
     def __post_init__(self) -> None:
         parts = urlsplit(self.url)
         if parts.scheme not in ("http", "https") or not parts.hostname or "@" in parts.netloc:
-            problem = "the URL of a schema registry is not an http or https URL, or contains a password."
-            step = 'Write it like "https://registry.example.com:8081", and the password as login="env:NAME".'
+            problem = (
+                "the URL of a schema registry is not an http or https URL, or contains a password."
+            )
+            step = (
+                'Write it like "https://registry.example.com:8081", and the password as'
+                ' login="env:NAME".'
+            )
             raise ConfigurationError(problem, step, argument="url")
         object.__setattr__(self, "url", self.url.rstrip("/"))
         for name in ("login", "token"):
             value = getattr(self, name)
             if value is not None and not is_env_reference(value):
                 problem = f"{name} of the schema registry {self.url} is a secret in plain text."
-                step = 'Put it into an environment variable of every process, and give its name: "env:NAME".'
+                step = (
+                    "Put it into an environment variable of every process, and give its name:"
+                    ' "env:NAME".'
+                )
                 raise ConfigurationError(problem, step, argument=name)
 
     @lru_cache(maxsize=1024)  # noqa: B019 (keyed by the settings, as registered schemas never change)
     def schema(self, number: int) -> RegisteredSchema:
         """Return the schema with this id. A process requests each only once.
 
-        Raises SchemaMismatchError if the registry does not have it, StreamUnavailableError if it does not answer, and
-        ConfigurationError if it rejects us.
+        Raises SchemaMismatchError if the registry does not have it, StreamUnavailableError if it
+        does not answer, and ConfigurationError if it rejects us.
         """
         step = "Ask the topic's producers which registry is theirs."
-        return self._with_references(number, self._get(f"/schemas/ids/{number}", f"schema {number}", step))
+        return self._with_references(
+            number, self._get(f"/schemas/ids/{number}", f"schema {number}", step)
+        )
 
     def latest(self, subject: str) -> RegisteredSchema:
         """Return the newest schema of a subject. Raises as `schema` does."""
-        path, step = _versions_path(subject, "latest"), "Register its schema, or correct the subject."
+        path, step = (
+            _versions_path(subject, "latest"),
+            "Register its schema, or correct the subject.",
+        )
         body = self._get(path, f"subject {subject!r}", step)
         return self._with_references(int(body["id"]), body)
 
     @lru_cache(maxsize=256)  # noqa: B019
     def register(self, subject: str, text: str) -> int:
-        """Return the id of this Avro schema under the subject; register it if the subject does not have it.
+        """Return the id of this Avro schema under the subject; register it if the subject does not
+        have it.
 
         Raises SchemaMismatchError if the registry rejects it as incompatible with earlier versions.
         """
         path, request = f"/subjects/{quote(subject, safe='')}", {"schema": text}
-        body = self._request("POST", path, request) or self._request("POST", f"{path}/versions", request)
+        body = self._request("POST", path, request) or self._request(
+            "POST", f"{path}/versions", request
+        )
         if body is None:
             problem = f"schema registry {self.url} does not accept schemas at {path}/versions."
             raise ConfigurationError(problem, "Check the registry's URL.", url=self.url)
@@ -149,38 +174,57 @@ class SchemaRegistry:
         for reference in body.get("references") or ():
             subject, version = reference["subject"], reference["version"]
             what = f"version {version} of {subject!r}, to which schema {number} refers"
-            found = self._get(_versions_path(subject, version), what, "Register that version again.")
+            found = self._get(
+                _versions_path(subject, version), what, "Register that version again."
+            )
             below = self._with_references(int(found["id"]), found)
             texts += [text for text in (*below.references, below.text) if text not in texts]
-        return RegisteredSchema(number, body.get("schemaType") or "AVRO", body["schema"], tuple(texts))
+        return RegisteredSchema(
+            number, body.get("schemaType") or "AVRO", body["schema"], tuple(texts)
+        )
 
     def _get(self, path: str, what: str, next_step: str) -> Any:
-        """Return the registry's JSON at this path. Raises SchemaMismatchError if the registry has no `what`."""
+        """Return the registry's JSON at this path. Raises SchemaMismatchError if the registry
+        has no `what`.
+        """
         body = self._request("GET", path)
         if body is None:
-            raise SchemaMismatchError(f"schema registry {self.url} has no {what}.", next_step, url=self.url)
+            raise SchemaMismatchError(
+                f"schema registry {self.url} has no {what}.", next_step, url=self.url
+            )
         return body
 
     def _request(self, method: str, path: str, body: Mapping[str, str] | None = None) -> Any:
-        """Return the JSON of the registry's answer, None for a missing schema or subject. Retries transient errors."""
+        """Return the JSON of the registry's answer, None for a missing schema or subject.
+        Retries transient errors.
+        """
         import requests
 
         what = f"schema registry {self.url}"
         login = resolve_secret(self.login, f"login of {what}")
         token = resolve_secret(self.token, f"token of {what}")
         user, _, password = (login or "").partition(":")
-        headers = {"Accept": _TYPE, "Content-Type": _TYPE} | ({"Authorization": f"Bearer {token}"} if token else {})
+        headers = {"Accept": _TYPE, "Content-Type": _TYPE} | (
+            {"Authorization": f"Bearer {token}"} if token else {}
+        )
         problem = ""
         for pause in (*_PAUSES, 0):
             try:
                 answer = requests.request(
-                    method, self.url + path, json=body, headers=headers, auth=(user, password) if login else None,
-                    verify=os.fspath(self.ca_location) if self.ca_location else True, timeout=_TIMEOUT,
-                )  # fmt: skip
+                    method,
+                    self.url + path,
+                    json=body,
+                    headers=headers,
+                    auth=(user, password) if login else None,
+                    verify=os.fspath(self.ca_location) if self.ca_location else True,
+                    timeout=_TIMEOUT,
+                )
             except requests.exceptions.SSLError as error:
                 problem = f"{what}: its certificate is not trusted ({type(error).__name__})."
                 step = "Give its authority's certificate: ca_location."
-                raise ConfigurationError(problem, step, url=self.url, argument="ca_location") from error
+                raise ConfigurationError(
+                    problem, step, url=self.url, argument="ca_location"
+                ) from error
             except OSError as error:  # requests' own errors are OSErrors
                 problem = type(error).__name__
             else:
@@ -205,9 +249,17 @@ class SchemaRegistry:
         reason = str(details.get("message", ""))[:300]
         if status in (409, 422):
             step = "Make it compatible with earlier versions, or relax the subject's compatibility."
-            raise SchemaMismatchError(f"{what} rejects the schema for {path}: {reason or status}.", step, url=self.url)
-        step = "Check the login or token." if status in (401, 403) else "Check whether its URL is that of a registry."
-        raise ConfigurationError(f"{what} answers {path} with HTTP {status}. {reason}".rstrip(), step, url=self.url)
+            raise SchemaMismatchError(
+                f"{what} rejects the schema for {path}: {reason or status}.", step, url=self.url
+            )
+        step = (
+            "Check the login or token."
+            if status in (401, 403)
+            else "Check whether its URL is that of a registry."
+        )
+        raise ConfigurationError(
+            f"{what} answers {path} with HTTP {status}. {reason}".rstrip(), step, url=self.url
+        )
 
 
 def _versions_path(subject: str, version: object) -> str:
@@ -215,9 +267,13 @@ def _versions_path(subject: str, version: object) -> str:
 
 
 def read_schema_id(data: bytes, registry: SchemaRegistry, kind: str, name: str) -> RegisteredSchema:
-    """Return the registered schema that a message begins with. Raises Unfit if it is not of this kind ("AVRO")."""
+    """Return the registered schema that a message begins with. Raises Unfit if it is not of this
+    kind ("AVRO").
+    """
     if len(data) < HEADER_BYTES or data[0] != 0:
-        raise Unfit(f"not {name} with a schema id: it begins with {data[:HEADER_BYTES].hex() or 'nothing'}")
+        raise Unfit(
+            f"not {name} with a schema id: it begins with {data[:HEADER_BYTES].hex() or 'nothing'}"
+        )
     number = int(_HEADER.unpack_from(data)[1])
     try:
         registered = registry.schema(number)

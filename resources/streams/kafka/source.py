@@ -23,7 +23,14 @@ from dagster_adjunct.resources.streams.kafka.formats import Raw
 from dagster_adjunct.resources.streams.kafka.partitioner import check_key_partitions
 from dagster_adjunct.resources.streams.kafka.produce import RESERVED
 from dagster_adjunct.resources.streams.kafka.record_formats import HEADERS, KEY, VALUE, KafkaTopic
-from dagster_adjunct.resources.streams.system import EPOCH, OFFSET, PARTITION, RECORD_META_DDL, TIMESTAMP, TOMBSTONE
+from dagster_adjunct.resources.streams.system import (
+    EPOCH,
+    OFFSET,
+    PARTITION,
+    RECORD_META_DDL,
+    TIMESTAMP,
+    TOMBSTONE,
+)
 
 if TYPE_CHECKING:
     from confluent_kafka import Message
@@ -44,11 +51,14 @@ class _TaskRanges(InputPartition):
     ranges: tuple[TopicRange, ...]
 
 
-def records_frame(spark: SparkSession, topic: TopicFacts, ranges: Sequence[TopicRange]) -> DataFrame:
-    """Return the records of these ranges, without markers, with the topic's columns and those of RECORD_META.
+def records_frame(
+    spark: SparkSession, topic: TopicFacts, ranges: Sequence[TopicRange]
+) -> DataFrame:
+    """Return the records of these ranges, without markers, with the topic's columns and those of
+    RECORD_META.
 
-    A long range is read by several tasks, several short ones by one. The ranges are fixed, so reading the frame again
-    returns the same records.
+    A long range is read by several tasks, several short ones by one. The ranges are fixed, so
+    reading the frame again returns the same records.
     """
     if spark not in _registered:
         spark.dataSource.register(KafkaSource)
@@ -75,7 +85,9 @@ class KafkaSource(DataSource):
         return _TopicReader(*self._plan())
 
     def _plan(self) -> tuple[TopicFacts, Sequence[TopicRange]]:
-        plan: tuple[TopicFacts, Sequence[TopicRange]] = pickle.loads(base64.b64decode(self.options["plan"]))
+        plan: tuple[TopicFacts, Sequence[TopicRange]] = pickle.loads(
+            base64.b64decode(self.options["plan"])
+        )
         return plan
 
 
@@ -85,7 +97,9 @@ class _TopicReader(DataSourceReader):
 
     def partitions(self) -> Sequence[InputPartition]:
         # If there were none, Spark would add a partition of another class.
-        return [_TaskRanges(ranges) for ranges in split_into_tasks(self.ranges)] or [_TaskRanges(())]
+        return [_TaskRanges(ranges) for ranges in split_into_tasks(self.ranges)] or [
+            _TaskRanges(())
+        ]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         assert isinstance(partition, _TaskRanges)
@@ -93,10 +107,11 @@ class _TopicReader(DataSourceReader):
 
 
 def split_into_tasks(ranges: Sequence[TopicRange]) -> list[tuple[TopicRange, ...]]:
-    """Return the ranges of each task. A long range is split into parts of up to `MAX_TASK_OFFSETS` offsets.
+    """Return the ranges of each task. A long range is split into parts of up to `MAX_TASK_OFFSETS`
+    offsets.
 
-    Short ranges share a task as long as they have at most `MIN_TASK_OFFSETS` offsets in total, since starting a
-    consumer takes longer than reading so few. Empty ranges are left out.
+    Short ranges share a task as long as they have at most `MIN_TASK_OFFSETS` offsets in total,
+    since starting a consumer takes longer than reading so few. Empty ranges are left out.
     """
     shares: list[tuple[TopicRange, ...]] = []
     few: list[TopicRange] = []
@@ -114,11 +129,19 @@ def split_into_tasks(ranges: Sequence[TopicRange]) -> list[tuple[TopicRange, ...
     return [*shares, tuple(few)] if few else shares
 
 
-def read_record_batches(topic: TopicFacts, ranges: Sequence[TopicRange]) -> Iterator[pa.RecordBatch]:
-    """Yield the records of these ranges (at most one of each partition), in order in each range, without markers."""
+def read_record_batches(
+    topic: TopicFacts, ranges: Sequence[TopicRange]
+) -> Iterator[pa.RecordBatch]:
+    """Yield the records of these ranges (at most one of each partition), in order in each range,
+    without markers.
+    """
     declared = topic.declared
     raw = declared.key is None and declared.headers is None and isinstance(declared.value, Raw)
-    decoded = partial(_raw_records, declared) if raw else record_formats.create_decoder(declared, str(topic))
+    decoded = (
+        partial(_raw_records, declared)
+        if raw
+        else record_formats.create_decoder(declared, str(topic))
+    )
     for wanted, got in read_ranges(topic, ranges):
         kept, headers = got, [message.headers() for message in got]
         if any(headers) and any(map(is_marker, headers)):
@@ -126,44 +149,73 @@ def read_record_batches(topic: TopicFacts, ranges: Sequence[TopicRange]) -> Iter
             headers = [message.headers() for message in kept]
         if kept:
             check_key_partitions(topic, wanted.partition, kept)
-            yield decoded(_batch_from_messages(kept, headers, wanted.partition, declared.headers is not None))
+            yield decoded(
+                _batch_from_messages(kept, headers, wanted.partition, declared.headers is not None)
+            )
 
 
 def _raw_records(topic: KafkaTopic, batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Return the records of a batch of messages of a topic with raw keys and values, which need no decoding."""
-    columns = {"key": batch.column(KEY), "value": batch.column(VALUE), TOMBSTONE: batch.column(VALUE).is_null()}
+    """Return the records of a batch of messages of a topic with raw keys and values, which need
+    no decoding.
+    """
+    columns = {
+        "key": batch.column(KEY),
+        "value": batch.column(VALUE),
+        TOMBSTONE: batch.column(VALUE).is_null(),
+    }
     columns |= {name: batch.column(name) for name in (PARTITION, OFFSET, TIMESTAMP, EPOCH)}
     schema = record_formats.records_schema(topic.schema())
     return pa.RecordBatch.from_arrays([columns[name] for name in schema.names], schema=schema)
 
 
-def _batch_from_messages(got: list[Message], headers: list[Any], partition: int, with_headers: bool) -> pa.RecordBatch:
-    """Return messages as a batch for the decoder (see `create_decoder`); `headers` are those of each message.
+def _batch_from_messages(
+    got: list[Message], headers: list[Any], partition: int, with_headers: bool
+) -> pa.RecordBatch:
+    """Return messages as a batch for the decoder (see `create_decoder`); `headers` are those of
+    each message.
 
     `__headers` is null unless `with_headers`.
     """
     count = len(got)
     header = pa.struct([pa.field("name", pa.string()), pa.field("value", pa.binary())])
-    shown = ([{"name": name, "value": value} for name, value in of_message or ()] for of_message in headers)
+    shown = (
+        [{"name": name, "value": value} for name, value in of_message or ()]
+        for of_message in headers
+    )
     columns = {
         PARTITION: pa.array(np.full(count, partition, np.int32)),
         OFFSET: pa.array([message.offset() for message in got], pa.int64()),
         TIMESTAMP: _timestamps([message.timestamp()[1] for message in got]),
         KEY: pa.array([message.key() for message in got], pa.binary()),
         VALUE: pa.array([message.value() for message in got], pa.binary()),
-        HEADERS: pa.array(list(shown), pa.list_(header)) if with_headers else pa.nulls(count, pa.list_(header)),
+        HEADERS: (
+            pa.array(list(shown), pa.list_(header))
+            if with_headers
+            else pa.nulls(count, pa.list_(header))
+        ),
         EPOCH: pa.array(
-            [_epoch_of(of_message) for of_message in headers] if any(headers) else np.zeros(count, np.int32), pa.int32()
+            (
+                [_epoch_of(of_message) for of_message in headers]
+                if any(headers)
+                else np.zeros(count, np.int32)
+            ),
+            pa.int32(),
         ),
     }
     return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
 
 
 def _timestamps(ms: list[int]) -> pa.Array:
-    """Return times in ms since the epoch as timestamps; null for a missing one (-1) or one after the year 9999."""
+    """Return times in ms since the epoch as timestamps; null for a missing one (-1) or one after
+    the year 9999.
+    """
     given = np.array(ms, np.int64)
     none = (given < 0) | (given > _GREATEST_MS)
-    return pa.array(np.where(none, 0, given) * 1000, pa.timestamp("us", tz="UTC"), mask=none if none.any() else None)
+    return pa.array(
+        np.where(none, 0, given) * 1000,
+        pa.timestamp("us", tz="UTC"),
+        mask=none if none.any() else None,
+    )
 
 
 def _epoch_of(headers: list[tuple[str, bytes | None]] | None) -> int:

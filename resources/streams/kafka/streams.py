@@ -1,8 +1,8 @@
 """KafkaStreams: the topics of a Kafka cluster as streams, read in exact ranges of offsets.
 
-Offsets are Kafka's own, as decimal numbers. The end of a partition is its last stable offset: later records belong to
-open transactions. A range may have fewer records than offsets because of control records, aborted transactions,
-compaction and markers.
+Offsets are Kafka's own, as decimal numbers. The end of a partition is its last stable offset: later
+records belong to open transactions. A range may have fewer records than offsets because of control
+records, aborted transactions, compaction and markers.
 """
 
 from __future__ import annotations
@@ -25,11 +25,20 @@ from dagster_adjunct.resources.schemas.schema import ArrowFrame, Schema, to_arro
 from dagster_adjunct.resources.spark.in_process import resolve_session
 from dagster_adjunct.resources.streams import system
 from dagster_adjunct.resources.streams.kafka import consume, produce
-from dagster_adjunct.resources.streams.kafka.client import KafkaAdmin, KafkaSettings, SettingValue, TopicFacts
+from dagster_adjunct.resources.streams.kafka.client import (
+    KafkaAdmin,
+    KafkaSettings,
+    SettingValue,
+    TopicFacts,
+)
 from dagster_adjunct.resources.streams.kafka.consume import MarkerHeader, TopicRange
 from dagster_adjunct.resources.streams.kafka.formats import Json, KeyText
 from dagster_adjunct.resources.streams.kafka.produce import SendResult, TaskAppend
-from dagster_adjunct.resources.streams.kafka.record_formats import KafkaTopic, check_topic_name, encode_table
+from dagster_adjunct.resources.streams.kafka.record_formats import (
+    KafkaTopic,
+    check_topic_name,
+    encode_table,
+)
 from dagster_adjunct.resources.streams.startpoint import check_timestamp_ms
 from dagster_adjunct.resources.streams.system import (
     AppendResult,
@@ -70,11 +79,15 @@ class _CreatedStream(StoredDocument):
         schema, key = self.declaration.columns, self.declaration.key
         if not key:
             return KafkaTopic(self.topic, Json(schema))
-        return KafkaTopic(self.topic, Json(schema), KeyText(schema.select(key).ddl()), "kafka-murmur2")
+        return KafkaTopic(
+            self.topic, Json(schema), KeyText(schema.select(key).ddl()), "kafka-murmur2"
+        )
 
 
 class DeclaredTopics:
-    """The declarations of one system's streams: those in its settings, and those of created streams, in the lake."""
+    """The declarations of one system's streams: those in its settings, and those of created
+    streams, in the lake.
+    """
 
     def __init__(self, lake: Lake, settings: KafkaSettings) -> None:
         self._settings = settings
@@ -83,7 +96,9 @@ class DeclaredTopics:
         self._created: dict[str, _CreatedStream] = {}
 
     def of(self, stream: str) -> KafkaTopic:
-        """Return the declaration of a stream's topic, which may not exist in Kafka; of raw bytes if there is none."""
+        """Return the declaration of a stream's topic, which may not exist in Kafka; of raw bytes
+        if there is none.
+        """
         check_name("stream", stream)
         topic = self._settings.topics.get(stream)
         if topic is not None:
@@ -94,19 +109,25 @@ class DeclaredTopics:
     def topics(self) -> dict[str, str]:
         """Return the topic names of the streams that were declared or created, by stream."""
         created = {
-            stream: self._parse_created(stream, stored).topic for stream, stored in self._namespace.read().items()
+            stream: self._parse_created(stream, stored).topic
+            for stream, stored in self._namespace.read().items()
         }
-        return created | {stream: topic.name_for(stream) for stream, topic in self._settings.topics.items()}
+        return created | {
+            stream: topic.name_for(stream) for stream, topic in self._settings.topics.items()
+        }
 
     def check(self, stream: str, schema: Schema, key: Sequence[str], partitions: int) -> KafkaTopic:
-        """Return the topic declaration of a stream that is to have these columns, key and partitions.
+        """Return the topic declaration of a stream that is to have these columns, key and
+        partitions.
 
         Raises StreamExistsError if another one is declared or was created.
         """
         wanted = self._declared(stream, schema, key, partitions)
         topic = self._settings.topics.get(stream)
         if topic is not None:
-            there = StreamDeclaration(columns=topic.schema(), key=topic.key_names, partitions=partitions)
+            there = StreamDeclaration(
+                columns=topic.schema(), key=topic.key_names, partitions=partitions
+            )
         else:
             created = self._find_created(self._namespace.read(), stream)
             there = wanted if created is None else created.declaration
@@ -114,7 +135,9 @@ class DeclaredTopics:
         return topic or self._build_created(stream, wanted).known()
 
     def remember(self, stream: str, schema: Schema, key: Sequence[str], partitions: int) -> None:
-        """Store the declaration of a created stream for other processes, unless the settings declare it."""
+        """Store the declaration of a created stream for other processes, unless the settings
+        declare it.
+        """
         if stream in self._settings.topics:
             return
         made = self._build_created(stream, self._declared(stream, schema, key, partitions))
@@ -123,14 +146,20 @@ class DeclaredTopics:
             there = self._find_created(snapshot, stream)
             if there is None:
                 return {stream: made.model_dump(mode="json")}, None
-            system.check_same_declaration(self._qualified(stream), there.declaration, made.declaration)
+            system.check_same_declaration(
+                self._qualified(stream), there.declaration, made.declaration
+            )
             return {}, None
 
         self._namespace.transact(decide, by="create")
         self._created[stream] = made
 
-    def _declared(self, stream: str, schema: Schema, key: Sequence[str], partitions: int) -> StreamDeclaration:
-        return system.build_declaration(StreamDeclaration, self._qualified(stream), schema, tuple(key), partitions)
+    def _declared(
+        self, stream: str, schema: Schema, key: Sequence[str], partitions: int
+    ) -> StreamDeclaration:
+        return system.build_declaration(
+            StreamDeclaration, self._qualified(stream), schema, tuple(key), partitions
+        )
 
     def _qualified(self, stream: str) -> str:
         return f"{self._settings.name}.{stream}"
@@ -141,7 +170,8 @@ class DeclaredTopics:
         other = next((name for name, known in others if known.name_for(name) == topic), None)
         if other is not None:
             raise errors.ConfigurationError(
-                f"{self._settings.where}: stream {stream!r} would be topic {topic!r}, which is stream {other!r}.",
+                f"{self._settings.where}: stream {stream!r} would be topic {topic!r}, which is"
+                f" stream {other!r}.",
                 f"Use stream {other!r}, or another name.",
                 system=self._settings.name,
                 stream=self._qualified(stream),
@@ -157,15 +187,25 @@ class DeclaredTopics:
         return self._created.setdefault(stream, self._parse_created(stream, stored))
 
     def _parse_created(self, stream: str, stored: Any) -> _CreatedStream:
-        step = "Upgrade dagster-adjunct if a newer version wrote it; otherwise restore the lake's metadata."
-        return decode_body(_CreatedStream, stored, self._where, f"can't be read (the entry of stream {stream!r})", step)
+        step = (
+            "Upgrade dagster-adjunct if a newer version wrote it; otherwise restore the lake's"
+            " metadata."
+        )
+        return decode_body(
+            _CreatedStream,
+            stored,
+            self._where,
+            f"can't be read (the entry of stream {stream!r})",
+            step,
+        )
 
 
 class KafkaStreams(NumberedOffsets, StreamWriter):
-    """The streams of one Kafka cluster, as the system of the name in its settings. Threads may share it.
+    """The streams of one Kafka cluster, as the system of the name in its settings. Threads may
+    share it.
 
-    The lake stores the declarations of streams that were created here. Methods raise StreamUnavailableError, which is
-    transient, if brokers do not answer.
+    The lake stores the declarations of streams that were created here. Methods raise
+    StreamUnavailableError, which is transient, if brokers do not answer.
     """
 
     new_streams = NewStreams(needs_key=True, typed=True)
@@ -176,22 +216,32 @@ class KafkaStreams(NumberedOffsets, StreamWriter):
         self.settings = settings
         self.admin = KafkaAdmin(settings)
         self._declarations = DeclaredTopics(lake, settings)
-        self._answers: dict[object, object] | None = None  # set in a snapshot: the answers that it has had
+        self._answers: dict[object, object] | None = (
+            None  # set in a snapshot: the answers that it has had
+        )
         self._keys_checked_for = ""
 
     def list_streams(self) -> list[str]:
-        """Return all streams that have a topic: declared and created ones, and topics whose name can be a stream's."""
+        """Return all streams that have a topic: declared and created ones, and topics whose name
+        can be a stream's.
+        """
         topics = self._declarations.topics()
         there, taken = set(self.admin.topics()), set(topics.values())
         named = {stream for stream, topic in topics.items() if topic in there}
-        return sorted(named | {topic for topic in there - taken if _is_stream_name(topic) and topic not in topics})
+        return sorted(
+            named
+            | {topic for topic in there - taken if _is_stream_name(topic) and topic not in topics}
+        )
 
-    def create(self, name: str, *, schema: Schema, key: Sequence[str] = (), partitions: int) -> StreamInfo:
+    def create(
+        self, name: str, *, schema: Schema, key: Sequence[str] = (), partitions: int
+    ) -> StreamInfo:
         """Create the topic of a stream, or do nothing if it exists with this declaration.
 
-        A stream that the settings do not declare is the topic `prefix` + name and contains JSON; its columns and key
-        are stored in the lake for other processes. Replication and other settings are the cluster's defaults.
-        Raises StreamExistsError with the differences, and ConfigurationError or SchemaMismatchError.
+        A stream that the settings do not declare is the topic `prefix` + name and contains JSON;
+        its columns and key are stored in the lake for other processes. Replication and other
+        settings are the cluster's defaults. Raises StreamExistsError with the differences, and
+        ConfigurationError or SchemaMismatchError.
         """
         topic, there = self._validate_creation(name, schema, key, partitions)
         self._declarations.remember(name, schema, key, partitions)
@@ -199,7 +249,9 @@ class KafkaStreams(NumberedOffsets, StreamWriter):
             self.admin.create(topic, partitions)
         return self.info(name)
 
-    def check_create(self, name: str, *, schema: Schema, key: Sequence[str] = (), partitions: int) -> None:
+    def check_create(
+        self, name: str, *, schema: Schema, key: Sequence[str] = (), partitions: int
+    ) -> None:
         self._validate_creation(name, schema, key, partitions)
 
     def info(self, stream: str) -> StreamInfo:
@@ -207,18 +259,37 @@ class KafkaStreams(NumberedOffsets, StreamWriter):
         policies = {policy.strip() for policy in facts.config.get("cleanup.policy", "").split(",")}
         # With cleanup.policy=compact,delete a topic does not keep the newest record of every key.
         compacted = policies == {"compact"}
-        kept = timedelta(milliseconds=int(facts.config.get("delete.retention.ms", _TOMBSTONES_KEPT_MS)))
+        kept = timedelta(
+            milliseconds=int(facts.config.get("delete.retention.ms", _TOMBSTONES_KEPT_MS))
+        )
         declared = facts.declared
-        of_records = (declared.key_names, declared.partitioner, declared.schema(), declared.default_offset)
-        return StreamInfo(stream, facts.partitions, *of_records, compacted, kept if compacted else None, facts.identity)
+        of_records = (
+            declared.key_names,
+            declared.partitioner,
+            declared.schema(),
+            declared.default_offset,
+        )
+        return StreamInfo(
+            stream,
+            facts.partitions,
+            *of_records,
+            compacted,
+            kept if compacted else None,
+            facts.identity,
+        )
 
     def topic(self, stream: str) -> TopicFacts:
         """Return the stream's topic, including its `config`. Raises StreamNotFoundError."""
         facts = self._describe_topic(stream)
-        return replace(facts, config=self._ask_once((stream, "config"), lambda: self.admin.config(facts.topic)))
+        return replace(
+            facts, config=self._ask_once((stream, "config"), lambda: self.admin.config(facts.topic))
+        )
 
     def partitions(self, stream: str) -> list[SystemStreamPartition]:
-        return [SystemStreamPartition(self.name, stream, p) for p in range(self._describe_topic(stream).partitions)]
+        return [
+            SystemStreamPartition(self.name, stream, p)
+            for p in range(self._describe_topic(stream).partitions)
+        ]
 
     def oldest(self, ssps: Iterable[SystemStreamPartition]) -> dict[SystemStreamPartition, str]:
         return self._select_offsets(ssps, lambda bounds: bounds[0])
@@ -227,17 +298,23 @@ class KafkaStreams(NumberedOffsets, StreamWriter):
         return self._select_offsets(ssps, lambda bounds: bounds[1])
 
     def offset_for_timestamp(self, ssp: SystemStreamPartition, timestamp_ms: int) -> str:
-        """Return the offset of the first record, in offset order, that readers see and is at or after this time."""
+        """Return the offset of the first record, in offset order, that readers see and is at or
+        after this time.
+        """
         check_timestamp_ms("timestamp_ms", timestamp_ms, str(ssp))
         facts = self._describe_topic_of([ssp])
         return str(self._offsets_at_time(facts, [ssp.partition], timestamp_ms)[ssp.partition])
 
     def records_between(self, ranges: Mapping[SystemStreamPartition, OffsetRange]) -> int:
-        """Return the number of records in the ranges, by reading them all; `distance` is a cheap upper bound."""
+        """Return the number of records in the ranges, by reading them all; `distance` is a cheap
+        upper bound.
+        """
         if not ranges:
             return 0
         got = consume.read_ranges(*self._ranges(ranges))
-        return sum(not consume.is_marker(message.headers()) for _, messages in got for message in messages)
+        return sum(
+            not consume.is_marker(message.headers()) for _, messages in got for message in messages
+        )
 
     def read(
         self,
@@ -246,18 +323,25 @@ class KafkaStreams(NumberedOffsets, StreamWriter):
         *,
         epochs: Epochs = "all",
     ) -> DataFrame:
-        """Return exactly the records of these ranges of one stream: its columns, then those of RECORD_META.
+        """Return exactly the records of these ranges of one stream: its columns, then those of
+        RECORD_META.
 
-        `epochs="latest"` raises ConfigurationError: a topic does not store which ranges were read again, so records
-        for which a replay produced nothing could not be left out.
-        Offsets may be missing within a range. A task fails with OffsetOutOfRangeError if records have been removed by
-        retention, or by recreating the topic, since the ranges were checked.
+        `epochs="latest"` raises ConfigurationError: a topic does not store which ranges were read
+        again, so records for which a replay produced nothing could not be left out. Offsets may be
+        missing within a range. A task fails with OffsetOutOfRangeError if records have been removed
+        by retention, or by recreating the topic, since the ranges were checked.
         """
         check_choice(epochs, f"epochs={epochs!r}", ("all", "latest"), argument="epochs")
         if epochs == "latest":
-            problem = f'stream system {self.name!r} can\'t read epochs="latest": a topic does not store which ranges '
+            problem = (
+                f'stream system {self.name!r} can\'t read epochs="latest": a topic does not store'
+                " which ranges "
+            )
             problem += "were read again, so replaced records can't be found."
-            step = "Send the results to a stream of the lake too, or compare headers (adjunct-source, adjunct-epoch)."
+            step = (
+                "Send the results to a stream of the lake too, or compare headers (adjunct-source,"
+                " adjunct-epoch)."
+            )
             raise errors.ConfigurationError(problem, step, argument="epochs", system=self.name)
         from dagster_adjunct.resources.streams.kafka.source import records_frame
 
@@ -284,35 +368,44 @@ class KafkaStreams(NumberedOffsets, StreamWriter):
         valid_from: datetime | None = None,
         fence: Fence | None = None,
     ) -> AppendResult:
-        """Append records to a topic: a Spark frame by its tasks, anything else by this process, in its order.
+        """Append records to a topic: a Spark frame by its tasks, anything else by this process, in
+        its order.
 
-        `data` has the stream's columns and may have `__tombstone`, `__timestamp` (stored in ms; null is now) and
-        `__epoch`. One task sends the records of a key, ordered by `order_by` (columns that only serve the order are
-        dropped), to the partition that Kafka's Java client chooses for the key; records without key go to any.
-        `partitioned` has no effect, since several tasks may have read one partition. `end_of_dataset` ends a version:
-        every partition gets a marker; `valid_from` (with a time zone) is when the version becomes valid. Source
-        positions of records become headers. `sources` are not stored. `fence` is that of the run that appends: without
-        transactions, nothing more is sent once its lease is lost.
+        `data` has the stream's columns and may have `__tombstone`, `__timestamp` (stored in ms;
+        null is now) and `__epoch`. One task sends the records of a key, ordered by `order_by`
+        (columns that only serve the order are dropped), to the partition that Kafka's Java client
+        chooses for the key; records without key go to any. `partitioned` has no effect, since
+        several tasks may have read one partition. `end_of_dataset` ends a version: every partition
+        gets a marker; `valid_from` (with a time zone) is when the version becomes valid. Source
+        positions of records become headers. `sources` are not stored. `fence` is that of the run
+        that appends: without transactions, nothing more is sent once its lease is lost.
 
-        Without transactions this is at least once. With transactions it is exactly once per producer and sequence, and
-        `consumed`, the next offsets of input from the same cluster, is committed with the records for the consumer
-        group `producer`. Sequences of a producer must increase.
+        Without transactions this is at least once. With transactions it is exactly once per
+        producer and sequence, and `consumed`, the next offsets of input from the same cluster, is
+        committed with the records for the consumer group `producer`. Sequences of a producer must
+        increase.
 
-        The result's ranges of offsets may include records of other producers. Raises SchemaMismatchError,
-        PermanentError for a record that Kafka rejects, ProducerConflictError, CommitConflictError, and
-        StreamUnavailableError, after which the same call may be repeated.
+        The result's ranges of offsets may include records of other producers. Raises
+        SchemaMismatchError, PermanentError for a record that Kafka rejects, ProducerConflictError,
+        CommitConflictError, and StreamUnavailableError, after which the same call may be repeated.
         """
         system.check_append(producer, sequence, end_of_dataset, valid_from)
         facts = self.topic(stream)
         markers: dict[int, bytes] = {}
         if end_of_dataset is not None:
-            header = MarkerHeader(version=end_of_dataset, partitions=facts.partitions, valid_from=valid_from)
+            header = MarkerHeader(
+                version=end_of_dataset, partitions=facts.partitions, valid_from=valid_from
+            )
             markers = dict.fromkeys(range(facts.partitions), header.encode())
-        what = replace(self._task_append(facts, producer, sequence, markers, consumed or {}), fence=fence)
+        what = replace(
+            self._task_append(facts, producer, sequence, markers, consumed or {}), fence=fence
+        )
         before = self.admin.upcoming(facts.topic, range(facts.partitions))
         name = str(facts)
         if hasattr(data, "mapInArrow"):
-            return self._await_result(what, produce.send_frame(cast("DataFrame", data), what, order_by), before)
+            return self._await_result(
+                what, produce.send_frame(cast("DataFrame", data), what, order_by), before
+            )
         system.check_table_options(name, order_by, partitioned)
         declared = facts.declared
         table = to_arrow_table(data, name, declared.schema(), declared.key_names)
@@ -333,15 +426,20 @@ class KafkaStreams(NumberedOffsets, StreamWriter):
     ) -> AppendResult:
         """Append only an end-of-dataset marker to these partitions (default: all).
 
-        `rows` is the version's number of records in each partition, for validation; `valid_from` (with a time zone) is
-        when the version becomes valid.
+        `rows` is the version's number of records in each partition, for validation; `valid_from`
+        (with a time zone) is when the version becomes valid.
         """
         check_name("version", version)
         system.check_append(producer, sequence, version, valid_from)
         facts = self.topic(stream)
         chosen = range(facts.partitions) if partitions is None else sorted(set(partitions))
         system.check_marker_partitions(str(facts), version, chosen, facts.partitions, rows)
-        same: Any = {"version": version, "checksum": checksum, "valid_from": valid_from, "partitions": facts.partitions}
+        same: Any = {
+            "version": version,
+            "checksum": checksum,
+            "valid_from": valid_from,
+            "partitions": facts.partitions,
+        }
         counts: Mapping[int, int] = rows or {}
         markers = {p: MarkerHeader(**same, rows=counts.get(p)).encode() for p in chosen}
         what = self._task_append(facts, producer, sequence, markers, {})
@@ -349,10 +447,11 @@ class KafkaStreams(NumberedOffsets, StreamWriter):
         return self._await_result(what, produce.produce_batches(what, []), before)
 
     def appended(self, stream: str, producer: str, sequence: int) -> AppendResult | None:
-        """Return the result of an earlier append, or None; always None for a topic without transactions.
+        """Return the result of an earlier append, or None; always None for a topic without
+        transactions.
 
-        A transaction that a crash left open does not count; the producer's next append aborts it. Raises
-        ProducerConflictError for a sequence before the last.
+        A transaction that a crash left open does not count; the producer's next append aborts it.
+        Raises ProducerConflictError for a sequence before the last.
         """
         system.check_producer(producer, sequence)
         facts = self.topic(stream)
@@ -365,19 +464,31 @@ class KafkaStreams(NumberedOffsets, StreamWriter):
             raise system.stale_sequence_error(str(facts), producer, sequence, marks[0][0].sequence)
         return produce.result_from_spans(produce.spans_from_marks(marks, sequence), duplicate=True)
 
-    def markers(self, stream: str, since: Mapping[SystemStreamPartition, str] | None = None) -> list[Marker]:
+    def markers(
+        self, stream: str, since: Mapping[SystemStreamPartition, str] | None = None
+    ) -> list[Marker]:
         """Return the markers at or after these offsets, in order; None: all of the stream.
 
-        Reads all records from there on. An offset that retention has passed counts as the oldest. A malformed marker
-        is replaced by one that follows it without records in between; otherwise raises MalformedDocumentError.
+        Reads all records from there on. An offset that retention has passed counts as the oldest. A
+        malformed marker is replaced by one that follows it without records in between; otherwise
+        raises MalformedDocumentError.
         """
         facts = self.topic(stream)
         starts = dict.fromkeys(range(facts.partitions), 0)
         if since is not None:
-            mine = {ssp: offset for ssp, offset in since.items() if ssp.qualified_stream == str(facts)}
-            starts = {ssp.partition: system.parse_offset(offset, str(ssp)) for ssp, offset in mine.items()}
-        oldest, upcoming = self.admin.oldest(facts.topic, starts), self.admin.upcoming(facts.topic, starts)
-        ranges = [TopicRange(p, max(at, oldest[p]), upcoming[p]) for p, at in sorted(starts.items())]
+            mine = {
+                ssp: offset for ssp, offset in since.items() if ssp.qualified_stream == str(facts)
+            }
+            starts = {
+                ssp.partition: system.parse_offset(offset, str(ssp)) for ssp, offset in mine.items()
+            }
+        oldest, upcoming = (
+            self.admin.oldest(facts.topic, starts),
+            self.admin.upcoming(facts.topic, starts),
+        )
+        ranges = [
+            TopicRange(p, max(at, oldest[p]), upcoming[p]) for p, at in sorted(starts.items())
+        ]
         found: list[Marker] = []
         malformed: dict[int, errors.MalformedDocumentError] = {}
         for wanted, got in consume.read_ranges(facts, ranges):
@@ -410,15 +521,22 @@ class KafkaStreams(NumberedOffsets, StreamWriter):
         ours = {ssp: offset for ssp, offset in consumed.items() if ssp.system == self.name}
         offsets: tuple[tuple[str, int, int], ...] = ()
         if facts.declared.transactional:
-            topics = {name: self._describe_topic(name).topic for name in {ssp.stream for ssp in ours}}
-            offsets = tuple((topics[ssp.stream], ssp.partition, int(offset)) for ssp, offset in ours.items())
+            topics = {
+                name: self._describe_topic(name).topic for name in {ssp.stream for ssp in ours}
+            }
+            offsets = tuple(
+                (topics[ssp.stream], ssp.partition, int(offset)) for ssp, offset in ours.items()
+            )
         return TaskAppend(facts, producer, sequence, tuple(sorted(markers.items())), offsets)
 
-    def _await_result(self, append: TaskAppend, sent: SendResult, before: Mapping[int, int]) -> AppendResult:
-        """Return the result of an append, once readers see it; partitions without records have empty ranges.
+    def _await_result(
+        self, append: TaskAppend, sent: SendResult, before: Mapping[int, int]
+    ) -> AppendResult:
+        """Return the result of an append, once readers see it; partitions without records have
+        empty ranges.
 
-        `before` are the partitions' ends before the append, used where a broker did not return offsets. Partitions that
-        were added since are not in it, and may have records already.
+        `before` are the partitions' ends before the append, used where a broker did not return
+        offsets. Partitions that were added since are not in it, and may have records already.
         """
         spans, duplicate = sent
         if duplicate:
@@ -428,14 +546,17 @@ class KafkaStreams(NumberedOffsets, StreamWriter):
         for span in spans:
             ends[span.partition] = max(span.next or 0, ends.get(span.partition, 0))
         after = self.admin.upcoming(target.topic, ends)
-        # Wait only up to the deadline: another producer's open transaction may hide our records for longer.
+        # Wait only up to the deadline: another producer's open transaction may hide our records for
+        # longer.
         while any(after[p] < end for p, end in ends.items()) and time.monotonic() < deadline:
             time.sleep(_LOOK_SECONDS)
             after = self.admin.upcoming(target.topic, ends)
         known = [
-            replace(span, first=before.get(span.partition, 0), next=after[span.partition])
-            if None in (span.first, span.next)
-            else span
+            (
+                replace(span, first=before.get(span.partition, 0), next=after[span.partition])
+                if None in (span.first, span.next)
+                else span
+            )
             for span in spans
         ]
         result = produce.result_from_spans(known, duplicate=False)
@@ -443,14 +564,20 @@ class KafkaStreams(NumberedOffsets, StreamWriter):
         return replace(result, first={**result.first, **empty}, next={**result.next, **empty})
 
     def snapshot(self, stream: str) -> StreamSystem:
-        """Return a view of the streams that requests each answer only once, for all partitions of a stream."""
+        """Return a view of the streams that requests each answer only once, for all partitions
+        of a stream.
+        """
         return self._view(answers={})
 
     def checking_keys(self, dataset: str) -> StreamSystem:
-        """Return a view whose reads raise KeyOrderError for a record that is not in the partition of its key."""
+        """Return a view whose reads raise KeyOrderError for a record that is not in the
+        partition of its key.
+        """
         return self._view(answers=None if self._answers is None else {}, keys_checked_for=dataset)
 
-    def _view(self, *, answers: dict[object, object] | None, keys_checked_for: str = "") -> KafkaStreams:
+    def _view(
+        self, *, answers: dict[object, object] | None, keys_checked_for: str = ""
+    ) -> KafkaStreams:
         view = KafkaStreams(self.lake, self.settings)
         view.admin = self.admin
         view._answers = answers
@@ -465,7 +592,9 @@ class KafkaStreams(NumberedOffsets, StreamWriter):
             self._answers[question] = ask()
         return cast("T", self._answers[question])
 
-    def _validate_creation(self, name: str, schema: Schema, key: Sequence[str], partitions: int) -> tuple[str, bool]:
+    def _validate_creation(
+        self, name: str, schema: Schema, key: Sequence[str], partitions: int
+    ) -> tuple[str, bool]:
         """Return the topic name for a stream to be created, and whether the topic exists.
 
         Raises StreamExistsError if the stream exists with another declaration.
@@ -475,7 +604,9 @@ class KafkaStreams(NumberedOffsets, StreamWriter):
         described = self.admin.describe(topic)
         if described is not None and described[1] != partitions:
             problem = f"stream {name!r} exists with another declaration: topic {topic!r} of "
-            problem += f"{self.settings.where} has {described[1]} partitions, expected {partitions}."
+            problem += (
+                f"{self.settings.where} has {described[1]} partitions, expected {partitions}."
+            )
             step = "Declare the partitions that it has, or use another name."
             raise errors.StreamExistsError(problem, step, stream=f"{self.name}.{name}")
         return topic, described is not None
@@ -489,16 +620,30 @@ class KafkaStreams(NumberedOffsets, StreamWriter):
             described = self.admin.describe(topic)
             if described is None:
                 raise self._not_found(stream, topic)
-            settings = replace(self.settings, topics={})  # tasks do not need the declarations of other streams
-            return TopicFacts(settings, stream, topic, *described, declared, keys_checked_for=self._keys_checked_for)
+            settings = replace(
+                self.settings, topics={}
+            )  # tasks do not need the declarations of other streams
+            return TopicFacts(
+                settings,
+                stream,
+                topic,
+                *described,
+                declared,
+                keys_checked_for=self._keys_checked_for,
+            )
 
         return self._ask_once(stream, ask)
 
     def _not_found(self, stream: str, topic: str) -> errors.StreamNotFoundError:
         there = self.list_streams()
         some = ", ".join(there[:20]) + (f" and {len(there) - 20} more" if len(there) > 20 else "")
-        problem = f"there is no stream {stream!r} in {self.settings.where}: it would be topic {topic!r}."
-        step = f"Declare the stream's topic, create it, or use another stream: {some or 'there are none'}."
+        problem = (
+            f"there is no stream {stream!r} in {self.settings.where}: it would be topic {topic!r}."
+        )
+        step = (
+            "Declare the stream's topic, create it, or use another stream:"
+            f" {some or 'there are none'}."
+        )
         return errors.StreamNotFoundError(problem, step, stream=f"{self.name}.{stream}")
 
     def _describe_topic_of(self, ssps: Iterable[SystemStreamPartition]) -> TopicFacts:
@@ -510,24 +655,33 @@ class KafkaStreams(NumberedOffsets, StreamWriter):
         return facts
 
     def _select_offsets(
-        self, ssps: Iterable[SystemStreamPartition], select: Callable[[OffsetBounds], dict[int, int]]
+        self,
+        ssps: Iterable[SystemStreamPartition],
+        select: Callable[[OffsetBounds], dict[int, int]],
     ) -> dict[SystemStreamPartition, str]:
         result: dict[SystemStreamPartition, str] = {}
         for _, of_stream in groupby(sorted(ssps), lambda ssp: ssp.qualified_stream):
             wanted = list(of_stream)
-            offsets = select(self._offsets(self._describe_topic_of(wanted), [ssp.partition for ssp in wanted]))
+            offsets = select(
+                self._offsets(self._describe_topic_of(wanted), [ssp.partition for ssp in wanted])
+            )
             result |= {ssp: str(offsets[ssp.partition]) for ssp in wanted}
         return result
 
     def _offsets(self, facts: TopicFacts, partitions: Sequence[int]) -> OffsetBounds:
-        """Return the oldest offsets and the upcoming offsets by partition, requested in this order."""
+        """Return the oldest offsets and the upcoming offsets by partition, requested in this
+        order.
+        """
         wanted = partitions if self._answers is None else range(facts.partitions)
         oldest, upcoming = self.admin.oldest, self.admin.upcoming
         return self._ask_once(
-            (facts.stream, "offsets"), lambda: (oldest(facts.topic, wanted), upcoming(facts.topic, wanted))
+            (facts.stream, "offsets"),
+            lambda: (oldest(facts.topic, wanted), upcoming(facts.topic, wanted)),
         )
 
-    def _offsets_at_time(self, facts: TopicFacts, partitions: Sequence[int], timestamp_ms: int) -> dict[int, int]:
+    def _offsets_at_time(
+        self, facts: TopicFacts, partitions: Sequence[int], timestamp_ms: int
+    ) -> dict[int, int]:
         wanted = partitions if self._answers is None else range(facts.partitions)
 
         def ask() -> dict[int, int]:
@@ -540,14 +694,21 @@ class KafkaStreams(NumberedOffsets, StreamWriter):
 
         return self._ask_once((facts.stream, timestamp_ms), ask)
 
-    def _ranges(self, ranges: Mapping[SystemStreamPartition, OffsetRange]) -> tuple[TopicFacts, list[TopicRange]]:
+    def _ranges(
+        self, ranges: Mapping[SystemStreamPartition, OffsetRange]
+    ) -> tuple[TopicFacts, list[TopicRange]]:
         """Return the ranges of one stream, validated against the topic's current offsets."""
         facts = self._describe_topic_of(ranges)
         oldest, upcoming = self._offsets(facts, [ssp.partition for ssp in ranges])
         wanted = []
         for ssp, given in ranges.items():
-            start, end = system.parse_offset(given.start, str(ssp)), system.parse_offset(given.end, str(ssp))
-            system.check_range(ssp, start, end, oldest[ssp.partition], upcoming[ssp.partition], last=_LAST)
+            start, end = (
+                system.parse_offset(given.start, str(ssp)),
+                system.parse_offset(given.end, str(ssp)),
+            )
+            system.check_range(
+                ssp, start, end, oldest[ssp.partition], upcoming[ssp.partition], last=_LAST
+            )
             wanted.append(TopicRange(ssp.partition, start, end))
         return facts, wanted
 
@@ -573,14 +734,18 @@ def kafka_system(
     topics: Mapping[str, KafkaTopic] | None = None,
     prefix: str = "",
 ) -> KafkaSettings:
-    """Register a Kafka cluster as the stream system `name`, so that its streams are `NAME.STREAM`; return its settings.
+    """Register a Kafka cluster as the stream system `name`, so that its streams are `NAME.STREAM`;
+    return its settings.
 
-    `client` are librdkafka settings, with secrets as "env:NAME". `client_factory` ("module:function") returns more of
-    them in each process, such as token callbacks. `topics` declares streams; any other name is the topic of that name,
-    with raw keys and values. A stream that Adjunct creates is the topic `prefix` + name. The same call may be
-    repeated. Raises ConfigurationError.
+    `client` are librdkafka settings, with secrets as "env:NAME". `client_factory`
+    ("module:function") returns more of them in each process, such as token callbacks. `topics`
+    declares streams; any other name is the topic of that name, with raw keys and values. A stream
+    that Adjunct creates is the topic `prefix` + name. The same call may be repeated. Raises
+    ConfigurationError.
     """
-    settings = KafkaSettings(name, bootstrap_servers, dict(client or {}), client_factory, dict(topics or {}), prefix)
+    settings = KafkaSettings(
+        name, bootstrap_servers, dict(client or {}), client_factory, dict(topics or {}), prefix
+    )
     known, opener = _openers.get(name, (None, None))
     if opener is None or known != settings:
         opener = partial(KafkaStreams, settings=settings)

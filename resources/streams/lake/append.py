@@ -1,4 +1,6 @@
-"""Appends to a lake stream: casts records to its columns, writes their files, and computes the stream's next state."""
+"""Appends to a lake stream: casts records to its columns, writes their files, and computes the
+stream's next state.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +14,17 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct.resources.bucketing.hashing import row_digests
-from dagster_adjunct.resources.bucketing.writer import DIGEST, WriteOptions, write_arrow_buckets, write_buckets
-from dagster_adjunct.resources.errors import CommitConflictError, ProducerConflictError, SchemaMismatchError
+from dagster_adjunct.resources.bucketing.writer import (
+    DIGEST,
+    WriteOptions,
+    write_arrow_buckets,
+    write_buckets,
+)
+from dagster_adjunct.resources.errors import (
+    CommitConflictError,
+    ProducerConflictError,
+    SchemaMismatchError,
+)
 from dagster_adjunct.resources.lazy_modules import F, pa, pc
 from dagster_adjunct.resources.objects.commit_log import Commit
 from dagster_adjunct.resources.schemas import schema as schemas
@@ -48,25 +59,34 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 
-# A stream remembers the 32 highest sequences (the window) of each of the 256 producers that appended last, so that a
-# retried append adds nothing. A sequence before a full window is rejected: it may be a retry or a restarted counter.
+# A stream remembers the 32 highest sequences (the window) of each of the 256 producers that
+# appended last, so that a retried append adds nothing. A sequence before a full window is rejected:
+# it may be a retry or a restarted counter.
 WINDOW = 32
 PRODUCERS = 256
-# Files that are appended by hand are producers, too. They never push out the others: only the last of them are kept.
+# Files that are appended by hand are producers, too. They never push out the others: only the last
+# of them are kept.
 FILE_PRODUCER = "file:"
 FILE_PRODUCERS = 128
 
 Producers = Mapping[str, tuple[SentSequence, ...]]
 
 
-def content_digest(files: Iterable[tuple[int, int, int | str | None]], markers: Iterable[object]) -> str:
-    """Return the digest of an append's `files` (partition, rows, digest) and of its marker (`NewMarker.content`)."""
+def content_digest(
+    files: Iterable[tuple[int, int, int | str | None]], markers: Iterable[object]
+) -> str:
+    """Return the digest of an append's `files` (partition, rows, digest) and of its marker
+    (`NewMarker.content`).
+    """
     content = json.dumps([sorted(files), list(markers)], separators=(",", ":"))
     return hashlib.sha256(content.encode()).hexdigest()
 
 
-def find_sequence(producers: Producers, producer: str, sequence: int, stream: str) -> SentSequence | None:
-    """Return the append that the stream remembers under this sequence, or None if the sequence is new.
+def find_sequence(
+    producers: Producers, producer: str, sequence: int, stream: str
+) -> SentSequence | None:
+    """Return the append that the stream remembers under this sequence, or None if the sequence is
+    new.
 
     Raises ProducerConflictError for a sequence before the producer's full window.
     """
@@ -84,11 +104,13 @@ def result_from_sequence(sent: SentSequence, *, duplicate: bool) -> AppendResult
     return AppendResult(first, after, sent.rows, duplicate)
 
 
-def record_sequence(producers: Producers, producer: str, sent: SentSequence) -> dict[str, tuple[SentSequence, ...]]:
+def record_sequence(
+    producers: Producers, producer: str, sent: SentSequence
+) -> dict[str, tuple[SentSequence, ...]]:
     """Return the producers with one more sequence, ordered by their last append.
 
-    Drops the lowest sequence of a full window, and of too many producers the one whose last append is the oldest;
-    files that were appended by hand are counted by themselves.
+    Drops the lowest sequence of a full window, and of too many producers the one whose last append
+    is the oldest; files that were appended by hand are counted by themselves.
     """
     window = tuple(sorted((*producers.get(producer, ()), sent)))[-WINDOW:]
     others = {name: entry for name, entry in producers.items() if name != producer}
@@ -103,10 +125,10 @@ def record_sequence(producers: Producers, producer: str, sent: SentSequence) -> 
 class NewMarker:
     """A marker to add after an append's records, in these partitions.
 
-    `rows` are the counts by partition that the producer gave. With "delivered" or None the stream counts each
-    partition's records since its previous marker (or first offset). None also marks the count as the stream's own
-    (`MarkerEntry.counted`), so that a producer may repeat the marker without its records. `valid_from` is in
-    microseconds since the epoch.
+    `rows` are the counts by partition that the producer gave. With "delivered" or None the stream
+    counts each partition's records since its previous marker (or first offset). None also marks the
+    count as the stream's own (`MarkerEntry.counted`), so that a producer may repeat the marker
+    without its records. `valid_from` is in microseconds since the epoch.
     """
 
     version: str
@@ -125,9 +147,10 @@ class NewMarker:
 class Append:
     """An append, begun at `started` (ms since the epoch), made of `sources`, if known.
 
-    The fields from `digest` on are set once its files are written: `attempt` is their folder, `seen` the identity of
-    the stream that they were written for, `columns` the index of their columns (see `StreamState.with_columns_at`), and
-    `chained` as in `Segment`. `fold` is the index page that the commit may add.
+    The fields from `digest` on are set once its files are written: `attempt` is their folder,
+    `seen` the identity of the stream that they were written for, `columns` the index of their
+    columns (see `StreamState.with_columns_at`), and `chained` as in `Segment`. `fold` is the index
+    page that the commit may add.
     """
 
     stream: str
@@ -145,11 +168,14 @@ class Append:
     fold: Fold | None = field(default=None, compare=False)
 
 
-def decide_append(state: StreamState, append: Append, now_ms: int) -> tuple[StreamState | None, AppendResult]:
-    """Return the stream's state after the append (None if the sequence was appended before), and the append's result.
+def decide_append(
+    state: StreamState, append: Append, now_ms: int
+) -> tuple[StreamState | None, AppendResult]:
+    """Return the stream's state after the append (None if the sequence was appended before), and
+    the append's result.
 
-    Raises ProducerConflictError for other contents under the sequence, and CommitConflictError if the stream was
-    recreated or the files may have been deleted meanwhile.
+    Raises ProducerConflictError for other contents under the sequence, and CommitConflictError if
+    the stream was recreated or the files may have been deleted meanwhile.
     """
     what = f"sequence {append.sequence} of producer {append.producer!r} in stream {append.stream!r}"
     if state.id != append.seen:
@@ -159,17 +185,26 @@ def decide_append(state: StreamState, append: Append, now_ms: int) -> tuple[Stre
     before = find_sequence(state.producers, append.producer, append.sequence, append.stream)
     if before is not None:
         newest, name = state.producers[append.producer][-1].sequence, f"lake.{append.stream}"
-        system.check_same_contents(name, append.producer, append.sequence, newest, before.digest, append.digest)
+        system.check_same_contents(
+            name, append.producer, append.sequence, newest, before.digest, append.digest
+        )
         return None, result_from_sequence(before, duplicate=True)
     if append.files and append.started < state.horizon:
-        problem = f"{what}: its files were written by an attempt begun {(state.horizon - append.started) / 1000:.0f} s "
+        problem = (
+            f"{what}: its files were written by an attempt begun"
+            f" {(state.horizon - append.started) / 1000:.0f} s "
+        )
         problem += "before the time up to which unlisted files are deleted, so they may be gone."
-        step = "Nothing was added. Append again; if that fails at once, correct this machine's clock."
+        step = (
+            "Nothing was added. Append again; if that fails at once, correct this machine's clock."
+        )
         raise CommitConflictError(problem, step, stream=f"lake.{append.stream}")
     state = manifest.apply_fold(state, append.fold)
     appended = max(now_ms, state.appended)  # segments stay in order even if a clock lags
     segment = _build_segment(state, append, appended)
-    sent = SentSequence(append.sequence, append.digest, segment.base, segment.next, segment.rows, append.columns)
+    sent = SentSequence(
+        append.sequence, append.digest, segment.base, segment.next, segment.rows, append.columns
+    )
     marked = list(state.marked_until)
     for marker in segment.markers:
         marked[marker.partition] = marker.offset + 1
@@ -216,10 +251,12 @@ _INTEGERS = ("tinyint", "smallint", "int", "bigint")
 
 
 def match_columns(state: StreamState, data: Any, order_by: Sequence[str]) -> int:
-    """Return the index of the newest columns of the stream, current or earlier ones, that the records have.
+    """Return the index of the newest columns of the stream, current or earlier ones, that the
+    records have.
 
-    So producers that only know earlier columns keep working: columns added since are null in their records. Returns
-    the index of the current columns if none match, so that the error is about these.
+    So producers that only know earlier columns keep working: columns added since are null in their
+    records. Returns the index of the current columns if none match, so that the error is about
+    these.
     """
     if not state.earlier:
         return 0
@@ -231,7 +268,11 @@ def match_columns(state: StreamState, data: Any, order_by: Sequence[str]) -> int
     for place in range(len(state.earlier), -1, -1):
         fields = state.with_columns_at(place).columns.fields
         known = {field.name for field in fields}
-        if known <= names and names - known <= set(order_by) and all(_fits(types[f.name], f.type) for f in fields):
+        if (
+            known <= names
+            and names - known <= set(order_by)
+            and all(_fits(types[f.name], f.type) for f in fields)
+        ):
             return place
     return len(state.earlier)
 
@@ -243,23 +284,31 @@ def _fits(given: Any, kind: str) -> bool:
 
 
 def select_earlier_columns(data: Any, before: Schema, order_by: Sequence[str]) -> Any:
-    """Return the records with the columns `before` of their first append, so that the two can be compared.
+    """Return the records with the columns `before` of their first append, so that the two can be
+    compared.
 
-    If a value does not fit the earlier type, a Spark frame gets null for it; in an Arrow table the whole column stays
-    as it is, and fails when it is written.
+    If a value does not fit the earlier type, a Spark frame gets null for it; in an Arrow table the
+    whole column stays as it is, and fails when it is written.
     """
     kept = {*before.names, *OPTIONAL_META, *order_by}
     if _is_table(data):
         table = data.select([name for name in data.column_names if name in kept])
-        for place, each in [(table.schema.get_field_index(field.name), field) for field in before.fields]:
+        for place, each in [
+            (table.schema.get_field_index(field.name), field) for field in before.fields
+        ]:
             if place >= 0:
                 with suppress(pa.ArrowInvalid):
-                    table = table.set_column(place, each.name, table.column(place).cast(schemas.arrow_type(each.type)))
+                    table = table.set_column(
+                        place, each.name, table.column(place).cast(schemas.arrow_type(each.type))
+                    )
         return table
     types = dict(data.dtypes)
     columns = []
     for name in [name for name in data.columns if name in kept]:
-        column, kind = schemas.named_column(name), before.field(name).type if name in before else types[name]
+        column, kind = (
+            schemas.named_column(name),
+            before.field(name).type if name in before else types[name],
+        )
         narrows = kind != types[name] and schemas.is_widening(kind, types[name])
         columns.append(column.try_cast(kind).alias(name) if narrows else column)
     return data.select(*columns)
@@ -272,21 +321,26 @@ def _is_table(data: Any) -> bool:
 def conform_table(table: pa.Table, declaration: LakeStreamDeclaration, what: str) -> pa.Table:
     """Return the table with the stream's columns and types, then `__timestamp` and `__tombstone`.
 
-    A null `__timestamp` stands for the time of the append, which is only known when it commits. `__epoch` follows if
-    one is not 0 (null for 0), then the columns of POSITION that the table has.
+    A null `__timestamp` stands for the time of the append, which is only known when it commits.
+    `__epoch` follows if one is not 0 (null for 0), then the columns of POSITION that the table has.
     """
     plain = schemas.fit_to_schema(
-        table.select([name for name in table.column_names if name not in OPTIONAL_META]), declaration.columns, what
+        table.select([name for name in table.column_names if name not in OPTIONAL_META]),
+        declaration.columns,
+        what,
     )
     times = _optional_column(table, TIMESTAMP, what)
     if declaration.timestamp is not None:
         times = pc.coalesce(times, plain.column(declaration.timestamp))
     tombstones = pc.fill_null(_optional_column(table, TOMBSTONE, what), False)
-    # One chunk a column, since the file's bytes, and so its checksum, must not depend on the table's chunks.
+    # One chunk a column, since the file's bytes, and so its checksum, must not depend on the
+    # table's chunks.
     marked = plain.append_column(TIMESTAMP, times).append_column(TOMBSTONE, tombstones)
     if EPOCH in table.column_names:
         epochs = _optional_column(table, EPOCH, what)
-        epochs = pc.if_else(pc.equal(epochs, 0), pa.scalar(None, pa.int32()), epochs)  # null for 0 saves space
+        epochs = pc.if_else(
+            pc.equal(epochs, 0), pa.scalar(None, pa.int32()), epochs
+        )  # null for 0 saves space
         if epochs.null_count < len(epochs):
             marked = marked.append_column(EPOCH, epochs)
     for name in POSITION:
@@ -310,10 +364,14 @@ def _optional_column(table: pa.Table, name: str, what: str) -> pa.ChunkedArray:
     return schemas.cast_column(column, name, OPTIONAL_META[name], what)
 
 
-def conform_frame(df: DataFrame, declaration: LakeStreamDeclaration, order_by: Sequence[str], what: str) -> DataFrame:
-    """Return the frame in the form that `conform_table` describes, then the columns of `order_by` not yet in it.
+def conform_frame(
+    df: DataFrame, declaration: LakeStreamDeclaration, order_by: Sequence[str], what: str
+) -> DataFrame:
+    """Return the frame in the form that `conform_table` describes, then the columns of `order_by`
+    not yet in it.
 
-    Types are only widened. `__epoch` is kept if the frame has it, even if it is 0 everywhere (stored as null).
+    Types are only widened. `__epoch` is kept if the frame has it, even if it is 0 everywhere
+    (stored as null).
     """
     types = {field.name: field.dataType.simpleString() for field in df.schema.fields}
     schema = declaration.columns
@@ -321,8 +379,13 @@ def conform_frame(df: DataFrame, declaration: LakeStreamDeclaration, order_by: S
     columns = []
     for each in schema.fields:
         if types[each.name] != each.type and not _is_widening(types[each.name], each.type):
-            problem = f"{what}: column {each.name!r} holds {types[each.name]} where the schema says {each.type}."
-            raise SchemaMismatchError(problem, f"Cast it: F.col({each.name!r}).cast({each.type!r}).", column=each.name)
+            problem = (
+                f"{what}: column {each.name!r} holds {types[each.name]} where the schema says"
+                f" {each.type}."
+            )
+            raise SchemaMismatchError(
+                problem, f"Cast it: F.col({each.name!r}).cast({each.type!r}).", column=each.name
+            )
         columns.append(schemas.named_column(each.name).cast(each.type).alias(each.name))
     for name, kind in OPTIONAL_META.items():
         if types.get(name, kind) not in (kind, "void"):
@@ -332,11 +395,18 @@ def conform_frame(df: DataFrame, declaration: LakeStreamDeclaration, order_by: S
     if declaration.timestamp is not None:
         times = F.coalesce(times, schemas.named_column(declaration.timestamp))
     tombstones = F.coalesce(F.col(TOMBSTONE), F.lit(False)) if TOMBSTONE in types else F.lit(False)
-    optional = [times.cast("timestamp").alias(TIMESTAMP), tombstones.cast("boolean").alias(TOMBSTONE)]
+    optional = [
+        times.cast("timestamp").alias(TIMESTAMP),
+        tombstones.cast("boolean").alias(TOMBSTONE),
+    ]
     if EPOCH in types:
         optional.append(F.nullif(F.col(EPOCH), F.lit(0)).cast("int").alias(EPOCH))
-    optional += [F.col(name).cast(kind).alias(name) for name, kind in POSITION.items() if name in types]
-    rest = [name for name in dict.fromkeys(order_by) if name not in schema and name not in OPTIONAL_META]
+    optional += [
+        F.col(name).cast(kind).alias(name) for name, kind in POSITION.items() if name in types
+    ]
+    rest = [
+        name for name in dict.fromkeys(order_by) if name not in schema and name not in OPTIONAL_META
+    ]
     return df.select(*columns, *optional, *map(schemas.named_column, rest))
 
 
@@ -356,7 +426,9 @@ def _select_positions(data: Any, sources: Sources | None, what: str) -> Any:
     missing = [name for name in POSITION if name not in there]
     if sources is not None and missing:
         problem = f"{what}: sources are given, but the records lack {', '.join(missing)}."
-        raise SchemaMismatchError(problem, "Add these columns, or leave the sources out.", column=missing[0])
+        raise SchemaMismatchError(
+            problem, "Add these columns, or leave the sources out.", column=missing[0]
+        )
     if sources is not None or len(missing) == len(POSITION):
         return data
     names = [name for name in POSITION if name in there]
@@ -364,11 +436,16 @@ def _select_positions(data: Any, sources: Sources | None, what: str) -> Any:
 
 
 def _digested_columns(declaration: LakeStreamDeclaration, there: Sequence[str]) -> list[str]:
-    """Return the columns that each record's digest is computed of, in an order that does not depend on the records'.
+    """Return the columns that each record's digest is computed of, in an order that does not depend
+    on the records'.
 
-    So a retry has the same digest, whatever the form of its records. Source positions are not part of it.
+    So a retry has the same digest, whatever the form of its records. Source positions are not part
+    of it.
     """
-    return [*declaration.columns.names, *(name for name in (TIMESTAMP, TOMBSTONE, EPOCH) if name in there)]
+    return [
+        *declaration.columns.names,
+        *(name for name in (TIMESTAMP, TOMBSTONE, EPOCH) if name in there),
+    ]
 
 
 _COMMIT_ATTEMPTS = 100
@@ -395,30 +472,36 @@ class LakeAppends(StreamStates):
     ) -> AppendResult:
         """Append records to all their partitions in one commit, once per producer and sequence.
 
-        `data` is a Spark frame, an Arrow table or batch, a pandas or Polars frame, or rows as dictionaries; all except
-        Spark frames are written without Spark. It has the stream's columns, or its earlier ones (columns added since
-        are null), and may have `__tombstone` (boolean), `__timestamp` and `__epoch` (int). The records of a partition
-        keep the order of a table; those of a Spark frame are sorted by `order_by` (columns that only serve the order
-        are dropped). `end_of_dataset` ends a version: every partition gets a marker with the number of its records
-        since its previous marker; `valid_from` (with a time zone) is when the version becomes valid. With
-        `partitioned=True`, partition i of the frame contains exactly the stream's partition i. `consumed` is ignored.
-        `sources` are the ranges that the records were made of; then each has the columns of POSITION, which are
-        dropped otherwise. With `one_task`, one task writes all partitions of a small frame.
+        `data` is a Spark frame, an Arrow table or batch, a pandas or Polars frame, or rows as
+        dictionaries; all except Spark frames are written without Spark. It has the stream's
+        columns, or its earlier ones (columns added since are null), and may have `__tombstone`
+        (boolean), `__timestamp` and `__epoch` (int). The records of a partition keep the order of a
+        table; those of a Spark frame are sorted by `order_by` (columns that only serve the order
+        are dropped). `end_of_dataset` ends a version: every partition gets a marker with the number
+        of its records since its previous marker; `valid_from` (with a time zone) is when the
+        version becomes valid. With `partitioned=True`, partition i of the frame contains exactly
+        the stream's partition i. `consumed` is ignored. `sources` are the ranges that the records
+        were made of; then each has the columns of POSITION, which are dropped otherwise. With
+        `one_task`, one task writes all partitions of a small frame.
 
-        A retry with the same records, in any form, returns the first result. Raises SchemaMismatchError,
-        ProducerConflictError, and CommitConflictError or CommitStateUnknownError, after which the same call may be
-        repeated.
+        A retry with the same records, in any form, returns the first result. Raises
+        SchemaMismatchError, ProducerConflictError, and CommitConflictError or
+        CommitStateUnknownError, after which the same call may be repeated.
         """
         valid_micros = system.check_append(producer, sequence, end_of_dataset, valid_from)
         _, state = self.state(stream)
         if not hasattr(data, "mapInArrow"):
             declared = state.declaration
-            data = schemas.to_arrow_table(data, f"stream {stream!r}", declared.columns, declared.key)
+            data = schemas.to_arrow_table(
+                data, f"stream {stream!r}", declared.columns, declared.key
+            )
         marker = None
         if end_of_dataset is not None:
             marker = NewMarker(end_of_dataset, (), "delivered", valid_from=valid_micros)
         while True:
-            append = Append(stream, producer, sequence, started=self.now_ms(), marker=marker, sources=sources)
+            append = Append(
+                stream, producer, sequence, started=self.now_ms(), marker=marker, sources=sources
+            )
             append, files = self._write(state, data, append, order_by, partitioned, one_task)
             try:
                 result = self._commit(state, append)
@@ -427,18 +510,28 @@ class LakeAppends(StreamStates):
                 sent = find_sequence(state.producers, producer, sequence, stream)
                 if sent is None or sent.columns == append.columns:
                     raise
-                continue  # another process appended the sequence with other columns: compare the records with these
+                # another process appended the sequence with other columns: compare the records with
+                # these
+                continue
             if result.duplicate:
                 self.lake.store.delete_many(files)
             return result
 
     def _write(
-        self, state: StreamState, data: Any, append: Append, order_by: Sequence[str], partitioned: bool, one_task: bool
+        self,
+        state: StreamState,
+        data: Any,
+        append: Append,
+        order_by: Sequence[str],
+        partitioned: bool,
+        one_task: bool,
     ) -> tuple[Append, list[str]]:
-        """Write the records of an append to files; return the append with these files, and the keys of their objects.
+        """Write the records of an append to files; return the append with these files, and the keys
+        of their objects.
 
-        They are written with the newest of the stream's columns that match (`match_columns`). If the sequence was
-        appended before, they are written with the columns and partitions of that append, to compare the digests.
+        They are written with the newest of the stream's columns that match (`match_columns`). If
+        the sequence was appended before, they are written with the columns and partitions of that
+        append, to compare the digests.
         """
         what = f"stream {append.stream!r}"
         data = _select_positions(data, append.sources, what)
@@ -449,16 +542,23 @@ class LakeAppends(StreamStates):
         if sent is not None:
             data = select_earlier_columns(data, declaration.columns, order_by)
             if sent.partitions:
-                declaration, partitioned = declaration.model_copy(update={"partitions": sent.partitions}), False
+                declaration, partitioned = (
+                    declaration.model_copy(update={"partitions": sent.partitions}),
+                    False,
+                )
         attempt = f"{append.started:013d}-{uuid.uuid4().hex[:12]}"
         folder = manifest.data_folder(self.lake.stream_prefix(append.stream), attempt)
-        options = WriteOptions(what, number_rows=True, range_of=TIMESTAMP, differing=(EPOCH, SOURCE_EPOCH))
+        options = WriteOptions(
+            what, number_rows=True, range_of=TIMESTAMP, differing=(EPOCH, SOURCE_EPOCH)
+        )
         try:
             if _is_table(data):
                 system.check_table_options(what, order_by, partitioned)
                 data = conform_table(data, declaration, what)
                 layout = declaration.layout_of(data.column_names)
-                data = data.append_column(DIGEST, row_digests(data, _digested_columns(declaration, data.column_names)))
+                data = data.append_column(
+                    DIGEST, row_digests(data, _digested_columns(declaration, data.column_names))
+                )
                 files = write_arrow_buckets(data, self.lake.store, folder, layout, options)
             else:
                 data = conform_frame(data, declaration, order_by, what)
@@ -476,8 +576,13 @@ class LakeAppends(StreamStates):
         except SchemaMismatchError as error:
             error.stream = f"lake.{append.stream}"
             raise
-        marker = append.marker and replace(append.marker, partitions=tuple(range(declaration.partitions)))
-        facts = [(file.bucket, file.rows, file.sha256 if file.digest is None else file.digest) for file in files]
+        marker = append.marker and replace(
+            append.marker, partitions=tuple(range(declaration.partitions))
+        )
+        facts = [
+            (file.bucket, file.rows, file.sha256 if file.digest is None else file.digest)
+            for file in files
+        ]
         written = replace(
             append,
             marker=marker,
@@ -504,20 +609,36 @@ class LakeAppends(StreamStates):
     ) -> AppendResult:
         """Append only an end-of-dataset marker to these partitions (default: all).
 
-        `version` is the version's name. `rows` is its number of records in each partition, for validation; by default
-        the stream counts them since the partition's previous marker. `valid_from` (with a time zone) is when the
-        version becomes valid.
+        `version` is the version's name. `rows` is its number of records in each partition, for
+        validation; by default the stream counts them since the partition's previous marker.
+        `valid_from` (with a time zone) is when the version becomes valid.
         """
         valid_micros = system.check_append(producer, sequence, version, valid_from)
         _, state = self.state(stream)
         sent = find_sequence(state.producers, producer, sequence, stream)
-        count = sent.partitions if sent is not None and sent.partitions else state.declaration.partitions
+        count = (
+            sent.partitions
+            if sent is not None and sent.partitions
+            else state.declaration.partitions
+        )
         chosen = tuple(range(count)) if partitions is None else tuple(sorted(set(partitions)))
         system.check_marker_partitions(f"lake.{stream}", version, chosen, count, rows)
-        counts = None if rows is None else {p: int(count) for p, count in rows.items()}  # JSON has no NumPy integers
+        counts = (
+            None if rows is None else {p: int(count) for p, count in rows.items()}
+        )  # JSON has no NumPy integers
         marker = NewMarker(version, chosen, counts, checksum, valid_micros)
         started, digest = self.now_ms(), content_digest((), marker.content())
-        append = Append(stream, producer, sequence, started, marker, None, digest, f"{started:013d}", seen=state.id)
+        append = Append(
+            stream,
+            producer,
+            sequence,
+            started,
+            marker,
+            None,
+            digest,
+            f"{started:013d}",
+            seen=state.id,
+        )
         return self._commit(state, append)
 
     def appended(self, stream: str, producer: str, sequence: int) -> AppendResult | None:
@@ -545,7 +666,9 @@ class LakeAppends(StreamStates):
         Where that has lost against another writer before, it decides over the current commit.
         """
         known = {} if self._snapshot is None else self._snapshot
-        read = known.pop(stream, None)  # after a conflict or a commit it is no longer the current one
+        read = known.pop(
+            stream, None
+        )  # after a conflict or a commit it is no longer the current one
         seen = None
         if read is not None and stream not in self._contended:
             seen = read[0]
@@ -557,7 +680,9 @@ class LakeAppends(StreamStates):
         return commit
 
     def _write_fold(self, stream: str, state: StreamState) -> Fold | None:
-        """Write the page that the index needs next, None if it needs none: `decide_append` itself does no I/O."""
+        """Write the page that the index needs next, None if it needs none: `decide_append`
+        itself does no I/O.
+        """
         full = manifest.find_full_level(state)
         if full is None:
             return None

@@ -1,8 +1,10 @@
-"""Finds the latest results of each source record: which records of a stream were replaced by a replay.
+"""Finds the latest results of each source record: which records of a stream were replaced by a
+replay.
 
-After a repartitioning, offsets start again and the stream has a new identity, so old offsets can't be mapped to new
-ones; only the end of the old records in each new partition is known. A reader that has read all of these again has
-replaced all its earlier results; for one that has read a part again, the replaced results can't be determined.
+After a repartitioning, offsets start again and the stream has a new identity, so old offsets can't
+be mapped to new ones; only the end of the old records in each new partition is known. A reader that
+has read all of these again has replaced all its earlier results; for one that has read a part
+again, the replaced results can't be determined.
 """
 
 from __future__ import annotations
@@ -47,7 +49,9 @@ EVERY_EPOCH = 2**31 - 1
 
 @dataclass(frozen=True, slots=True)
 class Lineage:
-    """The identities of a stream, oldest first: `rewritings[i]` is the repartitioning of `ids[i]` to `ids[i + 1]`."""
+    """The identities of a stream, oldest first: `rewritings[i]` is the repartitioning of
+    `ids[i]` to `ids[i + 1]`.
+    """
 
     ids: tuple[str, ...]
     rewritings: tuple[RepartitionRecord, ...]
@@ -63,16 +67,21 @@ class Lineage:
 
 
 LineageOf = Callable[[str], Lineage | None]
-"""Returns the lineage of a stream such as "lake.orders", None if it is not a stream of this lake."""
+"""Returns the lineage of a stream such as "lake.orders", None if it is not a stream of this
+lake.
+"""
 StateOf = Callable[[str], StreamState | None]
 """Returns the state of a stream such as "lake.orders", None if it is not a stream of this lake."""
 
 
-def _find_replaced_by_repartition(stream: str, read: ReadCoverage, lineage_of: LineageOf) -> list[SupersededRange]:
-    """Return the ranges of results that were replaced because their source was repartitioned and then replayed.
+def _find_replaced_by_repartition(
+    stream: str, read: ReadCoverage, lineage_of: LineageOf
+) -> list[SupersededRange]:
+    """Return the ranges of results that were replaced because their source was repartitioned and
+    then replayed.
 
-    `read` is the stream's coverage. Raises ConfigurationError if only a part was replayed, or retention dropped records
-    in between, since the replaced results can't be determined then.
+    `read` is the stream's coverage. Raises ConfigurationError if only a part was replayed, or
+    retention dropped records in between, since the replaced results can't be determined then.
     """
     replaced: list[SupersededRange] = []
     for reader, partitions in sorted(read.items()):
@@ -84,7 +93,9 @@ def _find_replaced_by_repartition(stream: str, read: ReadCoverage, lineage_of: L
                 continue
             for later in range(len(lineage.ids) - 1, at, -1):
                 rewriting = lineage.rewritings[later - 1]
-                again = _reread_extent(rewriting, name, read.get(f"{application}@{lineage.ids[later]}", {}))
+                again = _reread_extent(
+                    rewriting, name, read.get(f"{application}@{lineage.ids[later]}", {})
+                )
                 if again == "none":
                     continue
                 if again == "part" or _has_loss_between(lineage, at, later):
@@ -99,8 +110,11 @@ def _find_replaced_by_repartition(stream: str, read: ReadCoverage, lineage_of: L
     return replaced
 
 
-def translate_coverage(before: ReadCoverage, now: ReadCoverage, lineage_of: LineageOf) -> ReadCoverage:
-    """Return the coverage `before`, with streams that were repartitioned since in terms of their new partitions.
+def translate_coverage(
+    before: ReadCoverage, now: ReadCoverage, lineage_of: LineageOf
+) -> ReadCoverage:
+    """Return the coverage `before`, with streams that were repartitioned since in terms of their
+    new partitions.
 
     There, all records that were repartitioned count as read.
     """
@@ -111,7 +125,11 @@ def translate_coverage(before: ReadCoverage, now: ReadCoverage, lineage_of: Line
             ssp = SystemStreamPartition.parse(source)
             lineage = lineage_of(ssp.qualified_stream)
             at = lineage.index_of(identity) if lineage is not None else None
-            if lineage and at and any(f"{application}@{earlier}" in before for earlier in lineage.ids[:at]):
+            if (
+                lineage
+                and at
+                and any(f"{application}@{earlier}" in before for earlier in lineage.ids[:at])
+            ):
                 coverage = known.setdefault(reader, {}).get(source, Coverage())
                 until = max(coverage.until, lineage.rewritings[at - 1].next[ssp.partition])
                 known[reader][source] = coverage.model_copy(update={"until": until})
@@ -121,7 +139,9 @@ def translate_coverage(before: ReadCoverage, now: ReadCoverage, lineage_of: Line
 def _reread_extent(
     rewriting: RepartitionRecord, stream: str, read: Mapping[str, Coverage]
 ) -> Literal["none", "part", "all"]:
-    """Return how many of the records that were repartitioned have been replayed from the new partitions."""
+    """Return how many of the records that were repartitioned have been replayed from the new
+    partitions.
+    """
     first = 1 if any(rewriting.oldest) else 0
     epochs = [
         piece.epoch
@@ -139,7 +159,8 @@ def _has_loss_between(lineage: Lineage, at: int, later: int) -> bool:
     Then the dropped records can't be mapped to older partitions.
     """
     return any(
-        max(rewriting.oldest) > any(before.oldest) for before, rewriting in pairwise(lineage.rewritings[at:later])
+        max(rewriting.oldest) > any(before.oldest)
+        for before, rewriting in pairwise(lineage.rewritings[at:later])
     )
 
 
@@ -151,30 +172,44 @@ WithoutPosition = Literal["refuse", "keep"]
 
 
 def find_replaced_results(
-    streams: LakeReads, stream: str, state: StreamState, segments: Sequence[Segment], without_position: WithoutPosition
+    streams: LakeReads,
+    stream: str,
+    state: StreamState,
+    segments: Sequence[Segment],
+    without_position: WithoutPosition,
 ) -> list[SupersededRange]:
     """Return the ranges of results that later epochs have replaced, in this stream or upstream.
 
-    Raises ConfigurationError if that can't be determined for the records in these segments: if some have no source
-    position (unless `without_position="keep"`), or are results of replayed records of a stream that is not in this
-    lake or was recreated.
+    Raises ConfigurationError if that can't be determined for the records in these segments: if some
+    have no source position (unless `without_position="keep"`), or are results of replayed records
+    of a stream that is not in this lake or was recreated.
     """
     unknown = sum(segment.rows for segment in segments if not segment.positioned)
     if unknown and without_position == "refuse":
-        problem = f'stream {stream!r}: epochs="latest" needs the source position of every record, and {unknown} '
+        problem = (
+            f'stream {stream!r}: epochs="latest" needs the source position of every record, and'
+            f" {unknown} "
+        )
         problem += "records have none: they were not sent by an application."
-        step = 'Treat them as latest (without_position="keep"), or read from the first record that an application sent.'
+        step = (
+            'Treat them as latest (without_position="keep"), or read from the first record that an'
+            " application sent."
+        )
         raise ConfigurationError(problem, step, stream=f"lake.{stream}")
-    return [*_find_upstream_replacements(streams, stream, state, segments), *list_superseded(state.read)]
+    return [
+        *_find_upstream_replacements(streams, stream, state, segments),
+        *list_superseded(state.read),
+    ]
 
 
 def _find_upstream_replacements(
     streams: LakeReads, stream: str, state: StreamState, segments: Sequence[Segment]
 ) -> list[SupersededRange]:
-    """Return the ranges of results whose source records were themselves replaced, or were replayed after their stream
-    was repartitioned.
+    """Return the ranges of results whose source records were themselves replaced, or were replayed
+    after their stream was repartitioned.
 
-    Reads the upstream streams that have replaced records. Raises ConfigurationError if this can't be determined.
+    Reads the upstream streams that have replaced records. Raises ConfigurationError if this can't
+    be determined.
     """
     state_of = _state_lookup(streams)
     replaced = _find_replaced_by_repartition(stream, state.read, lineage_lookup(streams))
@@ -183,19 +218,24 @@ def _find_upstream_replacements(
     unknown: set[str] = set()
     for reader, partitions in sorted(state.read.items()):
         identity = reader.partition("@")[2]
-        for name in sorted({_stream(source) for source in partitions} - {of for by, of in rewritten if by == reader}):
+        for name in sorted(
+            {_stream(source) for source in partitions}
+            - {of for by, of in rewritten if by == reader}
+        ):
             above = state_of(name)
             if above is None or Lineage.of(above).index_of(identity) is None:
                 unknown.add(name)
             elif _is_replayed(state_of, name, {f"lake.{stream}"}):
                 if above.id != identity:
                     raise _repartitioned_error(stream, reader, name)
-                replaced += _find_replaced_upstream(streams, stream, reader, name, above, partitions)
+                replaced += _find_replaced_upstream(
+                    streams, stream, reader, name, above, partitions
+                )
     if unknown and any(segment.chained for segment in segments):
         raise _ambiguous_error(
             stream,
-            f"some are results of records of {', '.join(sorted(unknown))} that a replay had replaced, and which these "
-            "are is not known here",
+            f"some are results of records of {', '.join(sorted(unknown))} that a replay had"
+            " replaced, and which these are is not known here",
             "Compare the records by __epoch, which adds up along the chain.",
         )
     return replaced
@@ -207,26 +247,51 @@ def _is_replayed(state_of: StateOf, name: str, seen: Collection[str]) -> bool:
     if state is None or name in seen:
         return False
     sources = {_stream(source) for read in state.read.values() for source in read}
-    return bool(list_superseded(state.read)) or any(_is_replayed(state_of, each, {*seen, name}) for each in sources)
+    return bool(list_superseded(state.read)) or any(
+        _is_replayed(state_of, each, {*seen, name}) for each in sources
+    )
 
 
 def _find_replaced_upstream(
-    streams: LakeReads, stream: str, reader: str, name: str, above: StreamState, partitions: Mapping[str, Coverage]
+    streams: LakeReads,
+    stream: str,
+    reader: str,
+    name: str,
+    above: StreamState,
+    partitions: Mapping[str, Coverage],
 ) -> list[SupersededRange]:
-    """Return the ranges of the stream `name` whose records were replaced; their results in all epochs are, too."""
+    """Return the ranges of the stream `name` whose records were replaced; their results in all
+    epochs are, too.
+    """
     application = reader.partition("@")[0]
     ends = {f"{name}.{p}": end for p, end in enumerate(above.next)}
-    behind = [source for source, end in ends.items() if partitions.get(source, Coverage()).until != end]
+    behind = [
+        source for source, end in ends.items() if partitions.get(source, Coverage()).until != end
+    ]
     if behind:
-        why = f"{name} was replayed, and {application!r} has not read all of it yet (in {', '.join(behind[:3])}): "
+        why = (
+            f"{name} was replayed, and {application!r} has not read all of it yet (in"
+            f" {', '.join(behind[:3])}): "
+        )
         why += "earlier results would be missing before the later ones exist"
-        raise _ambiguous_error(stream, why, f"Run {application!r} until it has caught up, then read again.")
+        raise _ambiguous_error(
+            stream, why, f"Run {application!r} until it has caught up, then read again."
+        )
     if any(above.oldest):
-        why = f"{name} was replayed, but retention has dropped records that are needed to find replaced ones"
-        step = f"Keep {name} longer than its replays reach back, and replay its reader from its oldest record."
+        why = (
+            f"{name} was replayed, but retention has dropped records that are needed to find"
+            " replaced ones"
+        )
+        step = (
+            f"Keep {name} longer than its replays reach back, and replay its reader from its oldest"
+            " record."
+        )
         raise _ambiguous_error(stream, why, step)
     kept: dict[int, list[Any]] = {}
-    ranges = {SystemStreamPartition.parse(source): OffsetRange("0", str(end)) for source, end in ends.items()}
+    ranges = {
+        SystemStreamPartition.parse(source): OffsetRange("0", str(end))
+        for source, end in ends.items()
+    }
     for part in streams.read_parts(ranges, [], epochs="latest"):
         for partition in part.column(PARTITION).unique().to_pylist():
             rows = part.filter(pc.equal(part.column(PARTITION), partition))
@@ -239,14 +304,18 @@ def _find_replaced_upstream(
 
 
 def _find_gaps(kept: Sequence[Any], until: int) -> Iterator[tuple[int, int]]:
-    """Yield the ranges of [0, until) that contain none of the `kept` offsets (arrays, in ascending order)."""
+    """Yield the ranges of [0, until) that contain none of the `kept` offsets (arrays, in
+    ascending order).
+    """
     offsets = np.concatenate([[-1], *kept, [until]])
     for at in np.nonzero(np.diff(offsets) > 1)[0]:
         yield int(offsets[at]) + 1, int(offsets[at + 1])
 
 
 def _state_lookup(streams: LakeReads) -> StateOf:
-    """Return a function from a stream such as "lake.orders" to its state, which it reads only once."""
+    """Return a function from a stream such as "lake.orders" to its state, which it reads only
+    once.
+    """
 
     @cache
     def state_of(name: str) -> StreamState | None:
@@ -267,10 +336,16 @@ def lineage_lookup(streams: LakeReads) -> LineageOf:
 
 def _repartitioned_error(stream: str, reader: str, name: str) -> ConfigurationError:
     application = reader.partition("@")[0]
-    why = f"{name} was repartitioned after {application!r} had read it, and then partly replayed: which earlier "
+    why = (
+        f"{name} was repartitioned after {application!r} had read it, and then partly replayed:"
+        " which earlier "
+    )
     why += "results were replaced is not known"
     again = f"adjunct startpoint set MODULE:APP {name} --oldest --reason …"
-    step = f"Let {application!r} read all of {name} again, which replaces all its results: {again}, and a run. Or "
+    step = (
+        f"Let {application!r} read all of {name} again, which replaces all its results: {again},"
+        " and a run. Or "
+    )
     step += "compare the records by __epoch."
     return _ambiguous_error(stream, why, step)
 
@@ -281,14 +356,17 @@ def _ambiguous_error(stream: str, why: str, next_step: str) -> ConfigurationErro
 
 
 def filter_latest(table: pa.Table, replaced: Sequence[SupersededRange]) -> pa.Table:
-    """Return the records of the table that are not replaced. It must have the columns of POSITION."""
+    """Return the records of the table that are not replaced. It must have the columns of
+    POSITION.
+    """
     if not replaced or not table.num_rows:
         return table
     offsets = pc.fill_null(table.column(SOURCE_OFFSET), -1).to_numpy()
     epochs = pc.fill_null(table.column(SOURCE_EPOCH), 0).to_numpy()
     is_replaced = np.zeros(table.num_rows, bool)
-    # By reader, source and cause: within a group, ranges are in order and disjoint, as `searchsorted` requires. Ranges
-    # that were replaced upstream (EVERY_EPOCH) may overlap those that were replaced in this stream.
+    # By reader, source and cause: within a group, ranges are in order and disjoint, as
+    # `searchsorted` requires. Ranges that were replaced upstream (EVERY_EPOCH) may overlap those
+    # that were replaced in this stream.
     spans: dict[tuple[str, str, bool], list[SupersededRange]] = {}
     for span in replaced:
         spans.setdefault((span.reader, span.source, span.epoch == EVERY_EPOCH), []).append(span)
@@ -297,7 +375,9 @@ def filter_latest(table: pa.Table, replaced: Sequence[SupersededRange]) -> pa.Ta
         rows = np.nonzero(pc.fill_null(of, False).to_numpy())[0]
         if not rows.size:
             continue
-        starts, ends, highest = (np.array([getattr(s, name) for s in mine]) for name in ("start", "end", "epoch"))
+        starts, ends, highest = (
+            np.array([getattr(s, name) for s in mine]) for name in ("start", "end", "epoch")
+        )
         at = np.searchsorted(starts, offsets[rows], side="right") - 1
         inside = (at >= 0) & (offsets[rows] < ends[at])
         is_replaced[rows] |= inside & (epochs[rows] < highest[at])
@@ -305,7 +385,9 @@ def filter_latest(table: pa.Table, replaced: Sequence[SupersededRange]) -> pa.Ta
 
 
 def filter_latest_frame(frame: DataFrame, replaced: Sequence[SupersededRange]) -> DataFrame:
-    """Return the records of the frame that are not replaced. It must have the columns of POSITION."""
+    """Return the records of the frame that are not replaced. It must have the columns of
+    POSITION.
+    """
     if not replaced:
         return frame
     names = [f"__replaced_{name}" for name in SupersededRange._fields]

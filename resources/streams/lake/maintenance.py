@@ -1,9 +1,12 @@
-"""Maintenance of a stream: retention, compaction, deletion of unreachable objects, and holds that prevent it.
+"""Maintenance of a stream: retention, compaction, deletion of unreachable objects, and holds that
+prevent it.
 
-One commit drops and merges segments. It also sets the horizon: attempts begun before it can no longer commit, so their
-files may be deleted. Files that leave the index are kept for the grace period, for their readers.
+One commit drops and merges segments. It also sets the horizon: attempts begun before it can no
+longer commit, so their files may be deleted. Files that leave the index are kept for the grace
+period, for their readers.
 
-A hold keeps the data files of one commit for a user outside the lake, its holder, such as a table in another catalogue:
+A hold keeps the data files of one commit for a user outside the lake, its holder, such as a table
+in another catalogue:
 
     streams/NAME/holds/{hash of the holder}-{number}.json
 """
@@ -21,7 +24,12 @@ from typing import NamedTuple
 
 from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.bucketing.files import BucketLayout, conform_to_layout
-from dagster_adjunct.resources.bucketing.writer import ROW, BucketFileWriter, WriteOptions, write_bucket_file
+from dagster_adjunct.resources.bucketing.writer import (
+    ROW,
+    BucketFileWriter,
+    WriteOptions,
+    write_bucket_file,
+)
 from dagster_adjunct.resources.lazy_modules import pa, pc
 from dagster_adjunct.resources.objects.commit_log import Commit, retry_conflicts
 from dagster_adjunct.resources.objects.lake import Lake
@@ -41,14 +49,24 @@ from dagster_adjunct.resources.streams.lake.manifest import (
     StreamStates,
 )
 from dagster_adjunct.resources.streams.lake.read import open_segment_file
-from dagster_adjunct.resources.streams.system import EPOCH, POSITION, SOURCE, TIMESTAMP, time_from_micros
+from dagster_adjunct.resources.streams.system import (
+    EPOCH,
+    POSITION,
+    SOURCE,
+    TIMESTAMP,
+    time_from_micros,
+)
 
 
-def retain_files(lake: Lake, stream: str, identity: str, number: str, attempts: Iterable[str], *, holder: str) -> None:
-    """Prevent the deletion of a commit's data files (the folders `attempts`), until `release_files`.
+def retain_files(
+    lake: Lake, stream: str, identity: str, number: str, attempts: Iterable[str], *, holder: str
+) -> None:
+    """Prevent the deletion of a commit's data files (the folders `attempts`), until
+    `release_files`.
 
-    `identity` is the stream's, `number` the commit's number, as text. Idempotent. Raises OffsetOutOfRangeError if the
-    folders are no longer in the stream's index, and so may be deleted soon.
+    `identity` is the stream's, `number` the commit's number, as text. Idempotent. Raises
+    OffsetOutOfRangeError if the folders are no longer in the stream's index, and so may be deleted
+    soon.
     """
     wanted = sorted(set(attempts))
     body = json.dumps({"holder": holder, "attempts": wanted}).encode()
@@ -57,22 +75,30 @@ def retain_files(lake: Lake, stream: str, identity: str, number: str, attempts: 
         lake.store.put_if_absent(key, body)
     except errors.ObjectExistsError:
         return  # an earlier call has already retained them
-    # From now on, maintenance finds the hold before it deletes files that it has dropped from the index. So check the
-    # index only now.
+    # From now on, maintenance finds the hold before it deletes files that it has dropped from the
+    # index. So check the index only now.
     streams = StreamStates(lake)
     _, state = streams.state(stream)
-    listed = {segment.attempt for segment in manifest.list_segments(state, streams.files_of(stream))}
+    listed = {
+        segment.attempt for segment in manifest.list_segments(state, streams.files_of(stream))
+    }
     missing = [attempt for attempt in wanted if attempt not in listed]
     if missing or state.id != identity:
         lake.store.delete(key)
-        problem = f"stream {stream!r} has changed since its commit {number}: {len(missing)} of {len(wanted)} folders "
+        problem = (
+            f"stream {stream!r} has changed since its commit {number}: {len(missing)} of"
+            f" {len(wanted)} folders "
+        )
         problem += "of files are no longer in its index."
         step = "Take a new view of the stream (stream_view), and retry."
         raise errors.OffsetOutOfRangeError(problem, step, stream=f"lake.{stream}")
 
 
-def release_files(lake: Lake, stream: str, *, holder: str, keep: Collection[str] = ()) -> tuple[str, ...]:
-    """Delete this holder's holds, except those of the commits `keep`; return the commit numbers of the deleted ones.
+def release_files(
+    lake: Lake, stream: str, *, holder: str, keep: Collection[str] = ()
+) -> tuple[str, ...]:
+    """Delete this holder's holds, except those of the commits `keep`; return the commit numbers of
+    the deleted ones.
 
     With `keep`, the newest holds stay too (see `delete_holds`).
     """
@@ -80,14 +106,19 @@ def release_files(lake: Lake, stream: str, *, holder: str, keep: Collection[str]
 
 
 def list_retained_attempts(lake: Lake, stream: str) -> dict[str, list[str]]:
-    """Return the folders of data files that are on hold, by holder. Raises MalformedDocumentError."""
+    """Return the folders of data files that are on hold, by holder. Raises
+    MalformedDocumentError.
+    """
     attempts_of: dict[str, set[str]] = defaultdict(set)
     for item in lake.store.list(f"{lake.stream_prefix(stream)}/holds/"):
         try:
             body = json.loads(lake.store.get(item.key).data)
             attempts_of[body["holder"]].update(body["attempts"])
         except (ValueError, KeyError, TypeError) as error:
-            problem = f"the hold {item.key!r} in {lake.url} can't be read ({error!r}), so its files are not known."
+            problem = (
+                f"the hold {item.key!r} in {lake.url} can't be read ({error!r}), so its files are"
+                " not known."
+            )
             step = "Restore it, or delete it and register the stream again with its holder."
             raise errors.MalformedDocumentError(problem, step, document=item.key) from error
     return {holder: sorted(attempts) for holder, attempts in attempts_of.items()}
@@ -100,25 +131,36 @@ def _holder_prefix(lake: Lake, stream: str, holder: str) -> str:
 def merge_files(
     stored: StreamFiles, declaration: LakeStreamDeclaration, run: Sequence[Segment], attempt: str
 ) -> Segment:
-    """Write the records of consecutive segments into one file per partition; return the segment that replaces them.
+    """Write the records of consecutive segments into one file per partition; return the segment
+    that replaces them.
 
-    Rows are read by row group, so memory does not grow with the size of the `run`. Records without a timestamp get the
-    time of their append, which the merged segment no longer knows. All files get the stream's current columns.
+    Rows are read by row group, so memory does not grow with the size of the `run`. Records without
+    a timestamp get the time of their append, which the merged segment no longer knows. All files
+    get the stream's current columns.
     """
     prefix = stored.prefix
     options = WriteOptions(prefix, range_of=TIMESTAMP)
     layout = declaration.layout_of((EPOCH, *find_position_columns(stored, run)))
     files: list[FileEntry] = []
     for partition in sorted({file.partition for segment in run for file in segment.files}):
-        parts = [(segment, file) for segment in run for file in segment.files if file.partition == partition]
+        parts = [
+            (segment, file)
+            for segment in run
+            for file in segment.files
+            if file.partition == partition
+        ]
         rows = (
             conform_to_layout(_rebase_rows(rows, segment, partition, run[0]), layout)
             for segment, file in parts
             for rows in iter_file_rows(stored, segment, file, layout)
         )
-        writer = BucketFileWriter(stored.store, manifest.data_folder(prefix, attempt), partition, layout, options)
+        writer = BucketFileWriter(
+            stored.store, manifest.data_folder(prefix, attempt), partition, layout, options
+        )
         done, expected = write_bucket_file(writer, rows), sum(file.rows for _, file in parts)
-        check_row_count(prefix, f"compaction of partition {partition}", done.rows if done else 0, expected)
+        check_row_count(
+            prefix, f"compaction of partition {partition}", done.rows if done else 0, expected
+        )
         if done is not None:
             files.append(FileEntry.of(done))
     return Segment(
@@ -135,9 +177,11 @@ def merge_files(
 
 
 def find_position_columns(stored: StreamFiles, run: Sequence[Segment]) -> tuple[str, ...]:
-    """Return the columns of POSITION if a file of these segments has them, else (). May open the files.
+    """Return the columns of POSITION if a file of these segments has them, else (). May open the
+    files.
 
-    A segment that was merged from some with positions and some without has the columns, but is not `positioned`.
+    A segment that was merged from some with positions and some without has the columns, but is not
+    `positioned`.
     """
     if any(segment.positioned and segment.files for segment in run):
         return tuple(POSITION)
@@ -146,8 +190,12 @@ def find_position_columns(stored: StreamFiles, run: Sequence[Segment]) -> tuple[
     return tuple(POSITION) if there else ()
 
 
-def iter_file_rows(stored: StreamFiles, segment: Segment, file: FileEntry, layout: BucketLayout) -> Iterator[pa.Table]:
-    """Yield a file's rows by row group; hidden columns of the layout that the file lacks are null."""
+def iter_file_rows(
+    stored: StreamFiles, segment: Segment, file: FileEntry, layout: BucketLayout
+) -> Iterator[pa.Table]:
+    """Yield a file's rows by row group; hidden columns of the layout that the file lacks are
+    null.
+    """
     parquet = open_segment_file(stored, segment, file)
     for group in range(parquet.metadata.num_row_groups):
         table = parquet.read_row_group(group)
@@ -170,22 +218,31 @@ def _rebase_rows(table: pa.Table, segment: Segment, partition: int, first: Segme
 
 
 def check_row_count(prefix: str, what: str, written: int, expected: int) -> None:
-    """Raise ManifestMismatchError if `what` ("compaction of …") did not write as many records as the manifest lists."""
+    """Raise ManifestMismatchError if `what` ("compaction of …") did not write as many records as
+    the manifest lists.
+    """
     if written != expected:
         problem = f"{prefix}: {what} wrote {written} records, the manifest lists {expected}."
-        step = "Nothing was committed, and the stream is unchanged. Report this with the stream's manifest."
+        step = (
+            "Nothing was committed, and the stream is unchanged. Report this with the stream's"
+            " manifest."
+        )
         raise errors.ManifestMismatchError(problem, step, key=prefix)
 
 
 def count_expired(
-    segments: Sequence[Segment], retention: Retention | None, now_ms: int, stored: Callable[[Segment], int | None]
+    segments: Sequence[Segment],
+    retention: Retention | None,
+    now_ms: int,
+    stored: Callable[[Segment], int | None],
 ) -> int:
     """Return how many of the oldest segments retention drops.
 
-    A segment's age begins with the commit of its append, so that old records loaded today stay as long as new ones. If
-    the clock of a writer was ahead, its commit and those after it may have times in the future: the age of such a
-    segment is that of its files, by the store's clock. `stored` returns when a segment's files were stored (ms since
-    the epoch), None for a segment without files, which is dropped together with the next one.
+    A segment's age begins with the commit of its append, so that old records loaded today stay as
+    long as new ones. If the clock of a writer was ahead, its commit and those after it may have
+    times in the future: the age of such a segment is that of its files, by the store's clock.
+    `stored` returns when a segment's files were stored (ms since the epoch), None for a segment
+    without files, which is dropped together with the next one.
     """
     if retention is None:
         return 0
@@ -206,18 +263,23 @@ def count_expired(
 
 
 def _stored_ms(stored: StreamFiles, segment: Segment) -> int | None:
-    """Return when a segment's files were stored, in ms since the epoch by the store's clock; None if it has none."""
+    """Return when a segment's files were stored, in ms since the epoch by the store's clock;
+    None if it has none.
+    """
     for file in segment.files:
         info = stored.store.head(segment.key_of(stored.prefix, file))
         return None if info is None else int(info.modified.timestamp() * 1000)
     return None
 
 
-def plan_merges(segments: Sequence[Segment], policy: CompactionPolicy | None) -> list[tuple[Segment, ...]]:
+def plan_merges(
+    segments: Sequence[Segment], policy: CompactionPolicy | None
+) -> list[tuple[Segment, ...]]:
     """Return the runs of consecutive segments that the policy merges, each into one segment.
 
-    A run does not begin with a segment that is larger than the rest of the run. Otherwise the result of the last merge
-    would be rewritten after every few appends, instead of once the new segments are as large.
+    A run does not begin with a segment that is larger than the rest of the run. Otherwise the
+    result of the last merge would be rewritten after every few appends, instead of once the new
+    segments are as large.
     """
     if policy is None:
         return []
@@ -252,8 +314,8 @@ _MANIFESTS_KEPT = 100
 class MaintenanceResult:
     """The result of a maintenance.
 
-    Retention dropped `dropped_…`, compaction merged `merged_segments` segments into `merged_into`; `deleted_…` are the
-    unreachable objects that were deleted.
+    Retention dropped `dropped_…`, compaction merged `merged_segments` segments into `merged_into`;
+    `deleted_…` are the unreachable objects that were deleted.
     """
 
     dropped_segments: int = 0
@@ -271,7 +333,9 @@ class _Merge(NamedTuple):
 
 
 class _Plan(NamedTuple):
-    """The stream's next state (None: unchanged), the segments that retention drops, and the merges that were used."""
+    """The stream's next state (None: unchanged), the segments that retention drops, and the
+    merges that were used.
+    """
 
     state: StreamState | None
     dropped: tuple[Segment, ...] = ()
@@ -279,7 +343,9 @@ class _Plan(NamedTuple):
 
 
 def maintain(streams: StreamStates, stream: str, now: datetime) -> MaintenanceResult:
-    """Apply the stream's policies, and delete objects that have been unreachable for the grace period."""
+    """Apply the stream's policies, and delete objects that have been unreachable for the grace
+    period.
+    """
     now_ms = int(now.timestamp() * 1000)
     horizon = now_ms - int(_GRACE.total_seconds() * 1000)
     pages = streams.files_of(stream)
@@ -317,7 +383,9 @@ def _write_merges(
 ) -> tuple[_Merge, ...]:
     declaration = state.declaration
     segments = manifest.list_segments(state, pages)
-    alive = segments[count_expired(segments, declaration.retention, now_ms, partial(_stored_ms, pages)) :]
+    alive = segments[
+        count_expired(segments, declaration.retention, now_ms, partial(_stored_ms, pages)) :
+    ]
     merges = []
     for run in plan_merges(alive, declaration.compaction):
         attempt = f"{now_ms:013d}-{uuid.uuid4().hex[:12]}"
@@ -328,7 +396,8 @@ def _write_merges(
 def _plan_maintenance(
     state: StreamState, pages: StreamFiles, merges: Sequence[_Merge], now_ms: int, horizon: int
 ) -> _Plan:
-    """Plan retention and the given merges, leaving out a merge whose inputs are no longer all in the index.
+    """Plan retention and the given merges, leaving out a merge whose inputs are no longer all in
+    the index.
 
     Writes index pages, deletes nothing.
     """
@@ -341,8 +410,15 @@ def _plan_maintenance(
     used = []
     for merge in merges:
         at = position.get(merge.run[0].id)
-        lost = int(merge.into.attempt[:13]) < state.horizon  # so slow that other maintenance may have deleted its files
-        if lost or at is None or at < drop or tuple(segments[at : at + len(merge.run)]) != merge.run:
+        lost = (
+            int(merge.into.attempt[:13]) < state.horizon
+        )  # so slow that other maintenance may have deleted its files
+        if (
+            lost
+            or at is None
+            or at < drop
+            or tuple(segments[at : at + len(merge.run)]) != merge.run
+        ):
             continue
         replaced |= dict.fromkeys((segment.id for segment in merge.run), None)
         replaced[merge.run[0].id] = merge.into.model_copy(update={"id": number})
@@ -350,7 +426,9 @@ def _plan_maintenance(
         used.append(merge)
     forgotten = tuple(entry for entry in state.dropped if entry.at >= horizon)
     if not replaced:
-        return _Plan(None if forgotten == state.dropped else state.model_copy(update={"dropped": forgotten}))
+        return _Plan(
+            None if forgotten == state.dropped else state.model_copy(update={"dropped": forgotten})
+        )
     kept: list[IndexEntry] = []
     for entry, inside in leaves:
         if not any(segment.id in replaced for segment in inside):
@@ -360,7 +438,11 @@ def _plan_maintenance(
         kept += [segment for segment in new if segment is not None]
     before = manifest.list_page_keys(state, pages)
     after = manifest.rebuild_index(state, kept, pages)
-    removed = [segment.folder(pages.prefix) for segment in segments if segment.id in replaced and segment.files]
+    removed = [
+        segment.folder(pages.prefix)
+        for segment in segments
+        if segment.id in replaced and segment.files
+    ]
     removed += sorted(before - manifest.list_page_keys(after, pages))
     dropped = (*forgotten, *(DroppedKey(key, now_ms) for key in removed))
     after = after.model_copy(update={"next_segment": number, "dropped": dropped})
@@ -370,10 +452,11 @@ def _plan_maintenance(
 def _find_unreachable(
     streams: StreamStates, stream: str, state: StreamState, pages: StreamFiles, horizon: int
 ) -> list[tuple[str, int]]:
-    """Return (key, size) of the stream's objects that nothing refers to and that are older than the horizon.
+    """Return (key, size) of the stream's objects that nothing refers to and that are older than the
+    horizon.
 
-    Objects that left the index less than the grace period ago, and those on hold, are still in use. Includes old
-    manifests.
+    Objects that left the index less than the grace period ago, and those on hold, are still in use.
+    Includes old manifests.
     """
     store, prefix = streams.lake.store, streams.lake.stream_prefix(stream)
     waiting = {entry.key for entry in state.dropped}
@@ -385,20 +468,30 @@ def _find_unreachable(
     for item in store.list(f"{prefix}/data/"):
         attempt = item.key.removeprefix(f"{prefix}/data/").split("/")[0]
         started = attempt[:13]
-        if started.isdecimal() and int(started) < horizon and manifest.data_folder(prefix, attempt) not in reached:
+        if (
+            started.isdecimal()
+            and int(started) < horizon
+            and manifest.data_folder(prefix, attempt) not in reached
+        ):
             unreached.append(item)
     listed = manifest.list_page_keys(state, pages) | waiting
     pages_left = [item for item in store.list(f"{prefix}/pages/") if item.key not in listed]
     unreached += [item for item in pages_left if item.modified.timestamp() * 1000 < horizon]
     unreached += streams.log(stream).list_old_manifests(time_from_micros(horizon * 1000))
-    return [(item.key, item.size) for item in unreached] + _find_old_reader_manifests(streams.lake, stream)
+    return [(item.key, item.size) for item in unreached] + _find_old_reader_manifests(
+        streams.lake, stream
+    )
 
 
 def _find_old_reader_manifests(lake: Lake, stream: str) -> list[tuple[str, int]]:
-    """Return (key, size) of all manifests of named readers except each reader's newest 100 (_MANIFESTS_KEPT)."""
+    """Return (key, size) of all manifests of named readers except each reader's newest 100
+    (_MANIFESTS_KEPT).
+    """
     by_reader: dict[str, list[tuple[str, int]]] = {}
     for item in lake.store.list(f"{lake.stream_prefix(stream)}/readers/"):
         folder, _, name = item.key.rpartition("/manifests/")
         if folder and name:
             by_reader.setdefault(folder, []).append((item.key, item.size))
-    return [item for manifests in by_reader.values() for item in sorted(manifests)[:-_MANIFESTS_KEPT]]
+    return [
+        item for manifests in by_reader.values() for item in sorted(manifests)[:-_MANIFESTS_KEPT]
+    ]

@@ -1,13 +1,15 @@
-"""The manifest of a lake stream: its declaration, its index of segments, and what its producers sent.
+"""The manifest of a lake stream: its declaration, its index of segments, and what its producers
+sent.
 
-A segment is one append, or several compacted ones, with at most one file a partition. The newest segments are in the
-manifest itself (`tail`), older ones in pages, pages of pages, and so on (`levels`), each with a summary. Each level
-has fewer than 2 * FAN_OUT entries; a full one moves its oldest FAN_OUT entries into a page of the level above. So a
-commit writes a bounded number of entries, and a look-up reads one page a level.
+A segment is one append, or several compacted ones, with at most one file a partition. The newest
+segments are in the manifest itself (`tail`), older ones in pages, pages of pages, and so on
+(`levels`), each with a summary. Each level has fewer than 2 * FAN_OUT entries; a full one moves its
+oldest FAN_OUT entries into a page of the level above. So a commit writes a bounded number of
+entries, and a look-up reads one page a level.
 
-The manifest also stores the source ranges that the records were made of (the coverage, `read`). A range that was read
-again in a higher epoch replaces all results of lower epochs at its offsets, even if it produced none. So ranges are
-stored, not only the positions of records.
+The manifest also stores the source ranges that the records were made of (the coverage, `read`). A
+range that was read again in a higher epoch replaces all results of lower epochs at its offsets,
+even if it produced none. So ranges are stored, not only the positions of records.
 """
 
 from __future__ import annotations
@@ -21,7 +23,12 @@ from typing import Annotated, Any, NamedTuple, cast
 
 from pydantic import Field, model_validator
 
-from dagster_adjunct.resources.bucketing.files import BucketFile, BucketLayout, Generation, bucket_file_name
+from dagster_adjunct.resources.bucketing.files import (
+    BucketFile,
+    BucketLayout,
+    Generation,
+    bucket_file_name,
+)
 from dagster_adjunct.resources.bucketing.writer import ROW
 from dagster_adjunct.resources.common import StoredDocument
 from dagster_adjunct.resources.errors import MalformedDocumentError, StreamNotFoundError
@@ -45,7 +52,9 @@ Count = Annotated[int, Field(ge=0)]
 
 
 class ReplayedRange(NamedTuple):
-    """The offsets [start, end) of a source partition that were replayed, last in the epoch `epoch` (1 or higher)."""
+    """The offsets [start, end) of a source partition that were replayed, last in the epoch
+    `epoch` (1 or higher).
+    """
 
     start: Count
     end: Count
@@ -53,7 +62,8 @@ class ReplayedRange(NamedTuple):
 
 
 class Coverage(StoredDocument):
-    """Which offsets of a source partition a reader has read: those before `until`, and which of them it has replayed.
+    """Which offsets of a source partition a reader has read: those before `until`, and which of
+    them it has replayed.
 
     The `replayed` ranges are disjoint and in order.
     """
@@ -63,11 +73,15 @@ class Coverage(StoredDocument):
 
 
 ReadCoverage = Mapping[str, Mapping[str, Coverage]]
-"""The coverage of the partitions that a stream's records were made of, by reader and source partition."""
+"""The coverage of the partitions that a stream's records were made of, by reader and source
+partition.
+"""
 
 
 class SupersededRange(NamedTuple):
-    """The results, in epochs below `epoch`, that a reader made of the offsets [start, end) of a source partition."""
+    """The results, in epochs below `epoch`, that a reader made of the offsets [start, end) of a
+    source partition.
+    """
 
     reader: str
     source: str
@@ -92,7 +106,9 @@ def add_sources(read: ReadCoverage, sources: Sources | None) -> dict[str, dict[s
 
 
 def list_superseded(read: ReadCoverage) -> list[SupersededRange]:
-    """Return the ranges whose results in earlier epochs are replaced, by reader, source partition and offset."""
+    """Return the ranges whose results in earlier epochs are replaced, by reader, source
+    partition and offset.
+    """
     return [
         SupersededRange(reader, source, *span)
         for reader, partitions in sorted(read.items())
@@ -102,11 +118,15 @@ def list_superseded(read: ReadCoverage) -> list[SupersededRange]:
 
 
 def find_replaced_since(before: ReadCoverage, now: ReadCoverage) -> list[SupersededRange]:
-    """Return the ranges that `before` contains and that were replayed since, up to the coverage `now`."""
+    """Return the ranges that `before` contains and that were replayed since, up to the coverage
+    `now`.
+    """
     ranges = []
     for span in list_superseded(now):
         known = before.get(span.reader, {}).get(span.source, Coverage())
-        for start, end, epoch in split_by_epoch(known.replayed, span.start, min(span.end, known.until)):
+        for start, end, epoch in split_by_epoch(
+            known.replayed, span.start, min(span.end, known.until)
+        ):
             if span.epoch > epoch:
                 ranges.append(span._replace(start=start, end=end))
     return ranges
@@ -115,8 +135,12 @@ def find_replaced_since(before: ReadCoverage, now: ReadCoverage) -> list[Superse
 def _add_range(replayed: Sequence[ReplayedRange], span: SourceRange) -> tuple[ReplayedRange, ...]:
     ranges = (*replayed, ReplayedRange(span.start, span.end, span.epoch))
     merged: list[ReplayedRange] = []
-    for start, end in pairwise(sorted({edge for known in ranges for edge in (known.start, known.end)})):
-        epoch = max((known.epoch for known in ranges if known.start <= start < known.end), default=0)
+    for start, end in pairwise(
+        sorted({edge for known in ranges for edge in (known.start, known.end)})
+    ):
+        epoch = max(
+            (known.epoch for known in ranges if known.start <= start < known.end), default=0
+        )
         if merged and (merged[-1].end, merged[-1].epoch) == (start, epoch):
             merged[-1] = merged[-1]._replace(end=end)
         elif epoch:
@@ -124,8 +148,12 @@ def _add_range(replayed: Sequence[ReplayedRange], span: SourceRange) -> tuple[Re
     return tuple(merged)
 
 
-def split_by_epoch(replayed: Sequence[ReplayedRange], start: int, end: int) -> Iterator[ReplayedRange]:
-    """Yield the range [start, end) in pieces of one epoch each, in order; the epoch is 0 where nothing was replayed."""
+def split_by_epoch(
+    replayed: Sequence[ReplayedRange], start: int, end: int
+) -> Iterator[ReplayedRange]:
+    """Yield the range [start, end) in pieces of one epoch each, in order; the epoch is 0 where
+    nothing was replayed.
+    """
     at = start
     for known in replayed:
         if known.end <= at or known.start >= end:
@@ -148,8 +176,9 @@ _IN_ALL_FILES = (ROW, TIMESTAMP, TOMBSTONE)
 
 @validated
 class Retention(StoredDocument):
-    """The retention of a stream, which drops whole segments: those appended more than `max_age` ago (whatever the
-    timestamps of their records), then the oldest until at most `max_bytes` are left. None: no limit."""
+    """The retention of a stream, which drops whole segments: those appended more than `max_age` ago
+    (whatever the timestamps of their records), then the oldest until at most `max_bytes` are left.
+    None: no limit."""
 
     max_age: Annotated[timedelta, Field(gt=timedelta(0))] | None = None
     max_bytes: Annotated[int, Field(gt=0)] | None = None
@@ -157,8 +186,8 @@ class Retention(StoredDocument):
 
 @validated
 class CompactionPolicy(StoredDocument):
-    """The compaction of a stream: runs of at least `min_segments` neighbours, each smaller than half of
-    `target_bytes`, are merged into one segment of about `target_bytes`."""
+    """The compaction of a stream: runs of at least `min_segments` neighbours, each smaller than
+    half of `target_bytes`, are merged into one segment of about `target_bytes`."""
 
     min_segments: Annotated[int, Field(ge=2)] = 8
     target_bytes: Annotated[int, Field(gt=0)] = 128 * 1024 * 1024
@@ -177,16 +206,21 @@ class LakeStreamDeclaration(StreamDeclaration):
         return BucketLayout(self.columns, self.key, self.partitions, hidden=HIDDEN_COLUMNS)
 
     def layout_of(self, columns: Iterable[str]) -> BucketLayout:
-        """Return the layout of files with these columns: those of epochs and source positions are optional."""
+        """Return the layout of files with these columns: those of epochs and source positions
+        are optional.
+        """
         there = {*_IN_ALL_FILES, *columns}
-        return replace(self.layout, hidden=tuple(item for item in HIDDEN_COLUMNS if item[0] in there))
+        return replace(
+            self.layout, hidden=tuple(item for item in HIDDEN_COLUMNS if item[0] in there)
+        )
 
 
 class FileEntry(NamedTuple):
-    """A data file: its partition, size in bytes, and the range of its records' timestamps (us since the epoch).
+    """A data file: its partition, size in bytes, and the range of its records' timestamps (us since
+    the epoch).
 
-    `untimed` is the number of records without a timestamp: these have the time of their append. `earliest` and `latest`
-    are those of the others, None if there are none.
+    `untimed` is the number of records without a timestamp: these have the time of their append.
+    `earliest` and `latest` are those of the others, None if there are none.
     """
 
     partition: Count
@@ -205,7 +239,8 @@ class FileEntry(NamedTuple):
 
 
 class MarkerEntry(NamedTuple):
-    """An end-of-dataset marker at `offset`; `rows` is the number of its version's records in this partition.
+    """An end-of-dataset marker at `offset`; `rows` is the number of its version's records in this
+    partition.
 
     `counted` means that the stream counted them; otherwise the producer gave the number.
 
@@ -224,9 +259,10 @@ class MarkerEntry(NamedTuple):
 class Segment(StoredDocument):
     """The records and markers at the offsets [base, next) of each partition.
 
-    A file's `__row` plus the partition's `base` is a record's offset. `appended` is the segment's commit time, in ms
-    since the epoch; `attempt` is the folder of its files. `positioned` means that all its records have source
-    positions, and `chained` that some were made of records that were themselves results of a replay.
+    A file's `__row` plus the partition's `base` is a record's offset. `appended` is the segment's
+    commit time, in ms since the epoch; `attempt` is the folder of its files. `positioned` means
+    that all its records have source positions, and `chained` that some were made of records that
+    were themselves results of a replay.
     """
 
     id: Count
@@ -256,7 +292,9 @@ class Segment(StoredDocument):
         return len(self.markers)
 
     def latest(self, partition: int) -> int | None:
-        """Return the latest timestamp of the partition's records in us since the epoch, None without records."""
+        """Return the latest timestamp of the partition's records in us since the epoch, None
+        without records.
+        """
         for file in self.files:
             if file.partition == partition:
                 untimed = self.appended * 1000 if file.untimed else None
@@ -271,17 +309,20 @@ class Segment(StoredDocument):
 
     def generation(self, number: int, prefix: str) -> Generation:
         files = tuple(
-            BucketFile(f.partition, bucket_file_name(f.partition, self.attempt), f.rows, f.size, f.sha256)
+            BucketFile(
+                f.partition, bucket_file_name(f.partition, self.attempt), f.rows, f.size, f.sha256
+            )
             for f in self.files
         )
         return Generation(number, self.folder(prefix), files)
 
 
 class Page(StoredDocument):
-    """The summary of a stored page: its entries are segments (level 1), or pages of the level below.
+    """The summary of a stored page: its entries are segments (level 1), or pages of the level
+    below.
 
-    It has their number (`count`), totals over their segments, and `latest_us`, the latest record timestamp by
-    partition. `marked` is the number of markers.
+    It has their number (`count`), totals over their segments, and `latest_us`, the latest record
+    timestamp by partition. `marked` is the number of markers.
     """
 
     key: str
@@ -305,10 +346,12 @@ IndexEntry = Segment | Page
 
 
 class SentSequence(NamedTuple):
-    """An append under one sequence of a producer: digest, offsets [first, next) by partition, and number of records.
+    """An append under one sequence of a producer: digest, offsets [first, next) by partition, and
+    number of records.
 
-    `columns` is the index of its columns (`StreamState.with_columns_at`). If the stream was repartitioned since,
-    `partitions` is the number of partitions that the append was written to, and its offsets are no longer known.
+    `columns` is the index of its columns (`StreamState.with_columns_at`). If the stream was
+    repartitioned since, `partitions` is the number of partitions that the append was written to,
+    and its offsets are no longer known.
     """
 
     sequence: Count
@@ -321,16 +364,20 @@ class SentSequence(NamedTuple):
 
 
 class DroppedKey(NamedTuple):
-    """An object or folder that was in the index until `at` (ms since the epoch), kept a while for its readers."""
+    """An object or folder that was in the index until `at` (ms since the epoch), kept a while
+    for its readers.
+    """
 
     key: str
     at: Count
 
 
 class RepartitionRecord(StoredDocument):
-    """A repartitioning of the stream that had the identity `id`, at the time `at` (ms since the epoch).
+    """A repartitioning of the stream that had the identity `id`, at the time `at` (ms since the
+    epoch).
 
-    The old partitions held the offsets [oldest, ended). After the same records, the new ones continue at `next`.
+    The old partitions held the offsets [oldest, ended). After the same records, the new ones
+    continue at `next`.
     """
 
     id: str
@@ -344,13 +391,13 @@ class RepartitionRecord(StoredDocument):
 class StreamState(StoredDocument):
     """The body of a stream's manifest.
 
-    `id` is the stream's identity: a recreated or repartitioned stream has another one.
-    `earlier` are its columns before those of the declaration, oldest first; producers may still write with them.
-    `tail` and `levels` are the index (see the module), `dropped` is what left it. `horizon` (ms since the epoch):
-    attempts begun before it are lost unless they are in the index.
+    `id` is the stream's identity: a recreated or repartitioned stream has another one. `earlier`
+    are its columns before those of the declaration, oldest first; producers may still write with
+    them. `tail` and `levels` are the index (see the module), `dropped` is what left it. `horizon`
+    (ms since the epoch): attempts begun before it are lost unless they are in the index.
     `rewritten` is the last repartitioning, `rewritten_before` are the earlier ones, oldest first.
-    `marked_until` is the offset after each partition's last marker, 0 without one. `read` is the coverage that the
-    records were made of, by reader and source partition.
+    `marked_until` is the offset after each partition's last marker, 0 without one. `read` is the
+    coverage that the records were made of, by reader and source partition.
     """
 
     declaration: LakeStreamDeclaration
@@ -384,17 +431,24 @@ class StreamState(StoredDocument):
                 raise ValueError(f"an entry begins at {list(entry.base)}, expected {list(at)}")
             at = entry.next
         if at != self.next:
-            raise ValueError(f"its segments end at offsets {list(at)}, but its next offsets are {list(self.next)}")
+            raise ValueError(
+                f"its segments end at offsets {list(at)}, but its next offsets are"
+                f" {list(self.next)}"
+            )
         return self
 
     def with_columns_at(self, columns: int) -> LakeStreamDeclaration:
-        """Return the declaration with the columns of this index: 0 is the oldest, `len(earlier)` the current ones."""
+        """Return the declaration with the columns of this index: 0 is the oldest, `len(earlier)`
+        the current ones.
+        """
         if columns == len(self.earlier):
             return self.declaration
         return self.declaration.model_copy(update={"columns": self.earlier[columns]})
 
     def with_declaration(self, declaration: LakeStreamDeclaration) -> StreamState:
-        """Return the state with another declaration; the replaced columns are added to `earlier`."""
+        """Return the state with another declaration; the replaced columns are added to
+        `earlier`.
+        """
         replaced = self.declaration.columns
         earlier = self.earlier if declaration.columns == replaced else (*self.earlier, replaced)
         return self.model_copy(update={"declaration": declaration, "earlier": earlier})
@@ -406,7 +460,13 @@ class StreamState(StoredDocument):
     @classmethod
     def empty(cls, declaration: LakeStreamDeclaration) -> StreamState:
         zeros = (0,) * declaration.partitions
-        return cls(declaration=declaration, id=uuid.uuid4().hex, oldest=zeros, next=zeros, marked_until=zeros)
+        return cls(
+            declaration=declaration,
+            id=uuid.uuid4().hex,
+            oldest=zeros,
+            next=zeros,
+            marked_until=zeros,
+        )
 
     def body(self) -> dict[str, Any]:
         return self.model_dump(mode="json")
@@ -416,7 +476,10 @@ def data_folder(prefix: str, attempt: str) -> str:
     return f"{prefix}/data/{attempt}"
 
 
-_RESTORE = "Restore this object from a backup or an older object version; the records themselves are untouched."
+_RESTORE = (
+    "Restore this object from a backup or an older object version; the records themselves are"
+    " untouched."
+)
 FAN_OUT = 32
 _MAX_CACHED_PAGES = 128
 Span = tuple[int, int]
@@ -424,7 +487,9 @@ Span = tuple[int, int]
 
 @dataclass(slots=True)
 class StreamFiles:
-    """Where one stream's files are stored; reads and writes its index pages, which never change and so are cached."""
+    """Where one stream's files are stored; reads and writes its index pages, which never change
+    and so are cached.
+    """
 
     store: ObjectStore
     prefix: str
@@ -439,13 +504,16 @@ class StreamFiles:
             while len(self._cache) >= _MAX_CACHED_PAGES:
                 self._cache.pop(next(iter(self._cache)), None)
             self._cache[page.key] = tuple(
-                commit_log.decode_body(kind, item, where, "is malformed", _RESTORE) for item in items
+                commit_log.decode_body(kind, item, where, "is malformed", _RESTORE)
+                for item in items
             )
         return self._cache[page.key]
 
     def write(self, level: int, entries: Sequence[IndexEntry]) -> Page:
         """Store consecutive index entries as a new page of this level; return its summary."""
-        ref = commit_log.write_page(self.store, self.prefix, [entry.model_dump(mode="json") for entry in entries])
+        ref = commit_log.write_page(
+            self.store, self.prefix, [entry.model_dump(mode="json") for entry in entries]
+        )
         return Page(
             key=ref.key,
             sha256=ref.sha256,
@@ -465,8 +533,11 @@ class StreamFiles:
         )
 
 
-def walk_segments(state: StreamState, files: StreamFiles, wanted: Callable[[IndexEntry], bool]) -> Iterator[Segment]:
-    """Return the segments for which `wanted` is true, oldest first. Reads only the pages for which it is true.
+def walk_segments(
+    state: StreamState, files: StreamFiles, wanted: Callable[[IndexEntry], bool]
+) -> Iterator[Segment]:
+    """Return the segments for which `wanted` is true, oldest first. Reads only the pages for which
+    it is true.
 
     It must be true for a page if it is for one of its entries.
     """
@@ -474,9 +545,14 @@ def walk_segments(state: StreamState, files: StreamFiles, wanted: Callable[[Inde
 
 
 def _walk(
-    state: StreamState, files: StreamFiles, wanted: Callable[[IndexEntry], bool] = lambda _: True, lowest: int = 0
+    state: StreamState,
+    files: StreamFiles,
+    wanted: Callable[[IndexEntry], bool] = lambda _: True,
+    lowest: int = 0,
 ) -> Iterator[IndexEntry]:
-    """Yield the wanted index entries, each page before its own entries. Reads only pages of levels above `lowest`."""
+    """Yield the wanted index entries, each page before its own entries. Reads only pages of
+    levels above `lowest`.
+    """
     waiting: list[IndexEntry] = list(reversed(state.entries()))
     while waiting:
         entry = waiting.pop()
@@ -491,29 +567,45 @@ def list_segments(state: StreamState, files: StreamFiles) -> list[Segment]:
 
 
 def overlaps_spans(entry: IndexEntry, spans: Mapping[int, Span]) -> bool:
-    """Return whether the entry contains an offset of one of these spans, which are [start, end) by partition."""
-    return any(entry.base[p] < end and start < entry.next[p] for p, (start, end) in spans.items() if start < end)
+    """Return whether the entry contains an offset of one of these spans, which are [start, end)
+    by partition.
+    """
+    return any(
+        entry.base[p] < end and start < entry.next[p]
+        for p, (start, end) in spans.items()
+        if start < end
+    )
 
 
 def has_records_in(segment: Segment, spans: Mapping[int, Span]) -> bool:
     """Return whether one of the segment's files may contain a record of these spans."""
-    return any(overlaps_spans(segment, {f.partition: spans.get(f.partition, (0, 0))}) for f in segment.files)
+    return any(
+        overlaps_spans(segment, {f.partition: spans.get(f.partition, (0, 0))})
+        for f in segment.files
+    )
 
 
-def find_markers(state: StreamState, files: StreamFiles, spans: Mapping[int, Span]) -> list[MarkerEntry]:
+def find_markers(
+    state: StreamState, files: StreamFiles, spans: Mapping[int, Span]
+) -> list[MarkerEntry]:
     """Return the markers in these spans, oldest first."""
-    segments = walk_segments(state, files, lambda entry: entry.marked > 0 and overlaps_spans(entry, spans))
+    segments = walk_segments(
+        state, files, lambda entry: entry.marked > 0 and overlaps_spans(entry, spans)
+    )
     return [
         marker
         for segment in segments
         for marker in segment.markers
-        if marker.partition in spans and spans[marker.partition][0] <= marker.offset < spans[marker.partition][1]
+        if marker.partition in spans
+        and spans[marker.partition][0] <= marker.offset < spans[marker.partition][1]
     ]
 
 
 @dataclass(frozen=True, slots=True)
 class Fold:
-    """A page written at `made` (ms since the epoch), to replace its `entries`, the oldest of the level below."""
+    """A page written at `made` (ms since the epoch), to replace its `entries`, the oldest of the
+    level below.
+    """
 
     page: Page
     entries: tuple[IndexEntry, ...]
@@ -521,7 +613,9 @@ class Fold:
 
 
 def find_full_level(state: StreamState) -> tuple[int, tuple[IndexEntry, ...]] | None:
-    """Return the level and the entries of the next index page to write, or None if no level is full."""
+    """Return the level and the entries of the next index page to write, or None if no level is
+    full.
+    """
     rows: list[Sequence[IndexEntry]] = [state.tail, *state.levels]
     for level, entries in enumerate(rows, start=1):
         if len(entries) >= 2 * FAN_OUT:
@@ -530,9 +624,11 @@ def find_full_level(state: StreamState) -> tuple[int, tuple[IndexEntry, ...]] | 
 
 
 def apply_fold(state: StreamState, fold: Fold | None) -> StreamState:
-    """Return the state with the fold's entries replaced by its page; unchanged if another writer has replaced them.
+    """Return the state with the fold's entries replaced by its page; unchanged if another writer
+    has replaced them.
 
-    A page older than the horizon is not used, since it may have been deleted before a manifest referred to it.
+    A page older than the horizon is not used, since it may have been deleted before a manifest
+    referred to it.
     """
     if fold is None or fold.made < state.horizon:
         return state
@@ -547,10 +643,21 @@ def apply_fold(state: StreamState, fold: Fold | None) -> StreamState:
     return state.model_copy(update={"tail": rows[0], "levels": tuple(rows[1:])})
 
 
-def list_leaves(state: StreamState, files: StreamFiles) -> list[tuple[IndexEntry, tuple[Segment, ...]]]:
-    """Return the pages of level 1, each with its segments, then the tail's segments, each with itself; oldest first."""
+def list_leaves(
+    state: StreamState, files: StreamFiles
+) -> list[tuple[IndexEntry, tuple[Segment, ...]]]:
+    """Return the pages of level 1, each with its segments, then the tail's segments, each with
+    itself; oldest first.
+    """
     return [
-        (entry, (entry,) if isinstance(entry, Segment) else cast("tuple[Segment, ...]", files.read(entry)))
+        (
+            entry,
+            (
+                (entry,)
+                if isinstance(entry, Segment)
+                else cast("tuple[Segment, ...]", files.read(entry))
+            ),
+        )
         for entry in _walk(state, files, lowest=1)
         if isinstance(entry, Segment) or entry.level == 1
     ]
@@ -561,10 +668,14 @@ def list_page_keys(state: StreamState, files: StreamFiles) -> set[str]:
     return {entry.key for entry in _walk(state, files, lowest=1) if isinstance(entry, Page)}
 
 
-def rebuild_index(state: StreamState, kept: Sequence[IndexEntry], files: StreamFiles) -> StreamState:
-    """Return the state with an index of exactly the `kept` entries: segments and pages of level 1, oldest first.
+def rebuild_index(
+    state: StreamState, kept: Sequence[IndexEntry], files: StreamFiles
+) -> StreamState:
+    """Return the state with an index of exactly the `kept` entries: segments and pages of level 1,
+    oldest first.
 
-    Writes the pages that the new index needs. The given pages are used as they are; segments between them get new ones.
+    Writes the pages that the new index needs. The given pages are used as they are; segments
+    between them get new ones.
     """
     tail: list[IndexEntry] = []
     level: list[IndexEntry] = []
@@ -615,7 +726,9 @@ class StreamStates:
         return self.lake.commit_log(self.lake.stream_prefix(stream), STREAM_KIND)
 
     def state(self, stream: str) -> tuple[Commit, StreamState]:
-        """Return the stream's current commit and the state in it (internal). Raises StreamNotFoundError."""
+        """Return the stream's current commit and the state in it (internal). Raises
+        StreamNotFoundError.
+        """
         if self._snapshot is not None and stream in self._snapshot:
             return self._snapshot[stream]
         commit = self._require_commit(stream, self.log(stream).current())
@@ -635,7 +748,10 @@ class StreamStates:
         if commit is None or commit_log.is_deletion_commit(commit):
             there = ", ".join(self.list_streams()) or "none"
             problem = f"there is no stream {stream!r} in {self.lake.url}. Streams: {there}."
-            step = f"Check the name and the lake, or create the stream first: streams.create({stream!r}, schema=…, "
+            step = (
+                "Check the name and the lake, or create the stream first:"
+                f" streams.create({stream!r}, schema=…, "
+            )
             step += "partitions=…)."
             raise StreamNotFoundError(problem, step, stream=f"lake.{stream}")
         return commit
@@ -646,7 +762,9 @@ class StreamStates:
 
     def files_of(self, stream: str) -> StreamFiles:
         """Return the stored files and pages of the stream (internal)."""
-        return self._pages.setdefault(stream, StreamFiles(self.lake.store, self.lake.stream_prefix(stream)))
+        return self._pages.setdefault(
+            stream, StreamFiles(self.lake.store, self.lake.stream_prefix(stream))
+        )
 
     def now_ms(self) -> int:
         """Return the lake's time in ms since the epoch (internal)."""

@@ -1,4 +1,6 @@
-"""Reads exact ranges of a lake stream, with and without Spark, and finds the first record at or after a time."""
+"""Reads exact ranges of a lake stream, with and without Spark, and finds the first record at or
+after a time.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,11 @@ from itertools import chain
 from operator import or_
 from typing import TYPE_CHECKING, NamedTuple, TypedDict, Unpack, cast
 
-from dagster_adjunct.resources.bucketing.files import GENERATION_COLUMN, bucket_file_suffix, bucketed_frame
+from dagster_adjunct.resources.bucketing.files import (
+    GENERATION_COLUMN,
+    bucket_file_suffix,
+    bucketed_frame,
+)
 from dagster_adjunct.resources.bucketing.writer import ROW
 from dagster_adjunct.resources.common import map_in_threads, to_microseconds
 from dagster_adjunct.resources.errors import ManifestMismatchError, ObjectNotFoundError
@@ -64,11 +70,12 @@ def read_tables(
     whole: bool = False,
     finish: Callable[[pa.Table], pa.Table] = lambda table: table,
 ) -> Iterator[pa.Table]:
-    """Yield the records of these spans with these columns and those of RECORD_META (and POSITION, with `positions`).
+    """Yield the records of these spans with these columns and those of RECORD_META (and POSITION,
+    with `positions`).
 
-    They are ordered by partition and offset, and come in parts of one row group, of which only one is in memory. With
-    `whole` all are in memory, and files are read concurrently. `segments` must include all that overlap the spans.
-    `finish` is applied to each part.
+    They are ordered by partition and offset, and come in parts of one row group, of which only one
+    is in memory. With `whole` all are in memory, and files are read concurrently. `segments` must
+    include all that overlap the spans. `finish` is applied to each part.
     """
     schema = with_meta_columns(columns.to_arrow(), positions=positions)
 
@@ -87,31 +94,45 @@ def read_tables(
 
 
 def with_meta_columns(schema: pa.Schema, *, positions: bool = False) -> pa.Schema:
-    """Return the Arrow schema of a read: the record's columns, then those of RECORD_META, then those of POSITION."""
+    """Return the Arrow schema of a read: the record's columns, then those of RECORD_META, then
+    those of POSITION.
+    """
     more = (*RECORD_META_COLUMNS, *(POSITION.items() if positions else ()))
     return pa.schema([*schema, *(pa.field(name, arrow_type(kind)) for name, kind in more)])
 
 
 def open_segment_file(files: StreamFiles, segment: Segment, file: FileEntry) -> pq.ParquetFile:
-    """Return the open file of a segment. Raises ManifestMismatchError if it is missing or damaged."""
+    """Return the open file of a segment. Raises ManifestMismatchError if it is missing or
+    damaged.
+    """
     prefix, key = files.prefix, segment.key_of(files.prefix, file)
-    step = "Restore the object from a backup or an older object version; other ranges stay readable."
+    step = (
+        "Restore the object from a backup or an older object version; other ranges stay readable."
+    )
     try:
         parquet = pq.ParquetFile(open_object(files.store, key, file.size), pre_buffer=True)
     except (ObjectNotFoundError, pa.ArrowInvalid) as error:
-        problem = f"{prefix}: the manifest lists {key!r} with {file.rows} records, but it can't be read "
+        problem = (
+            f"{prefix}: the manifest lists {key!r} with {file.rows} records, but it can't be read "
+        )
         problem += f"({str(error).splitlines()[0]})"
         raise ManifestMismatchError(problem, step, key=key) from error
     if parquet.metadata.num_rows != file.rows:
-        problem = f"{prefix}: {key!r} has {parquet.metadata.num_rows} records, the manifest lists {file.rows}."
+        problem = (
+            f"{prefix}: {key!r} has {parquet.metadata.num_rows} records, the manifest lists"
+            f" {file.rows}."
+        )
         raise ManifestMismatchError(problem, step, key=key)
     return parquet
 
 
-def iter_row_groups(parquet: pq.ParquetFile, column: str) -> Iterator[tuple[int, object, object, int]]:
+def iter_row_groups(
+    parquet: pq.ParquetFile, column: str
+) -> Iterator[tuple[int, object, object, int]]:
     """Yield (row group, minimum, maximum, number of nulls) of a column.
 
-    Without statistics the minimum and maximum are None, and the number of nulls is that of the rows.
+    Without statistics the minimum and maximum are None, and the number of nulls is that of the
+    rows.
     """
     names = [parquet.schema.column(i).path for i in range(len(parquet.schema))]
     index = names.index(column)
@@ -126,12 +147,18 @@ def iter_row_groups(parquet: pq.ParquetFile, column: str) -> Iterator[tuple[int,
 def _read_file(
     files: StreamFiles, segment: Segment, file: FileEntry, span: Span, columns: Sequence[str]
 ) -> Iterator[pa.Table]:
-    """Yield the records of a file that are in the span of its partition, by row group, with these columns."""
+    """Yield the records of a file that are in the span of its partition, by row group, with
+    these columns.
+    """
     base = segment.base[file.partition]
     low, high = span[0] - base, span[1] - base
     parquet = open_segment_file(files, segment, file)
     for group, least, greatest, _ in iter_row_groups(parquet, ROW):
-        if isinstance(least, int) and isinstance(greatest, int) and (greatest < low or least >= high):
+        if (
+            isinstance(least, int)
+            and isinstance(greatest, int)
+            and (greatest < low or least >= high)
+        ):
             continue
         # Columns added after the file was written are missing here, and read as null.
         table = parquet.read_row_group(group, columns=[*columns, ROW])
@@ -150,7 +177,9 @@ def _read_file(
         yield pa.table({name: there.get(name, missing) for name in columns})
 
 
-def find_offset_at_time(files: StreamFiles, state: StreamState, partition: int, time_us: int) -> int:
+def find_offset_at_time(
+    files: StreamFiles, state: StreamState, partition: int, time_us: int
+) -> int:
     """Return the offset of the partition's first record at or after this time (us since the epoch).
 
     If there is none, returns the partition's upcoming offset.
@@ -168,7 +197,9 @@ def find_offset_at_time(files: StreamFiles, state: StreamState, partition: int, 
     return state.next[partition]
 
 
-def _find_row_at_time(files: StreamFiles, segment: Segment, file: FileEntry, time_us: int) -> int | None:
+def _find_row_at_time(
+    files: StreamFiles, segment: Segment, file: FileEntry, time_us: int
+) -> int | None:
     parquet = open_segment_file(files, segment, file)
     appended = segment.appended * 1000
     for group, _, greatest, nulls in iter_row_groups(parquet, TIMESTAMP):
@@ -188,12 +219,14 @@ _MAX_INTERVALS = 8
 
 @dataclass(frozen=True, slots=True)
 class RowRanges:
-    """Which rows of segments to read, as conditions on `__row`, which counts from the segment's base in each file.
+    """Which rows of segments to read, as conditions on `__row`, which counts from the segment's
+    base in each file.
 
-    `partitions` are those whose files are read, None for all. `rows` are intervals [low, high) that contain every row
-    to read, by which Spark skips row groups; empty if it would skip none. `clipped_low` are the indexes of the segments
-    with a file that begins before its partition's span, `clipped_high` of those with one that ends after it. Only in
-    these must rows be compared with `lows` and `highs`, the bounds by segment * number of partitions + partition.
+    `partitions` are those whose files are read, None for all. `rows` are intervals [low, high) that
+    contain every row to read, by which Spark skips row groups; empty if it would skip none.
+    `clipped_low` are the indexes of the segments with a file that begins before its partition's
+    span, `clipped_high` of those with one that ends after it. Only in these must rows be compared
+    with `lows` and `highs`, the bounds by segment * number of partitions + partition.
     """
 
     partitions: tuple[int, ...] | None
@@ -204,10 +237,14 @@ class RowRanges:
     highs: tuple[int, ...]
 
 
-def find_row_ranges(segments: Sequence[Segment], spans: Mapping[int, Span], partitions: int) -> RowRanges:
+def find_row_ranges(
+    segments: Sequence[Segment], spans: Mapping[int, Span], partitions: int
+) -> RowRanges:
     """Return which rows of the segments are in the spans, which are [start, end) by partition."""
     wanted = tuple(sorted(p for p, (start, end) in spans.items() if start < end))
-    files = [(i, segment, file.partition) for i, segment in enumerate(segments) for file in segment.files]
+    files = [
+        (i, segment, file.partition) for i, segment in enumerate(segments) for file in segment.files
+    ]
     lows, highs = [0] * len(segments) * partitions, [0] * len(segments) * partitions
     clipped_low, clipped_high, rows, longest = set(), set(), [], 0
     for i, segment, p in files:
@@ -236,7 +273,9 @@ def find_row_ranges(segments: Sequence[Segment], spans: Mapping[int, Span], part
 
 
 def _merge_intervals(rows: Iterable[Span]) -> tuple[Span, ...]:
-    """Return the union of the intervals, or one interval around it if it has more than _MAX_INTERVALS."""
+    """Return the union of the intervals, or one interval around it if it has more than
+    _MAX_INTERVALS.
+    """
     merged: list[Span] = []
     for low, high in sorted(rows):
         if merged and low <= merged[-1][1]:
@@ -257,9 +296,9 @@ def read_frame(
 ) -> DataFrame:
     """Return the records of these spans with the columns of RECORD_META, as a bucketed scan.
 
-    With `positions`, those of POSITION follow. `touched` are the segments that overlap the spans; each is a generation
-    of the bucketed table. What differs by segment and partition (the first offset, the time of the append) is looked up
-    in array literals.
+    With `positions`, those of POSITION follow. `touched` are the segments that overlap the spans;
+    each is a generation of the bucketed table. What differs by segment and partition (the first
+    offset, the time of the append) is looked up in array literals.
     """
     schema, n = declaration.columns, declaration.partitions
     segments = [segment for segment in touched if manifest.has_records_in(segment, spans)]
@@ -277,7 +316,9 @@ def read_frame(
     meta = {
         PARTITION: partition.cast("int"),
         OFFSET: F.col(ROW) + F.get(base, place),
-        TIMESTAMP: F.coalesce(F.col(TIMESTAMP), F.timestamp_micros(F.get(appended, F.col(GENERATION_COLUMN)))),
+        TIMESTAMP: F.coalesce(
+            F.col(TIMESTAMP), F.timestamp_micros(F.get(appended, F.col(GENERATION_COLUMN)))
+        ),
         TOMBSTONE: F.col(TOMBSTONE),
         EPOCH: F.coalesce(F.col(EPOCH), F.lit(0)),  # files without the column read as null
     }
@@ -285,15 +326,17 @@ def read_frame(
         frame = frame.where(condition)
     own = [named_column(name) for name in schema.names]
     return frame.select(
-        *own, *[meta[name].alias(name) for name in RECORD_META], *[F.col(name) for name in POSITION if positions]
+        *own,
+        *[meta[name].alias(name) for name in RECORD_META],
+        *[F.col(name) for name in POSITION if positions],
     )
 
 
 def _empty_frame(frame: DataFrame, own: Sequence[str], *, positions: bool) -> DataFrame:
     """Return the empty `frame`, still a bucketed scan, with the columns of records.
 
-    Its timestamps and tombstones are columns: if they were literals, Spark would find that filters on them never match,
-    and remove the scan from the plan, with its buckets.
+    Its timestamps and tombstones are columns: if they were literals, Spark would find that filters
+    on them never match, and remove the scan from the plan, with its buckets.
     """
     kinds = {**dict(RECORD_META_COLUMNS), **(POSITION if positions else {})}
     known = {EPOCH: F.lit(0), TIMESTAMP: F.col(TIMESTAMP), TOMBSTONE: F.col(TOMBSTONE)}
@@ -304,39 +347,61 @@ def _empty_frame(frame: DataFrame, own: Sequence[str], *, positions: bool) -> Da
 
 
 def _row_conditions(cut: RowRanges, place: Column, segments: int) -> Iterator[Column]:
-    """Yield the filters that select the rows of `cut`; `place` is segment * number of partitions + partition.
+    """Yield the filters that select the rows of `cut`; `place` is segment * number of partitions +
+    partition.
 
-    Spark evaluates them for each row, so the costly ones are limited to the segments that need them.
+    Spark evaluates them for each row, so the costly ones are limited to the segments that need
+    them.
     """
     if cut.partitions is not None:
-        # Spark skips files by this filter, but also evaluates it for every row, so it compares suffixes, which is fast.
+        # Spark skips files by this filter, but also evaluates it for every row, so it compares
+        # suffixes, which is fast.
         name = F.col("_metadata.file_name")
         yield reduce(
-            or_, [name.endswith(bucket_file_suffix(partition)) for partition in cut.partitions] or [F.lit(False)]
+            or_,
+            [name.endswith(bucket_file_suffix(partition)) for partition in cut.partitions]
+            or [F.lit(False)],
         )
     if cut.rows:
         yield reduce(or_, [(F.col(ROW) >= low) & (F.col(ROW) < high) for low, high in cut.rows])
     if cut.clipped_low:
-        yield _is_outside(cut.clipped_low, segments) | (F.col(ROW) >= F.get(bigint_array(cut.lows), place))
+        yield _is_outside(cut.clipped_low, segments) | (
+            F.col(ROW) >= F.get(bigint_array(cut.lows), place)
+        )
     if cut.clipped_high:
-        yield _is_outside(cut.clipped_high, segments) | (F.col(ROW) < F.get(bigint_array(cut.highs), place))
+        yield _is_outside(cut.clipped_high, segments) | (
+            F.col(ROW) < F.get(bigint_array(cut.highs), place)
+        )
 
 
 def _is_outside(some: Sequence[int], segments: int) -> Column:
-    """Return the condition that a row is in none of these segments; as SQL text, which saves a JVM call for each."""
+    """Return the condition that a row is in none of these segments; as SQL text, which saves a
+    JVM call for each.
+    """
     if len(some) == segments:
         return F.lit(False)
     return F.expr(f"`{GENERATION_COLUMN}` NOT IN ({', '.join(map(str, some))})")
 
 
 def read_partition(
-    store: StoreDescriptor, prefix: str, schema: Schema, segments: Sequence[Segment], spans: Mapping[int, Span], p: int
+    store: StoreDescriptor,
+    prefix: str,
+    schema: Schema,
+    segments: Sequence[Segment],
+    spans: Mapping[int, Span],
+    p: int,
 ) -> Iterator[pa.Table]:
-    """Yield the records of partition `p` in order, in parts of one row group. Opens the store, for tasks."""
-    return read_tables(StreamFiles(store.open(), prefix), schema, segments, {p: spans[p]}, positions=False)
+    """Yield the records of partition `p` in order, in parts of one row group. Opens the store,
+    for tasks.
+    """
+    return read_tables(
+        StreamFiles(store.open(), prefix), schema, segments, {p: spans[p]}, positions=False
+    )
 
 
-def spans_from_ranges(state: StreamState, ranges: Mapping[SystemStreamPartition, OffsetRange]) -> dict[int, Span]:
+def spans_from_ranges(
+    state: StreamState, ranges: Mapping[SystemStreamPartition, OffsetRange]
+) -> dict[int, Span]:
     """Return the ranges as [start, end) by partition number.
 
     Raises OffsetOutOfRangeError if the stream does not contain a range entirely.
@@ -344,14 +409,19 @@ def spans_from_ranges(state: StreamState, ranges: Mapping[SystemStreamPartition,
     spans: dict[int, Span] = {}
     for ssp, given in ranges.items():
         system.check_partition(ssp, len(state.next))
-        start, end = system.parse_offset(given.start, str(ssp)), system.parse_offset(given.end, str(ssp))
+        start, end = (
+            system.parse_offset(given.start, str(ssp)),
+            system.parse_offset(given.end, str(ssp)),
+        )
         system.check_range(ssp, start, end, state.oldest[ssp.partition], state.next[ssp.partition])
         spans[ssp.partition] = (start, end)
     return spans
 
 
 class ReadOptions(TypedDict, total=False):
-    """Options of a read: which records it returns, and whether with source positions. See `LakeStreams.read`."""
+    """Options of a read: which records it returns, and whether with source positions. See
+    `LakeStreams.read`.
+    """
 
     epochs: Epochs
     positions: bool
@@ -359,7 +429,8 @@ class ReadOptions(TypedDict, total=False):
 
 
 class _Located(NamedTuple):
-    """Where the records of ranges of one stream are: segments, [start, end) by partition, and what is left out.
+    """Where the records of ranges of one stream are: segments, [start, end) by partition, and what
+    is left out.
 
     `replaced` are the ranges of results to leave out, with `epochs="latest"`.
     """
@@ -392,14 +463,17 @@ class LakeReads(StreamStates, NumberedOffsets):
     ) -> DataFrame:
         """Return the records of these ranges of one stream, as a scan that is bucketed by its key.
 
-        The frame has the stream's columns and those of RECORD_META; with `positions`, those of POSITION follow. With
-        `epochs="latest"`, it leaves out records that a later epoch, even outside of these ranges, has replaced. Then
-        records without a source position raise ConfigurationError, unless `without_position="keep"`.
+        The frame has the stream's columns and those of RECORD_META; with `positions`, those of
+        POSITION follow. With `epochs="latest"`, it leaves out records that a later epoch, even
+        outside of these ranges, has replaced. Then records without a source position raise
+        ConfigurationError, unless `without_position="keep"`.
         """
         spark, positions = resolve_session(spark), options.get("positions", False)
         at = self._locate(ranges, **options)
         wanted = positions or bool(at.replaced)
-        frame = read_frame(spark, at.files, at.state.declaration, at.segments, at.spans, positions=wanted)
+        frame = read_frame(
+            spark, at.files, at.state.declaration, at.segments, at.spans, positions=wanted
+        )
         frame = lineage.filter_latest_frame(frame, at.replaced)
         return frame if positions else frame.drop(*POSITION)
 
@@ -409,7 +483,8 @@ class LakeReads(StreamStates, NumberedOffsets):
         columns: Sequence[str] | None = None,
         **options: Unpack[ReadOptions],
     ) -> pa.Table:
-        """Return the same records (or only these `columns`) without Spark, ordered by partition and offset.
+        """Return the same records (or only these `columns`) without Spark, ordered by partition and
+        offset.
 
         All of them are in memory; `read_parts` yields them in parts.
         """
@@ -421,7 +496,9 @@ class LakeReads(StreamStates, NumberedOffsets):
         columns: Sequence[str] | None = None,
         **options: Unpack[ReadOptions],
     ) -> Iterator[pa.Table]:
-        """Yield the same records in tables of at most 65,536, of which one is in memory. The first one is empty."""
+        """Yield the same records in tables of at most 65,536, of which one is in memory. The
+        first one is empty.
+        """
         return self._iter_parts(ranges, columns, whole=False, **options)
 
     def _iter_parts(
@@ -443,7 +520,9 @@ class LakeReads(StreamStates, NumberedOffsets):
             latest = lineage.filter_latest(table, at.replaced)
             return latest.drop_columns(list(POSITION)) if wanted and not positions else latest
 
-        yield from read_tables(at.files, schema, at.segments, at.spans, positions=wanted, whole=whole, finish=finish)
+        yield from read_tables(
+            at.files, schema, at.segments, at.spans, positions=wanted, whole=whole, finish=finish
+        )
 
     def task_reads(
         self, ranges: Mapping[SystemStreamPartition, OffsetRange], columns: Sequence[str]
@@ -462,26 +541,52 @@ class LakeReads(StreamStates, NumberedOffsets):
         stream = system.require_one_stream(self.name, ranges)
         _, state = self.state(stream)
         spans, files = spans_from_ranges(state, ranges), self.files_of(stream)
-        segments = list(manifest.walk_segments(state, files, lambda entry: manifest.overlaps_spans(entry, spans)))
+        segments = list(
+            manifest.walk_segments(
+                state, files, lambda entry: manifest.overlaps_spans(entry, spans)
+            )
+        )
         latest = epochs == "latest"
-        replaced = lineage.find_replaced_results(self, stream, state, segments, without_position) if latest else []
+        replaced = (
+            lineage.find_replaced_results(self, stream, state, segments, without_position)
+            if latest
+            else []
+        )
         return _Located(state, files, segments, spans, replaced)
 
     def all_ranges(self, stream: str) -> dict[SystemStreamPartition, OffsetRange]:
         """Return the ranges of all records that the stream holds now."""
         _, state = self.state(stream)
         spans = enumerate(zip(state.oldest, state.next, strict=True))
-        return {SystemStreamPartition(self.name, stream, p): OffsetRange(str(a), str(b)) for p, (a, b) in spans}
+        return {
+            SystemStreamPartition(self.name, stream, p): OffsetRange(str(a), str(b))
+            for p, (a, b) in spans
+        }
 
-    def markers(self, stream: str, since: Mapping[SystemStreamPartition, str] | None = None) -> list[Marker]:
+    def markers(
+        self, stream: str, since: Mapping[SystemStreamPartition, str] | None = None
+    ) -> list[Marker]:
         _, state = self.state(stream)
         ssps = [SystemStreamPartition(self.name, stream, p) for p in range(len(state.next))]
         since, known = dict.fromkeys(ssps, "0") if since is None else since, set(ssps)
-        starts = {ssp.partition: system.parse_offset(offset, str(ssp)) for ssp, offset in since.items() if ssp in known}
+        starts = {
+            ssp.partition: system.parse_offset(offset, str(ssp))
+            for ssp, offset in since.items()
+            if ssp in known
+        }
         spans = {p: (start, state.next[p]) for p, start in starts.items()}
         found = []
         for entry in manifest.find_markers(state, self.files_of(stream), spans):
-            since_when = None if entry.valid_from is None else system.time_from_micros(entry.valid_from)
-            facts = (str(entry.offset), entry.version, entry.rows, entry.checksum, entry.counted, since_when)
+            since_when = (
+                None if entry.valid_from is None else system.time_from_micros(entry.valid_from)
+            )
+            facts = (
+                str(entry.offset),
+                entry.version,
+                entry.rows,
+                entry.checksum,
+                entry.counted,
+                since_when,
+            )
             found.append(Marker(ssps[entry.partition], *facts))
         return found

@@ -1,9 +1,10 @@
-"""Named readers of lake streams: read the records since the reader's last commit, then commit the position.
+"""Named readers of lake streams: read the records since the reader's last commit, then commit the
+position.
 
     streams/NAME/readers/READER/CURRENT, manifests/…    the reader's commit log (`ReaderPosition`)
 
-A position is committed after its records were processed, by compare-and-swap: a crash before that reads the same
-records again, and of two concurrent readers one commits.
+A position is committed after its records were processed, by compare-and-swap: a crash before that
+reads the same records again, and of two concurrent readers one commits.
 """
 
 from __future__ import annotations
@@ -15,14 +16,33 @@ from typing import TYPE_CHECKING, Literal, Self, Unpack
 
 from pydantic import Field
 
-from dagster_adjunct.resources.common import StoredDocument, check_name, check_whole_number, unqualify_stream_name
+from dagster_adjunct.resources.common import (
+    StoredDocument,
+    check_name,
+    check_whole_number,
+    unqualify_stream_name,
+)
 from dagster_adjunct.resources.errors import CommitConflictError, OffsetOutOfRangeError
 from dagster_adjunct.resources.lazy_modules import pa
-from dagster_adjunct.resources.objects.commit_log import Commit, CommitLog, commit_number, decode_body
+from dagster_adjunct.resources.objects.commit_log import (
+    Commit,
+    CommitLog,
+    commit_number,
+    decode_body,
+)
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.streams.lake import manifest
-from dagster_adjunct.resources.streams.lake.lineage import Lineage, lineage_lookup, translate_coverage
-from dagster_adjunct.resources.streams.lake.manifest import Count, Coverage, StreamState, SupersededRange
+from dagster_adjunct.resources.streams.lake.lineage import (
+    Lineage,
+    lineage_lookup,
+    translate_coverage,
+)
+from dagster_adjunct.resources.streams.lake.manifest import (
+    Count,
+    Coverage,
+    StreamState,
+    SupersededRange,
+)
 from dagster_adjunct.resources.streams.lake.read import ReadOptions
 from dagster_adjunct.resources.streams.lake.streams import LakeStreams
 from dagster_adjunct.resources.streams.system import LAKE, OffsetRange, SystemStreamPartition
@@ -38,8 +58,8 @@ READER_KIND = "reader"
 class ReaderPosition(StoredDocument):
     """The position of a reader: the next offset of each partition of the stream with this identity.
 
-    `read` is the coverage that the stream's records were made of (`StreamState.read`) when the reader began its last
-    batch that reached the stream's end, or its first batch.
+    `read` is the coverage that the stream's records were made of (`StreamState.read`) when the
+    reader began its last batch that reached the stream's end, or its first batch.
     """
 
     stream: str
@@ -49,10 +69,12 @@ class ReaderPosition(StoredDocument):
 
 @dataclass(frozen=True, slots=True)
 class ReaderInfo:
-    """A named reader: its next offsets by partition, and how many offsets it is `behind` and has `lost` to retention.
+    """A named reader: its next offsets by partition, and how many offsets it is `behind` and has
+    `lost` to retention.
 
-    Both numbers include markers. `commits` is the number of its commits; the last was at `committed_at`, by the process
-    `by`. `problem` is the reason why the reader can't continue, "" if it can.
+    Both numbers include markers. `commits` is the number of its commits; the last was at
+    `committed_at`, by the process `by`. `problem` is the reason why the reader can't continue, ""
+    if it can.
     """
 
     name: str
@@ -68,12 +90,14 @@ class ReaderInfo:
 @validated_methods
 @dataclass(eq=False, slots=True)
 class NewRecords:
-    """A batch of records that a reader has not committed yet: read it by `table`, `parts` or `frame`, then `commit`.
+    """A batch of records that a reader has not committed yet: read it by `table`, `parts` or
+    `frame`, then `commit`.
 
-    `number` counts the reader's batches from 1; a batch that is read again has the same number, and maybe more records.
-    `ranges` are its offsets, `records` is its number of records. `lost` are offsets that retention dropped unread.
-    `replaced` are source ranges that an application has replayed since the reader was last at the stream's end: what
-    the reader made of their earlier results is out of date.
+    `number` counts the reader's batches from 1; a batch that is read again has the same number, and
+    maybe more records. `ranges` are its offsets, `records` is its number of records. `lost` are
+    offsets that retention dropped unread. `replaced` are source ranges that an application has
+    replayed since the reader was last at the stream's end: what the reader made of their earlier
+    results is out of date.
     """
 
     stream: str
@@ -95,23 +119,31 @@ class NewRecords:
     def __exit__(self, *_: object) -> None:
         """Do nothing: records that were not committed are read again."""
 
-    def table(self, columns: Sequence[str] | None = None, **options: Unpack[ReadOptions]) -> pa.Table:
+    def table(
+        self, columns: Sequence[str] | None = None, **options: Unpack[ReadOptions]
+    ) -> pa.Table:
         """Return the records in memory, as `LakeStreams.read_arrow` does."""
         return self._streams.read_arrow(self.ranges, columns, **options)
 
-    def parts(self, columns: Sequence[str] | None = None, **options: Unpack[ReadOptions]) -> Iterator[pa.Table]:
+    def parts(
+        self, columns: Sequence[str] | None = None, **options: Unpack[ReadOptions]
+    ) -> Iterator[pa.Table]:
         """Yield the records in tables of at most 65,536; the first one is empty."""
         return self._streams.read_parts(self.ranges, columns, **options)
 
-    def frame(self, spark: SparkSession | Callable[[], SparkSession], **options: Unpack[ReadOptions]) -> DataFrame:
+    def frame(
+        self, spark: SparkSession | Callable[[], SparkSession], **options: Unpack[ReadOptions]
+    ) -> DataFrame:
         """Return the records as a Spark frame, as `LakeStreams.read` does."""
         return self._streams.read(spark, self.ranges, **options)
 
     def commit(self) -> None:
-        """Commit that these records were processed, so that the next batch begins after them. Idempotent.
+        """Commit that these records were processed, so that the next batch begins after them.
+        Idempotent.
 
-        Raises CommitConflictError if another process has committed for this reader meanwhile, and so has processed
-        these records too, or has removed the reader. Raises CommitStateUnknownError as every commit.
+        Raises CommitConflictError if another process has committed for this reader meanwhile, and
+        so has processed these records too, or has removed the reader. Raises
+        CommitStateUnknownError as every commit.
         """
         if self.committed:
             return
@@ -120,9 +152,18 @@ class NewRecords:
             log.commit(self._parent, self._position.model_dump(mode="json"), by=self.by)
         except CommitConflictError as conflict:
             now = log.current()
-            who = f"{now.by} committed batch {now.number} at {now.created_at}" if now else "the reader was removed"
-            problem = f"reader {self.reader!r} of lake.{self.stream}: batch {self.number} can't be committed: {who}."
-            step = "Undo the results of this batch, or store results by batch number; then read again."
+            who = (
+                f"{now.by} committed batch {now.number} at {now.created_at}"
+                if now
+                else "the reader was removed"
+            )
+            problem = (
+                f"reader {self.reader!r} of lake.{self.stream}: batch {self.number} can't be"
+                f" committed: {who}."
+            )
+            step = (
+                "Undo the results of this batch, or store results by batch number; then read again."
+            )
             raise CommitConflictError(problem, step, stream=f"lake.{self.stream}") from conflict
         self.committed = True
 
@@ -138,60 +179,89 @@ def read_new(
     max_records: int | None = None,
     by: str | None = None,
 ) -> NewRecords:
-    """Return the records of a lake stream that are new for a named reader; `commit` at the end of a `with` block.
+    """Return the records of a lake stream that are new for a named reader; `commit` at the end of a
+    `with` block.
 
-    A reader begins at `start`; its first commit creates it. A batch has at most `max_records`, counting markers.
-    Raises OffsetOutOfRangeError if retention has dropped unread records, unless `on_lost="oldest"`, and if the stream
-    was recreated, or repartitioned before this reader had read all of it.
+    A reader begins at `start`; its first commit creates it. A batch has at most `max_records`,
+    counting markers. Raises OffsetOutOfRangeError if retention has dropped unread records, unless
+    `on_lost="oldest"`, and if the stream was recreated, or repartitioned before this reader had
+    read all of it.
     """
     check_name("reader", reader)
     streams, stream = LakeStreams(lake), unqualify_stream_name(LAKE, stream)
     who = f"reader {reader!r}"
     if max_records is not None:
-        check_whole_number(max_records, f"{who}: max_records={max_records}", "1 or more", argument="max_records")
+        check_whole_number(
+            max_records, f"{who}: max_records={max_records}", "1 or more", argument="max_records"
+        )
     # Read the position first, so that the stream's state is at least as new.
     parent = _reader_log(lake, stream, reader).current()
     _, state = streams.state(stream)
     position = _follow_repartitions(_parse(parent, lake), state) if parent is not None else None
     if position is None:
-        position = ReaderPosition(stream=state.id, offsets=state.oldest if start == "oldest" else state.next)
+        position = ReaderPosition(
+            stream=state.id, offsets=state.oldest if start == "oldest" else state.next
+        )
         position = position.model_copy(update={"read": state.read if start == "upcoming" else {}})
     elif problem := _find_problem(position, state):
         raise OffsetOutOfRangeError(
             f"reader {reader!r} can't continue in lake.{stream}: {problem}.",
-            f"Start over as a new reader: adjunct stream remove-reader {stream} {reader}; or remove_reader in Python.",
+            f"Start over as a new reader: adjunct stream remove-reader {stream} {reader}; or"
+            " remove_reader in Python.",
             stream=f"lake.{stream}",
         )
     ssps = streams.partitions(stream)
-    begins = [max(offset, oldest) for offset, oldest in zip(position.offsets, state.oldest, strict=True)]
+    begins = [
+        max(offset, oldest) for offset, oldest in zip(position.offsets, state.oldest, strict=True)
+    ]
     lost = {
         ssp: OffsetRange(str(offset), str(begin))
         for ssp, offset, begin in zip(ssps, position.offsets, begins, strict=True)
         if offset < begin
     }
     if lost and on_lost == "fail":
-        positions = ", ".join(f"{ssp} (at {span.start}, the oldest left is {span.end})" for ssp, span in lost.items())
+        positions = ", ".join(
+            f"{ssp} (at {span.start}, the oldest left is {span.end})" for ssp, span in lost.items()
+        )
         raise OffsetOutOfRangeError(
-            f"reader {reader!r}: retention has passed its position in {positions}: the records in between are lost.",
-            'Accept the loss with on_lost="oldest", and keep the stream longer than the reader may stand still.',
+            f"reader {reader!r}: retention has passed its position in {positions}: the records in"
+            " between are lost.",
+            'Accept the loss with on_lost="oldest", and keep the stream longer than the reader may'
+            " stand still.",
             stream=f"lake.{stream}",
         )
     ends = _divide_limit(begins, state.next, max_records)
-    ranges = {ssp: OffsetRange(str(begin), str(end)) for ssp, begin, end in zip(ssps, begins, ends, strict=True)}
-    # Until the reader is at the stream's end, keep the earlier coverage: the results that replace those it has read may
-    # still be unread, so every batch up to the end reports what is replaced.
+    ranges = {
+        ssp: OffsetRange(str(begin), str(end))
+        for ssp, begin, end in zip(ssps, begins, ends, strict=True)
+    }
+    # Until the reader is at the stream's end, keep the earlier coverage: the results that replace
+    # those it has read may still be unread, so every batch up to the end reports what is replaced.
     at_end = parent is None or ends == state.next
-    after = ReaderPosition(stream=state.id, offsets=ends, read=state.read if at_end else position.read)
+    after = ReaderPosition(
+        stream=state.id, offsets=ends, read=state.read if at_end else position.read
+    )
     known = translate_coverage(position.read, state.read, lineage_lookup(streams))
     replaced = manifest.find_replaced_since(known, state.read)
     records, number = streams.records_between(ranges), 1 if parent is None else parent.number + 1
-    facts = (stream, reader, by or f"reader {reader}", ranges, lost, tuple(replaced), records, number)
+    facts = (
+        stream,
+        reader,
+        by or f"reader {reader}",
+        ranges,
+        lost,
+        tuple(replaced),
+        records,
+        number,
+    )
     return NewRecords(*facts, streams, parent, after)
 
 
 @validated
 def list_readers(lake: Lake, stream: str) -> list[ReaderInfo]:
-    """Return the named readers of a lake stream, sorted by name. Costs a listing, and two requests for each reader."""
+    """Return the named readers of a lake stream, sorted by name. Costs a listing, and two
+    requests for each reader.
+    """
     stream = unqualify_stream_name(LAKE, stream)
     _, state = LakeStreams(lake).state(stream)
     keys = [item.key for item in lake.store.list(f"{lake.stream_prefix(stream)}/readers/")]
@@ -202,30 +272,47 @@ def list_readers(lake: Lake, stream: str) -> list[ReaderInfo]:
             position, behind, lost = _follow_repartitions(_parse(commit, lake), state), 0, 0
             problem = _find_problem(position, state)
             if not problem:
-                for offset, oldest, upcoming in zip(position.offsets, state.oldest, state.next, strict=True):
+                for offset, oldest, upcoming in zip(
+                    position.offsets, state.oldest, state.next, strict=True
+                ):
                     behind += upcoming - max(offset, oldest)
                     lost += max(oldest - offset, 0)
-            facts = (position.offsets, behind, lost, commit.number, commit.created_at, commit.by, problem)
+            facts = (
+                position.offsets,
+                behind,
+                lost,
+                commit.number,
+                commit.created_at,
+                commit.by,
+                problem,
+            )
             readers.append(ReaderInfo(name, *facts))
     return readers
 
 
 @validated
 def remove_reader(lake: Lake, stream: str, reader: str) -> bool:
-    """Remove a named reader and its history; return whether it existed. If it has an open batch, that can't commit."""
+    """Remove a named reader and its history; return whether it existed. If it has an open batch,
+    that can't commit.
+    """
     stream = unqualify_stream_name(LAKE, stream)
     log = _reader_log(lake, stream, reader)
     there = lake.store.head(log.pointer_key) is not None
-    # Listed before the pointer is deleted, and without first manifests, so as not to delete what a new reader of this
-    # name writes meanwhile.
-    old = [item.key for item in lake.store.list(f"{log.prefix}/manifests/") if commit_number(item.key) > 1]
+    # Listed before the pointer is deleted, and without first manifests, so as not to delete what a
+    # new reader of this name writes meanwhile.
+    old = [
+        item.key
+        for item in lake.store.list(f"{log.prefix}/manifests/")
+        if commit_number(item.key) > 1
+    ]
     lake.store.delete(log.pointer_key)  # without a pointer there is no reader
     lake.store.delete_many(old)
     return there
 
 
 def _follow_repartitions(position: ReaderPosition, state: StreamState) -> ReaderPosition:
-    """Return the position in the new partitions if the stream was repartitioned while the reader was at its end.
+    """Return the position in the new partitions if the stream was repartitioned while the reader
+    was at its end.
 
     Otherwise returns the position as it is.
     """
@@ -243,13 +330,17 @@ def _find_problem(position: ReaderPosition, state: StreamState) -> str:
         return f"the stream was deleted and recreated (it is {state.id}, and was {position.stream})"
     if len(position.offsets) != len(state.next):
         return f"the stream has {len(state.next)} partitions now, and had {len(position.offsets)}"
-    if any(offset > upcoming for offset, upcoming in zip(position.offsets, state.next, strict=True)):
+    if any(
+        offset > upcoming for offset, upcoming in zip(position.offsets, state.next, strict=True)
+    ):
         return "the stream ends before the reader's position: it has lost records"
     return ""
 
 
 def _divide_limit(begins: Sequence[int], ends: Sequence[int], limit: int | None) -> tuple[int, ...]:
-    """Return the end of a batch by partition. Its `limit` of offsets is divided in proportion to the unread ones."""
+    """Return the end of a batch by partition. Its `limit` of offsets is divided in proportion to
+    the unread ones.
+    """
     lags = [end - begin for begin, end in zip(begins, ends, strict=True)]
     total = sum(lags)
     if limit is None or total <= limit:
@@ -263,7 +354,9 @@ def _divide_limit(begins: Sequence[int], ends: Sequence[int], limit: int | None)
 
 
 def _reader_log(lake: Lake, stream: str, reader: str) -> CommitLog:
-    return lake.commit_log(f"{lake.stream_prefix(stream)}/readers/{check_name('reader', reader)}", READER_KIND)
+    return lake.commit_log(
+        f"{lake.stream_prefix(stream)}/readers/{check_name('reader', reader)}", READER_KIND
+    )
 
 
 def _parse(commit: Commit, lake: Lake) -> ReaderPosition:
@@ -272,5 +365,6 @@ def _parse(commit: Commit, lake: Lake) -> ReaderPosition:
         commit.body,
         f"the position {commit.manifest_key!r} in {lake.url}",
         "is malformed",
-        "Restore this object from a backup, or remove the reader and start again; the stream is not affected.",
+        "Restore this object from a backup, or remove the reader and start again; the stream is not"
+        " affected.",
     )

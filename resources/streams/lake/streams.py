@@ -1,12 +1,13 @@
-"""LakeStreams: append-only streams in the lake's object store, Adjunct's own; and `open_system`, for any system.
+"""LakeStreams: append-only streams in the lake's object store, Adjunct's own; and `open_system`,
+for any system.
 
     streams/_names/NAME                        exists for each stream, for listing
     streams/NAME/CURRENT, manifests/…          the commit log (`StreamState`)
     streams/NAME/data/ATTEMPT/part-0000i-…     an append's records, one file a partition
     streams/NAME/pages/…                       pages of the index
 
-An append writes its files and then commits offsets, markers and its producer's sequence at once. A crash in between
-leaves files that are in no manifest, which `maintain` deletes.
+An append writes its files and then commits offsets, markers and its producer's sequence at once. A
+crash in between leaves files that are in no manifest, which `maintain` deletes.
 """
 
 from __future__ import annotations
@@ -18,7 +19,11 @@ from datetime import datetime
 from typing import Any
 
 from dagster_adjunct.resources.common import split_stream_name
-from dagster_adjunct.resources.errors import ConfigurationError, ObjectExistsError, SchemaMismatchError
+from dagster_adjunct.resources.errors import (
+    ConfigurationError,
+    ObjectExistsError,
+    SchemaMismatchError,
+)
 from dagster_adjunct.resources.objects import commit_log
 from dagster_adjunct.resources.objects.commit_log import Commit, DeletedObjects
 from dagster_adjunct.resources.objects.fence import Fence
@@ -51,15 +56,30 @@ NEW_STREAMS = NewStreams("spark-murmur3", needs_key=True, typed=True)
 
 
 def declare_stream(
-    name: str, schema: Schema, key: Sequence[str], partitions: int, timestamp: str | None = None, **policies: Any
+    name: str,
+    schema: Schema,
+    key: Sequence[str],
+    partitions: int,
+    timestamp: str | None = None,
+    **policies: Any,
 ) -> LakeStreamDeclaration:
-    """Return the validated declaration of a lake stream. Raises ConfigurationError or SchemaMismatchError."""
+    """Return the validated declaration of a lake stream. Raises ConfigurationError or
+    SchemaMismatchError.
+    """
     declaration = system.build_declaration(
-        LakeStreamDeclaration, f"lake.{name}", schema, tuple(key), partitions, timestamp=timestamp, **policies
+        LakeStreamDeclaration,
+        f"lake.{name}",
+        schema,
+        tuple(key),
+        partitions,
+        timestamp=timestamp,
+        **policies,
     )
     what = f"stream {name!r}"
     if timestamp is not None and (kind := schema.field(timestamp, what).type) != "timestamp":
-        problem = f"{what}: column {timestamp!r} is {kind}, but the record's time must be a timestamp."
+        problem = (
+            f"{what}: column {timestamp!r} is {kind}, but the record's time must be a timestamp."
+        )
         step = "Cast it to a timestamp, or leave out timestamp= to use the time of the append."
         raise SchemaMismatchError(problem, step, column=timestamp)
     return declaration
@@ -70,21 +90,29 @@ def evolve_declaration(
 ) -> LakeStreamDeclaration:
     """Return the stored declaration with the columns that `wanted` adds or widens.
 
-    The order of columns does not matter, since records are matched by name. Raises StreamExistsError for other changes.
+    The order of columns does not matter, since records are matched by name. Raises
+    StreamExistsError for other changes.
     """
     fixed = [*stored.key, *([stored.timestamp] if stored.timestamp else [])]
-    columns = incompatible_changes(stored.columns, wanted.columns, fixed, "the key or the record's time")
+    columns = incompatible_changes(
+        stored.columns, wanted.columns, fixed, "the key or the record's time"
+    )
     system.check_same_declaration(
         f"lake.{name}",
         stored,
         wanted,
         columns,
-        "Declare the stream as it exists, or use another name. Columns of a lake stream can be added and widened, not "
-        "removed; fill an unused one with null. Change policies with configure, and partitions with adjunct stream "
-        f"repartition {name} --partitions N --reason ….",
+        "Declare the stream as it exists, or use another name. Columns of a lake stream can be"
+        " added and widened, not removed; fill an unused one with null. Change policies with"
+        f" configure, and partitions with adjunct stream repartition {name} --partitions N"
+        " --reason ….",
     )
     now = evolve_schema(stored.columns, wanted.columns)
-    return stored if now.to_json() == stored.columns.to_json() else stored.model_copy(update={"columns": now})
+    return (
+        stored
+        if now.to_json() == stored.columns.to_json()
+        else stored.model_copy(update={"columns": now})
+    )
 
 
 def _describe_stream(name: str, state: StreamState) -> StreamInfo:
@@ -94,12 +122,16 @@ def _describe_stream(name: str, state: StreamState) -> StreamInfo:
         ended, went_on = (tuple(map(str, offsets)) for offsets in (rewritten.ended, rewritten.next))
         repartitioned = Repartitioning(rewritten.id, ended, went_on)
     facts = (declared.partitions, declared.key, NEW_STREAMS.partitioner, declared.columns)
-    return StreamInfo(name, *facts, default_offset="oldest", identity=state.id, repartitioned=repartitioned)
+    return StreamInfo(
+        name, *facts, default_offset="oldest", identity=state.id, repartitioned=repartitioned
+    )
 
 
 @validated_methods
 class LakeStreams(LakeReads, LakeAppends, StreamWriter):
-    """The streams of one lake, as the system `lake`. Safe to use from several threads and processes."""
+    """The streams of one lake, as the system `lake`. Safe to use from several threads and
+    processes.
+    """
 
     evolves = True
     new_streams = NEW_STREAMS
@@ -119,12 +151,12 @@ class LakeStreams(LakeReads, LakeAppends, StreamWriter):
     ) -> StreamInfo:
         """Create a stream, or add and widen columns of an existing one.
 
-        Options that are left out (except `key`) do not change an existing stream. Its records are not rewritten: added
-        columns are null in them, widened ones are cast when they are read.
-        `key` determines a record's partition (Spark's hash of it modulo `partitions`, also for a null key); a stream
-        without key has one partition. `timestamp` is the column with the record's time; without it, and where it is
-        null, the time of the append is used.
-        Raises StreamExistsError with the differences, and ConfigurationError or SchemaMismatchError.
+        Options that are left out (except `key`) do not change an existing stream. Its records are
+        not rewritten: added columns are null in them, widened ones are cast when they are read.
+        `key` determines a record's partition (Spark's hash of it modulo `partitions`, also for a
+        null key); a stream without key has one partition. `timestamp` is the column with the
+        record's time; without it, and where it is null, the time of the append is used. Raises
+        StreamExistsError with the differences, and ConfigurationError or SchemaMismatchError.
         """
         self.lake.stream_prefix(name)  # checks the name
         declaration = declare_stream(
@@ -133,7 +165,8 @@ class LakeStreams(LakeReads, LakeAppends, StreamWriter):
 
         def decide(commit: Commit | None) -> dict[str, Any] | None:
             if commit is None or commit_log.is_deletion_commit(commit):
-                # The name before the commit, so that every stream is listed; a name without a commit is ignored.
+                # The name before the commit, so that every stream is listed; a name without a
+                # commit is ignored.
                 with suppress(ObjectExistsError):
                     self.lake.store.put_if_absent(f"{NAMES_PREFIX}/{name}", b"")
                 return StreamState.empty(declaration).body()
@@ -144,7 +177,9 @@ class LakeStreams(LakeReads, LakeAppends, StreamWriter):
         commit = self._transact(name, decide, "create")
         return _describe_stream(name, self._parse(self._require_commit(name, commit)))
 
-    def check_create(self, name: str, *, schema: Schema, key: Sequence[str] = (), partitions: int) -> None:
+    def check_create(
+        self, name: str, *, schema: Schema, key: Sequence[str] = (), partitions: int
+    ) -> None:
         declaration = declare_stream(name, schema, key, partitions)
         commit = self.log(name).current()
         if commit is not None and not commit_log.is_deletion_commit(commit):
@@ -157,7 +192,9 @@ class LakeStreams(LakeReads, LakeAppends, StreamWriter):
         return sum(entry.size for entry in self.state(stream)[1].entries())
 
     def describe(self, stream: str) -> dict[str, Any]:
-        """Return the stream's declaration, offsets by partition and totals, as `adjunct stream show` shows them."""
+        """Return the stream's declaration, offsets by partition and totals, as `adjunct stream
+        show` shows them.
+        """
         commit, state = self.state(stream)
         entries, declared = state.entries(), state.declaration
         return {
@@ -192,9 +229,15 @@ class LakeStreams(LakeReads, LakeAppends, StreamWriter):
         check_timestamp_ms("timestamp_ms", timestamp_ms, str(ssp))
         _, state = self.state(system.require_one_stream(self.name, [ssp]))
         system.check_partition(ssp, state.declaration.partitions)
-        return str(find_offset_at_time(self.files_of(ssp.stream), state, ssp.partition, timestamp_ms * 1000))
+        return str(
+            find_offset_at_time(
+                self.files_of(ssp.stream), state, ssp.partition, timestamp_ms * 1000
+            )
+        )
 
-    def configure(self, stream: str, *, retention: Retention | None, compaction: CompactionPolicy | None) -> None:
+    def configure(
+        self, stream: str, *, retention: Retention | None, compaction: CompactionPolicy | None
+    ) -> None:
         """Set both policies of a stream (None: no policy), for its next `maintain`."""
         update = {"retention": retention, "compaction": compaction}
 
@@ -206,10 +249,11 @@ class LakeStreams(LakeReads, LakeAppends, StreamWriter):
         self._transact(stream, decide, "configure")
 
     def maintain(self, stream: str, now: datetime | None = None) -> MaintenanceResult:
-        """Apply the stream's retention and compaction, and delete what has been unreachable for an hour.
+        """Apply the stream's retention and compaction, and delete what has been unreachable for an
+        hour.
 
-        Retention drops whole segments from the front and moves `oldest`; compaction changes no offset. An append
-        that began more than an hour ago can no longer commit.
+        Retention drops whole segments from the front and moves `oldest`; compaction changes no
+        offset. An append that began more than an hour ago can no longer commit.
         """
         return maintain(self, stream, now or self.lake.now())
 
@@ -219,17 +263,20 @@ class LakeStreams(LakeReads, LakeAppends, StreamWriter):
         return of_run
 
     def snapshot(self, stream: str) -> StreamSystem:
-        """Return a view of the streams: the first question about a stream reads its state, for all later ones too.
+        """Return a view of the streams: the first question about a stream reads its state, for all
+        later ones too.
 
-        It can be written to as well: what it commits is conditional on what it has read, and decided again if that has
-        changed.
+        It can be written to as well: what it commits is conditional on what it has read, and
+        decided again if that has changed.
         """
         view = copy(self)
         view._snapshot = {}
         return view
 
     def _offsets(
-        self, ssps: Iterable[SystemStreamPartition], select: Callable[[StreamState], tuple[int, ...]]
+        self,
+        ssps: Iterable[SystemStreamPartition],
+        select: Callable[[StreamState], tuple[int, ...]],
     ) -> dict[SystemStreamPartition, str]:
         result: dict[SystemStreamPartition, str] = {}
         by_stream: dict[str, tuple[int, ...]] = {}
@@ -248,14 +295,21 @@ def open_system(lake: Lake, name: str) -> StreamSystem:
         return LakeStreams(lake)
     systems = system.registered_systems()
     if name not in systems:
-        problem = f"there is no stream system {name!r}. Systems: {', '.join(sorted({LAKE, *systems}))}."
-        raise ConfigurationError(problem, "Check the part before the dot, or call register_system first.", system=name)
+        problem = (
+            f"there is no stream system {name!r}. Systems: {', '.join(sorted({LAKE, *systems}))}."
+        )
+        raise ConfigurationError(
+            problem, "Check the part before the dot, or call register_system first.", system=name
+        )
     return systems[name](lake)
 
 
 def open_systems(lake: Lake, streams: Iterable[str]) -> dict[str, StreamSystem]:
     """Return the stream systems of these streams ("lake.orders"), by the system's name."""
-    return {name: open_system(lake, name) for name in {split_stream_name(stream)[0] for stream in streams}}
+    return {
+        name: open_system(lake, name)
+        for name in {split_stream_name(stream)[0] for stream in streams}
+    }
 
 
 def list_deletable_objects(streams: LakeStreams, stream: str) -> dict[str, int]:
@@ -271,18 +325,27 @@ def list_deletable_objects(streams: LakeStreams, stream: str) -> dict[str, int]:
     }
 
 
-def delete_stream(streams: LakeStreams, stream: str, seen: Commit, *, reason: str, by: str) -> DeletedObjects:
-    """Delete the stream, or complete an interrupted deletion; return the number and size of the deleted objects.
+def delete_stream(
+    streams: LakeStreams, stream: str, seen: Commit, *, reason: str, by: str
+) -> DeletedObjects:
+    """Delete the stream, or complete an interrupted deletion; return the number and size of the
+    deleted objects.
 
-    Raises CommitConflictError if the stream has changed since the commit `seen`. Concurrent reads fail because of
-    missing files.
+    Raises CommitConflictError if the stream has changed since the commit `seen`. Concurrent reads
+    fail because of missing files.
     """
     log = streams.log(stream)
-    last = seen if commit_log.is_deletion_commit(seen) else commit_log.commit_deletion(log, seen, reason=reason, by=by)
+    last = (
+        seen
+        if commit_log.is_deletion_commit(seen)
+        else commit_log.commit_deletion(log, seen, reason=reason, by=by)
+    )
     sizes = list_deletable_objects(streams, stream)
     now = log.current()
     if now is None or now.id != last.id:
-        return DeletedObjects(0, 0, left=True)  # recreated meanwhile: its `maintain` deletes the rest
+        return DeletedObjects(
+            0, 0, left=True
+        )  # recreated meanwhile: its `maintain` deletes the rest
     # Nobody writes to a deleted stream, so the listed objects are those of the old one.
     keys = commit_log.exclude_newer_manifests(log, last, sizes)
     log.store.delete_many(keys)

@@ -15,7 +15,11 @@ import pytest
 from fastavro import parse_schema, schemaless_writer
 
 from dagster_adjunct.assets.declaration.envelope_parser import read_transactions
-from dagster_adjunct.assets.declaration.envelopes import DebeziumEnvelope, avro_readers, json_from_avro
+from dagster_adjunct.assets.declaration.envelopes import (
+    DebeziumEnvelope,
+    avro_readers,
+    json_from_avro,
+)
 from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.schemas.schema import Schema
 from tests.assets.changes.changing import Change, dataset, decoded, stream
@@ -31,24 +35,41 @@ def schema(*extra: dict[str, Any]) -> dict[str, Any]:
             {"name": "name", "type": ["null", "string"], "default": None},
             {
                 "name": "price",
-                "type": ["null", {"type": "bytes", "logicalType": "decimal", "precision": 10, "scale": 2}],
+                "type": [
+                    "null",
+                    {"type": "bytes", "logicalType": "decimal", "precision": 10, "scale": 2},
+                ],
                 "default": None,
             },
             {
                 "name": "at",
-                "type": ["null", {"type": "long", "connect.name": "io.debezium.time.MicroTimestamp"}],
+                "type": [
+                    "null",
+                    {"type": "long", "connect.name": "io.debezium.time.MicroTimestamp"},
+                ],
                 "default": None,
             },
-            {"name": "day", "type": ["null", {"type": "int", "logicalType": "date"}], "default": None},
+            {
+                "name": "day",
+                "type": ["null", {"type": "int", "logicalType": "date"}],
+                "default": None,
+            },
             {"name": "data", "type": ["null", "bytes"], "default": None},
             *extra,
         ],
     }
-    source = {"type": "record", "name": "Source", "fields": [{"name": "lsn", "type": ["null", "long"]}]}
+    source = {
+        "type": "record",
+        "name": "Source",
+        "fields": [{"name": "lsn", "type": ["null", "long"]}],
+    }
     transaction = {
         "type": "record",
         "name": "Block",
-        "fields": [{"name": "id", "type": "string"}, {"name": "data_collection_order", "type": "long"}],
+        "fields": [
+            {"name": "id", "type": "string"},
+            {"name": "data_collection_order", "type": "long"},
+        ],
     }
     return {
         "type": "record",
@@ -78,9 +99,17 @@ BARE = {"id": 1, "name": None, "price": None, "at": None, "day": None, "data": N
 BINARY = Schema.of(value="binary")
 
 
-def written(text: str, op: str, before: Any, after: Any, lsn: int, transaction: Any = None) -> bytes:
+def written(
+    text: str, op: str, before: Any, after: Any, lsn: int, transaction: Any = None
+) -> bytes:
     out = io.BytesIO()
-    value = {"before": before, "after": after, "source": {"lsn": lsn}, "op": op, "transaction": transaction}
+    value = {
+        "before": before,
+        "after": after,
+        "source": {"lsn": lsn},
+        "op": op,
+        "transaction": transaction,
+    }
     schemaless_writer(out, parse_schema(json.loads(text)), value)
     return out.getvalue()
 
@@ -116,12 +145,22 @@ def test_rows_in_avro_are_rows_as_in_json(sparkling: World) -> None:
 
 def test_numbers_that_json_has_not_are_read_from_avro(sparkling: World) -> None:
     newer = json.dumps(schema({"name": "ratio", "type": "double"}))
-    values = [written(newer, "c", None, {**ANVIL, "ratio": ratio}, 1) for ratio in (math.inf, math.nan, 1e39)]
+    values = [
+        written(newer, "c", None, {**ANVIL, "ratio": ratio}, 1)
+        for ratio in (math.inf, math.nan, 1e39)
+    ]
     stream(sparkling, BINARY, [(value,) for value in values])
     form = DebeziumEnvelope("id BIGINT, ratio DOUBLE", format="avro", avro_schema=newer)
-    assert [str(change.row[1]) for change in decoded(sparkling, dataset(changes=form))] == ["inf", "nan", "1e+39"]
+    assert [str(change.row[1]) for change in decoded(sparkling, dataset(changes=form))] == [
+        "inf",
+        "nan",
+        "1e+39",
+    ]
     narrow = DebeziumEnvelope("id BIGINT, ratio FLOAT", format="avro", avro_schema=newer)
-    read = [(str(change.row[1]), change.problem) for change in decoded(sparkling, dataset(changes=narrow))]
+    read = [
+        (str(change.row[1]), change.problem)
+        for change in decoded(sparkling, dataset(changes=narrow))
+    ]
     told = "column 'ratio' is a number too large for float"
     assert read == [("inf", None), ("nan", None), ("None", told)]
 
@@ -139,7 +178,9 @@ def test_values_with_a_schema_id_are_read_with_their_own_schema(sparkling: World
         written(SCHEMA, "d", ANVIL, None, 3),
     ]
     stream(sparkling, BINARY, [(value,) for value in values])
-    form = DebeziumEnvelope("id BIGINT, color STRING", format="avro", avro_schema={41: newer, 7: SCHEMA})
+    form = DebeziumEnvelope(
+        "id BIGINT, color STRING", format="avro", avro_schema={41: newer, 7: SCHEMA}
+    )
     changes = decoded(sparkling, dataset(changes=form))
     assert [change.row for change in changes[:2]] == [(1, None), (1, "red")]
     assert changes[2].problem == "the Avro schema 8 is not declared: avro_schema has 7, 41"
@@ -148,11 +189,17 @@ def test_values_with_a_schema_id_are_read_with_their_own_schema(sparkling: World
 
 def test_transactions_are_known_of_avro_too(sparkling: World) -> None:
     blocks = [None, {"id": "5", "data_collection_order": 1}]
-    stream(sparkling, BINARY, [(written(SCHEMA, "c", None, ANVIL, 1, block),) for block in blocks] + [(b"",)])
+    stream(
+        sparkling,
+        BINARY,
+        [(written(SCHEMA, "c", None, ANVIL, 1, block),) for block in blocks] + [(b"",)],
+    )
     form = DebeziumEnvelope("id BIGINT", format="avro", avro_schema=SCHEMA)
     records = sparkling.streams.read(sparkling.spark(), sparkling.streams.all_ranges("changes"))
     rows = read_transactions(form, records, "it").collect()
-    judged_rows = sorted((row["__offset"], row["transaction"], row["number"], row["readable"]) for row in rows)
+    judged_rows = sorted(
+        (row["__offset"], row["transaction"], row["number"], row["readable"]) for row in rows
+    )
     assert judged_rows == [(0, None, None, True), (1, "5", "1", True), (2, None, None, False)]
 
 

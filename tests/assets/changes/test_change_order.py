@@ -13,7 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dagster_adjunct.assets.declaration.change_formats import DebeziumUnwrapped, OperationColumn
-from dagster_adjunct.assets.declaration.change_values import ordering_pattern, sortable_array, sortable_column
+from dagster_adjunct.assets.declaration.change_values import (
+    ordering_pattern,
+    sortable_array,
+    sortable_column,
+)
 from dagster_adjunct.assets.declaration.envelopes import DebeziumEnvelope
 from dagster_adjunct.assets.declaration.policies import DeadLetters, DeltaCompaction
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
@@ -36,7 +40,9 @@ FORM = DebeziumEnvelope("id BIGINT, v STRING")
 BY_HAND = DeltaCompaction(inside_commit=False)
 
 
-def change(v: str | None, source: dict[str, Any], *, key: int = 1, op: str | None = None) -> dict[str, Any]:
+def change(
+    v: str | None, source: dict[str, Any], *, key: int = 1, op: str | None = None
+) -> dict[str, Any]:
     row = {"id": key, "v": v}
     deleted = v is None
     return {
@@ -59,7 +65,14 @@ def held(world: World, name: str = "table") -> dict[Any, Any]:
 
 
 def mysql(file: int, pos: int, *, width: int = 6) -> dict[str, Any]:
-    return {"connector": "mysql", "file": f"mysql-bin.{file:0{width}}", "pos": pos, "row": 0, "gtid": None, "ts_ms": 1}
+    return {
+        "connector": "mysql",
+        "file": f"mysql-bin.{file:0{width}}",
+        "pos": pos,
+        "row": 0,
+        "gtid": None,
+        "ts_ms": 1,
+    }
 
 
 def lsn(number: int) -> str:
@@ -77,27 +90,63 @@ CONNECTORS: list[tuple[str, Any, list[dict[str, Any]]]] = [
     (
         "mysql",
         ["source.file", "source.pos"],
-        [mysql(9, 120), mysql(9, 900), mysql(10, 4), mysql(10, 120), mysql(99, 7), mysql(100, 6), mysql(10**6, 5)],
+        [
+            mysql(9, 120),
+            mysql(9, 900),
+            mysql(10, 4),
+            mysql(10, 120),
+            mysql(99, 7),
+            mysql(100, 6),
+            mysql(10**6, 5),
+        ],
     ),
     (
         "mysql by GTID",
         "source.gtid",
-        [{"connector": "mysql", "gtid": f"3E11FA47-71CA-11E1-9E33-C80AA9429562:{n}"} for n in (2, 10, 99, 1000)],
+        [
+            {"connector": "mysql", "gtid": f"3E11FA47-71CA-11E1-9E33-C80AA9429562:{n}"}
+            for n in (2, 10, 99, 1000)
+        ],
     ),
-    ("mariadb by GTID", "source.gtid", [{"connector": "mariadb", "gtid": f"0-{n % 3}-{n}"} for n in (7, 20, 100)]),
+    (
+        "mariadb by GTID",
+        "source.gtid",
+        [{"connector": "mariadb", "gtid": f"0-{n % 3}-{n}"} for n in (7, 20, 100)],
+    ),
     (
         "sqlserver",
         ["source.commit_lsn", "source.change_lsn"],
-        [sqlserver(9, 8), sqlserver(16, 3), sqlserver(16, 15), sqlserver(16, 16), sqlserver(2**70, 1)],
+        [
+            sqlserver(9, 8),
+            sqlserver(16, 3),
+            sqlserver(16, 15),
+            sqlserver(16, 16),
+            sqlserver(2**70, 1),
+        ],
     ),
-    ("oracle", "source.scn", [{"connector": "oracle", "scn": text} for text in ("99", "100", "2122184", "9" * 18)]),
-    ("postgresql", "source.lsn", [{"connector": "postgresql", "lsn": n} for n in (9, 10, 24023128)]),
+    (
+        "oracle",
+        "source.scn",
+        [{"connector": "oracle", "scn": text} for text in ("99", "100", "2122184", "9" * 18)],
+    ),
+    (
+        "postgresql",
+        "source.lsn",
+        [{"connector": "postgresql", "lsn": n} for n in (9, 10, 24023128)],
+    ),
     (
         "mongodb",
         ["source.ts_ms", "source.ord"],
-        [{"connector": "mongodb", "ts_ms": t, "ord": o} for t, o in ((1, 9), (1, 10), (2, 1), (10, 0))],
+        [
+            {"connector": "mongodb", "ts_ms": t, "ord": o}
+            for t, o in ((1, 9), (1, 10), (2, 1), (10, 0))
+        ],
     ),
-    ("cockroach", "source.mvcc", [{"connector": "cockroach", "mvcc": f"{n}"} for n in (5, 10, 10**30)]),
+    (
+        "cockroach",
+        "source.mvcc",
+        [{"connector": "cockroach", "mvcc": f"{n}"} for n in (5, 10, 10**30)],
+    ),
 ]
 
 
@@ -122,17 +171,23 @@ def test_the_newest_change_of_each_connector_wins(
     send(sparkling, [as_record(change("older", sources[0]))])
     sparkling.advance(spec)
     assert held(sparkling) == {1: f"{len(sources) - 1}"}
-    rows = StoredVersions(sparkling.lake, "table").require_current().frame(sparkling.spark()).collect()
+    rows = (
+        StoredVersions(sparkling.lake, "table").require_current().frame(sparkling.spark()).collect()
+    )
     assert [row.v for row in rows] == [f"{len(sources) - 1}"]
 
 
 def test_a_snapshots_row_is_older_than_the_changes_of_its_transaction(sparkling: World) -> None:
-    envelopes(sparkling, change("new", sqlserver(16, 1)), change("old", sqlserver(16, None), op="r"))
+    envelopes(
+        sparkling, change("new", sqlserver(16, 1)), change("old", sqlserver(16, None), op="r")
+    )
     spec = dataset(changes=FORM, order_by=["source.commit_lsn", "source.change_lsn"])
     sparkling.advance(spec)
     assert held(sparkling) == {1: "new"}
     send(sparkling, [as_record(change("lost", sqlserver(17, None)))])
-    assert list(problems(sparkling, spec).values()) == ["no value to order by: 'source.change_lsn' is null"]
+    assert list(problems(sparkling, spec).values()) == [
+        "no value to order by: 'source.change_lsn' is null"
+    ]
 
 
 @pytest.mark.parametrize(
@@ -143,7 +198,9 @@ def test_a_snapshots_row_is_older_than_the_changes_of_its_transaction(sparkling:
         "source.event_serial_no", ["source.ts_ms", "source.pos"],
     ],
 )  # fmt: skip
-def test_a_path_that_can_not_order_is_refused_when_the_input_is_opened(world: World, order: Any) -> None:
+def test_a_path_that_can_not_order_is_refused_when_the_input_is_opened(
+    world: World, order: Any
+) -> None:
     envelopes(world)
     with pytest.raises(SchemaMismatchError) as caught:
         world.advance(dataset(changes=FORM, order_by=order))
@@ -151,7 +208,9 @@ def test_a_path_that_can_not_order_is_refused_when_the_input_is_opened(world: Wo
     assert caught.value.column in ([order] if isinstance(order, str) else order)
 
 
-@pytest.mark.parametrize("dead", [pytest.param("fail", marks=pytest.mark.long), DeadLetters("lake.dead")])
+@pytest.mark.parametrize(
+    "dead", [pytest.param("fail", marks=pytest.mark.long), DeadLetters("lake.dead")]
+)
 @pytest.mark.parametrize(
     ("order", "told"),
     [
@@ -172,7 +231,9 @@ def test_what_the_first_change_lacks_is_an_error_and_no_letter(
     assert (caught.value.dataset, caught.value.argument) == ("table", "order_by")
     assert told in caught.value.problem
     assert "is null" not in caught.value.problem
-    assert StoredVersions(sparkling.lake, "table").require_manifest().offsets == {"lake.changes.0": "0"}
+    assert StoredVersions(sparkling.lake, "table").require_manifest().offsets == {
+        "lake.changes.0": "0"
+    }
     with pytest.raises(StreamNotFoundError):
         sparkling.streams.info("dead")
 
@@ -198,23 +259,40 @@ def test_a_later_change_without_a_value_is_told_as_what_it_is(sparkling: World) 
 
 def test_what_the_first_change_was_ordered_by_is_remembered_over_commits(sparkling: World) -> None:
     envelopes(sparkling, change("a", mysql(9, 900)))
-    spec = dataset(changes=FORM, order_by=["source.file", "source.pos"], on_bad_change=DeadLetters("lake.dead"))
+    spec = dataset(
+        changes=FORM, order_by=["source.file", "source.pos"], on_bad_change=DeadLetters("lake.dead")
+    )
     sparkling.advance(spec)
     renamed = mysql(3, 10) | {"file": "binlog.000010"}
-    send(sparkling, [as_record(change("b", renamed)), as_record(change("c", {"connector": "mysql", "pos": 7}))])
+    send(
+        sparkling,
+        [as_record(change("b", renamed)), as_record(change("c", {"connector": "mysql", "pos": 7}))],
+    )
     assert sparkling.advance(spec).counters["quarantined"] == 2
-    reasons = sparkling.streams.read_arrow(sparkling.streams.all_ranges("dead"))["reason"].to_pylist()
+    reasons = sparkling.streams.read_arrow(sparkling.streams.all_ranges("dead"))[
+        "reason"
+    ].to_pylist()
     assert reasons == [
         "'binlog.000010' in 'source.file' can't be ordered: expected one like 'mysql-bin.000009'",
-        "no value to order by: it has no 'source.file', but connector, pos; changes of its connector take "
-        'order_by=["source.file", "source.pos"]',
+        (
+            "no value to order by: it has no 'source.file', but connector, pos; changes of its"
+            ' connector take order_by=["source.file", "source.pos"]'
+        ),
     ]
     assert held(sparkling) == {1: "a"}
 
 
 # -- columns of rows, in process
 
-ROWS = Schema.of(id="bigint", v="string", seq="string", exact="decimal(38,0)", file="string", pos="bigint", day="date")
+ROWS = Schema.of(
+    id="bigint",
+    v="string",
+    seq="string",
+    exact="decimal(38,0)",
+    file="string",
+    pos="bigint",
+    day="date",
+)
 
 
 @pytest.fixture
@@ -223,7 +301,9 @@ def quick(world: World) -> World:
     return world
 
 
-def row(key: int, v: str | None, seq: str = "0", file: str = "", pos: int = 0, day: int = 0) -> tuple[Any, ...]:
+def row(
+    key: int, v: str | None, seq: str = "0", file: str = "", pos: int = 0, day: int = 0
+) -> tuple[Any, ...]:
     exact = Decimal(seq) if seq.lstrip("-").isdigit() else None
     return (key, v, seq, exact, file, pos, dt.date(2020, 1, 1) + dt.timedelta(day), v is None)
 
@@ -239,7 +319,14 @@ def test_a_sequence_of_35_digits_orders_as_text_and_as_decimal(quick: World, ord
     spec = dataset(order_by=order)
     quick.advance(spec)
     assert held(quick) == {1: numbers[1]}
-    send(quick, [row(1, "older", DMS.format(8)), row(2, None, DMS.format(11)), row(2, "late", DMS.format(3))])
+    send(
+        quick,
+        [
+            row(1, "older", DMS.format(8)),
+            row(2, None, DMS.format(11)),
+            row(2, "late", DMS.format(3)),
+        ],
+    )
     quick.advance(spec)
     assert held(quick) == {1: numbers[1]}
     send(quick, [row(1, None, "9" * 36), row(2, "back", "9" * 38)])
@@ -255,11 +342,15 @@ def test_several_columns_order_by_the_first_that_differs(quick: World, order: li
     for number in range(8):
         rows = [
             row(
-                chance.randrange(6), chance.choice((None, *[f"{number}-{place}"] * 4)), f"{chance.randrange(-9, 99)}",
-                f"binlog.{chance.choice((8, 9, 10, 11, 99, 100)):03}", chance.randrange(-3, 12), chance.randrange(3),
+                chance.randrange(6),
+                chance.choice((None, *[f"{number}-{place}"] * 4)),
+                f"{chance.randrange(-9, 99)}",
+                f"binlog.{chance.choice((8, 9, 10, 11, 99, 100)):03}",
+                chance.randrange(-3, 12),
+                chance.randrange(3),
             )
             for place in range(12)
-        ]  # fmt: skip
+        ]
         send(quick, rows)
         for sent in rows:
             values = dict(zip(ROWS.names, sent, strict=False))
@@ -270,13 +361,19 @@ def test_several_columns_order_by_the_first_that_differs(quick: World, order: li
         quick.advance(spec)
         if number in (3, 6):
             compact_dataset(
-                quick.lake, "table", spark=quick.spark, by="test", level="minor" if number == 3 else "major"
+                quick.lake,
+                "table",
+                spark=quick.spark,
+                by="test",
+                level="minor" if number == 3 else "major",
             )
         assert held(quick) == {key: v for key, (_, v) in oracle.items() if v is not None}
 
 
 @pytest.mark.parametrize("text", ["Ann", "", "2024-01-02", "1.5", "12.25", "true", "1e5"])
-def test_a_text_that_orders_nothing_is_an_error_at_the_first_change(quick: World, text: str) -> None:
+def test_a_text_that_orders_nothing_is_an_error_at_the_first_change(
+    quick: World, text: str
+) -> None:
     stream(quick, Schema.of(id="bigint", seq="string"), [(1, None), (1, text)])
     with pytest.raises(SchemaMismatchError) as caught:
         quick.advance(dataset(order_by="seq", on_bad_change=DeadLetters("lake.dead")))
@@ -317,7 +414,9 @@ def test_an_order_that_is_none_is_refused_when_declared(order: Any) -> None:
 
 
 @pytest.mark.parametrize("order", ["seq", "exact", ["pos", "day"]])
-def test_deletions_are_not_forgotten_by_a_distance_that_there_is_not(quick: World, order: Any) -> None:
+def test_deletions_are_not_forgotten_by_a_distance_that_there_is_not(
+    quick: World, order: Any
+) -> None:
     stream(quick, ROWS, [])
     with pytest.raises((ConfigurationError, SchemaMismatchError)) as caught:
         quick.advance(dataset(order_by=order, keep_tombstones=5))
@@ -333,7 +432,14 @@ def test_another_order_than_the_stored_one_needs_a_rebuild(quick: World) -> None
             quick.advance(other)
         assert "rebuild table" in caught.value.next_step
     spec = dataset(order_by="seq")
-    rebuild_dataset(spec, lake=quick.lake, systems=quick.systems, spark=quick.spark, reason="another order", by="test")
+    rebuild_dataset(
+        spec,
+        lake=quick.lake,
+        systems=quick.systems,
+        spark=quick.spark,
+        reason="another order",
+        by="test",
+    )
     assert held(quick) == {1: "a"}
     send(quick, [row(1, "c", "6")])
     quick.advance(spec)
@@ -348,7 +454,10 @@ KINDS: dict[str, tuple[Any, Any]] = {
     "lsn": (LSN, lambda parts: ":".join(f"{part:08x}" for part in parts)),
     "file": (st.integers(0, 2**31), lambda number: f"a-b.c_(9.{number:06}"),
     "position": (LSN.map(lambda parts: parts[:2]), lambda parts: f"bin.{parts[0]:06}:{parts[1]}"),
-    "pg_lsn": (LSN.map(lambda parts: [part % 2**32 for part in parts[:2]]), lambda parts: "{:X}/{:X}".format(*parts)),
+    "pg_lsn": (
+        LSN.map(lambda parts: [part % 2**32 for part in parts[:2]]),
+        lambda parts: "{:X}/{:X}".format(*parts),
+    ),
 }
 
 
@@ -368,18 +477,41 @@ def test_positions_sort_as_the_values_do(data: st.DataObject, name: str) -> None
 def test_both_engines_make_the_same_positions(spark: Any) -> None:
     chance = random.Random(3)
     for name, sample in (
-        ("n", "7"), ("lsn", lsn(3)), ("f", "mysql-bin.000009"), ("p", "master.000006:800911"), ("a_lsn", "16/B374D848"),
-        ("gtid", "3E11FA47-71CA-11E1-9E33-C80AA9429562:23"), ("x_gtid", "0-1-42"),
-    ):  # fmt: skip
+        ("n", "7"),
+        ("lsn", lsn(3)),
+        ("f", "mysql-bin.000009"),
+        ("p", "master.000006:800911"),
+        ("a_lsn", "16/B374D848"),
+        ("gtid", "3E11FA47-71CA-11E1-9E33-C80AA9429562:23"),
+        ("x_gtid", "0-1-42"),
+    ):
         assert ordering_pattern(name, sample) is not None
         digits = "0123456789"
         texts: list[str | None] = [
             "".join(chance.choice(digits) if c in digits else c for c in sample) for _ in range(50)
         ]
-        texts += ["-12", "+5", "-0", "00012", "", None, "x", "ABCD:1:2", sample, sample.upper(), "9" * 38]
+        texts += [
+            "-12",
+            "+5",
+            "-0",
+            "00012",
+            "",
+            None,
+            "x",
+            "ABCD:1:2",
+            sample,
+            sample.upper(),
+            "9" * 38,
+        ]
         expected = sortable_array(pa.chunked_array([pa.array(texts)]), name, sample).to_pylist()
-        frame = spark.createDataFrame([(place, text) for place, text in enumerate(texts)], "i int, t string")
-        made = frame.select("i", sortable_column(frame.t, name, sample).alias("p")).orderBy("i").collect()
+        frame = spark.createDataFrame(
+            [(place, text) for place, text in enumerate(texts)], "i int, t string"
+        )
+        made = (
+            frame.select("i", sortable_column(frame.t, name, sample).alias("p"))
+            .orderBy("i")
+            .collect()
+        )
         assert [found.p for found in made] == expected
 
 
@@ -420,7 +552,9 @@ def test_a_streamed_change_wins_over_a_snapshots_row_that_comes_late(sparkling: 
     sparkling.advance(spec)
     expected |= {3: "later", 5: "later"}
     assert held(sparkling) == expected
-    rows = StoredVersions(sparkling.lake, "table").require_current().frame(sparkling.spark()).collect()
+    rows = (
+        StoredVersions(sparkling.lake, "table").require_current().frame(sparkling.spark()).collect()
+    )
     assert {row.id: row.v for row in rows} == expected
 
 
@@ -453,7 +587,11 @@ def test_rows_of_incremental_snapshots_take_their_place_among_the_offsets(sparkl
         pytest.param(
             ["source.file", "source.pos"],
             {"file": "mysql-bin.000003", "pos": 5},
-            [{"file": "", "pos": 0}, {"file": "mysql-bin.000003", "pos": 0}, {"file": "mysql-bin.000003"}],
+            [
+                {"file": "", "pos": 0},
+                {"file": "mysql-bin.000003", "pos": 0},
+                {"file": "mysql-bin.000003"},
+            ],
             {"file": "mysql-bin.000003", "pos": 70},
             marks=pytest.mark.long,
         ),
@@ -474,17 +612,29 @@ def test_rows_of_incremental_snapshots_take_their_place_among_the_offsets(sparkl
     ],
 )
 def test_an_incremental_row_without_a_position_is_a_letter_that_says_how_to_repair(
-    sparkling: World, order: Any, streamed: dict[str, Any], unplaced: list[dict[str, Any]], placed: dict[str, Any]
+    sparkling: World,
+    order: Any,
+    streamed: dict[str, Any],
+    unplaced: list[dict[str, Any]],
+    placed: dict[str, Any],
 ) -> None:
     rows = [change(f"bad {number}", INCREMENTAL | at, op="r") for number, at in enumerate(unplaced)]
     envelopes(sparkling, *rows, change("streamed", streamed), *rows)
     spec = dataset(changes=FORM, order_by=order, on_bad_change=DeadLetters("lake.dead"))
     assert sparkling.advance(spec).counters["quarantined"] == 2 * len(rows)
     assert held(sparkling) == {1: "streamed"}
-    letters = sparkling.streams.read_arrow(sparkling.streams.all_ranges("dead"))["reason"].to_pylist()
+    letters = sparkling.streams.read_arrow(sparkling.streams.all_ranges("dead"))[
+        "reason"
+    ].to_pylist()
     assert all("row of an incremental snapshot without a position" in letter for letter in letters)
     assert all("write them again in the source" in letter for letter in letters)
-    send(sparkling, [as_record(change("repaired", INCREMENTAL | placed, op="r")), as_record(change("old", streamed))])
+    send(
+        sparkling,
+        [
+            as_record(change("repaired", INCREMENTAL | placed, op="r")),
+            as_record(change("old", streamed)),
+        ],
+    )
     sparkling.advance(spec)
     assert held(sparkling) == {1: "repaired"}, "one with a position is ordered by it"
 
@@ -493,7 +643,10 @@ SNAPS = Schema.of(id="bigint", v="string", deleted="string", op="string")
 
 
 def test_snapshots_and_changes_in_any_order_and_cut_give_what_a_dict_gives(quick: World) -> None:
-    chance, spec = random.Random(5), dataset(changes=DebeziumUnwrapped("deleted", "op"), compaction=BY_HAND)
+    chance, spec = (
+        random.Random(5),
+        dataset(changes=DebeziumUnwrapped("deleted", "op"), compaction=BY_HAND),
+    )
     stream(quick, SNAPS, [])
     streamed, snapshot = dict[int, str | None](), dict[int, str]()
     for number in range(12):
@@ -510,13 +663,26 @@ def test_snapshots_and_changes_in_any_order_and_cut_give_what_a_dict_gives(quick
         if number % 4 == 3:
             level: Any = "minor" if number == 3 else "major"
             compact_dataset(quick.lake, "table", spark=quick.spark, by="test", level=level)
-        assert held(quick) == {key: v for key, v in {**snapshot, **streamed}.items() if v is not None}
+        assert held(quick) == {
+            key: v for key, v in {**snapshot, **streamed}.items() if v is not None
+        }
 
 
-def test_deletions_that_snapshots_are_compared_with_can_be_forgotten_by_offsets(quick: World) -> None:
-    spec = dataset(changes=DebeziumUnwrapped("deleted", "op"), compaction=BY_HAND, keep_tombstones=3)
+def test_deletions_that_snapshots_are_compared_with_can_be_forgotten_by_offsets(
+    quick: World,
+) -> None:
+    spec = dataset(
+        changes=DebeziumUnwrapped("deleted", "op"), compaction=BY_HAND, keep_tombstones=3
+    )
     stream(
-        quick, SNAPS, [(1, "a", "false", "c"), (1, None, "true", "d"), (2, None, "true", "d"), (3, "c", "false", "c")]
+        quick,
+        SNAPS,
+        [
+            (1, "a", "false", "c"),
+            (1, None, "true", "d"),
+            (2, None, "true", "d"),
+            (3, "c", "false", "c"),
+        ],
     )
     quick.advance(spec)
     send(quick, [(4, "d", "false", "c")])
@@ -524,10 +690,14 @@ def test_deletions_that_snapshots_are_compared_with_can_be_forgotten_by_offsets(
     compact_dataset(quick.lake, "table", spark=quick.spark, by="test", level="major")
     send(quick, [(1, "late", "false", "r"), (2, "late", "false", "r"), (9, "new", "false", "r")])
     assert quick.advance(spec).counters.get("late", 0) == 0
-    assert held(quick) == {1: "late", 3: "c", 4: "d", 9: "new"}, "the deletion of 2 is near enough to be remembered"
+    assert held(quick) == {1: "late", 3: "c", 4: "d", 9: "new"}, (
+        "the deletion of 2 is near enough to be remembered"
+    )
 
 
-def test_operations_that_say_nothing_of_snapshots_stay_in_the_order_of_offsets(quick: World) -> None:
+def test_operations_that_say_nothing_of_snapshots_stay_in_the_order_of_offsets(
+    quick: World,
+) -> None:
     stream(quick, Schema.of(id="bigint", v="string", op="string"), [(1, "a", "u"), (1, "b", "r")])
     quick.advance(dataset(changes=OperationColumn("op")))
     assert held(quick) == {1: "b"}

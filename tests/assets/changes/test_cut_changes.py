@@ -1,4 +1,6 @@
-"""Changes are applied, and set aside, alike however the stream is cut into appends, advances and chunks."""
+"""Changes are applied, and set aside, alike however the stream is cut into appends, advances and
+chunks.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from dagster_adjunct.assets.declaration.change_formats import DebeziumUnwrapped, OperationColumn, Upserts
+from dagster_adjunct.assets.declaration.change_formats import (
+    DebeziumUnwrapped,
+    OperationColumn,
+    Upserts,
+)
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.declaration.envelopes import DebeziumEnvelope, MaxwellEnvelope
 from dagster_adjunct.assets.declaration.policies import DeadLetters
@@ -38,8 +44,12 @@ def cuts_of(count: int) -> Iterator[list[int]]:
         yield [end - start for start, end in itertools.pairwise([0, *ends])]
 
 
-def outcome(world: World, spec: AdjunctDataset, schema: Schema, records: Sequence[Record], sizes: list[int]) -> Any:
-    """Send the records in parts and advance after each; return what is served and the letters, or the last error."""
+def outcome(
+    world: World, spec: AdjunctDataset, schema: Schema, records: Sequence[Record], sizes: list[int]
+) -> Any:
+    """Send the records in parts and advance after each; return what is served and the letters,
+    or the last error.
+    """
     world.streams.create("changes", schema=schema, partitions=1)
     error: AdjunctError | None = None
     left = iter(records)
@@ -55,14 +65,19 @@ def outcome(world: World, spec: AdjunctDataset, schema: Schema, records: Sequenc
     served = None if view is None else {key: entry["n"] for key, entry in view.items()}
     letters: list[Any] = []
     if "dead" in world.streams.list_streams():
-        dead = world.streams.read_arrow(world.streams.all_ranges("dead"), ["offset", "reason"]).to_pylist()
+        dead = world.streams.read_arrow(
+            world.streams.all_ranges("dead"), ["offset", "reason"]
+        ).to_pylist()
         letters = sorted((letter["offset"], letter["reason"]) for letter in dead)
-    # Where no change can be ordered, one with another mistake may be met first, in a part of its own.
+    # Where no change can be ordered, one with another mistake may be met first, in a part of its
+    # own.
     return (served, letters) if error is None else "it is refused"
 
 
 def drawn(chance: random.Random, count: int = 5) -> list[Record]:
-    """Return rows, some without a value to order by, or with one that orders nothing or is of another kind."""
+    """Return rows, some without a value to order by, or with one that orders nothing or is of
+    another kind.
+    """
     values = [None, None, "7", "8", "8", "12", "x", "mysql-bin.000004", ""]
     return [
         (
@@ -90,13 +105,17 @@ FORMS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("dead", [DEAD, "fail"], ids=["letters", "fail"])
 @pytest.mark.parametrize("name", FORMS)
 @pytest.mark.parametrize("seed", range(2))
-def test_every_cut_of_drawn_rows_gives_what_one_append_gives(tmp_path: Path, name: str, dead: Any, seed: int) -> None:
+def test_every_cut_of_drawn_rows_gives_what_one_append_gives(
+    tmp_path: Path, name: str, dead: Any, seed: int
+) -> None:
     records = drawn(random.Random(f"{name} {seed}"))
     spec = dataset(on_bad_change=dead, **FORMS[name])
 
     def in_a_lake_of_its_own(folder: str, sizes: list[int], **more: Any) -> Any:
         world = World(open_lake(tmp_path / folder), IN_PROCESS)
-        return outcome(world, dataset(on_bad_change=dead, **FORMS[name], **more), ROWS, records, sizes)
+        return outcome(
+            world, dataset(on_bad_change=dead, **FORMS[name], **more), ROWS, records, sizes
+        )
 
     whole = in_a_lake_of_its_own("whole", [len(records)])
     for number, sizes in enumerate(cuts_of(len(records))):
@@ -136,19 +155,32 @@ ENVELOPES: dict[str, tuple[dict[str, Any], list[str]]] = {
     ),
     "a column is missing once": (
         {"changes": DebeziumEnvelope(COLUMNS), "order_by": "source.lsn"},
-        ['{"op":"u","after":{"id":1},"source":{"lsn":9}}', insert(1, 10, 5), insert(2, 20, 6), insert(1, 11, 4)],
+        [
+            '{"op":"u","after":{"id":1},"source":{"lsn":9}}',
+            insert(1, 10, 5),
+            insert(2, 20, 6),
+            insert(1, 11, 4),
+        ],
     ),
     "maxwell": (
         {"changes": MaxwellEnvelope(COLUMNS), "order_by": "source.position"},
-        [maxwell(1, 1, None), maxwell(1, 2, "mysql-bin.000004:50"), maxwell(2, 3, "mysql-bin.000004:8"), "no JSON"],
+        [
+            maxwell(1, 1, None),
+            maxwell(1, 2, "mysql-bin.000004:50"),
+            maxwell(2, 3, "mysql-bin.000004:8"),
+            "no JSON",
+        ],
     ),
 }
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("dead", [DEAD, pytest.param("fail", marks=pytest.mark.long)], ids=["letters", "fail"])
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name == "maxwell" else pytest.mark.long) for name in ENVELOPES]
+    "dead", [DEAD, pytest.param("fail", marks=pytest.mark.long)], ids=["letters", "fail"]
+)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=() if name == "maxwell" else pytest.mark.long) for name in ENVELOPES],
 )
 def test_cuts_of_envelopes_give_what_one_append_gives(
     tmp_path: Path, spark: SparkSession, name: str, dead: Any
@@ -159,7 +191,9 @@ def test_cuts_of_envelopes_give_what_one_append_gives(
     def in_a_lake_of_its_own(folder: str, sizes: list[int], **more: Any) -> Any:
         engine: Callable[[], SparkSession] = lambda: spark  # noqa: E731
         world = World(open_lake(tmp_path / folder), engine)
-        return outcome(world, dataset(on_bad_change=dead, **declared, **more), VALUES, records, sizes)
+        return outcome(
+            world, dataset(on_bad_change=dead, **declared, **more), VALUES, records, sizes
+        )
 
     count = len(records)
     whole = in_a_lake_of_its_own("whole", [count])
@@ -184,11 +218,17 @@ def test_a_change_without_its_value_does_not_stop_a_bootstrap(sparkling: World) 
 
 @pytest.mark.spark
 def test_a_path_that_no_change_has_is_named_with_the_one_that_was_meant(sparkling: World) -> None:
-    spec = dataset(changes=DebeziumEnvelope(COLUMNS), order_by="source.lns", on_bad_change=DEAD, chunk=1)
+    spec = dataset(
+        changes=DebeziumEnvelope(COLUMNS), order_by="source.lns", on_bad_change=DEAD, chunk=1
+    )
     sparkling.streams.create("changes", schema=VALUES, partitions=1)
     send(sparkling, [(insert(1, 10, 5), False), (insert(2, 20, 6), False)])
     with pytest.raises(SchemaMismatchError) as refused:
         sparkling.advance(spec)
-    assert (refused.value.dataset, refused.value.column, refused.value.argument) == ("table", "source.lns", "order_by")
+    assert (refused.value.dataset, refused.value.column, refused.value.argument) == (
+        "table",
+        "source.lns",
+        "order_by",
+    )
     assert "Did you mean 'source.lsn'?" in refused.value.next_step
     assert "dead" not in sparkling.streams.list_streams()

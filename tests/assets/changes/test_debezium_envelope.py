@@ -1,6 +1,7 @@
 """Debezium's envelopes as its connector for PostgreSQL writes them; and everything that is none.
 
-What the samples must become was written down by hand, from Debezium's documentation of the connector.
+What the samples must become was written down by hand, from Debezium's documentation of the
+connector.
 """
 
 from __future__ import annotations
@@ -85,11 +86,17 @@ def wrapped(payload: dict[str, Any]) -> dict[str, Any]:
         "optional": True,
         "name": "PostgreSQL_server.inventory.customers.Value",
     }
-    fields = [{**row, "field": "before"}, {**row, "field": "after"}, {"type": "string", "field": "op"}]
+    fields = [
+        {**row, "field": "before"},
+        {**row, "field": "after"},
+        {"type": "string", "field": "op"},
+    ]
     return {"schema": {"type": "struct", "fields": fields, "name": "Envelope"}, "payload": payload}
 
 
-def test_a_row_is_snapshot_inserted_updated_and_deleted_with_a_tombstone_after_it(sparkling: World) -> None:
+def test_a_row_is_snapshot_inserted_updated_and_deleted_with_a_tombstone_after_it(
+    sparkling: World,
+) -> None:
     envelopes(
         sparkling,
         envelope("r", None, ANNE, snapshot="first"),
@@ -115,14 +122,18 @@ def test_a_row_is_snapshot_inserted_updated_and_deleted_with_a_tombstone_after_i
 
 
 def test_the_envelope_may_stand_beside_its_schema(sparkling: World) -> None:
-    envelopes(sparkling, wrapped(envelope("c", None, ANNE)), wrapped(envelope("d", BARE_KEY, None)), None)
+    envelopes(
+        sparkling, wrapped(envelope("c", None, ANNE)), wrapped(envelope("d", BARE_KEY, None)), None
+    )
     assert decoded(sparkling, dataset(changes=CUSTOMERS)) == [
         Change(0, (1, "Anne", "annek@noanswer.org"), False, 0, None),
         Change(1, (1, None, None), True, 1, None),
     ]
 
 
-def test_an_update_that_changes_the_key_deletes_the_old_row_and_writes_the_new_one(sparkling: World) -> None:
+def test_an_update_that_changes_the_key_deletes_the_old_row_and_writes_the_new_one(
+    sparkling: World,
+) -> None:
     moved = envelope("u", ANNE, {**ANNA, "id": 1004}, 77)
     envelopes(sparkling, envelope("c", None, ANNE, 70), moved, wrapped(moved))
     changes = decoded(sparkling, dataset(changes=CUSTOMERS, order_by="source.lsn"))
@@ -150,8 +161,15 @@ def test_only_a_change_of_the_datasets_own_key_moves_a_row(sparkling: World) -> 
         ("id", 1),
     ],
 )
-def test_changes_are_ordered_by_a_path_or_a_column(sparkling: World, path: str, position: int) -> None:
-    envelopes(sparkling, envelope("c", None, ANNE), envelope("d", BARE_KEY, None), wrapped(envelope("u", ANNE, ANNA)))
+def test_changes_are_ordered_by_a_path_or_a_column(
+    sparkling: World, path: str, position: int
+) -> None:
+    envelopes(
+        sparkling,
+        envelope("c", None, ANNE),
+        envelope("d", BARE_KEY, None),
+        wrapped(envelope("u", ANNE, ANNA)),
+    )
     changes = decoded(sparkling, dataset(changes=CUSTOMERS, order_by=path))
     assert [change.position for change in changes] == [position] * 3
 
@@ -164,7 +182,12 @@ def test_a_path_that_holds_no_number_is_a_problem(sparkling: World) -> None:
 
 
 def test_what_is_no_change_of_a_row_is_left_out_or_a_problem(sparkling: World) -> None:
-    message = {"op": "m", "ts_ms": 1, "source": source(1), "message": {"prefix": "foo", "content": "Ymfy"}}
+    message = {
+        "op": "m",
+        "ts_ms": 1,
+        "source": source(1),
+        "message": {"prefix": "foo", "content": "Ymfy"},
+    }
     truncate = {"op": "t", "ts_ms": 1559033904961, "source": source(2)}
     envelopes(
         sparkling,
@@ -189,7 +212,9 @@ def test_what_is_no_change_of_a_row_is_left_out_or_a_problem(sparkling: World) -
     assert problem_at[2] == "unknown operation 'x'"
     assert problem_at[3] == "operation 'c' without the row after it"
     assert "a delete without the row before it" in problem_at[4]
-    assert problem_at[5].startswith('not a Debezium envelope: it has no \'op\': \'{"after": {"id": 1')
+    assert problem_at[5].startswith(
+        'not a Debezium envelope: it has no \'op\': \'{"after": {"id": 1'
+    )
     assert problem_at[6].startswith("not a Debezium envelope: it has no 'op'")
     assert problem_at[7] == "not JSON: 'nonsense'"
     assert problem_at[8] == 'not JSON: \'{"op":"c","after":{"id":1\''
@@ -202,24 +227,46 @@ def test_what_is_no_change_of_a_row_is_left_out_or_a_problem(sparkling: World) -
 
 
 TYPED = Schema.of(
-    id="bigint", small="tinyint", ok="boolean", ratio="double", day="date", at="timestamp", price="decimal(10,2)",
-    data="binary", note="string",
-)  # fmt: skip
+    id="bigint",
+    small="tinyint",
+    ok="boolean",
+    ratio="double",
+    day="date",
+    at="timestamp",
+    price="decimal(10,2)",
+    data="binary",
+    note="string",
+)
 COLUMNS = ", ".join(f"{field.name} {field.type}" for field in TYPED.fields)
 GOOD = {
-    "id": 1, "small": -128, "ok": True, "ratio": 1, "day": 18262, "at": "2020-01-01T12:30:00.123456Z", "price": "12.50",
-    "data": "AQID", "note": "x",
-}  # fmt: skip
+    "id": 1,
+    "small": -128,
+    "ok": True,
+    "ratio": 1,
+    "day": 18262,
+    "at": "2020-01-01T12:30:00.123456Z",
+    "price": "12.50",
+    "data": "AQID",
+    "note": "x",
+}
 ROW = (
-    1, -128, True, 1.0, dt.date(2020, 1, 1), dt.datetime(2020, 1, 1, 12, 30, 0, 123456), Decimal("12.50"),
-    bytearray(b"\x01\x02\x03"), "x",
-)  # fmt: skip
+    1,
+    -128,
+    True,
+    1.0,
+    dt.date(2020, 1, 1),
+    dt.datetime(2020, 1, 1, 12, 30, 0, 123456),
+    Decimal("12.50"),
+    bytearray(b"\x01\x02\x03"),
+    "x",
+)
 
 
 def in_utc(row: tuple[Any, ...]) -> tuple[Any, ...]:
     """Spark gives times in this machine's zone, without saying so."""
     return tuple(
-        value.astimezone(dt.UTC).replace(tzinfo=None) if isinstance(value, dt.datetime) else value for value in row
+        value.astimezone(dt.UTC).replace(tzinfo=None) if isinstance(value, dt.datetime) else value
+        for value in row
     )
 
 
@@ -243,7 +290,10 @@ def in_utc(row: tuple[Any, ...]) -> tuple[Any, ...]:
             [({"at": 1577881800123}, {5: dt.datetime(2020, 1, 1, 12, 30, 0, 123000)})],
             marks=pytest.mark.long,
         ),
-        ({"decimals": "precise"}, [({"price": "BOI="}, {}), ({"price": "/zo="}, {6: Decimal("-1.98")})]),
+        (
+            {"decimals": "precise"},
+            [({"price": "BOI="}, {}), ({"price": "/zo="}, {6: Decimal("-1.98")})],
+        ),
     ],
     ids=["as declared", "micros", "millis", "precise"],
 )
@@ -255,7 +305,10 @@ def test_values_have_their_declared_types(
     envelopes(sparkling, *({"op": "c", "after": {**good, **values}} for values, _ in cases))
     changes = decoded(sparkling, dataset(changes=form))
     assert [change.problem for change in changes] == [None] * len(cases)
-    wanted = [tuple(expected.get(index, value) for index, value in enumerate(ROW)) for _, expected in cases]
+    wanted = [
+        tuple(expected.get(index, value) for index, value in enumerate(ROW))
+        for _, expected in cases
+    ]
     assert [in_utc(change.row) for change in changes] == wanted
 
 
@@ -283,9 +336,14 @@ MISFITS = [
 
 
 def test_a_value_that_does_not_fit_its_column_is_a_problem_and_never_null(sparkling: World) -> None:
-    envelopes(sparkling, *({"op": "c", "after": {**GOOD, column: value}} for column, value, _ in MISFITS))
+    envelopes(
+        sparkling, *({"op": "c", "after": {**GOOD, column: value}} for column, value, _ in MISFITS)
+    )
     problem_at = problems(sparkling, dataset(changes=DebeziumEnvelope(COLUMNS, decimals="string")))
-    expected = [f"column {column!r} is '{shown}', declared {TYPED.field(column).type}" for column, _, shown in MISFITS]
+    expected = [
+        f"column {column!r} is '{shown}', declared {TYPED.field(column).type}"
+        for column, _, shown in MISFITS
+    ]
     hinted = expected.index("column 'at' is '1577881800123456', declared timestamp")
     expected[hinted] += "; timestamps= says what it counts"
     assert [problem_at.get(offset) for offset in range(len(MISFITS))] == expected
@@ -312,7 +370,10 @@ WIDE = [
     ('"day": -719163', "column 'day' is '-719163', declared date: years are 1 to 9999"),
     ('"day": 2932896, "at": 253402300799999', None),
     ('"day": "0000-12-31"', "column 'day' is '0000-12-31', declared date: years are 1 to 9999"),
-    ('"at": -62135596800001', "column 'at' is '-62135596800001', declared timestamp: years are 1 to 9999"),
+    (
+        '"at": -62135596800001',
+        "column 'at' is '-62135596800001', declared timestamp: years are 1 to 9999",
+    ),
     ('"at": 9223372036854775807', "column 'at' is '9223372036854775807', declared timestamp"),
     (
         '"at": "9999-12-31T23:00:00-05:00"',
@@ -321,7 +382,9 @@ WIDE = [
 ]
 
 
-def test_numbers_are_finite_and_dates_are_numbers_or_texts_of_years_that_python_has(sparkling: World) -> None:
+def test_numbers_are_finite_and_dates_are_numbers_or_texts_of_years_that_python_has(
+    sparkling: World,
+) -> None:
     envelopes(sparkling, *(f'{{"op":"c","after":{{"id":1,{text}}}}}' for text, _ in WIDE))
     form = DebeziumEnvelope(
         "id BIGINT, small FLOAT, large DOUBLE, day DATE, at TIMESTAMP, note STRING",
@@ -331,11 +394,14 @@ def test_numbers_are_finite_and_dates_are_numbers_or_texts_of_years_that_python_
     changes = changes_of(sparkling, dataset(changes=form)).select("__offset", "__problem", "id")
     problem_at = {row["__offset"]: row["__problem"] for row in changes.collect()}
     assert [
-        told[:10] if told and told.startswith("not JSON: ") else told for _, told in sorted(problem_at.items())
+        told[:10] if told and told.startswith("not JSON: ") else told
+        for _, told in sorted(problem_at.items())
     ] == [told for _, told in WIDE]
 
 
-def test_an_update_of_the_key_with_a_date_that_python_has_not_deletes_nothing(sparkling: World) -> None:
+def test_an_update_of_the_key_with_a_date_that_python_has_not_deletes_nothing(
+    sparkling: World,
+) -> None:
     envelopes(sparkling, {"op": "u", "before": {"id": 1}, "after": {"id": 2, "day": 9_999_999}})
     (change,) = decoded(sparkling, dataset(changes=DebeziumEnvelope("id BIGINT, day DATE")))
     assert "years are 1 to 9999" in str(change.problem)
@@ -344,9 +410,14 @@ def test_an_update_of_the_key_with_a_date_that_python_has_not_deletes_nothing(sp
 def test_a_decimal_that_json_has_made_inexact_is_a_problem(sparkling: World) -> None:
     digits = "12345678901234567.91"
     envelopes(
-        sparkling, f'{{"op":"c","after":{{"id":1,"p":"{digits}"}}}}', f'{{"op":"c","after":{{"id":1,"p":{digits}}}}}'
+        sparkling,
+        f'{{"op":"c","after":{{"id":1,"p":"{digits}"}}}}',
+        f'{{"op":"c","after":{{"id":1,"p":{digits}}}}}',
     )
-    changes = decoded(sparkling, dataset(changes=DebeziumEnvelope("id BIGINT, p DECIMAL(38,2)", decimals="string")))
+    changes = decoded(
+        sparkling,
+        dataset(changes=DebeziumEnvelope("id BIGINT, p DECIMAL(38,2)", decimals="string")),
+    )
     assert changes[0].row == (1, Decimal(digits))
     assert "declared decimal(38,2)" in str(changes[1].problem)
 
@@ -362,14 +433,20 @@ def test_a_decimal_that_json_has_made_inexact_is_a_problem(sparkling: World) -> 
         ("", 2, None),
     ],
 )
-def test_unscaled_numbers_are_read_as_big_endian_twos_complement(text: str, scale: int, expected: str | None) -> None:
+def test_unscaled_numbers_are_read_as_big_endian_twos_complement(
+    text: str, scale: int, expected: str | None
+) -> None:
     assert decimal_from_unscaled(text, scale) == expected
 
 
 def test_a_precise_decimal_of_38_digits_is_exact(sparkling: World) -> None:
     number = -(10**38 - 7)
     text = base64.b64encode(number.to_bytes(17, "big", signed=True)).decode()
-    envelopes(sparkling, {"op": "c", "after": {"id": 1, "p": text}}, {"op": "c", "after": {"id": 1, "p": "!"}})
+    envelopes(
+        sparkling,
+        {"op": "c", "after": {"id": 1, "p": text}},
+        {"op": "c", "after": {"id": 1, "p": "!"}},
+    )
     form = DebeziumEnvelope("id BIGINT, p DECIMAL(38,2)", decimals="precise")
     good, bad = decoded(sparkling, dataset(changes=form))
     assert good.row == (1, Decimal(number).scaleb(0) / 100) or str(good.row[1]) == f"-{'9' * 36}.93"
@@ -386,9 +463,16 @@ def any_scale(text: str) -> dict[str, Any]:
 
 def test_a_decimal_with_a_scale_of_its_own_is_exact_or_a_problem(sparkling: World) -> None:
     texts = ["12.5", "-0.001", "0", "1E+3", "7", "1.2500", "9" * 35 + ".999", "1.0001", "9" * 36]
-    values = [any_scale(text) for text in texts] + [{"scale": 2}, {"scale": "2", "value": "AA=="}, {"value": "AA=="}]
+    values = [any_scale(text) for text in texts] + [
+        {"scale": 2},
+        {"scale": "2", "value": "AA=="},
+        {"value": "AA=="},
+    ]
     envelopes(sparkling, *[{"op": "c", "after": {"id": 1, "p": value}} for value in values])
-    changes = decoded(sparkling, dataset(changes=DebeziumEnvelope("id BIGINT, p DECIMAL(38,3)", decimals="precise")))
+    changes = decoded(
+        sparkling,
+        dataset(changes=DebeziumEnvelope("id BIGINT, p DECIMAL(38,3)", decimals="precise")),
+    )
     assert [change.row[1] for change in changes[:7]] == [Decimal(text) for text in texts[:7]]
     assert all("declared decimal(38,3)" in str(change.problem) for change in changes[7:])
 
@@ -405,16 +489,22 @@ def test_mysqls_numbers_are_booleans_where_they_are_0_and_1(sparkling: World) ->
 
 def test_of_the_row_before_only_the_key_is_used(sparkling: World) -> None:
     before = {**GOOD, "at": "", "price": "0", "data": "?", "note": "__debezium_unavailable_value"}
-    envelopes(sparkling, {"op": "d", "before": before}, {"op": "u", "before": before, "after": GOOD})
+    envelopes(
+        sparkling, {"op": "d", "before": before}, {"op": "u", "before": before, "after": GOOD}
+    )
     changes = decoded(sparkling, dataset(changes=DebeziumEnvelope(COLUMNS, decimals="string")))
     assert [change.problem for change in changes] == [None, None]
     assert changes[0].row == (1, *[None] * 8)
 
 
-def test_a_large_value_that_is_not_known_is_never_stored_as_its_placeholder(sparkling: World) -> None:
+def test_a_large_value_that_is_not_known_is_never_stored_as_its_placeholder(
+    sparkling: World,
+) -> None:
     unknown = "__debezium_unavailable_value"
     envelopes(
-        sparkling, envelope("u", None, {**ANNE, "email": unknown}), envelope("u", None, {**ANNE, "last_name": unknown})
+        sparkling,
+        envelope("u", None, {**ANNE, "email": unknown}),
+        envelope("u", None, {**ANNE, "last_name": unknown}),
     )
     problem_at = problems(sparkling, dataset(changes=CUSTOMERS))
     assert list(problem_at) == [0], "columns that are not stored do not matter"
@@ -429,7 +519,8 @@ def test_a_text_that_is_the_placeholder_is_taken_where_nothing_is_unknown(sparkl
     envelopes(
         sparkling,
         envelope("r", None, {**ANNE, "email": text}),
-        # An update that changes the key comes as a "d" and a "c": what was not logged is as unknown there.
+        # An update that changes the key comes as a "d" and a "c": what was not logged is as unknown
+        # there.
         envelope("c", None, {**ANNE, "email": text}),
         envelope("u", None, {**ANNE, "email": text}),
         envelope("u", None, {**ANNE, "email": "?"}),
@@ -442,7 +533,12 @@ def test_a_text_that_is_the_placeholder_is_taken_where_nothing_is_unknown(sparkl
 def test_column_names_may_have_any_characters(sparkling: World) -> None:
     form = DebeziumEnvelope("`i d` BIGINT, `a.b` STRING, `payload` STRING")
     row = {"i d": 1, "a.b": "x", "payload": "y"}
-    envelopes(sparkling, {"op": "c", "after": row}, {"op": "d", "before": row}, {"op": "c", "after": {"i d": "z"}})
+    envelopes(
+        sparkling,
+        {"op": "c", "after": row},
+        {"op": "d", "before": row},
+        {"op": "c", "after": {"i d": "z"}},
+    )
     changes = decoded(sparkling, dataset(changes=form, key="i d"))
     assert [change.row for change in changes[:2]] == [(1, "x", "y"), (1, None, None)]
     assert changes[2].problem == "column 'i d' is 'z', declared bigint"
@@ -451,7 +547,9 @@ def test_column_names_may_have_any_characters(sparkling: World) -> None:
 def test_a_key_that_an_extractor_computes_can_be_written_and_not_deleted(sparkling: World) -> None:
     envelopes(sparkling, envelope("u", ANNE, ANNA), envelope("d", BARE_KEY, None))
     projection = Projection("who STRING, email STRING", {"who": "upper(first_name)"})
-    written, deleted = decoded(sparkling, dataset(key="who", changes=CUSTOMERS, extractor=projection))
+    written, deleted = decoded(
+        sparkling, dataset(key="who", changes=CUSTOMERS, extractor=projection)
+    )
     assert (written.row, written.problem) == (("ANNA", "annek@noanswer.org"), None)
     assert str(deleted.problem).startswith("a deletion of an unknown entry")
 
@@ -474,7 +572,11 @@ def test_a_row_must_have_the_key_of_its_record(sparkling: World) -> None:
         (2, envelope("c", None, ANNE)),
         (3, envelope("d", BARE_KEY, None)),
     )
-    reasons = [change.problem for change in decoded(sparkling, dataset(changes=CUSTOMERS)) if change.problem]
+    reasons = [
+        change.problem
+        for change in decoded(sparkling, dataset(changes=CUSTOMERS))
+        if change.problem
+    ]
     assert sorted(reasons) == [
         'the record\'s own key is {"id":2}, and the row in it has another one',
         'the record\'s own key is {"id":3}, and the row in it has another one',
@@ -482,11 +584,16 @@ def test_a_row_must_have_the_key_of_its_record(sparkling: World) -> None:
 
 
 def test_a_key_that_changes_needs_an_order_that_holds_across_partitions(sparkling: World) -> None:
-    keyed(sparkling, (7, envelope("u", ANNE, {**ANNA, "id": 7})), (1, envelope("u", ANNE, {**ANNA, "id": 7})))
+    keyed(
+        sparkling,
+        (7, envelope("u", ANNE, {**ANNA, "id": 7})),
+        (1, envelope("u", ANNE, {**ANNA, "id": 7})),
+    )
     reasons = [change.problem for change in decoded(sparkling, dataset(changes=CUSTOMERS))]
     assert len(reasons) == 2
     assert all(
-        str(reason).startswith("an update changes the key, and offsets of several partitions") for reason in reasons
+        str(reason).startswith("an update changes the key, and offsets of several partitions")
+        for reason in reasons
     )
     ordered = decoded(sparkling, dataset(changes=CUSTOMERS, order_by="source.lsn"))
     found_rows = sorted((change.row[0], change.deleted, change.position) for change in ordered)
@@ -495,7 +602,10 @@ def test_a_key_that_changes_needs_an_order_that_holds_across_partitions(sparklin
 
 def test_an_extractor_gets_the_row_after_and_deletions_go_around_it(sparkling: World) -> None:
     envelopes(
-        sparkling, envelope("c", None, ANNE), envelope("u", ANNE, {**ANNA, "id": 9}), envelope("d", BARE_KEY, None)
+        sparkling,
+        envelope("c", None, ANNE),
+        envelope("u", ANNE, {**ANNA, "id": 9}),
+        envelope("d", BARE_KEY, None),
     )
     projection = Projection("id BIGINT, name STRING", {"name": "upper(first_name)"})
     changes = decoded(sparkling, dataset(changes=CUSTOMERS, extractor=projection))
@@ -508,7 +618,10 @@ def test_an_extractor_gets_the_row_after_and_deletions_go_around_it(sparkling: W
 
 
 def test_a_wrong_text_that_names_a_column_twice_does_not_fail_the_job(sparkling: World) -> None:
-    envelopes(sparkling, '{"op":"c","payload":{"op":"u","before":{"id":"x","id":"y"},"after":{"id":3,"email":null}}}')
+    envelopes(
+        sparkling,
+        '{"op":"c","payload":{"op":"u","before":{"id":"x","id":"y"},"after":{"id":3,"email":null}}}',
+    )
     assert problems(sparkling, dataset(changes=CUSTOMERS))[0].startswith("not JSON: ")
 
 
@@ -516,22 +629,36 @@ def test_envelopes_are_parsed_once(sparkling: World) -> None:
     envelopes(sparkling, envelope("c", None, ANNE))
     counts = []
     for width in (2, 12):
-        form = DebeziumEnvelope("id BIGINT, " + ", ".join(f"c{index} STRING" for index in range(width)))
-        frame = changes_of(sparkling, dataset(changes=form, order_by="source.lsn")).where("__problem is null")
+        form = DebeziumEnvelope(
+            "id BIGINT, " + ", ".join(f"c{index} STRING" for index in range(width))
+        )
+        frame = changes_of(sparkling, dataset(changes=form, order_by="source.lsn")).where(
+            "__problem is null"
+        )
         plan = frame._jdf.queryExecution().executedPlan().toString()
         assert plan.count("AS __parsed") == 1
         counts.append(plan.count("from_json("))
-    assert counts[0] == counts[1], "what it costs to find a bad value must not grow with the table's width"
+    assert counts[0] == counts[1], (
+        "what it costs to find a bad value must not grow with the table's width"
+    )
 
 
-def test_values_that_look_like_another_encoding_are_told_by_the_first_advance(sparkling: World) -> None:
+def test_values_that_look_like_another_encoding_are_told_by_the_first_advance(
+    sparkling: World,
+) -> None:
     form = DebeziumEnvelope(
         "id BIGINT, price DECIMAL(12,2), fine DECIMAL(12,2), at TIMESTAMP, ok TIMESTAMP",
         decimals="precise",
         timestamps="micros",
     )
     rows = [
-        {"id": number, "price": f"{number}000", "fine": "E4g=", "at": 1_764_000_000_000, "ok": 1_764_000_000_000_000}
+        {
+            "id": number,
+            "price": f"{number}000",
+            "fine": "E4g=",
+            "at": 1_764_000_000_000,
+            "ok": 1_764_000_000_000_000,
+        }
         for number in (1, 2)
     ]
     envelopes(sparkling, *[{"op": "c", "after": row} for row in rows])

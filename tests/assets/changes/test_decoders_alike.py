@@ -1,4 +1,6 @@
-"""Changes and dead letters of records with nasty values, decoded by Spark and in process: the same to the letter."""
+"""Changes and dead letters of records with nasty values, decoded by Spark and in process: the
+same to the letter.
+"""
 
 from __future__ import annotations
 
@@ -22,22 +24,46 @@ TYPES = Schema.of(
     t="tinyint", s="smallint", i="int", yes="boolean", day="date", at="timestamp", raw="binary",
 )  # fmt: skip
 TEXTS: list[Any] = [
-    "", "plain", 'quo"te', "back\\slash", "tab\tline\nfeed\r\b\f", "\x00\x01\x1f\x7f", "é€😀", "\x02marked\x03",
-    "x" * 120, b"caf\xe9", b"\xf0\x9f\x98 cut", b"\xff\xfe",
-]  # fmt: skip
-INSTANTS = [dt.datetime(2, 1, 1, tzinfo=dt.UTC), dt.datetime(2024, 2, 29, 23, 59, 59, 999_999, dt.UTC), None]
+    "",
+    "plain",
+    'quo"te',
+    "back\\slash",
+    "tab\tline\nfeed\r\b\f",
+    "\x00\x01\x1f\x7f",
+    "é€😀",
+    "\x02marked\x03",
+    "x" * 120,
+    b"caf\xe9",
+    b"\xf0\x9f\x98 cut",
+    b"\xff\xfe",
+]
+INSTANTS = [
+    dt.datetime(2, 1, 1, tzinfo=dt.UTC),
+    dt.datetime(2024, 2, 29, 23, 59, 59, 999_999, dt.UTC),
+    None,
+]
 
 
 def records() -> list[tuple[Any, ...]]:
     rows: list[tuple[Any, ...]] = []
     for number, text in enumerate([*TEXTS, None]):
         at = INSTANTS[number % 3]
-        rows.append((
-            None if number % 4 == 3 else number, text, ["TRUE", "false", text][number % 3], text,
-            -128, 32767, None if number % 2 else -(2**31), [True, False, None][number % 3],
-            [0, -719_162, 2_932_896, 2_932_897, -800_000, None][number % 6],
-            at if number != 5 else 10**18, text.encode() if isinstance(text, str) else text, number % 5 == 4,
-        ))  # fmt: skip
+        rows.append(
+            (
+                None if number % 4 == 3 else number,
+                text,
+                ["TRUE", "false", text][number % 3],
+                text,
+                -128,
+                32767,
+                None if number % 2 else -(2**31),
+                [True, False, None][number % 3],
+                [0, -719_162, 2_932_896, 2_932_897, -800_000, None][number % 6],
+                at if number != 5 else 10**18,
+                text.encode() if isinstance(text, str) else text,
+                number % 5 == 4,
+            )
+        )
     return rows
 
 
@@ -46,11 +72,15 @@ FORMS: dict[str, dict[str, Any]] = {
     "upserts": {},
     "operations": {"changes": OperationColumn(write=("", "plain", "é€😀"), ignore=('quo"te',))},
     "unwrapped": {"changes": DebeziumUnwrapped("gone", "op")},
-    "unknown values": {"changes": DebeziumUnwrapped("gone", "op", unavailable="plain", on_unavailable="keep")},
+    "unknown values": {
+        "changes": DebeziumUnwrapped("gone", "op", unavailable="plain", on_unavailable="keep")
+    },
     "by a column": {"order_by": "at"},
     "sensitive": {"changes": OperationColumn(), "sensitive": ["op"]},
     "columns": {"extractor": Projection("id BIGINT, i BIGINT, t DOUBLE")},
-    "a function": {"extractor": PythonExtractor("tests.assets.extractors:days", "id BIGINT, day DATE", ("id",))},
+    "a function": {
+        "extractor": PythonExtractor("tests.assets.extractors:days", "id BIGINT, day DATE", ("id",))
+    },
 }
 
 
@@ -62,7 +92,10 @@ def test_changes_and_dead_letters_are_the_same_by_both(world: World, spark: Any,
     for engine in (lambda: spark, IN_PROCESS):
         world.spark = engine
         changes = changes_of(world, spec)
-        good, bad = select_applicable(changes, "table", set_aside=True), build_dead_letters(changes, spec, ())
+        good, bad = (
+            select_applicable(changes, "table", set_aside=True),
+            build_dead_letters(changes, spec, ()),
+        )
         tables = [rows if engine is IN_PROCESS else rows.toArrow() for rows in (good, bad)]
         told.append([sorted(map(repr, table.to_pylist())) for table in tables])
     assert told[0][0] == told[1][0]

@@ -1,4 +1,6 @@
-"""Envelopes that are not of rows as Debezium has them: MongoDB's documents, and what Maxwell writes."""
+"""Envelopes that are not of rows as Debezium has them: MongoDB's documents, and what Maxwell
+writes.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +16,22 @@ from dagster_adjunct.assets.declaration.envelopes import DebeziumEnvelope, Maxwe
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError
 from dagster_adjunct.resources.schemas.schema import Schema
-from tests.assets.changes.changing import Change, as_record, dataset, decoded, envelopes, problems, stream
+from tests.assets.changes.changing import (
+    Change,
+    as_record,
+    dataset,
+    decoded,
+    envelopes,
+    problems,
+    stream,
+)
 from tests.assets.conftest import World
 
 # -- MongoDB, as Debezium's documentation of its connector has it
 
 DOCUMENTS = DebeziumEnvelope(
-    "_id STRING, n BIGINT, small INT, ratio DOUBLE, price DECIMAL(10,2), at TIMESTAMP, raw BINARY, note STRING, "
-    "ok BOOLEAN",
+    "_id STRING, n BIGINT, small INT, ratio DOUBLE, price DECIMAL(10,2), at TIMESTAMP, raw BINARY,"
+    " note STRING, ok BOOLEAN",
     documents=True,
 )
 OID = "596e275826f08b2730779e1f"
@@ -44,17 +54,36 @@ def document(**more: Any) -> str:
     return json.dumps(values)
 
 
-def mongo(op: str, after: str | None, *, ts: int = 1, ord: int = 1, before: str | None = None) -> dict[str, Any]:
-    source = {"connector": "mongodb", "name": "shop", "ts_ms": ts, "ord": ord, "db": "shop", "collection": "items"}
-    return {"op": op, "before": before, "after": after, "updateDescription": None, "source": source, "ts_ms": 5}
+def mongo(
+    op: str, after: str | None, *, ts: int = 1, ord: int = 1, before: str | None = None
+) -> dict[str, Any]:
+    source = {
+        "connector": "mongodb",
+        "name": "shop",
+        "ts_ms": ts,
+        "ord": ord,
+        "db": "shop",
+        "collection": "items",
+    }
+    return {
+        "op": op,
+        "before": before,
+        "after": after,
+        "updateDescription": None,
+        "source": source,
+        "ts_ms": 5,
+    }
 
 
 def test_documents_are_rows_with_the_types_that_are_declared(sparkling: World) -> None:
     relaxed = {
-        "n": 1004, "at": {"$date": {"$numberLong": "1577881800123"}}, "price": {"$numberDecimal": "12.5"},
-        "raw": {"$binary": {"base64": "AP8=", "subType": "00"}}, "ratio": {"$numberDouble": "1.5"},
+        "n": 1004,
+        "at": {"$date": {"$numberLong": "1577881800123"}},
+        "price": {"$numberDecimal": "12.5"},
+        "raw": {"$binary": {"base64": "AP8=", "subType": "00"}},
+        "ratio": {"$numberDouble": "1.5"},
         "small": {"$numberInt": "7"},
-    }  # fmt: skip
+    }
     iso = {"at": {"$date": "2020-01-01T12:30:00.123Z"}}
     envelopes(
         sparkling,
@@ -84,7 +113,9 @@ def test_a_document_without_an_image_before_is_deleted_by_its_records_key(sparkl
     form = DebeziumEnvelope("_id STRING, n BIGINT", documents=True)
     spec = dataset(key="_id", changes=form, order_by=["source.ts_ms", "source.ord"])
     changes = decoded(sparkling, spec)
-    assert [change[1:3] for change in changes[:3]] == [((id, None), True) for id in (OID, "plain", "1004")]
+    assert [change[1:3] for change in changes[:3]] == [
+        ((id, None), True) for id in (OID, "plain", "1004")
+    ]
     told = problems(sparkling, spec)
     assert sorted(told) == [3, 5]
     assert "a delete without the row before it" in told[3]
@@ -96,7 +127,10 @@ def test_any_delete_without_the_row_before_it_takes_the_records_own_key(sparklin
     stream(
         sparkling,
         Schema.of(id="bigint", value="string"),
-        [(7, *as_record({"op": "d", "before": None, "source": {}})), (8, *as_record({"op": "d", "source": {}}))],
+        [
+            (7, *as_record({"op": "d", "before": None, "source": {}})),
+            (8, *as_record({"op": "d", "source": {}})),
+        ],
         key=["id"],
     )
     changes = decoded(sparkling, dataset(changes=DebeziumEnvelope("id BIGINT, v STRING")))
@@ -109,11 +143,20 @@ MAXWELL = MaxwellEnvelope("id BIGINT, name STRING, price DECIMAL(10,2), ok BOOLE
 ANN = {"id": 1, "name": "Ann", "price": 12.5, "ok": 1, "other": [1]}
 
 
-def maxwell(kind: str, data: Any, position: str = "master.000006:800911", **more: Any) -> dict[str, Any]:
+def maxwell(
+    kind: str, data: Any, position: str = "master.000006:800911", **more: Any
+) -> dict[str, Any]:
     return {
-        "database": "shop", "table": "people", "type": kind, "ts": 1477053217, "xid": 23396, "commit": True,
-        "position": position, "data": data, **more,
-    }  # fmt: skip
+        "database": "shop",
+        "table": "people",
+        "type": kind,
+        "ts": 1477053217,
+        "xid": 23396,
+        "commit": True,
+        "position": position,
+        "data": data,
+        **more,
+    }
 
 
 def test_maxwells_rows_are_inserted_updated_moved_and_deleted(sparkling: World) -> None:
@@ -184,7 +227,9 @@ def test_what_does_not_order_maxwells_changes_is_refused(world: World, path: str
     assert caught.value.column == path
 
 
-@pytest.mark.parametrize(("argument", "given"), [("table", "people"), ("table", 7), ("timestamps", "seconds")])
+@pytest.mark.parametrize(
+    ("argument", "given"), [("table", "people"), ("table", 7), ("timestamps", "seconds")]
+)
 def test_an_envelope_of_maxwells_that_makes_no_sense_is_refused(argument: str, given: Any) -> None:
     with pytest.raises(ConfigurationError) as caught:
         MaxwellEnvelope("id BIGINT", **{argument: given})

@@ -1,4 +1,6 @@
-"""Transactions of the source become visible whole: the cut against brute force, and with Debezium's streams."""
+"""Transactions of the source become visible whole: the cut against brute force, and with
+Debezium's streams.
+"""
 
 from __future__ import annotations
 
@@ -48,9 +50,14 @@ def parts_of(partitions: Partitions) -> dict[tuple[str, int], TransactionPart]:
 
 
 def furthest(partitions: Partitions, complete: dict[str, int]) -> dict[int, int]:
-    """Try all ends, and return the furthest at which each transaction is in with all its changes or with none."""
+    """Try all ends, and return the furthest at which each transaction is in with all its changes
+    or with none.
+    """
     totals = Counter(
-        transaction for records in partitions.values() for transaction in records if transaction is not None
+        transaction
+        for records in partitions.values()
+        for transaction in records
+        if transaction is not None
     )
     best: dict[int, int] = {}
     for ends in product(*(range(len(records) + 1) for records in partitions.values())):
@@ -60,7 +67,10 @@ def furthest(partitions: Partitions, complete: dict[str, int]) -> dict[int, int]
             for transaction in records[:end]
             if transaction is not None
         )
-        whole = all(complete.get(transaction) == count == totals[transaction] for transaction, count in taken.items())
+        whole = all(
+            complete.get(transaction) == count == totals[transaction]
+            for transaction, count in taken.items()
+        )
         if whole and sum(ends) > sum(best.values(), -1):
             best = dict(zip(partitions, ends, strict=True))
     return best
@@ -70,7 +80,10 @@ RECORDS = st.lists(st.sampled_from([None, "a", "b", "c"]), max_size=5)
 
 
 @pytest.mark.lengthy
-@given(st.lists(RECORDS, min_size=1, max_size=3), st.dictionaries(st.sampled_from("abc"), st.booleans()))
+@given(
+    st.lists(RECORDS, min_size=1, max_size=3),
+    st.dictionaries(st.sampled_from("abc"), st.booleans()),
+)
 def test_the_cut_is_the_furthest_at_which_every_transaction_is_whole(
     records: list[list[str | None]], ended: dict[str, bool]
 ) -> None:
@@ -86,7 +99,13 @@ def test_the_cut_is_the_furthest_at_which_every_transaction_is_whole(
 
 
 def test_what_is_held_back_holds_back_what_stands_behind_it_in_other_partitions() -> None:
-    partitions: Partitions = {0: [None, "open", "a"], 1: ["a", "b"], 2: ["b", None, "c"], 3: ["c", "d"], 4: ["d"]}
+    partitions: Partitions = {
+        0: [None, "open", "a"],
+        1: ["a", "b"],
+        2: ["b", None, "c"],
+        3: ["c", "d"],
+        4: ["d"],
+    }
     complete = {"a": 2, "b": 2, "c": 2, "d": 2}
     ends = {partition: len(records) for partition, records in partitions.items()}
     assert cut_at_incomplete(parts_of(partitions), complete, ends) == {0: 1, 1: 0, 2: 0, 3: 0, 4: 0}
@@ -98,20 +117,34 @@ def test_changes_that_can_not_be_read_may_be_those_that_are_missing() -> None:
     seen = parts_of({0: ["a", None]})
     assert cut_at_incomplete(seen, {"a": 2}, {0: 2}) == {0: 0}
     assert cut_at_incomplete(seen, {"a": 2}, {0: 2}, unreadable=1) == {0: 2}
-    assert cut_at_incomplete(seen, {}, {0: 2}, unreadable=1) == {0: 0}, "one that has not ended is never whole"
+    assert cut_at_incomplete(seen, {}, {0: 2}, unreadable=1) == {0: 0}, (
+        "one that has not ended is never whole"
+    )
 
 
 # -- streams
 
 
 def change(transaction: str | None, number: int, key: int = 0) -> str:
-    block = None if transaction is None else {"id": transaction, "total_order": number, "data_collection_order": number}
+    block = (
+        None
+        if transaction is None
+        else {"id": transaction, "total_order": number, "data_collection_order": number}
+    )
     after = {"id": key}
     return json.dumps({"op": "c", "after": after, "source": {"lsn": number}, "transaction": block})
 
 
 def begin(transaction: str) -> str:
-    return json.dumps({"status": "BEGIN", "id": transaction, "event_count": None, "data_collections": None, "ts_ms": 1})
+    return json.dumps(
+        {
+            "status": "BEGIN",
+            "id": transaction,
+            "event_count": None,
+            "data_collections": None,
+            "ts_ms": 1,
+        }
+    )
 
 
 def end(transaction: str, count: int, collection: str = "public.accounts") -> str:
@@ -119,7 +152,9 @@ def end(transaction: str, count: int, collection: str = "public.accounts") -> st
         {"data_collection": "public.other", "event_count": 99},
         {"data_collection": collection, "event_count": count},
     ]
-    return json.dumps({"status": "END", "id": transaction, "event_count": count + 99, "data_collections": counts})
+    return json.dumps(
+        {"status": "END", "id": transaction, "event_count": count + 99, "data_collections": counts}
+    )
 
 
 def say(world: World, *events: str) -> None:
@@ -161,8 +196,12 @@ def test_a_transaction_is_whole_in_all_partitions_or_in_none(sparkling: World) -
     stream(sparkling, KEYED, rows, key=["id"], partitions=4)
     say(sparkling, begin("1"), end("1", 8), begin("2"))
     source = OpenedStream.of(sparkling.systems, SPEC)
-    whole = {ssp: (span.start, span.end) for ssp, span in sparkling.streams.all_ranges("changes").items()}
-    spans = limit_to_complete_transactions(SPEC, sparkling.systems, sparkling.spark(), source, whole)
+    whole = {
+        ssp: (span.start, span.end) for ssp, span in sparkling.streams.all_ranges("changes").items()
+    }
+    spans = limit_to_complete_transactions(
+        SPEC, sparkling.systems, sparkling.spark(), source, whole
+    )
     rows_in = source.read(sparkling.spark(), spans).collect()
     assert sorted(row["id"] for row in rows_in) == list(range(8))
 
@@ -181,10 +220,14 @@ def test_changes_that_come_again_are_counted_once_and_may_be_a_part(sparkling: W
     assert cut(sparkling) == {0: ("0", "5")}
     changes(sparkling, change("5", 3), change("5", 4))
     assert cut(sparkling, 5) == {0: ("5", "7")}, "the others were taken in before"
-    assert cut(sparkling, 2) == {0: ("2", "7")}, "and so where a range begins inside of a transaction"
+    assert cut(sparkling, 2) == {0: ("2", "7")}, (
+        "and so where a range begins inside of a transaction"
+    )
 
 
-def test_a_change_that_can_not_be_read_does_not_hold_its_transaction_back_for_ever(sparkling: World) -> None:
+def test_a_change_that_can_not_be_read_does_not_hold_its_transaction_back_for_ever(
+    sparkling: World,
+) -> None:
     changes(sparkling, change("5", 1), "nonsense", change("5", 3))
     say(sparkling, begin("5"), end("5", 3))
     assert cut(sparkling) == {0: ("0", "3")}
@@ -194,7 +237,8 @@ def test_a_table_that_its_transactions_do_not_name_is_an_error(sparkling: World)
     changes(sparkling, change("5", 1))
     say(sparkling, begin("5"), end("5", 1, "public.account"))
     with pytest.raises(
-        DatasetError, match=r"counts changes of public\.account, public\.other, but not of 'public\.acc"
+        DatasetError,
+        match=r"counts changes of public\.account, public\.other, but not of 'public\.acc",
     ):
         cut(sparkling)
 
@@ -207,7 +251,9 @@ def test_a_stream_that_has_no_events_in_json_is_refused(sparkling: World) -> Non
     assert failure.value.stream == "lake.tx"
 
 
-def appended(world: World, name: str, at: datetime, sequence: int, values: Sequence[str]) -> LakeStreams:
+def appended(
+    world: World, name: str, at: datetime, sequence: int, values: Sequence[str]
+) -> LakeStreams:
     """Append as of another time."""
     streams = LakeStreams(on_clock(world.lake, lambda: at))
     streams.append(name, pa.table({"value": pa.array(values)}), producer="past", sequence=sequence)
@@ -228,7 +274,9 @@ def test_what_was_said_long_before_is_found_too(sparkling: World, hours_ago: Any
     assert cut(sparkling) == {0: ("0", "1")}
 
 
-def test_a_transaction_that_its_stream_has_dropped_is_an_error(sparkling: World, hours_ago: Any) -> None:
+def test_a_transaction_that_its_stream_has_dropped_is_an_error(
+    sparkling: World, hours_ago: Any
+) -> None:
     retention = Retention(max_age=timedelta(hours=2))
     sparkling.streams.create("tx", schema=VALUES, partitions=1, retention=retention)
     sparkling.streams.create("changes", schema=VALUES, partitions=1)
@@ -276,7 +324,9 @@ def test_an_advance_commits_whole_transactions_only(sparkling: World) -> None:
 
 
 @pytest.mark.spark
-def test_a_bootstrap_waits_for_the_end_of_a_transaction_that_was_open_at_its_target(sparkling: World) -> None:
+def test_a_bootstrap_waits_for_the_end_of_a_transaction_that_was_open_at_its_target(
+    sparkling: World,
+) -> None:
     changes(sparkling, change("5", 1, 1), change("6", 1, 2))
     say(sparkling, begin("5"), end("5", 1), begin("6"))
     report = sparkling.advance(SPEC)
@@ -287,7 +337,9 @@ def test_a_bootstrap_waits_for_the_end_of_a_transaction_that_was_open_at_its_tar
     changes(sparkling, change("6", 2, 3), change("7", 1, 4))
     say(sparkling, end("6", 2), begin("7"))
     assert sparkling.advance(SPEC).action == "bootstrapped"
-    assert ids(sparkling) == [1, 2, 3], "what the target cut in two is whole, and the next one has not begun"
+    assert ids(sparkling) == [1, 2, 3], (
+        "what the target cut in two is whole, and the next one has not begun"
+    )
 
 
 @pytest.mark.spark

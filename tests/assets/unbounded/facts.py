@@ -1,6 +1,7 @@
 """Tables that follow a stream of facts (k, at, n), and what a dictionary says of them.
 
-What a table has to hold is worked out from the facts that were sent and the offsets of the version alone.
+What a table has to hold is worked out from the facts that were sent and the offsets of the version
+alone.
 """
 
 from __future__ import annotations
@@ -29,10 +30,14 @@ PARTITIONS = 2
 KEYS = ("a", "b", "c", "d", "e")
 BY_HAND = DeltaCompaction(inside_commit=False)
 PROBLEM = "__problem"
-Fact = tuple[str | None, int, int | None]  # (key, position, value); no value deletes, no key is a bad change
+Fact = tuple[
+    str | None, int, int | None
+]  # (key, position, value); no value deletes, no key is a bad change
 Content = dict[str, int]
 # A declaration that is corrected: n counts ten times as much.
-TENFOLD = PythonExtractor("tests.assets.unbounded.facts:tenfold", "k STRING, at BIGINT, n INT", unchanged=("k", "at"))
+TENFOLD = PythonExtractor(
+    "tests.assets.unbounded.facts:tenfold", "k STRING, at BIGINT, n INT", unchanged=("k", "at")
+)
 Ends = Mapping[int, int]
 
 
@@ -45,7 +50,11 @@ def facts_in(lake: Lake, spark: Any) -> World:
 
 def table_of(**options: Any) -> AdjunctDataset:
     """Declare the table; nothing is compacted unless it is asked for."""
-    declared = {"compaction": BY_HAND, **({} if options.get("broadcast") else {"partitions": 2}), **options}
+    declared = {
+        "compaction": BY_HAND,
+        **({} if options.get("broadcast") else {"partitions": 2}),
+        **options,
+    }
     return unbounded_dataset(NAME, input=f"lake.{NAME}", key="k", **declared)
 
 
@@ -81,10 +90,15 @@ def by_spark(world: World, view: VersionReader) -> Content:
 def letters(world: World) -> list[tuple[int, int]]:
     """Return the places of all dead letters, each of which gives a reason."""
     try:
-        dead = world.streams.read_arrow(world.streams.all_ranges(DEAD), DEAD_LETTERS.names).to_pylist()
+        dead = world.streams.read_arrow(
+            world.streams.all_ranges(DEAD), DEAD_LETTERS.names
+        ).to_pylist()
     except StreamNotFoundError:
         return []
-    assert all(letter["reason"] and (letter["dataset"], letter["stream"]) == (NAME, f"lake.{NAME}") for letter in dead)
+    assert all(
+        letter["reason"] and (letter["dataset"], letter["stream"]) == (NAME, f"lake.{NAME}")
+        for letter in dead
+    )
     return [(letter["partition"], letter["offset"]) for letter in dead]
 
 
@@ -97,10 +111,11 @@ def faulty(world: World, *faults: Fault) -> Lake:
 
 @dataclass
 class Log:
-    """All facts that were sent, by partition and offset, and what each offset of the table stands for.
+    """All facts that were sent, by partition and offset, and what each offset of the table stands
+    for.
 
-    `late` are the moments at which deletions were forgotten: facts from these offsets on do not count up to this
-    position.
+    `late` are the moments at which deletions were forgotten: facts from these offsets on do not
+    count up to this position.
     """
 
     by_position: bool = False
@@ -149,7 +164,9 @@ class Log:
 def spans_of(view: VersionReader) -> tuple[Ends, Ends]:
     """Return from where to where the version has read its stream, by partition."""
     spans = {int(ssp.rpartition(".")[2]): span for ssp, span in view.sealed.offsets.items()}
-    return {p: int(start) for p, (start, _) in spans.items()}, {p: int(end) for p, (_, end) in spans.items()}
+    return {p: int(start) for p, (start, _) in spans.items()}, {
+        p: int(end) for p, (_, end) in spans.items()
+    }
 
 
 def ends_of(offsets: Mapping[str, str]) -> dict[int, int]:

@@ -1,4 +1,6 @@
-"""One table that follows a change stream in process, for what surrounds decoding and writing: recovery, commits."""
+"""One table that follows a change stream in process, for what surrounds decoding and writing:
+recovery, commits.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ Content = dict[str, int]
 
 @dataclass
 class Shape:
-    """What a stream is told to be that a lake stream can't be: compacted by key, or of fewer partitions."""
+    """What a stream is told to be that a lake stream can't be: compacted by key, or of fewer
+    partitions.
+    """
 
     compacted: bool = False
     tombstones_kept: timedelta | None = None
@@ -37,7 +41,9 @@ class Shape:
 
 
 class ShapedStreams(LakeStreams):
-    """The lake's streams under another shape; a compacted one may lose records from its front and still tells all."""
+    """The lake's streams under another shape; a compacted one may lose records from its front
+    and still tells all.
+    """
 
     def __init__(self, lake: Lake, shape: Shape) -> None:
         super().__init__(lake)
@@ -46,7 +52,12 @@ class ShapedStreams(LakeStreams):
     def info(self, stream: str) -> StreamInfo:
         info, shape = super().info(stream), self.shape
         partitions = shape.partitions or info.partitions
-        return replace(info, partitions=partitions, compacted=shape.compacted, tombstones_kept=shape.tombstones_kept)
+        return replace(
+            info,
+            partitions=partitions,
+            compacted=shape.compacted,
+            tombstones_kept=shape.tombstones_kept,
+        )
 
 
 @dataclass
@@ -77,7 +88,10 @@ class Table:
     ) -> AdvanceReport:
         """Advance, at a time that is `later` than now."""
         context = Runtime(
-            on_clock(lake or self.world.lake, lambda: datetime.now(UTC) + later), {"lake": self.streams}, spark, "test"
+            on_clock(lake or self.world.lake, lambda: datetime.now(UTC) + later),
+            {"lake": self.streams},
+            spark,
+            "test",
         )
         return advance_unbounded(context, spec or self.spec, rebuild=rebuild, on_stage=on_stage)
 
@@ -88,7 +102,11 @@ class Table:
         streams = LakeStreams(self.world.lake)
         _, state = streams.state(NAME)
         sizes = [segment.size for segment in list_segments(state, streams.files_of(NAME))]
-        streams.configure(NAME, retention=Retention(max_bytes=max(1, sum(sizes[len(sizes) - keep :]))), compaction=None)
+        streams.configure(
+            NAME,
+            retention=Retention(max_bytes=max(1, sum(sizes[len(sizes) - keep :]))),
+            compaction=None,
+        )
         streams.maintain(NAME)
 
     @property
@@ -110,7 +128,9 @@ class Table:
         return 0 if commit is None else commit.number
 
 
-def table_in(world: World, *, partitions: int = 2, shape: Shape | None = None, **declared: Any) -> Table:
+def table_in(
+    world: World, *, partitions: int = 2, shape: Shape | None = None, **declared: Any
+) -> Table:
     """Return a table on a new stream of this many partitions."""
     world.stream(NAME, COLUMNS, ["k"], partitions)
     spec = unbounded_dataset(NAME, input=f"lake.{NAME}", key="k", partitions=2, **declared)

@@ -9,7 +9,8 @@ from multiprocessing.queues import Queue
 from multiprocessing.synchronize import Barrier
 from typing import Any
 
-# What these import is imported here, once, for all that are forked from a process that has read this module.
+# What these import is imported here, once, for all that are forked from a process that has read
+# this module.
 import pyarrow.parquet  # noqa: F401
 
 from dagster_adjunct.assets.advancing.advance_dataset import advance_dataset
@@ -37,14 +38,20 @@ def act_until_request(url: str, options: Mapping[str, Any], what: str, nth: int)
 def advance_beside(
     url: str, env: Mapping[str, str], rounds: int, start: Barrier, told: Queue[tuple[str, int, str]]
 ) -> None:
-    """Advance once a round, at the same time as others; tell how it ended, and how many records were read."""
+    """Advance once a round, at the same time as others; tell how it ended, and how many records
+    were read.
+    """
     os.environ.update(env)
     world = World(open_lake(url), IN_PROCESS)
     for _ in range(rounds):
         start.wait(PATIENCE)
         try:
             report = advance_dataset(
-                table_of(), lake=world.lake, systems=world.systems, spark=IN_PROCESS, by=str(os.getpid())
+                table_of(),
+                lake=world.lake,
+                systems=world.systems,
+                spark=IN_PROCESS,
+                by=str(os.getpid()),
             )
             told.put((report.action, report.counters.get("read", 0), ""))
         except CommitConflictError as conflict:

@@ -23,7 +23,9 @@ NAME = "prices"
 COLUMNS = Schema.of(k="string", since="timestamp", n="int")
 KEYS = ("a", "b", "c", "d")
 BY_HAND = DeltaCompaction(inside_commit=False)
-Change = tuple[str, int, int | None]  # (key, second since which it is valid, value); no value deletes
+Change = tuple[
+    str, int, int | None
+]  # (key, second since which it is valid, value); no value deletes
 LAST = 40
 
 
@@ -72,7 +74,9 @@ def edge_of(view: VersionReader) -> int:
 
 @dataclass
 class Model:
-    """What was valid when, of all changes that were taken in; of one key and second the last one counts."""
+    """What was valid when, of all changes that were taken in; of one key and second the last one
+    counts.
+    """
 
     valid: dict[str, dict[int, int | None]] = field(default_factory=dict)
 
@@ -98,7 +102,9 @@ class Model:
 
 
 def check(view: VersionReader, model: Model) -> None:
-    """Hold everything that is read by key against the model: entries of now, and of each second from the edge on."""
+    """Hold everything that is read by key against the model: entries of now, and of each second
+    from the edge on.
+    """
     assert {key: entry["n"] for key, entry in view.items()} == model.current
     assert {key: entry["n"] for key, entry in view.get_all(KEYS).items()} == model.current
     assert view.rows in (None, len(model.current))

@@ -33,11 +33,17 @@ def table(world: World, name: str = "table", **options: Any) -> AdjunctDataset:
         options["partitions"] = 2
     if name not in world.streams.list_streams():
         world.stream(name, COLUMNS, ["k"], options.get("partitions", 1))
-    return unbounded_dataset(name, input=f"lake.{name}", key="k", **{"compaction": BY_HAND, **options})
+    return unbounded_dataset(
+        name, input=f"lake.{name}", key="k", **{"compaction": BY_HAND, **options}
+    )
 
 
-def send(world: World, spec: AdjunctDataset, changes: Mapping[str, int | None]) -> tuple[str, Content]:
-    """Apply changes in one commit (None deletes); return the version that it made, and what is in it."""
+def send(
+    world: World, spec: AdjunctDataset, changes: Mapping[str, int | None]
+) -> tuple[str, Content]:
+    """Apply changes in one commit (None deletes); return the version that it made, and what is
+    in it.
+    """
     view = StoredVersions(world.lake, spec).current()
     before = {} if view is None else {key: entry["n"] for key, entry in view.items()}
     world.send(spec.name, list(changes.items()))
@@ -47,7 +53,9 @@ def send(world: World, spec: AdjunctDataset, changes: Mapping[str, int | None]) 
 
 
 def entries(world: World, spec: AdjunctDataset, version: str | None = None) -> Content:
-    """Return what a version holds, by key and in order, and the same by Spark where the world has it."""
+    """Return what a version holds, by key and in order, and the same by Spark where the world
+    has it.
+    """
     store = StoredVersions(world.lake, spec.name)
     view = store.require_current() if version is None else store.version(version)
     held = content(view)
@@ -61,10 +69,16 @@ def entries(world: World, spec: AdjunctDataset, version: str | None = None) -> C
 
 
 def stored(world: World, spec: AdjunctDataset) -> set[tuple[int, str, bool]]:
-    """Return (generation, key, whether it is a tombstone) of all stored rows of the version that is served."""
+    """Return (generation, key, whether it is a tombstone) of all stored rows of the version that
+    is served.
+    """
     sealed = world.view(spec).sealed
-    rows = read_generations(world.spark, world.lake.store, "test", sealed.layout, sealed.generations)
-    named = rows.to_pylist() if world.spark is IN_PROCESS else [row.asDict() for row in rows.collect()]
+    rows = read_generations(
+        world.spark, world.lake.store, "test", sealed.layout, sealed.generations
+    )
+    named = (
+        rows.to_pylist() if world.spark is IN_PROCESS else [row.asDict() for row in rows.collect()]
+    )
     return {(row["__gen"], row["k"], row["__tombstone"]) for row in named}
 
 
@@ -85,7 +99,9 @@ def unmasked(view: VersionReader) -> list[tuple[str, int]]:
     for stored in list_stored_files(view.store, view.dataset, view.sealed):
         rows = read_stored_file(stored, view.sealed.layout).select(["k", "n"]).to_pylist()
         packed = mask.bits.get((numbers[stored.folder], stored.file.bucket), b"\0" * len(rows))
-        left += [(row["k"], row["n"]) for at, row in enumerate(rows) if not packed[at // 8] >> at % 8 & 1]
+        left += [
+            (row["k"], row["n"]) for at, row in enumerate(rows) if not packed[at // 8] >> at % 8 & 1
+        ]
     return sorted(left)
 
 
@@ -101,12 +117,17 @@ def faulty(world: World, *faults: Fault) -> Lake:
 
 
 def left_over(world: World, spec: AdjunctDataset) -> set[str]:
-    """Return folders that neither the current version nor earlier ones need, and records of builds."""
+    """Return folders that neither the current version nor earlier ones need, and records of
+    builds.
+    """
     manifest = StoredVersions(world.lake, spec.name).require_manifest()
     assert manifest.version is not None
     needed = {generation.folder for generation in manifest.version.generations}
     needed |= {retired.folder for retired in manifest.retired}
-    there = {item.key.rsplit("/", 1)[0] for item in world.lake.store.list(f"datasets/{spec.name}/data/")}
+    there = {
+        item.key.rsplit("/", 1)[0] for item in world.lake.store.list(f"datasets/{spec.name}/data/")
+    }
     return (there - needed) | {
-        attempt_key(world.lake, spec.name, attempt) for attempt in list_attempts(world.lake, spec.name)
+        attempt_key(world.lake, spec.name, attempt)
+        for attempt in list_attempts(world.lake, spec.name)
     }

@@ -1,4 +1,6 @@
-"""Tables that follow a topic of a real broker to which partitions were added: what orders the changes of a key."""
+"""Tables that follow a topic of a real broker to which partitions were added: what orders the
+changes of a key.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from dagster_adjunct.assets.advancing.advance_dataset import advance_dataset
-from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, bounded_dataset, unbounded_dataset
+from dagster_adjunct.assets.declaration.dataset import (
+    AdjunctDataset,
+    bounded_dataset,
+    unbounded_dataset,
+)
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.unbounded.advance import rebuild_dataset
 from dagster_adjunct.assets.unbounded.rewind import plan_rewind
@@ -45,13 +51,26 @@ class Topic:
     @property
     def systems(self) -> dict[str, StreamSystem]:
         topic = KafkaTopic(self.name, Json("n INT, version INT"), KeyText("k"), "kafka-murmur2")
-        return {"kafka": KafkaStreams(self.lake, KafkaSettings("kafka", self.server.bootstrap, topics={"t": topic}))}
+        return {
+            "kafka": KafkaStreams(
+                self.lake, KafkaSettings("kafka", self.server.bootstrap, topics={"t": topic})
+            )
+        }
 
-    def send(self, rows: Mapping[str, Mapping[str, int] | None], partition: int | None = None, **more: Any) -> None:
-        producer = self.server.producer(partitioner="murmur2_random", topic_metadata_refresh_interval_ms=100)
+    def send(
+        self,
+        rows: Mapping[str, Mapping[str, int] | None],
+        partition: int | None = None,
+        **more: Any,
+    ) -> None:
+        producer = self.server.producer(
+            partitioner="murmur2_random", topic_metadata_refresh_interval_ms=100
+        )
         place = {} if partition is None else {"partition": partition}
         for key, row in rows.items():
-            producer.produce(self.name, None if row is None else json.dumps(row), key, **place, **more)
+            producer.produce(
+                self.name, None if row is None else json.dumps(row), key, **place, **more
+            )
         assert producer.flush(30) == 0
 
     def add_partitions(self, count: int) -> None:
@@ -63,10 +82,14 @@ class Topic:
             pass
 
     def advance(self, spec: AdjunctDataset) -> Any:
-        return advance_dataset(spec, lake=self.lake, systems=self.systems, spark=self.spark, by="test")
+        return advance_dataset(
+            spec, lake=self.lake, systems=self.systems, spark=self.spark, by="test"
+        )
 
     def rebuild(self, spec: AdjunctDataset) -> Any:
-        return rebuild_dataset(spec, lake=self.lake, systems=self.systems, spark=self.spark, reason="test", by="test")
+        return rebuild_dataset(
+            spec, lake=self.lake, systems=self.systems, spark=self.spark, reason="test", by="test"
+        )
 
     def content(self, spec: AdjunctDataset) -> dict[str, int] | None:
         view = StoredVersions(self.lake, spec).current()
@@ -99,8 +122,12 @@ def test_a_table_refuses_added_partitions_until_an_order_says_what_is_newer(topi
         assert (refused.value.dataset, refused.value.stream) == ("table", "kafka.t")
         assert "order_by" in refused.value.next_step
         assert topic.content(table()) == dict.fromkeys(KEYS, 1), "what is served stays"
-    oldest = {SystemStreamPartition("kafka", "t", number): StartpointOldest() for number in range(4)}
-    plan = plan_rewind(table(), lake=topic.lake, systems=topic.systems, positions=oldest, force=True)
+    oldest = {
+        SystemStreamPartition("kafka", "t", number): StartpointOldest() for number in range(4)
+    }
+    plan = plan_rewind(
+        table(), lake=topic.lake, systems=topic.systems, positions=oldest, force=True
+    )
     assert isinstance(plan.refusal, KeyOrderError)
     ordered = table(order_by="version")
     assert topic.rebuild(ordered).action == "bootstrapped"
@@ -125,7 +152,9 @@ def test_a_bootstrap_sees_that_keys_are_in_other_partitions_than_their_own(topic
     assert topic.content(over_time) == dict.fromkeys(KEYS, 2), "the times say which change is newer"
 
 
-def test_a_producer_that_chooses_partitions_in_another_way_is_found_while_following(topic: Topic) -> None:
+def test_a_producer_that_chooses_partitions_in_another_way_is_found_while_following(
+    topic: Topic,
+) -> None:
     topic.send(rows(1, 1))
     topic.advance(table())
     misplaced = KEYS[0]
@@ -146,7 +175,9 @@ def test_a_topic_that_was_made_anew_with_more_partitions_is_read_again(topic: To
     assert topic.content(table()) == dict.fromkeys(KEYS, 2)
 
 
-def test_a_version_with_a_key_in_two_partitions_is_rejected_and_the_next_served(topic: Topic) -> None:
+def test_a_version_with_a_key_in_two_partitions_is_rejected_and_the_next_served(
+    topic: Topic,
+) -> None:
     versions = bounded_dataset("versions", input="kafka.t", key="k", partitions=2)
 
     def mark(version: str, partitions: int) -> None:
@@ -170,7 +201,9 @@ def test_a_version_with_a_key_in_two_partitions_is_rejected_and_the_next_served(
     assert (len(report.sealed), len(report.rejected)) == (2, 1)
 
 
-def test_a_record_without_a_key_of_its_own_is_a_bad_change_and_no_matter_of_order(topic: Topic) -> None:
+def test_a_record_without_a_key_of_its_own_is_a_bad_change_and_no_matter_of_order(
+    topic: Topic,
+) -> None:
     topic.send(rows(1, 1))
     producer = topic.server.producer()
     producer.produce(topic.name, b'{"n": 1, "version": 1}')

@@ -1,4 +1,6 @@
-"""What a change stream should not hold, or not hold any more, told to who advances, and never applied by halves."""
+"""What a change stream should not hold, or not hold any more, told to who advances, and never
+applied by halves.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ from tests.faulty_store import Crash, Fault
 
 ROWS = Schema.of(id="bigint", op="string", n="int")
 STRICT = dataset(changes=OperationColumn(), compaction=BY_HAND)
-LENIENT = dataset(changes=OperationColumn(), compaction=BY_HAND, on_bad_change=DeadLetters("lake.dead"))
+LENIENT = dataset(
+    changes=OperationColumn(), compaction=BY_HAND, on_bad_change=DeadLetters("lake.dead")
+)
 
 
 @pytest.fixture
@@ -62,7 +66,9 @@ def dead(world: World) -> list[tuple[int, str]]:
     [((2, "explode", 9), "unknown operation 'explode'"), ((None, "c", 9), "null key column 'id'")],
     ids=["unparsable", "null key"],
 )
-def test_a_bad_change_fails_the_advance_or_is_a_dead_letter_once(quick: World, bad: Any, reason: str) -> None:
+def test_a_bad_change_fails_the_advance_or_is_a_dead_letter_once(
+    quick: World, bad: Any, reason: str
+) -> None:
     stream(quick, ROWS, [(1, "c", 1)])
     quick.advance(STRICT)
     send(quick, [(2, "c", 2), bad, (3, "c", 3)])
@@ -86,8 +92,14 @@ def test_a_bad_change_fails_the_advance_or_is_a_dead_letter_once(quick: World, b
 @pytest.mark.spark
 def test_unparsable_envelopes_are_dead_letters_and_the_rest_is_applied(sparkling: World) -> None:
     good = json.dumps({"op": "c", "after": {"id": 1, "n": 1}})
-    stream(sparkling, VALUES, [(good,), ("no JSON",), ('{"op": "c"}',), ('{"op": "c", "after": {"id": "one"}}',)])
-    spec = dataset(changes=DebeziumEnvelope("id BIGINT, n INT"), on_bad_change=DeadLetters("lake.dead"))
+    stream(
+        sparkling,
+        VALUES,
+        [(good,), ("no JSON",), ('{"op": "c"}',), ('{"op": "c", "after": {"id": "one"}}',)],
+    )
+    spec = dataset(
+        changes=DebeziumEnvelope("id BIGINT, n INT"), on_bad_change=DeadLetters("lake.dead")
+    )
     report = sparkling.advance(spec)
     assert (report.action, report.counters["quarantined"]) == ("bootstrapped", 3)
     assert rows(sparkling, spec) == {1: 1}
@@ -105,7 +117,9 @@ def test_a_deletion_of_an_unknown_key_is_ignored_and_counted(quick: World) -> No
     assert (report.rows, report.counters["read"], report.counters["deleted"]) == (1, 2, 1)
     send(quick, [(3, "d", None)])
     report = quick.advance(STRICT)
-    assert (report.counters["read"], report.counters["changes"]) == (1, 1), "of a delta its tombstones are counted"
+    assert (report.counters["read"], report.counters["changes"]) == (1, 1), (
+        "of a delta its tombstones are counted"
+    )
     assert rows(quick, STRICT) == {1: 1}
     merged = compact_dataset(quick.lake, STRICT.name, spark=quick.spark, by="test", level="major")
     assert merged.counters["deleted"] == 1
@@ -114,22 +128,34 @@ def test_a_deletion_of_an_unknown_key_is_ignored_and_counted(quick: World) -> No
 
 @pytest.mark.spark
 @pytest.mark.parametrize(
-    "apart", [pytest.param(False, id="in one commit", marks=pytest.mark.long), pytest.param(True, id="in the next one")]
+    "apart",
+    [
+        pytest.param(False, id="in one commit", marks=pytest.mark.long),
+        pytest.param(True, id="in the next one"),
+    ],
 )
-def test_a_key_that_an_update_changes_is_deleted_and_the_new_one_written(sparkling: World, apart: bool) -> None:
+def test_a_key_that_an_update_changes_is_deleted_and_the_new_one_written(
+    sparkling: World, apart: bool
+) -> None:
     def envelope(lsn: int, op: str, before: Any, after: Any) -> tuple[str]:
         return (json.dumps({"op": op, "before": before, "after": after, "source": {"lsn": lsn}}),)
 
     one, moved = {"id": 1, "n": 1}, {"id": 2, "n": 7}
-    spec = dataset(changes=DebeziumEnvelope("id BIGINT, n INT"), order_by="source.lsn", compaction=BY_HAND)
-    stream(sparkling, VALUES, [envelope(1, "c", None, one), envelope(2, "c", None, {"id": 3, "n": 3})])
+    spec = dataset(
+        changes=DebeziumEnvelope("id BIGINT, n INT"), order_by="source.lsn", compaction=BY_HAND
+    )
+    stream(
+        sparkling, VALUES, [envelope(1, "c", None, one), envelope(2, "c", None, {"id": 3, "n": 3})]
+    )
     if apart:
         sparkling.advance(spec)
         assert rows(sparkling, spec) == {1: 1, 3: 3}
     send(sparkling, [envelope(3, "u", one, moved)])
     sparkling.advance(spec)
     assert rows(sparkling, spec) == {2: 7, 3: 3}
-    send(sparkling, [envelope(1, "c", None, one)])  # again, as a connector that was started anew sends it
+    send(
+        sparkling, [envelope(1, "c", None, one)]
+    )  # again, as a connector that was started anew sends it
     sparkling.advance(spec)
     assert rows(sparkling, spec) == {2: 7, 3: 3}, "older changes that come again bring nothing back"
 
@@ -140,7 +166,9 @@ def test_a_key_that_an_update_changes_is_deleted_and_the_new_one_written(sparkli
 def forget_all_but_the_newest(world: World) -> None:
     """Let retention drop all of the stream's segments but one."""
     streams = LakeStreams(world.lake)
-    sizes = [segment.size for segment in list_segments(streams.state(NAME)[1], streams.files_of(NAME))]
+    sizes = [
+        segment.size for segment in list_segments(streams.state(NAME)[1], streams.files_of(NAME))
+    ]
     streams.configure(NAME, retention=Retention(max_bytes=sizes[-1]), compaction=None)
     streams.maintain(NAME)
 
@@ -154,7 +182,15 @@ def test_changes_that_are_missing_from_the_middle_are_never_passed_over_in_silen
     facts.send(quick, [("a", 1, 1), ("b", 1, 1)])
     quick.advance(spec)
     for number in (2, 3, 4):
-        facts.send(quick, [("a", number, number), ("c", number, number), ("d", number, number), ("b", number, number)])
+        facts.send(
+            quick,
+            [
+                ("a", number, number),
+                ("c", number, number),
+                ("d", number, number),
+                ("b", number, number),
+            ],
+        )
     forget_all_but_the_newest(quick)
     served = content(quick.view(spec))
     if policy == "serve_stale":
@@ -191,7 +227,9 @@ def test_a_stream_that_was_made_anew_is_refused(quick: World) -> None:
     assert content(quick.view(table_of())) == {"a": 1, "b": 1, "c": 1, "d": 1}
 
 
-def test_a_recreated_stream_that_outgrew_the_table_is_not_mixed_with_the_old_one(quick: World) -> None:
+def test_a_recreated_stream_that_outgrew_the_table_is_not_mixed_with_the_old_one(
+    quick: World,
+) -> None:
     facts.send(quick, [("a", 1, 1), ("b", 1, 1)])
     quick.advance(table_of())
     make_anew(quick)
@@ -203,7 +241,9 @@ def test_a_recreated_stream_that_outgrew_the_table_is_not_mixed_with_the_old_one
     assert content(quick.view(table_of())) == {"a": 1, "b": 1}
 
 
-def test_a_stream_made_anew_with_more_partitions_is_refused_and_what_is_served_stays(quick: World) -> None:
+def test_a_stream_made_anew_with_more_partitions_is_refused_and_what_is_served_stays(
+    quick: World,
+) -> None:
     facts.send(quick, [("a", 1, 1), ("b", 1, 1)])
     quick.advance(table_of())
     make_anew(quick, partitions=3)
@@ -221,7 +261,11 @@ def test_a_null_key_is_a_bad_change_in_a_bootstrap_too(quick: World) -> None:
     assert failure.value.dataset == "facts"
     assert StoredVersions(quick.lake, NAME).current() is None
     spec = unbounded_dataset(
-        NAME, input=f"lake.{NAME}", key="k", partitions=2, on_bad_change=DeadLetters("lake.facts-dead")
+        NAME,
+        input=f"lake.{NAME}",
+        key="k",
+        partitions=2,
+        on_bad_change=DeadLetters("lake.facts-dead"),
     )
     assert quick.advance(spec).counters["quarantined"] == 1
     assert content(quick.view(spec)) == {"a": 1}

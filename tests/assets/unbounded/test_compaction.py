@@ -1,4 +1,6 @@
-"""Compaction: what it merges, that nothing that is read changes by it, and that nothing is lost beside it."""
+"""Compaction: what it merges, that nothing that is read changes by it, and that nothing is lost
+beside it.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,12 @@ from dagster_adjunct.assets.unbounded.compaction import (
 from dagster_adjunct.assets.versions.version import SealedVersion
 from dagster_adjunct.assets.writing.generation import Runtime
 from dagster_adjunct.resources.bucketing.files import BucketFile, Generation
-from dagster_adjunct.resources.errors import CommitConflictError, ConfigurationError, DatasetError, DatasetNotFoundError
+from dagster_adjunct.resources.errors import (
+    CommitConflictError,
+    ConfigurationError,
+    DatasetError,
+    DatasetNotFoundError,
+)
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
@@ -39,19 +46,34 @@ def quick(world: World) -> World:
 def version_of(*rows: int) -> SealedVersion:
     """Return a version whose generations hold so many rows."""
     generations = tuple(
-        Generation(number, f"data/{number}", (BucketFile(0, f"{number}.parquet", count, 10 * count, ""),))
+        Generation(
+            number, f"data/{number}", (BucketFile(0, f"{number}.parquet", count, 10 * count, ""),)
+        )
         for number, count in enumerate(rows, 1)
     )
     return SealedVersion(
-        id="v000001-a", number=1, name=None, sealed_at="2026-01-01T00:00:00Z", columns=COLUMNS, key=("k",),
-        partition_by=("k",), partitions=1, positioned=True, generations=generations, offsets={},
+        id="v000001-a",
+        number=1,
+        name=None,
+        sealed_at="2026-01-01T00:00:00Z",
+        columns=COLUMNS,
+        key=("k",),
+        partition_by=("k",),
+        partitions=1,
+        positioned=True,
+        generations=generations,
+        offsets={},
         rows=rows[0] if len(rows) == 1 else None,
-    )  # fmt: skip
+    )
 
 
-def planned(*rows: int, level=None, policy: DeltaCompaction = POLICY) -> tuple[str, list[int]] | None:
+def planned(
+    *rows: int, level=None, policy: DeltaCompaction = POLICY
+) -> tuple[str, list[int]] | None:
     plan = plan_compaction(version_of(*rows), policy, level)
-    return None if plan is None else (plan.level, [generation.id for generation in plan.generations])
+    return (
+        None if plan is None else (plan.level, [generation.id for generation in plan.generations])
+    )
 
 
 # -- what is due
@@ -146,8 +168,12 @@ def test_nothing_to_do_makes_no_commit_and_starts_no_spark(world: World) -> None
 SPREADS = {"partitioned": {"partitions": 2}, "broadcast": {"broadcast": True}}
 
 
-def compact(world: World, spec, level=None, *, lake: Lake | None = None, policy=None) -> CompactionReport:
-    return compact_dataset(lake or world.lake, spec.name, spark=world.spark, by="test", level=level, policy=policy)
+def compact(
+    world: World, spec, level=None, *, lake: Lake | None = None, policy=None
+) -> CompactionReport:
+    return compact_dataset(
+        lake or world.lake, spec.name, spark=world.spark, by="test", level=level, policy=policy
+    )
 
 
 @pytest.mark.parametrize("spread", SPREADS.values(), ids=SPREADS)
@@ -160,10 +186,17 @@ def test_a_minor_compaction_makes_one_delta_and_keeps_its_tombstones(quick: Worl
         send(quick, spec, {"c": 3, "e": None}),
     ]
     report = compact(quick, spec, "minor")
-    assert (report.action, report.level, report.generations, report.rows) == ("compacted", "minor", (4, 2), (7, 4))
+    assert (report.action, report.level, report.generations, report.rows) == (
+        "compacted",
+        "minor",
+        (4, 2),
+        (7, 4),
+    )
     assert report.counters == {"superseded": 3, "deleted": 0}
     assert entries(quick, spec) == {"a": 2, "c": 3, "d": 1}
-    assert [g.id for g in quick.view(spec).sealed.generations] == [1, 4], "the newest of what was merged"
+    assert [g.id for g in quick.view(spec).sealed.generations] == [1, 4], (
+        "the newest of what was merged"
+    )
     assert {(k, t) for _, k, t in stored(quick, spec) if t} == {("b", True), ("e", True)}
     send(quick, spec, {"b": 5})
     assert entries(quick, spec) == {"a": 2, "b": 5, "c": 3, "d": 1}
@@ -177,7 +210,9 @@ def test_a_minor_compaction_makes_one_delta_and_keeps_its_tombstones(quick: Worl
     [
         ("quick", "partitioned"),
         ("quick", "broadcast"),
-        pytest.param("sparkling", "partitioned", marks=pytest.mark.long),  # by both engines: test_engines.py
+        pytest.param(
+            "sparkling", "partitioned", marks=pytest.mark.long
+        ),  # by both engines: test_engines.py
         pytest.param("sparkling", "broadcast", marks=pytest.mark.long),
     ],
 )
@@ -221,11 +256,16 @@ def test_a_table_whose_entries_are_all_deleted_is_compacted_to_nothing(quick: Wo
 @pytest.mark.spark
 def test_the_merge_is_local_to_each_bucket(sparkling: World) -> None:
     """No exchange stands in the plan: a bucket's generations are read and written by one task."""
-    for spec in (table(sparkling, partitions=2), table(sparkling, "ordered", partitions=2, order_by="n")):
+    for spec in (
+        table(sparkling, partitions=2),
+        table(sparkling, "ordered", partitions=2, order_by="n"),
+    ):
         send(sparkling, spec, {"a": 1, "b": 1})
         send(sparkling, spec, {"a": 2})
         sealed = sparkling.view(spec).sealed
-        rows = read_generations(sparkling.spark, sparkling.lake.store, "test", sealed.layout, sealed.generations)
+        rows = read_generations(
+            sparkling.spark, sparkling.lake.store, "test", sealed.layout, sealed.generations
+        )
         ordered = rows.sortWithinPartitions("k", "__position", "__gen")
         assert "Exchange" not in ordered._jdf.queryExecution().executedPlan().toString()
 
@@ -235,7 +275,9 @@ def test_the_merge_is_local_to_each_bucket(sparkling: World) -> None:
 
 def test_an_advance_compacts_what_has_become_due_unless_a_schedule_does(quick: World) -> None:
     eager = table(quick, "eager", partitions=1, compaction=DeltaCompaction(deltas=2))
-    later = table(quick, "later", partitions=1, compaction=DeltaCompaction(deltas=2, inside_commit=False))
+    later = table(
+        quick, "later", partitions=1, compaction=DeltaCompaction(deltas=2, inside_commit=False)
+    )
     for spec, left in ((eager, 1), (later, 3)):
         for number in range(3):
             send(quick, spec, {"a": number})
@@ -259,18 +301,25 @@ def test_the_report_of_an_advance_tells_the_version_that_its_compaction_made(qui
     assert report.version == report.sealed[-1] == quick.view(spec).version
 
 
-def test_footers_that_every_commit_would_repeat_are_left_out_where_they_are_large(quick: World, monkeypatch) -> None:
+def test_footers_that_every_commit_would_repeat_are_left_out_where_they_are_large(
+    quick: World, monkeypatch
+) -> None:
     spec = table(quick)
     send(quick, spec, {"a": 1, "b": 1})
     send(quick, spec, {"a": 2})
     compact(quick, spec, "minor")
-    assert all(file.footer for generation in quick.view(spec).sealed.generations for file in generation.files)
+    assert all(
+        file.footer
+        for generation in quick.view(spec).sealed.generations
+        for file in generation.files
+    )
     monkeypatch.setattr(served_version, "MAX_FOOTER_BYTES", 10)
     compact(quick, spec, "major")
-    assert [file.footer for generation in quick.view(spec).sealed.generations for file in generation.files] == [
-        None,
-        None,
-    ]
+    assert [
+        file.footer
+        for generation in quick.view(spec).sealed.generations
+        for file in generation.files
+    ] == [None, None]
     assert entries(quick, spec) == {"a": 2, "b": 1}
 
 
@@ -284,7 +333,12 @@ def test_a_commit_that_lands_during_a_compaction_is_not_lost(quick: World, level
     send(quick, spec, {"a": 2})
     send(quick, spec, {"b": None})
     landed: list[str] = []
-    commit = Fault("put_if_match", 1, "meanwhile", lambda: landed.append(send(quick, spec, {"b": 9, "a": None})[0]))
+    commit = Fault(
+        "put_if_match",
+        1,
+        "meanwhile",
+        lambda: landed.append(send(quick, spec, {"b": 9, "a": None})[0]),
+    )
     report = compact(quick, spec, level, lake=faulty(quick, commit))
     assert report.changed
     assert report.generations == (3, 2 if level == "major" else 3)
@@ -304,7 +358,9 @@ def test_a_compaction_that_lands_during_a_commit_is_not_lost_either(quick: World
     assert report.action == "applied"
     assert entries(quick, spec) == {"a": 3}
     assert len(quick.view(spec).sealed.generations) == 2
-    assert entries(quick, spec, report.version) == {"a": 3}, "a commit that was decided twice is found by its id"
+    assert entries(quick, spec, report.version) == {"a": 3}, (
+        "a commit that was decided twice is found by its id"
+    )
 
 
 def test_of_two_compactions_at_once_one_counts_and_the_other_says_so(quick: World) -> None:
@@ -334,7 +390,9 @@ def test_a_rebuild_goes_on_beside_a_compaction_of_the_table_that_is_served(quick
 
     # The first swap begins the rebuild, the second is its first chunk.
     lake = faulty(quick, Fault("put_if_match", 2, "meanwhile", compact_once))
-    report = advance_unbounded(Runtime(lake, quick.systems, quick.spark, "test"), spec, rebuild="a test of two at once")
+    report = advance_unbounded(
+        Runtime(lake, quick.systems, quick.spark, "test"), spec, rebuild="a test of two at once"
+    )
     assert report.action == "bootstrapped"
     assert entries(quick, spec) == {"a": 1, "b": 1, "c": 2}
     assert left_over(quick, spec) == set()
@@ -377,7 +435,9 @@ def test_deletions_are_remembered_for_ever_unless_a_distance_is_declared(quick: 
     assert StoredVersions(quick.lake, spec).require_manifest().horizon is None
 
 
-def test_deletions_up_to_the_horizon_are_forgotten_and_what_comes_below_it_is_late(quick: World) -> None:
+def test_deletions_up_to_the_horizon_are_forgotten_and_what_comes_below_it_is_late(
+    quick: World,
+) -> None:
     spec = ordered(quick, keep_tombstones=100)
     change(quick, spec, ("a", 10, False), ("b", 10, False))
     change(quick, spec, ("a", 900, True), ("b", 950, True), ("c", 1000, False))
@@ -410,22 +470,30 @@ def test_a_minor_compaction_by_a_column_keeps_the_highest_whatever_came_first(qu
 
 
 def test_a_late_change_that_lands_during_a_compaction_brings_nothing_back(quick: World) -> None:
-    """The deletion of `a` would be forgotten, and the change below it was committed before anybody could refuse it."""
+    """The deletion of `a` would be forgotten, and the change below it was committed before
+    anybody could refuse it.
+    """
     spec = ordered(quick, keep_tombstones=100)
     change(quick, spec, ("a", 10, False))
     change(quick, spec, ("a", 20, True), ("c", 1000, False))
     late = Fault("put_if_match", 1, "meanwhile", lambda: change(quick, spec, ("a", 15, False)))
     report = compact(quick, spec, "major", lake=faulty(quick, late))
-    assert (report.action, report.horizon) == ("compacted", None), "built again, with all tombstones"
+    assert (report.action, report.horizon) == ("compacted", None), (
+        "built again, with all tombstones"
+    )
     assert entries(quick, spec) == {"c": 1000}
     assert left_over(quick, spec) == set()
 
 
-def test_a_commit_of_late_changes_loses_against_a_compaction_that_moves_the_horizon(quick: World) -> None:
+def test_a_commit_of_late_changes_loses_against_a_compaction_that_moves_the_horizon(
+    quick: World,
+) -> None:
     spec = ordered(quick, keep_tombstones=100)
     change(quick, spec, ("a", 10, False))
     change(quick, spec, ("a", 20, True), ("c", 1000, False))
-    lake = faulty(quick, Fault("put_if_match", 1, "meanwhile", lambda: compact(quick, spec, "major")))
+    lake = faulty(
+        quick, Fault("put_if_match", 1, "meanwhile", lambda: compact(quick, spec, "major"))
+    )
     quick.send(spec.name, [("a", 15)])
     with pytest.raises(CommitConflictError):
         quick.advance(spec, lake=lake)

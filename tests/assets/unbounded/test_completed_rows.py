@@ -25,7 +25,11 @@ from dagster_adjunct.assets.declaration.envelopes import DebeziumEnvelope
 from dagster_adjunct.assets.declaration.extractors import Projection
 from dagster_adjunct.assets.declaration.policies import DeadLetters, DiscardPolicy
 from dagster_adjunct.assets.declaration.snapshots import ParquetSnapshot
-from dagster_adjunct.assets.reading.stored_file import StoredFile, list_stored_files, read_stored_file
+from dagster_adjunct.assets.reading.stored_file import (
+    StoredFile,
+    list_stored_files,
+    read_stored_file,
+)
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.retention.discard import discard
 from dagster_adjunct.assets.retention.erasure import erase_keys
@@ -119,7 +123,9 @@ def stored_files(world: World, spec: AdjunctDataset) -> list[StoredFile]:
 
 def dead_letters(world: World) -> list[dict[str, Any]]:
     try:
-        rows: list[dict[str, Any]] = world.streams.read_arrow(world.streams.all_ranges("dead")).to_pylist()
+        rows: list[dict[str, Any]] = world.streams.read_arrow(
+            world.streams.all_ranges("dead")
+        ).to_pylist()
     except StreamNotFoundError:
         return []
     return rows
@@ -133,9 +139,16 @@ UNWRAPPED = Schema.of(k="string", a="string", b="int", c="string", deleted="bool
 
 
 def send_unwrapped(world: World, *changes: Change) -> None:
-    """Send the changes as Debezium has them unwrapped: what one does not name is the placeholder."""
+    """Send the changes as Debezium has them unwrapped: what one does not name is the
+    placeholder.
+    """
     rows = [
-        (key, *(named.get(name, PLACEHOLDER if name != "b" else 0) for name in COLUMNS), op == "d", OPS.get(op, op))
+        (
+            key,
+            *(named.get(name, PLACEHOLDER if name != "b" else 0) for name in COLUMNS),
+            op == "d",
+            OPS.get(op, op),
+        )
         for key, op, named in changes
     ]
     world.send(NAME, rows)
@@ -156,7 +169,9 @@ def drawn_unwrapped(draw: random.Random, count: int) -> list[Change]:
 
 
 def incomplete_places(changes: Sequence[Change]) -> list[tuple[int, int]]:
-    """Return the partitions and offsets of changes that nothing can be kept of, of all that were sent."""
+    """Return the partitions and offsets of changes that nothing can be kept of, of all that were
+    sent.
+    """
     bad, places, offsets = applied(changes)[1], [], [0, 0]
     for change in changes:
         number = bucket_of_key([change[0]], ["string"], 2)
@@ -172,7 +187,9 @@ def drawn(draw: random.Random, count: int, keys: str = "abcdefg") -> list[Change
         op = draw.choice("iiuuuuuud")
         names = [] if op == "d" else draw.sample(COLUMNS, draw.randint(1, 3))
         values = {"a": f"t{draw.random()}", "b": draw.randint(0, 99), "c": f"u{draw.random()}"}
-        changes.append((draw.choice(keys), op, {n: None if draw.random() < 0.2 else values[n] for n in names}))
+        changes.append(
+            (draw.choice(keys), op, {n: None if draw.random() < 0.2 else values[n] for n in names})
+        )
     return changes
 
 
@@ -185,7 +202,10 @@ def test_columns_that_a_change_leaves_out_keep_what_the_dataset_has(either: Worl
     either.advance(spec)
     send(either, ("k", "u", {"b": 2}), ("k", "u", {"c": None}), ("l", "u", {"a": "z"}))
     either.advance(spec)
-    assert content(either, spec) == {"k": {"a": "x", "b": 2, "c": None}, "l": {"a": "z", "b": 1, "c": "y"}}
+    assert content(either, spec) == {
+        "k": {"a": "x", "b": 2, "c": None},
+        "l": {"a": "z", "b": 1, "c": "y"},
+    }
     send(either, ("k", "u", {"c": "again"}))
     either.advance(spec)
     assert content(either, spec)["k"] == {"a": "x", "b": 2, "c": "again"}
@@ -204,9 +224,15 @@ def test_what_nothing_can_be_kept_of_is_a_bad_change(either: World) -> None:
 def test_what_is_marked_as_missing_of_an_insert_is_null(either: World) -> None:
     spec = declared(either)
     send(either, ("k", "i", WHOLE))
-    either.send(NAME, [("k", "I", "a", 1, "c", True, None, False), ("l", "i", "a", 1, "c", False, True, None)])
+    either.send(
+        NAME,
+        [("k", "I", "a", 1, "c", True, None, False), ("l", "i", "a", 1, "c", False, True, None)],
+    )
     either.advance(spec)
-    assert content(either, spec) == {"k": {"a": None, "b": 1, "c": "c"}, "l": {"a": "a", "b": None, "c": "c"}}
+    assert content(either, spec) == {
+        "k": {"a": None, "b": 1, "c": "c"},
+        "l": {"a": "a", "b": None, "c": "c"},
+    }
 
 
 def test_incomplete_changes_go_to_the_dead_letters_once_each(either: World) -> None:
@@ -223,7 +249,9 @@ def test_incomplete_changes_go_to_the_dead_letters_once_each(either: World) -> N
 
 
 @pytest.mark.lengthy
-@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in (1, 2))])
+@pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in (1, 2))]
+)
 def test_any_cut_gives_what_a_dictionary_comes_to(either: World, seed: int) -> None:
     draw = random.Random(seed)
     changes = drawn(draw, 150 if either.spark is IN_PROCESS else 50)
@@ -237,7 +265,13 @@ def test_any_cut_gives_what_a_dictionary_comes_to(either: World, seed: int) -> N
         incomplete += bad
         assert content(either, spec) == table
         if draw.random() < 0.3:
-            compact_dataset(either.lake, NAME, spark=either.spark, by="test", level=draw.choice(["minor", "major"]))
+            compact_dataset(
+                either.lake,
+                NAME,
+                spark=either.spark,
+                by="test",
+                level=draw.choice(["minor", "major"]),
+            )
             assert content(either, spec) == table
     assert len(letters(either)) == len(incomplete)
 
@@ -262,9 +296,15 @@ class History:
 
     def send(self) -> None:
         again = self.draw.randrange(max(1, len(self.sent)))
-        changes = (drawn_unwrapped if self.of_debezium else drawn)(self.draw, self.draw.choice([1, 4, 15]))
-        if self.draw.random() < 0.2:  # what was delivered comes again, as of a producer that does not know
-            changes = [(key, op, named) for key, op, named in self.sent[again : again + 6]] or changes
+        changes = (drawn_unwrapped if self.of_debezium else drawn)(
+            self.draw, self.draw.choice([1, 4, 15])
+        )
+        if (
+            self.draw.random() < 0.2
+        ):  # what was delivered comes again, as of a producer that does not know
+            changes = [
+                (key, op, named) for key, op, named in self.sent[again : again + 6]
+            ] or changes
         (send_unwrapped if self.of_debezium else send)(self.world, *changes)
         self.sent += changes
 
@@ -286,8 +326,13 @@ class History:
         self.taken = len(self.sent)
 
     def _on_the_way(self) -> list[Table]:
-        """Return what commits of a chunk each may have come to: prefixes, of each partition its own."""
-        parts = [[c for c in self.sent if bucket_of_key([c[0]], ["string"], 2) == number] for number in (0, 1)]
+        """Return what commits of a chunk each may have come to: prefixes, of each partition its
+        own.
+        """
+        parts = [
+            [c for c in self.sent if bucket_of_key([c[0]], ["string"], 2) == number]
+            for number in (0, 1)
+        ]
         first, second = ([applied(part[:end])[0] for end in range(len(part) + 1)] for part in parts)
         return [one | other for one in first for other in second]
 
@@ -295,14 +340,22 @@ class History:
         level = self.draw.choice(["minor", "major"])
         self.run(lambda lake: compact_dataset(lake, NAME, spark=IN_PROCESS, by="test", level=level))
         if self.draw.random() < 0.5:
-            self.run(lambda lake: discard(lake, NAME, DiscardPolicy(keep=1, grace=timedelta(0)), by="test"))
+            self.run(
+                lambda lake: discard(
+                    lake, NAME, DiscardPolicy(keep=1, grace=timedelta(0)), by="test"
+                )
+            )
 
     def rewind(self) -> None:
         """Apply changes again from somewhere: with the same declaration they come to the same."""
-        ends = {int(ssp.rsplit(".", 1)[1]): int(end) for ssp, end in self._manifest().offsets.items()}
+        ends = {
+            int(ssp.rsplit(".", 1)[1]): int(end) for ssp, end in self._manifest().offsets.items()
+        }
         parts = self.draw.sample([0, 1], self.draw.randint(1, 2))
         starts = {
-            SystemStreamPartition("lake", NAME, n): StartpointSpecific(offset=str(self.draw.randint(0, ends[n])))
+            SystemStreamPartition("lake", NAME, n): StartpointSpecific(
+                offset=str(self.draw.randint(0, ends[n]))
+            )
             for n in parts
         }
         while not self.run(
@@ -321,7 +374,12 @@ class History:
     def rebuild(self) -> None:
         def anew(lake: Lake) -> object:
             return rebuild_dataset(
-                self.spec, lake=lake, systems=self.world.systems, spark=IN_PROCESS, reason="anew", by="test"
+                self.spec,
+                lake=lake,
+                systems=self.world.systems,
+                spark=IN_PROCESS,
+                reason="anew",
+                by="test",
             )
 
         if not self.run(anew):
@@ -334,20 +392,28 @@ class History:
 
 @pytest.mark.rounds
 @pytest.mark.parametrize("of_debezium", [False, True], ids=["operations", "unwrapped"])
-@pytest.mark.parametrize("seed", [*range(3), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(3, 8))])
-def test_whatever_happens_on_the_way_the_table_is_what_a_dictionary_comes_to(seed: int, of_debezium: bool) -> None:
+@pytest.mark.parametrize(
+    "seed", [*range(3), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(3, 8))]
+)
+def test_whatever_happens_on_the_way_the_table_is_what_a_dictionary_comes_to(
+    seed: int, of_debezium: bool
+) -> None:
     draw = random.Random(seed)
     world = World(lake_in(InMemoryStore()), IN_PROCESS)
     more: dict[str, Any] = {"broadcast": True} if seed % 3 == 0 else {"partitions": 2}
     if of_debezium:
         world.stream(NAME, UNWRAPPED, ["k"], 2)
         more["changes"] = DebeziumUnwrapped("deleted", "op", on_unavailable="keep")
-    spec = declared(world, on_bad_change=DeadLetters("lake.dead"), chunk=draw.choice([5, 1000]), **more)
+    spec = declared(
+        world, on_bad_change=DeadLetters("lake.dead"), chunk=draw.choice([5, 1000]), **more
+    )
     history = History(world, draw, spec, of_debezium)
     history.send()
     history.advance()
     for _ in range(rounds(12, 60)):
-        act = draw.choice([history.send, history.advance, history.advance, history.upkeep, history.rewind])
+        act = draw.choice(
+            [history.send, history.advance, history.advance, history.upkeep, history.rewind]
+        )
         act()
         if draw.random() < 0.1:
             history.rebuild()
@@ -388,7 +454,9 @@ def test_a_commit_that_dies_at_any_request_is_taken_up_with_its_letters_sent_onc
     for nth in range(1, len(counted.requests) + 1, rounds(3, 1)):
         for kind in ("crash-before", "crash-after", "lost-after"):
             world, spec = begun()
-            with suppress(Crash, StoreUnavailableError, CommitStateUnknownError, CommitConflictError):
+            with suppress(
+                Crash, StoreUnavailableError, CommitStateUnknownError, CommitConflictError
+            ):
                 world.advance(spec, lake=faulty(world, Fault("*", nth, kind)))
             assert content(world, spec) in (wanted, applied(before)[0]), (nth, kind)
             world.advance(spec)
@@ -413,7 +481,9 @@ def test_values_of_erased_keys_do_not_come_back_with_changes_that_keep_them(worl
     assert content(world, spec) == {"l": WHOLE}
 
 
-def test_a_version_that_is_compacted_and_discarded_meanwhile_is_read_to_the_end(world: World) -> None:
+def test_a_version_that_is_compacted_and_discarded_meanwhile_is_read_to_the_end(
+    world: World,
+) -> None:
     world.spark = IN_PROCESS
     spec = declared(world)
     send(world, ("k", "i", WHOLE), ("l", "i", WHOLE))
@@ -442,11 +512,18 @@ def test_a_version_that_is_compacted_and_discarded_meanwhile_is_read_to_the_end(
     "changes",
     [
         [("k", "u", {"b": 2}), ("k", "d", {})],
-        [("k", "u", {"b": 2}), ("k", "d", {}), ("k", "i", {**WHOLE, "b": 3}), ("k", "u", {"a": "z"})],
+        [
+            ("k", "u", {"b": 2}),
+            ("k", "d", {}),
+            ("k", "i", {**WHOLE, "b": 3}),
+            ("k", "u", {"a": "z"}),
+        ],
         [("k", "u", {"b": 2}), ("k", "u", {"a": None})],
     ],
 )
-def test_what_is_applied_again_from_the_middle_comes_to_the_same(either: World, changes: list[Change]) -> None:
+def test_what_is_applied_again_from_the_middle_comes_to_the_same(
+    either: World, changes: list[Change]
+) -> None:
     spec = declared(either)
     send(either, ("k", "i", WHOLE))
     either.advance(spec)
@@ -455,13 +532,21 @@ def test_what_is_applied_again_from_the_middle_comes_to_the_same(either: World, 
     wanted, number = applied([("k", "i", WHOLE), *changes])[0], bucket_of_key(["k"], ["string"], 2)
     starts = {SystemStreamPartition("lake", NAME, number): StartpointSpecific(offset="1")}
     report = rewind_dataset(
-        spec, lake=either.lake, systems=either.systems, spark=either.spark, positions=starts, reason="again", by="test"
+        spec,
+        lake=either.lake,
+        systems=either.systems,
+        spark=either.spark,
+        positions=starts,
+        reason="again",
+        by="test",
     )
     assert report.action == "rewound"
     assert content(either, spec) == wanted
 
 
-def test_what_came_before_a_snapshots_row_stays_incomplete_when_it_is_applied_again(world: World) -> None:
+def test_what_came_before_a_snapshots_row_stays_incomplete_when_it_is_applied_again(
+    world: World,
+) -> None:
     world.spark = IN_PROCESS
     world.stream(NAME, UNWRAPPED, ["k"], 2)
     form = DebeziumUnwrapped("deleted", "op", on_unavailable="keep")
@@ -470,9 +555,19 @@ def test_what_came_before_a_snapshots_row_stays_incomplete_when_it_is_applied_ag
         send_unwrapped(world, change)
         world.advance(spec)
     assert content(world, spec) == {"k": WHOLE}
-    starts = {SystemStreamPartition("lake", NAME, bucket_of_key(["k"], ["string"], 2)): StartpointSpecific(offset="0")}
+    starts = {
+        SystemStreamPartition(
+            "lake", NAME, bucket_of_key(["k"], ["string"], 2)
+        ): StartpointSpecific(offset="0")
+    }
     rewind_dataset(
-        spec, lake=world.lake, systems=world.systems, spark=IN_PROCESS, positions=starts, reason="again", by="test"
+        spec,
+        lake=world.lake,
+        systems=world.systems,
+        spark=IN_PROCESS,
+        positions=starts,
+        reason="again",
+        by="test",
     )
     assert content(world, spec) == {"k": WHOLE}
     send_unwrapped(world, ("k", "u", {"b": 3}))
@@ -532,7 +627,9 @@ def test_a_repartitioned_table_goes_on_with_what_it_has(world: World) -> None:
     send(world, *[(key, "u", {"b": number}) for number, key in enumerate("abcdefgh")])
     spec = declared(world, partitions=3)
     world.advance(spec)
-    assert content(world, spec) == {key: {**WHOLE, "b": number} for number, key in enumerate("abcdefgh")}
+    assert content(world, spec) == {
+        key: {**WHOLE, "b": number} for number, key in enumerate("abcdefgh")
+    }
 
 
 @pytest.mark.lengthy
@@ -565,7 +662,10 @@ KINDS: dict[str, Callable[[int], Any]] = {
 @pytest.mark.parametrize(
     "key",
     [
-        *(pytest.param([kind], marks=[pytest.mark.long] * (number > 0)) for number, kind in enumerate(KINDS)),
+        *(
+            pytest.param([kind], marks=[pytest.mark.long] * (number > 0))
+            for number, kind in enumerate(KINDS)
+        ),
         pytest.param(["string", "bigint"], marks=pytest.mark.long),
         ["bigint", "decimal(20,2)"],
     ],
@@ -573,18 +673,29 @@ KINDS: dict[str, Callable[[int], Any]] = {
 def test_rows_are_found_by_keys_of_any_type_in_any_row_group(world: World, key: list[str]) -> None:
     count, names = ROWS_PER_GROUP + 5_000, [f"k{index}" for index in range(len(key))]
     keys = dict(zip(names, key, strict=True))
-    world.stream(NAME, Schema.of({**keys, "op": "string", "v": "string", "v_isMissing": "boolean"}), names, 1)
-    spec = unbounded_dataset(NAME, input=f"lake.{NAME}", key=names, broadcast=True, changes=FORM, compaction=BY_HAND)
+    world.stream(
+        NAME, Schema.of({**keys, "op": "string", "v": "string", "v_isMissing": "boolean"}), names, 1
+    )
+    spec = unbounded_dataset(
+        NAME, input=f"lake.{NAME}", key=names, broadcast=True, changes=FORM, compaction=BY_HAND
+    )
     world.spark = IN_PROCESS
     schema = world.streams.info(NAME).schema.to_arrow()  # type: ignore[union-attr]
 
     def send_keys(numbers: Sequence[int], op: str, value: str | None) -> None:
         columns = {
-            name: pa.array([KINDS[kind](n) for n in numbers], schema.field(name).type) for name, kind in keys.items()
+            name: pa.array([KINDS[kind](n) for n in numbers], schema.field(name).type)
+            for name, kind in keys.items()
         }
         size = len(numbers)
-        columns |= {"op": pa.array([op] * size), "v": pa.array([value and f"{value}{n}" for n in numbers], pa.string())}
-        columns |= {"v_isMissing": pa.array([value is None] * size), "__tombstone": pa.array([False] * size)}
+        columns |= {
+            "op": pa.array([op] * size),
+            "v": pa.array([value and f"{value}{n}" for n in numbers], pa.string()),
+        }
+        columns |= {
+            "v_isMissing": pa.array([value is None] * size),
+            "__tombstone": pa.array([False] * size),
+        }
         world.streams.append(NAME, pa.table(columns), producer="test", sequence=world._next(NAME))
 
     send_keys(range(0, 2 * count, 2), "i", "v")
@@ -593,7 +704,9 @@ def test_rows_are_found_by_keys_of_any_type_in_any_row_group(world: World, key: 
     asked = random.Random(1).sample(range(0, 2 * count, 2), 50)
     send_keys(asked, "u", None)
     world.advance(spec)
-    tables = [read_stored_file(file, world.view(spec).sealed.layout) for file in stored_files(world, spec)]
+    tables = [
+        read_stored_file(file, world.view(spec).sealed.layout) for file in stored_files(world, spec)
+    ]
     assert sorted(tables[-1].column("v").to_pylist()) == sorted(f"v{n}" for n in asked)
     send_keys([asked[0] + 1], "u", None)
     with pytest.raises(BadChangeError):
@@ -608,13 +721,22 @@ def envelope(op: str, **after: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    "persistent", [pytest.param(True, id="stored"), pytest.param(False, id="of one run", marks=pytest.mark.long)]
+    "persistent",
+    [pytest.param(True, id="stored"), pytest.param(False, id="of one run", marks=pytest.mark.long)],
 )
-def test_envelopes_keep_what_is_not_known_and_what_is_not_named(sparkling: World, persistent: bool) -> None:
+def test_envelopes_keep_what_is_not_known_and_what_is_not_named(
+    sparkling: World, persistent: bool
+) -> None:
     sparkling.stream("pages", Schema.of(id="bigint", value="string"), ["id"], 2)
     form = DebeziumEnvelope("id BIGINT, a STRING, b INT", on_unavailable="keep", on_missing="keep")
     spec = unbounded_dataset(
-        "pages", input="lake.pages", key="id", partitions=2, changes=form, persistent=persistent, compaction=BY_HAND
+        "pages",
+        input="lake.pages",
+        key="id",
+        partitions=2,
+        changes=form,
+        persistent=persistent,
+        compaction=BY_HAND,
     )
     table = TransientTable(sparkling.systems, spec)
 
@@ -628,8 +750,12 @@ def test_envelopes_keep_what_is_not_known_and_what_is_not_named(sparkling: World
         return {row.id: (row.a, row.b) for row in table.view.frame(sparkling.spark()).collect()}
 
     ids = range(1, 9)
-    assert advance(*(envelope("c", id=n, a=f"a{n}", b=n) for n in ids)) == {n: (f"a{n}", n) for n in ids}
-    update = advance(*(envelope("u", id=n, a=[PLACEHOLDER], b=10 * n) for n in ids), envelope("u", id=1, b=None))
+    assert advance(*(envelope("c", id=n, a=f"a{n}", b=n) for n in ids)) == {
+        n: (f"a{n}", n) for n in ids
+    }
+    update = advance(
+        *(envelope("u", id=n, a=[PLACEHOLDER], b=10 * n) for n in ids), envelope("u", id=1, b=None)
+    )
     assert update == {1: ("a1", None)} | {n: (f"a{n}", 10 * n) for n in ids if n > 1}
     assert advance(envelope("u", id=2, a="z")) == update | {2: ("z", 20)}
     with pytest.raises(BadChangeError), translate_spark_errors():
@@ -637,12 +763,18 @@ def test_envelopes_keep_what_is_not_known_and_what_is_not_named(sparkling: World
     table.release()
 
 
-def test_changes_upon_a_bulk_snapshot_are_completed_from_it(sparkling: World, tmp_path: Path) -> None:
+def test_changes_upon_a_bulk_snapshot_are_completed_from_it(
+    sparkling: World, tmp_path: Path
+) -> None:
     sparkling.stream(NAME, STREAM, ["k"], 2)
-    snapshot = pa.table({"k": ["k", "l"], "a": ["x", "x"], "b": pa.array([1, 1], pa.int32()), "c": ["y", "y"]})
+    snapshot = pa.table(
+        {"k": ["k", "l"], "a": ["x", "x"], "b": pa.array([1, 1], pa.int32()), "c": ["y", "y"]}
+    )
     pq.write_table(snapshot, tmp_path / "rows.parquet")
     position = {f"lake.{NAME}.{number}": "0" for number in (0, 1)}
-    spec = declared(sparkling, initial=ParquetSnapshot(str(tmp_path / "rows.parquet"), position=position))
+    spec = declared(
+        sparkling, initial=ParquetSnapshot(str(tmp_path / "rows.parquet"), position=position)
+    )
     send(sparkling, ("k", "u", {"b": 2}), ("l", "d", {}), ("m", "i", WHOLE))
     sparkling.advance(spec)
     assert content(sparkling, spec) == {"k": {**WHOLE, "b": 2}, "m": WHOLE}

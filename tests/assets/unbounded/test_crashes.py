@@ -1,4 +1,6 @@
-"""The process ends between any two requests of an advance or a compaction: the next run ends as if nothing had been."""
+"""The process ends between any two requests of an advance or a compaction: the next run ends as
+if nothing had been.
+"""
 
 from __future__ import annotations
 
@@ -17,20 +19,41 @@ from dagster_adjunct.assets.declaration.policies import DeadLetters, DeltaCompac
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.retention.discard import discard
 from dagster_adjunct.assets.unbounded.compaction import compact_dataset
-from dagster_adjunct.resources.errors import CommitConflictError, CommitStateUnknownError, StoreUnavailableError
+from dagster_adjunct.resources.errors import (
+    CommitConflictError,
+    CommitStateUnknownError,
+    StoreUnavailableError,
+)
 from dagster_adjunct.resources.objects.lake import Lake, lake_in, open_lake
 from dagster_adjunct.resources.objects.store import InMemoryStore
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 from tests.assets.conftest import World
 from tests.assets.cycle import make_older
 from tests.assets.unbounded import killed
-from tests.assets.unbounded.facts import DEAD, NAME, Fact, content, facts_in, faulty, letters, send, table_of
+from tests.assets.unbounded.facts import (
+    DEAD,
+    NAME,
+    Fact,
+    content,
+    facts_in,
+    faulty,
+    letters,
+    send,
+    table_of,
+)
 from tests.assets.unbounded.tables import left_over
 from tests.faulty_store import WRITES, Crash, Fault, FaultKind, FaultyStore, deaths
 
 HOUR = timedelta(hours=1)
 AT_ONCE = DiscardPolicy(keep=1, grace=timedelta(0))
-FIRST: list[Fact] = [("a", 1, 1), ("b", 2, 2), ("c", 3, 3), ("a", 4, 4), ("d", 5, 5), ("b", 6, None)]
+FIRST: list[Fact] = [
+    ("a", 1, 1),
+    ("b", 2, 2),
+    ("c", 3, 3),
+    ("a", 4, 4),
+    ("d", 5, 5),
+    ("b", 6, None),
+]
 SECOND: list[Fact] = [("a", 7, None), ("e", 8, 8), ("c", 2, 9), ("b", 9, 10), ("d", 10, 11)]
 BAD: list[Fact] = [(None, 11, 1), ("a", 12, 12), (None, 13, None)]
 WITH_LETTERS: dict[str, Any] = {"on_bad_change": DeadLetters(f"lake.{DEAD}")}
@@ -53,26 +76,40 @@ class Case:
 
 CASES = {
     "a commit": Case({}, (FIRST,), SECOND, kill_at=(0.4, 0.7, 1)),
-    "a commit that compacts": Case({"compaction": DeltaCompaction(deltas=2)}, (FIRST, SECOND), [("c", 9, 1)]),
+    "a commit that compacts": Case(
+        {"compaction": DeltaCompaction(deltas=2)}, (FIRST, SECOND), [("c", 9, 1)]
+    ),
     "a commit of several chunks": Case({"chunk": 2}, (FIRST,), SECOND),
     "a commit by position": Case({"order_by": "at", "keep_tombstones": 4}, (FIRST,), SECOND),
     "a bootstrap": Case({}, (), FIRST),
-    "a bootstrap of several chunks": Case({"chunk": 2}, (), FIRST + SECOND, kill_at=(0.3, 0.6, 0.9)),
+    "a bootstrap of several chunks": Case(
+        {"chunk": 2}, (), FIRST + SECOND, kill_at=(0.3, 0.6, 0.9)
+    ),
     "a bootstrap with dead letters": Case({"chunk": 3, **WITH_LETTERS}, (), BAD + SECOND[:2] + BAD),
-    "a long bootstrap with dead letters": Case({"chunk": 3, **WITH_LETTERS}, (), FIRST + BAD + SECOND + BAD),
+    "a long bootstrap with dead letters": Case(
+        {"chunk": 3, **WITH_LETTERS}, (), FIRST + BAD + SECOND + BAD
+    ),
     "an empty table": Case({"bootstrap": False}, (), FIRST),
-    "a commit with dead letters": Case(WITH_LETTERS, (FIRST,), BAD + SECOND + BAD, kill_at=(0.5, 0.7, 0.9)),
+    "a commit with dead letters": Case(
+        WITH_LETTERS, (FIRST,), BAD + SECOND + BAD, kill_at=(0.5, 0.7, 0.9)
+    ),
     "a second commit with dead letters": Case(WITH_LETTERS, (FIRST + BAD, BAD), BAD),
     "a commit of dead letters alone": Case(WITH_LETTERS, (FIRST,), [(None, 1, 1)]),
     "chunks with dead letters": Case({"chunk": 2, **WITH_LETTERS}, (FIRST,), BAD + SECOND + BAD),
     "a minor compaction": Case({}, (FIRST, SECOND, [("a", 1, 1)]), [], "minor"),
-    "a major compaction": Case({}, (FIRST, SECOND, [("a", 1, 1)]), [], "major", kill_at=(0.5, 0.75, 0.95)),
+    "a major compaction": Case(
+        {}, (FIRST, SECOND, [("a", 1, 1)]), [], "major", kill_at=(0.5, 0.75, 0.95)
+    ),
     "a major compaction that forgets": Case(
         {"order_by": "at", "keep_tombstones": 4}, (FIRST, SECOND, [("a", 20, None)]), [], "major"
     ),
 }
 # Chunks with dead letters are in the bootstrap, a commit with them is by itself: this one is both.
-AT_LENGTH = {"chunks with dead letters", "a bootstrap with dead letters", "a long bootstrap with dead letters"}
+AT_LENGTH = {
+    "chunks with dead letters",
+    "a bootstrap with dead letters",
+    "a long bootstrap with dead letters",
+}
 AT_LENGTH |= {"a bootstrap of several chunks"}  # killed with it, too
 
 
@@ -105,7 +142,10 @@ def an_hour_later(lake: Lake) -> None:
     if isinstance(lake.store, InMemoryStore):
         objects = lake.store._objects
         objects.update(
-            {key: (data, replace(info, modified=info.modified - HOUR)) for key, (data, info) in objects.items()}
+            {
+                key: (data, replace(info, modified=info.modified - HOUR))
+                for key, (data, info) in objects.items()
+            }
         )
     else:
         make_older(lake, HOUR)
@@ -128,7 +168,9 @@ def states(world: World) -> list[dict[str, int]]:
 
 
 def outcome(world: World, case: Case) -> dict[str, object]:
-    """Return what is to be the same whether a run has died or not, once all is read, compacted and discarded."""
+    """Return what is to be the same whether a run has died or not, once all is read, compacted
+    and discarded.
+    """
     settle(world, case.spec)
     if case.act != "advance":
         act(world, case)
@@ -149,8 +191,12 @@ def outcome(world: World, case: Case) -> dict[str, object]:
     return facts
 
 
-def check(world: World, case: Case, allowed: list[dict[str, int]], expected: dict[str, object], where: str) -> None:
-    """Nothing but whole states is served after the end of a run, and the next ones end as if it had not been."""
+def check(
+    world: World, case: Case, allowed: list[dict[str, int]], expected: dict[str, object], where: str
+) -> None:
+    """Nothing but whole states is served after the end of a run, and the next ones end as if it
+    had not been.
+    """
     for state in states(world):
         assert state in allowed, f"{where}: neither a state before nor after a commit is served"
     sent = letters(world)
@@ -161,7 +207,8 @@ def check(world: World, case: Case, allowed: list[dict[str, int]], expected: dic
 @pytest.mark.lengthy
 @pytest.mark.rounds
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.long) if name in AT_LENGTH else name for name in CASES]
+    "name",
+    [pytest.param(name, marks=pytest.mark.long) if name in AT_LENGTH else name for name in CASES],
 )
 def test_what_dies_at_any_request_is_taken_up(name: str) -> None:
     case = CASES[name]
@@ -178,7 +225,9 @@ def test_what_dies_at_any_request_is_taken_up(name: str) -> None:
         (nth, "lost-after") for nth, (made, _) in enumerate(counted.requests, 1) if made in WRITES
     ]
     assert len(counted.requests) + len(lost) >= 10
-    faults: list[tuple[int, FaultKind]] = [(nth, "crash-before") for nth in deaths(counted.requests)]
+    faults: list[tuple[int, FaultKind]] = [
+        (nth, "crash-before") for nth in deaths(counted.requests)
+    ]
     faults += [*lost, (len(counted.requests), "crash-after")]
     for nth, kind in faults:
         where = f"{kind} at request {nth}: {counted.requests[nth - 1]}"
@@ -196,7 +245,9 @@ def test_what_dies_at_any_request_is_taken_up(name: str) -> None:
 
 @pytest.mark.lengthy
 def test_dead_letters_are_sent_once_though_more_has_come_since_the_crash() -> None:
-    """Who takes over must send the letters of the very changes that the other one has sent, and no others with them."""
+    """Who takes over must send the letters of the very changes that the other one has sent, and
+    no others with them.
+    """
     case = CASES["a commit with dead letters"]
     begin = prepared(case, lake_in(InMemoryStore()))
     outcomes, nth = set(), 0
@@ -241,7 +292,9 @@ def test_what_is_killed_is_taken_up(name: str, part: float, tmp_path: Path) -> N
     nth = max(1, round(part * len(counted.store.requests)))  # type: ignore[attr-defined]
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["tests.assets.unbounded.killed"])
-    process = context.Process(target=killed.act_until_request, args=(begin.lake.url, case.options, case.act, nth))
+    process = context.Process(
+        target=killed.act_until_request, args=(begin.lake.url, case.options, case.act, nth)
+    )
     process.start()
     process.join(60)
     assert process.exitcode == -signal.SIGKILL

@@ -1,4 +1,6 @@
-"""Spark and this process make the same table of the same stream: rows, counters, positions, dead letters, refusals."""
+"""Spark and this process make the same table of the same stream: rows, counters, positions, dead
+letters, refusals.
+"""
 
 from __future__ import annotations
 
@@ -29,12 +31,29 @@ from dagster_adjunct.resources.streams.lake.streams import LakeStreams
 from dagster_adjunct.resources.streams.startpoint import StartpointSpecific
 from dagster_adjunct.resources.streams.system import StreamSystem, SystemStreamPartition
 from tests.assets.conftest import World
-from tests.assets.unbounded.facts import DEAD, KEYS, NAME, PARTITIONS, TENFOLD, Fact, facts_in, send, table_of
+from tests.assets.unbounded.facts import (
+    DEAD,
+    KEYS,
+    NAME,
+    PARTITIONS,
+    TENFOLD,
+    Fact,
+    facts_in,
+    send,
+    table_of,
+)
 
 CASES: dict[str, dict[str, Any]] = {
     "by offset": {},
-    "by a column, late changes counted": {"order_by": "at", "keep_tombstones": 4},  # with dead letters it is the next
-    "dead letters": {"order_by": "at", "keep_tombstones": 4, "on_bad_change": DeadLetters(f"lake.{DEAD}")},
+    "by a column, late changes counted": {
+        "order_by": "at",
+        "keep_tombstones": 4,
+    },  # with dead letters it is the next
+    "dead letters": {
+        "order_by": "at",
+        "keep_tombstones": 4,
+        "on_bad_change": DeadLetters(f"lake.{DEAD}"),
+    },
 }
 
 LETTERS = ["dataset", "stream", "partition", "offset", "reason", "value"]
@@ -54,7 +73,9 @@ def some_facts(chance: random.Random, *, bad: bool) -> list[Fact]:
 def rewound(world: World, spec: Any, starts: Sequence[int]) -> Any:
     """Apply changes again from these offsets on; what refuses that is told instead."""
     positions = {
-        SystemStreamPartition("lake", NAME, number): StartpointSpecific(offset=str(start), id=f"s{number}-{start}")
+        SystemStreamPartition("lake", NAME, number): StartpointSpecific(
+            offset=str(start), id=f"s{number}-{start}"
+        )
         for number, start in enumerate(starts)
     }
     try:
@@ -99,7 +120,10 @@ def state(world: World) -> dict[str, Any]:
 @pytest.mark.parametrize(
     "name",
     [
-        *(pytest.param(name, marks=pytest.mark.long) for name in ("by offset", "by a column, late changes counted")),
+        *(
+            pytest.param(name, marks=pytest.mark.long)
+            for name in ("by offset", "by a column, late changes counted")
+        ),
         "dead letters",
     ],
 )
@@ -119,23 +143,36 @@ def test_any_history_makes_the_same_table_by_both(tmp_path: Path, spark: Any, na
             report = world.advance(table_of(**options))
             outcomes += [report.action, report.counters, state(world)]
             if step:
-                compacted = compact_dataset(world.lake, NAME, spark=world.spark, by="test", level=level)
+                compacted = compact_dataset(
+                    world.lake, NAME, spark=world.spark, by="test", level=level
+                )
                 outcomes += [compacted.action, compacted.counters, compacted.rows, state(world)]
-                outcomes += [rewound(world, table_of(extractor=TENFOLD, **options), starts), state(world)]
+                outcomes += [
+                    rewound(world, table_of(extractor=TENFOLD, **options), starts),
+                    state(world),
+                ]
         assert told[0] == told[1]
 
 
 COLUMNS = "k STRING, at BIGINT, n INT"
 NEEDING_SPARK: dict[str, tuple[dict[str, Any], str]] = {
-    "an expression": ({"extractor": Projection(COLUMNS, {"n": "n + 1"})}, r"the extractor \(projection"),
-    "a condition": ({"extractor": Projection(COLUMNS, where="n > 0")}, r"the extractor \(projection"),
+    "an expression": (
+        {"extractor": Projection(COLUMNS, {"n": "n + 1"})},
+        r"the extractor \(projection",
+    ),
+    "a condition": (
+        {"extractor": Projection(COLUMNS, where="n > 0")},
+        r"the extractor \(projection",
+    ),
     "a form": ({"changes": DebeziumEnvelope("k STRING", value="k")}, "the form of its changes"),
     "a snapshot": ({"initial": ParquetSnapshot("nowhere")}, "its bulk snapshot"),
 }
 
 
 @pytest.mark.parametrize("name", NEEDING_SPARK)
-def test_what_only_spark_can_do_is_refused_before_anything_is_written(name: str, world: World) -> None:
+def test_what_only_spark_can_do_is_refused_before_anything_is_written(
+    name: str, world: World
+) -> None:
     options, problem = NEEDING_SPARK[name]
     world = facts_in(world.lake, IN_PROCESS)
     send(world, [("a", 1, 1)])
@@ -148,9 +185,15 @@ def test_dead_letters_of_fractions_and_streams_of_other_systems_need_spark(world
     world.spark = IN_PROCESS
     world.stream("floats", Schema.of(k="string", x="double"), ["k"], 2)
     dead = unbounded_dataset(
-        "floats", input="lake.floats", key="k", partitions=2, on_bad_change=DeadLetters(f"lake.{DEAD}")
+        "floats",
+        input="lake.floats",
+        key="k",
+        partitions=2,
+        on_bad_change=DeadLetters(f"lake.{DEAD}"),
     )
-    with pytest.raises(ConfigurationError, match="dead letters of records with fractions or decimals"):
+    with pytest.raises(
+        ConfigurationError, match="dead letters of records with fractions or decimals"
+    ):
         world.advance(dead)
 
     class ReadBySpark(LakeStreams):
@@ -158,11 +201,17 @@ def test_dead_letters_of_fractions_and_streams_of_other_systems_need_spark(world
 
     system = ReadBySpark(world.lake)
     plain = unbounded_dataset("floats", input="lake.floats", key="k", partitions=2)
-    with pytest.raises(ConfigurationError, match="stream system 'lake', whose records only Spark reads"):
-        advance_dataset(plain, lake=world.lake, systems={"lake": system}, spark=IN_PROCESS, by="test")
+    with pytest.raises(
+        ConfigurationError, match="stream system 'lake', whose records only Spark reads"
+    ):
+        advance_dataset(
+            plain, lake=world.lake, systems={"lake": system}, spark=IN_PROCESS, by="test"
+        )
 
 
-def test_in_process_stands_for_a_session_that_nothing_can_ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_in_process_stands_for_a_session_that_nothing_can_ask(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with session_scope(master="none") as spark:
         assert spark is IN_PROCESS
     assert SparkResource(master="none").starter is IN_PROCESS

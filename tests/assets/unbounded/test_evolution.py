@@ -1,4 +1,6 @@
-"""Columns that are added or widened while a table lives: what is stored stays as it is, and reads as it is declared."""
+"""Columns that are added or widened while a table lives: what is stored stays as it is, and
+reads as it is declared.
+"""
 
 from __future__ import annotations
 
@@ -25,22 +27,32 @@ from dagster_adjunct.resources.schemas.schema import Schema, is_widening
 from tests.assets.conftest import World
 
 NARROW = (
-    "k STRING, t TINYINT, s SMALLINT, i INT, f FLOAT, d DECIMAL(5,2), e DECIMAL(12,2), g DECIMAL(20,2), p INT, "
-    "b BIGINT, r SMALLINT, n STRING"
+    "k STRING, t TINYINT, s SMALLINT, i INT, f FLOAT, d DECIMAL(5,2), e DECIMAL(12,2), g"
+    " DECIMAL(20,2), p INT, b BIGINT, r SMALLINT, n STRING"
 )
 WIDE = (
-    "k STRING, n STRING, t INT, s BIGINT, i DOUBLE, f DOUBLE, d DECIMAL(22,4), e DECIMAL(38,2), g DECIMAL(30,6), "
-    "p DECIMAL(12,2), b DECIMAL(20,0), r DECIMAL(10,0), added STRING, more BIGINT"
+    "k STRING, n STRING, t INT, s BIGINT, i DOUBLE, f DOUBLE, d DECIMAL(22,4), e DECIMAL(38,2), g"
+    " DECIMAL(30,6), p DECIMAL(12,2), b DECIMAL(20,0), r DECIMAL(10,0), added STRING, more BIGINT"
 )
 LOW = {
     "t": -128, "s": -32768, "i": -(2**31), "f": 0.1, "d": "-999.99", "e": "-9999999999.99",
     "g": "-999999999999999999.99", "p": -(2**31), "b": -(2**63), "r": -32768, "n": "x",
 }  # fmt: skip
 READ = {
-    "t": -128, "s": -32768, "i": -2147483648.0, "f": float(np.float32(0.1)), "d": Decimal("-999.9900"),
-    "e": Decimal("-9999999999.99"), "g": Decimal("-999999999999999999.990000"), "p": Decimal("-2147483648.00"),
-    "b": Decimal(-(2**63)), "r": Decimal(-32768), "n": "x", "added": None, "more": None,
-}  # fmt: skip
+    "t": -128,
+    "s": -32768,
+    "i": -2147483648.0,
+    "f": float(np.float32(0.1)),
+    "d": Decimal("-999.9900"),
+    "e": Decimal("-9999999999.99"),
+    "g": Decimal("-999999999999999999.990000"),
+    "p": Decimal("-2147483648.00"),
+    "b": Decimal(-(2**63)),
+    "r": Decimal(-32768),
+    "n": "x",
+    "added": None,
+    "more": None,
+}
 NOTHING = dict.fromkeys(READ)
 
 
@@ -53,7 +65,13 @@ def spec(columns: str, **options: Any) -> AdjunctDataset:
     changes = DebeziumEnvelope(columns, decimals="string", on_missing="null")
     manual = DeltaCompaction(inside_commit=False)
     return unbounded_dataset(
-        "wide", input="lake.wide", key="k", partitions=2, changes=changes, compaction=manual, **options
+        "wide",
+        input="lake.wide",
+        key="k",
+        partitions=2,
+        changes=changes,
+        compaction=manual,
+        **options,
     )
 
 
@@ -61,7 +79,12 @@ def send(world: World, **entries: dict[str, Any] | None) -> None:
     rows = []
     for key, entry in entries.items():
         row = None if entry is None else {"k": key, **entry}
-        rows.append((key, json.dumps({"op": "d" if row is None else "c", "before": {"k": key}, "after": row})))
+        rows.append(
+            (
+                key,
+                json.dumps({"op": "d" if row is None else "c", "before": {"k": key}, "after": row}),
+            )
+        )
     world.send("wide", rows)
 
 
@@ -72,11 +95,17 @@ def read(world: World, version: str | None = None) -> dict[str, dict[str, Any]]:
     frame = {row.k: row.asDict() for row in view.frame(world.spark()).collect()}
     assert {key: view.get(key) for key in frame} == frame
     assert dict(view.items()) == frame
-    return {key: {name: value for name, value in row.items() if name != "k"} for key, row in frame.items()}
+    return {
+        key: {name: value for name, value in row.items() if name != "k"}
+        for key, row in frame.items()
+    }
 
 
 def check_deeply(world: World) -> None:
-    assert verify_version(StoredVersions(world.lake, "wide").require_current(), deep=True).damaged == ()
+    assert (
+        verify_version(StoredVersions(world.lake, "wide").require_current(), deep=True).damaged
+        == ()
+    )
 
 
 @pytest.mark.spark
@@ -90,13 +119,23 @@ def test_added_and_widened_columns_are_read_of_old_and_new_rows(sparkling: World
     before = read(world, old)
 
     report = world.advance(spec(WIDE))
-    assert (report.action, len(report.sealed)) == ("up-to-date", 1), "the new columns are there without a change"
+    assert (report.action, len(report.sealed)) == ("up-to-date", 1), (
+        "the new columns are there without a change"
+    )
     assert world.advance(spec(WIDE)).sealed == (), "once"
     assert read(world) == {"low": READ, "null": NOTHING, "delta": READ}
     entry = StoredVersions(world.lake, "wide").history(1)[0]
     assert (entry.action, "added (string) is not expected" in entry.reason) == ("evolve", True)
 
-    big = {"t": 2**31 - 1, "s": 2**40, "i": 0.5, "b": str(10**19), "added": "new", "more": 2**50, "d": "1.2345"}
+    big = {
+        "t": 2**31 - 1,
+        "s": 2**40,
+        "i": 0.5,
+        "b": str(10**19),
+        "added": "new",
+        "more": 2**50,
+        "d": "1.2345",
+    }
     send(world, big=big, null={"added": "now"})
     world.advance(spec(WIDE))
     wanted = {
@@ -108,9 +147,14 @@ def test_added_and_widened_columns_are_read_of_old_and_new_rows(sparkling: World
     assert read(world) == wanted
     frame = world.view(spec(WIDE)).frame(world.spark())
     for condition, keys in (
-        ("t < 0", {"low", "delta"}), ("s > 1000000", {"big"}), ("b > 0", {"big"}), ("added is null", {"low", "delta"}),
-        ("d = 1.2345", {"big"}), ("p = -2147483648", {"low", "delta"}), ("more > 1", {"big"}),
-    ):  # fmt: skip
+        ("t < 0", {"low", "delta"}),
+        ("s > 1000000", {"big"}),
+        ("b > 0", {"big"}),
+        ("added is null", {"low", "delta"}),
+        ("d = 1.2345", {"big"}),
+        ("p = -2147483648", {"low", "delta"}),
+        ("more > 1", {"big"}),
+    ):
         assert {row.k for row in frame.where(condition).collect()} == keys, condition
     assert read(world, old) == before, "an earlier version has the columns that it had"
     store = StoredVersions(world.lake, "wide")
@@ -124,7 +168,9 @@ def test_added_and_widened_columns_are_read_of_old_and_new_rows(sparkling: World
         compact_dataset(world.lake, "wide", spark=world.spark, by="test", level=level)
         assert read(world) == wanted
     sealed = world.view(spec(WIDE)).sealed
-    assert (sealed.rows, [generation.rows for generation in sealed.generations]) == (4, [5]), "a deletion is remembered"
+    assert (sealed.rows, [generation.rows for generation in sealed.generations]) == (4, [5]), (
+        "a deletion is remembered"
+    )
     check_deeply(world)
 
 
@@ -137,7 +183,9 @@ def test_a_cache_shared_by_versions_gives_each_its_own_columns(sparkling: World)
     held = store.require_current()
     assert held.get("low")["t"] == -128
     world.advance(spec(WIDE))
-    assert pyarrow_dataset(store.require_current()).to_table().to_pylist() == [{"k": "low"} | READ], "other engines too"
+    assert pyarrow_dataset(store.require_current()).to_table().to_pylist() == [
+        {"k": "low"} | READ
+    ], "other engines too"
     assert store.require_current().get("low") == {"k": "low"} | {name: READ[name] for name in READ}
     assert "added" not in held.get("low")
 
@@ -150,7 +198,11 @@ def test_a_projection_may_widen_and_add_what_the_stream_has(sparkling: World) ->
 
     def declared(columns: str) -> AdjunctDataset:
         return unbounded_dataset(
-            "plain", input="lake.plain", key="k", partitions=2, extractor=Projection(columns, {"n": "n"})
+            "plain",
+            input="lake.plain",
+            key="k",
+            partitions=2,
+            extractor=Projection(columns, {"n": "n"}),
         )
 
     world.advance(declared("k STRING, n INT"))
@@ -158,17 +210,27 @@ def test_a_projection_may_widen_and_add_what_the_stream_has(sparkling: World) ->
     world.advance(declared("k STRING, n BIGINT, m INT"))
     view = world.view(declared("k STRING, n BIGINT, m INT"))
     wanted = {"a": {"k": "a", "n": 1, "m": None}, "b": {"k": "b", "n": 3, "m": 4}}
-    assert dict(view.items()) == {row.k: row.asDict() for row in view.frame(world.spark()).collect()} == wanted
+    assert (
+        dict(view.items())
+        == {row.k: row.asDict() for row in view.frame(world.spark()).collect()}
+        == wanted
+    )
 
 
 def test_removed_narrowed_and_retyped_columns_are_refused_with_the_difference() -> None:
     stored = Schema.of(k="int", a="bigint", b="string", c="double")
     for declared, difference in (
         (Schema.of(k="int", a="bigint", c="double"), "b (string) is removed"),
-        (Schema.of(k="int", a="int", b="string", c="double"), "a is int, was bigint, whose values do not all fit"),
+        (
+            Schema.of(k="int", a="int", b="string", c="double"),
+            "a is int, was bigint, whose values do not all fit",
+        ),
         (Schema.of(k="int", a="double", b="string", c="double"), "a is double, was bigint"),
         (Schema.of(k="int", a="bigint", b="binary", c="double"), "b is binary, was string"),
-        (Schema.of(k="bigint", a="bigint", b="string", c="double"), "k is bigint, was int, and is a column of the key"),
+        (
+            Schema.of(k="bigint", a="bigint", b="string", c="double"),
+            "k is bigint, was int, and is a column of the key",
+        ),
     ):
         with pytest.raises(DatasetError) as caught:
             check_evolution("d", stored, declared, ("k",))
@@ -196,7 +258,12 @@ def test_what_widens_is_what_fits_exactly() -> None:
     assert not is_widening("int", "decimal(11,2)")
     assert is_widening("bigint", "decimal(20,0)")
     assert not is_widening("bigint", "decimal(19,0)")
-    for narrow, wide in (("int", "float"), ("date", "timestamp"), ("int", "string"), ("double", "float")):
+    for narrow, wide in (
+        ("int", "float"),
+        ("date", "timestamp"),
+        ("int", "string"),
+        ("double", "float"),
+    ):
         assert not is_widening(narrow, wide)
 
 
@@ -210,14 +277,18 @@ def test_refused_columns_change_nothing_and_a_rebuild_may_have_any(sparkling: Wo
         world.advance(other)
     assert read(world)["a"]["t"] == 1
     report = advance_unbounded(
-        Runtime(world.lake, world.systems, world.spark, "test"), other, rebuild="t was never a number"
+        Runtime(world.lake, world.systems, world.spark, "test"),
+        other,
+        rebuild="t was never a number",
     )
     assert (report.action, read(world)) == ("bootstrapped", {"a": {"t": "1"}})
     assert world.advance(other).action == "up-to-date"
 
 
 @pytest.mark.spark
-def test_a_bootstrap_begins_again_when_other_columns_are_declared_before_it_ends(sparkling: World) -> None:
+def test_a_bootstrap_begins_again_when_other_columns_are_declared_before_it_ends(
+    sparkling: World,
+) -> None:
     world = wide_world(sparkling)
     send(world, **{f"key{number}": {"t": number} for number in range(3)})
     spark, asked = world.spark, 0

@@ -1,4 +1,6 @@
-"""Erasure of keys from the tables of change streams: from every generation, whatever happens meanwhile."""
+"""Erasure of keys from the tables of change streams: from every generation, whatever happens
+meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,11 @@ from dagster_adjunct.assets.versions import dataset_log
 from dagster_adjunct.assets.versions.leases import Lease, attempt_key, list_attempts
 from dagster_adjunct.assets.versions.manifest import DatasetManifest, as_unbounded
 from dagster_adjunct.assets.writing.generation import Runtime
-from dagster_adjunct.resources.errors import CommitConflictError, ManifestMismatchError, VersionDiscardedError
+from dagster_adjunct.resources.errors import (
+    CommitConflictError,
+    ManifestMismatchError,
+    VersionDiscardedError,
+)
 from dagster_adjunct.resources.objects.lake import Lake, lake_in
 from dagster_adjunct.resources.objects.store import InMemoryStore
 from dagster_adjunct.resources.schemas.schema import Schema
@@ -94,7 +100,9 @@ def test_a_key_goes_from_every_generation_and_the_rest_stays_as_it_was(quick: Wo
     report = erase_keys(quick.lake, NAME, [SECRET], **WHY)
     assert report.complete, report.summary()
     after = current(quick)
-    expected = {number: {k: v for k, v in kept.items() if k != SECRET} for number, kept in rows.items()}
+    expected = {
+        number: {k: v for k, v in kept.items() if k != SECRET} for number, kept in rows.items()
+    }
     assert stored(after) == expected, "positions, and tombstones of other keys, are what they were"
     assert content(after) == LEFT
     assert traces(quick.lake.store, SECRET) == []
@@ -106,7 +114,9 @@ def test_a_key_goes_from_every_generation_and_the_rest_stays_as_it_was(quick: Wo
     assert list_attempts(quick.lake, NAME) == {}
     store = StoredVersions(quick.lake, NAME)
     assert [entry.action for entry in store.history()][:2] == ["expire", "erase"]
-    with pytest.raises(VersionDiscardedError, match=f"from number {report.retained_from} on") as caught:
+    with pytest.raises(
+        VersionDiscardedError, match=f"from number {report.retained_from} on"
+    ) as caught:
         store.version(view.version)
     assert (caught.value.dataset, caught.value.version) == (NAME, view.version)
     _, latest = send(quick, spec, {"a": 10})
@@ -118,7 +128,9 @@ def test_a_key_goes_from_every_generation_and_the_rest_stays_as_it_was(quick: Wo
 
 
 @pytest.mark.parametrize("key", [1, 4711])
-def test_a_number_that_stands_in_counts_or_in_the_reason_is_forgotten(quick: World, key: int) -> None:
+def test_a_number_that_stands_in_counts_or_in_the_reason_is_forgotten(
+    quick: World, key: int
+) -> None:
     quick.stream(NAME, Schema.of(k="bigint", n="int"), ["k"], 1)
     spec = unbounded_dataset(NAME, input=f"lake.{NAME}", key="k", partitions=1, compaction=BY_HAND)
     for value in (1, 2):
@@ -164,7 +176,9 @@ def test_a_delta_that_is_left_alone_counts_no_deletions_as_rows(quick: World) ->
         assert erase_keys(quick.lake, NAME, [key], **WHY).complete
     left = current(quick)
     assert (content(left), left.sealed.stored_rows) == ({"b": 2}, 2)
-    assert (left.rows, left.sealed.lacks_base) == (None, True), "else other engines take the deletion for an entry"
+    assert (left.rows, left.sealed.lacks_base) == (None, True), (
+        "else other engines take the deletion for an entry"
+    )
     major(quick)
     assert current(quick).rows == 1
 
@@ -198,7 +212,9 @@ def test_what_only_earlier_versions_hold_goes_with_these_versions(quick: World) 
     assert report.retained_from == int(first[1:7])
     assert traces(quick.lake.store, SECRET) == []
     assert not discard(quick.lake, NAME, DiscardPolicy(keep=None), by="test").discarded
-    assert erase_keys(quick.lake, NAME, [SECRET], **WHY).retained_from == report.retained_from, "nothing more to do"
+    assert erase_keys(quick.lake, NAME, [SECRET], **WHY).retained_from == report.retained_from, (
+        "nothing more to do"
+    )
 
 
 def test_a_table_that_is_being_built_forgets_too(quick: World) -> None:
@@ -208,7 +224,11 @@ def test_a_table_that_is_being_built_forgets_too(quick: World) -> None:
     systems = {"lake": quick.streams}
     crash = Fault("put_if_match", 4, "crash-before")
     with pytest.raises(Crash):
-        advance_unbounded(Runtime(faulty(quick, crash), systems, IN_PROCESS, "test"), spec, rebuild=f"{SECRET} asked")
+        advance_unbounded(
+            Runtime(faulty(quick, crash), systems, IN_PROCESS, "test"),
+            spec,
+            rebuild=f"{SECRET} asked",
+        )
     building = manifest(quick).bootstrap.building  # type: ignore[union-attr]
     assert len(building) >= 2
     report = erase_keys(quick.lake, NAME, [SECRET], **WHY)
@@ -216,8 +236,12 @@ def test_a_table_that_is_being_built_forgets_too(quick: World) -> None:
     assert bootstrap is not None
     assert (bootstrap.state, bootstrap.why) == ("running", CLEARED)
     assert "building" in {rewritten.state for rewritten in report.rewritten}
-    assert ["a build on record" in judged.reason for judged in report.pending] == [True], "the one that died"
-    records = [attempt_key(quick.lake, NAME, attempt) for attempt in list_attempts(quick.lake, NAME)]
+    assert ["a build on record" in judged.reason for judged in report.pending] == [True], (
+        "the one that died"
+    )
+    records = [
+        attempt_key(quick.lake, NAME, attempt) for attempt in list_attempts(quick.lake, NAME)
+    ]
     quick.lake.store.delete_many(records)
     assert erase_keys(quick.lake, NAME, [SECRET], **WHY).complete
     assert traces(quick.lake.store, SECRET) == []
@@ -227,13 +251,19 @@ def test_a_table_that_is_being_built_forgets_too(quick: World) -> None:
     assert values == {"a": 1, "b": 2, "c": 4, "d": 6, "e": 7, "f": 8}
 
 
-def test_a_file_that_is_missing_of_what_is_served_or_built_is_named_by_the_search(quick: World) -> None:
+def test_a_file_that_is_missing_of_what_is_served_or_built_is_named_by_the_search(
+    quick: World,
+) -> None:
     spec = table(quick, NAME, chunk=2)
     send(quick, spec, {"a": 1, "b": 2})
     quick.send(NAME, [("c", 4), ("d", 6), ("e", 7), ("f", 8)])
     crash = Fault("put_if_match", 4, "crash-before")
     with pytest.raises(Crash):
-        advance_unbounded(Runtime(faulty(quick, crash), {"lake": quick.streams}, IN_PROCESS, "test"), spec, rebuild="x")
+        advance_unbounded(
+            Runtime(faulty(quick, crash), {"lake": quick.streams}, IN_PROCESS, "test"),
+            spec,
+            rebuild="x",
+        )
     assert find_keys(quick.lake, NAME, [SECRET]).clean
     now = as_unbounded(manifest(quick))
     assert now.version is not None
@@ -265,7 +295,11 @@ def test_spark_reads_what_is_left_and_compacts_it(sparkling: World) -> None:
     spec = grown(sparkling)
     assert erase_keys(sparkling.lake, NAME, [SECRET, "a"], **WHY).complete
     assert entries(sparkling, spec) == {"d": 8, "e": 9}
-    assert send(sparkling, spec, {"d": None, "f": 1})[1] == entries(sparkling, spec) == {"e": 9, "f": 1}
+    assert (
+        send(sparkling, spec, {"d": None, "f": 1})[1]
+        == entries(sparkling, spec)
+        == {"e": 9, "f": 1}
+    )
     major(sparkling)
     assert erase_keys(sparkling.lake, NAME, ["f"], **WHY).complete
     assert entries(sparkling, spec) == {"e": 9}
@@ -282,7 +316,8 @@ def test_the_report_names_what_still_holds_the_keys(quick: World) -> None:
     def told(now: DatasetManifest) -> DatasetManifest:
         assert now.bootstrap is not None
         return now.after(
-            bootstrap=now.bootstrap.model_copy(update={"loaded": True}), counters={**now.counters, "quarantined": 2}
+            bootstrap=now.bootstrap.model_copy(update={"loaded": True}),
+            counters={**now.counters, "quarantined": 2},
         )
 
     log.transact(told, by="test")
@@ -298,7 +333,9 @@ def test_the_report_names_what_still_holds_the_keys(quick: World) -> None:
 def test_a_rebuild_brings_a_key_back_unless_a_tombstone_was_sent(quick: World) -> None:
     spec = grown(quick)
     erase_keys(quick.lake, NAME, [SECRET], **WHY)
-    again = advance_unbounded(Runtime(quick.lake, {"lake": quick.streams}, IN_PROCESS, "test"), spec, rebuild="to see")
+    again = advance_unbounded(
+        Runtime(quick.lake, {"lake": quick.streams}, IN_PROCESS, "test"), spec, rebuild="to see"
+    )
     assert again.action == "bootstrapped"
     assert content(current(quick)) == LEFT, "the last change on the stream is a tombstone"
     assert find_keys(quick.lake, NAME, [SECRET]).clean
@@ -308,7 +345,9 @@ def test_a_delete_of_a_forgotten_key_is_harmless(quick: World) -> None:
     spec = table(quick, NAME)
     send(quick, spec, {"a": 1, SECRET: 2})
     erase_keys(quick.lake, NAME, [SECRET], **WHY)
-    assert send(quick, spec, {SECRET: None, "b": 3})[1] == content(current(quick)) == {"a": 1, "b": 3}
+    assert (
+        send(quick, spec, {SECRET: None, "b": 3})[1] == content(current(quick)) == {"a": 1, "b": 3}
+    )
     major(quick)
     assert content(current(quick)) == {"a": 1, "b": 3}
     assert erase_keys(quick.lake, NAME, [SECRET], **WHY).complete
@@ -375,20 +414,26 @@ def meanwhile(world: World, act: Callable[[], object]) -> Lake:
 
 def test_deltas_that_are_committed_meanwhile_are_searched_too(quick: World) -> None:
     spec = grown(quick)
-    report = erase_keys(meanwhile(quick, lambda: send(quick, spec, {SECRET: 11, "f": 12})), NAME, [SECRET], **WHY)
+    report = erase_keys(
+        meanwhile(quick, lambda: send(quick, spec, {SECRET: 11, "f": 12})), NAME, [SECRET], **WHY
+    )
     assert report.complete
     assert len(report.rewritten) == 4
     assert content(current(quick)) == {**LEFT, "f": 12}
     assert traces(quick.lake.store, SECRET) == []
 
 
-def test_an_erasure_searches_a_concurrent_compaction_and_leaves_nothing_behind(quick: World) -> None:
+def test_an_erasure_searches_a_concurrent_compaction_and_leaves_nothing_behind(
+    quick: World,
+) -> None:
     spec = grown(quick)
     send(quick, spec, {SECRET: 10})
     assert erase_keys(meanwhile(quick, lambda: major(quick)), NAME, [SECRET], **WHY).complete
     assert content(current(quick)) == LEFT
     assert traces(quick.lake.store, SECRET) == []
-    folders = {item.key.rsplit("/", 1)[0] for item in quick.lake.store.list(f"datasets/{NAME}/data/")}
+    folders = {
+        item.key.rsplit("/", 1)[0] for item in quick.lake.store.list(f"datasets/{NAME}/data/")
+    }
     assert folders == {generation.folder for generation in current(quick).sealed.generations}
 
 
@@ -404,16 +449,28 @@ def test_an_advance_that_meets_an_erasure_loses_nothing(quick: World) -> None:
 def test_a_compaction_that_meets_an_erasure_leaves_nothing_behind(quick: World) -> None:
     grown(quick)
     lake = meanwhile(quick, lambda: erase_keys(quick.lake, NAME, [SECRET], **WHY))
-    assert compact_dataset(lake, NAME, spark=IN_PROCESS, by="test", level="major").action == "superseded"
+    assert (
+        compact_dataset(lake, NAME, spark=IN_PROCESS, by="test", level="major").action
+        == "superseded"
+    )
     assert content(current(quick)) == LEFT
-    assert erase_keys(quick.lake, NAME, [SECRET], **WHY).complete, "the compaction has let go of what it read"
+    assert erase_keys(quick.lake, NAME, [SECRET], **WHY).complete, (
+        "the compaction has let go of what it read"
+    )
     assert traces(quick.lake.store, SECRET) == []
 
 
-def test_an_erasure_gives_up_where_commits_never_end(quick: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_erasure_gives_up_where_commits_never_end(
+    quick: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     spec = grown(quick)
-    monkeypatch.setattr(dataset_log, "retry_conflicts", partial(dataset_log.retry_conflicts, attempts=2))
-    acts = [Fault("put_if_match", nth, "meanwhile", lambda: send(quick, spec, {"f": 1})) for nth in (1, 2)]
+    monkeypatch.setattr(
+        dataset_log, "retry_conflicts", partial(dataset_log.retry_conflicts, attempts=2)
+    )
+    acts = [
+        Fault("put_if_match", nth, "meanwhile", lambda: send(quick, spec, {"f": 1}))
+        for nth in (1, 2)
+    ]
     before = {item.key for item in quick.lake.store.list(f"datasets/{NAME}/attempts/")}
     with pytest.raises(CommitConflictError) as caught:
         erase_keys(faulty(quick, *acts), NAME, [SECRET], **WHY)
@@ -440,7 +497,9 @@ def test_a_damaged_file_stops_the_erasure_before_anything_is_erased(quick: World
     damaged = f"{generation.folder}/{generation.files[-1].name}"
     data = quick.lake.store.get(damaged).data
     quick.lake.store.put(damaged, data[:40] + bytes(byte ^ 1 for byte in data[40:80]) + data[80:])
-    with pytest.raises(ManifestMismatchError, match=r"nothing was erased.*Restore that object, or rebuild"):
+    with pytest.raises(
+        ManifestMismatchError, match=r"nothing was erased.*Restore that object, or rebuild"
+    ):
         erase_keys(quick.lake, NAME, ["a", "b", "c", SECRET], **WHY)
     assert manifest(quick) == before
     quick.lake.store.put(damaged, data)

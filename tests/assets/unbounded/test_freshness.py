@@ -17,7 +17,14 @@ from dagster_adjunct.resources.errors import DatasetError, StaleDatasetError
 from dagster_adjunct.resources.streams.lake.streams import LakeStreams
 from dagster_adjunct.resources.streams.system import SystemStreamPartition
 from tests.assets.conftest import World
-from tests.assets.unbounded.following_plain import COLUMNS, NAME, Table, keys_of, partition, table_in
+from tests.assets.unbounded.following_plain import (
+    COLUMNS,
+    NAME,
+    Table,
+    keys_of,
+    partition,
+    table_in,
+)
 from tests.clocks import on_clock
 from tests.faulty_store import Crash
 
@@ -29,7 +36,10 @@ def send_at(table: Table, moment: datetime, **rows: int) -> None:
     """Append rows as if it were that time."""
     columns = {"k": pa.array([*rows], pa.string()), "n": pa.array([*rows.values()], pa.int32())}
     LakeStreams(on_clock(table.world.lake, lambda: moment)).append(
-        NAME, pa.table(columns, COLUMNS.to_arrow()), producer="test", sequence=table.world._next(NAME)
+        NAME,
+        pa.table(columns, COLUMNS.to_arrow()),
+        producer="test",
+        sequence=table.world._next(NAME),
     )
 
 
@@ -44,11 +54,15 @@ def lag(table: Table, number: int = 0, now: datetime = NOW):
     return StreamPosition.of({"lake": table.streams}, table.manifest).lags(now)[partition(number)]
 
 
-def stale(systems: Mapping[str, Any], table: Table, limit: timedelta, now: datetime) -> list[SystemStreamPartition]:
+def stale(
+    systems: Mapping[str, Any], table: Table, limit: timedelta, now: datetime
+) -> list[SystemStreamPartition]:
     return StreamPosition.of(systems, table.manifest).stale_partitions(limit, now)
 
 
-def test_a_table_that_has_read_all_is_not_behind_however_long_its_stream_is_idle(world: World) -> None:
+def test_a_table_that_has_read_all_is_not_behind_however_long_its_stream_is_idle(
+    world: World,
+) -> None:
     table = table_in(world, partitions=1)
     table.send(a=1, b=2)
     table.advance()
@@ -67,9 +81,22 @@ def test_the_lag_is_told_by_partition_in_offsets_records_and_time(world: World) 
     send_at(table, NOW - HOUR, **{mine[2]: 3})
     assert lag(table, 0).offsets == 0
     behind = lag(table, 1)
-    assert (behind.offset, behind.end, behind.offsets, behind.records, behind.lost) == ("0", "3", 3, 3, 0)
-    assert 7200 <= behind.seconds <= 7200 * 1.1, "the age of the oldest unread record, to within a tenth"
-    assert behind.to_json() == {"offsets": 3, "records": 3, "lost": 0, "seconds": round(behind.seconds, 1)}
+    assert (behind.offset, behind.end, behind.offsets, behind.records, behind.lost) == (
+        "0",
+        "3",
+        3,
+        3,
+        0,
+    )
+    assert 7200 <= behind.seconds <= 7200 * 1.1, (
+        "the age of the oldest unread record, to within a tenth"
+    )
+    assert behind.to_json() == {
+        "offsets": 3,
+        "records": 3,
+        "lost": 0,
+        "seconds": round(behind.seconds, 1),
+    }
 
 
 def test_the_lag_in_time_is_at_most_that_since_the_table_was_caught_up(world: World) -> None:
@@ -93,7 +120,9 @@ def test_changes_that_retention_has_dropped_are_told_as_lost(world: World) -> No
     assert (behind.offsets, behind.records, behind.lost) == (3, 1, 2)
     later = datetime.now(UTC) + HOUR
     with pytest.raises(StaleDatasetError, match="of which retention has deleted 2"):
-        StreamPosition.of({"lake": table.streams}, table.manifest).raise_if_stale(table.spec.name, MINUTE, later)
+        StreamPosition.of({"lake": table.streams}, table.manifest).raise_if_stale(
+            table.spec.name, MINUTE, later
+        )
 
 
 def test_a_table_is_stale_where_something_older_than_allowed_is_unread(world: World) -> None:
@@ -110,10 +139,13 @@ def test_a_table_is_stale_where_something_older_than_allowed_is_unread(world: Wo
     with pytest.raises(StaleDatasetError) as caught:
         StreamPosition.of(systems, table.manifest).raise_if_stale(table.spec.name, 9 * MINUTE, NOW)
     error = caught.value
-    assert "dataset 'accounts' is stale: 2 offsets of lake.accounts.0 are not in it, the oldest about 0:10:" in str(
-        error
+    assert (
+        "dataset 'accounts' is stale: 2 offsets of lake.accounts.0 are not in it, the oldest about"
+        " 0:10:" in str(error)
     )
-    assert "at most 0:09:00 is allowed (1 more of its partitions are too old as well)" in error.problem
+    assert (
+        "at most 0:09:00 is allowed (1 more of its partitions are too old as well)" in error.problem
+    )
     assert "adjunct dataset advance accounts MODULE:APP" in error.next_step
     table.advance()
     StreamPosition.of(systems, table.manifest).raise_if_stale(table.spec.name, 9 * MINUTE, NOW)
@@ -166,7 +198,9 @@ def test_while_a_table_is_built_anew_the_lag_is_that_of_the_one_served(world: Wo
     assert manifest.bootstrap.state == "running"
     assert offsets_to_json({partition(0): "0"}) == manifest.offsets
     assert lag(table).offsets == 0
-    progress = bootstrap_progress({"lake": table.streams}, manifest, manifest.bootstrap.started_at + MINUTE)
+    progress = bootstrap_progress(
+        {"lake": table.streams}, manifest, manifest.bootstrap.started_at + MINUTE
+    )
     assert (progress.per_cent, progress.read, progress.total, progress.seconds) == (0, 0, 2, 60.0)
     assert progress.summary() == "0% of 2 offsets; to read: 2 of lake.accounts.0"
     table.advance()

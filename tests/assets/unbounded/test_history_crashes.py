@@ -1,4 +1,6 @@
-"""A commit or a compaction of a table with history ends at any request: the next run ends as if it had not."""
+"""A commit or a compaction of a table with history ends at any request: the next run ends as if
+it had not.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +14,26 @@ import pytest
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.unbounded.compaction import compact_dataset
-from dagster_adjunct.resources.errors import CommitConflictError, CommitStateUnknownError, StoreUnavailableError
+from dagster_adjunct.resources.errors import (
+    CommitConflictError,
+    CommitStateUnknownError,
+    StoreUnavailableError,
+)
 from dagster_adjunct.resources.objects.lake import Lake, lake_in
 from dagster_adjunct.resources.objects.s3_store import S3Store
 from dagster_adjunct.resources.objects.store import InMemoryStore, ObjectStore
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 from tests.assets.conftest import World
-from tests.assets.unbounded.over_time import NAME, Change, Model, check, manifest_of, prices, prices_in, send
+from tests.assets.unbounded.over_time import (
+    NAME,
+    Change,
+    Model,
+    check,
+    manifest_of,
+    prices,
+    prices_in,
+    send,
+)
 from tests.faulty_store import WRITES, Crash, Fault, FaultKind, FaultyStore, deaths
 from tests.servers.s3 import S3Server
 
@@ -29,7 +44,12 @@ CASES: dict[str, tuple[list[list[Change]], list[Change], str, dict[str, Any]]] =
     "a commit": ([FIRST], SECOND, "advance", {}),
     "a bootstrap of several chunks": ([], [*FIRST, *SECOND], "advance", {"chunk": 3}),
     "a minor compaction": ([FIRST, SECOND, THIRD], [], "minor", {}),
-    "a major compaction that prunes and forgets": ([FIRST, SECOND], [], "major", {"history": timedelta(seconds=5)}),
+    "a major compaction that prunes and forgets": (
+        [FIRST, SECOND],
+        [],
+        "major",
+        {"history": timedelta(seconds=5)},
+    ),
 }
 
 
@@ -51,9 +71,15 @@ def test_what_dies_at_any_request_leaves_a_whole_history_and_is_taken_up(name: s
 
 @pytest.mark.server
 @pytest.mark.parametrize(
-    "name", [pytest.param("a commit", marks=pytest.mark.long), "a major compaction that prunes and forgets"]
+    "name",
+    [
+        pytest.param("a commit", marks=pytest.mark.long),
+        "a major compaction that prunes and forgets",
+    ],
 )
-def test_on_s3_what_dies_is_taken_up(versitygw: S3Server, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_on_s3_what_dies_is_taken_up(
+    versitygw: S3Server, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
     versitygw.set_in(monkeypatch)
     dies_and_is_taken_up(name, stores_on(versitygw), every=5)
 
@@ -72,7 +98,9 @@ def stores_on(server: S3Server) -> NewStore:
 
 
 def dies_and_is_taken_up(name: str, new_store: NewStore, every: int = 1) -> None:
-    """Run the case into faults, at each so many-th request: what is served is whole, and the next run ends it."""
+    """Run the case into faults, at each so many-th request: what is served is whole, and the
+    next run ends it.
+    """
     before, sent, act, options = CASES[name]
     spec, models = prices(**options), [Model()]
     begin = prices_in(World(lake_in(new_store()), IN_PROCESS))
@@ -98,7 +126,10 @@ def dies_and_is_taken_up(name: str, new_store: NewStore, every: int = 1) -> None
         (nth, "lost-after") for nth, (made, _) in enumerate(counted.requests, 1) if made in WRITES
     ]
     assert len(counted.requests) + len(lost) > 10
-    faults: list[tuple[int, FaultKind]] = [*((nth, "crash-before") for nth in deaths(counted.requests)), *lost]
+    faults: list[tuple[int, FaultKind]] = [
+        *((nth, "crash-before") for nth in deaths(counted.requests)),
+        *lost,
+    ]
     for nth, kind in faults[::every]:
         copy = copy_of(begin, new_store())
         try:
@@ -128,7 +159,9 @@ def holds(view: VersionReader, model: Model) -> bool:
 
 
 def test_commits_during_a_compaction_stay_and_its_horizon_is_checked_again() -> None:
-    """A change that comes meanwhile for a key whose deletion is about to be forgotten must find that deletion."""
+    """A change that comes meanwhile for a key whose deletion is about to be forgotten must find
+    that deletion.
+    """
     spec = prices(history=timedelta(seconds=5))
     for late in (("b", 1, 8), ("b", 28, 8)):
         world, model = prices_in(World(lake_in(InMemoryStore()), IN_PROCESS)), Model()
@@ -151,7 +184,11 @@ def test_commits_during_a_compaction_stay_and_its_horizon_is_checked_again() -> 
                 return super().put_if_match(*args, **kwargs)
 
         report = compact_dataset(
-            Lake(Meanwhile(world.lake.store), world.lake.id), NAME, spark=IN_PROCESS, by="test", level="major"
+            Lake(Meanwhile(world.lake.store), world.lake.id),
+            NAME,
+            spark=IN_PROCESS,
+            by="test",
+            level="major",
         )
         assert report.action == "compacted"
         assert (report.horizon is None) == (late[1] == 1)

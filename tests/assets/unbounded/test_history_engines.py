@@ -1,4 +1,6 @@
-"""Spark and this process make the same table with history of the same stream, and read the same of it."""
+"""Spark and this process make the same table with history of the same stream, and read the same
+of it.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +60,15 @@ def facts(world: World) -> dict[str, Any]:
     generations = manifest.version.generations
     return {
         "files": [
-            (generation.id, file.bucket, file.rows, file.digest, file.min_key, file.max_key, file.stats)
+            (
+                generation.id,
+                file.bucket,
+                file.rows,
+                file.digest,
+                file.min_key,
+                file.max_key,
+                file.stats,
+            )
             for generation in generations
             for file in generation.files
         ],
@@ -66,7 +76,10 @@ def facts(world: World) -> dict[str, Any]:
         "rows": manifest.version.rows,
         "horizon": manifest.horizon,
         "counters": manifest.counters,
-        "told": [[(part.valid_from, part.valid_to, part.entry) for part in view.history_of(key)] for key in KEYS],
+        "told": [
+            [(part.valid_from, part.valid_to, part.entry) for part in view.history_of(key)]
+            for key in KEYS
+        ],
     }
 
 
@@ -76,7 +89,10 @@ def test_any_changes_make_the_same_history_by_both(tmp_path: Path, spark: Any) -
         prices_in(World(open_lake(tmp_path / name), session))
         for name, session in (("spark", lambda: spark), ("process", IN_PROCESS))
     ]
-    positions = {SystemStreamPartition("lake", NAME, part): StartpointSpecific(offset="0") for part in range(2)}
+    positions = {
+        SystemStreamPartition("lake", NAME, part): StartpointSpecific(offset="0")
+        for part in range(2)
+    }
     for step, level in enumerate((None, "minor", "major", "again", "major")):
         changes = some_changes(chance, 8 * step)
         outcomes = []
@@ -106,7 +122,10 @@ def model_checked_by_spark(world: World, spec: Any, spark: Any) -> None:
     entries = {row.k: row.n for row in view.frame(spark).collect()}
     assert entries == {key: entry["n"] for key, entry in view.items()}
     rows = view.history_frame(spark).collect()
-    micros = {key: sorted((row for row in rows if row.k == key), key=lambda row: row["__valid_from"]) for key in KEYS}
+    micros = {
+        key: sorted((row for row in rows if row.k == key), key=lambda row: row["__valid_from"])
+        for key in KEYS
+    }
     for key in KEYS:
         for second in range(edge_of(view), 60):
             met = [
@@ -116,7 +135,11 @@ def model_checked_by_spark(world: World, spec: Any, spark: Any) -> None:
                 and (row["__valid_to"] is None or second < _moment(row["__valid_to"]))
                 and not row["__tombstone"]
             ]
-            parts = [part.entry["n"] for part in view.history_of(key) if part.holds(at(second)) and part.entry]
+            parts = [
+                part.entry["n"]
+                for part in view.history_of(key)
+                if part.holds(at(second)) and part.entry
+            ]
             assert met == parts, (key, second)
 
 
@@ -138,7 +161,9 @@ def test_a_bulk_snapshot_is_valid_from_its_column_or_since_before_what_follows(
         }
     )
     pq.write_table(table.cast(COLUMNS.to_arrow()), tmp_path / "rows.parquet")
-    initial = ParquetSnapshot(str(tmp_path / "rows.parquet"), {f"lake.{NAME}.{part}": "0" for part in range(2)})
+    initial = ParquetSnapshot(
+        str(tmp_path / "rows.parquet"), {f"lake.{NAME}.{part}": "0" for part in range(2)}
+    )
     changes: list[Change] = [("a", 3, 7), ("a", 9, None), ("c", 9, 1)]
     send(world, changes)
     world.advance(prices(initial=initial))

@@ -1,4 +1,5 @@
-"""Any changes over time, split into any commits, compacted anywhere: what is read is what a dictionary says.
+"""Any changes over time, split into any commits, compacted anywhere: what is read is what a
+dictionary says.
 
 Times come out of order and twice, deletions end what was valid, and a change may correct the past.
 """
@@ -43,7 +44,9 @@ from tests.servers.s3 import S3Server
 
 EXAMPLES = int(os.environ.get("ADJUNCT_HISTORY_EXAMPLES", "25"))
 CHANGES = st.lists(
-    st.tuples(st.sampled_from(KEYS), st.integers(0, LAST), st.none() | st.integers(0, 3)), min_size=1, max_size=6
+    st.tuples(st.sampled_from(KEYS), st.integers(0, LAST), st.none() | st.integers(0, 3)),
+    min_size=1,
+    max_size=6,
 )
 STEPS = st.lists(CHANGES | st.sampled_from(["minor", "major"]), min_size=1, max_size=9)
 LENGTHS = st.sampled_from([None, 4, 12])
@@ -54,7 +57,13 @@ def world_of_prices() -> World:
 
 
 @pytest.mark.lengthy
-@given(first=CHANGES, steps=STEPS, length=LENGTHS, broadcast=st.booleans(), chunk=st.sampled_from([2, 1000]))
+@given(
+    first=CHANGES,
+    steps=STEPS,
+    length=LENGTHS,
+    broadcast=st.booleans(),
+    chunk=st.sampled_from([2, 1000]),
+)
 @example([("a", 1, None)], [[("b", 40, 1)], "major", [("a", 1, 2)], "major"], 4, False, 1000)
 @settings(
     max_examples=int(os.environ.get("ADJUNCT_HISTORY_EXAMPLES", rounds(10, 25))),
@@ -67,7 +76,9 @@ def test_what_is_read_over_time_is_what_a_dictionary_says(
 
 
 @pytest.mark.server
-@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(1, 12))])
+@pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(1, 12))]
+)
 def test_on_s3_what_is_read_over_time_is_what_a_dictionary_says(
     versitygw: S3Server, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
@@ -75,7 +86,10 @@ def test_on_s3_what_is_read_over_time_is_what_a_dictionary_says(
     chance = random.Random(seed)
 
     def some() -> list[Any]:
-        drawn = [(chance.choice(KEYS), chance.randint(0, LAST), chance.choice([None, 0, 1, 2])) for _ in range(5)]
+        drawn = [
+            (chance.choice(KEYS), chance.randint(0, LAST), chance.choice([None, 0, 1, 2]))
+            for _ in range(5)
+        ]
         return [[("d", 0, None), *drawn], "minor"] if chance.random() < 0.5 else [drawn, "major"]
 
     steps = [step for _ in range(3) for step in some()]
@@ -87,8 +101,12 @@ def test_on_s3_what_is_read_over_time_is_what_a_dictionary_says(
         assert manifest_of(world).horizon is not None, "the deletion of z is forgotten"
 
 
-def walk(world: World, first: Any, steps: Any, length: int | None, broadcast: bool, chunk: int) -> None:
-    """Take in changes and compact, step by step, and hold what is read after each against the dictionary."""
+def walk(
+    world: World, first: Any, steps: Any, length: int | None, broadcast: bool, chunk: int
+) -> None:
+    """Take in changes and compact, step by step, and hold what is read after each against the
+    dictionary.
+    """
     model = Model()
     kept: Any = "all" if length is None else timedelta(seconds=length)
     spec = prices(history=kept, broadcast=broadcast, chunk=chunk)
@@ -111,11 +129,18 @@ def walk(world: World, first: Any, steps: Any, length: int | None, broadcast: bo
 
 
 ROWS = st.lists(
-    st.tuples(st.sampled_from(KEYS), st.integers(0, LAST), st.booleans()), unique_by=lambda row: row[:2], max_size=20
+    st.tuples(st.sampled_from(KEYS), st.integers(0, LAST), st.booleans()),
+    unique_by=lambda row: row[:2],
+    max_size=20,
 )
 
 
-@given(rows=ROWS, cuts=st.lists(st.integers(1, 5), max_size=20), edge=st.none() | st.integers(0, LAST), data=st.data())
+@given(
+    rows=ROWS,
+    cuts=st.lists(st.integers(1, 5), max_size=20),
+    edge=st.none() | st.integers(0, LAST),
+    data=st.data(),
+)
 @settings(max_examples=150)
 def test_a_base_says_where_each_row_ends_and_keeps_what_was_valid_at_the_edge(
     rows: list[tuple[str, int, bool]], cuts: list[int], edge: int | None, data: st.DataObject
@@ -125,11 +150,15 @@ def test_a_base_says_where_each_row_ends_and_keeps_what_was_valid_at_the_edge(
     table = pa.table(
         {
             "k": pa.array([key for key, _, _ in rows], pa.string()),
-            "__valid_from": pa.array([at(second) for _, second, _ in rows], pa.timestamp("us", tz="UTC")),
+            "__valid_from": pa.array(
+                [at(second) for _, second, _ in rows], pa.timestamp("us", tz="UTC")
+            ),
             "__tombstone": pa.array([mark for _, _, mark in rows], pa.bool_()),
         }
     )
-    micros = [None if second is None else int(at(second).timestamp() * 1e6) for second in (edge, forget)]
+    micros = [
+        None if second is None else int(at(second).timestamp() * 1e6) for second in (edge, forget)
+    ]
     over = Timeline(("k",), TimelineOptions(fills_ends=True, edge=micros[0], forget=micros[1]))
     written: list[dict[str, Any]] = []
     start = 0
@@ -144,13 +173,22 @@ def test_a_base_says_where_each_row_ends_and_keeps_what_was_valid_at_the_edge(
     for key in KEYS:
         mine = [(second, mark) for own, second, mark in rows if own == key]
         ends = [second for second, _ in mine[1:]]
-        left = [(s, e, m) for (s, m), e in itertools.zip_longest(mine, ends) if edge is None or e is None or e > edge]
+        left = [
+            (s, e, m)
+            for (s, m), e in itertools.zip_longest(mine, ends)
+            if edge is None or e is None or e > edge
+        ]
         if forget is not None and len(left) == 1 and left[0][2] and left[0][0] <= forget:
             left = []
-        expected += [(key, at(s), None if e is None else at(e), m, i == 0) for i, (s, e, m) in enumerate(left)]
+        expected += [
+            (key, at(s), None if e is None else at(e), m, i == 0)
+            for i, (s, e, m) in enumerate(left)
+        ]
     names = ("k", "__valid_from", "__valid_to", "__tombstone", "__first")
     assert [tuple(row[name] for name in names) for row in written] == expected
-    assert over.stats()["current"] == sum(end is None and not mark for _, _, end, mark, _ in expected)
+    assert over.stats()["current"] == sum(
+        end is None and not mark for _, _, end, mark, _ in expected
+    )
 
 
 def test_a_base_alone_knows_its_entries_and_a_delta_corrects_the_past() -> None:
@@ -164,16 +202,19 @@ def test_a_base_alone_knows_its_entries_and_a_delta_corrects_the_past() -> None:
     assert report.counters["corrections"] == 1
     assert not has_row_ends(world.view(spec).sealed.generations[1])
     parts = world.view(spec).history_of("a")
-    assert [(second_of(part.valid_from), part.valid_to and second_of(part.valid_to)) for part in parts] == [
-        (5, 6),
-        (6, 7),
-        (7, None),
-    ]
+    assert [
+        (second_of(part.valid_from), part.valid_to and second_of(part.valid_to)) for part in parts
+    ] == [(5, 6), (6, 7), (7, None)]
     assert [part.entry and part.entry["n"] for part in parts] == [1, 3, 2]
     assert [part.is_current for part in parts] == [False, False, True]
     ended = world.view(spec).history_of("b")[-1]
     assert (ended.entry, ended.is_current) == (None, False)
-    assert compact_dataset(world.lake, NAME, spark=IN_PROCESS, by="test", level="major").counters.get("pruned", 0) == 0
+    assert (
+        compact_dataset(world.lake, NAME, spark=IN_PROCESS, by="test", level="major").counters.get(
+            "pruned", 0
+        )
+        == 0
+    )
     assert world.view(spec).rows == 2
 
 
@@ -181,7 +222,11 @@ def test_a_change_without_its_time_is_a_bad_change() -> None:
     from dagster_adjunct.resources.errors import BadChangeError
 
     world, spec = world_of_prices(), prices()
-    columns = {"k": ["a"], "since": pa.array([None], pa.timestamp("us", tz="UTC")), "n": pa.array([1], pa.int32())}
+    columns = {
+        "k": ["a"],
+        "since": pa.array([None], pa.timestamp("us", tz="UTC")),
+        "n": pa.array([1], pa.int32()),
+    }
     world.streams.append(NAME, pa.table(columns), producer="test", sequence=world._next(NAME))
     with pytest.raises(BadChangeError, match=r"no time from which it is valid: 'since' is null"):
         world.advance(spec)

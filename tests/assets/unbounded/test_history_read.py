@@ -1,4 +1,6 @@
-"""Tables with history as they are written, read by Spark, other engines and the command line, against a dictionary."""
+"""Tables with history as they are written, read by Spark, other engines and the command line,
+against a dictionary.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,18 @@ from dagster_adjunct.assets.unbounded.compaction import compact_dataset
 from dagster_adjunct.resources.objects.lake import open_lake
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 from tests.assets.conftest import World
-from tests.assets.unbounded.over_time import KEYS, LAST, NAME, Change, Model, at, prices, prices_in, second_of, send
+from tests.assets.unbounded.over_time import (
+    KEYS,
+    LAST,
+    NAME,
+    Change,
+    Model,
+    at,
+    prices,
+    prices_in,
+    second_of,
+    send,
+)
 from tests.orchestration.cli import commands
 from tests.servers.s3 import S3Server
 
@@ -25,7 +38,9 @@ if TYPE_CHECKING:
 
     from dagster_adjunct.assets.reading.dataset import Dataset
 
-Interval = tuple[str, int, int, int | None]  # (key, value, first second, the second after the last or none)
+Interval = tuple[
+    str, int, int, int | None
+]  # (key, value, first second, the second after the last or none)
 
 
 @pytest.fixture
@@ -38,19 +53,31 @@ def written(world: World, chance: random.Random, **options: Any) -> Model:
     model, spec = Model(), prices(**options)
     for step in range(5):
         changes: list[Change] = [
-            (chance.choice(KEYS), chance.randint(0, LAST), None if chance.random() < 0.2 else chance.randint(0, 2))
+            (
+                chance.choice(KEYS),
+                chance.randint(0, LAST),
+                None if chance.random() < 0.2 else chance.randint(0, 2),
+            )
             for _ in range(chance.randint(1, 8))
         ]
         send(world, changes)
         world.advance(spec)
         model.add(changes)
         if step == 2:
-            compact_dataset(world.lake, NAME, spark=IN_PROCESS, by="test", level=chance.choice(["minor", "major"]))
+            compact_dataset(
+                world.lake,
+                NAME,
+                spark=IN_PROCESS,
+                by="test",
+                level=chance.choice(["minor", "major"]),
+            )
     return model
 
 
 def intervals(model: Model) -> list[Interval]:
-    """Return what the model says, second by second, as intervals without neighbours of one value."""
+    """Return what the model says, second by second, as intervals without neighbours of one
+    value.
+    """
     spans: list[Interval] = []
     for key in sorted(model.valid):
         last: int | None = None
@@ -71,7 +98,9 @@ def over_time(rows: list[tuple[Any, ...]]) -> list[Interval]:
     for key, since, value, *more in rows:
         end, current = more[-2:]
         assert current == (end is None)
-        spans.append((key, value, second_of(_utc(since)), None if end is None else second_of(_utc(end))))
+        spans.append(
+            (key, value, second_of(_utc(since)), None if end is None else second_of(_utc(end)))
+        )
     return sorted(spans)
 
 
@@ -86,14 +115,20 @@ def held(rows: list[tuple[Any, ...]]) -> dict[str, int]:
 
 @pytest.mark.spark
 @pytest.mark.parametrize("seed", range(2))
-def test_spark_reads_what_a_dictionary_says(prices_world: World, spark: SparkSession, seed: int) -> None:
+def test_spark_reads_what_a_dictionary_says(
+    prices_world: World, spark: SparkSession, seed: int
+) -> None:
     model = written(prices_world, random.Random(seed), broadcast=seed == 1)
     with open_dataset(prices_world.lake, NAME) as opened:
         assert len(opened.sealed.generations) > 1
-        assert over_time([tuple(row) for row in opened.over_time().frame(spark).collect()]) == sorted(intervals(model))
+        assert over_time(
+            [tuple(row) for row in opened.over_time().frame(spark).collect()]
+        ) == sorted(intervals(model))
         assert held([tuple(row) for row in opened.frame(spark).collect()]) == model.current
         for second in (0, LAST // 2, LAST + 1):
-            entries = held([tuple(row) for row in opened.valid_at(at(second)).frame(spark).collect()])
+            entries = held(
+                [tuple(row) for row in opened.valid_at(at(second)).frame(spark).collect()]
+            )
             values = {key: model.value(key, second) for key in KEYS}
             assert entries == {key: value for key, value in values.items() if value is not None}
 
@@ -113,13 +148,18 @@ def by_polars(view: Any) -> list[tuple[Any, ...]]:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_other_engines_and_the_entries_of_each_key_say_the_same_once_compacted(prices_world: World, seed: int) -> None:
+def test_other_engines_and_the_entries_of_each_key_say_the_same_once_compacted(
+    prices_world: World, seed: int
+) -> None:
     engines_say_the_same(prices_world, random.Random(seed))
 
 
-@pytest.mark.long  # on this machine: test_other_engines_and_the_entries_of_each_key_say_the_same_once_compacted
+# on this machine: test_other_engines_and_the_entries_of_each_key_say_the_same_once_compacted
+@pytest.mark.long
 @pytest.mark.server
-def test_other_engines_say_the_same_of_a_table_on_s3(versitygw: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_engines_say_the_same_of_a_table_on_s3(
+    versitygw: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
     versitygw.set_in(monkeypatch)
     engines_say_the_same(prices_in(World(open_lake(versitygw.url()), IN_PROCESS)), random.Random(3))
 
@@ -137,9 +177,16 @@ def engines_say_the_same(world: World, chance: random.Random) -> None:
 
 
 def by_key(opened: Dataset) -> list[Interval]:
-    parts = [(key, part) for key in KEYS for part in opened.history_of(key) if part.entry is not None]
+    parts = [
+        (key, part) for key in KEYS for part in opened.history_of(key) if part.entry is not None
+    ]
     return sorted(
-        (key, part.entry["n"], second_of(part.valid_from), part.valid_to and second_of(part.valid_to))  # type: ignore[index]
+        (
+            key,
+            part.entry["n"],
+            second_of(part.valid_from),
+            part.valid_to and second_of(part.valid_to),
+        )  # type: ignore[index]
         for key, part in parts
     )
 
@@ -157,15 +204,21 @@ def test_what_lies_before_the_history_is_left_out_and_refused(prices_world: Worl
             if level is not None:
                 assert over_time(by_duckdb(opened.over_time())) == by_key(opened)
             assert opened.valid_at(at(20)).moment == at(20)
-            with pytest.raises(Exception, match=r"its history begins at 2026-01-01 00:00:20\+00:00"):
+            with pytest.raises(
+                Exception, match=r"its history begins at 2026-01-01 00:00:20\+00:00"
+            ):
                 opened.valid_at(at(19))
 
 
-def test_iceberg_has_the_rows_over_time_with_the_columns_that_tell_it(prices_world: World, tmp_path: Path) -> None:
+def test_iceberg_has_the_rows_over_time_with_the_columns_that_tell_it(
+    prices_world: World, tmp_path: Path
+) -> None:
     pytest.importorskip("pyiceberg")
     from pyiceberg.catalog.sql import SqlCatalog
 
-    catalog = SqlCatalog("me", uri=f"sqlite:///{tmp_path}/catalog.db", warehouse=str(tmp_path / "warehouse"))
+    catalog = SqlCatalog(
+        "me", uri=f"sqlite:///{tmp_path}/catalog.db", warehouse=str(tmp_path / "warehouse")
+    )
     catalog.create_namespace("out")
     send(prices_world, [("a", 1, 1), ("a", 5, None), ("b", 2, 7)])
     prices_world.advance(prices())
@@ -177,7 +230,11 @@ def test_iceberg_has_the_rows_over_time_with_the_columns_that_tell_it(prices_wor
     rows = catalog.load_table("out.prices").scan().to_arrow().to_pylist()
     assert set(rows[0]) == {"k", "since", "n", "__valid_from", "__valid_to", "__tombstone"}
     told = [(row["k"], row["__valid_from"], row["__valid_to"], row["__tombstone"]) for row in rows]
-    assert sorted(told) == [("a", at(1), at(5), False), ("a", at(5), None, True), ("b", at(2), None, False)]
+    assert sorted(told) == [
+        ("a", at(1), at(5), False),
+        ("a", at(5), None, True),
+        ("b", at(2), None, False),
+    ]
 
 
 def test_the_command_line_shows_one_entry_over_time(prices_world: World) -> None:
@@ -191,4 +248,6 @@ def test_the_command_line_shows_one_entry_over_time(prices_world: World) -> None
     assert "2026-01-01 00:00:05" in printed
     assert "deleted" in printed
     assert "2026-01-01 00:00:01" not in printed, "the newest two"
-    assert "history shows one entry" in commands.refused(prices_world, "dataset", "history", NAME, "a", "b")
+    assert "history shows one entry" in commands.refused(
+        prices_world, "dataset", "history", NAME, "a", "b"
+    )

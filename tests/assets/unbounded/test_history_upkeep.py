@@ -1,4 +1,6 @@
-"""What is done to a table with history beside following it: read again, repartitioned, erased, verified, compared."""
+"""What is done to a table with history beside following it: read again, repartitioned, erased,
+verified, compared.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,18 @@ from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 from dagster_adjunct.resources.streams.startpoint import StartpointSpecific
 from dagster_adjunct.resources.streams.system import SystemStreamPartition
 from tests.assets.conftest import World
-from tests.assets.unbounded.over_time import KEYS, NAME, Change, Model, at, check, prices, prices_in, second_of, send
+from tests.assets.unbounded.over_time import (
+    KEYS,
+    NAME,
+    Change,
+    Model,
+    at,
+    check,
+    prices,
+    prices_in,
+    second_of,
+    send,
+)
 
 FIRST: list[Change] = [("a", 1, 1), ("b", 2, 2), ("a", 5, 3), ("c", 3, 1), ("b", 6, None)]
 SECOND: list[Change] = [("a", 3, 9), ("d", 7, 1), ("c", 3, 2), ("b", 9, 4), ("a", 9, None)]
@@ -35,7 +48,11 @@ SPANS = timedelta(seconds=5)
 
 def filled(*commits: list[Change], **options: Any) -> tuple[World, Any, Model]:
     """Return a world whose table has taken in these, a commit each, and the model of them."""
-    world, model, spec = prices_in(World(lake_in(InMemoryStore()), IN_PROCESS)), Model(), prices(**options)
+    world, model, spec = (
+        prices_in(World(lake_in(InMemoryStore()), IN_PROCESS)),
+        Model(),
+        prices(**options),
+    )
     for changes in commits:
         send(world, changes)
         world.advance(spec)
@@ -48,7 +65,14 @@ def compacted(world: World, level: Any = "major") -> Any:
 
 
 def test_what_is_older_than_the_history_goes_but_for_what_was_valid_at_its_edge() -> None:
-    changes: list[Change] = [("a", 1, 1), ("a", 4, 2), ("a", 20, 3), ("b", 2, 1), ("b", 3, None), ("c", 14, 1)]
+    changes: list[Change] = [
+        ("a", 1, 1),
+        ("a", 4, 2),
+        ("a", 20, 3),
+        ("b", 2, 1),
+        ("b", 3, None),
+        ("c", 14, 1),
+    ]
     world, spec, model = filled(changes, [("a", 21, 4)], history=SPANS)
     assert world.view(spec).sealed.edge == int(at(16).timestamp() * 1e6)
     report = compacted(world)
@@ -62,7 +86,9 @@ def test_what_is_older_than_the_history_goes_but_for_what_was_valid_at_its_edge(
 def test_changes_below_the_horizon_are_late_and_those_above_correct_the_past() -> None:
     dead = DeadLetters("lake.dead-prices")
     for options in ({}, {"on_bad_change": dead}):
-        world, spec, model = filled([("b", 3, None), ("a", 1, 1)], [("a", 30, 2)], history=SPANS, **options)
+        world, spec, model = filled(
+            [("b", 3, None), ("a", 1, 1)], [("a", 30, 2)], history=SPANS, **options
+        )
         compacted(world)
         late: list[Change] = [("b", 2, 7), ("b", 3, 7), ("b", 4, 8)]
         send(world, late)
@@ -72,8 +98,13 @@ def test_changes_below_the_horizon_are_late_and_those_above_correct_the_past() -
         assert counters["quarantined" if options else "late"] == 2
         assert counters["corrections"] == 1
         if options:
-            letters = world.streams.read_arrow(world.streams.all_ranges("dead-prices"), ["reason"]).column("reason")
-            assert "deletions up to 2026-01-01 00:00:03.000000 UTC are no longer stored" in letters[0].as_py()
+            letters = world.streams.read_arrow(
+                world.streams.all_ranges("dead-prices"), ["reason"]
+            ).column("reason")
+            assert (
+                "deletions up to 2026-01-01 00:00:03.000000 UTC are no longer stored"
+                in letters[0].as_py()
+            )
 
 
 def test_without_deletions_nothing_ever_comes_too_late() -> None:
@@ -112,7 +143,9 @@ def test_a_longer_history_holds_from_the_next_advance_though_no_change_has_come(
     assert len(open_dataset(world.lake, NAME).history()) == commits
 
 
-@pytest.mark.parametrize("options", [{}, {"history": None, "valid_from": None}], ids=["history", "none"])
+@pytest.mark.parametrize(
+    "options", [{}, {"history": None, "valid_from": None}], ids=["history", "none"]
+)
 def test_a_delta_that_an_erasure_left_alone_is_merged_before_other_engines_take_it(
     tmp_path: Path, options: dict[str, Any]
 ) -> None:
@@ -123,7 +156,9 @@ def test_a_delta_that_an_erasure_left_alone_is_merged_before_other_engines_take_
     assert erase_keys(world.lake, NAME, ["d"], reason="request 7", by="test").complete
     with open_dataset(world.lake, spec) as served:
         assert len(served.sealed.generations) == 1
-        with pytest.raises(DatasetError, match="rows in its one generation some are superseded") as caught:
+        with pytest.raises(
+            DatasetError, match="rows in its one generation some are superseded"
+        ) as caught:
             polars_frame(served)
         assert "adjunct dataset compact prices --level major" in caught.value.next_step
     assert compacted(world).action == "compacted"
@@ -132,18 +167,28 @@ def test_a_delta_that_an_erasure_left_alone_is_merged_before_other_engines_take_
         assert sorted(row["n"] for row in polars_frame(served).collect().to_dicts()) == [2, 3]
         if not options:
             rows = polars_frame(served.over_time()).sort("k", "since").collect().to_dicts()
-            assert [(row["n"], row["is_current"]) for row in rows] == [(1, False), (2, True), (3, True)]
+            assert [(row["n"], row["is_current"]) for row in rows] == [
+                (1, False),
+                (2, True),
+                (3, True),
+            ]
             then = polars_frame(served.valid_at(at(3))).sort("k").collect().to_dicts()
             assert [row["n"] for row in then] == [1, 3]
 
 
 @pytest.mark.parametrize(
-    "options", [{"history": None, "valid_from": None}, {"valid_from": None}], ids=["none", "by the record's time"]
+    "options",
+    [{"history": None, "valid_from": None}, {"valid_from": None}],
+    ids=["none", "by the record's time"],
 )
-def test_another_history_on_a_table_that_is_there_is_refused_with_what_to_do(options: dict[str, Any]) -> None:
+def test_another_history_on_a_table_that_is_there_is_refused_with_what_to_do(
+    options: dict[str, Any],
+) -> None:
     world, _, _ = filled(FIRST)
     send(world, SECOND)
-    with pytest.raises(DatasetError, match=r"history is .*, was by since.*needs a rebuild") as caught:
+    with pytest.raises(
+        DatasetError, match=r"history is .*, was by since.*needs a rebuild"
+    ) as caught:
         world.advance(prices(**options))
     assert "under a new name" in caught.value.next_step
 
@@ -169,7 +214,11 @@ def test_entries_are_valid_from_their_records_time_unless_a_column_is_named() ->
 def test_a_bad_time_fails_the_advance_whatever_the_horizon() -> None:
     world, spec, _ = filled([("b", 3, None)], [("a", 30, 2)], history=SPANS)
     assert compacted(world).horizon is not None
-    columns = {"k": ["a"], "since": pa.array([None], pa.timestamp("us", tz="UTC")), "n": pa.array([1], pa.int32())}
+    columns = {
+        "k": ["a"],
+        "since": pa.array([None], pa.timestamp("us", tz="UTC")),
+        "n": pa.array([1], pa.int32()),
+    }
     world.streams.append(NAME, pa.table(columns), producer="test", sequence=world._next(NAME))
     with pytest.raises(BadChangeError, match="no time from which it is valid"):
         world.advance(spec)
@@ -196,9 +245,10 @@ def test_a_repartitioned_table_has_the_same_history(compact: bool) -> None:
     repartition_table(world.lake, NAME, 3, reason="more", by="test", roots=dict)
     spec = replace(spec, partitions=3)
     check(world.view(spec), model)
-    assert [has_row_ends(generation) for generation in world.view(spec).sealed.generations] == [True, False][
-        : 2 - compact
-    ]
+    assert [has_row_ends(generation) for generation in world.view(spec).sealed.generations] == [
+        True,
+        False,
+    ][: 2 - compact]
     assert verify_version(world.view(spec), deep=True).ok
     send(world, [("a", 12, 5)])
     model.add([("a", 12, 5)])
@@ -233,15 +283,26 @@ def test_applying_history_again_changes_nothing_but_corrected_times() -> None:
     from tests.assets.unbounded.facts import PythonExtractor
 
     world, spec, model = filled(FIRST, SECOND)
-    positions = {SystemStreamPartition("lake", NAME, part): StartpointSpecific(offset="0") for part in range(2)}
+    positions = {
+        SystemStreamPartition("lake", NAME, part): StartpointSpecific(offset="0")
+        for part in range(2)
+    }
     rewind: Any = {"positions": positions, "reason": "again", "by": "test"}
     rewind_dataset(spec, lake=world.lake, systems=world.systems, spark=IN_PROCESS, **rewind)
     check(world.view(spec), model)
     made = PythonExtractor(
-        "tests.assets.unbounded.facts:tenfold", "k STRING, since TIMESTAMP, n INT", unchanged=("k", "since")
+        "tests.assets.unbounded.facts:tenfold",
+        "k STRING, since TIMESTAMP, n INT",
+        unchanged=("k", "since"),
     )
     positions.update({ssp: StartpointSpecific(offset="0") for ssp in positions})
-    rewind_dataset(replace(spec, extractor=made), lake=world.lake, systems=world.systems, spark=IN_PROCESS, **rewind)
+    rewind_dataset(
+        replace(spec, extractor=made),
+        lake=world.lake,
+        systems=world.systems,
+        spark=IN_PROCESS,
+        **rewind,
+    )
     for rows in model.valid.values():
         rows.update({second: value and 10 * value for second, value in rows.items()})
     check(world.view(spec), model)
@@ -268,13 +329,17 @@ def test_a_table_without_history_says_how_to_have_one() -> None:
 
 
 @pytest.mark.parametrize("level", [None, "minor", "major"])
-def test_of_one_moment_the_higher_value_to_order_by_counts_whichever_came_first(level: str | None) -> None:
-    world, spec, _ = filled([("a", 5, 9), ("b", 4, 1)], [("a", 5, 3), ("a", 2, 4)], [("b", 4, 2)], order_by="n")
+def test_of_one_moment_the_higher_value_to_order_by_counts_whichever_came_first(
+    level: str | None,
+) -> None:
+    world, spec, _ = filled(
+        [("a", 5, 9), ("b", 4, 1)], [("a", 5, 3), ("a", 2, 4)], [("b", 4, 2)], order_by="n"
+    )
     if level:
         compacted(world, level)
     view = world.view(spec)
-    assert [(second_of(part.valid_from), part.entry and part.entry["n"]) for part in view.history_of("a")] == [
-        (2, 4),
-        (5, 9),
-    ]
+    assert [
+        (second_of(part.valid_from), part.entry and part.entry["n"])
+        for part in view.history_of("a")
+    ] == [(2, 4), (5, 9)]
     assert {key: entry["n"] for key, entry in view.items()} == {"a": 9, "b": 2}

@@ -1,4 +1,6 @@
-"""AdjunctDatasetManager: which stream feeds which datasets, and what becomes of its records (SAMZA-1278)."""
+"""AdjunctDatasetManager: which stream feeds which datasets, and what becomes of its records
+(SAMZA-1278).
+"""
 
 from __future__ import annotations
 
@@ -52,8 +54,14 @@ def feed(world: World) -> World:
 
 
 def test_one_stream_may_feed_several_datasets_and_a_dataset_has_one_input(feed: World) -> None:
-    one, two, other = following("one"), following("two"), replace(following("other"), input="lake.other")
-    files = bounded_dataset("files", input=FileSource("folder", "csv", COLUMNS), key="k", partitions=2)
+    one, two, other = (
+        following("one"),
+        following("two"),
+        replace(following("other"), input="lake.other"),
+    )
+    files = bounded_dataset(
+        "files", input=FileSource("folder", "csv", COLUMNS), key="k", partitions=2
+    )
     datasets = manager(feed, one, two, other, files)
     assert datasets.inputs() == {FEED: ("one", "two"), "lake.other": ("other",)}
     assert datasets.datasets_of(FEED) == (one, two)
@@ -67,7 +75,9 @@ def test_a_dataset_that_is_declared_in_two_ways_is_refused(feed: World) -> None:
     assert failure.value.dataset == "one"
 
 
-def test_a_stream_of_datasets_reaches_the_application_only_if_it_reads_it_itself(feed: World) -> None:
+def test_a_stream_of_datasets_reaches_the_application_only_if_it_reads_it_itself(
+    feed: World,
+) -> None:
     datasets = manager(feed, following("one"))
     assert datasets.takes(FEED, app_inputs=["lake.main"])
     assert datasets.takes(SystemStreamPartition("lake", NAME, 0), app_inputs=())
@@ -76,7 +86,9 @@ def test_a_stream_of_datasets_reaches_the_application_only_if_it_reads_it_itself
     assert not datasets.takes("lake.unknown", app_inputs=())
 
 
-def test_a_batch_of_a_stream_goes_into_all_its_datasets_each_with_its_own_progress(feed: World) -> None:
+def test_a_batch_of_a_stream_goes_into_all_its_datasets_each_with_its_own_progress(
+    feed: World,
+) -> None:
     one, two = following("one"), following("two")
     feed.send(NAME, [("a", 1)])
     assert manager(feed, one).process(FEED, IN_PROCESS, "test")["one"].action == "bootstrapped"
@@ -88,7 +100,9 @@ def test_a_batch_of_a_stream_goes_into_all_its_datasets_each_with_its_own_progre
         "two": ("bootstrapped", 3),
     }
     assert content(feed, "one") == content(feed, "two") == {"a": 2, "b": 3}
-    assert both.process("lake.main", IN_PROCESS, "test") == {}, "nobody takes it: it is the application's"
+    assert both.process("lake.main", IN_PROCESS, "test") == {}, (
+        "nobody takes it: it is the application's"
+    )
 
 
 def test_bounded_datasets_and_version_sets_are_fed_as_well(feed: World) -> None:
@@ -124,10 +138,14 @@ def partitions() -> set[SystemStreamPartition]:
     return {SystemStreamPartition("lake", NAME, number) for number in (0, 1)}
 
 
-def test_tables_of_one_run_are_reset_at_start_where_they_are_marked_for_bootstrap(feed: World) -> None:
+def test_tables_of_one_run_are_reset_at_start_where_they_are_marked_for_bootstrap(
+    feed: World,
+) -> None:
     feed.send(NAME, [("a", 1)])
     assert manager(feed, following("one", persistent=False)).reset_at_start() == partitions()
-    assert manager(feed, following("one", persistent=False, bootstrap=False)).reset_at_start() == set()
+    assert (
+        manager(feed, following("one", persistent=False, bootstrap=False)).reset_at_start() == set()
+    )
 
 
 def test_stored_tables_are_reset_at_start_where_a_bootstrap_is_decided(feed: World) -> None:
@@ -172,7 +190,10 @@ def test_a_table_of_one_run_lives_in_the_manager(sparkling: World) -> None:
     assert datasets.process(FEED, sparkling.spark, "test")["one"].action == "bootstrapped"
     sparkling.send(NAME, [("a", 3)])
     assert datasets.process(FEED, sparkling.spark, "test")["one"].counters == {"read": 1}
-    assert {row.k: row.n for row in datasets.frame("one", sparkling.spark).collect()} == {"a": 3, "b": 2}
+    assert {row.k: row.n for row in datasets.frame("one", sparkling.spark).collect()} == {
+        "a": 3,
+        "b": 2,
+    }
     assert StoredVersions(sparkling.lake, one).manifest() is None, "nothing is stored"
     datasets.release()
     with pytest.raises(NoSealedVersionError):

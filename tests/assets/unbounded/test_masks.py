@@ -1,4 +1,6 @@
-"""Masks beside commits: made after them, never in their way, and gone when what they are of is gone."""
+"""Masks beside commits: made after them, never in their way, and gone when what they are of is
+gone.
+"""
 
 from __future__ import annotations
 
@@ -74,12 +76,17 @@ def test_a_table_with_history_has_no_mask(quick: World) -> None:
 
 
 @pytest.mark.parametrize("failing", ["put", "get"])
-def test_a_mask_that_can_not_be_stored_or_made_is_told_and_the_commit_stays(quick: World, failing: str) -> None:
+def test_a_mask_that_can_not_be_stored_or_made_is_told_and_the_commit_stays(
+    quick: World, failing: str
+) -> None:
     spec = table(quick, partitions=2)
     send(quick, spec, {"a": 1, "b": 1})
     quick.send(spec.name, [("a", 2)])
     told: list[StageEvent] = []
-    broken = faulty(quick, *[Fault(failing, nth, "lost-before", below="datasets/table/data/") for nth in range(1, 9)])
+    broken = faulty(
+        quick,
+        *[Fault(failing, nth, "lost-before", below="datasets/table/data/") for nth in range(1, 9)],
+    )
     report = advance_dataset(
         spec, lake=broken, systems=quick.systems, spark=quick.spark, by="test", on_stage=told.append
     )
@@ -91,7 +98,9 @@ def test_a_mask_that_can_not_be_stored_or_made_is_told_and_the_commit_stays(quic
     assert entries(quick, spec) == {"a": 2, "b": 1}
 
 
-def test_nothing_that_is_wrong_with_a_mask_fails_the_advance(quick: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_that_is_wrong_with_a_mask_fails_the_advance(
+    quick: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def broken(*what: object) -> None:
         raise MemoryError("no more of it")
 
@@ -138,4 +147,6 @@ def test_an_erasure_takes_a_mask_for_no_file_that_may_hold_a_key(quick: World) -
     earlier, _ = send(quick, spec, {"d": 4})
     compact_dataset(quick.lake, "table", spark=IN_PROCESS, by="test", level="major")
     assert erase_keys(quick.lake, "table", ["nobody"], reason="request 4712", by="test").complete
-    assert entries(quick, spec, earlier) == {"b": 2, "c": 3, "d": 4}, "replaced files with masks can still be read"
+    assert entries(quick, spec, earlier) == {"b": 2, "c": 3, "d": 4}, (
+        "replaced files with masks can still be read"
+    )

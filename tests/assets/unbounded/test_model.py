@@ -1,7 +1,9 @@
-"""Any history of changes, advances, compactions, rebuilds, discards, crashes and competitors, against a dictionary.
+"""Any history of changes, advances, compactions, rebuilds, discards, crashes and competitors,
+against a dictionary.
 
-What a version holds is what the facts sent up to its offsets come to: at every point, by key and in order, for who
-reads anew, who holds a version, and who goes back to one. A few histories are read by Spark as well.
+What a version holds is what the facts sent up to its offsets come to: at every point, by key and in
+order, for who reads anew, who holds a version, and who goes back to one. A few histories are read
+by Spark as well.
 """
 
 from __future__ import annotations
@@ -67,11 +69,15 @@ from tests.rounds import rounds
 POLICY = DiscardPolicy(keep=2, grace=timedelta(0))
 KEPT = 6
 FACTS = st.lists(
-    st.tuples(st.sampled_from([*KEYS, *KEYS, None]), st.integers(0, 20), st.none() | st.integers(0, 99)),
+    st.tuples(
+        st.sampled_from([*KEYS, *KEYS, None]), st.integers(0, 20), st.none() | st.integers(0, 99)
+    ),
     min_size=1,
     max_size=6,
 )
-CRASHES = st.none() | st.tuples(st.integers(1, 45), st.sampled_from(["crash-before", "crash-after", "lost-after"]))
+CRASHES = st.none() | st.tuples(
+    st.integers(1, 45), st.sampled_from(["crash-before", "crash-after", "lost-after"])
+)
 LEVELS = st.sampled_from(["minor", "major", None])
 OPTIONS = st.fixed_dictionaries(
     {
@@ -123,7 +129,9 @@ class FactsMachine(RuleBasedStateMachine):
         self.dead = options["dead"]
         self.log = Log(by_position=options["order"] != "offset")
         self.readers: list[Reader] = []
-        self.held: dict[str, tuple[int, Content]] = {}  # version -> number of its commit, what it holds
+        self.held: dict[
+            str, tuple[int, Content]
+        ] = {}  # version -> number of its commit, what it holds
         self.commit = 0
         self.builds = 1
         self.bad_sent: set[tuple[int, int]] = set()
@@ -150,7 +158,9 @@ class FactsMachine(RuleBasedStateMachine):
 
     @rule(partition=st.integers(0, 1), start=st.integers(0, 30), count=st.integers(1, 4))
     def send_again(self, partition: int, start: int, count: int) -> None:
-        """Send records that were sent before, as a producer does that does not know whether they arrived."""
+        """Send records that were sent before, as a producer does that does not know whether they
+        arrived.
+        """
         facts = self.log.facts[partition][start % max(1, len(self.log.facts[partition])) :][:count]
         if facts:
             self.send(facts)
@@ -174,7 +184,9 @@ class FactsMachine(RuleBasedStateMachine):
             self._run(lambda lake: self._compact(lake, level), crash)
 
     @rule(first=FACTS, second=FACTS, level=LEVELS, late=FACTS)
-    def compact_deltas(self, first: list[Fact], second: list[Fact], level: Any, late: list[Fact]) -> None:
+    def compact_deltas(
+        self, first: list[Fact], second: list[Fact], level: Any, late: list[Fact]
+    ) -> None:
         for facts in (first, second):
             self.send_and_advance(facts)
         self.compact(level, None)
@@ -227,7 +239,12 @@ class FactsMachine(RuleBasedStateMachine):
     def _rebuild(self, lake: Lake) -> object:
         systems = self.world.systems
         return rebuild_dataset(
-            self.spec, lake=lake, systems=systems, spark=self.world.spark, reason="asked for", by="test"
+            self.spec,
+            lake=lake,
+            systems=systems,
+            spark=self.world.spark,
+            reason="asked for",
+            by="test",
         )
 
     def _run(self, act: Callable[[Lake], Any], crash: tuple[int, str] | None) -> Any:
@@ -265,7 +282,11 @@ class FactsMachine(RuleBasedStateMachine):
         version = list(self.held)[-1 - min(back, len(self.held) - 1)]
         try:
             view = store.version(version)
-            lease = Lease.acquire(self.world.lake, NAME, [version], holder="a reader") if leased else None
+            lease = (
+                Lease.acquire(self.world.lake, NAME, [version], holder="a reader")
+                if leased
+                else None
+            )
         except VersionDiscardedError:
             return
         self.readers.append(Reader(view, self.held[version][1], lease))
@@ -281,7 +302,9 @@ class FactsMachine(RuleBasedStateMachine):
     # -- what holds at every point
 
     def follow(self) -> None:
-        """Look at each commit since the last look: what it serves, and which deletions it has forgotten."""
+        """Look at each commit since the last look: what it serves, and which deletions it has
+        forgotten.
+        """
         store = StoredVersions(self.world.lake, NAME)
         new = [pair for pair in store.log.history() if pair[0].number > self.commit]
         for commit, manifest in reversed(new):
@@ -302,13 +325,17 @@ class FactsMachine(RuleBasedStateMachine):
             elif manifest.horizon != self.horizon:
                 reached = [at for at, _ in self.log.newest(ends, starts).values()]
                 assert manifest.horizon <= max(reached) - KEPT
-                assert self.horizon is None or manifest.horizon > self.horizon, "a horizon goes back"
+                assert self.horizon is None or manifest.horizon > self.horizon, (
+                    "a horizon goes back"
+                )
                 read = ends if bootstrap.state == "running" else ends_of(manifest.offsets)
                 self.log.late.append((read, manifest.horizon))
             self.horizon = manifest.horizon
             if view.version not in self.held:
                 assert view.sealed.number == commit.number
-                assert all(ends[partition] >= self.served[partition] for partition in ends), "an older state is served"
+                assert all(ends[partition] >= self.served[partition] for partition in ends), (
+                    "an older state is served"
+                )
                 self.served = dict(ends)
                 self.held[view.version] = (commit.number, self.log.table(ends, starts))
             if self.dead:
@@ -372,7 +399,9 @@ class ToTheEnd(FactsMachine):
         store = StoredVersions(self.world.lake, NAME)
         manifest = store.require_manifest()
         assert ends_of(manifest.offsets) == self.log.ends
-        assert content(store.require_current()) == self.log.table(self.log.ends, spans_of(store.require_current())[0])
+        assert content(store.require_current()) == self.log.table(
+            self.log.ends, spans_of(store.require_current())[0]
+        )
         self.compact("major", None)
         self.compact("major", None)
         self.discard(None)
@@ -386,7 +415,9 @@ class ToTheEnd(FactsMachine):
 
 
 def histories(default: int, steps: int) -> settings:
-    """Few and always the same in `make test`; ADJUNCT_HISTORIES and ADJUNCT_STEPS ask for more, at random."""
+    """Few and always the same in `make test`; ADJUNCT_HISTORIES and ADJUNCT_STEPS ask for more,
+    at random.
+    """
     return settings(
         max_examples=int(os.environ.get("ADJUNCT_HISTORIES", str(default))),
         stateful_step_count=int(os.environ.get("ADJUNCT_STEPS", str(steps))),
@@ -408,8 +439,12 @@ def test_any_history_is_what_a_dictionary_says() -> None:
 @pytest.mark.long  # test_engines.py and test_history_engines.py compare both
 @pytest.mark.rounds
 @pytest.mark.spark
-def test_histories_are_read_by_spark_alike(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_histories_are_read_by_spark_alike(
+    spark: Any, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     class Sparkling(ToTheEnd):
-        make = staticmethod(lambda: facts_in(open_lake(tmp_path_factory.mktemp("lake")), lambda: spark))
+        make = staticmethod(
+            lambda: facts_in(open_lake(tmp_path_factory.mktemp("lake")), lambda: spark)
+        )
 
     run_state_machine_as_test(Sparkling, settings=histories(rounds(1, 2), 4))

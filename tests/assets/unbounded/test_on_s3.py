@@ -1,6 +1,8 @@
-"""The life of a table on a real S3 server: bootstrap, follow, sudden ends, compaction, recovery, discarding, races.
+"""The life of a table on a real S3 server: bootstrap, follow, sudden ends, compaction, recovery,
+discarding, races.
 
-Spark reads and writes such tables on S3 in tests/examples/test_main_job_elsewhere.py; here it is left out.
+Spark reads and writes such tables on S3 in tests/examples/test_main_job_elsewhere.py; here it is
+left out.
 """
 
 from __future__ import annotations
@@ -18,7 +20,16 @@ from dagster_adjunct.resources.errors import CommitConflictError, VersionDiscard
 from dagster_adjunct.resources.objects.lake import open_lake
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 from tests.assets.conftest import World
-from tests.assets.unbounded.facts import DEAD, NAME, content, facts_in, faulty, letters, send, table_of
+from tests.assets.unbounded.facts import (
+    DEAD,
+    NAME,
+    content,
+    facts_in,
+    faulty,
+    letters,
+    send,
+    table_of,
+)
 from tests.assets.unbounded.tables import left_over
 from tests.faulty_store import Crash, Fault
 from tests.servers.s3 import S3Server
@@ -59,7 +70,11 @@ def test_bootstrap_follow_compact_discard(world: World) -> None:
         assert compact(world) == "compacted"
         discard(world.lake, NAME, AT_ONCE, by="test")
         assert content(held) == {"a": 4, "b": 2, "c": 5}, "what is held stays"
-    assert content(store.version(as_of=store.version(first).sealed.number)) == {"a": 4, "b": 2, "c": 5}
+    assert content(store.version(as_of=store.version(first).sealed.number)) == {
+        "a": 4,
+        "b": 2,
+        "c": 5,
+    }
     discard(world.lake, NAME, AT_ONCE, by="test")
     with pytest.raises(VersionDiscardedError):
         store.version(first)
@@ -71,7 +86,9 @@ def test_bootstrap_follow_compact_discard(world: World) -> None:
 
 @pytest.mark.long  # on another store: test_crashes.py
 def test_what_dies_at_any_request_is_taken_up(world: World) -> None:
-    """The same table, run after run: each sends something, dies one request later than the last one, and goes on."""
+    """The same table, run after run: each sends something, dies one request later than the last
+    one, and goes on.
+    """
     send(world, [("a", 0, 0), ("b", 0, 0)])
     world.advance(SPEC)
     nth = dead = 0
@@ -109,10 +126,14 @@ def test_of_two_writers_one_counts(world: World) -> None:
     for nth in (1, 4, 7, 10, 13, 16):
         send(world, [("a", nth, nth), ("b", nth, nth)])
         try:
-            world.advance(SPEC, lake=faulty(world, Fault("*", nth, "meanwhile", lambda: world.advance(SPEC))))
+            world.advance(
+                SPEC, lake=faulty(world, Fault("*", nth, "meanwhile", lambda: world.advance(SPEC)))
+            )
         except CommitConflictError:
             conflicts += 1
         assert now(world) == {"a": nth, "b": nth}
         assert world.advance(SPEC).action == "up-to-date"
-    assert StoredVersions(world.lake, NAME).require_manifest().counters["read"] == 12, "nothing twice"
+    assert StoredVersions(world.lake, NAME).require_manifest().counters["read"] == 12, (
+        "nothing twice"
+    )
     assert conflicts > 0

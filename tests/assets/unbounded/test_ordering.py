@@ -52,7 +52,9 @@ def send(world: World, facts: Sequence[Fact], kind: Any = None, schema: Schema =
 
 
 class Oracle:
-    """What a table holds after these changes: of each key the one with the highest position, the later of equals."""
+    """What a table holds after these changes: of each key the one with the highest position, the
+    later of equals.
+    """
 
     def __init__(self) -> None:
         self.newest: dict[str, tuple[int, int | None]] = {}
@@ -90,7 +92,9 @@ def plain_world(tmp_path_factory: pytest.TempPathFactory) -> Callable[[], World]
 
 
 FACTS = st.lists(
-    st.tuples(st.sampled_from(KEYS), st.integers(-3, 12), st.none() | st.integers(0, 99)), min_size=1, max_size=8
+    st.tuples(st.sampled_from(KEYS), st.integers(-3, 12), st.none() | st.integers(0, 99)),
+    min_size=1,
+    max_size=8,
 )
 
 
@@ -104,8 +108,14 @@ def test_the_highest_value_wins_whatever_arrives_when_and_however_often(
     world, oracle = plain_world(), Oracle()
     for number, facts in enumerate(batches):
         sent = [*facts, *batches[0]] if number in replays and number else facts
-        if number in replays and number:  # what was sent first comes again: it changes nothing that is newer
-            sent = [fact for fact in sent if fact not in batches[0] or fact[1] < oracle.newest[fact[0]][0]] or facts
+        if (
+            number in replays and number
+        ):  # what was sent first comes again: it changes nothing that is newer
+            sent = [
+                fact
+                for fact in sent
+                if fact not in batches[0] or fact[1] < oracle.newest[fact[0]][0]
+            ] or facts
         send(world, sent)
         wanted = oracle.apply(sent)
         world.advance(ordered())
@@ -115,17 +125,25 @@ def test_the_highest_value_wins_whatever_arrives_when_and_however_often(
 @pytest.mark.spark
 @pytest.mark.long  # test_engines.py compares both
 def test_by_spark_too_with_deletions_replays_and_compactions(sparkling: World) -> None:
-    """Of a broadcast copy; tables in partitions are held by the histories of test_engines and test_model."""
+    """Of a broadcast copy; tables in partitions are held by the histories of test_engines and
+    test_model.
+    """
     world, oracle, chance = facts_in(sparkling), Oracle(), random.Random(2)
     spec = ordered(partitions=None, broadcast=True)
     sent: list[Fact] = []
     for number in range(6):
         facts: list[Fact] = [
-            (chance.choice(KEYS), chance.randrange(1000), None if chance.random() < 0.3 else chance.randrange(100))
+            (
+                chance.choice(KEYS),
+                chance.randrange(1000),
+                None if chance.random() < 0.3 else chance.randrange(100),
+            )
             for _ in range(12)
         ]
         facts += chance.sample(sent, min(len(sent), 4))
-        facts = list({(fact[0], fact[1]): fact for fact in facts}.values())  # one fact for each position of a key
+        facts = list(
+            {(fact[0], fact[1]): fact for fact in facts}.values()
+        )  # one fact for each position of a key
         facts = [fact for fact in facts if all(fact == old or fact[:2] != old[:2] for old in sent)]
         sent += facts
         send(world, facts)
@@ -133,13 +151,19 @@ def test_by_spark_too_with_deletions_replays_and_compactions(sparkling: World) -
         world.advance(spec)
         if number in (2, 4):
             compact_dataset(
-                world.lake, "facts", spark=world.spark, by="test", level="minor" if number == 2 else "major"
+                world.lake,
+                "facts",
+                spark=world.spark,
+                by="test",
+                level="minor" if number == 2 else "major",
             )
         assert by_key(world) == wanted
         assert by_spark(world) == wanted
 
 
-def test_a_deletion_beats_what_arrives_after_it_and_is_older_also_from_the_base(quick: World) -> None:
+def test_a_deletion_beats_what_arrives_after_it_and_is_older_also_from_the_base(
+    quick: World,
+) -> None:
     world = facts_in(quick)
     send(world, [("a", 10, 1), ("b", 10, 1), ("b", 20, None)])
     report = world.advance(ordered())
@@ -156,13 +180,21 @@ def test_a_deletion_beats_what_arrives_after_it_and_is_older_also_from_the_base(
 def test_dates_and_instants_order_as_days_and_microseconds(quick: World) -> None:
     for name, kind, values in (
         ("date", pa.date32(), [dt.date(2020, 1, 2), dt.date(1960, 1, 1), dt.date(2020, 1, 1)]),
-        ("timestamp", pa.timestamp("us", tz="UTC"), [dt.datetime(2020, 1, 1, 0, 0, 0, at, dt.UTC) for at in (2, 0, 1)]),
+        (
+            "timestamp",
+            pa.timestamp("us", tz="UTC"),
+            [dt.datetime(2020, 1, 1, 0, 0, 0, at, dt.UTC) for at in (2, 0, 1)],
+        ),
     ):
         world = World(quick.lake, quick.spark)
         world.stream(f"by_{name}", Schema.of(k="string", at=name, n="int"), ["k"], 1)
-        spec = unbounded_dataset(f"by_{name}", input=f"lake.by_{name}", key="k", partitions=1, order_by="at")
+        spec = unbounded_dataset(
+            f"by_{name}", input=f"lake.by_{name}", key="k", partitions=1, order_by="at"
+        )
         for number, at in enumerate(values):
-            table = pa.table({"k": ["x"], "at": pa.array([at], kind), "n": pa.array([number], pa.int32())})
+            table = pa.table(
+                {"k": ["x"], "at": pa.array([at], kind), "n": pa.array([number], pa.int32())}
+            )
             world.streams.append(f"by_{name}", table, producer="test", sequence=number)
             world.advance(spec)
         assert world.view(spec).get("x")["n"] == 0
@@ -195,7 +227,9 @@ def test_late_changes_go_to_the_dead_letters_where_there_are_some(quick: World) 
     assert report.counters["quarantined"] == 2
     assert by_key(world) == {"a": 1, "c": 9}
     dead = world.streams.read_arrow(world.streams.all_ranges("facts-dead")).to_pylist()
-    assert {row["reason"] for row in dead} == {"it comes too late: deletions up to position 100 are no longer stored"}
+    assert {row["reason"] for row in dead} == {
+        "it comes too late: deletions up to position 100 are no longer stored"
+    }
 
 
 def test_a_change_without_a_position_is_a_bad_change(quick: World) -> None:
@@ -214,15 +248,29 @@ def test_a_column_that_has_no_order_is_refused(world: World) -> None:
 
 @pytest.mark.lengthy
 @pytest.mark.parametrize("compacted", [False, True])
-def test_older_changes_are_counted_as_superseded_across_commits(quick: World, compacted: bool) -> None:
+def test_older_changes_are_counted_as_superseded_across_commits(
+    quick: World, compacted: bool
+) -> None:
     world, spec = facts_in(quick), ordered()
     send(world, [("a", 10, 1), ("b", 10, 2), ("c", 10, 3)])
     world.advance(spec)
     if compacted:
         compact_dataset(world.lake, "facts", spark=IN_PROCESS, by="test", level="major")
-    send(world, [("a", 5, 9), ("b", 20, 4), ("c", 9, None), ("d", 1, 5), ("a", 4, 8), ("e", 3, None), ("b", 20, 6)])
+    send(
+        world,
+        [
+            ("a", 5, 9),
+            ("b", 20, 4),
+            ("c", 9, None),
+            ("d", 1, 5),
+            ("a", 4, 8),
+            ("e", 3, None),
+            ("b", 20, 6),
+        ],
+    )
     counters = world.advance(spec).counters
-    # Of a, 5 and 4 are older than 10; of b, the first 20 is; the deletion of c is older, that of e is not.
+    # Of a, 5 and 4 are older than 10; of b, the first 20 is; the deletion of c is older, that of e
+    # is not.
     assert {name: counters[name] for name in ("read", "changes", "superseded", "deleted")} == {
         "read": 7, "changes": 3, "superseded": 4, "deleted": 1,
     }  # fmt: skip
@@ -250,7 +298,10 @@ def test_counts_of_drawn_changes_are_what_a_dictionary_counts(quick: World, seed
     send(world, [("z", 1000, 1)])
     world.advance(spec)
     for _ in range(5):
-        batch = [(chance.choice(KEYS), chance.randrange(30), chance.choice([1, 2, None])) for _ in range(8)]
+        batch = [
+            (chance.choice(KEYS), chance.randrange(30), chance.choice([1, 2, None]))
+            for _ in range(8)
+        ]
         send(world, batch)
         counters = world.advance(spec).counters
         last = {key: (at, value) for key, at, value in sorted(batch, key=lambda fact: fact[1])}
@@ -271,5 +322,9 @@ def test_a_commit_of_new_changes_reads_no_stored_position(quick: World) -> None:
     watched = World(Lake(store, world.lake.id), IN_PROCESS, sequences=world.sequences)
     send(watched, [(key, 11, 2) for key in KEYS])
     assert watched.advance(spec).counters["superseded"] == 0
-    read = [key for request, key in store.requests if request.startswith(("get", "download")) and "datasets/" in key]
+    read = [
+        key
+        for request, key in store.requests
+        if request.startswith(("get", "download")) and "datasets/" in key
+    ]
     assert not [key for key in read if key.endswith(".parquet")]

@@ -1,4 +1,6 @@
-"""Versions with deltas in Iceberg tables: rows that are no entries are position deletes, and nothing is compacted."""
+"""Versions with deltas in Iceberg tables: rows that are no entries are position deletes, and
+nothing is compacted.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,11 @@ import pytest
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.declaration.policies import DiscardPolicy
-from dagster_adjunct.assets.exchange.iceberg import IcebergSnapshot, register_in_iceberg, release_from_iceberg
+from dagster_adjunct.assets.exchange.iceberg import (
+    IcebergSnapshot,
+    register_in_iceberg,
+    release_from_iceberg,
+)
 from dagster_adjunct.assets.reading.stored_file import verify_version
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.reading.superseded import mask_key, try_to_write_mask
@@ -47,7 +53,9 @@ SUPERSEDED = "dagster_adjunct.assets.exchange.position_deletes"
 
 @dataclass
 class Published:
-    """A table of a change stream, and an Iceberg table with versions of it; `past` has what each snapshot held."""
+    """A table of a change stream, and an Iceberg table with versions of it; `past` has what each
+    snapshot held.
+    """
 
     world: World
     catalog: Any
@@ -56,7 +64,9 @@ class Published:
     def current(self) -> VersionReader:
         return StoredVersions(self.world.lake, NAME).require_current()
 
-    def register(self, view: VersionReader | None = None, lake: Lake | None = None) -> IcebergSnapshot:
+    def register(
+        self, view: VersionReader | None = None, lake: Lake | None = None
+    ) -> IcebergSnapshot:
         """Register a version, and compare the new snapshot with what the lake holds."""
         view = view or StoredVersions(lake or self.world.lake, NAME).require_current()
         before = self.files()
@@ -70,20 +80,35 @@ class Published:
         """Return the rows of each live file: data files (0) or position delete files (1)."""
         if not self.catalog.table_exists(TABLE):
             return {}
-        listed = [f for f in self.catalog.load_table(TABLE).inspect.files().to_pylist() if f["content"] == content]
+        listed = [
+            f
+            for f in self.catalog.load_table(TABLE).inspect.files().to_pylist()
+            if f["content"] == content
+        ]
         rows = {file["file_path"]: file["record_count"] for file in listed}
         assert len(rows) == len(listed), "no file is there twice"
         return rows
 
     def check_counts(self, before: dict[str, int]) -> None:
         snapshot = self.catalog.load_table(TABLE).current_snapshot()
-        summary = {name: int(n) for name, n in snapshot.summary.additional_properties.items() if n.isdigit()}
+        summary = {
+            name: int(n)
+            for name, n in snapshot.summary.additional_properties.items()
+            if n.isdigit()
+        }
         data, deletes = self.files(), self.files(1)
-        assert (summary["total-data-files"], summary["total-records"]) == (len(data), sum(data.values()))
+        assert (summary["total-data-files"], summary["total-records"]) == (
+            len(data),
+            sum(data.values()),
+        )
         totals = summary["total-delete-files"], summary["total-position-deletes"]
         assert totals == (len(deletes), sum(deletes.values()))
-        assert summary["total-records"] - summary["total-position-deletes"] == len(self.past[snapshot.snapshot_id])
-        assert summary.get("added-data-files", 0) == len(data.keys() - before.keys()), "what stays is not added again"
+        assert summary["total-records"] - summary["total-position-deletes"] == len(
+            self.past[snapshot.snapshot_id]
+        )
+        assert summary.get("added-data-files", 0) == len(data.keys() - before.keys()), (
+            "what stays is not added again"
+        )
         assert summary.get("deleted-data-files", 0) == len(before.keys() - data.keys())
 
     def rows(self, snapshot: int | None = None) -> Content:
@@ -93,14 +118,20 @@ class Published:
         return {row["k"]: row["n"] for row in rows}
 
     def check_reads(self) -> None:
-        """Compare all snapshots with what they held, and the current one by filters, a projection and DuckDB."""
+        """Compare all snapshots with what they held, and the current one by filters, a
+        projection and DuckDB.
+        """
         for snapshot, held in self.past.items():
             assert self.rows(snapshot) == held
         loaded = self.catalog.load_table(TABLE)
         now = self.past[loaded.current_snapshot().snapshot_id]
-        assert sorted(loaded.scan().to_duckdb("t").execute("SELECT k, n FROM t").fetchall()) == sorted(now.items())
+        assert sorted(
+            loaded.scan().to_duckdb("t").execute("SELECT k, n FROM t").fetchall()
+        ) == sorted(now.items())
         few = loaded.scan(row_filter="n >= 50", selected_fields=("k",))
-        assert sorted(few.to_arrow()["k"].to_pylist()) == sorted(key for key, n in now.items() if n >= 50)
+        assert sorted(few.to_arrow()["k"].to_pylist()) == sorted(
+            key for key, n in now.items() if n >= 50
+        )
         assert few.count() == few.to_arrow().num_rows
         one = loaded.scan(row_filter="k == 'a'").to_arrow()["n"].to_pylist()
         assert one == [n for key, n in now.items() if key == "a"]
@@ -130,14 +161,23 @@ def major(world: World) -> None:
 
 
 def check_random_changes(published: Published, seed: int, steps: int) -> None:
-    """Send changes, compact and register, also earlier versions, and compare each snapshot with a dictionary."""
+    """Send changes, compact and register, also earlier versions, and compare each snapshot with
+    a dictionary.
+    """
     choice, world = random.Random(seed), published.world
     spec = table(world, NAME)
     truth: Content = {}
     versions: dict[str, Content] = {}
     for step in range(steps):
-        changes = {key: choice.choice([None, *range(100)]) for key in choice.sample("abcdefghij", choice.randint(1, 5))}
-        _, held = send(world, spec, changes if step else {"a": 1, "b": 2, **{k: n for k, n in changes.items() if n}})
+        changes = {
+            key: choice.choice([None, *range(100)])
+            for key in choice.sample("abcdefghij", choice.randint(1, 5))
+        }
+        _, held = send(
+            world,
+            spec,
+            changes if step else {"a": 1, "b": 2, **{k: n for k, n in changes.items() if n}},
+        )
         truth = held
         if level := choice.choice([None, None, "minor", "major"]):
             compact_dataset(world.lake, NAME, spark=IN_PROCESS, by="test", level=level)
@@ -166,7 +206,9 @@ def test_snapshots_of_a_lake_on_s3_are_what_a_dictionary_says(
 ) -> None:
     versitygw.set_in(monkeypatch)
     catalog = new_catalog(**versitygw.warehouse())
-    check_random_changes(Published(World(open_lake(versitygw.url()), IN_PROCESS), catalog), 3, steps=5)
+    check_random_changes(
+        Published(World(open_lake(versitygw.url()), IN_PROCESS), catalog), 3, steps=5
+    )
 
 
 # -- the delete file
@@ -180,14 +222,21 @@ def with_deltas(published: Published) -> AdjunctDataset:
     return spec
 
 
-def test_the_delete_file_lists_rows_in_the_order_that_the_format_asks_for(published: Published) -> None:
+def test_the_delete_file_lists_rows_in_the_order_that_the_format_asks_for(
+    published: Published,
+) -> None:
     with_deltas(published)
     published.register()
     total = 0
     for path in published.files(1):
         file = pq.ParquetFile(path)
-        fields = [(f.name, f.type, f.nullable, f.metadata[b"PARQUET:field_id"]) for f in file.schema_arrow]
-        assert fields == [("file_path", pa.string(), False, b"2147483546"), ("pos", pa.int64(), False, b"2147483545")]
+        fields = [
+            (f.name, f.type, f.nullable, f.metadata[b"PARQUET:field_id"]) for f in file.schema_arrow
+        ]
+        assert fields == [
+            ("file_path", pa.string(), False, b"2147483546"),
+            ("pos", pa.int64(), False, b"2147483545"),
+        ]
         rows = [(row["file_path"], row["pos"]) for row in file.read().to_pylist()]
         assert rows == sorted(rows)
         assert len({where for where, _ in rows}) == 1, "each delete file is of one data file"
@@ -227,10 +276,14 @@ def test_manifests_say_what_they_list(published: Published) -> None:
     loaded = published.catalog.load_table(TABLE)
     found = {}
     for manifest in loaded.current_snapshot().manifests(loaded.io):
-        with AvroFile[ManifestEntry](loaded.io.new_input(manifest.manifest_path), MANIFEST_ENTRY_SCHEMAS[2]) as file:
+        with AvroFile[ManifestEntry](
+            loaded.io.new_input(manifest.manifest_path), MANIFEST_ENTRY_SCHEMAS[2]
+        ) as file:
             said = file.header.meta["content"]
         entries = manifest.fetch_manifest_entry(loaded.io, discard_deleted=False)
-        found[manifest.content.name, said] = {(entry.status.name, entry.sequence_number) for entry in entries}
+        found[manifest.content.name, said] = {
+            (entry.status.name, entry.sequence_number) for entry in entries
+        }
     assert found == {
         ("DATA", "data"): {("EXISTING", 1), ("ADDED", 2)},
         ("DELETES", "deletes"): {("DELETED", 1), ("ADDED", 2)},
@@ -253,7 +306,9 @@ def operation(published: Published) -> str:
 
 
 def test_a_first_snapshot_with_deletes_is_no_append(published: Published) -> None:
-    """Engines that follow what is appended (Spark's streams, Flink) read its data files without the deletes."""
+    """Engines that follow what is appended (Spark's streams, Flink) read its data files without
+    the deletes.
+    """
     with_deltas(published)
     published.register()
     assert operation(published) == "overwrite"
@@ -273,7 +328,9 @@ def test_the_delete_file_is_the_same_whatever_became_of_the_mask(
     if mask == "torn":
         store.put(key, store.get(key).data[:-9])
     if mask == "whole":
-        monkeypatch.setattr(f"{SUPERSEDED}.make_mask", lambda *what: pytest.fail("the mask is there"))
+        monkeypatch.setattr(
+            f"{SUPERSEDED}.make_mask", lambda *what: pytest.fail("the mask is there")
+        )
     published.catalog.drop_table(TABLE)
     published.register()
     assert {Path(path).name: rows for path, rows in published.files(1).items()} == expected
@@ -344,7 +401,9 @@ def test_deletions_that_a_base_keeps_are_left_out(published: Published) -> None:
     assert published.rows() == {"b": 10, "c": 30}
 
 
-def test_a_delta_that_an_erasure_left_alone_is_read_without_its_deletions(published: Published) -> None:
+def test_a_delta_that_an_erasure_left_alone_is_read_without_its_deletions(
+    published: Published,
+) -> None:
     world = published.world
     spec = table(world, NAME)
     send(world, spec, {"a": 1})
@@ -368,7 +427,9 @@ def test_a_table_without_files_is_empty(published: Published) -> None:
 
 
 @pytest.mark.parametrize("kind", ["format version 1", "partitioned"])
-def test_a_table_that_takes_no_position_deletes_needs_a_compacted_version(published: Published, kind: str) -> None:
+def test_a_table_that_takes_no_position_deletes_needs_a_compacted_version(
+    published: Published, kind: str
+) -> None:
     from pyiceberg.partitioning import PartitionField, PartitionSpec
     from pyiceberg.schema import Schema as IcebergSchema
     from pyiceberg.transforms import BucketTransform
@@ -391,7 +452,9 @@ def test_a_table_that_takes_no_position_deletes_needs_a_compacted_version(publis
         assert published.rows() == {"a": 4, "c": 3, "d": 5}
 
 
-def test_files_of_an_earlier_partition_spec_get_that_of_the_delete_file(published: Published) -> None:
+def test_files_of_an_earlier_partition_spec_get_that_of_the_delete_file(
+    published: Published,
+) -> None:
     """Iceberg for Java applies a delete file to data files of its own spec only."""
     from pyiceberg.partitioning import PartitionField, PartitionSpec
     from pyiceberg.schema import Schema as IcebergSchema
@@ -509,7 +572,9 @@ def test_whoever_registers_over_an_unseen_snapshot_is_told_so(published: Publish
 
 
 def test_what_others_did_to_the_table_is_undone(published: Published) -> None:
-    """A data file that comes back is younger than the delete file that the table still has, which would not apply."""
+    """A data file that comes back is younger than the delete file that the table still has,
+    which would not apply.
+    """
     with_deltas(published)
     published.register()
     gone = published.rows()
@@ -520,11 +585,17 @@ def test_what_others_did_to_the_table_is_undone(published: Published) -> None:
     published.check_reads()
 
 
-def test_files_of_a_lake_that_was_moved_replace_those_of_the_same_version(published: Published) -> None:
-    """Its version is the current one of the table, but the table's files are where the lake was before."""
+def test_files_of_a_lake_that_was_moved_replace_those_of_the_same_version(
+    published: Published,
+) -> None:
+    """Its version is the current one of the table, but the table's files are where the lake was
+    before.
+    """
     with_deltas(published)
     published.register()
-    moved = Path(published.world.lake.url).rename(Path(published.world.lake.url).with_name("elsewhere"))
+    moved = Path(published.world.lake.url).rename(
+        Path(published.world.lake.url).with_name("elsewhere")
+    )
     published.world.lake = open_lake(moved)
     published.past.clear()
     snapshot = published.register()
@@ -567,7 +638,9 @@ def test_a_table_of_the_same_name_in_another_catalogue_holds_its_own_versions(
     make_older(world.lake, timedelta(hours=2))
     major(world)
     send(world, spec, {"b": 5})
-    other = SqlCatalog("other", uri=f"sqlite:///{tmp_path}/other.db", warehouse=str(tmp_path / "other"))
+    other = SqlCatalog(
+        "other", uri=f"sqlite:///{tmp_path}/other.db", warehouse=str(tmp_path / "other")
+    )
     other.create_namespace("reference")
     for _ in range(2):
         register_in_iceberg(published.current(), other, TABLE)

@@ -1,4 +1,6 @@
-"""Writers, compactions, discards and readers at once: one writer wins, readers meet whole states, never older."""
+"""Writers, compactions, discards and readers at once: one writer wins, readers meet whole
+states, never older.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,16 @@ from tests.assets import reading
 from tests.assets.conftest import World
 from tests.assets.reading import CODES, DATASET
 from tests.assets.unbounded import killed
-from tests.assets.unbounded.facts import BY_HAND, NAME, Fact, content, facts_in, faulty, send, table_of
+from tests.assets.unbounded.facts import (
+    BY_HAND,
+    NAME,
+    Fact,
+    content,
+    facts_in,
+    faulty,
+    send,
+    table_of,
+)
 from tests.assets.unbounded.tables import left_over
 from tests.faulty_store import Fault
 from tests.rounds import rounds
@@ -75,7 +86,9 @@ def test_of_two_writers_at_any_moment_one_counts(before: list[list[Fact]]) -> No
             conflicts += 1
         requests = max(requests, len(lake.store.requests))  # type: ignore[attr-defined]
         assert now(world) == ({"b": 5, "c": 3, "d": 6} if before else {"b": 5, "d": 6}), nth
-        assert read_in_all(world) == len(SECOND) + sum(map(len, before)), "a record was applied twice, or never"
+        assert read_in_all(world) == len(SECOND) + sum(map(len, before)), (
+            "a record was applied twice, or never"
+        )
         assert left_over(world, SPEC) == set(), f"{nth}: the loser left something"
         assert world.advance(SPEC).action == "up-to-date"
     assert conflicts > 2
@@ -116,7 +129,9 @@ def test_a_compaction_and_a_discard_at_any_moment_of_a_commit_cost_it_nothing() 
         lake = faulty(world, Fault("*", nth, "meanwhile", meanwhile))
         try:
             assert world.advance(SPEC, lake=lake).action == "applied"
-        except CommitConflictError as conflict:  # the files of the version that it read were discarded before it looked
+        except (
+            CommitConflictError
+        ) as conflict:  # the files of the version that it read were discarded before it looked
             refused.append(str(conflict))
             assert world.advance(SPEC).action == "applied"
         requests = max(requests, len(lake.store.requests))  # type: ignore[attr-defined]
@@ -132,7 +147,9 @@ def test_a_compaction_and_a_discard_at_any_moment_of_a_commit_cost_it_nothing() 
 @pytest.mark.rounds
 @pytest.mark.lengthy
 def test_a_late_change_at_any_moment_of_a_compaction_restores_no_deleted_row() -> None:
-    """The deletion of "a" at 4 goes with the compaction; "a" at 3 comes while it runs, or after it."""
+    """The deletion of "a" at 4 goes with the compaction; "a" at 3 comes while it runs, or after
+    it.
+    """
     spec = table_of(order_by="at", keep_tombstones=5)
     late: list[Fact] = [("a", 3, 99), ("e", 21, 1)]
     nth, requests = 0, 1
@@ -156,7 +173,10 @@ def test_two_writers_in_processes_of_their_own(tmp_path: Path) -> None:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["tests.assets.reading", "tests.assets.unbounded.killed"])
     start, told = context.Barrier(3), context.Queue()
-    writers = [context.Process(target=killed.advance_beside, args=(url, {}, ROUNDS, start, told)) for _ in range(2)]
+    writers = [
+        context.Process(target=killed.advance_beside, args=(url, {}, ROUNDS, start, told))
+        for _ in range(2)
+    ]
     for writer in writers:
         writer.start()
     try:
@@ -185,29 +205,42 @@ def test_two_writers_in_processes_of_their_own(tmp_path: Path) -> None:
 @pytest.mark.long  # at any request: test_unbounded_discard.py
 @pytest.mark.lengthy
 def test_readers_meet_whole_states_during_commits_compactions_and_discards(tmp_path: Path) -> None:
-    """Each commit sets every key to its number, so a mix, a missing key and an older state are all seen."""
+    """Each commit sets every key to its number, so a mix, a missing key and an older state are
+    all seen.
+    """
     url = str(tmp_path / "lake")
     world = World(open_lake(url), IN_PROCESS)
     world.stream(DATASET, reading.SCHEMA, ["code"], 2)
-    spec = unbounded_dataset(DATASET, input=f"lake.{DATASET}", key="code", partitions=2, compaction=BY_HAND)
+    spec = unbounded_dataset(
+        DATASET, input=f"lake.{DATASET}", key="code", partitions=2, compaction=BY_HAND
+    )
     commit(world, spec, 1)
     compacted = 0
     gone: queue.Queue[str] = queue.Queue()
     ways = ["serve", "open", "serve"]
-    with reading.reading(url, {}, ways, 0.1) as (readers, met), reading.discarding(url, gone) as problems:
+    with (
+        reading.reading(url, {}, ways, 0.1) as (readers, met),
+        reading.discarding(url, gone) as problems,
+    ):
         for number in range(2, COMMITS + 1):
             commit(world, spec, number)
             if number % 3 == 0:
                 level: Any = "minor" if number % 2 else "major"
-                compacted += compact_dataset(world.lake, DATASET, spark=IN_PROCESS, by="test", level=level).changed
+                compacted += compact_dataset(
+                    world.lake, DATASET, spark=IN_PROCESS, by="test", level=level
+                ).changed
             while number % 6 == 0 and met.get(timeout=reading.PATIENCE) not in (number, -1):
                 pass
-        assert [gone.get(timeout=reading.PATIENCE) for _ in range(5)], "they are discarded while others read"
+        assert [gone.get(timeout=reading.PATIENCE) for _ in range(5)], (
+            "they are discarded while others read"
+        )
     assert [seen.problem for seen in readers] == [""] * len(ways)
     assert problems == []
     assert compacted > 4
     assert len({number for seen in readers for number in seen.whole}) > 3
-    assert not list(world.lake.store.list(f"datasets/{DATASET}/leases/")), "every reader gave its leases back"
+    assert not list(world.lake.store.list(f"datasets/{DATASET}/leases/")), (
+        "every reader gave its leases back"
+    )
 
 
 def commit(world: World, spec: Any, number: int) -> None:

@@ -1,8 +1,10 @@
 """SAMZA-1278's recovery table, cell by cell, and what makes a table valid; persistent stores.
 
                             no store                  found, not valid             found and valid
-marked for bootstrap        create, force bootstrap   re-create, force bootstrap   continue from last offset
-not marked                  create, last offset       re-create, last offset       continue from last offset
+marked for bootstrap        create, force bootstrap   re-create, force bootstrap   continue from
+                                                      last offset
+not marked                  create, last offset       re-create, last offset       continue from
+                                                      last offset
 """
 
 from __future__ import annotations
@@ -101,13 +103,17 @@ def test_store_found_valid_and_marked_continues_from_last_offset(world: World) -
     assert table.manifest.decision == report.decision
 
 
-def test_no_store_found_and_not_marked_creates_and_continues_from_the_default_offset(world: World) -> None:
+def test_no_store_found_and_not_marked_creates_and_continues_from_the_default_offset(
+    world: World,
+) -> None:
     table = table_in(world, bootstrap=False)
     table.send(a=1, b=2)
     report = table.advance()
     assert report.decision is not None
     assert (report.decision.action, report.decision.store) == ("create", "none")
-    assert table.content == {"a": 1, "b": 2}, "a lake stream is read from its oldest offset by default"
+    assert table.content == {"a": 1, "b": 2}, (
+        "a lake stream is read from its oldest offset by default"
+    )
     bootstrap = table.manifest.bootstrap
     assert bootstrap is not None
     assert bootstrap.state == "done"
@@ -122,7 +128,9 @@ def test_an_invalid_unmarked_table_is_recreated_and_continues_from_its_offset(wo
     report = table.advance()
     assert report.decision is not None
     assert (report.decision.action, report.decision.store) == ("recreate", "invalid")
-    assert (report.counters["read"], table.content) == (1, {"c": 3}), "what was before is not read again"
+    assert (report.counters["read"], table.content) == (1, {"c": 3}), (
+        "what was before is not read again"
+    )
 
 
 def test_store_found_valid_and_not_marked_continues_from_last_offset(world: World) -> None:
@@ -139,7 +147,9 @@ def test_store_found_valid_and_not_marked_continues_from_last_offset(world: Worl
 # -- valid by age
 
 
-def test_a_table_older_than_the_maximum_age_with_changes_to_read_is_built_anew(world: World) -> None:
+def test_a_table_older_than_the_maximum_age_with_changes_to_read_is_built_anew(
+    world: World,
+) -> None:
     table = table_in(world, max_age=7 * DAY)
     table.send(a=1)
     table.advance()
@@ -157,13 +167,20 @@ def test_a_paused_week_on_an_idle_stream_does_not_bootstrap_again(world: World) 
     table.send(a=1)
     table.advance()
     report = table.advance(later=7 * DAY)
-    assert (report.action, report.decision.action if report.decision else "") == ("up-to-date", "continue")
+    assert (report.action, report.decision.action if report.decision else "") == (
+        "up-to-date",
+        "continue",
+    )
     table.send(b=2)
     report = table.advance(later=7 * DAY + timedelta(hours=23))
-    assert (report.action, report.counters["read"]) == ("applied", 1), "the idle look has confirmed it"
+    assert (report.action, report.counters["read"]) == ("applied", 1), (
+        "the idle look has confirmed it"
+    )
 
 
-def test_age_counts_from_when_the_stream_was_looked_at_and_not_from_the_commit(world: World) -> None:
+def test_age_counts_from_when_the_stream_was_looked_at_and_not_from_the_commit(
+    world: World,
+) -> None:
     table = table_in(world, max_age=DAY)
     table.send(a=1)
     table.advance()
@@ -188,10 +205,14 @@ def test_the_default_age_is_how_long_a_compacted_stream_keeps_deletions(world: W
     assert report.action == "bootstrapped"
     table.shape = Shape()
     table.send(b=4)
-    assert table.advance(later=400 * DAY).action == "applied", "a stream that keeps all has no such age"
+    assert table.advance(later=400 * DAY).action == "applied", (
+        "a stream that keeps all has no such age"
+    )
 
 
-def test_a_bootstrap_of_a_compacted_stream_that_was_paused_for_too_long_begins_again(world: World) -> None:
+def test_a_bootstrap_of_a_compacted_stream_that_was_paused_for_too_long_begins_again(
+    world: World,
+) -> None:
     table = table_in(world, shape=COMPACTED, chunk=1, partitions=1)
     table.send(a=1, b=1, c=1)
     stop_after_chunks(table, 1)
@@ -204,7 +225,9 @@ def test_a_bootstrap_of_a_compacted_stream_that_was_paused_for_too_long_begins_a
 # -- valid by offset
 
 
-def test_retention_that_passed_an_unmarked_table_recreates_it_from_what_is_left(world: World) -> None:
+def test_retention_that_passed_an_unmarked_table_recreates_it_from_what_is_left(
+    world: World,
+) -> None:
     table = table_in(world, bootstrap=False, partitions=1)
     table.send(a=1, b=2)
     table.advance()
@@ -214,7 +237,10 @@ def test_retention_that_passed_an_unmarked_table_recreates_it_from_what_is_left(
     report = table.advance()
     assert (report.action, table.content) == ("applied", {"d": 4})
     assert report.decision is not None
-    assert report.decision.reason == ("it continues at offset 2 of lake.accounts.0, and the oldest in the stream is 3")
+    assert (
+        report.decision.reason
+        == "it continues at offset 2 of lake.accounts.0, and the oldest in the stream is 3"
+    )
 
 
 def test_retention_behind_the_table_is_none_of_its_business(world: World) -> None:
@@ -228,7 +254,9 @@ def test_retention_behind_the_table_is_none_of_its_business(world: World) -> Non
     assert table.content == {"a": 1, "b": 2, "c": 3}
 
 
-def test_a_lost_offset_of_an_incomplete_stream_is_rejected_and_the_table_served(world: World) -> None:
+def test_a_lost_offset_of_an_incomplete_stream_is_rejected_and_the_table_served(
+    world: World,
+) -> None:
     table = table_in(world, partitions=1)
     table.send(a=1, b=2)
     table.advance()
@@ -271,7 +299,9 @@ def test_on_lost_offset_fail_fails_and_what_was_served_stays(world: World) -> No
 
 
 @pytest.mark.parametrize("bootstrap", [True, False])
-def test_on_lost_offset_serve_stale_serves_on_and_says_so_in_one_commit(world: World, bootstrap: bool) -> None:
+def test_on_lost_offset_serve_stale_serves_on_and_says_so_in_one_commit(
+    world: World, bootstrap: bool
+) -> None:
     table = table_in(world, partitions=1, on_lost_offset="serve_stale", bootstrap=bootstrap)
     table.send(a=1)
     table.advance()
@@ -281,14 +311,21 @@ def test_on_lost_offset_serve_stale_serves_on_and_says_so_in_one_commit(world: W
     report = table.advance()
     assert (report.action, table.content, report.lag) == ("stale", {"a": 1}, {"lake.accounts.0": 2})
     assert table.manifest.decision is not None
-    assert (table.manifest.decision.action, table.store.history(1)[0].action) == ("serve-stale", "serve-stale")
+    assert (table.manifest.decision.action, table.store.history(1)[0].action) == (
+        "serve-stale",
+        "serve-stale",
+    )
     before = table.commits
     assert table.advance().action == "stale"
     assert table.commits == before, "nothing changed, nothing is committed"
 
 
-@pytest.mark.parametrize("partitions", [1, 3], ids=["with as many partitions", "with more partitions"])
-def test_a_stream_that_was_made_anew_under_the_same_name_is_told_apart(world: World, partitions: int) -> None:
+@pytest.mark.parametrize(
+    "partitions", [1, 3], ids=["with as many partitions", "with more partitions"]
+)
+def test_a_stream_that_was_made_anew_under_the_same_name_is_told_apart(
+    world: World, partitions: int
+) -> None:
     table = table_in(world, partitions=1)
     table.send(a=1, b=2)
     table.advance()
@@ -332,7 +369,10 @@ def test_added_partitions_are_named_and_the_table_is_built_anew(world: World) ->
     report = table.advance()
     assert (report.action, table.content) == ("bootstrapped", {shown: 1, hidden: 2})
     assert report.decision is not None
-    assert report.decision.reason == "the partitions of its stream have changed (lake.accounts.2 added)"
+    assert (
+        report.decision.reason
+        == "the partitions of its stream have changed (lake.accounts.2 added)"
+    )
     assert table.manifest.declaration.input_partitions == 3
 
 
@@ -345,8 +385,14 @@ def test_removed_partitions_are_named_and_an_unmarked_table_is_recreated(world: 
     table.send(**{shown[1]: 3})
     report = table.advance()
     assert report.decision is not None
-    assert report.decision.reason == "the partitions of its stream have changed (lake.accounts.2 removed)"
-    assert (table.content, set(report.offsets)) == ({shown[1]: 3}, {"lake.accounts.0", "lake.accounts.1"})
+    assert (
+        report.decision.reason
+        == "the partitions of its stream have changed (lake.accounts.2 removed)"
+    )
+    assert (table.content, set(report.offsets)) == (
+        {shown[1]: 3},
+        {"lake.accounts.0", "lake.accounts.1"},
+    )
 
 
 # -- a rebuild: beside the served table, in chunks, through crashes
@@ -378,13 +424,24 @@ def test_a_rebuild_in_chunks_continues_after_a_crash_next_to_the_served_table(wo
     assert table.content == {"a": 1, "b": 1, "c": 1, "d": 1, "e": 1}, "the old table is served"
     begun = table.manifest.bootstrap
     assert begun is not None
-    assert (begun.state, begun.target, len(begun.building)) == ("running", {"lake.accounts.0": "7"}, 2)
+    assert (begun.state, begun.target, len(begun.building)) == (
+        "running",
+        {"lake.accounts.0": "7"},
+        2,
+    )
     table.send(g=1)
     report = table.advance()
     assert report.decision is not None
-    assert (report.decision.store, report.decision.reason) == ("building", "its bootstrap continues")
-    assert (report.action, report.counters["read"]) == ("bootstrapped", 3), "it goes on after the last whole chunk"
-    assert table.content == {"a": 2, "b": 1, "c": 1, "d": 1, "e": 1, "f": 1}, "up to the target, and not further"
+    assert (report.decision.store, report.decision.reason) == (
+        "building",
+        "its bootstrap continues",
+    )
+    assert (report.action, report.counters["read"]) == ("bootstrapped", 3), (
+        "it goes on after the last whole chunk"
+    )
+    assert table.content == {"a": 2, "b": 1, "c": 1, "d": 1, "e": 1, "f": 1}, (
+        "up to the target, and not further"
+    )
     ended = table.manifest.bootstrap
     assert ended is not None
     assert (ended.state, ended.target, ended.started_at) == ("done", begun.target, begun.started_at)
@@ -400,7 +457,12 @@ def test_a_rebuild_has_a_reason_and_is_of_an_unbounded_dataset(world: World) -> 
 
     def rebuild(spec: AdjunctDataset, reason: str) -> AdvanceReport:
         return rebuild_dataset(
-            spec, lake=world.lake, systems={"lake": table.streams}, spark=IN_PROCESS, reason=reason, by="ada"
+            spec,
+            lake=world.lake,
+            systems={"lake": table.streams},
+            spark=IN_PROCESS,
+            reason=reason,
+            by="ada",
         )
 
     with pytest.raises(ConfigurationError) as caught:
@@ -411,7 +473,11 @@ def test_a_rebuild_has_a_reason_and_is_of_an_unbounded_dataset(world: World) -> 
     assert rebuild(table.spec, "before the first advance").action == "bootstrapped"
     assert rebuild(table.spec, "the clerk was wrong").action == "bootstrapped"
     begun = table.store.history()[1]
-    assert (begun.action, begun.by, begun.reason) == ("bootstrap", "ada", "rebuild: the clerk was wrong")
+    assert (begun.action, begun.by, begun.reason) == (
+        "bootstrap",
+        "ada",
+        "rebuild: the clerk was wrong",
+    )
 
 
 def test_a_rebuild_never_asks_for_the_old_table_again(world: World) -> None:
@@ -420,7 +486,9 @@ def test_a_rebuild_never_asks_for_the_old_table_again(world: World) -> None:
     first = table.advance().version
     assert first is not None
     table.advance(rebuild="to be sure")
-    assert table.store.version(first).get("a") == {"k": "a", "n": 1}, "who holds the old one reads it on"
+    assert table.store.version(first).get("a") == {"k": "a", "n": 1}, (
+        "who holds the old one reads it on"
+    )
     assert [retired.generation for retired in table.manifest.retired] == [1]
 
 
@@ -435,10 +503,14 @@ def test_a_bootstrap_whose_next_offset_fell_off_the_stream_begins_again(world: W
     report = table.advance()
     assert (report.action, table.content) == ("bootstrapped", {"a": 1, "b": 1, "d": 1})
     assert report.decision is not None
-    assert "the unfinished bootstrap starts again: it continues at offset 1" in report.decision.reason
+    assert (
+        "the unfinished bootstrap starts again: it continues at offset 1" in report.decision.reason
+    )
 
 
-def test_a_bootstrap_that_lost_what_it_had_built_begins_again_though_not_marked(world: World) -> None:
+def test_a_bootstrap_that_lost_what_it_had_built_begins_again_though_not_marked(
+    world: World,
+) -> None:
     table = table_in(world, partitions=1, chunk=1, bootstrap=False)
     table.send(a=1, b=1)
     table.advance()
@@ -452,7 +524,9 @@ def test_a_bootstrap_that_lost_what_it_had_built_begins_again_though_not_marked(
 
 
 @pytest.mark.parametrize("nth", range(1, 30))
-def test_a_rebuild_that_dies_at_any_request_serves_the_old_or_the_new_table_and_ends(world: World, nth: int) -> None:
+def test_a_rebuild_that_dies_at_any_request_serves_the_old_or_the_new_table_and_ends(
+    world: World, nth: int
+) -> None:
     table = table_in(world, partitions=1, chunk=2)
     table.send(a=1, b=1, c=1)
     table.advance()
@@ -486,7 +560,9 @@ def test_a_first_bootstrap_of_a_stream_that_lost_its_front_is_refused(world: Wor
 
 @pytest.mark.lengthy
 @pytest.mark.parametrize("data", [b"{", b"", b'{"format":1}'], ids=["cut", "empty", "other"])
-def test_a_table_with_a_damaged_manifest_is_rebuilt_next_to_the_readable_one(world: World, data: bytes) -> None:
+def test_a_table_with_a_damaged_manifest_is_rebuilt_next_to_the_readable_one(
+    world: World, data: bytes
+) -> None:
     table = table_in(world)
     table.send(a=1)
     table.advance()
@@ -501,10 +577,14 @@ def test_a_table_with_a_damaged_manifest_is_rebuilt_next_to_the_readable_one(wor
     assert report.decision is not None
     assert key in report.decision.reason
     assert table.advance().action == "up-to-date"
-    assert table.store.history()[-1].reason == report.decision.reason, "history ends where it can't be read"
+    assert table.store.history()[-1].reason == report.decision.reason, (
+        "history ends where it can't be read"
+    )
 
 
-def test_a_damaged_manifest_does_not_keep_the_sensor_from_the_run_that_mends_it(world: World) -> None:
+def test_a_damaged_manifest_does_not_keep_the_sensor_from_the_run_that_mends_it(
+    world: World,
+) -> None:
     table = table_in(world)
     table.send(a=1)
     table.advance()
@@ -560,7 +640,9 @@ def test_manifests_of_lost_races_are_not_taken_for_earlier_commits(world: World)
     lost["commit"] = "lost"
     lost["body"]["offsets"] = {"lake.accounts.0": "77"}
     number = lost["number"]
-    world.lake.store.put_if_absent(f"datasets/{NAME}/manifests/{number:012d}-lost.json", json.dumps(lost).encode())
+    world.lake.store.put_if_absent(
+        f"datasets/{NAME}/manifests/{number:012d}-lost.json", json.dumps(lost).encode()
+    )
     table.send(b=2)
     table.advance()
     damage_the_manifest(table)
@@ -595,7 +677,10 @@ def test_two_writers_who_find_the_damage_commit_once(world: World) -> None:
     table.send(a=1)
     table.advance()
     damage_the_manifest(table)
-    rival = Lake(faulty(world, Fault("put_if_match", 1, "meanwhile", lambda: table.advance())).store, world.lake.id)
+    rival = Lake(
+        faulty(world, Fault("put_if_match", 1, "meanwhile", lambda: table.advance())).store,
+        world.lake.id,
+    )
     with pytest.raises(CommitConflictError):
         table.advance(lake=rival)
     assert (table.content, table.advance().action) == ({"a": 1}, "up-to-date")
@@ -604,7 +689,9 @@ def test_two_writers_who_find_the_damage_commit_once(world: World) -> None:
 # -- for good measure: what is read is what is whole
 
 
-def test_an_unmarked_table_that_lost_an_object_fails_readers_until_it_is_advanced(world: World) -> None:
+def test_an_unmarked_table_that_lost_an_object_fails_readers_until_it_is_advanced(
+    world: World,
+) -> None:
     table = table_in(world, bootstrap=False)
     table.send(a=1)
     table.advance()

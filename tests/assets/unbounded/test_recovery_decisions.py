@@ -20,7 +20,11 @@ from dagster_adjunct.assets.unbounded.recovery import (
 from dagster_adjunct.assets.versions.manifest import Bootstrap, UnboundedManifest
 from dagster_adjunct.assets.versions.version import SealedVersion, declaration_from_spec
 from dagster_adjunct.resources.bucketing.files import Generation
-from dagster_adjunct.resources.errors import CommitConflictError, DatasetError, OffsetOutOfRangeError
+from dagster_adjunct.resources.errors import (
+    CommitConflictError,
+    DatasetError,
+    OffsetOutOfRangeError,
+)
 from dagster_adjunct.resources.objects.lake import lake_in
 from dagster_adjunct.resources.objects.store import InMemoryStore
 from dagster_adjunct.resources.schemas.schema import Schema
@@ -51,23 +55,39 @@ def seen(
     info: dict[str, Any] | None = None,
     **given: Any,
 ) -> TableSnapshot:
-    """Return what a look finds of a stream that holds everything, five records in each partition."""
+    """Return what a look finds of a stream that holds everything, five records in each
+    partition.
+    """
     facts: dict[str, Any] = {"identity": "first", **(info or {})}
     stream = StreamInfo("t", len(ssps), ("k",), "spark-murmur3", columns, **facts)
     source = OpenedStream(spec, OFFSET_OF, stream, ssps, columns)
-    return TableSnapshot(source, NOW, None, manifest, **{"oldest": offsets(0, 0), "ends": offsets(5, 5), **given})
+    return TableSnapshot(
+        source, NOW, None, manifest, **{"oldest": offsets(0, 0), "ends": offsets(5, 5), **given}
+    )
 
 
-def table(spec: AdjunctDataset, *, read: tuple[int, int] = (5, 5), **changes: Any) -> UnboundedManifest:
+def table(
+    spec: AdjunctDataset, *, read: tuple[int, int] = (5, 5), **changes: Any
+) -> UnboundedManifest:
     """Return the manifest of a table that has read so far of each partition."""
     start, end = offsets_to_json(offsets(0, 0)), offsets_to_json(offsets(*read))
     version = SealedVersion(
-        id="v000002-a", number=2, name=None, sealed_at=NOW, columns=COLUMNS, key=("k",), partition_by=("k",),
-        partitions=2, positioned=True, generations=(Generation(1, "datasets/t/data/a", ()),),
+        id="v000002-a",
+        number=2,
+        name=None,
+        sealed_at=NOW,
+        columns=COLUMNS,
+        key=("k",),
+        partition_by=("k",),
+        partitions=2,
+        positioned=True,
+        generations=(Generation(1, "datasets/t/data/a", ()),),
         offsets={ssp: (start[ssp], end[ssp]) for ssp in start},
-    )  # fmt: skip
+    )
     facts: dict[str, Any] = {
-        "bootstrap": Bootstrap(state="done", start=start, target=end, started_at=NOW - DAY, columns=COLUMNS),
+        "bootstrap": Bootstrap(
+            state="done", start=start, target=end, started_at=NOW - DAY, columns=COLUMNS
+        ),
         "confirmed_at": NOW,
         "stream": "first",
     }
@@ -82,7 +102,9 @@ def table(spec: AdjunctDataset, *, read: tuple[int, int] = (5, 5), **changes: An
 
 
 def building(spec: AdjunctDataset, **options: Any) -> UnboundedManifest:
-    """Return the manifest of a table whose bootstrap has read two of the five records of each partition."""
+    """Return the manifest of a table whose bootstrap has read two of the five records of each
+    partition.
+    """
     bootstrap = Bootstrap(
         state="running",
         start=offsets_to_json(offsets(0, 0)),
@@ -110,17 +132,26 @@ def building(spec: AdjunctDataset, **options: Any) -> UnboundedManifest:
         (False, "building, not whole", "begin", "bootstrap", "invalid"),
     ],
 )
-def test_each_cell_of_the_recovery_table(bootstrap: bool, there: str, first: str, action: str, store: str) -> None:
+def test_each_cell_of_the_recovery_table(
+    bootstrap: bool, there: str, first: str, action: str, store: str
+) -> None:
     spec = declared(bootstrap=bootstrap)
     state = {
         "none": seen(spec),
         "invalid": seen(spec, table(spec), missing=("datasets/t/data/a/b0.parquet",)),
         "valid": seen(spec, table(spec)),
         "building": seen(spec, building(spec)),
-        "building, not whole": seen(spec, building(spec), missing=("datasets/t/data/a/b0.parquet",)),
+        "building, not whole": seen(
+            spec, building(spec), missing=("datasets/t/data/a/b0.parquet",)
+        ),
     }[there]
     plan = plan_recovery(state)
-    assert (plan.first, plan.decision.action, plan.decision.store, plan.decision.at) == (first, action, store, NOW)
+    assert (plan.first, plan.decision.action, plan.decision.store, plan.decision.at) == (
+        first,
+        action,
+        store,
+        NOW,
+    )
     assert plan.decision == decide_recovery(state)
     assert plan_recovery(state) == plan, "deciding changes nothing"
 
@@ -141,8 +172,10 @@ def test_what_is_wrong_with_a_table_is_the_reason() -> None:
         "its manifest is damaged (it is cut)",
         "2 of its objects are missing or cut, first a/b0.parquet",
         "the partitions of its stream have changed (lake.t.2 added)",
-        "the unfinished bootstrap starts again: the declared columns have changed since it began "
-        f"({COLUMNS.difference(Schema.of(k='string', n='int', at='date'))})",
+        (
+            "the unfinished bootstrap starts again: the declared columns have changed since it"
+            f" began ({COLUMNS.difference(Schema.of(k='string', n='int', at='date'))})"
+        ),
     ]
 
 
@@ -177,7 +210,10 @@ def test_a_lost_offset_is_followed_as_declared() -> None:
     spec = declared(on_lost_offset="serve_stale")
     assert plan_recovery(seen(spec, table(spec, read=(5, 2)), **lost)).first == "leave"
     spec = declared(on_lost_offset="fail")
-    with pytest.raises(OffsetOutOfRangeError, match=r"it continues at offset 2 of lake\.t\.1, and the oldest in the"):
+    with pytest.raises(
+        OffsetOutOfRangeError,
+        match=r"it continues at offset 2 of lake\.t\.1, and the oldest in the",
+    ):
         plan_recovery(seen(spec, table(spec, read=(5, 2)), **lost))
     spec = declared(on_lost_offset="fail")
     again = plan_recovery(seen(spec, building(spec), oldest=offsets(0, 3)), forced=True)
@@ -187,10 +223,16 @@ def test_a_lost_offset_is_followed_as_declared() -> None:
 def test_a_bootstrap_needs_a_stream_that_tells_of_every_key_unless_it_is_forced() -> None:
     spec = declared()
     cut = seen(spec, oldest=offsets(0, 3))
-    with pytest.raises(DatasetError, match=r"has to be bootstrapped \(there is no table yet\), and its input lake\.t"):
+    with pytest.raises(
+        DatasetError,
+        match=r"has to be bootstrapped \(there is no table yet\), and its input lake\.t",
+    ):
         plan_recovery(cut)
     assert plan_recovery(cut, forced=True).decision.action == "bootstrap"
-    assert plan_recovery(seen(spec, oldest=offsets(0, 3), info={"compacted": True})).decision.action == "bootstrap"
+    assert (
+        plan_recovery(seen(spec, oldest=offsets(0, 3), info={"compacted": True})).decision.action
+        == "bootstrap"
+    )
     unmarked = declared(bootstrap=False)
     assert plan_recovery(seen(unmarked, oldest=offsets(0, 3))).decision.action == "create"
 
@@ -208,7 +250,11 @@ def test_a_rebuild_asks_nothing_of_the_table_before_and_all_of_the_stream() -> N
         seen(spec),
     ):
         plan = plan_recovery(state, rebuild="new rules")
-        assert (plan.first, plan.decision.action, plan.decision.reason) == ("begin", "bootstrap", "rebuild: new rules")
+        assert (plan.first, plan.decision.action, plan.decision.reason) == (
+            "begin",
+            "bootstrap",
+            "rebuild: new rules",
+        )
     with pytest.raises(DatasetError, match="new rules") as failure:
         plan_recovery(seen(spec, table(spec), oldest=offsets(1, 0)), rebuild="new rules")
     assert failure.value.dataset == spec.name
@@ -226,7 +272,10 @@ def test_another_key_is_rejected_and_other_input_partitions_are_decided_on() -> 
     other = replace(spec, key=("n",), partition_by=("n",))
     with pytest.raises(DatasetError, match=r"key is \(n\), was \(k\)"):
         require_matching_manifest(stored, declaration_from_spec(other, COLUMNS, input_partitions=2))
-    assert require_matching_manifest(stored, declaration_from_spec(spec, COLUMNS, input_partitions=3)) is stored
+    assert (
+        require_matching_manifest(stored, declaration_from_spec(spec, COLUMNS, input_partitions=3))
+        is stored
+    )
 
 
 # -- columns, and what refuses any decision
@@ -235,7 +284,9 @@ def test_another_key_is_rejected_and_other_input_partitions_are_decided_on() -> 
 def test_added_columns_are_taken_on_first() -> None:
     spec, wider = declared(), Schema.of(k="string", n="int", at="date")
     assert plan_recovery(seen(spec, table(spec), columns=wider)).first == "evolve"
-    assert plan_recovery(seen(spec, building(spec), columns=wider)).first == "begin", "what is built has the old ones"
+    assert plan_recovery(seen(spec, building(spec), columns=wider)).first == "begin", (
+        "what is built has the old ones"
+    )
 
 
 def test_a_stream_that_was_made_anew_is_refused_before_a_writer_who_was_first() -> None:

@@ -1,4 +1,6 @@
-"""A change stream's table rewritten into other partitions: what a dictionary says, under readers, races and crashes."""
+"""A change stream's table rewritten into other partitions: what a dictionary says, under
+readers, races and crashes.
+"""
 
 from __future__ import annotations
 
@@ -64,12 +66,16 @@ def table_with(*commits: list[Fact], spec: AdjunctDataset = SPEC) -> World:
     return world
 
 
-def rewrite(world: World, partitions: int = 5, lake: Lake | None = None, **options: Any) -> RebucketReport:
+def rewrite(
+    world: World, partitions: int = 5, lake: Lake | None = None, **options: Any
+) -> RebucketReport:
     return repartition_table(lake or world.lake, NAME, partitions, **{**WHY, **options})
 
 
 def check(world: World, log: Log) -> int:
-    """What is served is what the facts say, lies where its hash says, and is whole; return its partitions."""
+    """What is served is what the facts say, lies where its hash says, and is whole; return its
+    partitions.
+    """
     view = StoredVersions(world.lake, NAME).require_current()
     starts, ends = spans_of(view)
     assert content(view) == log.table(ends, starts)
@@ -77,7 +83,9 @@ def check(world: World, log: Log) -> int:
     assert partitions is not None
     assert StoredVersions(world.lake, NAME).require_manifest().declaration.partitions == partitions
     buckets = {bucket_of_key([key], ["string"], partitions) for key in KEYS}
-    assert {file.bucket for generation in view.sealed.generations for file in generation.files} <= buckets
+    assert {
+        file.bucket for generation in view.sealed.generations for file in generation.files
+    } <= buckets
     assert verify_version(view, deep=True).ok
     return partitions
 
@@ -98,13 +106,22 @@ def test_base_and_deltas_are_the_same_in_the_new_partitions_and_changes_go_on() 
     after = store.require_manifest()
     assert check(world, log_of(FIRST, SECOND)) == 5
     assert report.versions == {old.version: store.require_current().version}
-    assert (after.offsets, after.stream, after.bootstrap) == (before.offsets, before.stream, before.bootstrap)
+    assert (after.offsets, after.stream, after.bootstrap) == (
+        before.offsets,
+        before.stream,
+        before.bootstrap,
+    )
     assert [generation.id for generation in store.require_current().sealed.generations] == [
         generation.id for generation in old.sealed.generations
     ]
-    assert (store.history()[0].action, store.history()[0].reason) == ("repartition", "more machines")
+    assert (store.history()[0].action, store.history()[0].reason) == (
+        "repartition",
+        "more machines",
+    )
     send(world, THIRD)
-    with pytest.raises(DatasetError, match=r"partitions is 2, was 5.*adjunct dataset repartition facts"):
+    with pytest.raises(
+        DatasetError, match=r"partitions is 2, was 5.*adjunct dataset repartition facts"
+    ):
         world.advance(SPEC)
     assert world.advance(MORE).action == "applied"
     assert check(world, log_of(FIRST, SECOND, THIRD)) == 5
@@ -124,7 +141,11 @@ def test_versions_of_before_keep_their_partitions_until_they_are_discarded() -> 
         discard(world.lake, NAME, DiscardPolicy(keep=1, grace=timedelta(0)), by="test")
         old = StoredVersions(world.lake, NAME).version(first.version)
         assert (content(old), old.sealed.partitions) == ({"a": 1, "b": 2, "c": 3}, 2)
-        assert content(StoredVersions(world.lake, NAME).version(as_of=first.sealed.number)) == {"a": 1, "b": 2, "c": 3}
+        assert content(StoredVersions(world.lake, NAME).version(as_of=first.sealed.number)) == {
+            "a": 1,
+            "b": 2,
+            "c": 3,
+        }
     discard(world.lake, NAME, DiscardPolicy(keep=1, grace=timedelta(0)), by="test")
     assert StoredVersions(world.lake, NAME).require_manifest().retired == ()
     assert left_over(world, MORE) == set()
@@ -133,7 +154,9 @@ def test_versions_of_before_keep_their_partitions_until_they_are_discarded() -> 
         StoredVersions(world.lake, NAME).version(first.version)
 
 
-facts = st.lists(st.tuples(st.sampled_from(KEYS), st.integers(1, 40), st.none() | st.integers(0, 9)), max_size=6)
+facts = st.lists(
+    st.tuples(st.sampled_from(KEYS), st.integers(1, 40), st.none() | st.integers(0, 9)), max_size=6
+)
 step = st.one_of(
     st.tuples(st.just("apply"), facts),
     st.tuples(st.just("minor"), st.just([])),
@@ -147,8 +170,12 @@ step = st.one_of(
 @pytest.mark.parametrize("by_position", [False, True])
 @settings(max_examples=rounds(6, 15))
 @given(st.lists(step, min_size=2, max_size=8))
-def test_a_table_that_is_rewritten_between_is_the_one_that_is_not(by_position: bool, steps: list) -> None:
-    """By a column, deletions are kept: what comes late must lose against tombstones in a base that was rewritten."""
+def test_a_table_that_is_rewritten_between_is_the_one_that_is_not(
+    by_position: bool, steps: list
+) -> None:
+    """By a column, deletions are kept: what comes late must lose against tombstones in a base
+    that was rewritten.
+    """
     options = {"order_by": "at"} if by_position else {}
     world, log, partitions = facts_in(lake_in(InMemoryStore()), IN_PROCESS), Log(by_position), 2
     for what, argument in [("apply", [("a", 20, 1), ("b", 21, None)]), *steps]:
@@ -169,7 +196,11 @@ def test_a_table_that_is_rewritten_between_is_the_one_that_is_not(by_position: b
 @pytest.mark.rounds
 # Who dies after a request leaves what one leaves who dies before the next.
 @pytest.mark.parametrize(
-    "kind", ["crash-before", *(pytest.param(kind, marks=pytest.mark.long) for kind in ("crash-after", "lost-after"))]
+    "kind",
+    [
+        "crash-before",
+        *(pytest.param(kind, marks=pytest.mark.long) for kind in ("crash-after", "lost-after")),
+    ],
 )
 def test_a_fault_at_any_request_leaves_the_old_table_or_the_new_one(kind: str) -> None:
     seen, log = set(), log_of(FIRST, SECOND)
@@ -210,7 +241,12 @@ def test_what_is_committed_meanwhile_is_rewritten_too() -> None:
 
 def test_an_erasure_meanwhile_leaves_the_key_in_nothing_that_was_rewritten() -> None:
     world = table_with(FIRST, SECOND)
-    fault = Fault("put_if_match", 1, "meanwhile", lambda: erase_keys(world.lake, NAME, ["b"], reason="asked", by="ada"))
+    fault = Fault(
+        "put_if_match",
+        1,
+        "meanwhile",
+        lambda: erase_keys(world.lake, NAME, ["b"], reason="asked", by="ada"),
+    )
     rewrite(world, lake=faulty(world, fault))
     view = StoredVersions(world.lake, NAME).require_current()
     assert (content(view), view.sealed.partitions) == ({"c": 3, "d": 6}, 5)
@@ -244,7 +280,10 @@ def test_what_can_not_be_rewritten_is_refused_and_a_dry_run_changes_nothing() ->
     commit = StoredVersions(world.lake, NAME).read()[0]
     holds = {version: "open batch 7 of application app"}
     planned = rewrite(world, dry_run=True, roots=lambda: holds)
-    assert (planned.versions, planned.holding) == ({version: ""}, ("open batch 7 of application app",))
+    assert (planned.versions, planned.holding) == (
+        {version: ""},
+        ("open batch 7 of application app",),
+    )
     with pytest.raises(StillReadError) as caught:
         rewrite(world, roots=lambda: holds)
     assert caught.value.readers == ("open batch 7 of application app",)

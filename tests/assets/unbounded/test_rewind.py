@@ -1,4 +1,6 @@
-"""Startpoints on a dataset's own stream: changes applied again, tables built anew, and what is refused (issue 6.7)."""
+"""Startpoints on a dataset's own stream: changes applied again, tables built anew, and what is
+refused (issue 6.7).
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,11 @@ from typing import Any
 import pytest
 
 from dagster_adjunct.assets.declaration.change_formats import OperationColumn
-from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, bounded_dataset, unbounded_dataset
+from dagster_adjunct.assets.declaration.dataset import (
+    AdjunctDataset,
+    bounded_dataset,
+    unbounded_dataset,
+)
 from dagster_adjunct.assets.declaration.extractors import Projection
 from dagster_adjunct.assets.declaration.policies import DeadLetters, DiscardPolicy
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
@@ -42,14 +48,30 @@ from dagster_adjunct.resources.streams.startpoint import (
 from dagster_adjunct.resources.streams.system import SystemStreamPartition
 from tests.assets.conftest import World
 from tests.assets.unbounded import facts
-from tests.assets.unbounded.facts import DEAD, NAME, TENFOLD, Fact, content, facts_in, letters, table_of
+from tests.assets.unbounded.facts import (
+    DEAD,
+    NAME,
+    TENFOLD,
+    Fact,
+    content,
+    facts_in,
+    letters,
+    table_of,
+)
 from tests.assets.unbounded.following_plain import table_in
 from tests.assets.unbounded.tables import BY_HAND, left_over, stored
 from tests.faulty_store import WRITES, Crash, Fault, FaultKind, FaultyStore, deaths
 
 COLUMNS = Schema.of(k="string", n="int")
 KEYS = [*"abcdefgh"]
-FIRST: list[Fact] = [("a", 1, 1), ("b", 2, 2), ("c", 3, 3), ("a", 4, 4), ("d", 5, 5), ("b", 6, None)]
+FIRST: list[Fact] = [
+    ("a", 1, 1),
+    ("b", 2, 2),
+    ("c", 3, 3),
+    ("a", 4, 4),
+    ("d", 5, 5),
+    ("b", 6, None),
+]
 SECOND: list[Fact] = [("a", 7, None), ("e", 8, 8), ("c", 2, 9), ("b", 9, 10), ("d", 10, 11)]
 
 
@@ -71,7 +93,12 @@ def rewind(
 ) -> AdvanceReport:
     told = {"reason": "the filter was wrong", "by": "ada", **options}
     return rewind_dataset(
-        spec, lake=lake or world.lake, systems=world.systems, spark=world.spark, positions=positions, **told
+        spec,
+        lake=lake or world.lake,
+        systems=world.systems,
+        spark=world.spark,
+        positions=positions,
+        **told,
     )
 
 
@@ -90,7 +117,9 @@ def served(world: World, spec: AdjunctDataset) -> dict[str, int]:
 
 
 class Stream:
-    """All that was sent, by partition and offset, and what a table holds by a declaration (a bound of n)."""
+    """All that was sent, by partition and offset, and what a table holds by a declaration (a
+    bound of n).
+    """
 
     def __init__(self, partitions: int) -> None:
         self.sent: list[list[tuple[str, int | None]]] = [[] for _ in range(partitions)]
@@ -102,7 +131,9 @@ class Stream:
             self.sent[bucket_of_key([change[0]], ["string"], len(self.sent))].append(change)
 
     def apply(self, bound: int, starts: Mapping[int, int]) -> dict[str, int]:
-        """Take in what these partitions hold from there on: the newest change of each key counts."""
+        """Take in what these partitions hold from there on: the newest change of each key
+        counts.
+        """
         for partition, start in starts.items():
             for key, n in dict(self.sent[partition][start : self.taken[partition]]).items():
                 self.table.pop(key, None)
@@ -117,7 +148,9 @@ class Stream:
 
 def bounded_by(bound: int, spread: Mapping[str, Any]) -> AdjunctDataset:
     extractor = Projection("k STRING, n INT", where=f"n < {bound}")
-    return unbounded_dataset(NAME, input=f"lake.{NAME}", key="k", extractor=extractor, compaction=BY_HAND, **spread)
+    return unbounded_dataset(
+        NAME, input=f"lake.{NAME}", key="k", extractor=extractor, compaction=BY_HAND, **spread
+    )
 
 
 @pytest.mark.spark
@@ -152,7 +185,9 @@ def test_after_a_rewind_keys_changed_since_are_what_the_corrected_declaration_sa
         corrected = bounded_by(bound, spread)
         report = rewind(world, corrected, {part(p): at(start) for p, start in starts.items()})
         assert report.action == "rewound"
-        assert served(world, corrected) == stream.apply(bound, starts), "what came since is for the next advance"
+        assert served(world, corrected) == stream.apply(bound, starts), (
+            "what came since is for the next advance"
+        )
         assert report.offsets == {str(part(p)): str(taken) for p, taken in enumerate(stream.taken)}
     world.advance(corrected)
     assert served(world, corrected) == stream.advance(bound)
@@ -170,7 +205,9 @@ def with_operations(*write: str) -> AdjunctDataset:
 
 
 @pytest.mark.spark
-def test_an_earlier_change_counts_where_the_newest_makes_no_entry_any_more(sparkling: World) -> None:
+def test_an_earlier_change_counts_where_the_newest_makes_no_entry_any_more(
+    sparkling: World,
+) -> None:
     world = sparkling
     world.stream(NAME, Schema.of(k="string", n="int", op="string"), ["k"], 1)
     world.send(NAME, [("a", 1, "u"), ("b", 1, "u"), ("a", 2, "x"), ("c", 3, "x")])
@@ -179,10 +216,14 @@ def test_an_earlier_change_counts_where_the_newest_makes_no_entry_any_more(spark
     assert served(world, wrong) == {"a": 2, "b": 1, "c": 3}
     right = with_operations("u")
     rewind(world, right, {part(0): at(0)})
-    assert served(world, right) == {"a": 1, "b": 1, "c": 3}, "nothing of c is said any more: it stays as it was"
+    assert served(world, right) == {"a": 1, "b": 1, "c": 3}, (
+        "nothing of c is said any more: it stays as it was"
+    )
     world.send(NAME, [("a", 4, "u"), ("b", 4, "d")])
     world.advance(right)
-    assert served(world, right) == {"a": 4, "c": 3}, "what is newer wins over what was placed later than it was"
+    assert served(world, right) == {"a": 4, "c": 3}, (
+        "what is newer wins over what was placed later than it was"
+    )
     rewind(world, right, {part(0): at(0)})
     assert served(world, right) == {"a": 4, "c": 3}
     dead = world.streams.read_arrow(world.streams.all_ranges(DEAD)).to_pylist()
@@ -190,26 +231,36 @@ def test_an_earlier_change_counts_where_the_newest_makes_no_entry_any_more(spark
 
 
 @pytest.mark.spark
-def test_by_a_column_the_highest_still_wins_and_what_may_be_deleted_is_refused(sparkling: World) -> None:
+def test_by_a_column_the_highest_still_wins_and_what_may_be_deleted_is_refused(
+    sparkling: World,
+) -> None:
     world = facts_in(sparkling.lake, sparkling.spark)
 
     def table(bound: int) -> AdjunctDataset:
         extractor = Projection("k STRING, at BIGINT, n INT", where=f"n < {bound}")
         return table_of(order_by="at", keep_tombstones=10, extractor=extractor, partitions=1)
 
-    sent: list[list[Fact]] = [[("a", 100, 1), ("b", 50, 60), ("c", 50, 70)], [("b", 60, None), ("a", 90, 2)]]
+    sent: list[list[Fact]] = [
+        [("a", 100, 1), ("b", 50, 60), ("c", 50, 70)],
+        [("b", 60, None), ("a", 90, 2)],
+    ]
     for changes in sent:
         facts.send(world, changes)
         world.advance(table(100))
     everything = {part(p): at(0) for p in (0, 1)}
     rewind(world, table(65), everything)
-    assert served(world, table(65)) == {"a": 1}, "c is left out now, b stays deleted, and 90 does not beat 100"
+    assert served(world, table(65)) == {"a": 1}, (
+        "c is left out now, b stays deleted, and 90 does not beat 100"
+    )
     compact_dataset(world.lake, NAME, spark=world.spark, by="test", level="major")
     assert StoredVersions(world.lake, NAME).require_manifest().horizon == 90
     rewind(world, table(65), {part(p): at(0) for p in (0, 1)})
     assert {key for _, key, _ in stored(world, table(65))} == {"a"}, "what is forgotten stays so"
     before = StoredVersions(world.lake, NAME).read()[0]
-    with pytest.raises(DatasetError, match=r"1 of the changes can't be applied again, .* deletions up to position 90"):
+    with pytest.raises(
+        DatasetError,
+        match=r"1 of the changes can't be applied again, .* deletions up to position 90",
+    ):
         rewind(world, table(100), everything_again := {part(p): at(0) for p in (0, 1)})
     assert StoredVersions(world.lake, NAME).read()[0] == before
     assert all("/attempts/" in key for key in left_over(world, table(100)))
@@ -225,7 +276,9 @@ def test_entries_whose_key_is_computed_are_rewound_only_by_force_and_stay(sparkl
 
     def table(expression: str) -> AdjunctDataset:
         extractor = Projection("k STRING, n INT", select={"k": expression})
-        return unbounded_dataset(NAME, input=f"lake.{NAME}", key="k", partitions=1, extractor=extractor)
+        return unbounded_dataset(
+            NAME, input=f"lake.{NAME}", key="k", partitions=1, extractor=extractor
+        )
 
     world.send(NAME, [("a", 1), ("b", 2)])
     world.advance(table("concat('x', k)"))
@@ -266,7 +319,9 @@ def tenfold(world: World, starts: Mapping[int, int]) -> dict[str, int]:
     log.add(FIRST + SECOND)
     after = now(world)
     for partition, start in starts.items():
-        after |= {key: 10 * after[key] for key, _, _ in log.facts[partition][start:] if key in after}
+        after |= {
+            key: 10 * after[key] for key, _, _ in log.facts[partition][start:] if key in after
+        }
     return after
 
 
@@ -277,18 +332,24 @@ def test_the_plan_says_what_would_be_done_and_changes_nothing() -> None:
     before = StoredVersions(world.lake, NAME).read()[0]
 
     def plan(positions: Mapping[SystemStreamPartition, Startpoint], **force: Any) -> Any:
-        return plan_rewind(table_of(), lake=world.lake, systems=world.systems, positions=positions, **force)
+        return plan_rewind(
+            table_of(), lake=world.lake, systems=world.systems, positions=positions, **force
+        )
 
     some = plan({part(0): at(1), part(1): StartpointTimestamp(timestamp_ms=0)})
     assert (some.action, some.refusal) == ("rewind", None)
     assert [
-        (partition.start, partition.taken, partition.again, partition.skipped) for partition in some.partitions
+        (partition.start, partition.taken, partition.again, partition.skipped)
+        for partition in some.partitions
     ] == [("1", str(ends[0]), ends[0] - 1, 0), ("0", str(ends[1]), ends[1], 0)]
-    assert f"lake.{NAME}.0: offset 1: starts at 1, read up to {ends[0]}: {ends[0] - 1} offsets again" in (
-        some.summary()
+    assert (
+        f"lake.{NAME}.0: offset 1: starts at 1, read up to {ends[0]}: {ends[0] - 1} offsets again"
+        in (some.summary())
     )
     assert some.to_json()["partitions"][0]["ssp"] == f"lake.{NAME}.0"
-    assert plan({part(0): StartpointOldest()}).action == "rewind", "the oldest of some partitions is no rebuild"
+    assert plan({part(0): StartpointOldest()}).action == "rewind", (
+        "the oldest of some partitions is no rebuild"
+    )
     assert plan({part(p): StartpointOldest() for p in (0, 1)}).action == "rebuild"
     grown = next(p for p in (0, 1) if int(world.streams.upcoming([part(p)])[part(p)]) > ends[p])
     skipping = plan({part(grown): at(ends[grown] + 1)})
@@ -301,12 +362,12 @@ def test_the_plan_says_what_would_be_done_and_changes_nothing() -> None:
         plan({part(0, "other"): at(0)})
     with pytest.raises(OffsetOutOfRangeError) as caught:
         plan({part(0): at(99)})
-    assert (caught.value.stream, caught.value.partition, caught.value.offset, caught.value.oldest) == (
-        "lake.facts",
-        0,
-        "99",
-        "0",
-    )
+    assert (
+        caught.value.stream,
+        caught.value.partition,
+        caught.value.offset,
+        caught.value.oldest,
+    ) == ("lake.facts", 0, "99", "0")
 
 
 def test_a_startpoint_that_was_applied_does_nothing_however_often_it_comes() -> None:
@@ -314,7 +375,10 @@ def test_a_startpoint_that_was_applied_does_nothing_however_often_it_comes() -> 
     wanted = tenfold(world, {0: 1})
     asked: dict[SystemStreamPartition, Startpoint] = {part(0): at(1)}
     first = rewind(world, table_of(extractor=TENFOLD), asked)
-    assert first.note == f"{int(told(world).offsets[str(part(0))]) - 1} offsets of 1 partition(s) applied again"
+    assert (
+        first.note
+        == f"{int(told(world).offsets[str(part(0))]) - 1} offsets of 1 partition(s) applied again"
+    )
     assert now(world) == wanted
     manifest = told(world)
     assert manifest.applied == {str(part(0)): (asked[part(0)].id,)}
@@ -325,7 +389,9 @@ def test_a_startpoint_that_was_applied_does_nothing_however_often_it_comes() -> 
     more = {**asked, part(1): StartpointOldest()}
     rewind(world, table_of(extractor=TENFOLD), more)
     positions = {**more, part(0): at(2)}
-    plan = plan_rewind(table_of(extractor=TENFOLD), lake=world.lake, systems=world.systems, positions=positions)
+    plan = plan_rewind(
+        table_of(extractor=TENFOLD), lake=world.lake, systems=world.systems, positions=positions
+    )
     assert [partition.start for partition in plan.partitions] == ["2"], "only the new one counts"
     entry = StoredVersions(world.lake, NAME).history(limit=1)[0]
     assert (entry.action, entry.by, entry.reason) == ("rewind", "ada", "the filter was wrong")
@@ -337,7 +403,9 @@ def test_a_table_of_another_key_is_refused_before_anything_is_decided() -> None:
     rewind(world, table_of(), asked)
     before, other = told(world), replace(table_of(order_by="at"), key=("n",), partition_by=("n",))
     for attempt in (
-        lambda: plan_rewind(other, lake=world.lake, systems=world.systems, positions={part(0): at(0)}),
+        lambda: plan_rewind(
+            other, lake=world.lake, systems=world.systems, positions={part(0): at(0)}
+        ),
         lambda: rewind(world, other, asked),
         lambda: rewind(world, other, {part(p): StartpointOldest() for p in (0, 1)}),
         lambda: world.advance(other),
@@ -362,7 +430,9 @@ def test_what_is_after_the_table_is_refused_unless_forced() -> None:
     assert told(world).offsets == ends
     assert not told(world).applied
     skip = StartpointUpcoming()
-    report = rewind(world, spec, {part(0): skip}, force=[part(0)], reason="a flood of nonsense", by="bob")
+    report = rewind(
+        world, spec, {part(0): skip}, force=[part(0)], reason="a flood of nonsense", by="bob"
+    )
     assert report.note.endswith(f"{int(upcoming[part(0)]) - int(ends[str(part(0))])} skipped")
     assert now(world) == before
     manifest = told(world)
@@ -391,7 +461,9 @@ def test_a_forced_rebuild_from_a_truncated_stream_keeps_only_what_it_holds(world
     oldest = {part(0, table.spec.name): StartpointOldest()}
     plan = plan_rewind(table.spec, lake=world.lake, systems=world.systems, positions=oldest)
     assert plan.action == "rebuild"
-    with pytest.raises(DatasetError, match=r"does not hold all changes.*With force, the rebuild keeps only"):
+    with pytest.raises(
+        DatasetError, match=r"does not hold all changes.*With force, the rebuild keeps only"
+    ):
         rewind(world, table.spec, oldest)
     assert table.content == {"a": 1, "b": 2}
     back = rewind(world, table.spec, {part(0, table.spec.name): at(1)})
@@ -420,8 +492,12 @@ def test_a_bootstrap_that_was_begun_is_ended_before_changes_are_applied_again() 
     with pytest.raises(Crash):
         world.advance(spec, lake=facts.faulty(world, Fault("put_if_match", 2, "crash-before")))
     assert told(world).bootstrap.state == "running"
-    (planned,) = plan_rewind(spec, lake=world.lake, systems=world.systems, positions={part(0): at(0)}).partitions
-    assert planned.taken == told(world).bootstrap.target[str(part(0))], "what the bootstrap will have taken in"
+    (planned,) = plan_rewind(
+        spec, lake=world.lake, systems=world.systems, positions={part(0): at(0)}
+    ).partitions
+    assert planned.taken == told(world).bootstrap.target[str(part(0))], (
+        "what the bootstrap will have taken in"
+    )
     spec = replace(spec, extractor=TENFOLD)
     report = rewind(world, spec, {part(0): at(0)})
     assert report.action == "rewound"
@@ -444,7 +520,9 @@ def test_a_table_that_is_not_valid_is_not_rewound_but_can_be_built_anew() -> Non
     with pytest.raises(DatasetError, match=r"is not valid .* the next advance would rebuild it"):
         rewind(world, table_of(), {part(0): at(0)})
     assert "is not valid" in str(
-        plan_rewind(table_of(), lake=world.lake, systems=world.systems, positions={part(0): at(0)}).refusal
+        plan_rewind(
+            table_of(), lake=world.lake, systems=world.systems, positions={part(0): at(0)}
+        ).refusal
     )
     rewind(world, table_of(), {part(p): StartpointOldest() for p in (0, 1)})
     assert now(world) == {"a": 4, "c": 3, "d": 5}
@@ -452,7 +530,9 @@ def test_a_table_that_is_not_valid_is_not_rewound_but_can_be_built_anew() -> Non
 
 def test_bounded_datasets_and_tables_of_one_run_say_what_to_do_instead(world: World) -> None:
     versions = bounded_dataset("planes", input="lake.planes", key="k", broadcast=True)
-    with pytest.raises(DatasetError, match=r"adjunct dataset rollback planes.*adjunct dataset accept planes"):
+    with pytest.raises(
+        DatasetError, match=r"adjunct dataset rollback planes.*adjunct dataset accept planes"
+    ):
         rewind(world, versions, {part(0, "planes"): at(0)}, force=True)
     passing = table_of(persistent=False)
     with pytest.raises(DatasetError, match="it is built in each run"):
@@ -461,7 +541,9 @@ def test_bounded_datasets_and_tables_of_one_run_say_what_to_do_instead(world: Wo
 
 def test_another_order_than_the_tables_is_refused_even_by_force() -> None:
     world = table_with(FIRST)
-    with pytest.raises(DatasetError, match="is ordered by offset, and declared to be ordered by at"):
+    with pytest.raises(
+        DatasetError, match="is ordered by offset, and declared to be ordered by at"
+    ):
         rewind(world, table_of(order_by="at"), {part(0): at(0)}, force=True)
 
 
@@ -495,8 +577,12 @@ def test_a_crash_at_any_request_leaves_it_applied_once_or_not_at_all(name: str) 
     assert now(probe) == after != before
     expected_letters = sorted(letters(probe))
     assert len(expected_letters) == len(sent) * 2
-    faults: list[tuple[int, FaultKind]] = [(nth, "crash-before") for nth in deaths(counted.requests)]
-    faults += [(nth, "lost-after") for nth, (made, _) in enumerate(counted.requests, 1) if made in WRITES]
+    faults: list[tuple[int, FaultKind]] = [
+        (nth, "crash-before") for nth in deaths(counted.requests)
+    ]
+    faults += [
+        (nth, "lost-after") for nth, (made, _) in enumerate(counted.requests, 1) if made in WRITES
+    ]
     applied = set()
     for nth, kind in faults:
         where = f"{kind} at request {nth}: {counted.requests[nth - 1]}"
@@ -511,7 +597,9 @@ def test_a_crash_at_any_request_leaves_it_applied_once_or_not_at_all(name: str) 
         world.advance(spec)
         assert now(world) == after, where
         assert sorted(letters(world)) == expected_letters, where
-        assert told(world).applied == {str(ssp): (startpoint.id,) for ssp, startpoint in positions.items()}, where
+        assert told(world).applied == {
+            str(ssp): (startpoint.id,) for ssp, startpoint in positions.items()
+        }, where
     assert applied == {True, False}
 
 
@@ -537,7 +625,9 @@ def test_of_two_at_once_one_wins_and_the_other_does_nothing(anew: bool) -> None:
     )
     assert report.action == "up-to-date"
     assert now(world) == wanted
-    history = [(entry.action, entry.by) for entry in StoredVersions(world.lake, NAME).history(limit=None)]
+    history = [
+        (entry.action, entry.by) for entry in StoredVersions(world.lake, NAME).history(limit=None)
+    ]
     assert "ada" not in {by for action, by in history if action in ("rewind", "bootstrap")}
 
 
@@ -545,7 +635,9 @@ def test_an_advance_that_comes_first_is_never_undone() -> None:
     world = table_with(FIRST)
     facts.send(world, SECOND)
     positions: dict[SystemStreamPartition, Startpoint] = {part(p): at(0) for p in (0, 1)}
-    meanwhile = Fault("put_if_match", 1, "meanwhile", lambda: world.advance(table_of(extractor=TENFOLD)))
+    meanwhile = Fault(
+        "put_if_match", 1, "meanwhile", lambda: world.advance(table_of(extractor=TENFOLD))
+    )
     with pytest.raises(CommitConflictError):
         rewind(world, table_of(extractor=TENFOLD), positions, lake=facts.faulty(world, meanwhile))
     assert left_over(world, table_of(extractor=TENFOLD)) == set()
@@ -597,9 +689,13 @@ def test_where_there_is_nothing_to_apply_again_only_the_startpoint_is_recorded_o
     world = table_with(FIRST)
     end = StartpointSpecific(offset=told(world).offsets[str(part(0))])
     before = StoredVersions(world.lake, NAME).require_current().version
-    meanwhile = Fault("put_if_match", 1, "meanwhile", lambda: rewind(world, table_of(), {part(0): end}))
+    meanwhile = Fault(
+        "put_if_match", 1, "meanwhile", lambda: rewind(world, table_of(), {part(0): end})
+    )
     rewind(world, table_of(), {part(0): end}, lake=facts.faulty(world, meanwhile))
-    assert [entry.action for entry in StoredVersions(world.lake, NAME).history(limit=None)].count("rewind") == 1
+    assert [entry.action for entry in StoredVersions(world.lake, NAME).history(limit=None)].count(
+        "rewind"
+    ) == 1
     assert StoredVersions(world.lake, NAME).require_current().version == before
 
 
@@ -611,12 +707,16 @@ def test_a_table_without_bootstrap_can_go_back_to_before_it_began() -> None:
     world.advance(spec)
     manifest = told(world)
     begun = manifest.model_copy(
-        update={"bootstrap": manifest.bootstrap.model_copy(update={"start": dict(manifest.offsets)})}
+        update={
+            "bootstrap": manifest.bootstrap.model_copy(update={"start": dict(manifest.offsets)})
+        }
     )
     StoredVersions(world.lake, NAME).log.transact(lambda _: begun, by="test")
     rewind(world, spec, {part(p): at(0) for p in (0, 1)})
     offsets = StoredVersions(world.lake, NAME).require_current().sealed.offsets
-    assert {start for start, _ in offsets.values()} == {"0"}, "the version says from where it has read"
+    assert {start for start, _ in offsets.values()} == {"0"}, (
+        "the version says from where it has read"
+    )
 
 
 def _copy(world: World) -> World:

@@ -1,4 +1,6 @@
-"""Time travel: what was served at a time or after a commit, and a clear word where that has gone."""
+"""Time travel: what was served at a time or after a commit, and a clear word where that has
+gone.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,11 @@ def test_a_table_is_read_as_of_a_time_a_commit_number_or_a_commit_id(quick: Worl
     store, made = StoredVersions(quick.lake, spec.name), commits(quick, spec.name)
     for place, (version, held) in enumerate(history):
         commit = made[version]
-        after = made[history[place + 1][0]].created_at - TICK if place + 1 < len(history) else datetime.now(UTC)
+        after = (
+            made[history[place + 1][0]].created_at - TICK
+            if place + 1 < len(history)
+            else datetime.now(UTC)
+        )
         for view in (
             store.version(as_of=commit.created_at),
             store.version(as_of=after),
@@ -91,7 +97,9 @@ def test_before_the_first_version_there_was_nothing(quick: World) -> None:
     assert caught.value.dataset == "table"
     began = datetime.now(UTC)
     quick.advance(spec)
-    with pytest.raises(NoSealedVersionError, match=r"served nothing at .* UTC; the oldest .* number 2"):
+    with pytest.raises(
+        NoSealedVersionError, match=r"served nothing at .* UTC; the oldest .* number 2"
+    ):
         store.version(as_of=began)
     with pytest.raises(NoSealedVersionError, match="commit 1") as caught:
         store.version(as_of=1)
@@ -115,7 +123,10 @@ def test_what_is_asked_for_must_be_one_thing_that_is_there(quick: World) -> None
         store.version(as_of=datetime(2026, 1, 1))
     assert caught.value.argument == "as_of"
     for unknown in (99, 0, "nobody"):
-        with pytest.raises(DatasetError, match=rf"no commit {unknown!r}; those that can be read are numbered 1 to 2"):
+        with pytest.raises(
+            DatasetError,
+            match=rf"no commit {unknown!r}; those that can be read are numbered 1 to 2",
+        ):
             store.version(as_of=unknown)
 
 
@@ -125,8 +136,14 @@ def test_what_was_discarded_is_said_with_the_oldest_that_is_left(quick: World) -
     made = commits(quick, spec.name)
     report = compact_dataset(quick.lake, spec.name, spark=IN_PROCESS, by="test", level="major")
     discard(quick.lake, spec.name, DiscardPolicy(keep=1, grace=timedelta(0)), by="test")
-    store, oldest = StoredVersions(quick.lake, spec.name), commits(quick, spec.name)[str(report.version)]
-    left = rf"has been discarded; the oldest readable version was committed at .* UTC, as number {oldest.number}\."
+    store, oldest = (
+        StoredVersions(quick.lake, spec.name),
+        commits(quick, spec.name)[str(report.version)],
+    )
+    left = (
+        r"has been discarded; the oldest readable version was committed at .* UTC, as number"
+        rf" {oldest.number}\."
+    )
     for version, _ in history:
         for asked in (made[version].created_at, made[version].number):
             with pytest.raises(VersionDiscardedError, match=left):
@@ -140,12 +157,16 @@ def test_an_attempt_that_lost_under_the_same_number_is_never_read(quick: World) 
     send(quick, spec, {"a": 1})
     quick.send(spec.name, [("a", 2)])
     won: list[str] = []
-    rival = Fault("put_if_match", 1, "meanwhile", lambda: won.append(str(quick.advance(spec).version)))
+    rival = Fault(
+        "put_if_match", 1, "meanwhile", lambda: won.append(str(quick.advance(spec).version))
+    )
     with pytest.raises(CommitConflictError):
         quick.advance(spec, lake=faulty(quick, rival))
     store = StoredVersions(quick.lake, spec.name)
     number = commits(quick, spec.name)[won[0]].number
-    manifests = [item.key for item in quick.lake.store.list(f"datasets/{spec.name}/manifests/{number:012d}-")]
+    manifests = [
+        item.key for item in quick.lake.store.list(f"datasets/{spec.name}/manifests/{number:012d}-")
+    ]
     assert len(manifests) == 2
     send(quick, spec, {"a": 3})
     assert store.version(as_of=number).version == won[0]
@@ -163,7 +184,10 @@ def test_a_commit_among_many_is_found_by_few_requests(quick: World) -> None:
         log.transact(lambda manifest: manifest.after(confirmed_at=datetime.now(UTC)), by="test")
     at = commits(quick, spec.name)[version].created_at
     counting = FaultyStore(quick.lake.store)
-    assert StoredVersions(Lake(counting, quick.lake.id), spec.name).version(as_of=at).version == version
+    assert (
+        StoredVersions(Lake(counting, quick.lake.id), spec.name).version(as_of=at).version
+        == version
+    )
     assert len(counting.requests) < 15
 
 

@@ -1,4 +1,5 @@
-"""Tables of one run: SAMZA-1278's recovery table for non-persistent stores, and what batches are promised of them.
+"""Tables of one run: SAMZA-1278's recovery table for non-persistent stores, and what batches are
+promised of them.
 
 marked for bootstrap        bootstrap is always forced
 not marked                  continue from last offset
@@ -18,7 +19,11 @@ from dagster_adjunct.assets.advancing.advance_dataset import advance_dataset
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, unbounded_dataset
 from dagster_adjunct.assets.declaration.envelopes import DebeziumEnvelope
 from dagster_adjunct.assets.declaration.policies import DeadLetters
-from dagster_adjunct.assets.unbounded.transient_table import TransientTable, ranges_from_version, version_from_ranges
+from dagster_adjunct.assets.unbounded.transient_table import (
+    TransientTable,
+    ranges_from_version,
+    version_from_ranges,
+)
 from dagster_adjunct.resources.errors import (
     BadChangeError,
     ConfigurationError,
@@ -65,7 +70,9 @@ class Runs:
     def start(self, *, streams: LakeStreams | None = None) -> TransientTable:
         """Begin a run, after the end of the one before."""
         self.end()
-        self.run = TransientTable({"lake": streams or self.world.streams}, self.spec, last=self.last)
+        self.run = TransientTable(
+            {"lake": streams or self.world.streams}, self.spec, last=self.last
+        )
         return self.run
 
     def batch(self) -> Content:
@@ -155,7 +162,9 @@ def test_a_bootstrap_needs_a_stream_that_tells_of_every_key(runs: Runs) -> None:
     runs.send(b=2)
     runs.drop_the_front()
     runs.start()
-    with pytest.raises(DatasetError, match=r"'table' .*it is transient.* does not hold all changes"):
+    with pytest.raises(
+        DatasetError, match=r"'table' .*it is transient.* does not hold all changes"
+    ):
         runs.batch()
 
 
@@ -196,7 +205,9 @@ def test_a_last_offset_beyond_the_streams_end_is_of_another_stream(runs: Runs) -
 # -- kept current
 
 
-@pytest.mark.parametrize("spread", [{"partitions": 2}, {"broadcast": True}], ids=["partitioned", "broadcast"])
+@pytest.mark.parametrize(
+    "spread", [{"partitions": 2}, {"broadcast": True}], ids=["partitioned", "broadcast"]
+)
 def test_a_table_takes_in_what_is_new_and_nothing_again(runs: Runs, spread: dict[str, Any]) -> None:
     runs.spec = declared(**spread)
     runs.send(a=1, b=2, c=3)
@@ -246,7 +257,13 @@ def test_an_empty_table_is_spread_as_declared_and_markers_alone_change_nothing(r
 def test_by_the_order_of_a_column_what_comes_late_loses_also_against_a_deletion(runs: Runs) -> None:
     runs.world.stream("ordered", Schema.of(k="string", n="int", at="bigint"), ["k"], 1)
     runs.spec = unbounded_dataset(
-        "table", input="lake.ordered", key="k", partitions=2, order_by="at", persistent=False, extractor=None
+        "table",
+        input="lake.ordered",
+        key="k",
+        partitions=2,
+        order_by="at",
+        persistent=False,
+        extractor=None,
     )
     send = runs.world.streams
     _ordered(send, 1, ("a", 1, 5, False), ("b", 2, 5, False), ("c", 3, 9, True))
@@ -325,11 +342,15 @@ def test_a_version_that_lost_changes_is_restored_without_them_where_declared(run
 
 def test_a_version_of_another_stream_is_refused(runs: Runs) -> None:
     version = version_from_ranges({SystemStreamPartition("lake", "other", 0): ("0", "1")})
-    with pytest.raises(DatasetError, match=r"began with offsets of lake\.other\.0, and the declared input is lake"):
+    with pytest.raises(
+        DatasetError, match=r"began with offsets of lake\.other\.0, and the declared input is lake"
+    ):
         runs.start().restore(version, runs.world.spark)
 
 
-@pytest.mark.parametrize("text", ["offsets-2:{}", "offsets-1:{", 'offsets-1:{"x":["0","1"]}', "v000001-a"])
+@pytest.mark.parametrize(
+    "text", ["offsets-2:{}", "offsets-1:{", 'offsets-1:{"x":["0","1"]}', "v000001-a"]
+)
 def test_a_text_that_is_no_version_is_refused(text: str) -> None:
     with pytest.raises(MalformedDocumentError) as failure:
         ranges_from_version("table", text)
@@ -349,7 +370,9 @@ def test_a_table_outlives_the_catalogue_entry_of_what_it_was_read_from(
     assert runs.batch() == {"a": 1, "b": 2}
 
 
-def test_memory_is_given_back_when_a_view_is_superseded_and_when_the_run_ends(runs: Runs, spark: SparkSession) -> None:
+def test_memory_is_given_back_when_a_view_is_superseded_and_when_the_run_ends(
+    runs: Runs, spark: SparkSession
+) -> None:
     def kept() -> int:
         return int(spark.sparkContext._jsc.getPersistentRDDs().size())
 
@@ -369,12 +392,16 @@ def test_a_change_that_can_not_be_applied_is_named(runs: Runs) -> None:
     import pyarrow as pa
 
     runs.world.stream("unkeyed", COLUMNS, [], 1)
-    runs.spec = unbounded_dataset("table", input="lake.unkeyed", key="k", partitions=2, persistent=False)
+    runs.spec = unbounded_dataset(
+        "table", input="lake.unkeyed", key="k", partitions=2, persistent=False
+    )
     rows = pa.table({"k": pa.array([None], pa.string()), "n": pa.array([1], pa.int32())})
     runs.world.streams.append("unkeyed", rows, producer="test", sequence=1)
     runs.start()
     with (
-        pytest.raises(BadChangeError, match=r"dataset 'table': the change at offset 0 .* null key column 'k'"),
+        pytest.raises(
+            BadChangeError, match=r"dataset 'table': the change at offset 0 .* null key column 'k'"
+        ),
         translate_spark_errors(),
     ):
         runs.batch()
@@ -393,13 +420,23 @@ def transaction(name: str, *, ended: bool) -> tuple[str]:
     return (json.dumps({"status": "END" if ended else "BEGIN", **told}),)
 
 
-def test_a_transaction_that_is_not_whole_waits_and_makes_the_table_stale_in_the_end(runs: Runs) -> None:
+def test_a_transaction_that_is_not_whole_waits_and_makes_the_table_stale_in_the_end(
+    runs: Runs,
+) -> None:
     for stream in ("single", "transactions"):
         runs.world.stream(stream, Schema.of(value="string"), [], 1)
-    form = DebeziumEnvelope("k STRING, n INT", transactions="lake.transactions", collection="public.t")
-    runs.spec = unbounded_dataset("table", input="lake.single", key="k", partitions=2, persistent=False, changes=form)
+    form = DebeziumEnvelope(
+        "k STRING, n INT", transactions="lake.transactions", collection="public.t"
+    )
+    runs.spec = unbounded_dataset(
+        "table", input="lake.single", key="k", partitions=2, persistent=False, changes=form
+    )
     runs.world.send("single", [inserted("t1", "a", 1), inserted("t2", "b", 2)])
-    told = [transaction("t1", ended=False), transaction("t1", ended=True), transaction("t2", ended=False)]
+    told = [
+        transaction("t1", ended=False),
+        transaction("t1", ended=True),
+        transaction("t2", ended=False),
+    ]
     runs.world.send("transactions", told)
     table = runs.start()
     assert runs.batch() == {"a": 1}
@@ -426,5 +463,7 @@ def test_what_needs_a_store_is_refused_for_a_table_of_one_run() -> None:
 def test_it_is_not_advanced_by_itself(world: World) -> None:
     world.stream("table", COLUMNS, ["k"], 2)
     with pytest.raises(DatasetError) as failure:
-        advance_dataset(declared(), lake=world.lake, systems=world.systems, spark=world.spark, by="test")
+        advance_dataset(
+            declared(), lake=world.lake, systems=world.systems, spark=world.spark, by="test"
+        )
     assert failure.value.dataset == "table"

@@ -1,4 +1,6 @@
-"""What of a table's past goes and what stays: for a reader, for an open batch, for a build, for time travel."""
+"""What of a table's past goes and what stays: for a reader, for an open batch, for a build, for
+time travel.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +14,21 @@ from dagster_adjunct.assets.declaration.policies import DiscardPolicy
 from dagster_adjunct.assets.reading.dataset import open_dataset
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.reading.version_reader import VersionReader
-from dagster_adjunct.assets.retention.discard import DiscardReport, discard, find_oldest_kept, plan_retired
+from dagster_adjunct.assets.retention.discard import (
+    DiscardReport,
+    discard,
+    find_oldest_kept,
+    plan_retired,
+)
 from dagster_adjunct.assets.unbounded.compaction import CompactionReport, compact_dataset
 from dagster_adjunct.assets.versions.leases import Lease
 from dagster_adjunct.assets.versions.manifest import Bootstrap, Retired, UnboundedManifest
 from dagster_adjunct.assets.versions.version import DatasetDeclaration, version_number
-from dagster_adjunct.resources.errors import DatasetError, ManifestMismatchError, VersionDiscardedError
+from dagster_adjunct.resources.errors import (
+    DatasetError,
+    ManifestMismatchError,
+    VersionDiscardedError,
+)
 from dagster_adjunct.resources.objects import commit_log
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
@@ -37,11 +48,15 @@ def quick(world: World) -> World:
     return world
 
 
-def compact(world: World, spec: AdjunctDataset, level=None, *, lake: Lake | None = None) -> CompactionReport:
+def compact(
+    world: World, spec: AdjunctDataset, level=None, *, lake: Lake | None = None
+) -> CompactionReport:
     return compact_dataset(lake or world.lake, spec.name, spark=world.spark, by="test", level=level)
 
 
-def go(world: World, spec: AdjunctDataset, policy: DiscardPolicy = AT_ONCE, **options) -> DiscardReport:
+def go(
+    world: World, spec: AdjunctDataset, policy: DiscardPolicy = AT_ONCE, **options
+) -> DiscardReport:
     return discard(options.pop("lake", world.lake), spec.name, policy, by="test", **options)
 
 
@@ -54,9 +69,15 @@ def manifest_of(world: World, spec: AdjunctDataset) -> UnboundedManifest:
 
 
 def four_versions(world: World) -> tuple[AdjunctDataset, list[tuple[str, dict[str, int]]]]:
-    """Return a table and its versions with what they hold: base, two deltas, and all of it compacted."""
+    """Return a table and its versions with what they hold: base, two deltas, and all of it
+    compacted.
+    """
     spec = table(world)
-    history = [send(world, spec, {"a": 1, "b": 1}), send(world, spec, {"a": 2}), send(world, spec, {"b": None, "c": 3})]
+    history = [
+        send(world, spec, {"a": 1, "b": 1}),
+        send(world, spec, {"a": 2}),
+        send(world, spec, {"b": None, "c": 3}),
+    ]
     report = compact(world, spec, "major")
     assert report.version is not None
     return spec, [*history, (report.version, history[-1][1])]
@@ -70,7 +91,12 @@ def retired(*untils: int) -> UnboundedManifest:
     return UnboundedManifest(
         name="table",
         declaration=DatasetDeclaration(
-            kind="unbounded", input="lake.table", key=("k",), key_types=("string",), partition_by=("k",), partitions=1,
+            kind="unbounded",
+            input="lake.table",
+            key=("k",),
+            key_types=("string",),
+            partition_by=("k",),
+            partitions=1,
             input_partitions=1,
         ),
         offsets=spans,
@@ -79,7 +105,7 @@ def retired(*untils: int) -> UnboundedManifest:
             Retired(generation=place, folder=f"data/{place}", until=until, at=NOW)
             for place, until in enumerate(untils, 1)
         ),
-    )  # fmt: skip
+    )
 
 
 def decided(
@@ -89,7 +115,9 @@ def decided(
     kept_from: int = 100,
     hours: dict[int, float] | None = None,
 ) -> tuple[list[int], int]:
-    """Return the generations that go by a grace of an hour, with commits so many hours old; two where not said."""
+    """Return the generations that go by a grace of an hour, with commits so many hours old; two
+    where not said.
+    """
     ages = {old.until: 2.0 for old in manifest.retired} | (hours or {})
     committed = {number: NOW - timedelta(hours=age) for number, age in ages.items()}
     policy = DiscardPolicy(keep=1, grace=timedelta(hours=1))
@@ -104,7 +132,9 @@ def decided(
 def test_what_was_retired_within_the_grace_stays() -> None:
     assert decided(retired(5, 9)) == ([1, 2], 9)
     assert decided(retired(5, 9), hours={9: 0.5}) == ([1], 5)
-    assert decided(retired(5, 9), hours={5: 0.5}) == ([], 1), "versions go from the oldest on, and never in between"
+    assert decided(retired(5, 9), hours={5: 0.5}) == ([], 1), (
+        "versions go from the oldest on, and never in between"
+    )
 
 
 def test_what_one_of_the_newest_versions_needs_stays() -> None:
@@ -123,17 +153,23 @@ def test_what_was_retired_after_the_lake_was_looked_at_is_young() -> None:
     manifest, policy = retired(5), DiscardPolicy(keep=1, grace=timedelta(hours=1))
     old = {4: NOW - timedelta(days=9)}
     assert not plan_retired(manifest, policy, {}, 100, old, NOW).discarded
-    assert plan_retired(manifest, policy, {}, 100, {6: NOW - timedelta(days=9)}, NOW + timedelta(days=1)).discarded
+    assert plan_retired(
+        manifest, policy, {}, 100, {6: NOW - timedelta(days=9)}, NOW + timedelta(days=1)
+    ).discarded
 
 
 # -- in a lake
 
 
 @pytest.mark.lengthy
-def test_what_a_compaction_replaced_goes_after_the_grace_and_its_versions_with_it(quick: World) -> None:
+def test_what_a_compaction_replaced_goes_after_the_grace_and_its_versions_with_it(
+    quick: World,
+) -> None:
     spec, history = four_versions(quick)
     store = StoredVersions(quick.lake, spec.name)
-    assert [entries(quick, spec, version) for version, _ in history] == [held for _, held in history]
+    assert [entries(quick, spec, version) for version, _ in history] == [
+        held for _, held in history
+    ]
     assert all(entry.readable for entry in store.history() if entry.served)
     assert len(data(quick, spec)) == 4
     report = go(quick, spec, DiscardPolicy(keep=1, grace=timedelta(hours=1)))
@@ -173,7 +209,10 @@ def test_the_newest_versions_stay_however_old_they_are(quick: World) -> None:
     assert "is among the newest 2" in report.kept[0].reason
     assert entries(quick, spec, history[2][0]) == history[2][1]
     report = go(quick, spec, DiscardPolicy(keep=None, grace=timedelta(0)))
-    assert ({judged.reason for judged in report.kept}, report.discarded) == ({"all versions are kept"}, ())
+    assert ({judged.reason for judged in report.kept}, report.discarded) == (
+        {"all versions are kept"},
+        (),
+    )
     assert len(go(quick, spec, DiscardPolicy(keep=1, grace=timedelta(0))).discarded) == 3
 
 
@@ -200,17 +239,23 @@ def test_a_discard_asks_no_more_where_more_versions_are_kept(quick: World) -> No
                 )
         compact(quick, spec, "major")
         lake = faulty(quick)
-        assert go(quick, spec, DiscardPolicy(keep=100, grace=timedelta(0)), lake=lake).discarded == ()
+        assert (
+            go(quick, spec, DiscardPolicy(keep=100, grace=timedelta(0)), lake=lake).discarded == ()
+        )
         asked.append(len(lake.store.requests))
     assert asked[0] == asked[1]
 
 
 @pytest.mark.lengthy
-def test_the_oldest_version_that_is_kept_is_the_one_that_reading_every_commit_finds(quick: World) -> None:
+def test_the_oldest_version_that_is_kept_is_the_one_that_reading_every_commit_finds(
+    quick: World,
+) -> None:
     spec, _ = four_versions(quick)
     store = StoredVersions(quick.lake, spec.name)
     for number in range(6):
-        store.log.transact(lambda manifest: manifest.after(confirmed_at=datetime.now(UTC)), by="test")
+        store.log.transact(
+            lambda manifest: manifest.after(confirmed_at=datetime.now(UTC)), by="test"
+        )
         send(quick, spec, {"a": number})
         send(quick, spec, {"b": number})
     compact(quick, spec, "major")
@@ -221,7 +266,9 @@ def test_the_oldest_version_that_is_kept_is_the_one_that_reading_every_commit_fi
         policy = DiscardPolicy(keep=keep)
         # No further back than anything is retired: there both say that all of it stays.
         lowest = min(retired.until for retired in manifest.retired)
-        oldest, read = (find_oldest_kept(store.log, version, policy) for version in (manifest, older))
+        oldest, read = (
+            find_oldest_kept(store.log, version, policy) for version in (manifest, older)
+        )
         assert oldest == read or max(oldest, read) < lowest
 
 
@@ -236,16 +283,26 @@ def test_the_policy_that_was_declared_last_counts(quick: World) -> None:
 
 def test_a_dry_run_says_what_would_go(quick: World) -> None:
     spec, _ = four_versions(quick)
-    before = objects(quick.lake, f"datasets/{spec.name}/data/"), StoredVersions(quick.lake, spec.name).read()[0]
+    before = (
+        objects(quick.lake, f"datasets/{spec.name}/data/"),
+        StoredVersions(quick.lake, spec.name).read()[0],
+    )
     report = go(quick, spec, dry_run=True)
     assert (len(report.discarded), report.dry_run) == (3, True)
-    assert report.summary().startswith("dataset table: would discard 3 generation(s); versions from ")
+    assert report.summary().startswith(
+        "dataset table: would discard 3 generation(s); versions from "
+    )
     assert report.to_json()["retained_from"] == report.retained_from
-    after = objects(quick.lake, f"datasets/{spec.name}/data/"), StoredVersions(quick.lake, spec.name).read()[0]
+    after = (
+        objects(quick.lake, f"datasets/{spec.name}/data/"),
+        StoredVersions(quick.lake, spec.name).read()[0],
+    )
     assert after == before
 
 
-def test_what_a_crashed_compaction_left_is_garbage_and_a_bootstrap_that_runs_is_not(quick: World) -> None:
+def test_what_a_crashed_compaction_left_is_garbage_and_a_bootstrap_that_runs_is_not(
+    quick: World,
+) -> None:
     spec = table(quick, chunk=1)
     quick.send(spec.name, [("a", 1), ("b", 2), ("c", 3)])
     with pytest.raises(Crash):
@@ -286,7 +343,9 @@ def test_a_reader_keeps_reading_through_a_major_compaction_and_a_discard(quick: 
         compact(quick, spec, "major")
         report = go(quick, spec)
         assert (report.discarded, data(quick, spec)) != ((), set())
-        assert {judged.reason.split(" by ")[0] for judged in report.kept if "leased" in judged.reason} == {"leased"}
+        assert {
+            judged.reason.split(" by ")[0] for judged in report.kept if "leased" in judged.reason
+        } == {"leased"}
         assert [key for key, _ in reading] == ["b"]
         assert held.get("b") == {"k": "b", "n": 1}
         assert held.refresh()
@@ -312,7 +371,9 @@ def test_a_reader_without_a_lease_moves_to_what_is_served_then(quick: World) -> 
 
 @pytest.mark.lengthy
 def test_of_a_reader_and_a_discard_one_always_sees_the_other(quick: World, tmp_path: Path) -> None:
-    """A lease is taken at each moment of a discard: it is refused, or what it holds is still there."""
+    """A lease is taken at each moment of a discard: it is refused, or what it holds is still
+    there.
+    """
     spec, history = four_versions(quick)
     version, whole = history[1]
     outcomes, nth = set(), 0
@@ -350,7 +411,8 @@ def test_a_version_that_an_open_batch_was_begun_with_stays(quick: World) -> None
     report = go(quick, spec, roots=lambda: {version: "open batch 3 of application flights"})
     assert {judged.reason for judged in report.kept} == {"open batch 3 of application flights"}
     assert content(StoredVersions(quick.lake, spec.name).version_of_batch(version)) == whole
-    # A batch that began just before the discard looked at it again: what it reads is doomed, and spared.
+    # A batch that began just before the discard looked at it again: what it reads is doomed, and
+    # spared.
     answers = [{}, {version: "open batch 3"}, {version: "open batch 3"}]
     report = go(quick, spec, roots=lambda: answers.pop(0))
     assert {judged.reason for judged in report.spared} == {"open batch 3"}
@@ -363,7 +425,9 @@ def test_a_version_that_an_open_batch_was_begun_with_stays(quick: World) -> None
 
 
 @pytest.mark.lengthy
-def test_commits_stay_as_long_as_their_versions_can_be_read(quick: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commits_stay_as_long_as_their_versions_can_be_read(
+    quick: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(commit_log, "MANIFESTS_KEPT", 2)
     spec = table(quick)
     history = [send(quick, spec, {"a": number}) for number in range(4)]
@@ -378,7 +442,9 @@ def test_commits_stay_as_long_as_their_versions_can_be_read(quick: World, monkey
     make_older(quick.lake, timedelta(days=2))
     assert len(go(quick, spec, day).discarded) == 4
     store = StoredVersions(quick.lake, spec.name)
-    assert min(entry.number for entry in store.history(None)) == manifest_of(quick, spec).retained_from
+    assert (
+        min(entry.number for entry in store.history(None)) == manifest_of(quick, spec).retained_from
+    )
     for version, held in history[4:]:
         assert entries(quick, spec, version) == held
     for version, _ in history[:4]:
@@ -393,9 +459,15 @@ def test_commits_stay_as_long_as_their_versions_can_be_read(quick: World, monkey
 
 
 @pytest.mark.lengthy
-def test_a_compaction_that_dies_at_any_request_is_ended_by_the_next_one(quick: World, tmp_path: Path) -> None:
+def test_a_compaction_that_dies_at_any_request_is_ended_by_the_next_one(
+    quick: World, tmp_path: Path
+) -> None:
     spec = table(quick)
-    history = [send(quick, spec, {"a": 1, "b": 1}), send(quick, spec, {"a": 2}), send(quick, spec, {"b": None})]
+    history = [
+        send(quick, spec, {"a": 1, "b": 1}),
+        send(quick, spec, {"a": 2}),
+        send(quick, spec, {"b": None}),
+    ]
     outcomes, nth = set(), 0
     while True:
         nth += 1
@@ -425,7 +497,9 @@ def test_a_compaction_that_dies_at_any_request_is_ended_by_the_next_one(quick: W
 
 
 @pytest.mark.lengthy
-def test_a_discard_that_dies_at_any_request_is_ended_by_the_next_one(quick: World, tmp_path: Path) -> None:
+def test_a_discard_that_dies_at_any_request_is_ended_by_the_next_one(
+    quick: World, tmp_path: Path
+) -> None:
     spec, history = four_versions(quick)
     make_older(quick.lake, timedelta(hours=1))
     nth = 0

@@ -1,4 +1,6 @@
-"""Tables of change streams in other engines: the dataset's columns and entries, from the lake's own files."""
+"""Tables of change streams in other engines: the dataset's columns and entries, from the lake's
+own files.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,12 @@ import pytest
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.declaration.policies import DiscardPolicy
-from dagster_adjunct.assets.exchange.handover import duckdb_view, parquet_files, polars_frame, pyarrow_dataset
+from dagster_adjunct.assets.exchange.handover import (
+    duckdb_view,
+    parquet_files,
+    polars_frame,
+    pyarrow_dataset,
+)
 from dagster_adjunct.assets.exchange.iceberg import (
     IcebergTable,
     publish_to_iceberg,
@@ -78,10 +85,16 @@ def everywhere(world: World) -> Content:
     duckdb_view(connection, view, "v")
     columns = list(view.schema.names)
     assert [column[0] for column in connection.execute("FROM v").description] == columns
-    assert pyarrow_dataset(view).to_table().column_names == polars_frame(view).collect().columns == columns
+    assert (
+        pyarrow_dataset(view).to_table().column_names
+        == polars_frame(view).collect().columns
+        == columns
+    )
     rows = sorted(connection.execute("FROM v").fetchall())
     assert sorted(polars_frame(view).collect().rows()) == rows
-    assert sorted(tuple(row.values()) for row in pyarrow_dataset(view).to_table().to_pylist()) == rows
+    assert (
+        sorted(tuple(row.values()) for row in pyarrow_dataset(view).to_table().to_pylist()) == rows
+    )
     return {row[0]: row[1] for row in rows}
 
 
@@ -108,14 +121,20 @@ def test_a_compacted_table_is_handed_over_and_one_with_deltas_is_not(quick: Worl
 
 
 @pytest.mark.lengthy
-def test_files_from_before_a_column_was_added_are_read_as_they_are_now(quick: World, catalog: Any) -> None:
+def test_files_from_before_a_column_was_added_are_read_as_they_are_now(
+    quick: World, catalog: Any
+) -> None:
     narrow = table(quick, NAME, columns=["k"])
     quick.send(NAME, [("a", 1), ("b", 1)])
     quick.advance(narrow)
-    first = register_in_iceberg(StoredVersions(quick.lake, NAME).require_current(), catalog, TABLE.identifier)
+    first = register_in_iceberg(
+        StoredVersions(quick.lake, NAME).require_current(), catalog, TABLE.identifier
+    )
     quick.advance(table(quick, NAME))
     assert everywhere(quick) == {"a": None, "b": None}
-    second = register_in_iceberg(StoredVersions(quick.lake, NAME).require_current(), catalog, TABLE.identifier)
+    second = register_in_iceberg(
+        StoredVersions(quick.lake, NAME).require_current(), catalog, TABLE.identifier
+    )
     assert second.new
     assert second.files == first.files
     assert in_iceberg(catalog) == {"a": None, "b": None}
@@ -130,7 +149,9 @@ def test_files_from_before_a_column_was_added_are_read_as_they_are_now(quick: Wo
 
 
 @pytest.mark.lengthy
-def test_versions_follow_each_other_and_nobody_sees_adjunct_s_own_columns(quick: World, catalog: Any) -> None:
+def test_versions_follow_each_other_and_nobody_sees_adjunct_s_own_columns(
+    quick: World, catalog: Any
+) -> None:
     spec = table(quick, NAME)
     _, before = send(quick, spec, {"a": 1, "b": 2})
     first = publish_to_iceberg(quick.lake, NAME, TABLE)
@@ -141,10 +162,14 @@ def test_versions_follow_each_other_and_nobody_sees_adjunct_s_own_columns(quick:
     assert set(second.files) > set(first.files), "nothing was compacted"
     loaded = catalog.load_table(TABLE.identifier)
     assert [field.name for field in loaded.schema().fields] == ["k", "n"]
-    assert loaded.scan(row_filter="n >= 4", selected_fields=("k",)).to_arrow().to_pylist() == [{"k": "c"}]
+    assert loaded.scan(row_filter="n >= 4", selected_fields=("k",)).to_arrow().to_pylist() == [
+        {"k": "c"}
+    ]
     known = {1, 2}
     for file in loaded.inspect.data_files().to_pylist():
-        assert set(dict(file["lower_bounds"] or {})) <= known, "there are no statistics of the hidden columns"
+        assert set(dict(file["lower_bounds"] or {})) <= known, (
+            "there are no statistics of the hidden columns"
+        )
 
 
 @pytest.mark.lengthy
@@ -160,7 +185,9 @@ def test_what_is_registered_already_is_not_registered_again(quick: World, catalo
 
 
 @pytest.mark.lengthy
-def test_with_a_history_a_change_that_is_committed_meanwhile_is_compacted_too(quick: World, catalog: Any) -> None:
+def test_with_a_history_a_change_that_is_committed_meanwhile_is_compacted_too(
+    quick: World, catalog: Any
+) -> None:
     spec = table(quick, NAME, history="all")
     send(quick, spec, {"a": 1})
     send(quick, spec, {"b": 2})
@@ -185,7 +212,9 @@ def test_a_table_of_format_version_1_gets_compacted_versions(quick: World, catal
 
 
 @pytest.mark.lengthy
-def test_what_a_snapshot_refers_to_outlives_compactions_until_it_is_let_go(quick: World, catalog: Any) -> None:
+def test_what_a_snapshot_refers_to_outlives_compactions_until_it_is_let_go(
+    quick: World, catalog: Any
+) -> None:
     spec = table(quick, NAME)
     before = compacted(quick, spec, {"a": 1}, {"b": 2})
     first = publish_to_iceberg(quick.lake, NAME, TABLE)
@@ -204,7 +233,9 @@ def test_an_erasure_waits_for_the_snapshots_that_hold_a_key(quick: World, catalo
     compacted(quick, spec, {"a": 1, "b": 2}, {"b": 3})
     publish_to_iceberg(quick.lake, NAME, TABLE)
     report = erase_keys(quick.lake, NAME, ["a"], reason="request 7", by="ada")
-    assert {"Iceberg table reference.accounts" in judged.reason for judged in report.pending} == {True}
+    assert {"Iceberg table reference.accounts" in judged.reason for judged in report.pending} == {
+        True
+    }
     assert publish_to_iceberg(quick.lake, NAME, TABLE).new
     assert in_iceberg(catalog) == {"b": 3}
     release_from_iceberg(quick.lake, NAME, TABLE.identifier)

@@ -1,4 +1,6 @@
-"""Accounts in one family of a key-value table, and processes that move money between them, each by one batch."""
+"""Accounts in one family of a key-value table, and processes that move money between them, each
+by one batch.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,15 @@ import random
 from pathlib import Path
 
 from dagster_adjunct.errors import ConditionsNotMetError
-from dagster_adjunct.key_value import BlockingKeyValueTable, Insert, KeyVersion, Put, Remove, Replace, TableEntry
+from dagster_adjunct.key_value import (
+    BlockingKeyValueTable,
+    Insert,
+    KeyVersion,
+    Put,
+    Remove,
+    Replace,
+    TableEntry,
+)
 from tests.end_to_end.key_values.worlds import Notes, Table
 
 BANK = "accounts"
@@ -26,8 +36,8 @@ def open_accounts(table: Table) -> None:
 def transfers(path: Path, table: Table, name: str, wanted: int) -> None:
     """Make so many transfers, noting each that was acknowledged: what it added to which account.
 
-    A batch moves money from one account to one or two others, if nobody else has meanwhile, puts the number of the
-    transfer, and passes on a receipt: the last one is removed, another inserted.
+    A batch moves money from one account to one or two others, if nobody else has meanwhile, puts
+    the number of the transfer, and passes on a receipt: the last one is removed, another inserted.
     """
     chance, notes, receipt = random.Random(name), Notes(path), (f"receipt-{name}-0", None)
     with BlockingKeyValueTable(table) as blocking:
@@ -37,7 +47,9 @@ def transfers(path: Path, table: Table, name: str, wanted: int) -> None:
             read = blocking.get_all(list(moved), family=BANK)
             accounts = {entry.key.key: entry for entry in read if entry is not None}
             changes = [
-                Replace(account, str(int(accounts[account].value) + amount), accounts[account].version)
+                Replace(
+                    account, str(int(accounts[account].value) + amount), accounts[account].version
+                )
                 for account, amount in moved.items()
             ]
             following = f"receipt-{name}-{made + 1}"

@@ -1,7 +1,9 @@
-"""Whether what processes saw of one family of a key-value table can have happened one operation at a time.
+"""Whether what processes saw of one family of a key-value table can have happened one operation at
+a time.
 
-Operations of any number of keys, with the clock before and after each. The search keeps all worlds that are possible
-(what the keys hold, and which operations under way have happened) and goes from answer to answer (Wing and Gong, 1993).
+Operations of any number of keys, with the clock before and after each. The search keeps all worlds
+that are possible (what the keys hold, and which operations under way have happened) and goes from
+answer to answer (Wing and Gong, 1993).
 """
 
 from __future__ import annotations
@@ -18,8 +20,9 @@ ABSENT: Literal["absent"] = "absent"
 class Operation:
     """What one caller did, by a clock that all share. Values are unique; None is "no such key".
 
-    `expected`: conditions, ABSENT or a version. `wrote`: new values. `versions`: those of the values written or seen.
-    `seen`: what a read found. `refused`: of a write that was, the keys whose conditions fail with the version found.
+    `expected`: conditions, ABSENT or a version. `wrote`: new values. `versions`: those of the
+    values written or seen. `seen`: what a read found. `refused`: of a write that was, the keys
+    whose conditions fail with the version found.
     """
 
     began: int
@@ -37,7 +40,9 @@ class NotLinearisableError(AssertionError):
 
 @dataclass(frozen=True)
 class _Step:
-    """An operation as the search needs it: it can happen where `holds`, but not where one of `fails` holds too."""
+    """An operation as the search needs it: it can happen where `holds`, but not where one of
+    `fails` holds too.
+    """
 
     holds: Mapping[str, str | None]
     fails: Mapping[str, str | None]
@@ -53,7 +58,9 @@ World = tuple[frozenset[tuple[str, str]], frozenset[int]]
 
 
 def check_linearisable(operations: Iterable[Operation]) -> None:
-    """Raise NotLinearisableError unless these operations can have happened one by one, from an empty family on."""
+    """Raise NotLinearisableError unless these operations can have happened one by one, from an
+    empty family on.
+    """
     history = sorted(operations, key=lambda operation: operation.began)
     values = _values_by_version(history)
     steps = [_step(operation, values) for operation in history]
@@ -63,11 +70,17 @@ def check_linearisable(operations: Iterable[Operation]) -> None:
         if not answers:
             pending.add(number)
             continue
-        worlds = {(held, done - {number}) for held, done in _reachable(worlds, pending, steps) if number in done}
+        worlds = {
+            (held, done - {number})
+            for held, done in _reachable(worlds, pending, steps)
+            if number in done
+        }
         pending.discard(number)
         if not worlds:
             around = [history[operation] for operation in sorted({number, *pending})]
-            raise NotLinearisableError(f"{history[number]} can't have been answered so; under way were {around}")
+            raise NotLinearisableError(
+                f"{history[number]} can't have been answered so; under way were {around}"
+            )
 
 
 def _reachable(worlds: set[World], pending: set[int], steps: list[_Step]) -> set[World]:
@@ -86,7 +99,9 @@ def _reachable(worlds: set[World], pending: set[int], steps: list[_Step]) -> set
         for number in able:
             if steps[number].writes:
                 after = {**values, **steps[number].writes}
-                waiting.append((frozenset((k, v) for k, v in after.items() if v is not None), done | {number}))
+                waiting.append(
+                    (frozenset((k, v) for k, v in after.items() if v is not None), done | {number})
+                )
     return reached
 
 
@@ -103,14 +118,19 @@ def _step(operation: Operation, values: Mapping[Version, str]) -> _Step:
         return _Step({**conditions, **operation.seen}, {}, operation.wrote)
     if not operation.refused or not operation.refused.keys() <= conditions.keys():
         raise NotLinearisableError(f"{operation} was refused for a condition that it does not have")
-    reasons = {key: None if version is None else _value(version, values) for key, version in operation.refused.items()}
+    reasons = {
+        key: None if version is None else _value(version, values)
+        for key, version in operation.refused.items()
+    }
     kept = {key: value for key, value in conditions.items() if key not in reasons}
     return _Step({**reasons, **kept}, {key: conditions[key] for key in reasons}, {})
 
 
 def _value(version: Version, values: Mapping[Version, str]) -> str | None:
     if version != ABSENT and version not in values:
-        raise NotLinearisableError(f"somebody found the version {version}, which nobody is known to have written")
+        raise NotLinearisableError(
+            f"somebody found the version {version}, which nobody is known to have written"
+        )
     return None if version == ABSENT else values[version]
 
 
@@ -122,6 +142,11 @@ def _values_by_version(history: list[Operation]) -> dict[Version, str]:
         for key, version in operation.versions.items():
             value = operation.wrote.get(key) or operation.seen[key]
             assert value is not None
-            if values.setdefault(version, value) != value or versions.setdefault(value, version) != version:
-                raise NotLinearisableError(f"version {version} of {value!r} is also another's: {operation}")
+            if (
+                values.setdefault(version, value) != value
+                or versions.setdefault(value, version) != version
+            ):
+                raise NotLinearisableError(
+                    f"version {version} of {value!r} is also another's: {operation}"
+                )
     return values

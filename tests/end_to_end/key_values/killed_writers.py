@@ -1,4 +1,6 @@
-"""A process that writes numbered batches until it is killed, and what the keys hold after each batch."""
+"""A process that writes numbered batches until it is killed, and what the keys hold after each
+batch.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +14,18 @@ _PADDING = "." * 3000  # so that a batch takes its time
 
 
 def held_after(batch: int) -> dict[str, str]:
-    """Return what the family holds after so many batches: in turn, other thirds of its keys are missing."""
-    return {} if batch == 0 else {key: f"{batch}{_PADDING}" for key in KEYS if _is_there(key, batch)}
+    """Return what the family holds after so many batches: in turn, other thirds of its keys are
+    missing.
+    """
+    return (
+        {} if batch == 0 else {key: f"{batch}{_PADDING}" for key in KEYS if _is_there(key, batch)}
+    )
 
 
 def batches(path: Path, table: Table, family: str, begun: int) -> None:
-    """Write one batch after the other, for ever, noting when one begins and when it is acknowledged."""
+    """Write one batch after the other, for ever, noting when one begins and when it is
+    acknowledged.
+    """
     notes = Notes(path)
     with BlockingKeyValueTable(table) as blocking:
         while True:

@@ -47,7 +47,9 @@ class TableMachine(RuleBasedStateMachine):
         again = self.world.over(self.world.backend(), table)
         self.handles = [BlockingKeyValueTable(table), BlockingKeyValueTable(again)]
         keys = ["", "a", "ab", "b", "\0"]
-        for key, version in zip(keys, self.table.put_all([(key, "0") for key in keys], family="f"), strict=True):
+        for key, version in zip(
+            keys, self.table.put_all([(key, "0") for key in keys], family="f"), strict=True
+        ):
             self.wrote(("f", key), version, "0")
 
     def teardown(self) -> None:
@@ -76,9 +78,14 @@ class TableMachine(RuleBasedStateMachine):
     def version_at(self, place: Place) -> KeyVersion | None:
         return self.held[place][0] if place in self.held else None
 
-    def refused(self, error: ConditionsNotMetError, expected: dict[Place, KeyVersion | None]) -> None:
+    def refused(
+        self, error: ConditionsNotMetError, expected: dict[Place, KeyVersion | None]
+    ) -> None:
         """Check that it names exactly the conditions that fail."""
-        told = {(failure.family, failure.key): (failure.expected, failure.found) for failure in error.failures}
+        told = {
+            (failure.family, failure.key): (failure.expected, failure.found)
+            for failure in error.failures
+        }
         assert len(told) == len(error.failures)
         assert told == {
             place: (version, self.version_at(place))
@@ -98,24 +105,38 @@ class TableMachine(RuleBasedStateMachine):
 
     @rule(family=MAYBE, key=KEY, value=VALUE)
     def put_if_absent(self, family: str | None, key: str, value: str) -> None:
-        self.conditional((family, key), None, value, lambda: self.table.put_if_absent(key, value, family=family))
+        self.conditional(
+            (family, key), None, value, lambda: self.table.put_if_absent(key, value, family=family)
+        )
 
     @rule(family=MAYBE, key=KEY, value=VALUE, which=VERSION, number=st.integers(0, 99))
     def replace(self, family: str | None, key: str, value: str, which: str, number: int) -> None:
         version = self.version((family, key), which, number)
-        self.conditional((family, key), version, value, lambda: self.table.replace(key, value, version, family=family))
+        self.conditional(
+            (family, key),
+            version,
+            value,
+            lambda: self.table.replace(key, value, version, family=family),
+        )
 
     @rule(family=MAYBE, key=KEY, which=VERSION, number=st.integers(0, 99))
     def remove_version(self, family: str | None, key: str, which: str, number: int) -> None:
         version = self.version((family, key), which, number)
-        self.conditional((family, key), version, "", lambda: self.table.remove(key, version=version, family=family))
+        self.conditional(
+            (family, key),
+            version,
+            "",
+            lambda: self.table.remove(key, version=version, family=family),
+        )
 
     @rule(family=MAYBE, key=KEY)
     def remove(self, family: str | None, key: str) -> None:
         self.table.remove(key, family=family)
         self.wrote((family, key), None, "")
 
-    def conditional(self, place: Place, expected: KeyVersion | None, value: str, write: Any) -> None:
+    def conditional(
+        self, place: Place, expected: KeyVersion | None, value: str, write: Any
+    ) -> None:
         try:
             version = write()
         except ConditionsNotMetError as error:
@@ -150,7 +171,9 @@ class TableMachine(RuleBasedStateMachine):
             )
         fits = all(self.version_at(place) == version for place, version in expected.items())
         try:
-            versions = self.apply(changes, family) if named else self.table.apply(changes, family=family)
+            versions = (
+                self.apply(changes, family) if named else self.table.apply(changes, family=family)
+            )
         except ConditionsNotMetError as error:
             assert not fits
             self.refused(error, expected)
@@ -163,12 +186,18 @@ class TableMachine(RuleBasedStateMachine):
         """Apply a batch by the method that is for its kind alone, where there is one."""
         kinds = {type(change) for change in changes}
         if kinds == {Put}:
-            return list(self.table.put_all([(change.key, change.value) for change in changes], family=family))
+            return list(
+                self.table.put_all(
+                    [(change.key, change.value) for change in changes], family=family
+                )
+            )
         if kinds == {Replace}:
             entries = [(change.key, change.value, change.version) for change in changes]
             return list(self.table.replace_all(entries, family=family))
         if kinds == {Remove}:
-            self.table.remove_all([TableKey(family, change.key, change.version) for change in changes], family=family)
+            self.table.remove_all(
+                [TableKey(family, change.key, change.version) for change in changes], family=family
+            )
             return [None] * len(changes)
         return self.table.apply(changes, family=family)
 
@@ -179,7 +208,9 @@ class TableMachine(RuleBasedStateMachine):
 
     @rule(places=st.lists(st.tuples(MAYBE, KEY), max_size=12))
     def get_all(self, places: list[Place]) -> None:
-        assert self.table.get_all([TableKey(*place) for place in places]) == [self.entry(place) for place in places]
+        assert self.table.get_all([TableKey(*place) for place in places]) == [
+            self.entry(place) for place in places
+        ]
 
     @rule(
         family=FAMILY,
@@ -187,7 +218,9 @@ class TableMachine(RuleBasedStateMachine):
         page_size=st.integers(1, 4),
         with_values=st.booleans(),
     )
-    def iterate(self, family: str, bounds: tuple[str | None, ...], page_size: int, with_values: bool) -> None:
+    def iterate(
+        self, family: str, bounds: tuple[str | None, ...], page_size: int, with_values: bool
+    ) -> None:
         prefix, start, end = bounds
         expected = [
             self.entry((family, key))
@@ -198,20 +231,32 @@ class TableMachine(RuleBasedStateMachine):
         ]
         given = {"prefix": prefix, "start": start, "end": end, "page_size": page_size}
         met = self.pages(
-            lambda table, state: (table.entries if with_values else table.keys)(family, **given, state=state), page_size
+            lambda table, state: (table.entries if with_values else table.keys)(
+                family, **given, state=state
+            ),
+            page_size,
         )
         assert met == (expected if with_values else [entry and entry.key for entry in expected])
 
     @rule(page_size=st.integers(1, 5), with_values=st.booleans())
     def iterate_all(self, page_size: int, with_values: bool) -> None:
         met: list[Any] = []
-        for partition in (0, 1):  # PDP-39 says which of the two; here it is enough that each key is in one
+        for partition in (
+            0,
+            1,
+        ):  # PDP-39 says which of the two; here it is enough that each key is in one
             given = {"partitions": [partition], "page_size": page_size}
             met += self.pages(
-                lambda t, state, g=given: (t.all_entries if with_values else t.all_keys)(**g, state=state), page_size
+                lambda t, state, g=given: (t.all_entries if with_values else t.all_keys)(
+                    **g, state=state
+                ),
+                page_size,
             )
         whole = self.pages(
-            lambda t, state: (t.all_entries if with_values else t.all_keys)(page_size=page_size, state=state), page_size
+            lambda t, state: (t.all_entries if with_values else t.all_keys)(
+                page_size=page_size, state=state
+            ),
+            page_size,
         )
         assert whole == met
         expected = [self.entry(place) for place in self.held]
@@ -220,7 +265,9 @@ class TableMachine(RuleBasedStateMachine):
         assert {item.key: item for item in met} == keys if with_values else set(met) == keys.keys()
 
     def pages(self, iterate: Any, page_size: int) -> list[Any]:
-        """Go from page to page, each by another handle, as other processes would; the state goes by its bytes."""
+        """Go from page to page, each by another handle, as other processes would; the state goes
+        by its bytes.
+        """
         items: list[Any] = []
         state = None
         while (page := next(iter(iterate(self.table, state)), None)) is not None:

@@ -1,4 +1,6 @@
-"""Tables that are sealed, deleted and made again while processes write to them, by two managers at once."""
+"""Tables that are sealed, deleted and made again while processes write to them, by two managers
+at once.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +19,12 @@ from tests.end_to_end.key_values.worlds import BACKENDS, QUICK, SCOPE, Table, Wo
 FAMILIES = ("first", "second", "third")
 
 
-def ended_at(world: World, table: Table, end) -> tuple[list[bool], int, dict[str, list[dict[str, Any]]]]:
-    """Let processes write, and two managers end the table at once; return what these said, when, and what was noted."""
+def ended_at(
+    world: World, table: Table, end
+) -> tuple[list[bool], int, dict[str, list[dict[str, Any]]]]:
+    """Let processes write, and two managers end the table at once; return what these said, when,
+    and what was noted.
+    """
     paths = {family: world.folder / f"{table.id.name}-{family}" for family in FAMILIES}
     started = [world.process(counting, path, table, family) for family, path in paths.items()]
     with world.processes(*started):
@@ -74,7 +80,9 @@ def test_a_seal_refuses_all_later_writes_and_keeps_exactly_what_was_acknowledged
 @pytest.mark.parametrize("world", BACKENDS, indirect=True)
 def test_a_table_that_is_made_again_never_takes_what_handles_of_the_old_one_write(world):
     table = world.table()
-    answers, deleted, noted = ended_at(world, table, lambda manager: manager.delete(SCOPE, table.id.name))
+    answers, deleted, noted = ended_at(
+        world, table, lambda manager: manager.delete(SCOPE, table.id.name)
+    )
     assert sorted(answers) == [False, True]
     for *counts, last in noted.values():
         assert last["ended"] == "KeyValueTableNotFoundError"
@@ -96,11 +104,15 @@ def test_a_table_that_is_made_again_never_takes_what_handles_of_the_old_one_writ
 @pytest.mark.lengthy
 @pytest.mark.parametrize("world", QUICK, indirect=True)
 def test_a_table_that_is_made_again_at_once_stays_empty_though_writers_go_on(world):
-    """They are in the middle of their writes when one call deletes the table and the next one makes it."""
+    """They are in the middle of their writes when one call deletes the table and the next one
+    makes it.
+    """
     table = world.table()
 
     def replaced(manager: KeyValueTableManager) -> bool:
-        return manager.delete(SCOPE, table.id.name) and manager.create(SCOPE, table.id.name, table.configuration)
+        return manager.delete(SCOPE, table.id.name) and manager.create(
+            SCOPE, table.id.name, table.configuration
+        )
 
     answers, _, noted = ended_at(world, table, replaced)
     assert True in answers

@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from tests.end_to_end.key_values.family_history import ABSENT, NotLinearisableError, Operation, check_linearisable
+from tests.end_to_end.key_values.family_history import (
+    ABSENT,
+    NotLinearisableError,
+    Operation,
+    check_linearisable,
+)
 
 
 def put(began: int, ended: int, key: str = "a", value: str = "1", **more: object) -> Operation:
-    return Operation(began=began, ended=ended, wrote={key: value}, versions={key: f"v{value}"}, **more)  # type: ignore[arg-type]
+    return Operation(
+        began=began, ended=ended, wrote={key: value}, versions={key: f"v{value}"}, **more
+    )  # type: ignore[arg-type]
 
 
 def read(began: int, ended: int, **seen: str | None) -> Operation:
@@ -25,14 +32,23 @@ POSSIBLE = {
     ],
     "a batch is refused for the one of its conditions that fails": [
         put(0, 1),
-        Operation(began=2, ended=3, expected={"a": ABSENT, "b": ABSENT}, wrote={"b": "2"}, refused={"a": "v1"}),
+        Operation(
+            began=2,
+            ended=3,
+            expected={"a": ABSENT, "b": ABSENT},
+            wrote={"b": "2"},
+            refused={"a": "v1"},
+        ),
     ],
 }
 IMPOSSIBLE = {
     "a lost write": [put(0, 1), read(2, 3, a=None)],
     "a stale read": [put(0, 1), put(2, 3, value="2"), read(4, 5, a="1")],
     "a write that is seen and then not": [put(0, 9), read(1, 2, a="1"), read(3, 4, a=None)],
-    "two inserts": [put(0, 5, expected={"a": ABSENT}), put(0, 5, value="2", expected={"a": ABSENT})],
+    "two inserts": [
+        put(0, 5, expected={"a": ABSENT}),
+        put(0, 5, value="2", expected={"a": ABSENT}),
+    ],
     "two replace one version": [
         put(0, 1),
         put(2, 5, value="2", expected={"a": "v1"}),
@@ -59,9 +75,18 @@ IMPOSSIBLE = {
     "a refusal that names too few keys": [
         put(0, 1),
         put(2, 3, key="b", value="2"),
-        Operation(began=4, ended=5, expected={"a": ABSENT, "b": ABSENT}, wrote={"b": "3"}, refused={"a": "v1"}),
+        Operation(
+            began=4,
+            ended=5,
+            expected={"a": ABSENT, "b": ABSENT},
+            wrote={"b": "3"},
+            refused={"a": "v1"},
+        ),
     ],
-    "one version of two values": [put(0, 1), Operation(began=2, ended=3, wrote={"a": "2"}, versions={"a": "v1"})],
+    "one version of two values": [
+        put(0, 1),
+        Operation(began=2, ended=3, wrote={"a": "2"}, versions={"a": "v1"}),
+    ],
 }
 
 

@@ -1,4 +1,6 @@
-"""Writers that are killed (SIGKILL) in the midst of batches: no half batch, and everything that was acknowledged."""
+"""Writers that are killed (SIGKILL) in the midst of batches: no half batch, and everything that
+was acknowledged.
+"""
 
 from __future__ import annotations
 
@@ -17,13 +19,21 @@ FAMILIES = ("first", "second", "third")
 def held_in(table: Table, family: str) -> dict[str, str]:
     """Return what the family holds, as a reader of it all at once finds it."""
     with BlockingKeyValueTable(table) as blocking:
-        return {entry.key.key: entry.value for entry in blocking.get_all(KEYS, family=family) if entry is not None}
+        return {
+            entry.key.key: entry.value
+            for entry in blocking.get_all(KEYS, family=family)
+            if entry is not None
+        }
 
 
 def number_of(held: dict[str, str]) -> int:
-    """Return after which batch the family holds this. Fails where that is after none, or half of one."""
+    """Return after which batch the family holds this. Fails where that is after none, or half of
+    one.
+    """
     number = max((int(value.rstrip(".")) for value in held.values()), default=0)
-    assert held == held_after(number), f"half of batch {number}: {[(key, value[:9]) for key, value in held.items()]}"
+    assert held == held_after(number), (
+        f"half of batch {number}: {[(key, value[:9]) for key, value in held.items()]}"
+    )
     return number
 
 
@@ -33,7 +43,10 @@ def check_kills(world: World, rounds: int) -> None:
     table, batches_acknowledged = world.table(partitions=2), 0
     for turn in range(rounds):
         paths = {family: world.folder / f"{family}-{turn}" for family in FAMILIES}
-        writers = [world.process(batches, path, table, family, last[family]) for family, path in paths.items()]
+        writers = [
+            world.process(batches, path, table, family, last[family])
+            for family, path in paths.items()
+        ]
         try:
             wait_for_acknowledged(paths.values())
             ends = time.monotonic() + chance.uniform(0, 0.3)
@@ -66,7 +79,9 @@ def settled(table: Table, family: str) -> dict[str, str]:
 
 
 def wait_for_acknowledged(paths) -> None:
-    """Return once every writer has an answer, so that it is killed at work and not while it starts."""
+    """Return once every writer has an answer, so that it is killed at work and not while it
+    starts.
+    """
     deadline = time.monotonic() + 60
     while not all(any("acknowledged" in note for note in notes(path)) for path in paths):
         assert time.monotonic() < deadline, "a writer has no answer"

@@ -1,4 +1,6 @@
-"""Eight processes at a few keys of one table: what they saw can have happened one operation at a time."""
+"""Eight processes at a few keys of one table: what they saw can have happened one operation at a
+time.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +18,15 @@ PROCESSES = 8
 
 
 def history(world: World, operations: int, trouble: Chooser | None = None) -> list[Operation]:
-    """Return what the processes did to one family of a new table, over a network that has this trouble."""
+    """Return what the processes did to one family of a new table, over a network that has this
+    trouble.
+    """
     table = world.table()
     paths = [world.folder / f"{table.id.name}-{number}" for number in range(PROCESSES)]
-    started = [world.process(anything, path, table, path.name, operations, world.at_one_moment) for path in paths]
+    started = [
+        world.process(anything, path, table, path.name, operations, world.at_one_moment)
+        for path in paths
+    ]
     with world.processes(*started), world.troubled(trouble):
         for process in started:
             process.join()
@@ -30,7 +37,10 @@ def check(operations: list[Operation]) -> None:
     """Check a history, and that it is one: all kinds of answers, at the same time."""
     check_linearisable(operations)
     writes = [operation for operation in operations if operation.wrote]
-    assert {len(operation.wrote) > 1 for operation in writes if operation.refused is None} == {False, True}
+    assert {len(operation.wrote) > 1 for operation in writes if operation.refused is None} == {
+        False,
+        True,
+    }
     assert {len(operation.wrote) > 1 for operation in writes if operation.refused} == {False, True}
     ordered = sorted(operations, key=lambda operation: operation.began)
     assert sum(after.began < before.ended for before, after in pairwise(ordered)) > 20
@@ -66,4 +76,6 @@ def test_what_they_saw_can_have_happened_one_at_a_time_at_length(world):
 @pytest.mark.parametrize("rate", [0.01, 0.2])
 def test_what_they_saw_can_have_happened_though_much_is_lost(world, rate):
     chance, troubles = random.Random(8), ("lost-before", "lost-after")
-    check(history(world, 100, lambda _: chance.choice(troubles) if chance.random() < rate else None))
+    check(
+        history(world, 100, lambda _: chance.choice(troubles) if chance.random() < rate else None)
+    )

@@ -1,4 +1,6 @@
-"""Writes whose reply is lost: known by what is kept with the data, and beyond the horizon said to be unknown."""
+"""Writes whose reply is lost: known by what is kept with the data, and beyond the horizon said
+to be unknown.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ FAMILY = "family"
 
 @dataclass
 class Silence:
-    """From the request with the mark on, nothing gets through any more; `trouble` is what befalls that one."""
+    """From the request with the mark on, nothing gets through any more; `trouble` is what
+    befalls that one.
+    """
 
     trouble: Trouble
     fell: bool = False
@@ -44,7 +48,9 @@ def replace(table: Blocking, old: KeyVersion) -> KeyVersion:
 
 
 def batch(table: Blocking, old: KeyVersion) -> KeyVersion:
-    versions = table.apply([Remove("old", old), Insert("new", MARK), Put("other", MARK)], family=FAMILY)
+    versions = table.apply(
+        [Remove("old", old), Insert("new", MARK), Put("other", MARK)], family=FAMILY
+    )
     assert versions[0] is None
     assert versions[1] is not None
     return versions[1]
@@ -60,7 +66,10 @@ def test_a_success_is_not_called_a_conflict_even_after_another_writers(world: Wo
     direct = world.direct
     assert direct is not None
     silence = Silence("lost-after")
-    with BlockingKeyValueTable(table) as lost, BlockingKeyValueTable(world.over(direct(), table)) as other:
+    with (
+        BlockingKeyValueTable(table) as lost,
+        BlockingKeyValueTable(world.over(direct(), table)) as other,
+    ):
         old = lost.put("old", "before", family=FAMILY)
         with ThreadPoolExecutor(1) as pool:
             with world.troubled(silence):
@@ -80,7 +89,9 @@ def test_a_success_is_not_called_a_conflict_even_after_another_writers(world: Wo
 
 
 @pytest.mark.parametrize("trouble", ["lost-before", "lost-after"])
-def test_beyond_the_horizon_the_outcome_is_unknown_whether_it_happened_or_not(world: World, trouble: Trouble):
+def test_beyond_the_horizon_the_outcome_is_unknown_whether_it_happened_or_not(
+    world: World, trouble: Trouble
+):
     write, key = WRITES["batch"]
     table = world.table(partitions=1)
     backend = world.backend()

@@ -1,4 +1,6 @@
-"""What processes do to a key-value table while others do it too; each notes what it did, and when."""
+"""What processes do to a key-value table while others do it too; each notes what it did, and
+when.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +10,20 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from dagster_adjunct.errors import ConditionsNotMetError, KeyValueTableNotFoundError, KeyValueTableSealedError
-from dagster_adjunct.key_value import BlockingKeyValueTable, Insert, KeyVersion, Put, Remove, Replace, TableEntry
+from dagster_adjunct.errors import (
+    ConditionsNotMetError,
+    KeyValueTableNotFoundError,
+    KeyValueTableSealedError,
+)
+from dagster_adjunct.key_value import (
+    BlockingKeyValueTable,
+    Insert,
+    KeyVersion,
+    Put,
+    Remove,
+    Replace,
+    TableEntry,
+)
 from tests.end_to_end.key_values.family_history import ABSENT
 from tests.end_to_end.key_values.worlds import Notes, Table
 
@@ -19,7 +33,9 @@ Blocking = BlockingKeyValueTable[str, str]
 
 
 def anything(path: Path, table: Table, name: str, operations: int, at_one_moment: bool) -> None:
-    """Do anything that a table offers to a few keys of one family, at random, and note it as `Operation`s."""
+    """Do anything that a table offers to a few keys of one family, at random, and note it as
+    `Operation`s.
+    """
     with BlockingKeyValueTable(table) as blocking:
         actor = _Actor(blocking, name, Notes(path))
         for number in range(operations):
@@ -27,7 +43,9 @@ def anything(path: Path, table: Table, name: str, operations: int, at_one_moment
 
 
 def counting(path: Path, table: Table, name: str) -> None:
-    """Count in two keys of a family of its own, one batch after the other, until the table takes no more."""
+    """Count in two keys of a family of its own, one batch after the other, until the table takes
+    no more.
+    """
     notes, count = Notes(path), 0
     with BlockingKeyValueTable(table) as blocking:
         while True:
@@ -45,7 +63,9 @@ class _Actor:
     def __init__(self, table: Blocking, name: str, notes: Notes) -> None:
         self.table, self.notes = table, notes
         self.random = random.Random(name)
-        self.known: dict[str, KeyVersion | None] = dict.fromkeys(KEYS)  # what it last knew of each key
+        self.known: dict[str, KeyVersion | None] = dict.fromkeys(
+            KEYS
+        )  # what it last knew of each key
 
     def act(self, value: str, at_one_moment: bool) -> None:
         key, choice = self.random.choice(KEYS), self.random.random()
@@ -59,7 +79,9 @@ class _Actor:
             keys = self.random.sample(KEYS, self.random.choice((2, 3)))
             self.write([self.change(own, f"{value}.{own}") for own in keys])
 
-    def change(self, key: str, value: str) -> Insert[str, str] | Put[str, str] | Replace[str, str] | Remove[str]:
+    def change(
+        self, key: str, value: str
+    ) -> Insert[str, str] | Put[str, str] | Replace[str, str] | Remove[str]:
         known, choice = self.known[key], self.random.random()
         if choice < 0.15:
             return Put(key, value)
@@ -69,8 +91,12 @@ class _Actor:
             return Insert(key, value)
         return Replace(key, value, known) if choice < 0.85 else Remove(key, known)
 
-    def write(self, changes: list[Insert[str, str] | Put[str, str] | Replace[str, str] | Remove[str]]) -> None:
-        wrote = {change.key: None if isinstance(change, Remove) else change.value for change in changes}
+    def write(
+        self, changes: list[Insert[str, str] | Put[str, str] | Replace[str, str] | Remove[str]]
+    ) -> None:
+        wrote = {
+            change.key: None if isinstance(change, Remove) else change.value for change in changes
+        }
         expected = {change.key: ABSENT for change in changes if isinstance(change, Insert)}
         for change in changes:
             if isinstance(change, Replace | Remove) and change.version is not None:
@@ -83,11 +109,21 @@ class _Actor:
             ended = time.monotonic_ns()
             versions = {failure.key: failure.found for failure in error.failures}
             self.known |= versions
-            self.note(began, ended, **told, refused={key: _hex(version) for key, version in versions.items()})
+            self.note(
+                began,
+                ended,
+                **told,
+                refused={key: _hex(version) for key, version in versions.items()},
+            )
             return
         ended = time.monotonic_ns()
         self.known |= written
-        self.note(began, ended, **told, versions={key: _hex(version) for key, version in written.items() if version})
+        self.note(
+            began,
+            ended,
+            **told,
+            versions={key: _hex(version) for key, version in written.items() if version},
+        )
 
     def apply(
         self, changes: list[Insert[str, str] | Put[str, str] | Replace[str, str] | Remove[str]]
@@ -104,7 +140,9 @@ class _Actor:
             return {change.key: self.table.put(change.key, change.value, family=FAMILY)}
         if isinstance(change, Insert):
             return {change.key: self.table.put_if_absent(change.key, change.value, family=FAMILY)}
-        return {change.key: self.table.replace(change.key, change.value, change.version, family=FAMILY)}
+        return {
+            change.key: self.table.replace(change.key, change.value, change.version, family=FAMILY)
+        }
 
     def read(self, key: str) -> None:
         began = time.monotonic_ns()
@@ -115,7 +153,11 @@ class _Actor:
         by_pages = self.random.random() < 0.3
         began = time.monotonic_ns()
         if by_pages:
-            entries = {entry.key.key: entry for page in self.table.entries(FAMILY, page_size=2) for entry in page.items}
+            entries = {
+                entry.key.key: entry
+                for page in self.table.entries(FAMILY, page_size=2)
+                for entry in page.items
+            }
             by_key = {key: entries.get(key) for key in KEYS}
         else:
             by_key = dict(zip(KEYS, self.table.get_all(KEYS, family=FAMILY), strict=True))
@@ -126,7 +168,9 @@ class _Actor:
         for key in KEYS:  # each at a moment of its own
             self.saw(began, ended, {key: by_key[key]})
 
-    def saw(self, began: int, ended: int, entries: Mapping[str, TableEntry[str, str] | None]) -> None:
+    def saw(
+        self, began: int, ended: int, entries: Mapping[str, TableEntry[str, str] | None]
+    ) -> None:
         self.known |= {key: entry and entry.version for key, entry in entries.items()}
         self.note(
             began,

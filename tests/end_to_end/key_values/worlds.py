@@ -1,4 +1,6 @@
-"""A lake with a manager of key-value tables over one backend, and processes that work at its tables."""
+"""A lake with a manager of key-value tables over one backend, and processes that work at its
+tables.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,12 @@ from dagster_adjunct.key_value import (
 from dagster_adjunct.resources.key_value.segment import SegmentBackend
 from dagster_adjunct.resources.key_value_backends.postgres import PostgresSegments
 from dagster_adjunct.resources.objects.lake import open_lake
-from tests.resources.key_value_backends.segment_stores import SegmentStore, objects_in_a_folder, objects_in_s3, sqlite
+from tests.resources.key_value_backends.segment_stores import (
+    SegmentStore,
+    objects_in_a_folder,
+    objects_in_s3,
+    sqlite,
+)
 from tests.servers.dynamodb import REGION, DynamoDbServer
 from tests.servers.postgres import PostgresServer
 from tests.servers.tcp_proxy import Chooser, TcpProxy
@@ -73,8 +80,12 @@ class World:
         return KeyValueTable(table.id, table.configuration, backend, TEXT, TEXT)
 
     def process(self, work: Work, *arguments: Any) -> BaseProcess:
-        """Start a process that does this work, and write its output to the file that is the work's first argument."""
-        process = _processes.Process(target=_in_environment, args=(dict(self.environment), work, *arguments))
+        """Start a process that does this work, and write its output to the file that is the
+        work's first argument.
+        """
+        process = _processes.Process(
+            target=_in_environment, args=(dict(self.environment), work, *arguments)
+        )
         process.start()
         return process
 
@@ -97,7 +108,9 @@ class World:
 
     @contextmanager
     def processes(self, *started: BaseProcess) -> Iterator[None]:
-        """Wait for these processes to end by themselves, and see that none has failed; none outlives this."""
+        """Wait for these processes to end by themselves, and see that none has failed; none
+        outlives this.
+        """
         try:
             yield
             for process in started:
@@ -115,7 +128,9 @@ def _in_environment(environment: dict[str, str], work: Work, *arguments: Any) ->
 
 
 class Notes:
-    """Lines of JSON that outlive whoever writes them: each is with the system once `add` returns."""
+    """Lines of JSON that outlive whoever writes them: each is with the system once `add`
+    returns.
+    """
 
     def __init__(self, path: Path) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -152,10 +167,17 @@ def _postgres(request: pytest.FixtureRequest, folder: Path) -> Iterator[World]:
     with TcpProxy(server.port).running() as proxy:
 
         def backend(port: int) -> SegmentBackend:
-            connect = {"host": "127.0.0.1", "port": str(port), "user": "adjunct", "dbname": "adjunct"}
+            connect = {
+                "host": "127.0.0.1",
+                "port": str(port),
+                "user": "adjunct",
+                "dbname": "adjunct",
+            }
             return PostgresSegments(connect=connect, request_timeout=5)
 
-        yield World(folder, lambda: backend(proxy.port), proxy=proxy, direct=lambda: backend(server.port))
+        yield World(
+            folder, lambda: backend(proxy.port), proxy=proxy, direct=lambda: backend(server.port)
+        )
 
 
 @contextmanager
@@ -169,7 +191,10 @@ def _dynamodb(request: pytest.FixtureRequest, folder: Path) -> Iterator[World]:
         def backend(port: int) -> SegmentBackend:
             endpoint = f"http://127.0.0.1:{port}"
             return DynamoDbSegments(
-                region=REGION, endpoint_url=endpoint, credentials_env=tuple(environment), read_timeout=5
+                region=REGION,
+                endpoint_url=endpoint,
+                credentials_env=tuple(environment),
+                read_timeout=5,
             )
 
         yield World(
@@ -190,7 +215,9 @@ BACKENDS = [
     pytest.param(_local(sqlite), id="sqlite"),
     *SERVERS,
     pytest.param(_local(objects_in_a_folder), id="objects"),
-    pytest.param(_local(objects_in_s3), id="objects-in-s3", marks=[pytest.mark.server, pytest.mark.long]),
+    pytest.param(
+        _local(objects_in_s3), id="objects-in-s3", marks=[pytest.mark.server, pytest.mark.long]
+    ),
 ]
 _AT_LENGTH = pytest.param(_dynamodb, id="dynamodb", marks=[pytest.mark.server, pytest.mark.long])
 QUICK = [_AT_LENGTH if backend.id == "dynamodb" else backend for backend in BACKENDS]

@@ -19,7 +19,9 @@ class World(Protocol):
 
 
 def invoke(world: World, *arguments: str, **how: Any) -> Result:
-    return CliRunner().invoke(root, [*arguments, "--lake", world.lake.url], env={"COLUMNS": "250"}, **how)
+    return CliRunner().invoke(
+        root, [*arguments, "--lake", world.lake.url], env={"COLUMNS": "250"}, **how
+    )
 
 
 def printed(world: World, *arguments: str, code: int = 0) -> str:

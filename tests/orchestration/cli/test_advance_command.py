@@ -1,4 +1,6 @@
-"""`adjunct dataset advance`, and `adjunct run` of datasets alone: what is published, and what they say."""
+"""`adjunct dataset advance`, and `adjunct run` of datasets alone: what is published, and what
+they say.
+"""
 
 from __future__ import annotations
 
@@ -72,7 +74,9 @@ def application(name: str = "full", *, only: bool = False) -> Application:
     for dataset in (ITEMS, FEES, STOCK, DAILY) if only else (ITEMS, FEES, STOCK, DAILY, RATES):
         app.table(dataset)
     if not only:
-        app.input_stream("lake.orders").send_to(app.output_stream("lake.copy", partitions=2, key="item"))
+        app.input_stream("lake.orders").send_to(
+            app.output_stream("lake.copy", partitions=2, key="item")
+        )
     return app
 
 
@@ -84,7 +88,9 @@ def served(world: World, name: str) -> str | None:
 def test_a_dataset_is_advanced_and_nothing_else_of_its_application(world: World) -> None:
     world.send("stock", [("a", 1)], version="v1")
     world.send("items", [("a", 1)], version="v1")
-    (report,) = json.loads(printed(world, "dataset", "advance", "stock", "shop:full", "--by", "ada", "--json"))
+    (report,) = json.loads(
+        printed(world, "dataset", "advance", "stock", "shop:full", "--by", "ada", "--json")
+    )
     assert (report["dataset"], report["action"], report["rows"]) == ("stock", "sealed", 1)
     assert (served(world, "stock"), served(world, "items")) == ("v1", None)
     assert StoredVersions(world.lake, "stock").history(1)[0].by == "ada"
@@ -97,7 +103,10 @@ def test_a_member_of_a_version_set_is_advanced_with_all_members(world: World) ->
     assert "waits for the end-of-dataset markers of lake.fees" in shown
     world.send("fees", [("a", 1)], version="v1")
     reports = json.loads(printed(world, "dataset", "advance", "fees", "shop:full", "--json"))
-    assert [(advance["dataset"], advance["action"]) for advance in reports] == [("items", "sealed"), ("fees", "sealed")]
+    assert [(advance["dataset"], advance["action"]) for advance in reports] == [
+        ("items", "sealed"),
+        ("fees", "sealed"),
+    ]
 
 
 def test_an_older_partition_is_not_served_unless_it_is_to_be_current(world: World) -> None:
@@ -112,12 +121,20 @@ def test_an_older_partition_is_not_served_unless_it_is_to_be_current(world: Worl
 
 def test_what_can_not_be_advanced_so_is_refused_with_the_next_step(world: World) -> None:
     advance = ["dataset", "advance"]
-    assert "declares no dataset 'item'; it declares: items, fees" in refused(world, *advance, "item", "shop:full")
-    assert "Pass the partition to compute: partition=" in refused(world, *advance, "daily", "shop:full")
+    assert "declares no dataset 'item'; it declares: items, fees" in refused(
+        world, *advance, "item", "shop:full"
+    )
+    assert "Pass the partition to compute: partition=" in refused(
+        world, *advance, "daily", "shop:full"
+    )
     assert "needs --partition" in refused(world, *advance, "daily", "shop:full", "--make-current")
     partition = ["--partition", "2026-01-01"]
-    assert "declares no version partitions" in refused(world, *advance, "stock", "shop:full", *partition)
-    assert "a member of the version set 'catalogue'" in refused(world, *advance, "fees", "shop:full", *partition)
+    assert "declares no version partitions" in refused(
+        world, *advance, "stock", "shop:full", *partition
+    )
+    assert "a member of the version set 'catalogue'" in refused(
+        world, *advance, "fees", "shop:full", *partition
+    )
     assert "'rates' is unbounded" in refused(world, *advance, "rates", "shop:full", *partition)
 
 
@@ -128,7 +145,12 @@ def test_a_run_of_an_application_with_datasets_only_advances_them(world: World) 
     report = json.loads(printed(world, "run", "shop:alone", "--json"))
     assert [advance["dataset"] for advance in report["datasets"]] == ["items", "fees", "stock"]
     assert report["step"] is None
-    assert [served(world, name) for name in ("items", "fees", "stock", "daily")] == ["v1", "v1", "v1", None]
+    assert [served(world, name) for name in ("items", "fees", "stock", "daily")] == [
+        "v1",
+        "v1",
+        "v1",
+        None,
+    ]
     text = printed(world, "run", "shop:alone")
     assert "dataset stock: up-to-date" in text
     assert "adjunct dataset advance daily shop:alone --partition VERSION" in text
@@ -177,15 +199,32 @@ def test_a_rejected_version_has_its_own_exit_code_and_no_stage_of_a_switch(
 
     events: list[StageEvent] = []
     world.send("stock", [("c", 1)], version="v6")
-    advance_dataset(judged, lake=world.lake, systems=world.systems, spark=IN_PROCESS, by="ada", on_stage=events.append)
+    advance_dataset(
+        judged,
+        lake=world.lake,
+        systems=world.systems,
+        spark=IN_PROCESS,
+        by="ada",
+        on_stage=events.append,
+    )
     told = {event.stage: event.summary() for event in events if event.version == "v6"}
     assert "rejected and stored" in told["reject"]
     building, built, *_ = [event for event in events if event.version == "v6"]
-    assert (building.summary(), building.is_notable) == ("dataset stock, version v6: building", True)
+    assert (building.summary(), building.is_notable) == (
+        "dataset stock, version v6: building",
+        True,
+    )
     assert built.stage == "build"
     assert "min_rows: 1 row, expected 2 or more" in told["reject"]
     assert not {"seal", "switch"} & told.keys()
     world.send("stock", [("c", 3), ("b", 2), ("a", 1)], version="v7")
     events.clear()
-    advance_dataset(judged, lake=world.lake, systems=world.systems, spark=IN_PROCESS, by="ada", on_stage=events.append)
+    advance_dataset(
+        judged,
+        lake=world.lake,
+        systems=world.systems,
+        spark=IN_PROCESS,
+        by="ada",
+        on_stage=events.append,
+    )
     assert "switch" not in {event.stage for event in events}, "it equals the one served"

@@ -1,4 +1,6 @@
-"""`adjunct dataset lag, compact, rebuild, show`, and progress: what they say of tables that follow change streams."""
+"""`adjunct dataset lag, compact, rebuild, show`, and progress: what they say of tables that
+follow change streams.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +57,10 @@ def test_a_run_prints_it_too_and_leaves_alone_what_lives_for_one_run(world: Worl
     text = printed(world, "run", "shop:app")
     assert "100% (4 of 4 offsets)" in text
     assert "short" not in text
-    assert json.loads(printed(world, "run", "shop:app", "--json"))["datasets"][0]["action"] == "up-to-date"
+    assert (
+        json.loads(printed(world, "run", "shop:app", "--json"))["datasets"][0]["action"]
+        == "up-to-date"
+    )
 
 
 def test_the_lag_is_shown_by_partition_with_the_bootstrap(world: World) -> None:
@@ -78,10 +83,9 @@ def test_show_tells_the_lag_and_stays_readable_without_the_stream(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     advanced(world)
-    assert set(json.loads(printed(world, "dataset", "show", "rates", "--json"))["lag"]["partitions"]) == {
-        "lake.rates.0",
-        "lake.rates.1",
-    }
+    assert set(
+        json.loads(printed(world, "dataset", "show", "rates", "--json"))["lag"]["partitions"]
+    ) == {"lake.rates.0", "lake.rates.1"}
     assert "behind its stream" in printed(world, "dataset", "show", "rates")
     monkeypatch.setattr("dagster_adjunct.resources.streams.lake.streams.LAKE", "moon")
     text = printed(world, "dataset", "show", "rates")
@@ -119,10 +123,14 @@ def test_compacting_asks_for_the_level_and_prints_the_report(world: World) -> No
     command = ["dataset", "compact", "rates", "--by", "ada"]
     minor = json.loads(printed(world, *command, "--level", "minor", "--json"))
     assert (minor["level"], minor["generations"]) == ("minor", [before, 2])
-    assert f"major compaction, version {minor['version'][:1]}" in printed(world, *command, "--level", "major")
+    assert f"major compaction, version {minor['version'][:1]}" in printed(
+        world, *command, "--level", "major"
+    )
     assert len(store.require_current().sealed.generations) == 1
     assert "nothing" in printed(world, *command), "by its policy"
-    assert [(entry.action, entry.by) for entry in store.history(limit=2)] == [("compact", "ada")] * 2
+    assert [(entry.action, entry.by) for entry in store.history(limit=2)] == [
+        ("compact", "ada")
+    ] * 2
 
 
 def test_what_is_bounded_follows_no_stream(world: World) -> None:
@@ -143,4 +151,7 @@ def test_a_startpoint_on_its_stream_is_applied_before_the_dataset_advances(world
     assert [report["action"] for report in applied] == ["bootstrapped", "up-to-date"], applied
     waiting = json.loads(printed(world, "startpoint", "list", "shop:app", "--json"))
     assert (waiting["waiting"], waiting["handed"]) == ([], [])
-    assert json.loads(printed(world, "dataset", "advance", "rates", "shop:app", "--json"))[0]["action"] == "up-to-date"
+    assert (
+        json.loads(printed(world, "dataset", "advance", "rates", "shop:app", "--json"))[0]["action"]
+        == "up-to-date"
+    )

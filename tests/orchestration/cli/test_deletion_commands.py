@@ -54,7 +54,10 @@ def test_a_dataset_is_deleted_with_a_report_for_programs(world: World) -> None:
 
 def test_a_dataset_is_rewritten_into_other_partitions(world: World) -> None:
     done = run(world, "dataset", "repartition", NAME, "--partitions", "5", *WHY)
-    assert "1 version(s) of 4 stored rows rewritten from 2 into 5 partitions; declare partitions=5" in done.stdout
+    assert (
+        "1 version(s) of 4 stored rows rewritten from 2 into 5 partitions; declare partitions=5"
+        in done.stdout
+    )
     shown = json.loads(run(world, "dataset", "list", "--json").stdout)
     assert shown[0]["declaration"]["partitions"] == 5
 

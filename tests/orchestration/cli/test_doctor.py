@@ -1,4 +1,6 @@
-"""`adjunct doctor`: what it finds where all is well, what it says where something is not; it leaves nothing behind."""
+"""`adjunct doctor`: what it finds where all is well, what it says where something is not; it
+leaves nothing behind.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,9 @@ class Project:
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Project]:
-    """A lake with a stream, and an application that counts its records in a table; no Dagster, and no Spark."""
+    """A lake with a stream, and an application that counts its records in a table; no Dagster,
+    and no Spark.
+    """
     lake = open_lake(tmp_path / "lake")
     LakeStreams(lake).create("orders", schema=Schema.of(k="string"), key=["k"], partitions=3)
     (tmp_path / "shop_doctor.py").write_text(APP.format(file=str(tmp_path / "things.sqlite")))
@@ -102,7 +106,9 @@ orders.join(prices, on="k").send_to(app.output_stream("lake.out", partitions=3, 
 """
 
 
-def test_a_folder_of_files_that_is_not_there_is_told_by_doctor_plan_and_advance(project: Project) -> None:
+def test_a_folder_of_files_that_is_not_there_is_told_by_doctor_plan_and_advance(
+    project: Project,
+) -> None:
     folder = project.folder / "nowhere"
     (project.folder / "shop_doctor.py").write_text(SHOP_OF_FILES.format(folder=str(folder)))
     found = project.findings("shop_doctor:app")["files of prices"]
@@ -121,7 +127,9 @@ def test_a_folder_of_files_that_is_not_there_is_told_by_doctor_plan_and_advance(
 def test_the_former_name_of_an_application_fails(project: Project) -> None:
     assert project.findings("shop_doctor:app", code=1)["name"]["state"] == "ok"
     for name in ("shop", "kiosk"):
-        BatchLog(project.lake, name).commit(BatchLog(project.lake, name).read(), ApplicationState(batch=3), by="me")
+        BatchLog(project.lake, name).commit(
+            BatchLog(project.lake, name).read(), ApplicationState(batch=3), by="me"
+        )
         if name == "shop":
             rename_application(project.lake, "shop", "stand", reason="better", by="me")
     found = project.findings("shop_doctor:app", code=1)["name"]
@@ -138,10 +146,16 @@ def test_spark_its_workers_and_its_way_to_the_lake_are_tried(project: Project, s
 
 
 @pytest.mark.spark
-def test_workers_with_another_package_are_told(project: Project, spark: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_with_another_package_are_told(
+    project: Project, spark: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(doctor, "version", lambda name: "9.9")  # here, and not in the workers
     found = project.findings("--master", "local[2]", code=1)["Spark"]
-    assert (found["state"], "9.9" in found["found"], "PYSPARK_PYTHON" in found["next_step"]) == ("failed", True, True)
+    assert (found["state"], "9.9" in found["found"], "PYSPARK_PYTHON" in found["next_step"]) == (
+        "failed",
+        True,
+        True,
+    )
 
 
 ZONED = """
@@ -156,8 +170,12 @@ days.send_to(app.output_stream("lake.days", partitions=1, key="k"))
 
 
 @pytest.mark.spark
-def test_rules_of_time_zones_are_compared(project: Project, spark: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    LakeStreams(project.lake).create("sales", schema=Schema.of(k="string", at="timestamp"), key=["k"], partitions=3)
+def test_rules_of_time_zones_are_compared(
+    project: Project, spark: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    LakeStreams(project.lake).create(
+        "sales", schema=Schema.of(k="string", at="timestamp"), key=["k"], partitions=3
+    )
     (project.folder / "shop_doctor.py").write_text(ZONED)
     found = project.findings("shop_doctor:app")["time zones"]
     assert found["state"] == "skipped"
@@ -171,15 +189,24 @@ def test_rules_of_time_zones_are_compared(project: Project, spark: Any, monkeypa
     assert (found["state"], "PYTHONTZPATH" in found["next_step"]) == ("failed", True)
 
 
-def test_a_wrong_java_is_told_and_spark_is_not_tried(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_java_is_told_and_spark_is_not_tried(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("JAVA_HOME", str(project.folder))
     found = project.findings("--master", "local[2]", code=1)
     assert (found["Java"]["state"], found["Spark"]["state"]) == ("failed", "skipped")
     assert "JAVA_HOME" in found["Java"]["found"]
 
 
-def test_a_store_that_is_not_reached_is_told(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
-    settings = {"ENDPOINT": "http://127.0.0.1:9", "ATTEMPTS": "1", "REGION": "us-east-1", "CONNECT_TIMEOUT": "1"}
+def test_a_store_that_is_not_reached_is_told(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = {
+        "ENDPOINT": "http://127.0.0.1:9",
+        "ATTEMPTS": "1",
+        "REGION": "us-east-1",
+        "CONNECT_TIMEOUT": "1",
+    }
     for name, value in settings.items():
         monkeypatch.setenv(f"ADJUNCT_S3_{name}", value)
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
@@ -193,12 +220,16 @@ def test_a_store_that_is_not_reached_is_told(project: Project, monkeypatch: pyte
 
 def test_a_lake_that_is_not_there_is_not_created(project: Project) -> None:
     folder = project.folder / "elsewhere"
-    (finding,) = (found for found in doctor.examine(None, None, str(folder)) if found.check == "lake")
+    (finding,) = (
+        found for found in doctor.examine(None, None, str(folder)) if found.check == "lake"
+    )
     assert (finding.state, "the first write creates it" in finding.found) == ("ok", True)
     assert not folder.exists()
 
 
-def test_packages_that_do_not_fit_are_named(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_packages_that_do_not_fit_are_named(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
     needed = ["pyarrow>=99", "nothing-like-it>=1", 'not-there-either; extra == "more"', "click>=8"]
     monkeypatch.setattr(doctor, "requires", lambda name: needed)
     found = project.findings(code=1)["packages"]
@@ -208,7 +239,9 @@ def test_packages_that_do_not_fit_are_named(project: Project, monkeypatch: pytes
     assert "not-there-either" not in found["found"]
 
 
-def test_dagsters_instance_and_daemon_are_looked_at(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dagsters_instance_and_daemon_are_looked_at(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
     home = project.folder / "home"
     home.mkdir()
     monkeypatch.setenv("DAGSTER_HOME", str(home))
@@ -231,7 +264,10 @@ FREED = "run_monitoring: {enabled: true, free_slots_after_run_end_seconds: 30}"
         ("concurrency: {pools: {granularity: op, default_limit: 1}}", "warning"),
         ("concurrency: {default_op_concurrency_limit: 1}", "warning"),
         ("concurrency: {pools: {default_limit: 1}}\nrun_monitoring: {enabled: true}", "warning"),
-        (f"concurrency: {{pools: {{default_limit: 1}}}}\n{FREED.replace('true', 'false')}", "warning"),
+        (
+            f"concurrency: {{pools: {{default_limit: 1}}}}\n{FREED.replace('true', 'false')}",
+            "warning",
+        ),
         (f"concurrency: {{pools: {{default_limit: 1}}}}\n{FREED}", "ok"),
         ("concurrency: {pools: {granularity: run, default_limit: 1}}", "ok"),
         ("", "ok"),
@@ -246,7 +282,10 @@ def test_pools_whose_slots_stay_with_killed_runs_are_told(
         instance.add_daemon_heartbeat(DaemonHeartbeat(doctor.time.time(), "SENSOR", "id"))
     found = doctor.run_check("Dagster", doctor.check_dagster)
     assert found.state == state
-    advised = "free_slots_after_run_end_seconds" in found.next_step and "granularity: run" in found.next_step
+    advised = (
+        "free_slots_after_run_end_seconds" in found.next_step
+        and "granularity: run" in found.next_step
+    )
     assert advised == (state == "warning")
 
 
@@ -262,7 +301,9 @@ def test_a_limit_of_one_pool_is_enough_for_the_warning(
 
 
 @pytest.mark.parametrize("template", ["adjunct", "deploy"])
-def test_the_settings_that_adjunct_writes_let_no_killed_run_keep_a_slot(template: str, tmp_path: Path) -> None:
+def test_the_settings_that_adjunct_writes_let_no_killed_run_keep_a_slot(
+    template: str, tmp_path: Path
+) -> None:
     text = (prepare_dagster_home(tmp_path) / "dagster.yaml").read_text()
     if template == "deploy":
         written = (ROOT / "deploy" / "dagster.yaml").read_text()

@@ -19,17 +19,28 @@ def test_a_key_is_erased_from_every_generation_after_asking(tmp_path: Path) -> N
     spec = table(world, "table")
     send(world, spec, {"a": 1, "b": 2})
     send(world, spec, {"a": 3})
-    command = ["dataset", "erase", "table", "a", "--reason", "request 7", "--by", "ada", "--lake", world.lake.url]
+    command = [
+        "dataset",
+        "erase",
+        "table",
+        "a",
+        "--reason",
+        "request 7",
+        "--by",
+        "ada",
+        "--lake",
+        world.lake.url,
+    ]
     asked = CliRunner().invoke(root, command, input="n\n", env={"COLUMNS": "220"})
     assert "Erase 1 key(s) from every generation of table permanently?" in asked.output
     assert entries(world, spec) == {"a": 3, "b": 2}
     done = CliRunner().invoke(root, [*command, "--yes", "--json"])
     report = json.loads(done.output)
-    assert (done.exit_code, report["complete"], [generation["rows"] for generation in report["rewritten"]]) == (
-        0,
-        True,
-        [1, 1],
-    )
+    assert (
+        done.exit_code,
+        report["complete"],
+        [generation["rows"] for generation in report["rewritten"]],
+    ) == (0, True, [1, 1])
     assert report["retained_from"] == 4
     assert "lake.table, whose records hold the keys" in report["not_erased"][0]
     assert entries(world, spec) == {"b": 2}

@@ -1,4 +1,6 @@
-"""`adjunct stream append` and `adjunct sql`: files into a stream once, and queries out of the lake."""
+"""`adjunct stream append` and `adjunct sql`: files into a stream once, and queries out of the
+lake.
+"""
 
 from __future__ import annotations
 
@@ -78,7 +80,9 @@ def test_a_file_is_appended_once_in_the_format_of_its_name(name: str, world: Wor
     path = world.file(name, FILES[name]())
     assert "2 records appended" in printed(world, "stream", "append", "s", path)
     for stream in ("s", "lake.s"):
-        assert "its 2 records were appended before" in printed(world, "stream", "append", stream, path)
+        assert "its 2 records were appended before" in printed(
+            world, "stream", "append", stream, path
+        )
     assert world.records() == [("a", 1), ("b", 2)]
 
 
@@ -91,14 +95,24 @@ def test_records_are_hashed_to_partitions_as_those_of_other_appends(world: World
     places = []
     for stream in ("s", "other"):
         table = world.streams.read_arrow(world.streams.all_ranges(stream))
-        places.append({(row["k"], row["__partition"], row["__offset"]) for row in table.to_pylist()})
+        places.append(
+            {(row["k"], row["__partition"], row["__offset"]) for row in table.to_pylist()}
+        )
     assert places[0] == places[1]
 
 
 def test_several_files_are_each_appended_once_and_equal_ones_together(world: World) -> None:
-    one, two, same = world.file("1.csv", CSV), world.file("2.csv", "k,n\nc,3\n"), world.file("3.csv", CSV)
+    one, two, same = (
+        world.file("1.csv", CSV),
+        world.file("2.csv", "k,n\nc,3\n"),
+        world.file("3.csv", CSV),
+    )
     found = document(world, "stream", "append", "s", one, two, same)
-    assert [(item["appended"], item["same_as"]) for item in found["files"]] == [(2, None), (1, None), (0, one)]
+    assert [(item["appended"], item["same_as"]) for item in found["files"]] == [
+        (2, None),
+        (1, None),
+        (0, one),
+    ]
     renamed = str(Path(one).rename(world.folder / "4.csv"))
     assert document(world, "stream", "append", "s", renamed, two)["files"][0]["appended"] == 0
     assert world.records() == [("a", 1), ("b", 2), ("c", 3)]
@@ -125,7 +139,12 @@ def test_a_dry_run_checks_and_appends_nothing(world: World) -> None:
 
 MISTAKES: dict[str, tuple[str, str, int | None, str | None]] = {
     "a value of another type": ("x.csv", "k,n\na,1\nb,two\n", 3, "n"),
-    "a value of another type in JSON": ("x.jsonl", '{"k": "a", "n": 1}\n{"k": "b", "n": "2"}\n', 2, "n"),
+    "a value of another type in JSON": (
+        "x.jsonl",
+        '{"k": "a", "n": 1}\n{"k": "b", "n": "2"}\n',
+        2,
+        "n",
+    ),
     "a column too few": ("x.csv", "k\na\n", None, "n"),
     "a column too many": ("x.csv", "k,n,m\na,1,2\n", None, "m"),
     "a line that is too short": ("x.csv", "k,n\na,1\nb\n", 3, None),
@@ -136,7 +155,9 @@ MISTAKES: dict[str, tuple[str, str, int | None, str | None]] = {
 
 
 @pytest.mark.parametrize("name", MISTAKES)
-def test_a_mistake_in_any_file_appends_nothing_and_names_file_and_line(name: str, world: World) -> None:
+def test_a_mistake_in_any_file_appends_nothing_and_names_file_and_line(
+    name: str, world: World
+) -> None:
     file, text, line, column = MISTAKES[name]
     good, bad = world.file("good.csv", CSV), world.file(file, text)
     error = invoke(world, "stream", "append", "s", good, bad).exception
@@ -149,17 +170,25 @@ def test_a_mistake_in_any_file_appends_nothing_and_names_file_and_line(name: str
 def test_what_can_not_be_appended_to_is_refused_by_name(world: World) -> None:
     path = world.file("x.csv", CSV)
     assert "system 'kafka'" in refused(world, "stream", "append", "kafka.scans", path)
-    assert isinstance(invoke(world, "stream", "append", "nope", path).exception, StreamNotFoundError)
+    assert isinstance(
+        invoke(world, "stream", "append", "nope", path).exception, StreamNotFoundError
+    )
     for absent in (world.folder / "nothing.csv", world.folder):
-        assert isinstance(invoke(world, "stream", "append", "s", str(absent)).exception, ConfigurationError)
+        assert isinstance(
+            invoke(world, "stream", "append", "s", str(absent)).exception, ConfigurationError
+        )
     unknown = world.file("x.txt", CSV)
     assert "--format" in refused(world, "stream", "append", "s", unknown)
-    assert "2 records appended" in printed(world, "stream", "append", "s", unknown, "--format", "csv")
+    assert "2 records appended" in printed(
+        world, "stream", "append", "s", unknown, "--format", "csv"
+    )
 
 
 def test_values_of_sensitive_columns_are_not_in_errors(world: World) -> None:
     world.streams.create("t", schema=SCHEMA.with_sensitive("n"), key=["k"], partitions=1)
-    assert "secret" not in refused(world, "stream", "append", "t", world.file("x.csv", "k,n\na,secret\n"))
+    assert "secret" not in refused(
+        world, "stream", "append", "t", world.file("x.csv", "k,n\na,secret\n")
+    )
 
 
 @pytest.mark.parametrize("appended", range(4))
@@ -201,7 +230,9 @@ def test_many_files_make_a_stream_forget_no_other_producer(world: World) -> None
     world.streams.append("s", [{"k": "app", "n": 0}], producer="application", sequence=1)
     for number in range(PRODUCERS + 1):
         append_files(world.lake, "s", [Path(world.file("x.csv", f"k,n\nf,{number}\n"))])
-    assert world.streams.append("s", [{"k": "app", "n": 0}], producer="application", sequence=1).duplicate
+    assert world.streams.append(
+        "s", [{"k": "app", "n": 0}], producer="application", sequence=1
+    ).duplicate
     producers = world.streams.state("s")[1].producers
     assert len(producers) == FILE_PRODUCERS + 1
     for number in range(PRODUCERS + 1):
@@ -216,7 +247,9 @@ def test_a_table_a_list_and_files_have_the_same_rows(world: World) -> None:
     assert printed(world, "sql", query).count("│ a │ 1 │") == 1
     expected = [{"k": "a", "n": 1}, {"k": "b", "n": 2}]
     assert document(world, "sql", query) == expected
-    assert json.loads(printed(world, "sql", query, "--format", "json", "--limit", "1")) == expected[:1]
+    assert (
+        json.loads(printed(world, "sql", query, "--format", "json", "--limit", "1")) == expected[:1]
+    )
     assert list(csv.DictReader(printed(world, "sql", query, "--format", "csv").splitlines())) == [
         {"k": "a", "n": "1"},
         {"k": "b", "n": "2"},
@@ -243,24 +276,36 @@ def test_formats_that_need_a_file_or_can_not_hold_values_are_refused(world: Worl
     assert "--output" in refused(world, "sql", "select 1", "--format", "parquet")
     assert "--format" in refused(world, "sql", "select 1", "--output", str(world.folder / "x.csv"))
     target = world.folder / "nested.csv"
-    assert "json or parquet" in refused(world, "sql", "select [1] a", "--format", "csv", "--output", str(target))
+    assert "json or parquet" in refused(
+        world, "sql", "select [1] a", "--format", "csv", "--output", str(target)
+    )
     assert not target.exists(), "nothing is left of a file that could not be written"
 
 
-TEXTS = st.one_of(st.none(), st.text(st.characters(codec="utf-8", exclude_characters="\x00"), max_size=5))
+TEXTS = st.one_of(
+    st.none(), st.text(st.characters(codec="utf-8", exclude_characters="\x00"), max_size=5)
+)
 
 
 @pytest.mark.lengthy
-@given(st.lists(st.tuples(TEXTS, st.one_of(st.none(), st.integers(-(2**63), 2**63 - 1))), max_size=5))
-def test_csv_that_a_query_writes_is_what_an_append_reads(rows: list[tuple[str | None, int | None]]) -> None:
+@given(
+    st.lists(st.tuples(TEXTS, st.one_of(st.none(), st.integers(-(2**63), 2**63 - 1))), max_size=5)
+)
+def test_csv_that_a_query_writes_is_what_an_append_reads(
+    rows: list[tuple[str | None, int | None]],
+) -> None:
     with tempfile.TemporaryDirectory() as folder:
         lake = open_lake(Path(folder) / "lake")
         world = World(lake, Path(folder), LakeStreams(lake))
         for name in ("written", "read"):
             world.streams.create(name, schema=SCHEMA, key=[], partitions=1)
-        world.streams.append("written", [{"k": k, "n": n} for k, n in rows], producer="p", sequence=1)
+        world.streams.append(
+            "written", [{"k": k, "n": n} for k, n in rows], producer="p", sequence=1
+        )
         target = str(world.folder / "x.csv")
-        printed(world, "sql", "select k, n from lake.written", "--format", "csv", "--output", target)
+        printed(
+            world, "sql", "select k, n from lake.written", "--format", "csv", "--output", target
+        )
         printed(world, "stream", "append", "read", target)
         found = [
             world.streams.read_arrow(world.streams.all_ranges(name)).select(["k", "n"]).to_pylist()
@@ -275,7 +320,9 @@ def test_errors_are_one_json_document(world: World) -> None:
 
 
 @pytest.mark.parametrize("compress", [gzip.compress, bz2.compress], ids=["gz", "bz2"])
-def test_a_compressed_copy_of_a_file_is_the_same_file(world: World, compress: Callable[[bytes], bytes]) -> None:
+def test_a_compressed_copy_of_a_file_is_the_same_file(
+    world: World, compress: Callable[[bytes], bytes]
+) -> None:
     suffix = "gz" if compress is gzip.compress else "bz2"
     files = [world.file("a.csv", CSV), world.file(f"b.csv.{suffix}", compress(CSV.encode()))]
     invoke(world, "stream", "append", "s", files[0])

@@ -1,4 +1,6 @@
-"""Disks that are full, have no inodes or may not be written, and too many open files: each command says so."""
+"""Disks that are full, have no inodes or may not be written, and too many open files: each
+command says so.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,15 @@ COMMANDS = {
     "advance": ("dataset", "advance", "fleet", "shop_disk:app", "--master", "none"),
     "append": ("stream", "append", "orders", "more.csv"),
     "compact": ("dataset", "compact", "fleet", "--level", "major"),
-    "startpoint": ("startpoint", "set", "shop_disk:app", "lake.orders.0", "--oldest", "--reason", "a test"),
+    "startpoint": (
+        "startpoint",
+        "set",
+        "shop_disk:app",
+        "lake.orders.0",
+        "--oldest",
+        "--reason",
+        "a test",
+    ),
 }
 
 
@@ -85,7 +95,9 @@ def prepared(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Lake:
         for number in (1, 2):
             streams.append(name, [{"k": f"{number}", "n": number}], producer="p", sequence=number)
             if name == "changes" and number == 1:
-                advance_dataset(FLEET, lake=lake, systems={"lake": streams}, spark=IN_PROCESS, by="me")
+                advance_dataset(
+                    FLEET, lake=lake, systems={"lake": streams}, spark=IN_PROCESS, by="me"
+                )
     advance_dataset(FLEET, lake=lake, systems={"lake": streams}, spark=IN_PROCESS, by="me")
     streams.append("changes", [{"k": "3", "n": 3}], producer="p", sequence=3)
     return lake
@@ -185,7 +197,9 @@ def test_a_command_that_may_open_no_more_files_ends(
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_command_over_its_quota_ends(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_command_over_its_quota_ends(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "disk").mkdir()
     lake = prepared(tmp_path / "disk", monkeypatch)
 
@@ -206,7 +220,9 @@ SENSORS = ("shop_new_records", "shop_startpoints", "shop_restart")
 def test_ticks_on_a_full_disk_say_its_name_or_need_no_room_and_go_on_later(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Sensors that only read ask for their runs; one that has to write ends its tick with the disk's error."""
+    """Sensors that only read ask for their runs; one that has to write ends its tick with the
+    disk's error.
+    """
     options, use, reason = FULL[kind]
     with mounted(tmp_path / "disk", options) as disk, DagsterInstance.ephemeral() as instance:
         lake = prepared(disk, monkeypatch)

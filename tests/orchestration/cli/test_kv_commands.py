@@ -60,7 +60,9 @@ def test_a_table_is_created_once_updated_shown_and_listed(world: World) -> None:
     assert path in printed(world, "kv", "show", TABLE)
     document(world, "kv", "create", "plant/b", "--partitions", "1")
     assert [one["name"] for one in document(world, "kv", "list", "plant")] == ["b", "machines"]
-    assert [one["name"] for one in document(world, "kv", "list", "plant", "--after", "b")] == ["machines"]
+    assert [one["name"] for one in document(world, "kv", "list", "plant", "--after", "b")] == [
+        "machines"
+    ]
     assert "machines" in printed(world, "kv", "list", "plant")
     manager = KeyValueTableManager(world.lake)
     assert manager.get_configuration("plant", "machines") == KeyValueTableConfiguration(3, None, 9)
@@ -68,12 +70,19 @@ def test_a_table_is_created_once_updated_shown_and_listed(world: World) -> None:
 
 def test_a_table_lies_where_an_option_says(world: World, tmp_path: Path) -> None:
     path = str(tmp_path / "elsewhere.sqlite")
-    assert document(world, "kv", "create", "plant/other", "--partitions", "1", "--sqlite", path)["created"]
+    assert document(world, "kv", "create", "plant/other", "--partitions", "1", "--sqlite", path)[
+        "created"
+    ]
     printed(world, "kv", "put", "plant/other", "k", "v")
     with sqlite3.connect(path) as bare:
-        assert [name for (name,) in bare.execute("SELECT name FROM sqlite_master WHERE name LIKE 'kvt_%'")] != []
+        assert [
+            name
+            for (name,) in bare.execute("SELECT name FROM sqlite_master WHERE name LIKE 'kvt_%'")
+        ] != []
     assert "elsewhere.sqlite" in refused(world, "kv", "create", "plant/other", "--partitions", "1")
-    many = refused(world, "kv", "create", "plant/x", "--partitions", "1", "--sqlite", path, "--dynamodb")
+    many = refused(
+        world, "kv", "create", "plant/x", "--partitions", "1", "--sqlite", path, "--dynamodb"
+    )
     assert "--sqlite and --dynamodb name more than one backend" in many
     for empty in ("--sqlite", "--postgres"):  # of a variable that is not set
         refused(world, "kv", "create", "plant/x", "--partitions", "1", empty, "")
@@ -94,7 +103,17 @@ def test_a_table_lies_in_objects_of_the_lake_and_is_found_there(world: World) ->
 def test_a_table_lies_in_postgres_and_the_lake_holds_no_password(
     world: World, postgres_server: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = ["kv", "create", "plant/pg", "--partitions", "2", "--postgres", "PLANT_DSN", "--schema", "kvt_cli"]
+    made = [
+        "kv",
+        "create",
+        "plant/pg",
+        "--partitions",
+        "2",
+        "--postgres",
+        "PLANT_DSN",
+        "--schema",
+        "kvt_cli",
+    ]
     assert "PLANT_DSN" in refused(world, *made)
     monkeypatch.setenv("PLANT_DSN", postgres_server.dsn(GUARDED_USER, GUARDED_PASSWORD))
     postgres_server.execute("DROP SCHEMA IF EXISTS kvt_cli CASCADE")
@@ -102,7 +121,9 @@ def test_a_table_lies_in_postgres_and_the_lake_holds_no_password(
     # The first attempt was decided before it failed: this one goes on from there.
     document(world, *made)
     printed(world, "kv", "put", "plant/pg", "k", "v")
-    tables = "SELECT count(*) FROM pg_tables WHERE schemaname = 'kvt_cli' AND tablename LIKE 'kvt_%'"
+    tables = (
+        "SELECT count(*) FROM pg_tables WHERE schemaname = 'kvt_cli' AND tablename LIKE 'kvt_%'"
+    )
     assert postgres_server.execute(tables) != [(0,)]
     assert document(world, "kv", "get", "plant/pg", "k")["entries"][0]["value"] == "v"
     assert GUARDED_PASSWORD not in printed(world, "kv", "show", "plant/pg", "--json")
@@ -112,7 +133,9 @@ def test_a_table_lies_in_postgres_and_the_lake_holds_no_password(
     assert document(world, "kv", "delete", "plant/pg", "--yes")["deleted"] is True
 
 
-def test_a_table_in_a_place_that_cannot_be_reached_is_forgotten(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_table_in_a_place_that_cannot_be_reached_is_forgotten(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     made = ["kv", "create", "plant/far", "--partitions", "1", "--postgres", "FAR_DSN"]
     assert "FAR_DSN, which holds its DSN, is not set" in refused(world, *made)
     assert [one["name"] for one in document(world, "kv", "list", "plant")] == ["machines"]
@@ -124,8 +147,12 @@ def test_a_table_in_a_place_that_cannot_be_reached_is_forgotten(world: World, mo
     assert "--unregister" in " ".join(getattr(error, "__notes__", ()))
     assert document(world, "kv", "list", "plant")[0]["state"] == "creating"
     assert "FAR_DSN" in refused(world, "kv", "delete", "plant/far", "--yes")
-    assert document(world, "kv", "delete", "plant/far", "--unregister", "--yes")["forgotten"] is True
-    assert document(world, "kv", "delete", "plant/far", "--unregister", "--yes")["forgotten"] is False
+    assert (
+        document(world, "kv", "delete", "plant/far", "--unregister", "--yes")["forgotten"] is True
+    )
+    assert (
+        document(world, "kv", "delete", "plant/far", "--unregister", "--yes")["forgotten"] is False
+    )
     assert document(world, "kv", "create", "plant/far", "--partitions", "2")["created"] is True
 
 
@@ -136,16 +163,24 @@ def test_entries_are_written_read_and_removed_on_conditions(world: World) -> Non
     )
     second = document(world, "kv", "put", TABLE, "m1", "21", "--version", first)["version"]
     assert second != first
-    assert f"found version {second}" in refused(world, "kv", "remove", TABLE, "m1", "--version", first)
+    assert f"found version {second}" in refused(
+        world, "kv", "remove", TABLE, "m1", "--version", first
+    )
     entries = document(world, "kv", "get", TABLE, "m1", "m2", code=NOT_FOUND)["entries"]
     assert entries == [{"family": None, "key": "m1", "value": "21", "version": second}, None]
     told = printed(world, "kv", "get", TABLE, "m1", "m2", code=NOT_FOUND)
     assert second in told
-    assert re.search(r"m2 +no entry", re.sub(r"[│┃|]", " ", told)), "it stands where a version does, not a value"
+    assert re.search(r"m2 +no entry", re.sub(r"[│┃|]", " ", told)), (
+        "it stands where a version does, not a value"
+    )
     assert "m1 is removed" in printed(world, "kv", "remove", TABLE, "m1", "--version", second)
     assert document(world, "kv", "get", TABLE, "m1", code=NOT_FOUND)["entries"] == [None]
-    assert "can't both hold" in refused(world, "kv", "put", TABLE, "m1", "1", "--if-absent", "--version", first)
-    assert "32 hexadecimal digits" in refused(world, "kv", "put", TABLE, "m1", "1", "--version", "x")
+    assert "can't both hold" in refused(
+        world, "kv", "put", TABLE, "m1", "1", "--if-absent", "--version", first
+    )
+    assert "32 hexadecimal digits" in refused(
+        world, "kv", "put", TABLE, "m1", "1", "--version", "x"
+    )
 
 
 def test_keys_of_a_family_are_removed_together(world: World) -> None:
@@ -154,23 +189,45 @@ def test_keys_of_a_family_are_removed_together(world: World) -> None:
     assert "2 keys with no --family" in refused(world, "kv", "remove", TABLE, "a", "b")
     assert "are removed" in printed(world, "kv", "remove", TABLE, "a", "b", "--family", "site")
     left = document(world, "kv", "iterate", TABLE, "--family", "site")["entries"]
-    assert [(entry["family"], entry["key"], entry["value"]) for entry in left] == [("site", "c", "c")]
+    assert [(entry["family"], entry["key"], entry["value"]) for entry in left] == [
+        ("site", "c", "c")
+    ]
 
 
 def test_keys_and_values_are_of_the_types_that_are_asked_for(world: World) -> None:
     blob = base64.b64encode(b"\0\xff").decode()
     types = ["--key-type", "int", "--value-type", "json"]
-    negative = ["kv", "put", TABLE, *types, "--lake", world.lake.url, "--", "-7", '{"ü": [1, null]}']
+    negative = [
+        "kv",
+        "put",
+        TABLE,
+        *types,
+        "--lake",
+        world.lake.url,
+        "--",
+        "-7",
+        '{"ü": [1, null]}',
+    ]
     assert CliRunner().invoke(root, negative, catch_exceptions=False).exit_code == 0
     (entry,) = document(world, "kv", "iterate", TABLE, *types)["entries"]
     assert (entry["key"], entry["value"]) == (-7, {"ü": [1, None]})
     printed(world, "kv", "put", TABLE, blob, blob, "--key-type", "bytes", "--value-type", "bytes")
-    (entry,) = document(world, "kv", "get", TABLE, blob, "--key-type", "bytes", "--value-type", "bytes")["entries"]
+    (entry,) = document(
+        world, "kv", "get", TABLE, blob, "--key-type", "bytes", "--value-type", "bytes"
+    )["entries"]
     assert (entry["key"], entry["value"]) == (blob, blob)
-    assert "key 'x' is not a whole number" in refused(world, "kv", "put", TABLE, "x", "1", "--key-type", "int")
-    assert "value '{' is not JSON" in refused(world, "kv", "put", TABLE, "x", "{", "--value-type", "json")
-    assert "value '#' is not base64" in refused(world, "kv", "put", TABLE, "x", "#", "--value-type", "bytes")
-    assert "serializer that wrote" in refused(world, "kv", "get", TABLE, blob, "--key-type", "bytes")
+    assert "key 'x' is not a whole number" in refused(
+        world, "kv", "put", TABLE, "x", "1", "--key-type", "int"
+    )
+    assert "value '{' is not JSON" in refused(
+        world, "kv", "put", TABLE, "x", "{", "--value-type", "json"
+    )
+    assert "value '#' is not base64" in refused(
+        world, "kv", "put", TABLE, "x", "#", "--value-type", "bytes"
+    )
+    assert "serializer that wrote" in refused(
+        world, "kv", "get", TABLE, blob, "--key-type", "bytes"
+    )
 
 
 def test_keys_are_printed_by_their_type_by_every_command(world: World) -> None:
@@ -178,11 +235,15 @@ def test_keys_are_printed_by_their_type_by_every_command(world: World) -> None:
     assert document(world, "kv", "put", TABLE, "05", "v", *types)["key"] == 5
     assert document(world, "kv", "get", TABLE, "5", *types)["entries"][0]["key"] == 5
     assert document(world, "kv", "remove", TABLE, "05", "6", *types)["removed"] == [5, 6]
-    assert document(world, "kv", "put", TABLE, '{"a":1}', "v", "--key-type", "json")["key"] == {"a": 1}
+    assert document(world, "kv", "put", TABLE, '{"a":1}', "v", "--key-type", "json")["key"] == {
+        "a": 1
+    }
 
 
 def ended(world: World, capfd: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
-    """Return how the program ends with --json: its exit code, and what it has printed on both streams."""
+    """Return how the program ends with --json: its exit code, and what it has printed on both
+    streams.
+    """
     given = ["kv", *arguments, "--json", "--lake", world.lake.url]
     capfd.readouterr()
     code = run_command(lambda: root.main(given, prog_name="adjunct", standalone_mode=False))
@@ -190,7 +251,9 @@ def ended(world: World, capfd: pytest.CaptureFixture[str], *arguments: str) -> t
     return code, printed.out, printed.err
 
 
-def test_conditions_that_do_not_hold_are_told_to_programs_too(world: World, capfd: pytest.CaptureFixture[str]) -> None:
+def test_conditions_that_do_not_hold_are_told_to_programs_too(
+    world: World, capfd: pytest.CaptureFixture[str]
+) -> None:
     types = ["--key-type", "int", "--family", "f"]
     version = document(world, "kv", "put", TABLE, "5", "v", *types)["version"]
     code, out, err = ended(world, capfd, "put", TABLE, "05", "w", "--if-absent", *types)
@@ -202,9 +265,14 @@ def test_conditions_that_do_not_hold_are_told_to_programs_too(world: World, capf
     assert "nothing was written" in err.replace("\n", " ")
     other = "00" * 16
     code, out, _ = ended(world, capfd, "remove", TABLE, "6", "--version", other, *types)
-    assert (code, json.loads(out)["failures"]) == (5, [{"family": "f", "key": 6, "expected": other, "found": None}])
+    assert (code, json.loads(out)["failures"]) == (
+        5,
+        [{"family": "f", "key": 6, "expected": other, "found": None}],
+    )
     blob = base64.b64encode(b"\0\xff").decode()
-    _, out, _ = ended(world, capfd, "put", TABLE, blob, "w", "--version", other, "--key-type", "bytes")
+    _, out, _ = ended(
+        world, capfd, "put", TABLE, blob, "w", "--version", other, "--key-type", "bytes"
+    )
     assert json.loads(out)["failures"][0]["key"] == blob
 
 
@@ -224,7 +292,9 @@ def test_other_errors_are_a_document_with_json_and_a_sentence_without(
 def test_pages_go_on_from_the_state_that_was_printed(world: World) -> None:
     written = {}
     for number in range(5):
-        written[f"k{number}"] = document(world, "kv", "put", TABLE, f"k{number}", f"v{number}", "--family", "f")
+        written[f"k{number}"] = document(
+            world, "kv", "put", TABLE, f"k{number}", f"v{number}", "--family", "f"
+        )
     pages, state = [], None
     while True:
         command = ["kv", "iterate", TABLE, "--family", "f", "--page-size", "2"]
@@ -234,22 +304,30 @@ def test_pages_go_on_from_the_state_that_was_printed(world: World) -> None:
         pages.append([entry["key"] for entry in page["entries"]])
         state = page["state"]
     assert pages == [["k0", "k1"], ["k2", "k3"], ["k4"]]
-    assert "No more entries" in printed(world, "kv", "iterate", TABLE, "--family", "f", "--state", str(state))
+    assert "No more entries" in printed(
+        world, "kv", "iterate", TABLE, "--family", "f", "--state", str(state)
+    )
     assert "Continue with --state " in printed(world, "kv", "iterate", TABLE, "--page-size", "2")
     whole = document(world, "kv", "iterate", TABLE, "--page-size", "2", "--all")["entries"]
     assert [(e["key"], e["value"], e["version"]) for e in whole] == [
         (key, f"v{key[1:]}", written[key]["version"]) for key in sorted(written)
     ]
-    assert "of another family or range" in refused(world, "kv", "iterate", TABLE, "--state", str(state))
+    assert "of another family or range" in refused(
+        world, "kv", "iterate", TABLE, "--state", str(state)
+    )
     assert "is not a state" in refused(world, "kv", "iterate", TABLE, "--state", "!")
 
 
-def test_a_page_is_full_though_the_partitions_of_the_table_hold_next_to_nothing(world: World) -> None:
+def test_a_page_is_full_though_the_partitions_of_the_table_hold_next_to_nothing(
+    world: World,
+) -> None:
     keys = {f"k{number}" for number in range(9)}  # without a family, over three partitions
     for key in sorted(keys):
         document(world, "kv", "put", TABLE, key, "v")
     page = document(world, "kv", "iterate", TABLE, "--page-size", "7", "--keys-only")
-    rest = document(world, "kv", "iterate", TABLE, "--page-size", "7", "--keys-only", "--state", page["state"])
+    rest = document(
+        world, "kv", "iterate", TABLE, "--page-size", "7", "--keys-only", "--state", page["state"]
+    )
     assert (len(page["entries"]), len(rest["entries"])) == (7, 2)
     assert {entry["key"] for entry in page["entries"] + rest["entries"]} == keys
     assert "End of entries." in printed(world, "kv", "iterate", TABLE)
@@ -260,7 +338,9 @@ def test_a_range_of_a_family_is_iterated(world: World) -> None:
         printed(world, "kv", "put", TABLE, key, "v", "--family", "f")
 
     def keys(*options: str) -> list[str]:
-        entries = document(world, "kv", "iterate", TABLE, "--family", "f", "--keys-only", *options)["entries"]
+        entries = document(world, "kv", "iterate", TABLE, "--family", "f", "--keys-only", *options)[
+            "entries"
+        ]
         assert all("value" not in entry for entry in entries)
         return [entry["key"] for entry in entries]
 
@@ -282,14 +362,20 @@ def test_a_sealed_table_is_read_and_a_deleted_one_is_gone(world: World) -> None:
     assert "no key-value table 'plant/machines'" in refused(world, "kv", "get", TABLE, "m1")
 
 
-def test_what_is_typed_wrongly_is_told_in_a_sentence(world: World, capfd: pytest.CaptureFixture[str]) -> None:
+def test_what_is_typed_wrongly_is_told_in_a_sentence(
+    world: World, capfd: pytest.CaptureFixture[str]
+) -> None:
     lake = ["--lake", world.lake.url]
     for arguments, told in [
         (["get", "machines", "m1"], "has no scope"),
         (["create", "plant/ü", "--partitions", "1"], "is not allowed"),
         (["show", "plant/none"], "KeyValueTableNotFoundError"),
     ]:
-        code = run_command(lambda a=arguments: root.main(["kv", *a, *lake], prog_name="adjunct", standalone_mode=False))
+        code = run_command(
+            lambda a=arguments: root.main(
+                ["kv", *a, *lake], prog_name="adjunct", standalone_mode=False
+            )
+        )
         assert code == 1
         assert told in capfd.readouterr().err.replace("\n", " ")
     assert CliRunner().invoke(root, ["kv", "create", "plant/t"]).exit_code == 2

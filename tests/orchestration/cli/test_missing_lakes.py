@@ -1,4 +1,6 @@
-"""What only looks makes no lake, nor what finds nothing to run: every such command, in a folder where there is none."""
+"""What only looks makes no lake, nor what finds nothing to run: every such command, in a folder
+where there is none.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +62,10 @@ LOOKING = [
 
 @pytest.mark.parametrize("command", LOOKING, ids=lambda command: " ".join(command[:2]))
 def test_a_command_that_finds_no_lake_says_where_it_looked_and_makes_none(
-    command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    command: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     (tmp_path / "missing_lakes.py").write_text(APP)
     monkeypatch.chdir(tmp_path)

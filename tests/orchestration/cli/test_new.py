@@ -1,4 +1,6 @@
-"""`adjunct new`: the project that it makes, and the names that it refuses. Its page runs the project."""
+"""`adjunct new`: the project that it makes, and the names that it refuses. Its page runs the
+project.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,12 @@ def test_the_project_has_its_own_name_everywhere(tmp_path: Path) -> None:
     made = json.loads(result.output)
     folder = tmp_path / "price-2-lists"
     assert made["folder"] == str(folder)
-    assert {".gitignore", "dagster.yaml", "price_2_lists/pipeline.py", "tests/test_pipeline.py"} <= set(made["files"])
+    assert {
+        ".gitignore",
+        "dagster.yaml",
+        "price_2_lists/pipeline.py",
+        "tests/test_pipeline.py",
+    } <= set(made["files"])
     for file in made["files"]:
         text = (folder / file).read_text(encoding="utf-8")
         assert not re.search("new.project", f"{file} {text}", re.IGNORECASE), file
@@ -39,7 +46,12 @@ def test_the_project_has_its_own_name_everywhere(tmp_path: Path) -> None:
     assert project["tool"]["dagster"] == dagster
     # Without it, `dg` and components take the folder's name, and warn about the other one.
     assert project["tool"]["dg"]["project"]["code_location_name"] == dagster["code_location_name"]
-    assert yaml.safe_load((folder / "dagster.yaml").read_text())["concurrency"]["pools"]["default_limit"] == 1
+    assert (
+        yaml.safe_load((folder / "dagster.yaml").read_text())["concurrency"]["pools"][
+            "default_limit"
+        ]
+        == 1
+    )
 
 
 def test_its_readme_names_what_there_is(tmp_path: Path) -> None:
@@ -53,7 +65,9 @@ def test_its_readme_names_what_there_is(tmp_path: Path) -> None:
     assert {*modules} == {"prices.deliver", "prices.pipeline"}
 
 
-def test_in_yaml_it_declares_the_same_application(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_in_yaml_it_declares_the_same_application(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for arguments in (["prices"], ["prices-in-yaml", "--yaml"]):
         assert CliRunner().invoke(root, ["new", *arguments]).exit_code == 0
         monkeypatch.syspath_prepend(tmp_path / arguments[0])
@@ -72,7 +86,20 @@ def test_in_yaml_it_declares_the_same_application(tmp_path: Path, monkeypatch: p
 
 
 @pytest.mark.parametrize(
-    "name", ["Prices", "1st", "my orders", "../orders", "class", "a--b", "", "my.orders", "-x-", "on", "output"]
+    "name",
+    [
+        "Prices",
+        "1st",
+        "my orders",
+        "../orders",
+        "class",
+        "a--b",
+        "",
+        "my.orders",
+        "-x-",
+        "on",
+        "output",
+    ],
 )
 def test_a_name_that_is_no_modules_is_refused(name: str, tmp_path: Path) -> None:
     error = CliRunner().invoke(root, ["new", "--", name]).exception

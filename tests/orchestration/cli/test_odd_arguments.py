@@ -1,4 +1,6 @@
-"""Paths that can't be and numbers that no counter holds are refused, not met with a bare error of Python."""
+"""Paths that can't be and numbers that no counter holds are refused, not met with a bare error
+of Python.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ def test_a_path_that_is_too_long_is_refused(
     command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "odd_arguments.py").write_text("from dagster_adjunct import Application\n\napp = Application('one')\n")
+    (tmp_path / "odd_arguments.py").write_text(
+        "from dagster_adjunct import Application\n\napp = Application('one')\n"
+    )
     LakeStreams(open_lake("lake")).create("in", schema=Schema.of(k="string"), partitions=1)
     error = CliRunner().invoke(root, command).exception
     assert isinstance(error, ConfigurationError), error
@@ -75,13 +79,17 @@ def test_a_byte_order_mark_is_no_part_of_the_first_key(tmp_path: Path) -> None:
     assert read_keys("planes", ["tailnum", "part"], file) == [["N,1", "a"], ["N2", "b"]]
 
 
-def run_adjunct(folder: Path, *arguments: str | bytes, **how: Any) -> subprocess.CompletedProcess[bytes]:
+def run_adjunct(
+    folder: Path, *arguments: str | bytes, **how: Any
+) -> subprocess.CompletedProcess[bytes]:
     command = [sys.executable, "-m", "dagster_adjunct.orchestration.cli.main", *arguments]
     return subprocess.run(command, cwd=folder, capture_output=True, check=False, timeout=60, **how)
 
 
 def test_an_argument_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
-    done = run_adjunct(tmp_path, "dataset", "pin", "planes", "v1", "--reason", b"f\xfcr", stdin=subprocess.DEVNULL)
+    done = run_adjunct(
+        tmp_path, "dataset", "pin", "planes", "v1", "--reason", b"f\xfcr", stdin=subprocess.DEVNULL
+    )
     assert (done.returncode, b"is not UTF-8" in done.stderr) == (2, True), done.stderr
 
 
@@ -91,7 +99,9 @@ def test_what_an_output_can_not_show_is_escaped_and_json_is_utf8(tmp_path: Path)
     streams.create("in", schema=Schema.of(k="string"), key=["k"], partitions=1)
     streams.append("in", [{"k": "\u00e9"}], producer="test", sequence=1, end_of_dataset="v1")
     planes = bounded_dataset("planes", input="lake.in", key="k", partitions=1)
-    advance_dataset(planes, lake=streams.lake, systems={"lake": streams}, spark=IN_PROCESS, by="test")
+    advance_dataset(
+        planes, lake=streams.lake, systems={"lake": streams}, spark=IN_PROCESS, by="test"
+    )
     command = ("dataset", "get", "planes", "\u00e9", "--lake", "lake")
     ascii_only = {**os.environ, "PYTHONIOENCODING": "ascii"}
     done = run_adjunct(tmp_path, *command, env=ascii_only)
@@ -102,7 +112,9 @@ def test_what_an_output_can_not_show_is_escaped_and_json_is_utf8(tmp_path: Path)
 
 
 def test_without_an_input_nothing_is_confirmed(tmp_path: Path) -> None:
-    LakeStreams(open_lake(tmp_path / "lake")).create("in", schema=Schema.of(k="string"), partitions=1)
+    LakeStreams(open_lake(tmp_path / "lake")).create(
+        "in", schema=Schema.of(k="string"), partitions=1
+    )
     command = ("stream", "delete", "in", "--reason", "r", "--lake", "lake")
     done = run_adjunct(tmp_path, *command, preexec_fn=lambda: os.close(0))
     assert (done.returncode, b"Stopped" in done.stderr) == (130, True), done.stderr

@@ -60,7 +60,9 @@ def forget() -> None:
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Project]:
     lake = open_lake(str(tmp_path / "lake"))
-    LakeStreams(lake).create("orders", schema=Schema.of(k="string", n="int"), key=["k"], partitions=2)
+    LakeStreams(lake).create(
+        "orders", schema=Schema.of(k="string", n="int"), key=["k"], partitions=2
+    )
     folder = tmp_path / "project"
     folder.mkdir()
     monkeypatch.chdir(folder)
@@ -72,8 +74,13 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Project
     forget()
 
 
-def test_a_plan_is_shown_in_every_format_and_written_to_files(project: Project, tmp_path: Path) -> None:
-    shown = {form: printed(project, "plan", "shop_app:app", "--format", form) for form in ("text", "json", "mermaid")}
+def test_a_plan_is_shown_in_every_format_and_written_to_files(
+    project: Project, tmp_path: Path
+) -> None:
+    shown = {
+        form: printed(project, "plan", "shop_app:app", "--format", form)
+        for form in ("text", "json", "mermaid")
+    }
     assert shown["text"].startswith("Application shop\n")
     assert json.loads(shown["json"])["format"] == 1
     assert document(project, "plan", "shop_app:app") == json.loads(shown["json"])
@@ -84,13 +91,18 @@ def test_a_plan_is_shown_in_every_format_and_written_to_files(project: Project, 
     assert file.read_text() == shown["mermaid"]
     assert document(project, "plan", "shop_app:app", "--output", str(file)) == {"output": str(file)}
     assert file.read_text() == shown["json"]
-    assert "can't be written" in refused(project, "plan", "shop_app:app", "--output", str(tmp_path / "no" / "file"))
+    assert "can't be written" in refused(
+        project, "plan", "shop_app:app", "--output", str(tmp_path / "no" / "file")
+    )
 
 
 def test_a_stored_plan_is_compared_in_words(project: Project, tmp_path: Path) -> None:
     file = str(tmp_path / "plan.json")
     printed(project, "plan", "shop_app:app", "--format", "json", "--output", file)
-    assert printed(project, "plan", "shop_app:app", "--against", file) == f"The plan equals the one in {file}.\n"
+    assert (
+        printed(project, "plan", "shop_app:app", "--against", file)
+        == f"The plan equals the one in {file}.\n"
+    )
     project.write('.filter("n > 0")')
     result = invoke(project, "plan", "shop_app:app", "--against", file)
     assert result.exit_code == 4
@@ -99,14 +111,18 @@ def test_a_stored_plan_is_compared_in_words(project: Project, tmp_path: Path) ->
     assert told["differences"] == result.output.splitlines()
 
 
-def test_a_comparison_notes_who_has_written_the_outputs_as_no_difference(project: Project, tmp_path: Path) -> None:
+def test_a_comparison_notes_who_has_written_the_outputs_as_no_difference(
+    project: Project, tmp_path: Path
+) -> None:
     """As where the application was renamed since."""
     plain, noted = str(tmp_path / "plain.json"), str(tmp_path / "noted.json")
     printed(project, "plan", "shop_app:app", "--format", "json", "--output", plain)
     log = BatchLog(project.lake, "before")
     logged = log.read()
     read = {SystemStreamPartition("lake", "orders", 0): "5"}
-    wrote = logged.state.model_copy(update={"batch": 3, "totals": {"lake.out": {"rows": 5}}, "checkpoint": read})
+    wrote = logged.state.model_copy(
+        update={"batch": 3, "totals": {"lake.out": {"rows": 5}}, "checkpoint": read}
+    )
     log.commit(logged, wrote, by="a test")
     (note,) = document(project, "plan", "shop_app:app")["notes"]
     assert "'before' has written lake.out" in note
@@ -122,7 +138,9 @@ def test_a_comparison_notes_who_has_written_the_outputs_as_no_difference(project
     assert "note is" not in result.output
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", '{"format": 99}', "\x00", pytest.param("[" * 100_000, id="deep")])
+@pytest.mark.parametrize(
+    "content", ["", "{", "[]", '{"format": 99}', "\x00", pytest.param("[" * 100_000, id="deep")]
+)
 def test_a_file_that_is_no_plan_is_refused(project: Project, tmp_path: Path, content: str) -> None:
     file = tmp_path / "plan.json"
     file.write_text(content)
@@ -165,15 +183,28 @@ def test_sql_that_spark_can_not_read_fails_the_plan(project: Project, sql: str) 
     "dataset",
     [
         'bounded_dataset("d", input=QuerySource("selec * from t", SCHEMA), key="k", partitions=2)',
-        'bounded_dataset("d", input=QuerySource("select {version} from t where n >", SCHEMA), key="k", partitions=2)',
-        'bounded_dataset("d", input="lake.orders", key="k", partitions=2, validators=[sql_check("known", "n is nul")])',
-        'bounded_dataset("d", input="lake.orders", key="k", partitions=2, '
-        'extractor=Projection("k STRING, n INT", where="n in ()"))',
-        'unbounded_dataset("d", input="lake.orders", key="k", partitions=2, '
-        'initial=QuerySnapshot(sql="select k from t where n = = 1", position={"0": "0", "1": "0"}))',
+        (
+            'bounded_dataset("d", input=QuerySource("select {version} from t where n >", SCHEMA),'
+            ' key="k", partitions=2)'
+        ),
+        (
+            'bounded_dataset("d", input="lake.orders", key="k", partitions=2,'
+            ' validators=[sql_check("known", "n is nul")])'
+        ),
+        (
+            'bounded_dataset("d", input="lake.orders", key="k", partitions=2, '
+            'extractor=Projection("k STRING, n INT", where="n in ()"))'
+        ),
+        (
+            'unbounded_dataset("d", input="lake.orders", key="k", partitions=2,'
+            ' initial=QuerySnapshot(sql="select k from t where n = = 1", position={"0": "0", "1":'
+            ' "0"}))'
+        ),
     ],
 )
-def test_sql_of_a_dataset_that_spark_can_not_read_fails_the_plan(project: Project, dataset: str) -> None:
+def test_sql_of_a_dataset_that_spark_can_not_read_fails_the_plan(
+    project: Project, dataset: str
+) -> None:
     (project.folder / "shop_app.py").write_text(DATASET_APP.format(dataset=dataset))
     forget()
     error = invoke(project, "plan", "shop_app:app").exception
@@ -188,13 +219,17 @@ def test_mistakes_of_sql_are_the_same_beside_a_session_and_after_it(
     asked = [("n > 1", False), ("n >", False), ("select n from t", True), ("selec n from t", True)]
     beside = syntax_errors(asked)
     assert [bool(mistake) for mistake in beside] == [False, True, False, True]
-    monkeypatch.setattr(SparkContext, "_active_spark_context", None)  # what PySpark put over py4j stays
+    monkeypatch.setattr(
+        SparkContext, "_active_spark_context", None
+    )  # what PySpark put over py4j stays
     assert syntax_errors(asked) == beside
 
 
 @pytest.mark.lengthy
 def test_sql_that_only_spark_reads_passes_the_plan(project: Project) -> None:
-    project.write(""".filter("n >>> 1 = 0 or k like all ('a', 'b') -- n >").map("k", "n >>> 1 as m")""")
+    project.write(
+        """.filter("n >>> 1 = 0 or k like all ('a', 'b') -- n >").map("k", "n >>> 1 as m")"""
+    )
     assert "Application shop" in printed(project, "plan", "shop_app:app")
 
 
@@ -204,15 +239,22 @@ def test_a_plan_needs_no_java(project: Project, monkeypatch: pytest.MonkeyPatch)
     assert "Application shop" in printed(project, "plan", "shop_app:app")
 
 
-WINDOWS = '.window(Tumbling(days=1, zone="America/New_York"), by="k", name="days", aggregates={"n": Count()})'
+WINDOWS = (
+    '.window(Tumbling(days=1, zone="America/New_York"), by="k", name="days", aggregates={"n":'
+    " Count()})"
+)
 
 
 def test_a_plan_is_refused_where_java_has_other_rules_of_a_zone(
     project: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    LakeStreams(project.lake).create("sales", schema=Schema.of(k="string", at="timestamp"), key=["k"], partitions=2)
+    LakeStreams(project.lake).create(
+        "sales", schema=Schema.of(k="string", at="timestamp"), key=["k"], partitions=2
+    )
     text = APP.format(more=WINDOWS).replace('"lake.orders"', '"lake.sales", event_time="at"')
-    (project.folder / "shop_days.py").write_text(f"from dagster_adjunct.windows import Count, Tumbling\n{text}")
+    (project.folder / "shop_days.py").write_text(
+        f"from dagster_adjunct.windows import Count, Tumbling\n{text}"
+    )
     assert "America/New_York" in printed(project, "plan", "shop_days:app")
     changes = zone_rules.clock_changes
     monkeypatch.setattr(zone_rules, "clock_changes", lambda zone: changes("America/Chicago"))

@@ -65,7 +65,9 @@ def verify(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spark: SparkSession)
 
 
 @pytest.mark.spark
-def test_what_spark_would_do_is_told_of_each_join_without_a_version_or_a_record(verify: Any) -> None:
+def test_what_spark_would_do_is_told_of_each_join_without_a_version_or_a_record(
+    verify: Any,
+) -> None:
     result = verify("frame", "--json")
     assert result.exit_code == 0, result.output
     told = json.loads(result.stdout)
@@ -82,8 +84,14 @@ def test_what_spark_would_do_is_told_of_each_join_without_a_version_or_a_record(
 def test_an_unplanned_exchange_is_reported_with_its_operator_and_exit_code_4(verify: Any) -> None:
     result = verify('frame.dropDuplicates(["n"]).repartition(2, "k")')
     assert result.exit_code == 4, result.output
-    assert "join-2-kinds  sort-merge join with kinds, a bucketed scan of 2; exchanges: 0 of records" in result.output
-    assert "NOT IN THE PLAN: map-4: Spark shuffles the records 2 times more than the plan lists" in result.output
+    assert (
+        "join-2-kinds  sort-merge join with kinds, a bucketed scan of 2; exchanges: 0 of records"
+        in result.output
+    )
+    assert (
+        "NOT IN THE PLAN: map-4: Spark shuffles the records 2 times more than the plan lists"
+        in result.output
+    )
 
 
 @pytest.mark.spark
@@ -94,10 +102,17 @@ def test_a_mistake_is_told_as_a_run_would(verify: Any) -> None:
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize(("kind", "mistake"), [("upper(kind)", False), ("regexp_replace(kind)", True)])
-def test_spark_is_asked_about_the_projection_of_a_dataset(verify: Any, kind: str, mistake: bool) -> None:
+@pytest.mark.parametrize(
+    ("kind", "mistake"), [("upper(kind)", False), ("regexp_replace(kind)", True)]
+)
+def test_spark_is_asked_about_the_projection_of_a_dataset(
+    verify: Any, kind: str, mistake: bool
+) -> None:
     projection = f"Projection('k STRING, kind STRING', {{'kind': '{kind}'}}, where='__offset >= 0')"
-    result = verify("frame", declared=f"from dagster_adjunct.changes import Projection\nextractor = {projection}")
+    result = verify(
+        "frame",
+        declared=f"from dagster_adjunct.changes import Projection\nextractor = {projection}",
+    )
     assert (result.exit_code != 0) == mistake, result.output
     if mistake:
         assert isinstance(result.exception, AdjunctError)

@@ -1,4 +1,6 @@
-"""Commands that are typed often are quick: they import neither Dagster nor Spark, and start no JVM."""
+"""Commands that are typed often are quick: they import neither Dagster nor Spark, and start no
+JVM.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from dagster_adjunct import IN_PROCESS, Lake, LakeStreams, Schema, advance_dataset, bounded_dataset, open_lake
+from dagster_adjunct import (
+    IN_PROCESS,
+    Lake,
+    LakeStreams,
+    Schema,
+    advance_dataset,
+    bounded_dataset,
+    open_lake,
+)
 
 APP = """
 from dagster_adjunct import Application, bounded_dataset
@@ -22,7 +32,17 @@ flights.join(app.table(planes), on="k", how="left", select=["n as seats"]).updat
     app.table(RemoteTable("seen", key="k", read_function=store, write_function=store)), set={"n": "n"}, if_missing=[]
 )
 """
-HEAVY = {"dagster", "dagster_pyspark", "pyspark", "py4j", "pandas", "polars", "duckdb", "boto3", "jinja2"}
+HEAVY = {
+    "dagster",
+    "dagster_pyspark",
+    "pyspark",
+    "py4j",
+    "pandas",
+    "polars",
+    "duckdb",
+    "boto3",
+    "jinja2",
+}
 
 
 @pytest.fixture(scope="module")
@@ -41,18 +61,21 @@ def lake(tmp_path_factory: pytest.TempPathFactory) -> Lake:
 
 
 def loaded(lake: Lake, *arguments: str) -> set[str]:
-    """Return the packages that a command has loaded; "a child process" is one of them if it has started one."""
+    """Return the packages that a command has loaded; "a child process" is one of them if it has
+    started one.
+    """
     code = (
-        "import subprocess, sys\n"
-        "started = []\n"
-        "make = subprocess.Popen.__init__\n"
-        "subprocess.Popen.__init__ = lambda self, *given, **more: (started.append(1), make(self, *given, **more))[1]\n"
-        "from dagster_adjunct.orchestration.cli.main import root\n"
-        "root(sys.argv[1:], standalone_mode=False)\n"
-        "print('LOADED', *{name.partition('.')[0] for name in sys.modules}, *(['child'] if started else []))\n"
+        "import subprocess, sys\nstarted = []\nmake ="
+        " subprocess.Popen.__init__\nsubprocess.Popen.__init__ = lambda self, *given, **more:"
+        " (started.append(1), make(self, *given, **more))[1]\nfrom"
+        " dagster_adjunct.orchestration.cli.main import root\nroot(sys.argv[1:],"
+        " standalone_mode=False)\nprint('LOADED', *{name.partition('.')[0] for name in"
+        " sys.modules}, *(['child'] if started else []))\n"
     )
     command = [sys.executable, "-c", code, *arguments, "--lake", lake.url]
-    done = subprocess.run(command, cwd=Path(lake.url).parent, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, cwd=Path(lake.url).parent, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     return set(done.stdout.rpartition("LOADED")[2].split())
 
@@ -71,6 +94,10 @@ def loaded(lake: Lake, *arguments: str) -> set[str]:
     ],
     ids=" ".join,
 )
-def test_a_quick_command_loads_neither_dagster_nor_spark(command: tuple[str, ...], lake: Lake) -> None:
+def test_a_quick_command_loads_neither_dagster_nor_spark(
+    command: tuple[str, ...], lake: Lake
+) -> None:
     found = loaded(lake, *command) & (HEAVY | {"child"})
-    assert found - ({"pandas"} if command[0] == "plan" else set()) == set()  # pyarrow imports it for a literal
+    assert (
+        found - ({"pandas"} if command[0] == "plan" else set()) == set()
+    )  # pyarrow imports it for a literal

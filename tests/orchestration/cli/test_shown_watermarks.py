@@ -8,7 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from dagster_adjunct.orchestration.batch_log.batch_log import ApplicationState, BatchLog, PartitionTimes, TimeState
+from dagster_adjunct.orchestration.batch_log.batch_log import (
+    ApplicationState,
+    BatchLog,
+    PartitionTimes,
+    TimeState,
+)
 from dagster_adjunct.resources.objects.lake import Lake, open_lake
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.streams.lake.streams import LakeStreams
@@ -36,7 +41,9 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     (tmp_path / "watched_clicks.py").write_text(APPLICATION)
     monkeypatch.syspath_prepend(str(tmp_path))
     lake = open_lake(tmp_path / "lake")
-    LakeStreams(lake).create("clicks", schema=Schema.of(k="string", ts="timestamp"), key=["k"], partitions=2)
+    LakeStreams(lake).create(
+        "clicks", schema=Schema.of(k="string", ts="timestamp"), key=["k"], partitions=2
+    )
     fast, slow = (SystemStreamPartition("lake", "clicks", number) for number in (0, 1))
     now = datetime.now(UTC)
 
@@ -48,7 +55,9 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     state = ApplicationState(
         checkpoint={fast: "5", slow: "5"},
         batch=1,
-        times=TimeState(partitions=partitions, operators={"seen": datetime(2026, 1, 1, 12, 20, tzinfo=UTC)}),
+        times=TimeState(
+            partitions=partitions, operators={"seen": datetime(2026, 1, 1, 12, 20, tzinfo=UTC)}
+        ),
     )
     log = BatchLog(lake, "watching")
     log.commit(log.read(), state, by="run-1")
@@ -66,7 +75,11 @@ def test_watermarks_are_shown_with_idle_partitions_and_those_that_hold_back(worl
 
     told = document(world, "checkpoint", "show", "watched_clicks:app")
     (clicks,) = told["watermarks"]
-    assert (clicks["held_by"], clicks["idle"], clicks["behind_newest"]) == ("lake.clicks.0", ["lake.clicks.1"], 0.0)
+    assert (clicks["held_by"], clicks["idle"], clicks["behind_newest"]) == (
+        "lake.clicks.0",
+        ["lake.clicks.1"],
+        0.0,
+    )
     assert told["times"]["partitions"]["lake.clicks.1"]["watermark"] == "2026-01-01T12:05:00Z"
     assert told["waiting_for"] == {"seen": "lake.clicks.0"}
     assert "watermarks" not in document(world, "checkpoint", "show", "watching")

@@ -1,4 +1,6 @@
-"""`adjunct startpoint …` and `adjunct checkpoint …`: what they do, what they print, and what they refuse."""
+"""`adjunct startpoint …` and `adjunct checkpoint …`: what they do, what they print, and what
+they refuse.
+"""
 
 from __future__ import annotations
 
@@ -35,14 +37,18 @@ def app() -> Application:
 
 @pytest.fixture
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, app: Application) -> OffsetsWorld:
-    """Stream lake.orders with a record each hour of a day, in 4 partitions; one run has read them. No Spark."""
+    """Stream lake.orders with a record each hour of a day, in 4 partitions; one run has read
+    them. No Spark.
+    """
     module = ModuleType("shop")
     module.app = app  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "shop", module)
     world = OffsetsWorld(lake=open_lake(tmp_path / "lake"))
     world.stream("orders", 4)
     times = [DAY + timedelta(hours=hour) for hour in range(HOURS)]
-    orders = pa.table({"k": pa.array(range(HOURS)), "at": pa.array(times, pa.timestamp("us", tz="UTC"))})
+    orders = pa.table(
+        {"k": pa.array(range(HOURS)), "at": pa.array(times, pa.timestamp("us", tz="UTC"))}
+    )
     world.systems()["lake"].append("orders", orders, producer="shop", sequence=1)
     world.run(app)
     return world
@@ -59,12 +65,16 @@ def listed(world: OffsetsWorld) -> dict[str, list[str]]:
 
 
 def first_since(world: OffsetsWorld, moment: datetime) -> dict[str, int]:
-    """Return, by partition, the offset of the first record at or after a time: from the records themselves."""
+    """Return, by partition, the offset of the first record at or after a time: from the records
+    themselves.
+    """
     streams: Any = world.systems()["lake"]
     records = streams.read_arrow(streams.all_ranges("orders")).to_pylist()
     late = [record for record in records if record["__timestamp"] >= moment]
     return {
-        f"lake.orders.{number}": min(record["__offset"] for record in late if record["__partition"] == number)
+        f"lake.orders.{number}": min(
+            record["__offset"] for record in late if record["__partition"] == number
+        )
         for number in {record["__partition"] for record in late}
     }
 
@@ -83,7 +93,9 @@ def crash_in_a_batch(world: OffsetsWorld, app: Application) -> None:
 # -- set
 
 
-def test_two_partitions_are_replayed_from_a_time_and_from_exactly_there(world: OffsetsWorld, app: Application) -> None:
+def test_two_partitions_are_replayed_from_a_time_and_from_exactly_there(
+    world: OffsetsWorld, app: Application
+) -> None:
     expected = first_since(world, DAY + timedelta(hours=10))
     asked = document(world, *ask("lake.orders.1,3", "--timestamp", "2026-01-01T10:00Z"))
     starts = {partition["partition"]: partition["start"] for partition in asked["partitions"]}
@@ -97,7 +109,9 @@ def test_two_partitions_are_replayed_from_a_time_and_from_exactly_there(world: O
 
 def test_a_change_without_a_reason_is_refused_in_a_dry_run_too(world: OffsetsWorld) -> None:
     for more in ([], ["--dry-run"]):
-        assert "--reason is empty" in refused(world, *ask("lake.orders", "--oldest", *more), "--reason", " ")
+        assert "--reason is empty" in refused(
+            world, *ask("lake.orders", "--oldest", *more), "--reason", " "
+        )
     assert listed(world) == {}
 
 
@@ -106,14 +120,19 @@ def test_a_dry_run_tells_tasks_offsets_and_records_and_writes_nothing(world: Off
     ends = document(world, "checkpoint", "show", "order-totals")["offsets"]
     for number in range(4):
         end = ends[f"lake.orders.{number}"]
-        cells = [cell.strip() for cell in text.split(f"lake.orders.{number} ")[1].splitlines()[0].split("│")]
+        cells = [
+            cell.strip()
+            for cell in text.split(f"lake.orders.{number} ")[1].splitlines()[0].split("│")
+        ]
         assert cells[1:4] == [f"Partition {number}", end, "0"]
         assert cells[4:6] == [end, f"goes back by {end}" if end != "0" else "stays where it is"]
     assert "nothing was written" in text
     assert listed(world) == {}
 
 
-def test_a_bounded_replay_reads_its_part_again_and_the_position_stays(world: OffsetsWorld, app: Application) -> None:
+def test_a_bounded_replay_reads_its_part_again_and_the_position_stays(
+    world: OffsetsWorld, app: Application
+) -> None:
     before = document(world, "checkpoint", "show", "order-totals")["offsets"]
     text = printed(world, *ask("lake.orders.0", "--offset", "1", "--until-offset", "3"))
     assert "the position stays" in text
@@ -131,9 +150,15 @@ def test_a_bounded_replay_reads_its_part_again_and_the_position_stays(world: Off
     [
         (["lake.orders.0"], "no position is given"),
         (["lake.orders.0", "--oldest", "--offset", "0"], "--oldest and --offset are given"),
-        (["lake.orders.0", "--oldest", "--until-offset", "1", "--until-upcoming"], "--until-upcoming and --until-"),
+        (
+            ["lake.orders.0", "--oldest", "--until-offset", "1", "--until-upcoming"],
+            "--until-upcoming and --until-",
+        ),
         (["lake.orders.0", "--timestamp", "2026-01-01T10:00"], "names no zone"),
-        (["lake.orders.0", "--timestamp", "0001-01-01T00:00+14:00"], "is outside the years 1 to 9999"),
+        (
+            ["lake.orders.0", "--timestamp", "0001-01-01T00:00+14:00"],
+            "is outside the years 1 to 9999",
+        ),
         (["lake.orders.7", "--oldest"], "names partition 7"),
         (["lake.sales", "--oldest"], "does not read lake.sales"),
         (["lake.orders.0", "--offset", "9000"], "9000 is not on the stream"),
@@ -141,7 +166,9 @@ def test_a_bounded_replay_reads_its_part_again_and_the_position_stays(world: Off
         (["lake.orders.0", "--offset", "3", "--until-offset", "1"], "would end before it begins"),
     ],
 )
-def test_what_can_not_be_followed_is_refused_at_once(world: OffsetsWorld, arguments: list[str], why: str) -> None:
+def test_what_can_not_be_followed_is_refused_at_once(
+    world: OffsetsWorld, arguments: list[str], why: str
+) -> None:
     assert why in refused(world, *ask(*arguments))
     assert listed(world) == {}
 
@@ -151,7 +178,9 @@ def test_a_request_says_what_it_replaces(world: OffsetsWorld) -> None:
     assert "replaced: lake.orders.0: oldest, waiting (ada: ticket 7)" in printed(
         world, *ask("lake.orders", "--upcoming")
     )
-    assert "or replace it with --replace" in refused(world, *ask("lake.orders.0", "--oldest", "--until-upcoming"))
+    assert "or replace it with --replace" in refused(
+        world, *ask("lake.orders.0", "--oldest", "--until-upcoming")
+    )
     again = printed(world, *ask("lake.orders.0", "--oldest", "--until-upcoming", "--replace"))
     assert "replaced: lake.orders.0: upcoming, waiting" in again
 
@@ -160,8 +189,12 @@ def test_a_request_says_what_it_replaces(world: OffsetsWorld) -> None:
 
 
 @pytest.mark.lengthy
-def test_a_startpoint_is_listed_from_its_request_to_its_end(world: OffsetsWorld, app: Application) -> None:
-    assert "no startpoint waits, and none was applied" in printed(world, "startpoint", "list", "shop:app")
+def test_a_startpoint_is_listed_from_its_request_to_its_end(
+    world: OffsetsWorld, app: Application
+) -> None:
+    assert "no startpoint waits, and none was applied" in printed(
+        world, "startpoint", "list", "shop:app"
+    )
     app.max_batch_records = 2
     printed(world, *ask("lake.orders.0", "--oldest"))
     printed(world, *ask("lake.orders.1", "--oldest", "--until-upcoming"))
@@ -173,9 +206,10 @@ def test_a_startpoint_is_listed_from_its_request_to_its_end(world: OffsetsWorld,
     with pytest.raises(Crash):
         world.run(app)
     facts = document(world, "startpoint", "list", "shop:app")
-    assert [(startpoint["partition"], startpoint["task"], startpoint["offset"]) for startpoint in facts["handed"]] == [
-        ("lake.orders.0", "Partition 0", "0")
-    ]
+    assert [
+        (startpoint["partition"], startpoint["task"], startpoint["offset"])
+        for startpoint in facts["handed"]
+    ] == [("lake.orders.0", "Partition 0", "0")]
     world.output.before = lambda batch: None
     world.run(app, max_batches=1)
     (replay,) = document(world, "startpoint", "list", "shop:app")["replays"]
@@ -189,7 +223,9 @@ def test_a_startpoint_is_listed_from_its_request_to_its_end(world: OffsetsWorld,
     assert "applied last" in printed(world, "startpoint", "list", "shop:app")
 
 
-def test_clear_takes_back_what_is_not_applied_and_says_what_is(world: OffsetsWorld, app: Application) -> None:
+def test_clear_takes_back_what_is_not_applied_and_says_what_is(
+    world: OffsetsWorld, app: Application
+) -> None:
     app.max_batch_records = 2
     printed(world, *ask("lake.orders.0", "--oldest", "--until-upcoming"))
     world.run(app, max_batches=1)
@@ -205,7 +241,9 @@ def test_clear_takes_back_what_is_not_applied_and_says_what_is(world: OffsetsWor
 
 def test_clear_wants_to_know_what(world: OffsetsWorld) -> None:
     assert "neither PARTITIONs nor --all" in refused(world, "startpoint", "clear", "shop:app", *WHY)
-    assert "both given" in refused(world, "startpoint", "clear", "shop:app", "lake.orders", "--all", *WHY)
+    assert "both given" in refused(
+        world, "startpoint", "clear", "shop:app", "lake.orders", "--all", *WHY
+    )
     assert invoke(world, "startpoint", "clear", "shop:app", "--all").exit_code == 2  # no reason
 
 
@@ -225,7 +263,9 @@ def test_a_checkpoint_is_shown_by_name_and_with_the_streams_ends_by_application(
     assert "offsets behind" not in printed(world, "checkpoint", "show", "order-totals")
 
 
-def test_history_tells_who_moved_what_from_where_to_where(world: OffsetsWorld, app: Application) -> None:
+def test_history_tells_who_moved_what_from_where_to_where(
+    world: OffsetsWorld, app: Application
+) -> None:
     end = document(world, "checkpoint", "show", "order-totals")["offsets"]["lake.orders.2"]
     printed(world, *ask("lake.orders.2", "--offset", "1"))
     world.run(app)
@@ -234,8 +274,14 @@ def test_history_tells_who_moved_what_from_where_to_where(world: OffsetsWorld, a
     assert "offset 1 applied, epoch 1 (ada: ticket 7)" in text
     assert "lake.orders.3" not in text
     newest, *_ = document(world, "checkpoint", "history", "order-totals", "--limit", "1")
-    assert (newest["batch"], newest["by"], list(newest["applied"])) == (2, "run-2", ["lake.orders.2"])
-    assert "never read lake.orders.9" in refused(world, "checkpoint", "history", "order-totals", "lake.orders.9")
+    assert (newest["batch"], newest["by"], list(newest["applied"])) == (
+        2,
+        "run-2",
+        ["lake.orders.2"],
+    )
+    assert "never read lake.orders.9" in refused(
+        world, "checkpoint", "history", "order-totals", "lake.orders.9"
+    )
 
 
 def test_a_history_without_changes_is_not_about_a_partition(
@@ -254,18 +300,26 @@ def test_an_application_that_is_not_there_is_told_with_those_that_are(world: Off
 def test_a_batch_is_abandoned_after_its_meaning_was_explained(
     world: OffsetsWorld, app: Application, skip: bool
 ) -> None:
-    assert "has no open batch" in refused(world, "checkpoint", "abandon", "order-totals", "--yes", *WHY)
+    assert "has no open batch" in refused(
+        world, "checkpoint", "abandon", "order-totals", "--yes", *WHY
+    )
     end = document(world, "checkpoint", "show", "order-totals")["offsets"]["lake.orders.0"]
     world.send("orders", *range(HOURS))
     crash_in_a_batch(world, app)
-    assert "Open: batch 2 of 4 partitions, begun by run-2" in printed(world, "checkpoint", "show", "order-totals")
+    assert "Open: batch 2 of 4 partitions, begun by run-2" in printed(
+        world, "checkpoint", "show", "order-totals"
+    )
     command = ["checkpoint", "abandon", "order-totals", *WHY, *(["--skip"] if skip else [])]
     asked = invoke(world, *command, input="n\n")
     assert f"lake.orders.0: offsets {end} to" in asked.output
     assert ("never get them" if skip else "gets them twice") in asked.output
     assert world.state(app).open is not None
     assert "the next run" in printed(world, *command, "--yes")
-    assert "batch 2 skipped" if skip else "batch 2 abandoned" in printed(world, "checkpoint", "history", "order-totals")
+    assert (
+        "batch 2 skipped"
+        if skip
+        else "batch 2 abandoned" in printed(world, "checkpoint", "history", "order-totals")
+    )
     batches = world.delivered(app)
     assert [batch.number for batch in batches] == ([] if skip else [3])
 
@@ -287,9 +341,9 @@ def rates(world: OffsetsWorld, app: Application) -> None:
 def test_a_startpoint_on_a_datasets_stream_is_for_the_dataset(world: OffsetsWorld) -> None:
     asked = document(world, *ask("lake.rates.0", "--offset", "1"))["partitions"]
     taken = int(asked[0]["checkpoint"])
-    assert [(partition["tasks"], partition["start"], partition["moved"]) for partition in asked] == [
-        (["dataset rates"], "1", 1 - taken)
-    ]
+    assert [
+        (partition["tasks"], partition["start"], partition["moved"]) for partition in asked
+    ] == [(["dataset rates"], "1", 1 - taken)]
     assert listed(world) == {"waiting": ["lake.rates.0"]}
     whole = document(world, *ask("lake.rates", "--oldest", "--dry-run"))
     assert sum(partition["offsets"] for partition in whole["partitions"]) == 8
@@ -298,8 +352,12 @@ def test_a_startpoint_on_a_datasets_stream_is_for_the_dataset(world: OffsetsWorl
 
 @pytest.mark.usefixtures("rates")
 def test_what_would_leave_gaps_in_a_table_is_refused_without_force(world: OffsetsWorld) -> None:
-    assert "it would skip the changes in between" in refused(world, *ask("lake.rates.1", "--upcoming"))
-    assert "can't be replayed" in refused(world, *ask("lake.rates", "--oldest", "--until-offset", "1"))
+    assert "it would skip the changes in between" in refused(
+        world, *ask("lake.rates.1", "--upcoming")
+    )
+    assert "can't be replayed" in refused(
+        world, *ask("lake.rates", "--oldest", "--until-offset", "1")
+    )
     fallen = ["--upcoming", "--on-unresolved", "checkpoint"]
     assert "it would skip the changes in between" in refused(world, *ask("lake.rates.1", *fallen))
     assert listed(world) == {}
@@ -318,7 +376,13 @@ def test_where_startpoints_are_switched_off_they_are_refused_listed_and_taken_ba
     off.input_stream("lake.orders", default_offset="oldest")
     monkeypatch.setattr(sys.modules["shop"], "app", off)
     for more in ([], ["--dry-run"]):
-        assert "disabled (startpoints=False)" in refused(world, *ask("lake.orders.0", "--oldest", *more))
-    assert "are switched off (startpoints=False): runs ignore these" in printed(world, "startpoint", "list", "shop:app")
+        assert "disabled (startpoints=False)" in refused(
+            world, *ask("lake.orders.0", "--oldest", *more)
+        )
+    assert "are switched off (startpoints=False): runs ignore these" in printed(
+        world, "startpoint", "list", "shop:app"
+    )
     assert document(world, "startpoint", "list", "shop:app")["switched_off"] is True
-    assert "taken back: lake.orders.1" in printed(world, "startpoint", "clear", "shop:app", "--all", *WHY)
+    assert "taken back: lake.orders.1" in printed(
+        world, "startpoint", "clear", "shop:app", "--all", *WHY
+    )

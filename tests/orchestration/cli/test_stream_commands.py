@@ -32,33 +32,58 @@ def lake(tmp_path: Path) -> Lake:
         names = ("v", "__source", "__source_offset", "__source_epoch", "__source_reader", "__epoch")
         kinds = (pa.int64(), pa.string(), pa.int64(), pa.int32(), pa.string(), pa.int32())
         table = pa.table({n: pa.array([r[i] for r in rows], kinds[i]) for i, n in enumerate(names)})
-        read = Sources("lake.in", "app", (SourceRange("lake.in.0", offsets.start, offsets.stop, epoch),))
+        read = Sources(
+            "lake.in", "app", (SourceRange("lake.in.0", offsets.start, offsets.stop, epoch),)
+        )
         streams.append("s", table, producer="app", sequence=epoch, sources=read)
     return lake
 
 
 def run(lake: Lake, *arguments: str) -> str:
-    result = CliRunner().invoke(root, ["stream", *arguments, "--lake", lake.url], catch_exceptions=False)
+    result = CliRunner().invoke(
+        root, ["stream", *arguments, "--lake", lake.url], catch_exceptions=False
+    )
     assert result.exit_code == 0, result.output
     return result.output
 
 
 def test_the_latest_results_are_exported_in_files(lake: Lake, tmp_path: Path) -> None:
-    output = run(lake, "export", "s", "--to", str(tmp_path / "s"), "--records-per-file", "3", "--epochs", "latest")
+    output = run(
+        lake,
+        "export",
+        "s",
+        "--to",
+        str(tmp_path / "s"),
+        "--records-per-file",
+        "3",
+        "--epochs",
+        "latest",
+    )
     assert "4 records of s written to" in output
     assert "in 2 files" in output
     paths = sorted((tmp_path / "s").iterdir())
     assert [pq.read_table(path)["v"].to_pylist() for path in paths] == [[0, 3, 11], [12]]
     run(lake, "export", "lake.s", "--to", str(tmp_path / "all.parquet"), "--positions")
-    assert pq.read_table(tmp_path / "all.parquet")["__source_offset"].to_pylist() == [0, 1, 2, 3, 1, 2]
+    assert pq.read_table(tmp_path / "all.parquet")["__source_offset"].to_pylist() == [
+        0,
+        1,
+        2,
+        3,
+        1,
+        2,
+    ]
 
 
 def test_readers_are_described_told_of_by_maintain_and_forgotten(lake: Lake) -> None:
     read_new(lake, "s", reader="report", max_records=2).commit()
     (reader,) = json.loads(run(lake, "show", "s", "--json"))["readers"]
     assert (reader["name"], reader["behind"], reader["lost"]) == ("report", 4, 0)
-    LakeStreams(lake).configure("s", retention=Retention(max_age=timedelta(microseconds=1)), compaction=None)
-    assert "s: reader report missed 4 offsets that retention has dropped" in run(lake, "maintain", "s")
+    LakeStreams(lake).configure(
+        "s", retention=Retention(max_age=timedelta(microseconds=1)), compaction=None
+    )
+    assert "s: reader report missed 4 offsets that retention has dropped" in run(
+        lake, "maintain", "s"
+    )
     with pytest.raises(ConfigurationError, match="no reader 'reports'; its readers: report"):
         run(lake, "remove-reader", "s", "reports")
     run(lake, "remove-reader", "s", "report")

@@ -1,4 +1,6 @@
-"""Errors and notes suggest only commands that exist, with all arguments and options that these need."""
+"""Errors and notes suggest only commands that exist, with all arguments and options that these
+need.
+"""
 
 from __future__ import annotations
 
@@ -52,15 +54,27 @@ def missing(words: str) -> list[str]:
         command = below
     options = [option for option in command.params if isinstance(option, click.Option)]
     valued = {name for option in options if not option.is_flag for name in option.opts}
-    given = [word for before, word in pairwise(["", *rest]) if before not in valued and _ARGUMENT.fullmatch(word)]
-    arguments = [argument for argument in command.params if isinstance(argument, click.Argument) and argument.required]
+    given = [
+        word
+        for before, word in pairwise(["", *rest])
+        if before not in valued and _ARGUMENT.fullmatch(word)
+    ]
+    arguments = [
+        argument
+        for argument in command.params
+        if isinstance(argument, click.Argument) and argument.required
+    ]
     lacking = [option for option in options if option.required and not set(option.opts) & set(rest)]
     return [parameter.human_readable_name for parameter in (*arguments[len(given) :], *lacking)]
 
 
 @pytest.mark.lengthy
 def test_every_suggested_command_has_what_it_needs() -> None:
-    modules = [module for floor in ("assets", "orchestration", "resources") for module in (ROOT / floor).rglob("*.py")]
+    modules = [
+        module
+        for floor in ("assets", "orchestration", "resources")
+        for module in (ROOT / floor).rglob("*.py")
+    ]
     suggested = [
         (module.name, command["words"])
         for module in modules
@@ -68,7 +82,9 @@ def test_every_suggested_command_has_what_it_needs() -> None:
         for command in _COMMAND.finditer(text)
     ]
     assert len(suggested) > 100
-    assert [(module, words, lacks) for module, words in suggested if (lacks := missing(words))] == []
+    assert [
+        (module, words, lacks) for module, words in suggested if (lacks := missing(words))
+    ] == []
 
 
 def test_a_command_without_its_arguments_is_found() -> None:

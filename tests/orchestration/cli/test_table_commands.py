@@ -30,8 +30,12 @@ def test_a_record_is_found_by_a_key_of_its_type(
     kind: str, key: Any, text: str, other: str, wrong: str | None, tmp_path: Path
 ) -> None:
     world, app = SimpleNamespace(lake=open_lake(tmp_path / "lake")), Application("prices")
-    function = SqliteTable(tmp_path / "prices.sqlite", "prices", "k", columns={"k": kind, "n": "int"}, create=True)
-    app.table(table := RemoteTable("prices", key="k", read_function=function, write_function=function))
+    function = SqliteTable(
+        tmp_path / "prices.sqlite", "prices", "k", columns={"k": kind, "n": "int"}, create=True
+    )
+    app.table(
+        table := RemoteTable("prices", key="k", read_function=function, write_function=function)
+    )
     with register_tables(world.lake, app, by="test"), BlockingTable(table) as prices:
         prices.put(key, {"n": 7})
     assert document(world, "table", "get", "prices", text)["record"]["n"] == 7

@@ -26,7 +26,9 @@ from tests.assets.conftest import World
 from tests.orchestration.cli import commands
 
 SCHEMA = Schema.of(tailnum="string", seats="int")
-PLANES = bounded_dataset("planes", input="lake.planes", key="tailnum", partitions=2, validators=[min_rows(2)])
+PLANES = bounded_dataset(
+    "planes", input="lake.planes", key="tailnum", partitions=2, validators=[min_rows(2)]
+)
 WHY = ["--reason", "ticket 7", "--by", "ada"]
 
 
@@ -81,7 +83,11 @@ def test_versions_lists_what_is_served_and_what_was_rejected_and_why(world: Worl
 def test_show_with_a_version_tells_what_the_validators_said_of_it(world: World) -> None:
     shown = document(world, "show", "planes", "v3")
     (verdict,) = shown["verdicts"]
-    assert (verdict["name"], verdict["passed"], verdict["facts"]) == ("min_rows", False, {"rows": 1})
+    assert (verdict["name"], verdict["passed"], verdict["facts"]) == (
+        "min_rows",
+        False,
+        {"rows": 1},
+    )
     assert shown["counters"]["read"] == 1
     assert "failed" in printed(world, "show", "planes", "v3")
     assert document(world, "show", "planes")["version"]["name"] == "v2"
@@ -90,11 +96,17 @@ def test_show_with_a_version_tells_what_the_validators_said_of_it(world: World) 
 
 def test_pin_rollback_and_unpin_are_in_the_history_with_who_and_why(world: World) -> None:
     pinned = document(world, "pin", "planes", "v1", "--expires", "2h", *WHY)
-    assert (pinned["changed"], pinned["version"], pinned["served"]) == (True, ids(world)["v1"], ids(world)["v1"])
+    assert (pinned["changed"], pinned["version"], pinned["served"]) == (
+        True,
+        ids(world)["v1"],
+        ids(world)["v1"],
+    )
     left = datetime.fromisoformat(pinned["pin"]["expires_at"]) - datetime.now(UTC)
     assert timedelta(minutes=119) < left < timedelta(minutes=121)
     assert served(world) == "v1"
-    marks = [(version["name"], version["marks"]) for version in document(world, "versions", "planes")]
+    marks = [
+        (version["name"], version["marks"]) for version in document(world, "versions", "planes")
+    ]
     assert marks == [("v1", ["served", "pinned"]), ("v2", ["next when unpinned"]), ("v3", [])]
     assert "Unpin it first" in refused(world, "rollback", "planes", *WHY)
     assert "unpin" in printed(world, "unpin", "planes", *WHY)
@@ -122,7 +134,9 @@ def test_a_change_says_which_members_of_the_version_set_moved_with_it(world: Wor
         world.stream(name, SCHEMA, ["tailnum"], 2)
         for number in (1, 2):
             world.send(name, [("N1", number)], version=f"v{number}")
-    advance_version_set([seats, crews], lake=world.lake, systems=world.systems, spark=IN_PROCESS, by="test")
+    advance_version_set(
+        [seats, crews], lake=world.lake, systems=world.systems, spark=IN_PROCESS, by="test"
+    )
     assert "crews changed with it" in printed(world, "rollback", "seats", *WHY)
     assert document(world, "show", "crews")["version"]["name"] == "v1"
     assert document(world, "pin", "crews", "v2", *WHY)["others"] == ["seats"]
@@ -130,7 +144,9 @@ def test_a_change_says_which_members_of_the_version_set_moved_with_it(world: Wor
 
 
 @pytest.mark.parametrize("action", ["revoke", "remove-version", "abandon"])
-def test_what_cannot_be_undone_asks_at_a_terminal(world: World, action: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_undone_asks_at_a_terminal(
+    world: World, action: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(options, "is_at_terminal", lambda: True)
     before = ids(world)
     arguments = ["dataset", action, "planes", "v2", *WHY]
@@ -153,14 +169,18 @@ def test_revoke_force_and_drop(world: World) -> None:
     assert "sealed" in refused(world, "remove-version", "planes", "v1", *WHY)
 
 
-def test_an_older_version_that_is_forced_is_not_served_and_says_how_to_serve_it(world: World) -> None:
+def test_an_older_version_that_is_forced_is_not_served_and_says_how_to_serve_it(
+    world: World,
+) -> None:
     world.send("planes", [("N1", 1), ("N2", 4)], version="v4")
     world.advance(PLANES)
     text = printed(world, "accept", "planes", "v3", *WHY)
     assert "(v4) is served now" in text
     assert "'v3' is sealed but not served: 'v4' comes after it and stays current" in text
     assert f"adjunct dataset rollback planes {ids(world)['v3']} --reason …" in text
-    assert "sealed but not served" in document(world, "history", "planes", "--limit", "1")[0]["reason"]
+    assert (
+        "sealed but not served" in document(world, "history", "planes", "--limit", "1")[0]["reason"]
+    )
     world.send("planes", [("N2", 1)], version="v5")
     world.advance(PLANES)
     world.send("planes", [("N1", 1), ("N2", 6)], version="v6")
@@ -206,32 +226,48 @@ def test_diff_counts_and_samples_what_changed(world: World) -> None:
     assert difference["added_sample"] == [{"tailnum": "N3"}]
     text = printed(world, "diff", "planes", "v1", "v2")
     assert "2 -> 20" in text
-    assert document(world, "diff", "planes", "v2", "v3", "--sample", "1")["removed_sample"] == [{"tailnum": "N2"}]
+    assert document(world, "diff", "planes", "v2", "v3", "--sample", "1")["removed_sample"] == [
+        {"tailnum": "N2"}
+    ]
 
 
 @pytest.mark.lengthy
 def test_items_and_get_read_any_version(world: World) -> None:
     entries = document(world, "items", "planes")["entries"]
     assert [entry["tailnum"] for entry in entries] == ["N1", "N2", "N3"]
-    assert [e["tailnum"] for e in document(world, "items", "planes", "--from", "N2", "--limit", "1")["entries"]] == [
-        "N2"
+    assert [
+        e["tailnum"]
+        for e in document(world, "items", "planes", "--from", "N2", "--limit", "1")["entries"]
+    ] == ["N2"]
+    assert [e["tailnum"] for e in document(world, "items", "planes", "--to", "N2")["entries"]] == [
+        "N1"
     ]
-    assert [e["tailnum"] for e in document(world, "items", "planes", "--to", "N2")["entries"]] == ["N1"]
     assert len(document(world, "items", "planes", "--prefix", "N")["entries"]) == 3
     assert "N3" in printed(world, "items", "planes")
-    assert [e["seats"] for e in document(world, "items", "planes", "--version", "v3")["entries"]] == [1]
-    assert document(world, "get", "planes", "N2", "--version", "v1")[0]["entry"] == {"tailnum": "N2", "seats": 2}
-    assert "--prefix and a range" in refused(world, "items", "planes", "--prefix", "N", "--to", "N2")
+    assert [
+        e["seats"] for e in document(world, "items", "planes", "--version", "v3")["entries"]
+    ] == [1]
+    assert document(world, "get", "planes", "N2", "--version", "v1")[0]["entry"] == {
+        "tailnum": "N2",
+        "seats": 2,
+    }
+    assert "--prefix and a range" in refused(
+        world, "items", "planes", "--prefix", "N", "--to", "N2"
+    )
 
 
 def test_discard_goes_by_what_is_declared_or_told_and_lists_before_it_acts(world: World) -> None:
     (plan,) = document(world, "expire", "planes", "--dry-run")
-    assert plan["discarded"] == [], "the declared policy keeps three, and nothing younger than a day goes"
+    assert plan["discarded"] == [], (
+        "the declared policy keeps three, and nothing younger than a day goes"
+    )
     (plan,) = document(world, "expire", "planes", "--keep", "1", "--grace", "0m", "--dry-run")
     assert plan["dry_run"] is True
     assert sorted(version["name"] for version in plan["discarded"]) == ["v1", "v3"]
     assert set(ids(world)) == {"v1", "v2", "v3"}
-    assert "not among the newest 1" in printed(world, "expire", "--keep", "1", "--grace", "0m", "--dry-run")
+    assert "not among the newest 1" in printed(
+        world, "expire", "--keep", "1", "--grace", "0m", "--dry-run"
+    )
     document(world, "expire", "planes", "--keep", "1", "--grace", "0m", "--by", "ada")
     assert set(ids(world)) == {"v2"}
     assert "no dataset 'other'" in refused(world, "expire", "other", "--keep", "1")
@@ -240,7 +276,10 @@ def test_discard_goes_by_what_is_declared_or_told_and_lists_before_it_acts(world
 
 
 def test_verify_ends_with_an_exit_code_when_an_object_is_damaged(world: World) -> None:
-    assert [report["ok"] for report in document(world, "verify", "planes", "--deep")] == [True, True]
+    assert [report["ok"] for report in document(world, "verify", "planes", "--deep")] == [
+        True,
+        True,
+    ]
     view = StoredVersions(world.lake, PLANES).require_current()
     file = view.sealed.generations[0].files[0]
     key = f"{view.sealed.generations[0].folder}/{file.name}"
@@ -249,7 +288,9 @@ def test_verify_ends_with_an_exit_code_when_an_object_is_damaged(world: World) -
     assert result.exit_code == 1
     assert f"{key}: it is missing" in result.output.replace("\n", "")
     command = ["dataset", "verify", "planes", "--lake", world.lake.url]
-    assert run_command(lambda: root(command, standalone_mode=False)) == 1, "also as the installed command calls it"
+    assert run_command(lambda: root(command, standalone_mode=False)) == 1, (
+        "also as the installed command calls it"
+    )
 
 
 def test_verify_says_so_where_nothing_is_sealed_that_it_could_check(tmp_path: Path) -> None:
@@ -264,7 +305,10 @@ def test_verify_says_so_where_nothing_is_sealed_that_it_could_check(tmp_path: Pa
 @pytest.mark.lengthy
 def test_forget_erases_keys_from_every_version_after_asking(world: World, tmp_path: Path) -> None:
     asked = CliRunner().invoke(
-        root, ["dataset", "erase", "planes", "N2", *WHY, "--lake", world.lake.url], input="n\n", env={"COLUMNS": "220"}
+        root,
+        ["dataset", "erase", "planes", "N2", *WHY, "--lake", world.lake.url],
+        input="n\n",
+        env={"COLUMNS": "220"},
     )
     assert "Erase 1 key(s) from 3 version(s) of planes permanently?" in asked.output
     assert isinstance(asked.exception, SystemExit)
@@ -273,18 +317,27 @@ def test_forget_erases_keys_from_every_version_after_asking(world: World, tmp_pa
     assert report["complete"] is True
     assert sorted(version["name"] for version in report["rewritten"]) == ["v1", "v2"]
     assert document(world, "get", "planes", "N2", code=NOT_FOUND)[0]["entry"] is None
-    assert document(world, "get", "planes", "N2", "--version", "v1", code=NOT_FOUND)[0]["entry"] is None
+    assert (
+        document(world, "get", "planes", "N2", "--version", "v1", code=NOT_FOUND)[0]["entry"]
+        is None
+    )
 
     file = tmp_path / "keys.csv"
     file.write_text("N1\n\nN3\n", encoding="utf-8")
-    assert "none of the keys is left" in printed(world, "erase", "planes", "--keys-from", str(file), "--yes", *WHY)
+    assert "none of the keys is left" in printed(
+        world, "erase", "planes", "--keys-from", str(file), "--yes", *WHY
+    )
     assert document(world, "items", "planes")["entries"] == []
     file.write_text("N1,7\n", encoding="utf-8")
-    assert "key 1 has 2 fields" in refused(world, "erase", "planes", "--keys-from", str(file), "--yes", *WHY)
+    assert "key 1 has 2 fields" in refused(
+        world, "erase", "planes", "--keys-from", str(file), "--yes", *WHY
+    )
     assert "are missing" in refused(world, "erase", "planes", "--yes", *WHY)
 
 
-def test_a_change_needs_a_reason_and_somebody_who_makes_it(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_change_needs_a_reason_and_somebody_who_makes_it(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert "--reason" in commands.invoke(world, "dataset", "rollback", "planes").output
     assert "by is empty" in refused(world, "rollback", "planes", "--reason", "x", "--by", " ")
     assert "no dataset 'plane'" in refused(world, "rollback", "plane", "--reason", "x")
@@ -313,7 +366,16 @@ def test_an_expiry_is_a_duration_or_a_time_with_its_zone() -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        *("soon", "2x", "-2h", "2026-01-31T18:00", "2026-01-30T18:00Z", "", "9999999999999h", "9" * 5000 + "d"),
+        *(
+            "soon",
+            "2x",
+            "-2h",
+            "2026-01-31T18:00",
+            "2026-01-30T18:00Z",
+            "",
+            "9999999999999h",
+            "9" * 5000 + "d",
+        ),
         *("500000w", "9999-12-31T23:00-02:00", "0001-01-01T01:00+02:00"),
     ],
 )
@@ -324,14 +386,28 @@ def test_an_expiry_that_is_neither_or_has_passed_is_refused(text: str) -> None:
 
 
 def test_what_was_served_at_a_time_or_after_a_commit_is_read_by_as_of(world: World) -> None:
-    entries = {entry["version"]: entry for entry in document(world, "history", "planes") if entry["action"] == "seal"}
+    entries = {
+        entry["version"]: entry
+        for entry in document(world, "history", "planes")
+        if entry["action"] == "seal"
+    }
     first, second = (entries[version] for version in sorted(entries)[:2])
-    assert [entry["readable"] for entry in document(world, "history", "planes")] == [True, True, True]
+    assert [entry["readable"] for entry in document(world, "history", "planes")] == [
+        True,
+        True,
+        True,
+    ]
     for as_of in (first["at"], str(first["number"])):
         answers = document(world, "get", "planes", "N2", "--as-of", as_of)
         assert (answers[0]["version"], answers[0]["entry"]["seats"]) == (first["served"], 2)
-    assert document(world, "items", "planes", "--as-of", second["at"])["version"] == second["served"]
+    assert (
+        document(world, "items", "planes", "--as-of", second["at"])["version"] == second["served"]
+    )
     assert document(world, "show", "planes", "--as-of", first["at"])["id"] == first["served"]
-    assert "served at 2000-01-01" in refused(world, "get", "planes", "N2", "--as-of", "2000-01-01T00:00Z")
+    assert "served at 2000-01-01" in refused(
+        world, "get", "planes", "N2", "--as-of", "2000-01-01T00:00Z"
+    )
     assert "has no time zone" in refused(world, "get", "planes", "N2", "--as-of", "2026-01-01")
-    assert "a version and --as-of are both" in refused(world, "get", "planes", "N2", "--version", "v1", "--as-of", "1")
+    assert "a version and --as-of are both" in refused(
+        world, "get", "planes", "N2", "--version", "v1", "--as-of", "1"
+    )

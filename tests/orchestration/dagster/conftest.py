@@ -12,7 +12,9 @@ from dagster import DagsterInstance
 
 @pytest.fixture(scope="session", autouse=True)
 def migrations_are_read_once() -> Iterator[None]:
-    """Each new instance stamps its databases, and would look for, and run, the sixty files of migrations for each."""
+    """Each new instance stamps its databases, and would look for, and run, the sixty files of
+    migrations for each.
+    """
     read = ScriptDirectory.from_config
     known: dict[str | None, ScriptDirectory] = {}
 

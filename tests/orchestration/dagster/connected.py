@@ -1,4 +1,5 @@
-"""Runs an application with a session of Spark Connect, in a process of its own: FOLDER URL NAME; prints a summary.
+"""Runs an application with a session of Spark Connect, in a process of its own: FOLDER URL NAME;
+prints a summary.
 
 A process that has used Spark Connect has no other sessions any more.
 """
@@ -25,11 +26,20 @@ def main(folder: Path, url: str, name: str) -> None:
     defs = build_definitions(app, lake=lake, spark=SparkResource(master=url, lake=lake))
     with DagsterInstance.ephemeral() as instance:
         job = defs.resolve_job_def(name)
-        done = FinishedRun(job.execute_in_process(instance=instance, raise_on_error=False), instance)
+        done = FinishedRun(
+            job.execute_in_process(instance=instance, raise_on_error=False), instance
+        )
         failures = [event.step_failure_data for event in done.result.get_step_failure_events()]
         told = [data.user_failure_data and data.user_failure_data.description for data in failures]
         print(
-            json.dumps({"success": done.success, "failure": told and told[0], "log": done.log, "passed": done.passed})
+            json.dumps(
+                {
+                    "success": done.success,
+                    "failure": told and told[0],
+                    "log": done.log,
+                    "passed": done.passed,
+                }
+            )
         )
 
 

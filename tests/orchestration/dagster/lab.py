@@ -1,4 +1,6 @@
-"""A lake, a Dagster instance and streams to deliver versions on, built without Spark; runs and what they said."""
+"""A lake, a Dagster instance and streams to deliver versions on, built without Spark; runs and
+what they said.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,14 @@ from typing import Any
 from unittest.mock import patch
 
 import pyarrow as pa
-from dagster import AssetCheckKey, AssetKey, DagsterInstance, Definitions, ExecuteInProcessResult, asset
+from dagster import (
+    AssetCheckKey,
+    AssetKey,
+    DagsterInstance,
+    Definitions,
+    ExecuteInProcessResult,
+    asset,
+)
 
 from dagster_adjunct import (
     AdjunctDataset,
@@ -49,7 +58,9 @@ class Lab:
         """Append rows to a stream, and the version's marker in both partitions."""
         self.streams.create(stream, schema=SCHEMA, key=["item"], partitions=2)
         number = self.sequences[stream] = self.sequences.get(stream, 0) + 1
-        table = pa.Table.from_pylist([dict(zip(SCHEMA.names, row, strict=True)) for row in rows], SCHEMA.to_arrow())
+        table = pa.Table.from_pylist(
+            [dict(zip(SCHEMA.names, row, strict=True)) for row in rows], SCHEMA.to_arrow()
+        )
         self.streams.append(stream, table, producer="lab", sequence=number, end_of_dataset=version)
 
     def mark(self, stream: str, version: str, rows: Mapping[int, int]) -> None:
@@ -61,7 +72,9 @@ class Lab:
         return StoredVersions(self.lake, name)
 
     def definitions(self, *datasets: AdjunctDataset, names: str = "shop") -> Definitions:
-        """Return the definitions of an application with these datasets, and an asset downstream of the first."""
+        """Return the definitions of an application with these datasets, and an asset downstream
+        of the first.
+        """
         app = Application(names)
         app.input_stream("lake.orders").send_to(app.output_stream("lake.copy", partitions=1))
         for dataset in datasets:
@@ -84,7 +97,9 @@ class Lab:
         return FinishedRun(result, self.instance)
 
     def advance(self, *datasets: AdjunctDataset, **options: Any) -> FinishedRun:
-        return self.run(self.definitions(*datasets), *map(key_of, datasets), AssetKey("report"), **options)
+        return self.run(
+            self.definitions(*datasets), *map(key_of, datasets), AssetKey("report"), **options
+        )
 
 
 @contextmanager
@@ -114,17 +129,22 @@ class FinishedRun:
     @property
     def log(self) -> str:
         return "\n".join(
-            f"{record.level} {record.user_message}" for record in self.instance.all_logs(self.result.run_id)
+            f"{record.level} {record.user_message}"
+            for record in self.instance.all_logs(self.result.run_id)
         )
 
     @property
     def made(self) -> dict[str, dict[str, Any]]:
         """The metadata of what was materialised, by asset, and by "asset/partition"."""
         materializations = [
-            event.step_materialization_data.materialization for event in self.events if event.is_step_materialization
+            event.step_materialization_data.materialization
+            for event in self.events
+            if event.is_step_materialization
         ]
         return {
-            named(materialization): plain(materialization.metadata) | {"data version": version_of(materialization)}
+            named(materialization): (
+                plain(materialization.metadata) | {"data version": version_of(materialization)}
+            )
             for materialization in materializations
         }
 
@@ -159,7 +179,9 @@ class FinishedRun:
             for event in self.events
             if event.event_type_value == "ASSET_CHECK_EVALUATION"
         ]
-        return {f"{named(evaluation)} {evaluation.check_name}": evaluation for evaluation in evaluations}
+        return {
+            f"{named(evaluation)} {evaluation.check_name}": evaluation for evaluation in evaluations
+        }
 
     @property
     def passed(self) -> dict[str, bool]:
@@ -182,7 +204,9 @@ def check_of(dataset: AdjunctDataset, name: str) -> AssetCheckKey:
 def named(event: Any) -> str:
     """Return a dataset's name, or the last part of another asset's key, and the partition."""
     partition = getattr(event, "partition", None)
-    return "/".join([event.asset_key.path[-1].removesuffix("_dataset"), *([partition] if partition else [])])
+    return "/".join(
+        [event.asset_key.path[-1].removesuffix("_dataset"), *([partition] if partition else [])]
+    )
 
 
 def plain(metadata: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,6 @@
-"""A small application of the tests' own: orders with items (sealed) and rates (a change stream), and a table."""
+"""A small application of the tests' own: orders with items (sealed) and rates (a change stream),
+and a table.
+"""
 
 from __future__ import annotations
 
@@ -35,13 +37,23 @@ SCHEMAS = {
     "prices": Schema.of(item="string", price="double"),
     "calls": Schema.of(id="bigint", item="string"),
 }
-KEYS = {"orders": ("item",), "items": ("item",), "rates": ("currency",), "prices": ("item",), "calls": ("id",)}
+KEYS = {
+    "orders": ("item",),
+    "items": ("item",),
+    "rates": ("currency",),
+    "prices": ("item",),
+    "calls": ("id",),
+}
 
-items = bounded_dataset("items", input="lake.items", key="item", partitions=2, owners="team:catalog", group="shop")
+items = bounded_dataset(
+    "items", input="lake.items", key="item", partitions=2, owners="team:catalog", group="shop"
+)
 rates = unbounded_dataset("rates", input="lake.rates", key="currency", broadcast=True)
 
 
-def order_totals(sqlite: str | Path, *, on_null_key: str = "skip", name: str = "order-totals") -> Application:
+def order_totals(
+    sqlite: str | Path, *, on_null_key: str = "skip", name: str = "order-totals"
+) -> Application:
     """Return the application, with its table in an SQLite file."""
     store = SqliteTable(
         path=sqlite,
@@ -72,7 +84,12 @@ def create_streams(lake: Lake) -> LakeStreams:
 
 
 def append(
-    lake: Lake, stream: str, sequence: int, rows: Sequence[tuple[object, ...]], *, marker: str | None = None
+    lake: Lake,
+    stream: str,
+    sequence: int,
+    rows: Sequence[tuple[object, ...]],
+    *,
+    marker: str | None = None,
 ) -> None:
     """Append rows to a stream as producer "test"."""
     create_streams(lake).append(
@@ -85,7 +102,10 @@ def records(stream: str, rows: Sequence[tuple[object, ...]]) -> pa.Table:
 
     schema = SCHEMAS[stream].to_arrow()
     columns = list(zip(*rows, strict=True)) if rows else [[] for _ in schema.names]
-    return pa.table([pa.array(column, kind) for column, kind in zip(columns, schema.types, strict=True)], schema=schema)
+    return pa.table(
+        [pa.array(column, kind) for column, kind in zip(columns, schema.types, strict=True)],
+        schema=schema,
+    )
 
 
 ITEMS = [("a", "Apple"), ("b", "Bread"), ("c", "Cheese")]
@@ -102,7 +122,9 @@ def orders(first: int, count: int) -> list[tuple[object, ...]]:
 
 
 def expected(rows: Sequence[tuple[object, ...]]) -> list[tuple[object, ...]]:
-    """Return the enriched rows that the application should write, in order of id, in plain Python."""
+    """Return the enriched rows that the application should write, in order of id, in plain
+    Python.
+    """
     labels, factors = dict(ITEMS), dict(RATES)
     return sorted((*row, labels.get(str(row[1])), factors.get(str(row[2]))) for row in rows)  # type: ignore[type-var]
 
@@ -119,7 +141,9 @@ def rates_of_a_day(spark: SparkSession, asked: Computation) -> DataFrame:
     """Compute the rates of one day; those of 3 January can't be had."""
     if asked.partition == "2026-01-03":
         raise RuntimeError("nobody knows the rates of 3 January")
-    return spark.createDataFrame([("EUR", 1.0), (str(asked.partition), 0.9)], SCHEMAS["rates"].ddl())
+    return spark.createDataFrame(
+        [("EUR", 1.0), (str(asked.partition), 0.9)], SCHEMAS["rates"].ddl()
+    )
 
 
 rates_by_day = bounded_dataset(
@@ -147,7 +171,9 @@ priced_daily = Application("daily-prices")
 priced_daily.table(prices_by_day)
 
 # Launched by conditions.
-labels = bounded_dataset("labels", input="lake.items", key="item", broadcast=True, automation_condition=new_version())
+labels = bounded_dataset(
+    "labels", input="lake.items", key="item", broadcast=True, automation_condition=new_version()
+)
 answered = Application("answered", engine="auto", automation_condition=new_records())
 (
     answered.input_stream("lake.calls", default_offset="oldest")

@@ -1,4 +1,6 @@
-"""An application whose tasks wait for a file, for runs that are killed meanwhile; and one with a dataset."""
+"""An application whose tasks wait for a file, for runs that are killed meanwhile; and one with a
+dataset.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,15 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from dagster_adjunct import Application, Lake, LakeStreams, Schema, SparkResource, build_definitions, unbounded_dataset
+from dagster_adjunct import (
+    Application,
+    Lake,
+    LakeStreams,
+    Schema,
+    SparkResource,
+    build_definitions,
+    unbounded_dataset,
+)
 from tests.orchestration.dagster import small
 
 TARIFFS = "def charge(number: int) -> int:\n    return 3 * number + 1\n"
@@ -20,11 +30,15 @@ def parent_of(pid: int) -> int:
 
 
 def charged(record: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Say that the first batch has begun, and in which executor; wait until it may go on; then charge the call."""
+    """Say that the first batch has begun, and in which executor; wait until it may go on; then
+    charge the call.
+    """
     folder = Path(record["item"])
     if not (folder / "begun").exists():
         writing = folder / f"writing-{os.getpid()}"
-        writing.write_text(str(parent_of(os.getppid())))  # the executor: that of the daemon of Python's workers
+        writing.write_text(
+            str(parent_of(os.getppid()))
+        )  # the executor: that of the daemon of Python's workers
         writing.replace(folder / "begun")
     deadline = time.monotonic() + 120
     while not (folder / "go").exists() and time.monotonic() < deadline:
@@ -67,7 +81,13 @@ passing = Application("passing")
     passing.input_stream("lake.orders", default_offset="oldest")
     .join(
         passing.table(
-            unbounded_dataset("passing-rates", input="lake.rates", key="currency", broadcast=True, persistent=False)
+            unbounded_dataset(
+                "passing-rates",
+                input="lake.rates",
+                key="currency",
+                broadcast=True,
+                persistent=False,
+            )
         ),
         on="currency",
         how="left",
@@ -96,7 +116,10 @@ def expected(numbers: range) -> list[tuple[int, int]]:
 def resource(folder: str | Path, lake: str | None = None, **settings: Any) -> SparkResource:
     """Return the resource, with the archive of this folder for the executors."""
     root = Path(__file__).parents[3]
-    config = {"spark.archives": f"{folder}/tariffs.tar.gz#deps", "spark.executorEnv.PYTHONPATH": f"deps:{root}"}
+    config = {
+        "spark.archives": f"{folder}/tariffs.tar.gz#deps",
+        "spark.executorEnv.PYTHONPATH": f"deps:{root}",
+    }
     return SparkResource(lake=lake, submit="spark-submit", spark_config=config, **settings)
 
 

@@ -1,4 +1,6 @@
-"""An as-of join, a join of streams and windows in runs of the job: they give what plain Python says of all records."""
+"""An as-of join, a join of streams and windows in runs of the job: they give what plain Python
+says of all records.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,15 @@ import pyarrow as pa
 import pytest
 from dagster import DagsterInstance, Definitions
 
-from dagster_adjunct import Application, Lake, LakeStreams, Schema, build_definitions, open_lake, unbounded_dataset
+from dagster_adjunct import (
+    Application,
+    Lake,
+    LakeStreams,
+    Schema,
+    build_definitions,
+    open_lake,
+    unbounded_dataset,
+)
 from dagster_adjunct.resources.common import to_json_value
 from dagster_adjunct.windows import Count, Sum, Tumbling
 from tests.orchestration.dagster.test_runs import made
@@ -27,7 +37,9 @@ BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
 WITHIN, SIZE, DELAY = timedelta(seconds=30), timedelta(seconds=60), timedelta(seconds=600)
 END = BEGIN + timedelta(days=1)
 
-prices = unbounded_dataset("prices", input="lake.prices", key="item", partitions=2, history="all", valid_from="since")
+prices = unbounded_dataset(
+    "prices", input="lake.prices", key="item", partitions=2, history="all", valid_from="since"
+)
 Row = tuple[Any, ...]
 
 
@@ -48,7 +60,10 @@ def shop() -> Application:
     )
     paid.send_to(app.output_stream("lake.paid", partitions=2, key="item"))
     minutes = orders.window(
-        Tumbling(SIZE), by="item", name="minutes", aggregates={"orders": Count(), "sold": Sum("quantity")}
+        Tumbling(SIZE),
+        by="item",
+        name="minutes",
+        aggregates={"orders": Count(), "sold": Sum("quantity")},
     )
     minutes.send_to(app.output_stream("lake.minutes", partitions=2, key="item"))
     return app
@@ -63,15 +78,28 @@ def drawn(chosen: random.Random) -> dict[str, list[Row]]:
     items = [chosen.choice(["hot", chosen.choice("abcdefgh")]) for _ in range(200)]
     orders = [(number, item, moment(), chosen.randrange(9)) for number, item in enumerate(items)]
     paid = [order for order in orders if chosen.random() < 0.6]
-    payments = [(number, item, at + timedelta(seconds=chosen.randrange(-10, 50)), n) for number, item, at, n in paid]
+    payments = [
+        (number, item, at + timedelta(seconds=chosen.randrange(-10, 50)), n)
+        for number, item, at, n in paid
+    ]
     chosen.shuffle(payments)
-    known = [(item, chosen.randrange(100), BEGIN + timedelta(seconds=100 * n)) for n in (1, 2, 3) for item in "abcd"]
-    return {"orders": orders, "payments": payments, "prices": [*known, ("hot", 7, BEGIN + timedelta(seconds=250))]}
+    known = [
+        (item, chosen.randrange(100), BEGIN + timedelta(seconds=100 * n))
+        for n in (1, 2, 3)
+        for item in "abcd"
+    ]
+    return {
+        "orders": orders,
+        "payments": payments,
+        "prices": [*known, ("hot", 7, BEGIN + timedelta(seconds=250))],
+    }
 
 
 def append(lake: Lake, stream: str, sequence: int, rows: Iterable[Row]) -> None:
     schema = SCHEMAS[stream]
-    table = pa.Table.from_pylist([dict(zip(schema.names, row, strict=True)) for row in rows], schema.to_arrow())
+    table = pa.Table.from_pylist(
+        [dict(zip(schema.names, row, strict=True)) for row in rows], schema.to_arrow()
+    )
     LakeStreams(lake).append(stream, table, producer="test", sequence=sequence)
 
 
@@ -83,14 +111,19 @@ def sent(lake: Lake, stream: str, *names: str) -> Counter[Row]:
 
 def run(definitions: Definitions) -> dict[str, dict[str, Any]]:
     with DagsterInstance.ephemeral() as instance:
-        result = definitions.resolve_job_def("shop").execute_in_process(instance=instance, raise_on_error=False)
+        result = definitions.resolve_job_def("shop").execute_in_process(
+            instance=instance, raise_on_error=False
+        )
     assert result.success
     return made(result)
 
 
-@pytest.mark.long  # by the step: test_step_asof_join.py, test_stream_join.py, test_killed_windows.py
+# by the step: test_step_asof_join.py, test_stream_join.py, test_killed_windows.py
+@pytest.mark.long
 @pytest.mark.spark
-def test_runs_of_the_job_give_each_result_once_as_plain_python_has_it(tmp_path: Path, spark: Any) -> None:
+def test_runs_of_the_job_give_each_result_once_as_plain_python_has_it(
+    tmp_path: Path, spark: Any
+) -> None:
     lake, records = open_lake(tmp_path / "lake"), drawn(random.Random(4))
     for name, schema in SCHEMAS.items():
         LakeStreams(lake).create(name, schema=schema, key=["item"], partitions=2)
@@ -111,7 +144,11 @@ def test_runs_of_the_job_give_each_result_once_as_plain_python_has_it(tmp_path: 
     assert shown["adjunct/state/shop-minutes/rows"] >= len(ends)
 
     def price(item: str, at: datetime) -> int | None:
-        known = [(since, price) for name, price, since in records["prices"] if name == item and since <= at]
+        known = [
+            (since, price)
+            for name, price, since in records["prices"]
+            if name == item and since <= at
+        ]
         return max(known)[1] if known else None
 
     orders = records["orders"]
@@ -119,7 +156,11 @@ def test_runs_of_the_job_give_each_result_once_as_plain_python_has_it(tmp_path: 
         (number, item, price(item, at)) for number, item, at, _ in (*orders, *ends)
     )
     payments = {number: (at, amount) for number, _, at, amount in records["payments"]}
-    met = {n: payments[n] for n, _, at, _ in orders if n in payments and at <= payments[n][0] <= at + WITHIN}
+    met = {
+        n: payments[n]
+        for n, _, at, _ in orders
+        if n in payments and at <= payments[n][0] <= at + WITHIN
+    }
     assert 0 < len(met) < len(payments)
     paid = sent(lake, "paid", "id", "paid_at", "paid_amount")
     assert Counter({row: count for row, count in paid.items() if row[0] >= 0}) == Counter(

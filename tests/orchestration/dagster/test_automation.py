@@ -1,6 +1,8 @@
-"""Automation conditions of datasets and applications: what is launched, what is refused, and with the sensors on.
+"""Automation conditions of datasets and applications: what is launched, what is refused, and with
+the sensors on.
 
-That the ready-made ones launch what the sensors launch is in the tests of the sensors, which run for both.
+That the ready-made ones launch what the sensors launch is in the tests of the sensors, which run
+for both.
 """
 
 from __future__ import annotations
@@ -59,14 +61,24 @@ class Switch(dg.AutomationCondition[Any]):
 
 def items(condition: Condition | None = None, **more: Any) -> AdjunctDataset:
     return bounded_dataset(
-        "items", input="lake.items", key="item", partitions=2, automation_condition=condition, **more
+        "items",
+        input="lake.items",
+        key="item",
+        partitions=2,
+        automation_condition=condition,
+        **more,
     )
 
 
 def rates(condition: Condition | None = None, **more: Any) -> AdjunctDataset:
     more = {"freshness": timedelta(minutes=30), **more}
     return unbounded_dataset(
-        "rates", input="lake.rates", key="item", partitions=2, automation_condition=condition, **more
+        "rates",
+        input="lake.rates",
+        key="item",
+        partitions=2,
+        automation_condition=condition,
+        **more,
     )
 
 
@@ -102,11 +114,15 @@ def test_a_condition_for_records_runs_the_datasets_too_with_the_sensors_tags(lab
     assert str(request.run_key).startswith(f"shop:{lab.lake.id}:")
 
 
-def test_whatever_one_launcher_raises_the_others_are_asked(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_whatever_one_launcher_raises_the_others_are_asked(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def hang_up(*_: Any) -> Any:
         raise RuntimeError("the server hung up")
 
-    monkeypatch.setattr("dagster_adjunct.orchestration.code_location.sensors._next_delivered", hang_up)
+    monkeypatch.setattr(
+        "dagster_adjunct.orchestration.code_location.sensors._next_delivered", hang_up
+    )
     lab.deliver("items", APPLES, "v1")
     lab.deliver("orders", APPLES, None)
     assert "copy" in names(ticker(lab, shop(new_records(), items(new_version()))).asked())
@@ -138,12 +154,17 @@ def test_conditions_of_all_outputs_ask_the_lake_as_often_as_the_sensor(lab: Lab)
     counts = []
     for name, by in (("shop_new_records", "sensor"), ("shop_new_records", "condition")):
         store = FaultyStore(lab.lake.store)
-        sensor = Ticker(Lake(store, lab.lake.id), shop(None), lab.instance, name, by, spark=NO_SPARK)
+        sensor = Ticker(
+            Lake(store, lab.lake.id), shop(None), lab.instance, name, by, spark=NO_SPARK
+        )
         for _ in range(2):
             del store.requests[:]
             assert sensor.skipped() == "No new records."
-            # The head of a lease is asked for beside its content, unless that has been found missing before.
-            counts.append(sum(request != ("head", "applications/shop/run.json") for request in store.requests))
+            # The head of a lease is asked for beside its content, unless that has been found
+            # missing before.
+            counts.append(
+                sum(request != ("head", "applications/shop/run.json") for request in store.requests)
+            )
     assert counts[:2] == counts[2:]
     assert counts[1] <= 10
 
@@ -155,7 +176,10 @@ def test_a_users_condition_on_one_output_runs_the_whole_step(lab: Lab) -> None:
 
     request = ticker(lab, shop(None, items()), translator=OnlyDear()).asked()
     assert names(request) == ["copy", "dear"]
-    assert (request.run_config, [tag for tag in request.tags if tag.startswith("adjunct/")]) == ({}, [])
+    assert (request.run_config, [tag for tag in request.tags if tag.startswith("adjunct/")]) == (
+        {},
+        [],
+    )
 
 
 def test_a_local_table_has_the_condition_of_its_application_or_one_of_its_own() -> None:
@@ -163,10 +187,14 @@ def test_a_local_table_has_the_condition_of_its_application_or_one_of_its_own() 
     own = dg.AutomationCondition.cron_tick_passed("0 3 * * *")
     schema = Schema.of(item="string", price="int")
     for name, condition in (("last", None), ("nightly", own)):
-        table = app.local_table(name, key="item", schema=schema, partitions=1, automation_condition=condition)
+        table = app.local_table(
+            name, key="item", schema=schema, partitions=1, automation_condition=condition
+        )
         app.input_stream(f"lake.{name}").send_to(table)
     graph = build_definitions(app).resolve_asset_graph()
-    conditions = {key.path[-1]: graph.get(key).automation_condition for key in graph.materializable_asset_keys}
+    conditions = {
+        key.path[-1]: graph.get(key).automation_condition for key in graph.materializable_asset_keys
+    }
     assert conditions["last_dataset"].name == conditions["copy"].name == "new_records"
     assert conditions["nightly_dataset"] == own
 
@@ -195,17 +223,23 @@ def test_to_dagster_a_stream_that_nothing_here_writes_is_missing_forever(lab: La
 
 
 def test_a_time_of_the_day_needs_no_update_of_what_is_read(lab: Lab) -> None:
-    defs = build_definitions(shop(dg.AutomationCondition.cron_tick_passed("0 3 * * *"), items()), lake=lab.lake.url)
+    defs = build_definitions(
+        shop(dg.AutomationCondition.cron_tick_passed("0 3 * * *"), items()), lake=lab.lake.url
+    )
     at, cursor, requested = datetime(2026, 1, 2, 2, 0, tzinfo=UTC), None, []
     for _ in range(3):
-        found = dg.evaluate_automation_conditions(defs, lab.instance, evaluation_time=at, cursor=cursor)
+        found = dg.evaluate_automation_conditions(
+            defs, lab.instance, evaluation_time=at, cursor=cursor
+        )
         requested.append(found.get_num_requested(COPY))
         at, cursor = at + timedelta(hours=2), found.cursor
     assert requested == [0, 1, 0]
 
 
 def test_a_launcher_that_cannot_decide_holds_no_other_back(lab: Lab) -> None:
-    menu = bounded_dataset("menu", input="lake.menu", key="item", partitions=2, automation_condition=new_version())
+    menu = bounded_dataset(
+        "menu", input="lake.menu", key="item", partitions=2, automation_condition=new_version()
+    )
     sensor = ticker(lab, shop(None, items(new_version()), menu))
     lab.deliver("items", APPLES, "v1")
     assert names(sensor.asked()) == ["items_dataset"]
@@ -223,7 +257,9 @@ def test_with_a_sensor_and_its_condition_on_the_second_run_finds_nothing(lab: La
     conditions = ticker(lab, shop(None, items(new_version())))
     requests = [sensor.asked(), conditions.asked()]  # both before one of the runs has begun
     for request in requests:
-        job = sensor.defs.resolve_job_def("shop").get_subset(asset_selection=set(request.asset_selection or ()))
+        job = sensor.defs.resolve_job_def("shop").get_subset(
+            asset_selection=set(request.asset_selection or ())
+        )
         assert job.execute_in_process(instance=lab.instance).success
     assert [ref.name for ref in lab.store("items").versions()] == ["v1"]
     assert isinstance(sensor.tick(), str)
@@ -233,7 +269,9 @@ def test_with_a_sensor_and_its_condition_on_the_second_run_finds_nothing(lab: La
 def test_a_condition_waits_for_a_run_that_the_sensor_has_launched(lab: Lab) -> None:
     lab.deliver("items", APPLES, "v1")
     conditions = ticker(lab, shop(None, items(new_version())))
-    run = dg.DagsterRun("shop", status=dg.DagsterRunStatus.STARTED, asset_selection=frozenset({key_of(items())}))
+    run = dg.DagsterRun(
+        "shop", status=dg.DagsterRunStatus.STARTED, asset_selection=frozenset({key_of(items())})
+    )
     lab.instance.add_run(run)
     assert "a run is already in progress" in conditions.skipped()
 
@@ -242,7 +280,9 @@ def test_a_condition_waits_for_a_run_that_the_sensor_has_launched(lab: Lab) -> N
 
 
 @pytest.mark.parametrize("versions", [VersionPartitions(), VersionPartitions(names=("v1", "v2"))])
-def test_a_delivered_version_is_requested_as_its_partition(lab: Lab, versions: VersionPartitions) -> None:
+def test_a_delivered_version_is_requested_as_its_partition(
+    lab: Lab, versions: VersionPartitions
+) -> None:
     parted = items(new_version(), versions=versions)
     sensor = ticker(lab, shop(None, parted))
     assert "No new version" in sensor.skipped()
@@ -261,7 +301,12 @@ def test_a_dated_version_updates_the_day_and_the_week_of_assets_made_from_it(lab
     def from_it(name: str, partitions: dg.PartitionsDefinition[str]) -> dg.AssetsDefinition:
         condition = dg.AutomationCondition.any_deps_updated()
 
-        @dg.asset(name=name, partitions_def=partitions, deps=[key_of(parted)], automation_condition=condition)
+        @dg.asset(
+            name=name,
+            partitions_def=partitions,
+            deps=[key_of(parted)],
+            automation_condition=condition,
+        )
         def made() -> None: ...
 
         return made
@@ -300,7 +345,9 @@ def test_a_table_that_fails_its_freshness_policy_is_checked(lab: Lab) -> None:
     assert names(sensor.asked()) == ["rates_dataset"], "nobody has ever checked it"
     lab.instance.report_runless_asset_event(dg.AssetMaterialization(key_of(rates())))
     evaluated(lab, FreshnessState.FAIL)
-    assert "was checked for changes within 0:30:00" in sensor.skipped(), "Dagster has not seen the check yet"
+    assert "was checked for changes within 0:30:00" in sensor.skipped(), (
+        "Dagster has not seen the check yet"
+    )
     passed = timedelta(minutes=31)
     request = sensor.asked()
     assert names(request) == ["rates_dataset"]
@@ -336,7 +383,12 @@ def only_datasets(condition: Condition | None) -> Application:
         shop(None, items(stale())),
         shop(None, rates(new_version())),
         shop(None, rates(stale(), freshness=None)),
-        shop(None, bounded_dataset("q", input=QUERY, key="item", broadcast=True, automation_condition=new_version())),
+        shop(
+            None,
+            bounded_dataset(
+                "q", input=QUERY, key="item", broadcast=True, automation_condition=new_version()
+            ),
+        ),
         shop(None, rates(new_startpoints())),
         shop(None, rates(dg.AutomationCondition.eager(), persistent=False)),
         shop(new_records),  # type: ignore[arg-type]
@@ -385,10 +437,14 @@ def test_declarations_that_differ_in_the_condition_alone_are_refused() -> None:
 
 
 def test_dagsters_own_tester_evaluates_them(lab: Lab) -> None:
-    """What it requests is what Dagster records; the sensor of the code location makes the whole run of it."""
+    """What it requests is what Dagster records; the sensor of the code location makes the whole
+    run of it.
+    """
     lab.deliver("items", APPLES, "v1")
     lab.deliver("orders", APPLES, None)
-    defs = build_definitions(shop(new_records(), items(new_version())), lake=lab.lake.url, spark=NO_SPARK)
+    defs = build_definitions(
+        shop(new_records(), items(new_version())), lake=lab.lake.url, spark=NO_SPARK
+    )
     selection = dg.AssetSelection.assets(COPY, key_of(items()))
     first = dg.evaluate_automation_conditions(defs, lab.instance, selection)
     assert first.get_num_requested(COPY) == first.get_num_requested(key_of(items())) == 1
@@ -438,7 +494,9 @@ def test_what_waits_for_an_asset_of_a_run_is_in_that_run() -> None:
 
 
 def test_nothing_waits_for_the_end_of_a_run_that_stays() -> None:
-    staying = answer("first", [A], run_config=LaunchWhen(stay=timedelta(hours=1)).run_config("first"))
+    staying = answer(
+        "first", [A], run_config=LaunchWhen(stay=timedelta(hours=1)).run_config("first")
+    )
     assert cut([A, B], staying) == [["a"], ["b"]]
 
 

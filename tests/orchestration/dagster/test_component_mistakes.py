@@ -135,111 +135,271 @@ TABLE = RIGHT[RIGHT.index("      key: customer\n      rate") : RIGHT.index("  ap
 OUTPUT = "        lake.priced:\n          partitions: 2\n"
 MISTAKES = {
     # kinds of values
-    "true for a number": M("partitions: 2", "partitions: true", "is true: expected a whole number", "Give a whole"),
-    "2.0 for a number": M("partitions: 2", "partitions: 2.0", "is 2.0: expected a whole number", "Write 2."),
+    "true for a number": M(
+        "partitions: 2", "partitions: true", "is true: expected a whole number", "Give a whole"
+    ),
+    "2.0 for a number": M(
+        "partitions: 2", "partitions: 2.0", "is 2.0: expected a whole number", "Write 2."
+    ),
     "2.5 for a number": M("partitions: 2", "partitions: 2.5", "is 2.5", "Give a whole number"),
-    "a quoted number": M("partitions: 2", "partitions: '2'", "is '2': expected a whole", "2 without quotes"),
-    "an octal number": M("partitions: 2", "partitions: 010", "reads 010 as 8", "Write 8 if you mean"),
-    "a hexadecimal number": M("partitions: 2", "partitions: 0x10", "reads 0x10 as 16", "Write 16 if"),
-    "a number with _": M("max_batch_records: 100", "max_batch_records: 1_00", "reads 1_00 as 100", "'1_00' for"),
-    "a number to the base 60": M("preview_rows: 5", "preview_rows: 1:30", "reads 1:30 as 90", "Write 90 if"),
+    "a quoted number": M(
+        "partitions: 2", "partitions: '2'", "is '2': expected a whole", "2 without quotes"
+    ),
+    "an octal number": M(
+        "partitions: 2", "partitions: 010", "reads 010 as 8", "Write 8 if you mean"
+    ),
+    "a hexadecimal number": M(
+        "partitions: 2", "partitions: 0x10", "reads 0x10 as 16", "Write 16 if"
+    ),
+    "a number with _": M(
+        "max_batch_records: 100", "max_batch_records: 1_00", "reads 1_00 as 100", "'1_00' for"
+    ),
+    "a number to the base 60": M(
+        "preview_rows: 5", "preview_rows: 1:30", "reads 1:30 as 90", "Write 90 if"
+    ),
     "a text for a number": M("at_most: 5", "at_most: some", "is 'some': expected", "Give "),
-    "a list for a number": M("partitions: 2", "partitions: [2]", "is [2]: expected a whole number", "Give a whole"),
-    "a number below its limit": M("partitions: 2", "partitions: 0", "partitions=0: expected 1 to", "Correct it"),
-    "a quoted preview": M("preview_rows: 5", "preview_rows: '5'", "is '5': expected", "5 without quotes"),
+    "a list for a number": M(
+        "partitions: 2", "partitions: [2]", "is [2]: expected a whole number", "Give a whole"
+    ),
+    "a number below its limit": M(
+        "partitions: 2", "partitions: 0", "partitions=0: expected 1 to", "Correct it"
+    ),
+    "a quoted preview": M(
+        "preview_rows: 5", "preview_rows: '5'", "is '5': expected", "5 without quotes"
+    ),
     "yes": M("bootstrap: true", "bootstrap: yes", "reads yes as true", "Write true if"),
-    "a quoted truth": M("bootstrap: true", "bootstrap: 'true'", "is 'true': expected true or false", "true without"),
-    "1 for a truth": M("bootstrap: true", "bootstrap: 1", "is 1: expected true or false", "Give true or false"),
+    "a quoted truth": M(
+        "bootstrap: true", "bootstrap: 'true'", "is 'true': expected true or false", "true without"
+    ),
+    "1 for a truth": M(
+        "bootstrap: true", "bootstrap: 1", "is 1: expected true or false", "Give true or false"
+    ),
     "a number for a name": M("key: product", "key: 5", "is 5: expected", "in quotes: '5'"),
-    "a number in a list of names": M("select: [town]", "select: [town, 7]", "item 2 of select is 7", "'7'"),
-    "a truth in a list of names": M("key: [customer]", "key: [true]", "item 1 of key is true", "'true'"),
-    "a set for a list": M("select: [town]", "select: !!set {town}", "is a set: expected", "Give a list"),
-    "a mapping for a name": M("input: lake.customers", "input: {a: b}", "is {a: b}: expected", "Give"),
-    "a number for a text": M("description: Prices", "description: 2024", "is 2024: expected a text", "quotes: '2024'"),
-    "another choice": M("how: left", "how: outer", "is 'outer': expected 'inner' or 'left'", "Give 'inner' or 'left'"),
+    "a number in a list of names": M(
+        "select: [town]", "select: [town, 7]", "item 2 of select is 7", "'7'"
+    ),
+    "a truth in a list of names": M(
+        "key: [customer]", "key: [true]", "item 1 of key is true", "'true'"
+    ),
+    "a set for a list": M(
+        "select: [town]", "select: !!set {town}", "is a set: expected", "Give a list"
+    ),
+    "a mapping for a name": M(
+        "input: lake.customers", "input: {a: b}", "is {a: b}: expected", "Give"
+    ),
+    "a number for a text": M(
+        "description: Prices", "description: 2024", "is 2024: expected a text", "quotes: '2024'"
+    ),
+    "another choice": M(
+        "how: left",
+        "how: outer",
+        "is 'outer': expected 'inner' or 'left'",
+        "Give 'inner' or 'left'",
+    ),
     "another engine": M("engine: auto", "engine: flink", "is 'flink': expected", "Give "),
-    "another way with duplicates": M("duplicates: last", "duplicates: first", "is 'first'", "Give 'last' or"),
+    "another way with duplicates": M(
+        "duplicates: last", "duplicates: first", "is 'first'", "Give 'last' or"
+    ),
     "no duration": M("max_age: 2d", "max_age: soon", "'soon'", "30s, 5m"),
     "a number for a duration": M("max_age: 2d", "max_age: 2", "is 2: expected a text", "'2'"),
     "no duration of a class": M("size: 1h", "size: long", "'long'", "30s, 5m"),
     "no duration of staleness": M("customers: 1h", "customers: now", "'now'", "30s, 5m"),
     "no duration of an application": M("after: 90m", "after: 90 mins", "'90 mins'", "30s, 5m"),
     "a text for steps": M(STEPS, "      steps: all\n", "is 'all'", "Give a list"),
-    "a list for a table": M(OUTPUT + "          key: customer\n", "        lake.priced: [2]\n", "mapping", "Give a"),
+    "a list for a table": M(
+        OUTPUT + "          key: customer\n", "        lake.priced: [2]\n", "mapping", "Give a"
+    ),
     # keys
-    "a misspelt key of a dataset": M("duplicates: last", "duplicats: last", "no 'duplicats'", "mean duplicates?"),
-    "a misspelt key of a table": M("rate_limit:", "rat_limit:", "takes no 'rat_limit'", "mean rate_limit?"),
-    "a misspelt key of an output": M("          key: customer\n      local", "          kee: customer\n      local",
-        "takes no 'kee'", "mean key?"),
-    "a misspelt key of a local table": M("schema: {", "scema: {", "takes no 'scema'", "mean schema?"),
-    "a misspelt key of an application": M("engine: auto", "engin: auto", "takes no 'engin'", "mean engine?"),
-    "a misspelt section": M("unbounded_datasets:", "unbounded_dataset:", "takes no", "unbounded_datasets?"),
-    "a misspelt key of a step": M("if_missing: []", "if_mising: []", "takes no 'if_mising'", "mean if_missing?"),
-    "an unknown operator": M("- filter: quantity > 0", "- filtr: quantity > 0", "takes no 'filtr'", "mean filter?"),
-    "an operator of nothing near": M("- filter: quantity", "- zzz: quantity", "takes no 'zzz'", "Give one of"),
-    "on for by": M("by: customer\n            how", "on: customer\n            how", "reads on as true", "Write by"),
+    "a misspelt key of a dataset": M(
+        "duplicates: last", "duplicats: last", "no 'duplicats'", "mean duplicates?"
+    ),
+    "a misspelt key of a table": M(
+        "rate_limit:", "rat_limit:", "takes no 'rat_limit'", "mean rate_limit?"
+    ),
+    "a misspelt key of an output": M(
+        "          key: customer\n      local",
+        "          kee: customer\n      local",
+        "takes no 'kee'",
+        "mean key?",
+    ),
+    "a misspelt key of a local table": M(
+        "schema: {", "scema: {", "takes no 'scema'", "mean schema?"
+    ),
+    "a misspelt key of an application": M(
+        "engine: auto", "engin: auto", "takes no 'engin'", "mean engine?"
+    ),
+    "a misspelt section": M(
+        "unbounded_datasets:", "unbounded_dataset:", "takes no", "unbounded_datasets?"
+    ),
+    "a misspelt key of a step": M(
+        "if_missing: []", "if_mising: []", "takes no 'if_mising'", "mean if_missing?"
+    ),
+    "an unknown operator": M(
+        "- filter: quantity > 0", "- filtr: quantity > 0", "takes no 'filtr'", "mean filter?"
+    ),
+    "an operator of nothing near": M(
+        "- filter: quantity", "- zzz: quantity", "takes no 'zzz'", "Give one of"
+    ),
+    "on for by": M(
+        "by: customer\n            how",
+        "on: customer\n            how",
+        "reads on as true",
+        "Write by",
+    ),
     "a misspelt key of a class": M("size: 1h", "sise: 1h", "takes no 'sise'", "It takes size"),
     "a misspelt key of a store": M("create: true", "creat: true", "takes no 'creat'", "It takes"),
-    "a class that there is not": M("{Tumbling:", "{Tumblin:", "no class or function 'Tumblin'", "Give {Class"),
-    "a validator that there is not": M("{min_rows: 1}", "{min_row: 1}", "no class or function 'min_row'", "Give {"),
+    "a class that there is not": M(
+        "{Tumbling:", "{Tumblin:", "no class or function 'Tumblin'", "Give {Class"
+    ),
+    "a validator that there is not": M(
+        "{min_rows: 1}", "{min_row: 1}", "no class or function 'min_row'", "Give {"
+    ),
     "a missing key": M("      key: product\n", "", "products lacks key", "Add key", at="products:"),
-    "a missing input": M("      input: lake.customers\n", "", "customers lacks input", "Add input", at="customers:"),
-    "a missing argument of a step": M("            by: customer\n            how", "            how", "lacks by",
-        "Add by", at="- join:"),
+    "a missing input": M(
+        "      input: lake.customers\n", "", "customers lacks input", "Add input", at="customers:"
+    ),
+    "a missing argument of a step": M(
+        "            by: customer\n            how",
+        "            how",
+        "lacks by",
+        "Add by",
+        at="- join:",
+    ),
     "no applications": M(APPLICATIONS, "", "lacks applications", "Add applic", at="attributes"),
     "no steps": M(STEPS, "", "lacks steps", "Add steps", at="shop:"),
-    "two operators in a step": M("- filter: quantity > 0", "- filter: quantity > 0\n          select: [at]",
-        "filter and select", "Give one of"),
-    "a step without an operator": M("- filter: quantity > 0", "- as: nothing", "no operator", "Give one of"),
+    "two operators in a step": M(
+        "- filter: quantity > 0",
+        "- filter: quantity > 0\n          select: [at]",
+        "filter and select",
+        "Give one of",
+    ),
+    "a step without an operator": M(
+        "- filter: quantity > 0", "- as: nothing", "no operator", "Give one of"
+    ),
     # keys given twice
-    "a dataset's key twice": M("duplicates: last", "key: other", "the key 'key' is given twice", "Rename or"),
-    "a section twice": M("  tables:\n", "  tables: {}\n  tables:\n", "given twice", "Rename", at="  tables:\n    sp"),
-    "an operator twice": M("- filter: quantity > 0", "- filter: a\n          filter: b", "given twice", "each step",
-        at="filter: b"),
-    "a class's argument twice": M("{size: 1h}", "{size: 1h, size: 2h}", "'size' is given twice", "Rename or"),
+    "a dataset's key twice": M(
+        "duplicates: last", "key: other", "the key 'key' is given twice", "Rename or"
+    ),
+    "a section twice": M(
+        "  tables:\n", "  tables: {}\n  tables:\n", "given twice", "Rename", at="  tables:\n    sp"
+    ),
+    "an operator twice": M(
+        "- filter: quantity > 0",
+        "- filter: a\n          filter: b",
+        "given twice",
+        "each step",
+        at="filter: b",
+    ),
+    "a class's argument twice": M(
+        "{size: 1h}", "{size: 1h, size: 2h}", "'size' is given twice", "Rename or"
+    ),
     # empty values
-    "an empty if_missing": M("if_missing: []", "if_missing:", "if_missing is empty", "such as [] for"),
+    "an empty if_missing": M(
+        "if_missing: []", "if_missing:", "if_missing is empty", "such as [] for"
+    ),
     "an empty key": M("key: product", "key:", "key is empty", "Give a value"),
     "an empty number": M("at_most: 5", "at_most:", "at_most is empty", "or remove the key"),
     "an empty duration": M("max_age: 2d", "max_age:", "max_age is empty", "or remove the key"),
-    "an empty section": M(RIGHT[RIGHT.index("    spending:") : RIGHT.index("  applications")], "",
-        "tables is empty", "or remove", at="  tables:"),
+    "an empty section": M(
+        RIGHT[RIGHT.index("    spending:") : RIGHT.index("  applications")],
+        "",
+        "tables is empty",
+        "or remove",
+        at="  tables:",
+    ),
     "an empty argument of a class": M("size: 1h", "size: ", "size is empty", "Give"),
     "an empty argument of a store": M("path: spending.sqlite", "path: ", "path is empty", "Give"),
     "an empty step": M("- filter: quantity > 0", "- filter:", "filter is empty", "Give a value"),
     "an empty name of a step": M("as: orders", "as:", "as is empty", "Give a value"),
     "an empty column": M("doubled: quantity * 2", "doubled:", "doubled is empty", "Give a value"),
     # references to Python
-    "a text of Python as a filter": M("filter: quantity > 0", 'filter: {python: "os:sep"}', "plain value '/'", "Write"),
-    "a number of Python": M("partitions: 2", 'partitions: {python: "sys:maxsize"}', "expected a whole", "Give"),
-    "a module": M("filter: quantity > 0", 'filter: {python: "os:path"}', "is a module", "name a function"),
-    "no such module": M("filter: quantity > 0", 'filter: {python: "nowhere:f"}', "'nowhere' is not found", "Run from"),
-    "no such name": M("filter: quantity > 0", 'filter: {python: "os:sepp"}', "no 'sepp'", "Correct the name"),
-    "no reference": M("filter: quantity > 0", 'filter: {python: "os"}', "names nothing", 'Give "module:name"'),
-    "a reference that is no text": M("filter: quantity > 0", "filter: {python: 5}", "is 5: expected a text", "'5'"),
-    "more than a reference": M("filter: quantity > 0", 'filter: {python: "os:sep", a: 1}', "takes no 'a'", "python"),
-    "a class for a function": M("validators: [{min_rows: 1}]", 'validators: [{python: "os:PathLike"}]', 
-        "expected a Validator", "Pass an object of it"),
-    "another thing than a table": M(TABLE,
-        '      python: "dagster_adjunct:Lake"\n', "the class Lake: expected what RemoteTable", "Name a RemoteTable"),
+    "a text of Python as a filter": M(
+        "filter: quantity > 0", 'filter: {python: "os:sep"}', "plain value '/'", "Write"
+    ),
+    "a number of Python": M(
+        "partitions: 2", 'partitions: {python: "sys:maxsize"}', "expected a whole", "Give"
+    ),
+    "a module": M(
+        "filter: quantity > 0", 'filter: {python: "os:path"}', "is a module", "name a function"
+    ),
+    "no such module": M(
+        "filter: quantity > 0",
+        'filter: {python: "nowhere:f"}',
+        "'nowhere' is not found",
+        "Run from",
+    ),
+    "no such name": M(
+        "filter: quantity > 0", 'filter: {python: "os:sepp"}', "no 'sepp'", "Correct the name"
+    ),
+    "no reference": M(
+        "filter: quantity > 0", 'filter: {python: "os"}', "names nothing", 'Give "module:name"'
+    ),
+    "a reference that is no text": M(
+        "filter: quantity > 0", "filter: {python: 5}", "is 5: expected a text", "'5'"
+    ),
+    "more than a reference": M(
+        "filter: quantity > 0", 'filter: {python: "os:sep", a: 1}', "takes no 'a'", "python"
+    ),
+    "a class for a function": M(
+        "validators: [{min_rows: 1}]",
+        'validators: [{python: "os:PathLike"}]',
+        "expected a Validator",
+        "Pass an object of it",
+    ),
+    "another thing than a table": M(
+        TABLE,
+        '      python: "dagster_adjunct:Lake"\n',
+        "the class Lake: expected what RemoteTable",
+        "Name a RemoteTable",
+    ),
     # templates
-    "a variable that is not set": M("name: lake.orders", 'name: "{{ env.NOT_SET_ANYWHERE }}"', "has no value", "Set"),
-    "a template of nothing": M("filter: quantity > 0", 'filter: "{{ nope }}"', "'nope' not found", "Correct the"),
-    "a template that fails": M("filter: quantity > 0", 'filter: "{{ 1 / 0 }}"', "ZeroDivisionError", "Correct the"),
+    "a variable that is not set": M(
+        "name: lake.orders", 'name: "{{ env.NOT_SET_ANYWHERE }}"', "has no value", "Set"
+    ),
+    "a template of nothing": M(
+        "filter: quantity > 0", 'filter: "{{ nope }}"', "'nope' not found", "Correct the"
+    ),
+    "a template that fails": M(
+        "filter: quantity > 0", 'filter: "{{ 1 / 0 }}"', "ZeroDivisionError", "Correct the"
+    ),
     # names
-    "a table that is not declared": M("table: customers", "table: custmers", "'custmers' is not declared", "Declared"),
-    "an output that is not declared": M("send_to: lake.priced", "send_to: lake.prized", "'lake.prized' is not", "are"),
-    "a step that is not named": M("from: priced", "from: prized", "is named 'prized'", "Give a step's `as`"),
-    "staleness of nothing": M("customers: 1h", "custmers: 1h", "'custmers' is no dataset", "Name one"),
-    "a name that is not safe": M("    products:", "    prod.ucts:", "'prod.ucts' is not safe", "Choose another"),
-    "a stream without its system": M("input: lake.products", "input: products", "names no system", "lake.products"),
-    "a key that the dataset has not": M("by: customer\n            how", "by: town\n            how", "names 'town'",
-        "Join on the key", at="join:"),
+    "a table that is not declared": M(
+        "table: customers", "table: custmers", "'custmers' is not declared", "Declared"
+    ),
+    "an output that is not declared": M(
+        "send_to: lake.priced", "send_to: lake.prized", "'lake.prized' is not", "are"
+    ),
+    "a step that is not named": M(
+        "from: priced", "from: prized", "is named 'prized'", "Give a step's `as`"
+    ),
+    "staleness of nothing": M(
+        "customers: 1h", "custmers: 1h", "'custmers' is no dataset", "Name one"
+    ),
+    "a name that is not safe": M(
+        "    products:", "    prod.ucts:", "'prod.ucts' is not safe", "Choose another"
+    ),
+    "a stream without its system": M(
+        "input: lake.products", "input: products", "names no system", "lake.products"
+    ),
+    "a key that the dataset has not": M(
+        "by: customer\n            how",
+        "by: town\n            how",
+        "names 'town'",
+        "Join on the key",
+        at="join:",
+    ),
     # what only the planner sees
-    "other partitions": M("      key: [customer]\n      partitions: 2", "      key: [customer]\n      partitions: 3",
-        "needs equal partition counts", "partition", at="- join:"),
-    "a column that there is not": M("filter: quantity > 0", "filter: quantty > 0", "quantty", "Correct"),
-}  # fmt: skip
+    "other partitions": M(
+        "      key: [customer]\n      partitions: 2",
+        "      key: [customer]\n      partitions: 3",
+        "needs equal partition counts",
+        "partition",
+        at="- join:",
+    ),
+    "a column that there is not": M(
+        "filter: quantity > 0", "filter: quantty > 0", "quantty", "Correct"
+    ),
+}
 
 
 @pytest.fixture(scope="module")
@@ -260,8 +420,18 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     streams = LakeStreams(lake)
     orders = Schema.of(product="string", customer="string", quantity="int", at="timestamp")
     streams.create("orders", schema=orders, key=["customer"], partitions=2)
-    streams.create("products", schema=Schema.of(product="string", price="double"), key=["product"], partitions=2)
-    streams.create("customers", schema=Schema.of(customer="string", town="string"), key=["customer"], partitions=2)
+    streams.create(
+        "products",
+        schema=Schema.of(product="string", price="double"),
+        key=["product"],
+        partitions=2,
+    )
+    streams.create(
+        "customers",
+        schema=Schema.of(customer="string", town="string"),
+        key=["customer"],
+        partitions=2,
+    )
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         patch.syspath_prepend(str(folder))
@@ -344,11 +514,19 @@ def test_every_command_says_the_line_the_reason_and_the_next_step(
 
 
 NO_YAML = {
-    "a bracket that is open": M("select: [town]", "select: [town", "this is not YAML", "bracket", at="- with_columns"),
-    "a quote that is open": M("description: Prices", "description: 'Prices", "this is not YAML", "a quote"),
-    "a colon too many": M("key: product", "key: product: name", "this is not YAML", "Correct it there"),
+    "a bracket that is open": M(
+        "select: [town]", "select: [town", "this is not YAML", "bracket", at="- with_columns"
+    ),
+    "a quote that is open": M(
+        "description: Prices", "description: 'Prices", "this is not YAML", "a quote"
+    ),
+    "a colon too many": M(
+        "key: product", "key: product: name", "this is not YAML", "Correct it there"
+    ),
     "a tab": M("      key: product", "\tkey: product", "this is not YAML", "Correct it there"),
-    "wrong indentation": M("      partitions: 2", "     partitions: 2", "this is not YAML", "Correct it there"),
+    "wrong indentation": M(
+        "      partitions: 2", "     partitions: 2", "this is not YAML", "Correct it there"
+    ),
 }
 
 
@@ -368,10 +546,30 @@ def test_what_is_no_yaml_is_told_with_its_line(name: str, project: Path) -> None
 ATTRIBUTES = RIGHT[RIGHT.index("attributes:") :]
 OF_THE_FILE = {
     "no type": (ATTRIBUTES, 1, "type: Field required", "A component has type"),
-    "attributes that are a list": (RIGHT.replace(ATTRIBUTES, "attributes: [1]\n"), 3, "attributes:", "A component has"),
-    "another first key": (f"{RIGHT}attribute: {{}}\n", RIGHT.count("\n") + 1, "attribute:", "A component has type"),
-    "no attributes": (RIGHT.replace(ATTRIBUTES, ""), 1, "there are no attributes", "Declare at least one"),
-    "empty attributes": (RIGHT.replace(ATTRIBUTES, "attributes:\n"), 3, "there are no attributes", "Declare at least"),
+    "attributes that are a list": (
+        RIGHT.replace(ATTRIBUTES, "attributes: [1]\n"),
+        3,
+        "attributes:",
+        "A component has",
+    ),
+    "another first key": (
+        f"{RIGHT}attribute: {{}}\n",
+        RIGHT.count("\n") + 1,
+        "attribute:",
+        "A component has type",
+    ),
+    "no attributes": (
+        RIGHT.replace(ATTRIBUTES, ""),
+        1,
+        "there are no attributes",
+        "Declare at least one",
+    ),
+    "empty attributes": (
+        RIGHT.replace(ATTRIBUTES, "attributes:\n"),
+        3,
+        "there are no attributes",
+        "Declare at least",
+    ),
 }
 
 
@@ -392,7 +590,11 @@ def test_a_component_that_waits_for_its_streams_does_not_fail_the_others(
 ) -> None:
     other = project / "defs" / "later"
     other.mkdir()
-    waiting = RIGHT.replace("shop:", "later:").replace("last:", "newest:").replace("lake.priced", "lake.later")
+    waiting = (
+        RIGHT.replace("shop:", "later:")
+        .replace("last:", "newest:")
+        .replace("lake.priced", "lake.later")
+    )
     for name in ("products", "customers", "spending", "hours"):
         waiting = waiting.replace(name, f"{name}2")
     (other / "defs.yaml").write_text(waiting)
@@ -400,7 +602,11 @@ def test_a_component_that_waits_for_its_streams_does_not_fail_the_others(
     caplog.set_level(logging.WARNING)
     try:
         checked_definitions(project, monkeypatch)
-        waits = [record.getMessage() for record in caplog.records if "is not planned" in record.getMessage()]
+        waits = [
+            record.getMessage()
+            for record in caplog.records
+            if "is not planned" in record.getMessage()
+        ]
         line = waiting[: waiting.index("lake.customers2")].count("\n") + 1
         said = next(message for message in waits if "'customers2'" in message)
         assert said.startswith(f"{other / 'defs.yaml'}:{line}:")
@@ -413,10 +619,14 @@ def test_a_component_that_waits_for_its_streams_does_not_fail_the_others(
         shutil.rmtree(other)
 
 
-def test_sql_that_only_spark_reads_is_checked_with_its_line(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sql_that_only_spark_reads_is_checked_with_its_line(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if shutil.which("java") is None:
         pytest.skip("Spark's parser needs Java")
-    mistake = Mistake("filter: quantity > 0", "filter: quantity >>>> 0 from", "Syntax error", "Correct the SQL")
+    mistake = Mistake(
+        "filter: quantity > 0", "filter: quantity >>>> 0 from", "Syntax error", "Correct the SQL"
+    )
     written(project, mistake.text)
     said = error_of("plan")
     with pytest.raises(ComponentError) as caught:
@@ -435,7 +645,12 @@ REAL = ["an octal number", "a variable that is not set"]
 def test_the_commands_themselves_print_it(name: str, project: Path) -> None:
     mistake = MISTAKES[name]
     written(project, mistake.text)
-    environment = {**os.environ, "DAGSTER_DISABLE_TELEMETRY": "1", "COLUMNS": "400", "PYTHONPATH": str(project.parent)}
+    environment = {
+        **os.environ,
+        "DAGSTER_DISABLE_TELEMETRY": "1",
+        "COLUMNS": "400",
+        "PYTHONPATH": str(project.parent),
+    }
     programs = Path(sys.executable).parent
     for command in (
         ["adjunct", "plan", "mistaken.pipeline:app"],
@@ -492,7 +707,9 @@ def test_the_check_of_the_schema_says_the_same_line(
 
 
 UNREADABLE = {
-    "sequences in each other": RIGHT.replace("filter: quantity > 0", f"filter: {'[' * 3000}{']' * 3000}").encode(),
+    "sequences in each other": (
+        RIGHT.replace("filter: quantity > 0", f"filter: {'[' * 3000}{']' * 3000}").encode()
+    ),
     "another encoding": RIGHT.replace("Prices", "Pr\xe9is").encode("latin-1"),
 }
 

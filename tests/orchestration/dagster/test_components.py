@@ -1,4 +1,6 @@
-"""Applications in YAML are those of Python, mistakes are told with line and column, and the real `dg` runs them."""
+"""Applications in YAML are those of Python, mistakes are told with line and column, and the real
+`dg` runs them.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,10 @@ import pytest
 import yaml
 from dagster.components.core.component_tree import ComponentTree
 from dagster.components.scaffold.scaffold import ScaffoldRequest
-from dagster_shared.yaml_utils import parse_yaml_with_source_position, parse_yamls_with_source_position
+from dagster_shared.yaml_utils import (
+    parse_yaml_with_source_position,
+    parse_yamls_with_source_position,
+)
 
 from dagster_adjunct import (
     Application,
@@ -128,7 +133,9 @@ applications:
       - sink: {{function: {{python: "{FUNCTIONS}:publish"}}}}
       - join: {{table: customers, by: {{"length(word)": id}}}}
 """
-WITHOUT_TIME = "      - window: {kind: {Session: 30s}, by: k, name: bursts, aggregates: {n: {Count: }}}\n"
+WITHOUT_TIME = (
+    "      - window: {kind: {Session: 30s}, by: k, name: bursts, aggregates: {n: {Count: }}}\n"
+)
 
 
 def component(attributes: str, folder: Path | None = None) -> AdjunctComponent:
@@ -143,11 +150,15 @@ def component(attributes: str, folder: Path | None = None) -> AdjunctComponent:
     context = ComponentTree.for_test().load_context
     if folder is not None:
         context = context.with_source_position_tree(parsed.source_position_tree)
-    return AdjunctComponent.load(AdjunctComponent.get_model_cls().model_validate(parsed.value["attributes"]), context)
+    return AdjunctComponent.load(
+        AdjunctComponent.get_model_cls().model_validate(parsed.value["attributes"]), context
+    )
 
 
 def in_python() -> list[Application]:
-    planes = bounded_dataset("planes", input="lake.planes", key="tailnum", partitions=8, validators=[min_rows(1)])
+    planes = bounded_dataset(
+        "planes", input="lake.planes", key="tailnum", partitions=8, validators=[min_rows(1)]
+    )
     weather = unbounded_dataset(
         "weather",
         input="lake.weather",
@@ -161,13 +172,25 @@ def in_python() -> list[Application]:
     )
     envelope = DebeziumEnvelope("id bigint, name string")
     customers = unbounded_dataset(
-        "customers", input="lake.changes", key="id", broadcast=True, changes=envelope, order_by="source.lsn"
+        "customers",
+        input="lake.changes",
+        key="id",
+        broadcast=True,
+        changes=envelope,
+        order_by="source.lsn",
     )
-    store = SqliteTable("seen.sqlite", "seen", "tailnum", columns={"tailnum": "string", "n": "bigint"})
-    seen = RemoteTable("seen", key="tailnum", read_function=store, write_function=store, idempotent=True)
+    store = SqliteTable(
+        "seen.sqlite", "seen", "tailnum", columns={"tailnum": "string", "n": "bigint"}
+    )
+    seen = RemoteTable(
+        "seen", key="tailnum", read_function=store, write_function=store, idempotent=True
+    )
 
     app = Application(
-        "flights", description="All of it", max_batch_records=1000, startpoints_expire_after=timedelta(minutes=90)
+        "flights",
+        description="All of it",
+        max_batch_records=1000,
+        startpoints_expire_after=timedelta(minutes=90),
     )
     enriched = app.output_stream("lake.enriched", partitions=8, key="tailnum")
     by_hour = app.output_stream("lake.hours", partitions=4, key="origin", description="by hour")
@@ -177,19 +200,28 @@ def in_python() -> list[Application]:
     columns = Schema.of(tailnum="string", dest="string")
     last = app.local_table("last", key="tailnum", schema=columns, partitions=8)
     flights = app.input_stream(
-        "lake.flights", event_time="time_hour", delay=timedelta(minutes=10), idle_after=timedelta(days=1)
+        "lake.flights",
+        event_time="time_hour",
+        delay=timedelta(minutes=10),
+        idle_after=timedelta(days=1),
     )
     joined = (
         flights.join(app.table(planes), on="tailnum", how="left", select=["seats", "year as built"])
         .join(app.table(functions.airports), on={"dest": "faa"}, how="left")
         .with_columns(gone="dest is null", half="seats / 2")
     )
-    joined.send_to(enriched).update(app.table(seen), add={"n": "1"}, if_missing=[], dead_letters=letters, at_most=5)
+    joined.send_to(enriched).update(
+        app.table(seen), add={"n": "1"}, if_missing=[], dead_letters=letters, at_most=5
+    )
     joined.send_to(last, on_null_key="skip", deleted="gone")
     hours = (
         flights.filter("dep_delay > 0")
         .partition_by("origin")
-        .join(app.table(weather, max_staleness=timedelta(hours=1)), on=["origin", "time_hour"], as_of="time_hour")
+        .join(
+            app.table(weather, max_staleness=timedelta(hours=1)),
+            on=["origin", "time_hour"],
+            as_of="time_hour",
+        )
         .window(
             Tumbling(timedelta(hours=1)),
             by="origin",
@@ -213,12 +245,19 @@ def in_python() -> list[Application]:
 
 
 def facts(app: Application) -> dict[str, Any]:
-    options = {name: value for name, value in vars(app).items() if not name.startswith("_") and name != "declared_at"}
+    options = {
+        name: value
+        for name, value in vars(app).items()
+        if not name.startswith("_") and name != "declared_at"
+    }
     return {
         "options": options,
         "operators": [(operator.id, operator.inputs, operator.spec) for operator in app.operators],
         "datasets": sorted(app.datasets, key=lambda dataset: dataset.name),
-        "outputs": [(name, stream.partitions, stream.key, stream.description) for name, stream in app.outputs.items()],
+        "outputs": [
+            (name, stream.partitions, stream.key, stream.description)
+            for name, stream in app.outputs.items()
+        ],
         "staleness": app.max_staleness,
     }
 
@@ -232,23 +271,46 @@ def test_what_is_declared_in_yaml_is_what_python_declares() -> None:
         assert facts(found) == facts(app)
         assert found.tables.keys() == app.tables.keys()
         for name, table in found.tables.items():
-            assert (table.key, table.idempotent) == (app.tables[name].key, app.tables[name].idempotent)
+            assert (table.key, table.idempotent) == (
+                app.tables[name].key,
+                app.tables[name].idempotent,
+            )
             assert table.read_function is table.write_function
 
 
 MISTAKES = {
-    "an operator that refuses": (WHOLE + WITHOUT_TIME, "- window: {kind: {Session", "no event time"),
-    "an argument that there is not": (WHOLE.replace("size: 1h", "sise: 1h"), "sise: 1h", "Tumbling takes no 'sise'"),
+    "an operator that refuses": (
+        WHOLE + WITHOUT_TIME,
+        "- window: {kind: {Session",
+        "no event time",
+    ),
+    "an argument that there is not": (
+        WHOLE.replace("size: 1h", "sise: 1h"),
+        "sise: 1h",
+        "Tumbling takes no 'sise'",
+    ),
     "no duration": (WHOLE.replace("size: 1h", "size: soon"), "size: soon", "'soon'"),
     "a class that there is not": (
         WHOLE.replace("{Tumbling:", "{Tumblin:"),
         "Tumblin",
         "no class or function 'Tumblin'",
     ),
-    "nothing that is declared": (WHOLE.replace("table: planes,", "table: plains,"), "table: plains", "'plains'"),
-    "no step of this name": (WHOLE.replace("merge: [texts]", "merge: [text]"), "text]", "is named 'text'"),
+    "nothing that is declared": (
+        WHOLE.replace("table: planes,", "table: plains,"),
+        "table: plains",
+        "'plains'",
+    ),
+    "no step of this name": (
+        WHOLE.replace("merge: [texts]", "merge: [text]"),
+        "text]",
+        "is named 'text'",
+    ),
     "a function that there is not": (WHOLE.replace(":words", ":wordz"), "python: ", "wordz"),
-    "no module": (WHOLE.replace(f"{FUNCTIONS}:airports", "nowhere:airports"), "python: ", "nowhere"),
+    "no module": (
+        WHOLE.replace(f"{FUNCTIONS}:airports", "nowhere:airports"),
+        "python: ",
+        "nowhere",
+    ),
     "two operators": (
         WHOLE.replace("merge: [texts]", "merge: [texts]\n        filter: k > 1"),
         "merge: [texts]",
@@ -259,32 +321,58 @@ MISTAKES = {
         "python: ",
         "'airports'",
     ),
-    "a reference that is none": (WHOLE.replace(f"{FUNCTIONS}:airports", "airports"), "python: ", "names nothing"),
-    "a name twice": (WHOLE.replace("      last: {key", "      planes: {key"), "planes: {key", "the name 'planes'"),
+    "a reference that is none": (
+        WHOLE.replace(f"{FUNCTIONS}:airports", "airports"),
+        "python: ",
+        "names nothing",
+    ),
+    "a name twice": (
+        WHOLE.replace("      last: {key", "      planes: {key"),
+        "planes: {key",
+        "the name 'planes'",
+    ),
     "an input with records of a step": (
-        WHOLE.replace("- input_stream: lake.notes", "- input_stream: lake.notes\n        from: texts"),
+        WHOLE.replace(
+            "- input_stream: lake.notes", "- input_stream: lake.notes\n        from: texts"
+        ),
         "from: texts",
         "no records of a step",
     ),
     "a limit of nothing": (WHOLE.replace("{weather: 1h}", "{wether: 1h}"), "wether", "'wether'"),
-    "arguments where there are none": (WHOLE.replace("{Count: }", "{Count: {of: 1}}"), "Count: {of", "takes no 'of'"),
+    "arguments where there are none": (
+        WHOLE.replace("{Count: }", "{Count: {of: 1}}"),
+        "Count: {of",
+        "takes no 'of'",
+    ),
     "a variable without a value": (
         WHOLE.replace("lake.texts", '"{{ env.NO_SUCH_VARIABLE }}"'),
         "NO_SUCH_VARIABLE",
         "has no value",
     ),
-    "no input": (WHOLE.replace("- input_stream: lake.texts\n        as: texts", "- filter: k"), "filter: k", "input"),
+    "no input": (
+        WHOLE.replace("- input_stream: lake.texts\n        as: texts", "- filter: k"),
+        "filter: k",
+        "input",
+    ),
     "a dataset twice": (
-        WHOLE.replace("  airports:", "  planes: {input: lake.p, key: k, partitions: 1}\n  airports:"),
+        WHOLE.replace(
+            "  airports:", "  planes: {input: lake.p, key: k, partitions: 1}\n  airports:"
+        ),
         "planes: {input",
         "the key 'planes' is given twice, first in line 4",
     ),
     "a key twice in a step": (
-        WHOLE.replace("  filter: dep_delay > 0", "  filter: dep_delay > 0\n        filter: dep_delay > 1"),
+        WHOLE.replace(
+            "  filter: dep_delay > 0", "  filter: dep_delay > 0\n        filter: dep_delay > 1"
+        ),
         "filter: dep_delay > 1",
         "the key 'filter' is given twice",
     ),
-    "a key twice in one line": (WHOLE.replace("{Count: }", "{Count: , Count: }"), "Count: , Count", "'Count' is given"),
+    "a key twice in one line": (
+        WHOLE.replace("{Count: }", "{Count: , Count: }"),
+        "Count: , Count",
+        "'Count' is given",
+    ),
     "a step's name twice": (WHOLE.replace("as: left", "as: joined"), "as: joined", "'joined'"),
 }
 
@@ -304,7 +392,9 @@ def test_a_mistake_is_told_with_its_line_and_column(mistake: str, tmp_path: Path
     assert f"{line} | " in message, "the lines around it are shown"
 
 
-def test_a_kafka_cluster_is_declared_with_its_topics_and_its_mistakes_are_told(tmp_path: Path) -> None:
+def test_a_kafka_cluster_is_declared_with_its_topics_and_its_mistakes_are_told(
+    tmp_path: Path,
+) -> None:
     from dagster_adjunct.kafka import Json, KafkaTopic, KeyText, kafka_system
 
     topics = "{scans: {KafkaTopic: {key: {KeyText: parcel}, value: {Json: at TIMESTAMP}}}}"
@@ -315,9 +405,14 @@ def test_a_kafka_cluster_is_declared_with_its_topics_and_its_mistakes_are_told(t
     registered = registered_systems()["yard"]
     kafka_system("yard", bootstrap_servers="127.0.0.1:1", topics=declared)
     assert registered_systems()["yard"] is registered, "the same cluster is registered once"
-    for mistake, told in (("bootstrap_server: a", "no 'bootstrap_server'"), ("bootstrap_servers: ''", "no bootstrap")):
+    for mistake, told in (
+        ("bootstrap_server: a", "no 'bootstrap_server'"),
+        ("bootstrap_servers: ''", "no bootstrap"),
+    ):
         with pytest.raises(ComponentError, match=told):
-            component(text.replace("bootstrap_servers: '127.0.0.1:1'", mistake), tmp_path).applications()
+            component(
+                text.replace("bootstrap_servers: '127.0.0.1:1'", mistake), tmp_path
+            ).applications()
 
 
 COMPACT = """
@@ -336,7 +431,10 @@ def test_compact_batches_are_declared_in_yaml_and_refused_with_conditions(tmp_pa
     assert (app.tables["t"].batches.compact, app.tables["t"].batches.size) == (True, 50)
     with pytest.raises(ComponentError, match="compact"):
         component(
-            COMPACT.replace("    key: k\n    batches", "    key: k\n    idempotent: true\n    batches"), tmp_path
+            COMPACT.replace(
+                "    key: k\n    batches", "    key: k\n    idempotent: true\n    batches"
+            ),
+            tmp_path,
         ).applications()
 
 
@@ -406,17 +504,26 @@ def test_an_application_that_reads_what_nobody_has_written_yet_waits_for_its_run
 
 def test_each_document_of_a_file_is_searched_for_repeated_keys_with_aliases(tmp_path: Path) -> None:
     whole = "type: dagster_adjunct.components.AdjunctComponent\nattributes:\n  bounded_datasets:\n"
-    whole += "    a: &a {input: lake.a, key: k, partitions: 1}\n    b: {<<: *a, input: lake.b}\n    c: *a\n"
+    whole += (
+        "    a: &a {input: lake.a, key: k, partitions: 1}\n    b: {<<: *a, input: lake.b}\n    c:"
+        " *a\n"
+    )
     whole += "  applications:\n    APP: {steps: [{input_stream: lake.in}]}\n"
     text = (
-        whole.replace("APP", "one") + "---\n" + whole.replace("APP", "two").replace("lake.b", "lake.b, input: lake.c")
+        whole.replace("APP", "one")
+        + "---\n"
+        + whole.replace("APP", "two").replace("lake.b", "lake.b, input: lake.c")
     )
     (tmp_path / "defs.yaml").write_text(text)
     context = ComponentTree.for_test().load_context
     model = AdjunctComponent.get_model_cls()
     one, two = parse_yamls_with_source_position(text, str(tmp_path / "defs.yaml"))
-    in_one, in_two = (context.with_source_position_tree(each.source_position_tree) for each in (one, two))
-    assert list(AdjunctComponent.load(model.model_validate(one.value["attributes"]), in_one).applications()) == ["one"]
+    in_one, in_two = (
+        context.with_source_position_tree(each.source_position_tree) for each in (one, two)
+    )
+    assert list(
+        AdjunctComponent.load(model.model_validate(one.value["attributes"]), in_one).applications()
+    ) == ["one"]
     with pytest.raises(ComponentError, match="the key 'input' is given twice") as caught:
         AdjunctComponent.load(model.model_validate(two.value["attributes"]), in_two)
     assert str(caught.value).startswith(f"{tmp_path / 'defs.yaml'}:14:")
@@ -434,8 +541,14 @@ def test_what_the_schema_refuses_is_told_of_the_form_that_is_meant() -> None:
 
     schema = AdjunctComponent.get_model_cls().model_json_schema()
     check = Draft202012Validator(schema)
-    steps = [{"input_stream": "lake.a"}, {"join": {"table": "b", "bie": "k"}}, {"send_to": ["lake.c"]}]
-    errors = list(check.iter_errors({"applications": {"a": {"steps": steps}}, "tables": {"t": {"keys": "k"}}}))
+    steps = [
+        {"input_stream": "lake.a"},
+        {"join": {"table": "b", "bie": "k"}},
+        {"send_to": ["lake.c"]},
+    ]
+    errors = list(
+        check.iter_errors({"applications": {"a": {"steps": steps}}, "tables": {"t": {"keys": "k"}}})
+    )
     found = sorted(("/".join(map(str, error.absolute_path)), error.message) for error in errors)
     places = ["applications/a/steps/1/join", "applications/a/steps/2/send_to", "tables/t"]
     assert sorted({place for place, _ in found}) == places
@@ -542,8 +655,14 @@ def test_conditions_are_declared_in_yaml_too() -> None:
     assert [dataset.automation_condition for dataset in app.datasets] == [new_version(), stale()]
     sensors = made.build_defs(ComponentTree.for_test().load_context).sensors or ()
     assert "shop_automation" in {sensor.name for sensor in sensors}
-    nightly = component(AUTOMATED.replace("{new_records: }", "\"{{ dg.AutomationCondition.on_cron('0 3 * * *') }}\""))
-    assert nightly.applications()["shop"].automation_condition == dg.AutomationCondition.on_cron("0 3 * * *")
+    nightly = component(
+        AUTOMATED.replace(
+            "{new_records: }", "\"{{ dg.AutomationCondition.on_cron('0 3 * * *') }}\""
+        )
+    )
+    assert nightly.applications()["shop"].automation_condition == dg.AutomationCondition.on_cron(
+        "0 3 * * *"
+    )
 
 
 def test_an_application_is_found_whatever_its_name_and_else_by_it() -> None:
@@ -574,7 +693,9 @@ applications:
 def test_what_a_missing_column_means_is_declared_in_yaml_with_quotes(tmp_path: Path) -> None:
     for rule, declared in (('"null"', "null"), ('{note: "null"}', {"note": "null"})):
         (dataset,) = component(FOLLOWED.replace("RULE", rule)).application().datasets
-        assert dataset.following.changes == DebeziumEnvelope("id BIGINT, note STRING", on_missing=declared)
+        assert dataset.following.changes == DebeziumEnvelope(
+            "id BIGINT, note STRING", on_missing=declared
+        )
     for rule in ("null", "{note: null}", "{nte: keep}"):
         with pytest.raises(ComponentError, match="on_missing"):
             component(FOLLOWED.replace("RULE", rule), tmp_path).application()
@@ -594,14 +715,18 @@ applications:
 
 def test_days_of_a_zone_are_declared_in_yaml_too(tmp_path: Path) -> None:
     (rates,) = component(DAYS).applications()["shop"].datasets
-    assert rates.versions == VersionPartitions("day", start="2026-11-01", timezone="Pacific/Auckland")
+    assert rates.versions == VersionPartitions(
+        "day", start="2026-11-01", timezone="Pacific/Auckland"
+    )
     mistyped = component(DAYS.replace("Auckland", "Aukland"), tmp_path)
     with pytest.raises(ComponentError, match=r"defs.yaml:8:68: .*timezone"):
         mistyped.build_defs(ComponentTree.for_test().load_context)
 
 
 @pytest.mark.parametrize("line", [4, 9])
-def test_a_condition_that_nothing_answers_is_told_with_the_line_of_what_has_it(line: int, tmp_path: Path) -> None:
+def test_a_condition_that_nothing_answers_is_told_with_the_line_of_what_has_it(
+    line: int, tmp_path: Path
+) -> None:
     right, wrong = ("new_version", "stale") if line == 4 else ("new_records", "new_version")
     made = component(AUTOMATED.replace(f"{{{right}: }}", f"{{{wrong}: }}"), tmp_path)
     with pytest.raises(ComponentError, match=rf"defs.yaml:{line}:") as caught:
@@ -621,9 +746,18 @@ def test_an_example_is_appended_to_a_file_whatever_its_last_line(tmp_path: Path)
 
 @pytest.mark.long  # docs/components.md does the same as written, in test_docs.py
 def test_a_project_of_dagsters_own_has_a_green_run_of_what_is_scaffolded(tmp_path: Path) -> None:
-    """`create-dagster`, `dg scaffold defs`, `dg check`, `dg list`, `dg launch`, as a user types them."""
-    environment = {**os.environ, "DAGSTER_DISABLE_TELEMETRY": "1", "PYTHONPATH": "src", "COLUMNS": "200"}
-    environment = {name: value for name, value in environment.items() if not name.startswith("ADJUNCT_")}
+    """`create-dagster`, `dg scaffold defs`, `dg check`, `dg list`, `dg launch`, as a user types
+    them.
+    """
+    environment = {
+        **os.environ,
+        "DAGSTER_DISABLE_TELEMETRY": "1",
+        "PYTHONPATH": "src",
+        "COLUMNS": "200",
+    }
+    environment = {
+        name: value for name, value in environment.items() if not name.startswith("ADJUNCT_")
+    }
     environment["DAGSTER_HOME"] = str(tmp_path / "home")
     (tmp_path / "home").mkdir()
     project = tmp_path / "shop"
@@ -652,7 +786,9 @@ def test_a_project_of_dagsters_own_has_a_green_run_of_what_is_scaffolded(tmp_pat
     assert "loaded successfully" in typed("dg", "check", "defs", "--no-check-yaml")
     typed("dg", "launch", "--job", "orders")
     found = json.loads(typed("adjunct", "table", "get", "spending", "ann", "--json"))
-    assert {"customer": "ann", "town": "Leeds", "spent": 1.5}.items() <= json.loads(json.dumps(found))["record"].items()
+    assert {"customer": "ann", "town": "Leeds", "spent": 1.5}.items() <= json.loads(
+        json.dumps(found)
+    )["record"].items()
     text = (folder / "defs.yaml").read_text()
     (folder / "defs.yaml").write_text(text.replace("broadcast: true", "broadcas: true"))
     assert "defs.yaml:6" in typed("dg", "check", "yaml", code=1)

@@ -67,7 +67,9 @@ stop_session(session)
 
 def start(*arguments: str) -> subprocess.Popen[str]:
     environment = {**without_kept_processes(os.environ), "ADJUNCT_LAKE_SHARED": "true"}
-    return subprocess.Popen([sys.executable, *arguments], env=environment, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        [sys.executable, *arguments], env=environment, cwd=ROOT, stdout=subprocess.PIPE, text=True
+    )
 
 
 def run(folder: Path, url: str, name: str) -> subprocess.Popen[str]:
@@ -111,7 +113,9 @@ def test_a_client_of_a_server_has_the_results_of_the_oracle(tmp_path: Path) -> N
 @pytest.mark.spark
 @pytest.mark.server
 @pytest.mark.long
-def test_clients_at_once_have_their_tables_to_themselves_and_later_ones_go_on(tmp_path: Path) -> None:
+def test_clients_at_once_have_their_tables_to_themselves_and_later_ones_go_on(
+    tmp_path: Path,
+) -> None:
     lakes = [filled(tmp_path / name) for name in ("first", "second")]
     with connect_server(tmp_path, "local[2]") as server:
         runs = [run(tmp_path / name, server.url, "order_totals") for name in ("first", "second")]
@@ -199,8 +203,12 @@ def test_a_server_that_does_not_answer_may_do_so_later() -> None:
 @pytest.mark.long
 def test_a_server_that_demands_a_token_has_clients_with_it_only(tmp_path: Path) -> None:
     code = f"import sys; from {connected.__name__} import open_session; open_session(sys.argv[1])"
-    with connect_server(tmp_path, "local[1]", {"spark.connect.authenticate.token": "secret"}) as server:
-        answers = [start("-c", code, server.url + part).communicate()[0] for part in ("", "/;token=secret")]
+    with connect_server(
+        tmp_path, "local[1]", {"spark.connect.authenticate.token": "secret"}
+    ) as server:
+        answers = [
+            start("-c", code, server.url + part).communicate()[0] for part in ("", "/;token=secret")
+        ]
     refused, answered = answers
     assert "spark.master" in refused
     assert "token" in refused
@@ -215,13 +223,21 @@ def test_nothing_is_submitted_to_such_a_server() -> None:
 
 def test_rate_limits_are_refused_on_a_server_elsewhere(tmp_path: Path) -> None:
     """Its tasks would have to reach this process."""
-    limited = SqliteTable(path=tmp_path / "t.sqlite", table="t", key="id", columns={"id": "bigint"}, create=True)
+    limited = SqliteTable(
+        path=tmp_path / "t.sqlite", table="t", key="id", columns={"id": "bigint"}, create=True
+    )
     app = Application("limited")
     app.input_stream("lake.calls").select("id").send_to(
-        app.table(RemoteTable("t", key="id", write_function=limited, rate_limit=RateLimit(writes_per_second=10)))
+        app.table(
+            RemoteTable(
+                "t", key="id", write_function=limited, rate_limit=RateLimit(writes_per_second=10)
+            )
+        )
     )
     conf: dict[str, str] = {"spark.driver.host": "127.0.0.1"}
-    session: Any = type("SparkSession", (), {"__module__": "pyspark.sql.connect.session", "conf": conf})()
+    session: Any = type(
+        "SparkSession", (), {"__module__": "pyspark.sql.connect.session", "conf": conf}
+    )()
     check_credits(session, app)
     conf["spark.driver.host"] = "connect.example.com"
     with pytest.raises(ConfigurationError) as refused:

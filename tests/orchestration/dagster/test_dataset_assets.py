@@ -1,4 +1,6 @@
-"""Bounded datasets as assets: what a run reports of the versions that it published, refused or found."""
+"""Bounded datasets as assets: what a run reports of the versions that it published, refused or
+found.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +14,23 @@ from dagster import AssetKey
 
 from dagster_adjunct import bounded_dataset
 from dagster_adjunct.assets.declaration.dataset import version_set
-from dagster_adjunct.assets.validation.validators import Candidate, custom, min_rows, row_count_within, unique_keys
+from dagster_adjunct.assets.validation.validators import (
+    Candidate,
+    custom,
+    min_rows,
+    row_count_within,
+    unique_keys,
+)
 from dagster_adjunct.resources.errors import ConfigurationError
-from tests.orchestration.dagster.lab import APPLES, SCHEMA, FinishedRun, Lab, check_of, key_of, running_lab
+from tests.orchestration.dagster.lab import (
+    APPLES,
+    SCHEMA,
+    FinishedRun,
+    Lab,
+    check_of,
+    key_of,
+    running_lab,
+)
 
 ITEMS = bounded_dataset(
     "items",
@@ -90,7 +106,8 @@ def test_a_rejected_version_fails_its_check_and_the_previous_one_stays_in_use(la
     ((told, event),) = finished.rejections
     assert told is not None
     assert told.startswith(
-        f"dataset items: version 'v2' ({rejected['id']}) is rejected, version {first} stays served: "
+        f"dataset items: version 'v2' ({rejected['id']}) is rejected, version {first} stays"
+        " served: "
     )
     assert (event["adjunct/rejected_version"], event["adjunct/served"]) == (rejected["id"], first)
     assert [verdict["name"] for verdict in event["adjunct/verdicts"]] == ["min_rows"]
@@ -143,7 +160,10 @@ def test_an_unchanged_dataset_is_observed_and_downstream_assets_still_run(lab: L
         assert used is not None
         assert used.asset_materialization is not None
         tags = used.asset_materialization.tags or {}
-        assert tags["dagster/input_data_version/datasets/items_dataset"] == first.made["items"]["data version"]
+        assert (
+            tags["dagster/input_data_version/datasets/items_dataset"]
+            == first.made["items"]["data version"]
+        )
 
 
 @pytest.mark.lengthy
@@ -151,12 +171,17 @@ def test_what_a_validator_warns_of_is_in_the_runs_log(lab: Lab) -> None:
     lab.deliver("items", APPLES, "v1")
     lab.deliver("items", [*APPLES, *[(str(number), "", 1) for number in range(9)]], "v2")
     finished = lab.advance(ITEMS)
-    assert "30 dataset items: version 'v2': row_count_within: 11 rows, +450.0% of the 2 of version" in finished.log
+    assert (
+        "30 dataset items: version 'v2': row_count_within: 11 rows, +450.0% of the 2 of version"
+        in finished.log
+    )
     assert finished.made["items"]["adjunct/name"] == "v2"
 
 
 @pytest.mark.lengthy
-def test_a_rejected_first_version_materializes_nothing_and_skips_downstream_assets(lab: Lab) -> None:
+def test_a_rejected_first_version_materializes_nothing_and_skips_downstream_assets(
+    lab: Lab,
+) -> None:
     lab.deliver("items", APPLES[:1], "v1")
     finished = lab.advance(ITEMS)
     assert finished.success
@@ -207,7 +232,10 @@ def test_what_an_operator_did_is_reported_by_the_next_run(lab: Lab) -> None:
         versions.append(lab.advance(ITEMS).made["items"]["data version"])
     lab.store("items").rollback(**WHY)
     finished = lab.advance(ITEMS)
-    assert (finished.made["items"]["data version"], finished.made["items"]["adjunct/name"]) == (versions[0], "v1")
+    assert (finished.made["items"]["data version"], finished.made["items"]["adjunct/name"]) == (
+        versions[0],
+        "v1",
+    )
     lab.store("items").pin("v1", **WHY)
     lab.deliver("items", APPLES, "v3")
     pinned = lab.advance(ITEMS).observed["items"]
@@ -238,7 +266,9 @@ def test_checks_selected_alone_are_reported_again_and_nothing_advances(lab: Lab)
     lab.run(defs, key_of(ITEMS))
     lab.deliver("items", APPLES[:1], "v2")
     job = defs.resolve_implicit_global_asset_job_def()
-    subset = job.get_subset(asset_selection=set(), asset_check_selection={check_of(ITEMS, "min_rows")})
+    subset = job.get_subset(
+        asset_selection=set(), asset_check_selection={check_of(ITEMS, "min_rows")}
+    )
     finished = FinishedRun(subset.execute_in_process(instance=lab.instance), lab.instance)
     assert finished.passed == {"items min_rows": True}
     assert finished.made == {}
@@ -281,7 +311,9 @@ def test_the_applications_job_evaluates_the_checks_and_runs_on(lab: Lab) -> None
 
 def test_a_version_set_of_which_one_member_is_declared_is_refused_by_name(lab: Lab) -> None:
     items, _ = version_set("catalogue", ITEMS, PRICES)
-    with pytest.raises(Exception, match=r"dataset 'items' of the version set 'catalogue' and none of its other"):
+    with pytest.raises(
+        Exception, match=r"dataset 'items' of the version set 'catalogue' and none of its other"
+    ):
         lab.definitions(items)
 
 
@@ -291,4 +323,6 @@ def test_a_dataset_with_another_validator_is_another_declaration(lab: Lab) -> No
     lab.deliver("items", APPLES, "v1")
     lab.advance(first)
     finished = lab.advance(second)
-    assert finished.passed == {"items adjunct_accepted": True, "items min_rows": True}, "as it was judged, not anew"
+    assert finished.passed == {"items adjunct_accepted": True, "items min_rows": True}, (
+        "as it was judged, not anew"
+    )

@@ -1,4 +1,6 @@
-"""The sensor and the condition that publish versions of bounded datasets as they are delivered whole."""
+"""The sensor and the condition that publish versions of bounded datasets as they are delivered
+whole.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,9 @@ def sensor_of(lab: Lab, name: str, *datasets: AdjunctDataset, by: str) -> Ticker
 
 
 @BOTH
-def test_a_version_launches_its_dataset_alone_once_every_partition_has_its_marker(lab: Lab, by: str) -> None:
+def test_a_version_launches_its_dataset_alone_once_every_partition_has_its_marker(
+    lab: Lab, by: str
+) -> None:
     sensor = sensor_of(lab, "items_delivered", items, by=by)
     assert sensor.skipped().startswith("No new version; there is no stream 'items'")
     lab.deliver("items", APPLES, None)
@@ -59,12 +63,16 @@ def test_a_version_launches_its_dataset_alone_once_every_partition_has_its_marke
 
 @pytest.mark.lengthy
 @BOTH
-def test_the_run_it_asks_for_publishes_the_version_and_then_there_is_nothing_new(lab: Lab, by: str) -> None:
+def test_the_run_it_asks_for_publishes_the_version_and_then_there_is_nothing_new(
+    lab: Lab, by: str
+) -> None:
     sensor = sensor_of(lab, "items_delivered", items, by=by)
     for number in (1, 2):
         lab.deliver("items", APPLES[:number], f"v{number}")
         request = sensor.asked()
-        job = sensor.defs.resolve_job_def("shop").get_subset(asset_selection=set(request.asset_selection or ()))
+        job = sensor.defs.resolve_job_def("shop").get_subset(
+            asset_selection=set(request.asset_selection or ())
+        )
         assert job.execute_in_process(instance=lab.instance).success
         (ref,) = [ref for ref in lab.store("items").versions() if ref.name == f"v{number}"]
         assert ref.state == "sealed"
@@ -86,7 +94,9 @@ def test_a_version_set_has_one_sensor_that_waits_for_all_its_members(lab: Lab, b
     sensor = sensor_of(lab, "catalogue_delivered", *members, by=by)
     lab.deliver("items", APPLES, "v1")
     lab.deliver("prices", APPLES, None)
-    waits = "items: version v1 is there; prices: the next one waits for lake.prices.0, lake.prices.1"
+    waits = (
+        "items: version v1 is there; prices: the next one waits for lake.prices.0, lake.prices.1"
+    )
     assert sensor.skipped() == f"No new version; {waits}."
     lab.deliver("prices", APPLES, "v1")
     assert sensor.asked().asset_selection == [key_of(member) for member in members]
@@ -94,7 +104,9 @@ def test_a_version_set_has_one_sensor_that_waits_for_all_its_members(lab: Lab, b
 
 @pytest.mark.lengthy
 @BOTH
-def test_a_member_that_had_the_version_before_it_joined_the_set_is_not_waited_for(lab: Lab, by: str) -> None:
+def test_a_member_that_had_the_version_before_it_joined_the_set_is_not_waited_for(
+    lab: Lab, by: str
+) -> None:
     prices = bounded_dataset("prices", input="lake.prices", key="item", partitions=2)
     lab.deliver("items", APPLES, "v1")
     assert lab.advance(items).success
@@ -106,7 +118,9 @@ def test_a_member_that_had_the_version_before_it_joined_the_set_is_not_waited_fo
 @BOTH
 def test_files_are_delivered_too(lab: Lab, tmp_path: Path, by: str) -> None:
     folder = tmp_path / "labels"
-    labels = bounded_dataset("labels", input=FileSource(str(folder), "csv", SCHEMA), key="item", broadcast=True)
+    labels = bounded_dataset(
+        "labels", input=FileSource(str(folder), "csv", SCHEMA), key="item", broadcast=True
+    )
     sensor = sensor_of(lab, "labels_delivered", labels, by=by)
     sensor.skipped()
     (folder / "v1").mkdir(parents=True)
@@ -119,38 +133,58 @@ def test_files_are_delivered_too(lab: Lab, tmp_path: Path, by: str) -> None:
 def instance(tmp_path: Path) -> Iterator[DagsterInstance]:
     """An instance that stores which sensors are on."""
     (tmp_path / "home").mkdir()
-    with DagsterInstance.local_temp(str(tmp_path / "home"), {"telemetry": {"enabled": False}}) as instance:
+    with DagsterInstance.local_temp(
+        str(tmp_path / "home"), {"telemetry": {"enabled": False}}
+    ) as instance:
         yield instance
 
 
 class All:
-    """Sensors of an application that are on, or the conditions that ask the same; runs count as in progress.
+    """Sensors of an application that are on, or the conditions that ask the same; runs count as in
+    progress.
 
-    Sensors are asked in turn, as the daemon asks them; conditions of all assets are evaluated in one tick.
+    Sensors are asked in turn, as the daemon asks them; conditions of all assets are evaluated in
+    one tick.
     """
 
     def __init__(
-        self, lab: Lab, instance: DagsterInstance, *on: str, datasets: tuple[AdjunctDataset, ...], by: str = "sensor"
+        self,
+        lab: Lab,
+        instance: DagsterInstance,
+        *on: str,
+        datasets: tuple[AdjunctDataset, ...],
+        by: str = "sensor",
     ) -> None:
         self.lab, self.instance = lab, instance
         app = shop(*datasets)
         if by == "condition":
             options = {"translator": Automated(app, *on), "spark": NO_SPARK}
-            self.tickers = {"shop_automation": Ticker(lab.lake, app, instance, "shop_automation", **options)}
+            self.tickers = {
+                "shop_automation": Ticker(lab.lake, app, instance, "shop_automation", **options)
+            }
         else:
-            self.tickers = {name: Ticker(lab.lake, app, instance, name, spark=NO_SPARK) for name in on}
+            self.tickers = {
+                name: Ticker(lab.lake, app, instance, name, spark=NO_SPARK) for name in on
+            }
             switch_on(instance, *on)
 
     def look(self) -> list[list[str]]:
-        """Return the assets of each run that is launched in one look of each sensor, or in one tick of conditions."""
+        """Return the assets of each run that is launched in one look of each sensor, or in one
+        tick of conditions.
+        """
         launched = []
         for ticker in self.tickers.values():
             answer = ticker.tick()
             if isinstance(answer, RunRequest):
-                keys = answer.asset_selection or ticker.defs.resolve_job_def("shop").asset_layer.selected_asset_keys
+                keys = (
+                    answer.asset_selection
+                    or ticker.defs.resolve_job_def("shop").asset_layer.selected_asset_keys
+                )
                 launched.append(sorted(key.path[-1] for key in keys))
                 self.instance.add_run(
-                    DagsterRun("shop", status=DagsterRunStatus.STARTED, asset_selection=frozenset(keys))
+                    DagsterRun(
+                        "shop", status=DagsterRunStatus.STARTED, asset_selection=frozenset(keys)
+                    )
                 )
         return launched
 
@@ -172,7 +206,13 @@ PAIR = (MENU, items)
 def test_one_run_for_records_takes_all_that_is_delivered_with_them(
     lab: Lab, instance: DagsterInstance, turn: int, by: str
 ) -> None:
-    names = ["items_delivered", "menu_delivered", "shop_new_records", "shop_startpoints", "shop_restart"][::turn]
+    names = [
+        "items_delivered",
+        "menu_delivered",
+        "shop_new_records",
+        "shop_startpoints",
+        "shop_restart",
+    ][::turn]
     sensors = All(lab, instance, *names, datasets=PAIR, by=by)
     for name in ("items", "menu"):
         lab.deliver(name, APPLES, "v1")
@@ -196,7 +236,9 @@ def test_without_records_one_run_takes_what_is_delivered_of_all_datasets(
         launched = [run for _ in range(3) for run in sensors.look()]
         assert launched == [["items_dataset", "menu_dataset"]]
         sensors.end()
-        assert [lab.store(name).require_current().sealed.name for name in ("items", "menu")] == [f"v{number}"] * 2
+        assert [lab.store(name).require_current().sealed.name for name in ("items", "menu")] == [
+            f"v{number}"
+        ] * 2
         assert sensors.look() == []
 
 
@@ -223,7 +265,9 @@ def test_what_is_delivered_later_is_launched_though_the_first_run_got_nowhere(
     assert sensors.look() == [["items_dataset", "menu_dataset"]]
 
 
-def test_what_stands_in_the_way_of_another_dataset_holds_nothing_back(lab: Lab, instance: DagsterInstance) -> None:
+def test_what_stands_in_the_way_of_another_dataset_holds_nothing_back(
+    lab: Lab, instance: DagsterInstance
+) -> None:
     sensors = All(lab, instance, "menu_delivered", "items_delivered", datasets=PAIR)
     lab.deliver("items", APPLES, "v1")
     assert sensors.look() == [["items_dataset"]]
@@ -236,7 +280,9 @@ def test_what_stands_in_the_way_of_another_dataset_holds_nothing_back(lab: Lab, 
 
 def test_what_is_not_delivered_has_no_such_sensor() -> None:
     schema = Schema.of(item="string", label="string")
-    asked = bounded_dataset("asked", input=QuerySource("SELECT 1", schema), key="item", broadcast=True)
+    asked = bounded_dataset(
+        "asked", input=QuerySource("SELECT 1", schema), key="item", broadcast=True
+    )
     followed = unbounded_dataset("followed", input="lake.followed", key="item", broadcast=True)
     defs = build_definitions(shop(items, asked, followed))
     assert {sensor.name for sensor in defs.sensors or ()} == {

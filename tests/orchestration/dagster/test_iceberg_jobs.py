@@ -1,4 +1,6 @@
-"""The job that hands change streams' tables over to Iceberg: with their deltas, registered once, on a schedule."""
+"""The job that hands change streams' tables over to Iceberg: with their deltas, registered once,
+on a schedule.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,11 @@ duckdb = pytest.importorskip("duckdb")
 pytest.importorskip("pyiceberg.catalog.sql")
 
 PRICES = unbounded_dataset(
-    "prices", input="lake.prices", key="item", partitions=2, compaction=DeltaCompaction(inside_commit=False)
+    "prices",
+    input="lake.prices",
+    key="item",
+    partitions=2,
+    compaction=DeltaCompaction(inside_commit=False),
 )
 TABLES = {"prices": IcebergTable("reference.prices", catalog="lakehouse")}
 
@@ -36,8 +42,10 @@ def lab(tmp_path: Path) -> Iterator[Lab]:
 @pytest.fixture
 def catalog(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     for name, value in {
-        "TYPE": "sql", "URI": f"sqlite:///{tmp_path}/catalog.db", "WAREHOUSE": str(tmp_path / "warehouse")
-    }.items():  # fmt: skip
+        "TYPE": "sql",
+        "URI": f"sqlite:///{tmp_path}/catalog.db",
+        "WAREHOUSE": str(tmp_path / "warehouse"),
+    }.items():
         monkeypatch.setenv(f"PYICEBERG_CATALOG__LAKEHOUSE__{name}", value)
     configured(monkeypatch)
     opened = TABLES["prices"].open()
@@ -45,7 +53,9 @@ def catalog(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     return opened
 
 
-def definitions(lab: Lab, *datasets: AdjunctDataset, tables: dict[str, IcebergTable]) -> Definitions:
+def definitions(
+    lab: Lab, *datasets: AdjunctDataset, tables: dict[str, IcebergTable]
+) -> Definitions:
     app = Application("shop")
     app.input_stream("lake.orders").send_to(app.output_stream("lake.copy", partitions=1))
     for dataset in datasets:
@@ -53,9 +63,13 @@ def definitions(lab: Lab, *datasets: AdjunctDataset, tables: dict[str, IcebergTa
     return build_definitions(app, lake=lab.lake.url, spark=NO_SPARK, iceberg=tables)
 
 
-def hand_over(lab: Lab, *datasets: AdjunctDataset, tables: dict[str, IcebergTable] = TABLES) -> FinishedRun:
+def hand_over(
+    lab: Lab, *datasets: AdjunctDataset, tables: dict[str, IcebergTable] = TABLES
+) -> FinishedRun:
     job = definitions(lab, *datasets, tables=tables).resolve_job_def("shop_iceberg")
-    return FinishedRun(job.execute_in_process(instance=lab.instance, raise_on_error=False), lab.instance)
+    return FinishedRun(
+        job.execute_in_process(instance=lab.instance, raise_on_error=False), lab.instance
+    )
 
 
 def in_table(catalog: Any) -> list[tuple[Any, ...]]:
@@ -66,7 +80,9 @@ def in_table(catalog: Any) -> list[tuple[Any, ...]]:
 
 
 @pytest.mark.lengthy
-def test_what_is_new_is_registered_with_its_deltas_and_what_is_there_is_left_alone(lab: Lab, catalog: Any) -> None:
+def test_what_is_new_is_registered_with_its_deltas_and_what_is_there_is_left_alone(
+    lab: Lab, catalog: Any
+) -> None:
     lab.deliver("prices", APPLES, None)
     lab.advance(PRICES)
     lab.deliver("prices", [("a", "Apricots", 9), ("z", "Zucchini", 1)], None)
@@ -77,7 +93,11 @@ def test_what_is_new_is_registered_with_its_deltas_and_what_is_there_is_left_alo
     assert in_table(catalog) == sorted(rows.values())
     observed = finished.observed["prices"]["adjunct/iceberg"]
     served = lab.store("prices").require_current()
-    assert (observed["table"], observed["version"], observed["new"]) == ("reference.prices", served.version, True)
+    assert (observed["table"], observed["version"], observed["new"]) == (
+        "reference.prices",
+        served.version,
+        True,
+    )
     assert len(served.sealed.generations) == 2
     again = hand_over(lab, PRICES)
     assert again.success
@@ -87,7 +107,9 @@ def test_what_is_new_is_registered_with_its_deltas_and_what_is_there_is_left_alo
 
 
 @pytest.mark.lengthy
-def test_the_job_continues_after_a_failing_dataset_and_skips_one_without_a_version(lab: Lab, catalog: Any) -> None:
+def test_the_job_continues_after_a_failing_dataset_and_skips_one_without_a_version(
+    lab: Lab, catalog: Any
+) -> None:
     lab.deliver("prices", APPLES, None)
     lab.advance(PRICES)
     lost, absent = (replace(PRICES, name=name, input=f"lake.{name}") for name in ("lost", "absent"))
@@ -106,7 +128,10 @@ def test_the_job_continues_after_a_failing_dataset_and_skips_one_without_a_versi
 
 
 def test_the_schedule_is_off_and_a_table_needs_a_dataset(lab: Lab) -> None:
-    schedules = {schedule.name: schedule for schedule in definitions(lab, PRICES, tables=TABLES).schedules or ()}
+    schedules = {
+        schedule.name: schedule
+        for schedule in definitions(lab, PRICES, tables=TABLES).schedules or ()
+    }
     assert schedules["shop_iceberg_daily"].default_status is DefaultScheduleStatus.STOPPED
     assert schedules["shop_iceberg_daily"].job_name == "shop_iceberg"
     without = definitions(lab, PRICES, tables={})

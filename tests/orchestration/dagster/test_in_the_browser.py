@@ -41,9 +41,16 @@ STARTPOINT = """ops:
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A project as `adjunct new` makes it, changed as its user would, with the first part of its sample data."""
+    """A project as `adjunct new` makes it, changed as its user would, with the first part of its
+    sample data.
+    """
     parent = tmp_path_factory.mktemp("browser")
-    subprocess.run([program("adjunct"), "new", "my-orders", "--yaml"], cwd=parent, check=True, capture_output=True)
+    subprocess.run(
+        [program("adjunct"), "new", "my-orders", "--yaml"],
+        cwd=parent,
+        check=True,
+        capture_output=True,
+    )
     folder = parent / "my-orders"
     file = folder / "my_orders/defs/orders/defs.yaml"
     declared = yaml.safe_load(file.read_text())
@@ -53,7 +60,13 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "automation_condition": {"new_version": None},
     }
     attributes["bounded_datasets"]["stock"] = {
-        "input": {"FileSource": {"url": "stock", "format": "csv", "schema": {"product": "string", "pieces": "int"}}},
+        "input": {
+            "FileSource": {
+                "url": "stock",
+                "format": "csv",
+                "schema": {"product": "string", "pieces": "int"},
+            }
+        },
         "key": "product",
         "broadcast": True,
         "versions": {"VersionPartitions": {"by": "day", "start": DAYS[0]}},
@@ -66,7 +79,9 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / "stock" / day / "stock.csv").write_text("product,pieces\napple,10\nbread,4\n")
         (folder / "stock" / day / "_SUCCESS").touch()
     python = str(Path(program("adjunct")).with_name("python"))
-    subprocess.run([python, "-m", "my_orders.deliver", "1"], cwd=folder, check=True, capture_output=True)
+    subprocess.run(
+        [python, "-m", "my_orders.deliver", "1"], cwd=folder, check=True, capture_output=True
+    )
     return folder
 
 
@@ -104,7 +119,14 @@ def test_the_asset_graph_shows_streams_datasets_outputs_and_the_table(
     page: Page, servers: DagsterServers, backfill: None
 ) -> None:
     page.goto(f"{servers.url}/asset-groups{GROUPS}")
-    for name in ("orders", "products", "products_dataset", "customers_dataset", "priced_orders", "spending"):
+    for name in (
+        "orders",
+        "products",
+        "products_dataset",
+        "customers_dataset",
+        "priced_orders",
+        "spending",
+    ):
         shown(page, name).wait_for()
     page.get_by_role("button", name="Hide navigation").click()
     zoom_out = page.locator("button", has=page.get_by_label("zoom_out"))
@@ -160,7 +182,9 @@ def test_a_delivery_that_conditions_request_and_validation_rejects_fails_checks(
     page.goto(f"{servers.url}/assets/datasets/products_dataset?view=checks")
     shown(page, "adjunct_accepted").click()
     shown(page, "min_rows: 1 row, expected 2 or more").wait_for()
-    page.get_by_text("Failed", exact=True).nth(2).wait_for()  # of both checks, and of the chosen one's evaluation
+    page.get_by_text("Failed", exact=True).nth(
+        2
+    ).wait_for()  # of both checks, and of the chosen one's evaluation
     keep_screenshot(page, "failed-check")
     page.goto(f"{servers.url}/assets/datasets/products_dataset?view=automation")
     shown(page, "Requested").wait_for()
@@ -169,7 +193,9 @@ def test_a_delivery_that_conditions_request_and_validation_rejects_fails_checks(
 
 
 @pytest.mark.long  # without a browser: test_partitioned_datasets.py
-def test_a_backfill_of_two_days_materializes_both(page: Page, servers: DagsterServers, backfill: None) -> None:
+def test_a_backfill_of_two_days_materializes_both(
+    page: Page, servers: DagsterServers, backfill: None
+) -> None:
     ended(servers, "__ASSET_JOB", tag="dagster/backfill")
     page.goto(f"{servers.url}/assets/datasets/stock_dataset?view=partitions")
     shown(page, "Materialized (2)").wait_for()
@@ -179,7 +205,9 @@ def test_a_backfill_of_two_days_materializes_both(page: Page, servers: DagsterSe
 
 
 def shown(page: Page, text: str) -> Locator:
-    """Return the first place where the page shows exactly this text; the UI also has hidden copies to measure."""
+    """Return the first place where the page shows exactly this text; the UI also has hidden
+    copies to measure.
+    """
     return page.get_by_text(text, exact=True).filter(visible=True).first
 
 
@@ -196,7 +224,11 @@ def ended(servers: DagsterServers, job: str, *, besides: str = "", tag: str | No
     def found() -> tuple[str, dict[str, Any]] | None:
         for run_id, run in servers.runs().items():
             is_meant = run["jobName"] == job and run_id != besides
-            if is_meant and (tag is None or any(one["key"] == tag for one in run["tags"])) and run["status"] in DONE:
+            if (
+                is_meant
+                and (tag is None or any(one["key"] == tag for one in run["tags"]))
+                and run["status"] in DONE
+            ):
                 return run_id, run
         return None
 

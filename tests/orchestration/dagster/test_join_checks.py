@@ -1,4 +1,6 @@
-"""What the assets of an application show besides its data: match rates of joins, rules of validators, declarations."""
+"""What the assets of an application show besides its data: match rates of joins, rules of
+validators, declarations.
+"""
 
 from __future__ import annotations
 
@@ -69,7 +71,9 @@ def application() -> Application:
 
 
 def run(lab: Lab, counters: dict[str, dict[str, int]]) -> FinishedRun:
-    report = StepReport(1, True, counters, {}, {"work": 1.25}, ApplicationState(batch=len(counters)))
+    report = StepReport(
+        1, True, counters, {}, {"work": 1.25}, ApplicationState(batch=len(counters))
+    )
     for name in ("items", "other"):
         lab.deliver(name, APPLES, f"v{len(counters)}")
     with steps_run_by(lambda context: report):
@@ -92,14 +96,21 @@ def test_a_join_has_a_check_of_its_match_rate_which_fails_below_what_is_declared
         "no minimum is declared of other"
     )
     facts = plain(finished.checks["copy match_rate_items"].metadata)
-    assert (facts["adjunct/match_rate"], facts["adjunct/unmatched"], facts["adjunct/min_match_rate"]) == (0.9, 20, 0.9)
+    assert (
+        facts["adjunct/match_rate"],
+        facts["adjunct/unmatched"],
+        facts["adjunct/min_match_rate"],
+    ) == (0.9, 20, 0.9)
     assert finished.made["copy"]["adjunct/unmatched/join-2-items"] == 20
     assert finished.made["copy"]["adjunct/seconds/work"] == 1.25
 
     finished = run(lab, {"join-2-items": {"rows": 200, "unmatched": 21}, "a": {}, "b": {}})
     failed = finished.checks["copy match_rate_items"]
     assert (failed.passed, failed.severity.value) == (False, "ERROR")
-    assert failed.description == "89.50% of 200 records matched an entry of items; at least 90.0% is required"
+    assert (
+        failed.description
+        == "89.50% of 200 records matched an entry of items; at least 90.0% is required"
+    )
     assert finished.success
     assert "did not yield" not in finished.log
 
@@ -117,7 +128,9 @@ def test_outputs_can_be_asked_for_without_their_checks_and_checks_without_a_batc
     with steps_run_by(lambda context: one):
         finished = FinishedRun(bare.execute_in_process(instance=lab.instance), lab.instance)
     assert (finished.success, finished.checks) == (True, {})
-    alone = job.get_subset(asset_selection=set(), asset_check_selection={AssetCheckKey(COPY, "match_rate_items")})
+    alone = job.get_subset(
+        asset_selection=set(), asset_check_selection={AssetCheckKey(COPY, "match_rate_items")}
+    )
     with steps_run_by(no_batches):
         finished = FinishedRun(alone.execute_in_process(instance=lab.instance), lab.instance)
     assert (finished.success, finished.made) == (True, {})
@@ -125,7 +138,9 @@ def test_outputs_can_be_asked_for_without_their_checks_and_checks_without_a_batc
 
 def test_a_joins_check_stands_on_the_first_output_that_its_records_reach() -> None:
     graph = build_definitions(application()).resolve_asset_graph()
-    assert {(key.asset_key.path[-1], key.name) for key in graph.asset_check_keys if "match" in key.name} == {
+    assert {
+        (key.asset_key.path[-1], key.name) for key in graph.asset_check_keys if "match" in key.name
+    } == {
         ("copy", "match_rate_items"),
         ("copy", "match_rate_other"),
         ("copy", "match_rate_join_4_other"),
@@ -147,11 +162,19 @@ def test_a_check_has_its_rule_and_threshold_before_and_after_it_is_evaluated(lab
     finished = lab.advance(ITEMS)
     metadata = plain(finished.checks["items row_count_within"].metadata)
     assert metadata["adjunct/rule"] == "row_count_within(fraction=0.5, minimum_rows=3)"
-    assert (metadata["adjunct/fraction"], metadata["adjunct/minimum_rows"], metadata["adjunct/rows"]) == (0.5, 3, 2)
+    assert (
+        metadata["adjunct/fraction"],
+        metadata["adjunct/minimum_rows"],
+        metadata["adjunct/rows"],
+    ) == (0.5, 3, 2)
     specs = {
-        spec.name: spec for asset in lab.definitions(ITEMS).assets or () for spec in getattr(asset, "check_specs", ())
+        spec.name: spec
+        for asset in lab.definitions(ITEMS).assets or ()
+        for spec in getattr(asset, "check_specs", ())
     }
-    assert str(specs["row_count_within"].description).startswith("row_count_within(fraction=0.5, minimum_rows=3): eval")
+    assert str(specs["row_count_within"].description).startswith(
+        "row_count_within(fraction=0.5, minimum_rows=3): eval"
+    )
     assert specs["no_nulls_label"].metadata["adjunct/severity"] == "warn"
 
 

@@ -1,4 +1,6 @@
-"""A key-value table as a Dagster resource: made where it is not there, used in assets, its secrets kept away."""
+"""A key-value table as a Dagster resource: made where it is not there, used in assets, its
+secrets kept away.
+"""
 
 import pickle
 import subprocess
@@ -10,8 +12,16 @@ import pytest
 from dagster import DagsterInstance, Definitions, EnvVar, MaterializeResult, asset, materialize
 
 from dagster_adjunct.code_location import KeyValueTableResource
-from dagster_adjunct.key_value import KeyValueTableConfiguration, KeyValueTableManager, TextSerializer
-from dagster_adjunct.resources.errors import ConfigurationError, KeyValueTableExistsError, LakeNotFoundError
+from dagster_adjunct.key_value import (
+    KeyValueTableConfiguration,
+    KeyValueTableManager,
+    TextSerializer,
+)
+from dagster_adjunct.resources.errors import (
+    ConfigurationError,
+    KeyValueTableExistsError,
+    LakeNotFoundError,
+)
 from dagster_adjunct.resources.objects.lake import open_lake
 from tests.servers.postgres import GUARDED_PASSWORD, GUARDED_USER, PostgresServer
 
@@ -26,7 +36,9 @@ def counted(counters: KeyValueTableResource) -> MaterializeResult[Any]:
             table.replace("runs", {"n": before.value["n"] + 1}, before.version, family="plant")
         entry = table.get("runs", family="plant")
         assert entry is not None
-        return MaterializeResult(metadata={"n": entry.value["n"], "told": f"{table!r} {counters!r}"})
+        return MaterializeResult(
+            metadata={"n": entry.value["n"], "told": f"{table!r} {counters!r}"}
+        )
 
 
 def runs_of(resource: KeyValueTableResource, instance: DagsterInstance | None = None) -> int:
@@ -70,7 +82,9 @@ def test_a_code_location_with_a_table_is_loaded_offline(tmp_path: Path) -> None:
         partitions=2,
         backend={"backend": "postgres", "dsn_env": EnvVar("PLANT_DSN")},
     )
-    Definitions(assets=[counted], resources={"counters": resource}).resolve_implicit_global_asset_job_def()
+    Definitions(
+        assets=[counted], resources={"counters": resource}
+    ).resolve_implicit_global_asset_job_def()
     assert resource.backend == {"backend": "postgres", "dsn_env": "PLANT_DSN"}
 
 
@@ -82,7 +96,9 @@ def test_a_code_location_with_a_table_is_loaded_offline(tmp_path: Path) -> None:
     ],
 )
 def test_a_secret_in_the_place_of_a_name_is_refused_and_not_shown(settings: dict[str, Any]) -> None:
-    with pytest.raises(ConfigurationError, match="is not the name of an environment variable") as refused:
+    with pytest.raises(
+        ConfigurationError, match="is not the name of an environment variable"
+    ) as refused:
         KeyValueTableResource(scope="plant", table="counters", **settings)
     assert "secret" not in str(refused.value)
     assert "se-cret" not in str(refused.value)
@@ -95,7 +111,10 @@ def test_serializers_have_names() -> None:
 
 
 def test_no_secret_of_a_table_is_stored_by_a_run_or_in_the_lake(
-    postgres_server: PostgresServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    postgres_server: PostgresServer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setenv("PLANT_SECRET", postgres_server.dsn(GUARDED_USER, GUARDED_PASSWORD))
     postgres_server.execute("DROP SCHEMA IF EXISTS counted CASCADE")
@@ -111,7 +130,9 @@ def test_no_secret_of_a_table_is_stored_by_a_run_or_in_the_lake(
     with DagsterInstance.local_temp(str(tmp_path / "dagster")) as instance:
         assert [runs_of(resource, instance), runs_of(resource, instance)] == [1, 2]
         (tmp_path / "pickled").write_bytes(pickle.dumps((resource.open(), resource.manager())))
-    stored = [path.read_bytes().decode(errors="replace") for path in tmp_path.rglob("*") if path.is_file()]
+    stored = [
+        path.read_bytes().decode(errors="replace") for path in tmp_path.rglob("*") if path.is_file()
+    ]
     whole = "\n".join([*stored, *capfd.readouterr(), repr(resource)])
     assert "PLANT_SECRET" in whole
     assert GUARDED_PASSWORD not in whole
@@ -120,6 +141,11 @@ def test_no_secret_of_a_table_is_stored_by_a_run_or_in_the_lake(
 @pytest.mark.lengthy
 def test_the_resource_imports_no_store_before_it_is_used() -> None:
     heavy = "psycopg", "boto3", "pyspark"
-    code = f"import sys, dagster_adjunct.code_location; print([m for m in {heavy!r} if m in sys.modules])"
-    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    code = (
+        f"import sys, dagster_adjunct.code_location; print([m for m in {heavy!r} if m in"
+        " sys.modules])"
+    )
+    printed = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout
     assert printed == "[]\n"

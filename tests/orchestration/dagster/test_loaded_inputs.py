@@ -1,4 +1,6 @@
-"""Assets of users take datasets and streams as inputs, in the form that their parameter is annotated with."""
+"""Assets of users take datasets and streams as inputs, in the form that their parameter is
+annotated with.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,11 @@ people = unbounded_dataset("people", input="lake.people", key="k", partitions=2)
 
 def application() -> Application:
     app = Application("shop")
-    orders = app.input_stream("lake.orders").join(app.table(prices), on="k").join(app.table(people), on="k")
+    orders = (
+        app.input_stream("lake.orders")
+        .join(app.table(prices), on="k")
+        .join(app.table(people), on="k")
+    )
     orders.send_to(app.output_stream("lake.priced", partitions=2, key="k"))
     return app
 
@@ -93,7 +99,11 @@ FORMS = {
     "pandas": (pd.DataFrame, pd.DataFrame, lambda given: given.to_dict("records")),
     "polars": (pl.DataFrame, pl.DataFrame, lambda given: given.to_dicts()),
     "lazy polars": (pl.LazyFrame, pl.LazyFrame, lambda given: given.collect().to_dicts()),
-    "duckdb": (duckdb.DuckDBPyRelation, duckdb.DuckDBPyRelation, lambda given: given.to_arrow_table().to_pylist()),
+    "duckdb": (
+        duckdb.DuckDBPyRelation,
+        duckdb.DuckDBPyRelation,
+        lambda given: given.to_arrow_table().to_pylist(),
+    ),
     "rows": (list[dict[str, Any]], list, list),
 }
 
@@ -107,7 +117,9 @@ def test_a_dataset_with_changes_comes_in_the_form_that_is_annotated(lake: Lake, 
 
 
 def test_whole_numbers_with_gaps_are_exact_in_pandas() -> None:
-    table = pa.table({"k": ["a", "b"], "n": pa.array([2**53 + 1, None]), "i": pa.array([1, None], pa.int32())})
+    table = pa.table(
+        {"k": ["a", "b"], "n": pa.array([2**53 + 1, None]), "i": pa.array([1, None], pa.int32())}
+    )
     frame = _pandas(table)
     assert list(frame.columns) == ["k", "n", "i"]
     assert frame["n"].tolist() == [2**53 + 1, pd.NA]
@@ -117,7 +129,9 @@ def test_whole_numbers_with_gaps_are_exact_in_pandas() -> None:
 def test_versions_and_streams_come_without_hidden_columns_and_deletions(lake: Lake) -> None:
     assert loaded(lake, ["datasets", "prices_dataset"], pa.Table).sort_by("k") == rows(a=1.0, b=2.0)
     assert loaded(lake, ["lake", "priced"], pa.Table).sort_by("k") == rows(a=1.5, x=2.5)
-    assert loaded(lake, ["lake", "people"], pa.Table).num_rows == 4, "a stream that is only read here"
+    assert loaded(lake, ["lake", "people"], pa.Table).num_rows == 4, (
+        "a stream that is only read here"
+    )
 
 
 @pytest.mark.spark
@@ -142,7 +156,9 @@ def test_frames_are_of_the_run_s_session_and_keep_their_version_until_its_end(la
         assets.append(dg.asset(name=function.__name__, ins=taken)(function))
     mine = dg.Definitions(assets=assets, jobs=[dg.define_asset_job("read", selection=assets)])
     spark = SparkResource(master="local[2]", lake=lake.url)
-    merged = dg.Definitions.merge(build_definitions(application(), lake=lake.url, spark=spark), mine)
+    merged = dg.Definitions.merge(
+        build_definitions(application(), lake=lake.url, spark=spark), mine
+    )
     assert merged.resolve_job_def("read").execute_in_process(raise_on_error=True).success
     assert sorted(got) == [[("a", 1.5), ("x", 2.5)], [("a", 8.0), ("c", 7.0)]]
     assert held
@@ -150,21 +166,31 @@ def test_frames_are_of_the_run_s_session_and_keep_their_version_until_its_end(la
 
 
 daily = bounded_dataset(
-    "daily", input="lake.daily", key="k", broadcast=True, versions=VersionPartitions("day", start="2026-01-01")
+    "daily",
+    input="lake.daily",
+    key="k",
+    broadcast=True,
+    versions=VersionPartitions("day", start="2026-01-01"),
 )
 
 
-def test_a_partition_takes_the_version_of_its_own_name_and_several_come_by_partition(lake: Lake) -> None:
+def test_a_partition_takes_the_version_of_its_own_name_and_several_come_by_partition(
+    lake: Lake,
+) -> None:
     streams = LakeStreams(lake)
     streams.create("daily", schema=PRICES, key=["k"], partitions=1)
     days = [f"2026-01-{day:02}" for day in range(4, 11)]
     for number, day in enumerate(days):
-        streams.append("daily", rows(a=float(number)), producer="t", sequence=number, end_of_dataset=day)
+        streams.append(
+            "daily", rows(a=float(number)), producer="t", sequence=number, end_of_dataset=day
+        )
     advance_dataset(daily, lake=lake, spark=IN_PROCESS)
     app = Application("days")
     app.table(daily)
     got: list[Any] = []
-    taken = {"given": dg.AssetIn(key=["datasets", "daily_dataset"], input_manager_key="adjunct_loader")}
+    taken = {
+        "given": dg.AssetIn(key=["datasets", "daily_dataset"], input_manager_key="adjunct_loader")
+    }
 
     @dg.asset(partitions_def=dg.DailyPartitionsDefinition("2026-01-01"), ins=taken)
     def each(given: pa.Table) -> None:
@@ -178,13 +204,22 @@ def test_a_partition_takes_the_version_of_its_own_name_and_several_come_by_parti
     def wrong(given: pa.Table) -> None:
         raise AssertionError
 
-    jobs = [dg.define_asset_job(f"read_{asset.key.path[0]}", selection=[asset]) for asset in (each, week, wrong)]
+    jobs = [
+        dg.define_asset_job(f"read_{asset.key.path[0]}", selection=[asset])
+        for asset in (each, week, wrong)
+    ]
     mine = dg.Definitions(assets=[each, week, wrong], jobs=jobs)
     merged = dg.Definitions.merge(build_definitions(app, lake=lake.url), mine)
-    assert merged.resolve_job_def("read_each").execute_in_process(partition_key="2026-01-06").success
+    assert (
+        merged.resolve_job_def("read_each").execute_in_process(partition_key="2026-01-06").success
+    )
     assert got.pop() == [{"k": "a", "price": 2.0}]
-    assert merged.resolve_job_def("read_week").execute_in_process(partition_key="2026-01-04").success
-    assert got.pop() == {day: [{"k": "a", "price": float(number)}] for number, day in enumerate(days)}
+    assert (
+        merged.resolve_job_def("read_week").execute_in_process(partition_key="2026-01-04").success
+    )
+    assert got.pop() == {
+        day: [{"k": "a", "price": float(number)}] for number, day in enumerate(days)
+    }
     with pytest.raises(ConfigurationError, match="7 partitions"):
         merged.resolve_job_def("read_wrong").execute_in_process(partition_key="2026-01-04")
 
@@ -200,7 +235,9 @@ def test_a_partition_takes_the_whole_of_what_has_no_partitions(lake: Lake) -> No
         "day": dg.AssetIn(key=["datasets", "people_dataset"], input_manager_key=loader),
         "stream": dg.AssetIn(key=["lake", "priced"], input_manager_key=loader),
     }
-    asset = dg.asset(name="reads", ins=taken, partitions_def=dg.DailyPartitionsDefinition("2026-01-01"))(read)
+    asset = dg.asset(
+        name="reads", ins=taken, partitions_def=dg.DailyPartitionsDefinition("2026-01-01")
+    )(read)
     mine = dg.Definitions(assets=[asset], jobs=[dg.define_asset_job("read", selection=[asset])])
     merged = dg.Definitions.merge(build_definitions(application(), lake=lake.url), mine)
     assert merged.resolve_job_def("read").execute_in_process(partition_key="2026-01-02").success

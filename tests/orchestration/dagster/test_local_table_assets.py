@@ -1,4 +1,6 @@
-"""Local tables in Dagster: outputs of their application, with a version of their own, and a graph without circles."""
+"""Local tables in Dagster: outputs of their application, with a version of their own, and a
+graph without circles.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +65,9 @@ def test_a_dataset_that_is_fed_and_joined_makes_no_circle_either() -> None:
     fed = app.table(unbounded_dataset("rates", input="lake.rates", key="shop", partitions=2))
     app.input_stream("lake.visits").join(fed, on="shop").send_to(fed)
     (output,) = find_outputs(app)
-    assert output == type(output)(LineageNode("stream", "lake.rates"), (LineageNode("stream", "lake.visits"),))
+    assert output == type(output)(
+        LineageNode("stream", "lake.rates"), (LineageNode("stream", "lake.visits"),)
+    )
     assert build_definitions(app).resolve_asset_graph().get_all_asset_keys()
 
 
@@ -75,7 +79,10 @@ def test_a_run_materializes_the_tables_version_and_observes_an_unchanged_one(
     world.stream("visits", "shop", 2, shop="string")
     world.send("visits", ("a",), ("b",))
     definitions = build_definitions(
-        counting(), lake=str(tmp_path / "lake"), spark=SparkResource(lake=str(tmp_path / "lake")), preview_rows=5
+        counting(),
+        lake=str(tmp_path / "lake"),
+        spark=SparkResource(lake=str(tmp_path / "lake")),
+        preview_rows=5,
     )
     job = definitions.resolve_job_def("counting")
     assert job.execute_in_process(instance=instance).success

@@ -1,4 +1,6 @@
-"""Remote tables that records are looked up in, in Dagster: an asset above the outputs, and what asking it took."""
+"""Remote tables that records are looked up in, in Dagster: an asset above the outputs, and what
+asking it took.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +19,18 @@ COPY, TABLE = AssetKey(["lake", "copy"]), AssetKey(["tables", "labels"])
 
 
 def application(folder: Path) -> Application:
-    store = SqliteTable(folder / "s.sqlite", "labels", "item", columns={"item": "string", "shelf": "int"}, create=True)
+    store = SqliteTable(
+        folder / "s.sqlite",
+        "labels",
+        "item",
+        columns={"item": "string", "shelf": "int"},
+        create=True,
+    )
     labels = RemoteTable("labels", key="item", read_function=store)
     app = Application("shop")
-    orders = app.input_stream("lake.orders").join(app.table(labels), on="item", how="left", min_match_rate=0.5)
+    orders = app.input_stream("lake.orders").join(
+        app.table(labels), on="item", how="left", min_match_rate=0.5
+    )
     orders.send_to(app.output_stream("lake.copy", partitions=2, key="item"))
     return app
 
@@ -33,7 +43,9 @@ def test_a_table_that_is_looked_up_in_is_an_external_asset_above_the_output(tmp_
 
 
 def test_what_asking_took_and_the_columns_that_came_of_it_are_on_the_output(tmp_path: Path) -> None:
-    took = TableMetrics(reads=9, found=4, cache_hits=3, requests=2, read_seconds=Histogram({0: 2}, 0.5, 0.25))
+    took = TableMetrics(
+        reads=9, found=4, cache_hits=3, requests=2, read_seconds=Histogram({0: 2}, 0.5, 0.25)
+    )
     report = StepReport(
         1,
         True,
@@ -50,8 +62,14 @@ def test_what_asking_took_and_the_columns_that_came_of_it_are_on_the_output(tmp_
         with steps_run_by(lambda context: report):
             finished = lab.run(defs, COPY)
         made = finished.made["copy"]
-        assert (made["adjunct/lookups/labels/reads"], made["adjunct/lookups/labels/found"]) == (9, 4)
-        assert (made["adjunct/lookups/labels/cache_hits"], made["adjunct/lookups/labels/requests"]) == (3, 2)
+        assert (made["adjunct/lookups/labels/reads"], made["adjunct/lookups/labels/found"]) == (
+            9,
+            4,
+        )
+        assert (
+            made["adjunct/lookups/labels/cache_hits"],
+            made["adjunct/lookups/labels/requests"],
+        ) == (3, 2)
         assert "adjunct/lookups/labels/read_seconds_p95" in made
         assert "adjunct/lookups/labels/retries" not in made
         assert finished.passed == {"copy match_rate_labels": False}

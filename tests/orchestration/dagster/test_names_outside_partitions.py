@@ -1,4 +1,6 @@
-"""Delivered names that are no partitions are reported once and left out; days begin at midnight in a declared zone."""
+"""Delivered names that are no partitions are reported once and left out; days begin at midnight
+in a declared zone.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,13 @@ import pytest
 from dagster import DailyPartitionsDefinition, RunRequest
 from dagster._core.test_utils import freeze_time
 
-from dagster_adjunct import AdjunctDataset, Application, VersionPartitions, bounded_dataset, open_dataset
+from dagster_adjunct import (
+    AdjunctDataset,
+    Application,
+    VersionPartitions,
+    bounded_dataset,
+    open_dataset,
+)
 from dagster_adjunct.orchestration.code_location.dataset_assets import dagster_partitions
 from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.sources import FileSource
@@ -40,7 +48,9 @@ def deliver(folder: Path, *names: str) -> None:
 
 def in_folders(folder: Path, versions: VersionPartitions, **more: Any) -> AdjunctDataset:
     files = FileSource(str(folder), "csv", SCHEMA)
-    return bounded_dataset("items", input=files, key="item", broadcast=True, versions=versions, **more)
+    return bounded_dataset(
+        "items", input=files, key="item", broadcast=True, versions=versions, **more
+    )
 
 
 def ticker(lab: Lab, dataset: AdjunctDataset, by: str = "sensor") -> Ticker:
@@ -93,8 +103,12 @@ def test_what_is_left_out_is_said_in_one_tick_and_then_again_for_another_name(
 
 @BOTH
 @pytest.mark.lengthy
-def test_a_marker_that_is_no_partition_is_dropped_and_the_next_version_built(lab: Lab, by: str) -> None:
-    dataset = bounded_dataset("items", input="lake.items", key="item", partitions=2, versions=BY_DAY)
+def test_a_marker_that_is_no_partition_is_dropped_and_the_next_version_built(
+    lab: Lab, by: str
+) -> None:
+    dataset = bounded_dataset(
+        "items", input="lake.items", key="item", partitions=2, versions=BY_DAY
+    )
     lab.deliver("items", [("x", "Old", 1)], "2026-10-30")
     sensor = ticker(lab, dataset, by)
     assert "2026-10-30" in sensor.skipped()
@@ -111,7 +125,9 @@ def test_a_marker_that_is_no_partition_is_dropped_and_the_next_version_built(lab
     assert sensor.skipped().startswith("No new version; ")
 
 
-def test_a_version_that_is_published_stays_one_if_partitions_begin_later(lab: Lab, tmp_path: Path) -> None:
+def test_a_version_that_is_published_stays_one_if_partitions_begin_later(
+    lab: Lab, tmp_path: Path
+) -> None:
     deliver(tmp_path / "in", "2026-11-02", "2026-11-20")
     before = in_folders(tmp_path / "in", BY_DAY)
     for day in ("2026-11-02", "2026-11-20"):
@@ -129,7 +145,9 @@ def test_a_folder_written_in_place_has_no_days_and_says_so(lab: Lab, tmp_path: P
 
 
 @BOTH
-def test_a_day_is_a_partition_once_it_has_begun_in_its_zone(lab: Lab, tmp_path: Path, by: str) -> None:
+def test_a_day_is_a_partition_once_it_has_begun_in_its_zone(
+    lab: Lab, tmp_path: Path, by: str
+) -> None:
     deliver(tmp_path / "in", "2026-11-29")
     in_auckland = VersionPartitions("day", start="2026-11-01", timezone="Pacific/Auckland")
     with freeze_time(NOW):  # 01:00 of the 29th in Auckland
@@ -151,7 +169,9 @@ def test_a_day_is_a_partition_once_it_has_begun_in_its_zone(lab: Lab, tmp_path: 
         ("UTC", "2026-03-29", 24),
     ],
 )
-def test_days_of_a_zone_have_the_hours_that_its_clock_shows(zone: str, day: str, hours: int, tmp_path: Path) -> None:
+def test_days_of_a_zone_have_the_hours_that_its_clock_shows(
+    zone: str, day: str, hours: int, tmp_path: Path
+) -> None:
     versions = VersionPartitions("day", start="2026-01-01", timezone=zone)
     partitions = dagster_partitions(in_folders(tmp_path, versions))
     assert isinstance(partitions, DailyPartitionsDefinition)
@@ -161,7 +181,9 @@ def test_days_of_a_zone_have_the_hours_that_its_clock_shows(zone: str, day: str,
     keys = partitions.get_partition_keys(current_time=NOW)
     assert keys == [
         (datetime(2026, 1, 1) + timedelta(days=number)).date().isoformat()
-        for number in range((NOW.astimezone(ZoneInfo(zone)).date() - datetime(2026, 1, 1).date()).days + 1)
+        for number in range(
+            (NOW.astimezone(ZoneInfo(zone)).date() - datetime(2026, 1, 1).date()).days + 1
+        )
     ]
 
 
@@ -171,7 +193,9 @@ def test_partitions_keep_their_versions_when_a_zone_is_declared(lab: Lab, tmp_pa
     dataset = in_folders(tmp_path / "in", BY_DAY, valid_from="name")
     assert lab.run(ticker(lab, dataset).defs, key_of(dataset), partition_key="2026-11-26").success
     zoned = in_folders(
-        tmp_path / "in", VersionPartitions("day", start="2026-11-01", timezone="Pacific/Auckland"), valid_from="name"
+        tmp_path / "in",
+        VersionPartitions("day", start="2026-11-01", timezone="Pacific/Auckland"),
+        valid_from="name",
     )
     sensor = ticker(lab, zoned)
     assert sensor.asked().partition_key == "2026-11-27"

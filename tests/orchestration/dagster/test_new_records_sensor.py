@@ -1,4 +1,6 @@
-"""When a run is launched for new records: the decision with plain values, then ticks on a real lake."""
+"""When a run is launched for new records: the decision with plain values, then ticks on a real
+lake.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,11 @@ from dagster_adjunct.orchestration.code_location.sensor_ticks import (
     scan_ages,
     scan_streams,
 )
-from dagster_adjunct.orchestration.code_location.sensors import decide_launch, launch_rules, measure_backlog
+from dagster_adjunct.orchestration.code_location.sensors import (
+    decide_launch,
+    launch_rules,
+    measure_backlog,
+)
 from dagster_adjunct.resources.objects.store import InMemoryStore, StoredObject
 from dagster_adjunct.resources.streams.system import OffsetRange
 from tests.clocks import on_clock
@@ -69,7 +75,9 @@ def decided(
     waiting: tuple[str, ...] = (),
     unfinished: tuple[str, ...] = (),
 ) -> str | Skip:
-    backlog = Backlog(StreamScan(streams={"lake.orders": StreamFinding(lag=lag, due=due)}), True, old)
+    backlog = Backlog(
+        StreamScan(streams={"lake.orders": StreamFinding(lag=lag, due=due)}), True, old
+    )
     return decide_launch(backlog, rule or LaunchWhen(), unfinished, lambda: waiting)
 
 
@@ -89,7 +97,9 @@ def test_a_threshold_in_records_is_met_exactly() -> None:
 
 def test_with_an_age_alone_no_number_of_young_records_is_enough() -> None:
     rule = LaunchWhen(age=timedelta(minutes=10))
-    assert decided(10**9, rule=rule) == Skip("1,000,000,000 new records; a run is launched at one older than 0:10:00.")
+    assert decided(10**9, rule=rule) == Skip(
+        "1,000,000,000 new records; a run is launched at one older than 0:10:00."
+    )
     assert isinstance(decided(1, rule=rule, old="lake.orders.1"), str)
 
 
@@ -106,7 +116,8 @@ def test_a_dataset_without_its_markers_is_waited_for_by_name() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"records": 0}, {"records": True}, {"records": 1.5}, {"age": timedelta(0)}, {"age": 60}]
+    "wrong",
+    [{"records": 0}, {"records": True}, {"records": 1.5}, {"age": timedelta(0)}, {"age": 60}],
 )
 def test_a_threshold_that_means_nothing_is_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(ConfigurationError) as failure:
@@ -126,7 +137,15 @@ def test_thresholds_are_for_all_applications_or_by_name() -> None:
 def test_a_run_concerns_an_application_by_its_job_here_or_by_its_assets() -> None:
     priced, other = AssetKey(["lake", "priced"]), AssetKey(["lake", "other"])
     with DagsterInstance.ephemeral() as instance:
-        tick = Tick(instance, logging.getLogger(), None, "order_totals", [priced], LakeResource(), HERE.location_name)
+        tick = Tick(
+            instance,
+            logging.getLogger(),
+            None,
+            "order_totals",
+            [priced],
+            LakeResource(),
+            HERE.location_name,
+        )
         assert tick.is_of(DagsterRun("order_totals"), [priced])
         assert tick.is_of(DagsterRun("__ASSET_JOB", asset_selection={priced}), [priced])
         assert not tick.is_of(DagsterRun("__ASSET_JOB", asset_selection={other}), [priced])
@@ -143,11 +162,18 @@ def test_a_run_of_a_job_of_that_name_in_another_code_location_counts_for_nothing
     small.append(lake, "orders", 1, small.orders(0, 4))
     with DagsterInstance.ephemeral() as instance:
         sensor = Ticker(
-            lake, copying(), instance, "copy_new_records", launch_when=LaunchWhen(stay=timedelta(hours=1)), by=by
+            lake,
+            copying(),
+            instance,
+            "copy_new_records",
+            launch_when=LaunchWhen(stay=timedelta(hours=1)),
+            by=by,
         )
         tags = {"adjunct/loaded": "by another process"}
         made = job_origin(origin, "copy")
-        instance.add_run(DagsterRun("copy", status=DagsterRunStatus.STARTED, tags=tags, remote_job_origin=made))
+        instance.add_run(
+            DagsterRun("copy", status=DagsterRunStatus.STARTED, tags=tags, remote_job_origin=made)
+        )
         if origin is HERE:
             assert "asked to end" in sensor.skipped()
         else:
@@ -189,14 +215,21 @@ def test_a_look_that_a_deadline_cuts_goes_on_where_it_stopped() -> None:
 
 def test_a_tick_that_comes_late_looks_at_one_thing_all_the_same() -> None:
     backlog = scan_streams(
-        StreamScan(), ["lake.a", "lake.b"], lambda name: StreamFinding(), Deadline(-1.0, lambda: 0.0)
+        StreamScan(),
+        ["lake.a", "lake.b"],
+        lambda name: StreamFinding(),
+        Deadline(-1.0, lambda: 0.0),
     )
     assert (list(backlog.scan.streams), backlog.complete) == (["lake.a"], False)
 
 
 def test_ages_are_asked_for_once_each_in_order_and_only_until_one_is_old() -> None:
-    ssps = [SystemStreamPartition("lake", name, number) for name in ("a", "b") for number in range(12)]
-    unread = {f"lake.{name}": {ssp: "0" for ssp in ssps if ssp.stream == name} for name in ("a", "b")}
+    ssps = [
+        SystemStreamPartition("lake", name, number) for name in ("a", "b") for number in range(12)
+    ]
+    unread = {
+        f"lake.{name}": {ssp: "0" for ssp in ssps if ssp.stream == name} for name in ("a", "b")
+    }
     asked: list[SystemStreamPartition] = []
 
     def is_old(ssp: SystemStreamPartition, start: str) -> bool:
@@ -204,7 +237,11 @@ def test_ages_are_asked_for_once_each_in_order_and_only_until_one_is_old() -> No
         return ssp == ssps[20]
 
     scan = StreamScan(
-        streams={"lake.b": StreamFinding(lag=12), "lake.a": StreamFinding(lag=12), "lake.c": StreamFinding()}
+        streams={
+            "lake.b": StreamFinding(lag=12),
+            "lake.a": StreamFinding(lag=12),
+            "lake.c": StreamFinding(),
+        }
     )
     backlog, ticks = Backlog(scan, complete=False), 0
     while not backlog.complete and ticks < 20:
@@ -243,7 +280,9 @@ def test_a_tick_on_a_lake_that_is_not_there_says_so_and_makes_none(tmp_path: Pat
 
 @pytest.mark.lengthy
 @BOTH
-def test_ticks_follow_the_lake_and_never_ask_twice_for_one_position(lake: Lake, tmp_path: Path, by: str) -> None:
+def test_ticks_follow_the_lake_and_never_ask_twice_for_one_position(
+    lake: Lake, tmp_path: Path, by: str
+) -> None:
     app = small.order_totals(tmp_path / "t.sqlite")
     with DagsterInstance.ephemeral() as instance:
         sensor = Ticker(lake, app, instance, "order_totals_new_records", by=by)
@@ -273,8 +312,12 @@ def test_records_of_a_time_are_waited_for_until_the_first_is_old(lake: Lake, by:
     rule = LaunchWhen(records=11, age=timedelta(minutes=10))
     with DagsterInstance.ephemeral() as instance:
         there = on_clock(lake, lambda: written + passed)
-        sensor = Ticker(there, copying(), instance, "copy_new_records", launch_when={"copy": rule}, by=by)
-        assert sensor.skipped().startswith("10 new records; a run is launched at 11 records or one older")
+        sensor = Ticker(
+            there, copying(), instance, "copy_new_records", launch_when={"copy": rule}, by=by
+        )
+        assert sensor.skipped().startswith(
+            "10 new records; a run is launched at 11 records or one older"
+        )
         passed = timedelta(minutes=11)
         sensor.asked()
 
@@ -292,17 +335,29 @@ def test_a_record_is_old_at_exactly_the_age_that_is_named(lake: Lake, seconds: i
     for position, at in enumerate(times):
         rule = LaunchWhen(age=NOW - at + timedelta(seconds=seconds))
         state = ApplicationState(checkpoint={"lake.timed.0": str(position)})
-        backlog = measure_backlog({"lake": streams}, app, state, StreamScan(), rule, NOW, Deadline(1.0, lambda: 0.0))
+        backlog = measure_backlog(
+            {"lake": streams}, app, state, StreamScan(), rule, NOW, Deadline(1.0, lambda: 0.0)
+        )
         assert backlog.complete
         assert bool(backlog.old) == (NOW - at > (rule.age or timedelta())), position
         assert not measure_backlog(
-            {"lake": streams}, app, state, StreamScan(), LaunchWhen(age=timedelta.max), NOW, Deadline(1.0, lambda: 0.0)
+            {"lake": streams},
+            app,
+            state,
+            StreamScan(),
+            LaunchWhen(age=timedelta.max),
+            NOW,
+            Deadline(1.0, lambda: 0.0),
         ).old
 
 
-def test_reading_from_the_end_of_a_stream_launches_one_run_to_store_the_position(lake: Lake) -> None:
+def test_reading_from_the_end_of_a_stream_launches_one_run_to_store_the_position(
+    lake: Lake,
+) -> None:
     app = Application("tail")
-    app.input_stream("lake.orders", default_offset="upcoming").send_to(app.output_stream("lake.tail", partitions=1))
+    app.input_stream("lake.orders", default_offset="upcoming").send_to(
+        app.output_stream("lake.tail", partitions=1)
+    )
     small.append(lake, "orders", 1, small.orders(0, 10))
     systems = systems_for(app, lake=lake)
     assert input_progress(lake, systems, app).due == ("lake.orders: no position is stored yet",)
@@ -316,8 +371,16 @@ def test_reading_from_the_end_of_a_stream_launches_one_run_to_store_the_position
 def test_the_lag_counts_from_resolved_startpoints_and_replays_under_way(lake: Lake) -> None:
     small.append(lake, "orders", 1, small.orders(0, 60))
     app, systems = copying(), {"lake": LakeStreams(lake)}
-    ends = {str(ssp): int(end) for ssp, end in systems["lake"].upcoming(systems["lake"].partitions("orders")).items()}
-    start: dict[str, Any] = {"ssp": "lake.orders.0", "position": "offset 4", "by": "ann", "reason": "why"}
+    ends = {
+        str(ssp): int(end)
+        for ssp, end in systems["lake"].upcoming(systems["lake"].partitions("orders")).items()
+    }
+    start: dict[str, Any] = {
+        "ssp": "lake.orders.0",
+        "position": "offset 4",
+        "by": "ann",
+        "reason": "why",
+    }
     resolved = ResolvedStartpoint(id="s", stream=None, offset="4", resolved_at=NOW, **start)
     replay = Replay(
         id="s2@lake.orders.0",
@@ -333,14 +396,19 @@ def test_the_lag_counts_from_resolved_startpoints_and_replays_under_way(lake: La
     at_end = {name: str(end) for name, end in ends.items()}
 
     def lag_of(offsets: OffsetState) -> tuple[int, tuple[str, ...]]:
-        lake.store.delete_many([item.key for item in lake.store.list(f"{lake.application_prefix('copy')}/")])
+        lake.store.delete_many(
+            [item.key for item in lake.store.list(f"{lake.application_prefix('copy')}/")]
+        )
         log = BatchLog(lake, "copy")
         log.commit(log.read(), ApplicationState(checkpoint=at_end, offsets=offsets), by="test")
         progress = input_progress(lake, systems, app)
         return progress.lag, progress.due
 
     assert lag_of(OffsetState()) == (0, ())
-    assert lag_of(OffsetState(resolved={"lake.orders.0": resolved})) == (ends["lake.orders.0"] - 4, ())
+    assert lag_of(OffsetState(resolved={"lake.orders.0": resolved})) == (
+        ends["lake.orders.0"] - 4,
+        (),
+    )
     replays = {replay.id: replay}
     assert lag_of(OffsetState(replays=replays)) == (3, ("a replay is under way on lake.orders.0",))
 
@@ -354,7 +422,9 @@ def test_a_batch_that_a_crash_left_open_is_due_whatever_the_threshold(lake: Lake
     ranges = {"lake.orders.0": OffsetRange(start="0", end="1")}
     log.open(logged, Intent(batch=1, run="r", clock=NOW, ranges=ranges, versions={}))
     with DagsterInstance.ephemeral() as instance:
-        Ticker(lake, copying(), instance, "copy_new_records", launch_when=LaunchWhen(records=99), by=by).asked()
+        Ticker(
+            lake, copying(), instance, "copy_new_records", launch_when=LaunchWhen(records=99), by=by
+        ).asked()
 
 
 @pytest.mark.parametrize("reset", [False, True])
@@ -365,19 +435,25 @@ def test_a_stream_that_was_made_anew_launches_a_run(lake: Lake, reset: bool) -> 
     whole = {"lake.orders.0": "99", "lake.orders.1": "99"}
     log = BatchLog(lake, "copy")
     logged = log.commit(log.read(), ApplicationState(checkpoint=whole), by="run")
-    assert input_progress(lake, systems, app).due == ("lake.orders.0 ends before the offset that comes next",)
+    assert input_progress(lake, systems, app).due == (
+        "lake.orders.0 ends before the offset that comes next",
+    )
     offsets = OffsetState(streams={"lake.orders": "another"})
     log.commit(logged, ApplicationState(checkpoint=whole, offsets=offsets), by="run")
     assert input_progress(lake, systems, app).due == ("lake.orders was deleted and recreated",)
 
 
 def wide(partitions: int, streams: int) -> tuple[Application, FakeStreams, ApplicationState]:
-    """An application that has read nothing of streams with one record in each partition, an hour old at NOW."""
+    """An application that has read nothing of streams with one record in each partition, an hour
+    old at NOW.
+    """
     fake, names = FakeStreams(), [f"fake.s{number:02}" for number in range(streams)]
     for name in names:
         fake.make(name.partition(".")[2], partitions)
         for number in range(partitions):
-            fake.write(name.partition(".")[2], number, int((NOW - timedelta(hours=1)).timestamp() * 1000))
+            fake.write(
+                name.partition(".")[2], number, int((NOW - timedelta(hours=1)).timestamp() * 1000)
+            )
     checkpoint = {f"{name}.{number}": "@0" for name in names for number in range(partitions)}
     return copying("wide", *names), fake, ApplicationState(checkpoint=checkpoint)
 
@@ -385,10 +461,14 @@ def wide(partitions: int, streams: int) -> tuple[Application, FakeStreams, Appli
 def test_thousands_of_partitions_fit_in_a_tick() -> None:
     app, fake, state = wide(500, 10)
     rule = LaunchWhen(records=5001, age=timedelta(days=1))
-    backlog = measure_backlog({"fake": fake}, app, state, StreamScan(), rule, NOW, Deadline(40.0, lambda: 0.0))
+    backlog = measure_backlog(
+        {"fake": fake}, app, state, StreamScan(), rule, NOW, Deadline(40.0, lambda: 0.0)
+    )
     assert (backlog.complete, backlog.scan.lag, backlog.old) == (True, 5000, "")
     asked = Counter(fake.questions)
-    assert asked.pop("offset_for_timestamp") == 5000, "the age of each first record is asked for once"
+    assert asked.pop("offset_for_timestamp") == 5000, (
+        "the age of each first record is asked for once"
+    )
     assert max(asked.values()) <= 20, "all else is asked once a stream, or twice where ages are"
 
 
@@ -406,7 +486,9 @@ def test_ages_of_thousands_of_partitions_are_asked_for_over_several_ticks_each_o
 def test_where_enough_records_wait_nobody_asks_for_their_age() -> None:
     app, fake, state = wide(5, 2)
     rule = LaunchWhen(records=10, age=timedelta(days=1))
-    backlog = measure_backlog({"fake": fake}, app, state, StreamScan(), rule, NOW, Deadline(40.0, lambda: 0.0))
+    backlog = measure_backlog(
+        {"fake": fake}, app, state, StreamScan(), rule, NOW, Deadline(40.0, lambda: 0.0)
+    )
     assert (backlog.complete, backlog.scan.lag) == (True, 10)
     assert "offset_for_timestamp" not in fake.questions
 
@@ -424,20 +506,32 @@ def test_a_lake_is_asked_as_often_for_many_partitions_as_for_few() -> None:
         streams = LakeStreams(lake)
         schema = Schema.of(id="bigint")
         streams.create("many", schema=schema, key=["id"], partitions=partitions)
-        streams.append("many", pa.table({"id": [1, 2, 3]}, schema=schema.to_arrow()), producer="t", sequence=1)
+        streams.append(
+            "many", pa.table({"id": [1, 2, 3]}, schema=schema.to_arrow()), producer="t", sequence=1
+        )
         app = copying("many", "lake.many")
         requests.clear()
         rule = LaunchWhen(age=timedelta(days=1))
         backlog = measure_backlog(
-            {"lake": streams}, app, ApplicationState(), StreamScan(), rule, NOW, Deadline(40.0, lambda: 0.0)
+            {"lake": streams},
+            app,
+            ApplicationState(),
+            StreamScan(),
+            rule,
+            NOW,
+            Deadline(40.0, lambda: 0.0),
         )
         assert (backlog.scan.lag, backlog.scan.young.rpartition(".")[0]) == (3, "lake.many")
         return sum("/manifests/" in key or key.endswith("/CURRENT") for key in requests)
 
-    assert requests_for(1) == requests_for(64) <= 2, "one scan at the stream answers all, also about ages"
+    assert requests_for(1) == requests_for(64) <= 2, (
+        "one scan at the stream answers all, also about ages"
+    )
 
 
-def test_a_tick_that_runs_out_of_time_is_gone_on_with_by_the_next(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tick_that_runs_out_of_time_is_gone_on_with_by_the_next(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
     small.append(lake, "orders", 1, small.orders(0, 10))
     small.append(lake, "rates", 1, small.RATES)
     app = copying("two", "lake.orders", "lake.rates")
@@ -447,7 +541,9 @@ def test_a_tick_that_runs_out_of_time_is_gone_on_with_by_the_next(lake: Lake, mo
         assert "over after 1 streams" in sensor.skipped()
         cursor, _ = read_cursor(sensor.cursor)
         assert cursor.scan is not None
-        assert {name: progress.lag for name, progress in cursor.scan.streams.items()} == {"lake.orders": 10}
+        assert {name: progress.lag for name, progress in cursor.scan.streams.items()} == {
+            "lake.orders": 10
+        }
 
         log = BatchLog(lake, "two")
         log.commit(log.read(), ApplicationState(checkpoint={"lake.orders.0": "1"}), by="somebody")

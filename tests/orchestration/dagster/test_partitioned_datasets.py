@@ -1,4 +1,6 @@
-"""Versions as partitions: materialised and backfilled in order, kept when a later one fails, never going backwards."""
+"""Versions as partitions: materialised and backfilled in order, kept when a later one fails,
+never going backwards.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,15 @@ from dagster_adjunct.assets.validation.validators import min_rows
 from dagster_adjunct.orchestration.batch_log.batch_log import ApplicationState
 from dagster_adjunct.orchestration.step.progress import StepReport
 from dagster_adjunct.resources.errors import StoreUnavailableError
-from tests.orchestration.dagster.lab import APPLES, SCHEMA, FinishedRun, Lab, key_of, running_lab, steps_run_by
+from tests.orchestration.dagster.lab import (
+    APPLES,
+    SCHEMA,
+    FinishedRun,
+    Lab,
+    key_of,
+    running_lab,
+    steps_run_by,
+)
 
 DAYS = [f"2026-01-{day:02d}" for day in range(1, 6)]
 START, END = "dagster/asset_partition_range_start", "dagster/asset_partition_range_end"
@@ -39,7 +49,9 @@ class Answers:
         self.begin()
 
     def begin(self) -> None:
-        self.rows: dict[str, list[tuple[str, str, int]]] = {day: [*APPLES, ("c", day, 3)] for day in DAYS}
+        self.rows: dict[str, list[tuple[str, str, int]]] = {
+            day: [*APPLES, ("c", day, 3)] for day in DAYS
+        }
         self.asked: list[str] = []
 
     def read(self, spark: Any, asked: Computation) -> pa.Table:
@@ -47,7 +59,9 @@ class Answers:
         if asked.version not in self.rows:
             raise StoreUnavailableError(f"nothing answers for {asked.version}.", "Wait.")
         rows = self.rows[asked.version]
-        return pa.Table.from_pylist([dict(zip(SCHEMA.names, row, strict=True)) for row in rows], SCHEMA.to_arrow())
+        return pa.Table.from_pylist(
+            [dict(zip(SCHEMA.names, row, strict=True)) for row in rows], SCHEMA.to_arrow()
+        )
 
 
 ANSWERS = Answers()
@@ -85,7 +99,9 @@ def lab(tmp_path: Path, answers: Answers) -> Iterator[Lab]:
 def build(lab: Lab, day: str, dataset: AdjunctDataset = ITEMS, **options: Any) -> FinishedRun:
     """Materialise one partition, as the UI does."""
     job = lab.definitions(dataset).resolve_job_def("items_versions")
-    result = job.execute_in_process(instance=lab.instance, partition_key=day, raise_on_error=False, **options)
+    result = job.execute_in_process(
+        instance=lab.instance, partition_key=day, raise_on_error=False, **options
+    )
     return FinishedRun(result, lab.instance)
 
 
@@ -93,14 +109,18 @@ def backfill(lab: Lab, first: str, last: str, dataset: AdjunctDataset = ITEMS) -
     """Materialise a range of partitions in one run, as a single-run backfill does."""
     job = lab.definitions(dataset).resolve_job_def("items_versions")
     tags = {START: first, END: last}
-    return FinishedRun(job.execute_in_process(instance=lab.instance, tags=tags, raise_on_error=False), lab.instance)
+    return FinishedRun(
+        job.execute_in_process(instance=lab.instance, tags=tags, raise_on_error=False), lab.instance
+    )
 
 
 def reasons(lab: Lab) -> dict[str, str]:
     """Return why partitions are missing, by their observations. The tag of the run says it, too."""
     run = lab.instance.get_runs(limit=1)[0]
     records = lab.instance.fetch_observations(key_of(ITEMS), limit=50).records
-    observed = [one.event_log_entry.asset_observation for one in records if one.run_id == run.run_id]
+    observed = [
+        one.event_log_entry.asset_observation for one in records if one.run_id == run.run_id
+    ]
     missing = TextMetadataValue("not materialized")
     found = {
         str(one.partition): str(one.metadata["adjunct/reason"].value)
@@ -136,7 +156,9 @@ def test_an_older_partition_never_becomes_current_unless_the_run_asks_for_it(lab
 
 
 @pytest.mark.lengthy
-def test_a_backfill_is_one_run_that_builds_its_partitions_in_order(lab: Lab, answers: Answers) -> None:
+def test_a_backfill_is_one_run_that_builds_its_partitions_in_order(
+    lab: Lab, answers: Answers
+) -> None:
     finished = backfill(lab, DAYS[0], DAYS[2])
     assert finished.success
     assert answers.asked == DAYS[:3]
@@ -167,7 +189,9 @@ def test_a_backfill_that_fails_half_way_keeps_what_it_finished(lab: Lab, answers
 
 
 @pytest.mark.lengthy
-def test_a_partition_that_is_rejected_is_not_materialised_and_the_others_are(lab: Lab, answers: Answers) -> None:
+def test_a_partition_that_is_rejected_is_not_materialised_and_the_others_are(
+    lab: Lab, answers: Answers
+) -> None:
     answers.rows[DAYS[1]] = APPLES[:1]
     finished = backfill(lab, DAYS[0], DAYS[2])
     assert finished.success
@@ -181,7 +205,9 @@ def test_a_partition_that_is_rejected_is_not_materialised_and_the_others_are(lab
 
 
 @pytest.mark.lengthy
-def test_a_partition_built_anew_with_the_same_content_keeps_its_version(lab: Lab, answers: Answers) -> None:
+def test_a_partition_built_anew_with_the_same_content_keeps_its_version(
+    lab: Lab, answers: Answers
+) -> None:
     first = build(lab, DAYS[0]).made[f"items/{DAYS[0]}"]
     again = build(lab, DAYS[0]).made[f"items/{DAYS[0]}"]
     assert (again["adjunct/action"], again["data version"]) == ("unchanged", first["data version"])
@@ -194,7 +220,11 @@ def test_partitions_by_day_begin_at_the_start_and_names_are_in_natural_order() -
 
     assert dagster_partitions(ITEMS) == DailyPartitionsDefinition(start_date=DAYS[0], end_offset=1)
     named = bounded_dataset(
-        "n", input=ITEMS.input, key="item", broadcast=True, versions=VersionPartitions(names=("v10", "v2"))
+        "n",
+        input=ITEMS.input,
+        key="item",
+        broadcast=True,
+        versions=VersionPartitions(names=("v10", "v2")),
     )
     assert dagster_partitions(named) == StaticPartitionsDefinition(["v2", "v10"])
 
@@ -207,22 +237,30 @@ def test_a_partitioned_dataset_is_in_the_applications_graph_but_not_in_its_job(l
     report = AssetKey("report")
     assert key_of(ITEMS) in graph.get(report).parent_keys
     assert isinstance(graph.get_partition_mapping(report, key_of(ITEMS)), AllPartitionMapping)
-    assert "items_new_versions" not in {sensor.name for sensor in defs.sensors or ()}, "a query is asked for versions"
+    assert "items_new_versions" not in {sensor.name for sensor in defs.sensors or ()}, (
+        "a query is asked for versions"
+    )
     build(lab, DAYS[0])
     assert lab.run(defs, AssetKey(["lake", "copy"])).success
 
 
 # -- names that come as they come, on a stream
 
-ON_STREAM = bounded_dataset("items", input="lake.items", key="item", partitions=2, versions=VersionPartitions())
+ON_STREAM = bounded_dataset(
+    "items", input="lake.items", key="item", partitions=2, versions=VersionPartitions()
+)
 
 
 def tick(lab: Lab, cursor: str | None = None) -> tuple[RunRequest | SkipReason, str | None]:
     """Return what the sensor answers, and what it remembers."""
     defs = lab.definitions(ON_STREAM)
-    sensor = next(candidate for candidate in defs.sensors or () if candidate.name == "items_new_versions")
+    sensor = next(
+        candidate for candidate in defs.sensors or () if candidate.name == "items_new_versions"
+    )
     with build_sensor_context(
-        instance=lab.instance, cursor=cursor, resources={"adjunct_lake": LakeResource(url=lab.lake.url)}
+        instance=lab.instance,
+        cursor=cursor,
+        resources={"adjunct_lake": LakeResource(url=lab.lake.url)},
     ) as context:
         answer = sensor(context)  # type: ignore[operator]
         assert isinstance(answer, RunRequest | SkipReason)
@@ -248,7 +286,9 @@ def test_versions_on_a_stream_become_partitions_as_they_are_delivered(lab: Lab) 
     assert isinstance(again, SkipReason)
 
     finished = build(lab, "v9", ON_STREAM)
-    assert set(finished.made) == {"items/v9", "items/v10"}, "what the stream holds is published in its order"
+    assert set(finished.made) == {"items/v9", "items/v10"}, (
+        "what the stream holds is published in its order"
+    )
     assert lab.instance.get_dynamic_partitions("adjunct/items") == ["v9", "v10"]
     assert served(lab) == "v10"
     idle, _ = tick(lab, cursor)
@@ -263,25 +303,39 @@ def test_the_applications_job_says_loudly_which_delivered_version_it_leaves_out(
     lab.deliver("items", APPLES, "v1")
     build(lab, "v1", ON_STREAM)
     with steps_run_by(lambda context: ran):
-        quiet = FinishedRun(defs.resolve_job_def("shop").execute_in_process(instance=lab.instance), lab.instance)
-    assert quiet.made["copy"]["adjunct/left_out"] == {"items": "the next one waits for lake.items.0, lake.items.1"}
+        quiet = FinishedRun(
+            defs.resolve_job_def("shop").execute_in_process(instance=lab.instance), lab.instance
+        )
+    assert quiet.made["copy"]["adjunct/left_out"] == {
+        "items": "the next one waits for lake.items.0, lake.items.1"
+    }
     assert "leaves it out" not in quiet.log
     lab.deliver("items", [*APPLES, ("c", "Cheese", 3)], "v2")
     with steps_run_by(lambda context: ran):
-        finished = FinishedRun(defs.resolve_job_def("shop").execute_in_process(instance=lab.instance), lab.instance)
+        finished = FinishedRun(
+            defs.resolve_job_def("shop").execute_in_process(instance=lab.instance), lab.instance
+        )
     assert (
-        "30 Version v2 of items is delivered, but this run does not build it. Dataset items has its versions"
+        "30 Version v2 of items is delivered, but this run does not build it. Dataset items has its"
+        " versions" in finished.log
+    )
+    assert (
+        "Launch the Dagster job items_versions for them, or switch on the sensor items_new_versions"
         in finished.log
     )
-    assert "Launch the Dagster job items_versions for them, or switch on the sensor items_new_versions" in finished.log
     assert finished.observed["copy"]["adjunct/left_out"] == {"items": "version v2 is delivered"}
     assert "items_versions" in str(defs.resolve_job_def("shop").description)
 
 
-def test_a_partition_that_is_not_delivered_is_not_materialised_and_the_log_says_so(lab: Lab) -> None:
+def test_a_partition_that_is_not_delivered_is_not_materialised_and_the_log_says_so(
+    lab: Lab,
+) -> None:
     lab.deliver("items", APPLES, None)
     lab.instance.add_dynamic_partitions("adjunct/items", ["v1"])
     finished = build(lab, "v1", ON_STREAM)
     assert finished.success
     assert finished.made == {}
-    assert "Partition v1 of items is not materialized: it is not completely delivered yet" in finished.log
+    assert (
+        "Partition v1 of items is not materialized: it is not completely delivered yet"
+        in finished.log
+    )

@@ -1,4 +1,6 @@
-"""Dagster partitions say since when versions are valid: materialised in any order, they are read over time as dated."""
+"""Dagster partitions say since when versions are valid: materialised in any order, they are read
+over time as dated.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,10 @@ PRICES: dict[str, dict[str, int]] = {
 
 
 def prices_of(spark: Any, asked: Computation) -> pa.Table:
-    rows = [{"item": item, "label": item, "price": price} for item, price in PRICES[asked.version].items()]
+    rows = [
+        {"item": item, "label": item, "price": price}
+        for item, price in PRICES[asked.version].items()
+    ]
     return pa.Table.from_pylist(rows, SCHEMA.to_arrow())
 
 
@@ -38,7 +43,9 @@ Part = tuple[str, int | None, datetime]
 
 
 def dated(days: list[str]) -> list[Part]:
-    """Return what these days say in plain Python, one part for what does not change from a day to the next."""
+    """Return what these days say in plain Python, one part for what does not change from a day
+    to the next.
+    """
     parts: list[Part] = []
     for item in {item for day in days for item in PRICES[day]}:
         last: int | None = None
@@ -53,13 +60,19 @@ def dated(days: list[str]) -> list[Part]:
 def materialised(lab: Lab, day: str) -> FinishedRun:
     """Materialise one partition, as the UI does."""
     job = lab.definitions(ITEMS).resolve_job_def("items_versions")
-    return FinishedRun(job.execute_in_process(instance=lab.instance, partition_key=day), lab.instance)
+    return FinishedRun(
+        job.execute_in_process(instance=lab.instance, partition_key=day), lab.instance
+    )
 
 
 def test_partitions_in_any_order_are_read_over_time_as_their_days_say(tmp_path: Path) -> None:
     with running_lab(tmp_path) as lab:
         lab.streams.create("orders", schema=SCHEMA, key=["item"], partitions=1)
-        for built in (["2026-01-04"], ["2026-01-04", "2026-01-01"], ["2026-01-04", "2026-01-01", "2026-01-03"]):
+        for built in (
+            ["2026-01-04"],
+            ["2026-01-04", "2026-01-01"],
+            ["2026-01-04", "2026-01-01", "2026-01-03"],
+        ):
             assert list(materialised(lab, built[-1]).made) == [f"items/{built[-1]}"]
             expected = dated(built)
             with open_dataset(lab.lake, ITEMS) as dataset:
@@ -76,7 +89,9 @@ def test_partitions_in_any_order_are_read_over_time_as_their_days_say(tmp_path: 
 
 
 def with_ends(parts: list[Part]) -> list[tuple[Any, ...]]:
-    """Return a row of a table of type 2 for each part with a price; it is valid to the next part of its item."""
+    """Return a row of a table of type 2 for each part with a price; it is valid to the next part
+    of its item.
+    """
     rows = []
     for (item, price, since), following in zip(parts, [*parts[1:], None], strict=True):
         until = following[2] if following is not None and following[0] == item else None

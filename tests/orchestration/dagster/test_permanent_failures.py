@@ -1,4 +1,6 @@
-"""After a permanent failure no run is launched until something has changed; a partition says why it is missing."""
+"""After a permanent failure no run is launched until something has changed; a partition says why
+it is missing.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,9 @@ def lake(tmp_path: Path) -> Lake:
 
 def copying() -> Application:
     app = Application("copy")
-    app.input_stream("lake.orders", default_offset="oldest").send_to(app.output_stream("lake.copy", partitions=1))
+    app.input_stream("lake.orders", default_offset="oldest").send_to(
+        app.output_stream("lake.copy", partitions=1)
+    )
     app.table(bounded_dataset("items", input="lake.items", key="item", broadcast=True))
     return app
 
@@ -66,12 +70,16 @@ def test_what_has_changed_since_a_failure_ends_the_wait(now: Circumstances, wait
     text = decide_wait(FAILED, now)
     assert bool(text) == waits
     if waits:
-        assert text.startswith("Run 01234567 failed permanently: the column is missing. Add it. Another run would")
+        assert text.startswith(
+            "Run 01234567 failed permanently: the column is missing. Add it. Another run would"
+        )
     assert decide_wait(None, now) == ""
 
 
 @BOTH
-def test_new_records_launch_nothing_after_a_permanent_failure(lake: Lake, instance: DagsterInstance, by: str) -> None:
+def test_new_records_launch_nothing_after_a_permanent_failure(
+    lake: Lake, instance: DagsterInstance, by: str
+) -> None:
     sensor = Ticker(lake, copying(), instance, "copy_new_records", by=by)
     sensor.asked()
     run = fail(instance, WRONG)
@@ -90,7 +98,9 @@ def test_a_transient_failure_holds_nothing_back(lake: Lake, instance: DagsterIns
 def test_a_code_location_that_was_loaded_again_tries_once_more(
     lake: Lake, instance: DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sensors = [Ticker(lake, copying(), instance, f"copy_{name}") for name in ("new_records", "restart")]
+    sensors = [
+        Ticker(lake, copying(), instance, f"copy_{name}") for name in ("new_records", "restart")
+    ]
     fail(instance, WRONG)
     assert all("failed permanently" in sensor.skipped() for sensor in sensors)
     monkeypatch.setattr(failures, "LOADED_AT", time.time())
@@ -109,7 +119,9 @@ def test_a_run_by_hand_that_succeeds_ends_the_wait(lake: Lake, instance: Dagster
 
 
 def request_startpoint(lake: Lake) -> None:
-    Startpoints(copying(), lake=lake).request(["lake.orders"], StartpointOldest(), by="me", reason="it was wrong")
+    Startpoints(copying(), lake=lake).request(
+        ["lake.orders"], StartpointOldest(), by="me", reason="it was wrong"
+    )
 
 
 def deliver_again(lake: Lake) -> None:
@@ -122,7 +134,9 @@ def recreate_stream(lake: Lake) -> None:
 
 
 @pytest.mark.parametrize("change", [request_startpoint, deliver_again, recreate_stream])
-def test_what_is_changed_in_the_store_ends_the_wait(lake: Lake, instance: DagsterInstance, change) -> None:  # type: ignore[no-untyped-def]
+def test_what_is_changed_in_the_store_ends_the_wait(
+    lake: Lake, instance: DagsterInstance, change
+) -> None:  # type: ignore[no-untyped-def]
     sensor = Ticker(lake, copying(), instance, "copy_new_records")
     fail(instance, WRONG)
     assert "failed permanently" in sensor.skipped()

@@ -1,4 +1,6 @@
-"""The real webserver and daemon run applications: from the UI's own requests, from sensors, and by conditions."""
+"""The real webserver and daemon run applications: from the UI's own requests, from sensors, and
+by conditions.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,10 @@ ASSETS = {
     "lake/answers": ["datasets/labels_dataset", "lake/calls"],
 }
 READ = {f"lake/{name}" for name in ("orders", "items", "rates", "prices", "calls")}
-APPLICATIONS = [f"tests.orchestration.dagster.small:{name}" for name in ("app", "daily", "priced_daily", "answered")]
+APPLICATIONS = [
+    f"tests.orchestration.dagster.small:{name}"
+    for name in ("app", "daily", "priced_daily", "answered")
+]
 DAYS = [f"2026-01-0{day}" for day in range(1, 5)]
 FIRST, SECOND = small.orders(0, 40), small.orders(40, 30)
 
@@ -71,7 +76,9 @@ def lake(folder: Path) -> Lake:
     small.append(lake, "items", 1, small.ITEMS, marker="v1")
     small.append(lake, "rates", 1, small.RATES)
     small.append(lake, "orders", 1, FIRST)
-    for number, day in enumerate((DAYS[0], DAYS[2]), 1):  # the second and the fourth are not delivered
+    for number, day in enumerate(
+        (DAYS[0], DAYS[2]), 1
+    ):  # the second and the fourth are not delivered
         small.append(lake, "prices", number, [("a", float(number))], marker=day)
     return lake
 
@@ -101,9 +108,13 @@ def backfill_with_gaps(servers: DagsterServers) -> str:
     return _backfill(servers, "prices_by_day_dataset")
 
 
-def test_the_asset_graph_shows_streams_datasets_enriched_stream_and_table(servers: DagsterServers) -> None:
+def test_the_asset_graph_shows_streams_datasets_enriched_stream_and_table(
+    servers: DagsterServers,
+) -> None:
     nodes = {_path(node["assetKey"]): node for node in servers.graphql(GRAPH)["assetNodes"]}
-    assert {key: sorted(map(_path, node["dependencyKeys"])) for key, node in nodes.items()} == ASSETS
+    assert {
+        key: sorted(map(_path, node["dependencyKeys"])) for key, node in nodes.items()
+    } == ASSETS
     assert {key for key, node in nodes.items() if not node["isMaterializable"]} == READ
     assert nodes["datasets/items_dataset"]["groupName"] == "shop"
     assert nodes["datasets/items_dataset"]["owners"] == [{"team": "catalog"}]
@@ -125,7 +136,9 @@ def test_assets_launched_from_the_ui_materialize_and_runs_wait_for_each_other(
     enriched = _materializations(servers, "lake/priced")
     assert [entry["runId"] for entry in enriched] == [first]
     (made,) = map(_metadata, enriched)
-    observed = servers.graphql(OBSERVATIONS, key={"path": ["lake", "priced"]})["assetOrError"]["assetObservations"]
+    observed = servers.graphql(OBSERVATIONS, key={"path": ["lake", "priced"]})["assetOrError"][
+        "assetObservations"
+    ]
     (nothing,) = [_metadata(entry) for entry in observed if entry["runId"] == second]
     assert (made["adjunct/batches"], nothing["adjunct/batches"]) == (1, 0)
     assert made["dagster/row_count"] == len(FIRST)
@@ -141,7 +154,9 @@ def test_assets_launched_from_the_ui_materialize_and_runs_wait_for_each_other(
 
 @pytest.fixture(scope="module")
 def quiet(servers: DagsterServers) -> set[str]:
-    """The runs that there were when the sensor had looked and found nothing; it looks again after half a minute."""
+    """The runs that there were when the sensor had looked and found nothing; it looks again
+    after half a minute.
+    """
     if not _materializations(servers, "lake/priced"):  # no test before has launched a run
         launched = {_launch(servers, LAUNCHED)}
         servers.until("its end", 600, lambda: _ended(servers, launched))
@@ -152,7 +167,9 @@ def quiet(servers: DagsterServers) -> set[str]:
 
 
 @pytest.mark.long  # without servers: test_new_records_sensor.py
-def test_the_sensor_launches_no_run_without_new_records(servers: DagsterServers, quiet: set[str]) -> None:
+def test_the_sensor_launches_no_run_without_new_records(
+    servers: DagsterServers, quiet: set[str]
+) -> None:
     assert _not_of_the_backfill(servers) == quiet
 
 
@@ -161,28 +178,44 @@ def test_a_backfill_that_fails_half_way_is_one_run_that_keeps_what_it_finished(
     servers: DagsterServers, lake: Lake, backfill: str
 ) -> None:
     tag = {"key": "dagster/backfill", "value": backfill}
-    launched = servers.until("its run", 120, lambda: {i for i, run in servers.runs().items() if tag in run["tags"]})
-    ((run_id, run),) = servers.until("the end of its run", 300, lambda: _ended(servers, launched)).items()
+    launched = servers.until(
+        "its run", 120, lambda: {i for i, run in servers.runs().items() if tag in run["tags"]}
+    )
+    ((run_id, run),) = servers.until(
+        "the end of its run", 300, lambda: _ended(servers, launched)
+    ).items()
     assert run["status"] == "FAILURE"
     assert "nobody knows the rates of 3 January" in _errors(servers, [run_id])
-    asset = servers.graphql(PARTITIONS, key={"path": ["datasets", "rates_by_day_dataset"]})["assetNodeOrError"]
-    ranges = [(span["status"], span["startKey"], span["endKey"]) for span in asset["assetPartitionStatuses"]["ranges"]]
+    asset = servers.graphql(PARTITIONS, key={"path": ["datasets", "rates_by_day_dataset"]})[
+        "assetNodeOrError"
+    ]
+    ranges = [
+        (span["status"], span["startKey"], span["endKey"])
+        for span in asset["assetPartitionStatuses"]["ranges"]
+    ]
     assert ranges == [("MATERIALIZED", DAYS[0], DAYS[1]), ("FAILED", DAYS[2], DAYS[3])]
     assert [ref.name for ref in open_dataset(lake, "rates-by-day").versions()] == DAYS[:2]
-    made = [_metadata(entry) for entry in _materializations(servers, "datasets/rates_by_day_dataset")]
+    made = [
+        _metadata(entry) for entry in _materializations(servers, "datasets/rates_by_day_dataset")
+    ]
     assert [entry["adjunct/name"] for entry in made] == [DAYS[1], DAYS[0]]
 
 
-@pytest.mark.long  # test_delivered_sensor.py shows it without servers, test_replay_with_daemon.py a run of the daemon's
+# test_delivered_sensor.py shows it without servers, test_replay_with_daemon.py a run of the
+# daemon's
+@pytest.mark.long
 def test_records_and_a_version_delivered_together_launch_one_run(
     servers: DagsterServers, lake: Lake, quiet: set[str]
 ) -> None:
     small.append(lake, "items", 2, small.ITEMS, marker="v2")
     small.append(lake, "orders", 2, SECOND)
-    # Started only now: a look between the two appends would rightly launch a run for the version alone.
+    # Started only now: a look between the two appends would rightly launch a run for the version
+    # alone.
     for sensor in ("items_delivered", "order_totals_startpoints", "order_totals_restart"):
         servers.start_sensor(sensor)
-    launched = servers.until("a run by the sensor", 300, lambda: _not_of_the_backfill(servers) - quiet)
+    launched = servers.until(
+        "a run by the sensor", 300, lambda: _not_of_the_backfill(servers) - quiet
+    )
     runs = servers.until("its end", 600, lambda: _ended(servers, launched))
     assert [run["status"] for run in runs.values()] == ["SUCCESS"], _errors(servers, runs)
     (run,) = runs.values()
@@ -191,7 +224,11 @@ def test_records_and_a_version_delivered_together_launch_one_run(
     assert tags["adjunct/lag"] == str(len(SECOND))
     assert small.priced(lake) == small.expected(FIRST + SECOND)
     nothing = "No new version; the next one waits for lake.items.0, lake.items.1."
-    servers.until("a look after it", 300, lambda: _skipped(servers, nothing, "items_delivered", since=run["endTime"]))
+    servers.until(
+        "a look after it",
+        300,
+        lambda: _skipped(servers, nothing, "items_delivered", since=run["endTime"]),
+    )
     assert _not_of_the_backfill(servers) - quiet == launched
 
 
@@ -199,10 +236,14 @@ def test_records_and_a_version_delivered_together_launch_one_run(
 def test_a_backfill_with_missing_days_ends_as_failed_though_its_run_succeeds(
     servers: DagsterServers, lake: Lake, backfill_with_gaps: str
 ) -> None:
-    """As Dagster promises for partitions that have no materialization when all runs of a backfill have ended."""
+    """As Dagster promises for partitions that have no materialization when all runs of a
+    backfill have ended.
+    """
 
     def ended() -> dict[str, Any] | None:
-        state: dict[str, Any] = servers.graphql(ENDED, id=backfill_with_gaps)["partitionBackfillOrError"]
+        state: dict[str, Any] = servers.graphql(ENDED, id=backfill_with_gaps)[
+            "partitionBackfillOrError"
+        ]
         return state if state["status"].startswith("COMPLETED") else None
 
     state = servers.until("the end of the backfill", 300, ended)
@@ -210,14 +251,24 @@ def test_a_backfill_with_missing_days_ends_as_failed_though_its_run_succeeds(
     tag = {"key": "dagster/backfill", "value": backfill_with_gaps}
     runs = {run_id: run for run_id, run in servers.runs().items() if tag in run["tags"]}
     assert [run["status"] for run in runs.values()] == ["SUCCESS"]
-    asset = servers.graphql(PARTITIONS, key={"path": ["datasets", "prices_by_day_dataset"]})["assetNodeOrError"]
-    ranges = [(span["status"], span["startKey"], span["endKey"]) for span in asset["assetPartitionStatuses"]["ranges"]]
+    asset = servers.graphql(PARTITIONS, key={"path": ["datasets", "prices_by_day_dataset"]})[
+        "assetNodeOrError"
+    ]
+    ranges = [
+        (span["status"], span["startKey"], span["endKey"])
+        for span in asset["assetPartitionStatuses"]["ranges"]
+    ]
     assert ranges == [("MATERIALIZED", day, day) for day in (DAYS[0], DAYS[2])]
-    assert [ref.name for ref in open_dataset(lake, "prices-by-day").versions()] == [DAYS[0], DAYS[2]]
+    assert [ref.name for ref in open_dataset(lake, "prices-by-day").versions()] == [
+        DAYS[0],
+        DAYS[2],
+    ]
 
 
 @pytest.mark.long  # test_automation.py has the conditions evaluated without servers
-def test_conditions_launch_the_run_that_the_sensors_would_launch(servers: DagsterServers, lake: Lake) -> None:
+def test_conditions_launch_the_run_that_the_sensors_would_launch(
+    servers: DagsterServers, lake: Lake
+) -> None:
     tag = {"key": "dagster/sensor_name", "value": AUTOMATION}
 
     def by_conditions() -> set[str]:
@@ -239,14 +290,18 @@ def test_conditions_launch_the_run_that_the_sensors_would_launch(servers: Dagste
         "labels_delivered: No new version; the next one waits for lake.items.0, lake.items.1. "
         "answered_new_records: No new records."
     )
-    servers.until("a tick after it", 120, lambda: _skipped(servers, nothing, AUTOMATION, since=run["endTime"]))
+    servers.until(
+        "a tick after it", 120, lambda: _skipped(servers, nothing, AUTOMATION, since=run["endTime"])
+    )
     assert by_conditions() == launched
 
 
 def _backfill(servers: DagsterServers, dataset: str) -> str:
     """Launch a backfill of the four days as the UI does; return its id."""
     asset = {"path": ["datasets", dataset]}
-    launched = servers.graphql(BACKFILL, params={"assetSelection": [asset], "partitionNames": DAYS, "tags": []})
+    launched = servers.graphql(
+        BACKFILL, params={"assetSelection": [asset], "partitionNames": DAYS, "tags": []}
+    )
     answer = launched["launchPartitionBackfill"]
     assert answer["__typename"] == "LaunchBackfillSuccess", answer
     backfill_id: str = answer["backfillId"]
@@ -254,9 +309,15 @@ def _backfill(servers: DagsterServers, dataset: str) -> str:
 
 
 def _not_of_the_backfill(servers: DagsterServers) -> set[str]:
-    """Return the runs that were not launched by the daemon of backfills, which works beside the sensor."""
+    """Return the runs that were not launched by the daemon of backfills, which works beside the
+    sensor.
+    """
     runs = servers.runs().items()
-    return {run_id for run_id, run in runs if all(tag["key"] != "dagster/backfill" for tag in run["tags"])}
+    return {
+        run_id
+        for run_id, run in runs
+        if all(tag["key"] != "dagster/backfill" for tag in run["tags"])
+    }
 
 
 def _path(key: dict[str, Any]) -> str:
@@ -264,23 +325,35 @@ def _path(key: dict[str, Any]) -> str:
 
 
 def _launch(servers: DagsterServers, keys: list[str]) -> str:
-    """Launch a run as the UI's Materialize button does: the implicit asset job, with a selection of assets."""
+    """Launch a run as the UI's Materialize button does: the implicit asset job, with a selection
+    of assets.
+    """
     selection = [{"path": key.split("/")} for key in keys]
     return servers.launch("__ASSET_JOB", assetSelection=selection, assetCheckSelection=[])
 
 
 def _ended(servers: DagsterServers, wanted: set[str]) -> dict[str, dict[str, Any]] | None:
     runs = {run_id: run for run_id, run in servers.runs().items() if run_id in wanted}
-    return runs if len(runs) == len(wanted) and all(run["status"] in DONE for run in runs.values()) else None
+    return (
+        runs
+        if len(runs) == len(wanted) and all(run["status"] in DONE for run in runs.values())
+        else None
+    )
 
 
 def _errors(servers: DagsterServers, runs: Iterable[str]) -> str:
     """Return what the runs said when they failed."""
-    events = [event for run in runs for event in servers.graphql(ERRORS, run=run)["logsForRun"]["events"]]
-    return "\n".join(f"{event['message']}: {event['error']}" for event in events if event.get("error"))
+    events = [
+        event for run in runs for event in servers.graphql(ERRORS, run=run)["logsForRun"]["events"]
+    ]
+    return "\n".join(
+        f"{event['message']}: {event['error']}" for event in events if event.get("error")
+    )
 
 
-def _skipped(servers: DagsterServers, reason: str, sensor: str = SENSOR, *, since: float = 0) -> bool:
+def _skipped(
+    servers: DagsterServers, reason: str, sensor: str = SENSOR, *, since: float = 0
+) -> bool:
     selector = {**REPOSITORY_SELECTOR, "sensorName": sensor}
     ticks = servers.graphql(TICKS, sensor=selector)["sensorOrError"]["sensorState"]["ticks"]
     assert not [tick["error"] for tick in ticks if tick["error"]]
@@ -290,7 +363,9 @@ def _skipped(servers: DagsterServers, reason: str, sensor: str = SENSOR, *, sinc
 
 def _materializations(servers: DagsterServers, key: str) -> list[dict[str, Any]]:
     """Return an asset's materialisations, newest first."""
-    listed = servers.graphql(MATERIALIZATIONS, key={"path": key.split("/")})["assetOrError"]["assetMaterializations"]
+    listed = servers.graphql(MATERIALIZATIONS, key={"path": key.split("/")})["assetOrError"][
+        "assetMaterializations"
+    ]
     materializations: list[dict[str, Any]] = listed
     return materializations
 
@@ -298,6 +373,8 @@ def _materializations(servers: DagsterServers, key: str) -> list[dict[str, Any]]
 def _metadata(materialization: dict[str, Any]) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for entry in materialization["metadataEntries"]:
-        value = next((entry[name] for name in ("intValue", "text", "jsonString") if name in entry), None)
+        value = next(
+            (entry[name] for name in ("intValue", "text", "jsonString") if name in entry), None
+        )
         values[entry["label"]] = entry["schema"]["columns"] if "schema" in entry else value
     return values

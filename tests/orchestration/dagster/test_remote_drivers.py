@@ -1,4 +1,6 @@
-"""Runs whose drivers are in services of AWS or in pods: what comes back, and what their deaths leave."""
+"""Runs whose drivers are in services of AWS or in pods: what comes back, and what their deaths
+leave.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,10 @@ from tests.servers.spark_services import (
     StandIn,
 )
 
-QUICK = {"spark.jars.ivy": str(Path.home() / ".cache/dagster-adjunct/ivy"), "spark.ui.enabled": "false"}
+QUICK = {
+    "spark.jars.ivy": str(Path.home() / ".cache/dagster-adjunct/ivy"),
+    "spark.ui.enabled": "false",
+}
 
 
 @pytest.fixture
@@ -63,7 +68,9 @@ def lake(tmp_path: Path, versitygw: S3Server, monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.fixture
-def emr(tmp_path: Path, versitygw: S3Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[EmrServerlessStandIn]:
+def emr(
+    tmp_path: Path, versitygw: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[EmrServerlessStandIn]:
     stand_in = EmrServerlessStandIn(tmp_path / "jobs", versitygw, [tmp_path / "image"])
     with stand_in.serving() as url:
         monkeypatch.setenv("AWS_ENDPOINT_URL_EMR_SERVERLESS", url)
@@ -72,7 +79,9 @@ def emr(tmp_path: Path, versitygw: S3Server, monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.fixture
-def cluster(tmp_path: Path, versitygw: S3Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[EmrStandIn]:
+def cluster(
+    tmp_path: Path, versitygw: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[EmrStandIn]:
     stand_in = EmrStandIn(tmp_path / "steps", versitygw, [tmp_path / "image"])
     with stand_in.serving() as url:
         monkeypatch.setenv("AWS_ENDPOINT_URL_EMR", url)
@@ -81,7 +90,9 @@ def cluster(tmp_path: Path, versitygw: S3Server, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.fixture
-def glue(tmp_path: Path, versitygw: S3Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[GlueStandIn]:
+def glue(
+    tmp_path: Path, versitygw: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[GlueStandIn]:
     stand_in = GlueStandIn(tmp_path / "runs", versitygw, [tmp_path / "image"])
     with stand_in.serving() as url:
         monkeypatch.setenv("AWS_ENDPOINT_URL_GLUE", url)
@@ -90,7 +101,9 @@ def glue(tmp_path: Path, versitygw: S3Server, monkeypatch: pytest.MonkeyPatch) -
 
 
 def on_emr(lake: str, **settings: Any) -> SparkResource:
-    service = EmrServerless(application_id=dg.EnvVar("EMR_APPLICATION"), execution_role=ROLE, **settings)
+    service = EmrServerless(
+        application_id=dg.EnvVar("EMR_APPLICATION"), execution_role=ROLE, **settings
+    )
     return SparkResource(lake=lake, emr_serverless=service, spark_config=QUICK)
 
 
@@ -101,7 +114,9 @@ def on_cluster(lake: str, **settings: Any) -> SparkResource:
 
 
 def on_glue(lake: str, **settings: Any) -> SparkResource:
-    return SparkResource(lake=lake, glue=Glue(**{"job_name": dg.EnvVar("GLUE_JOB"), **settings}), spark_config=QUICK)
+    return SparkResource(
+        lake=lake, glue=Glue(**{"job_name": dg.EnvVar("GLUE_JOB"), **settings}), spark_config=QUICK
+    )
 
 
 RESOURCES = {"emr": on_emr, "cluster": on_cluster, "glue": on_glue}
@@ -112,7 +127,9 @@ def left(lake: Lake) -> list[str]:
 
 
 def check_as_in_process(lake: Lake, done: FinishedRun, service: StandIn, engine: str) -> None:
-    """Check what a run has charged and reported, and that Spark was started only if it is the engine."""
+    """Check what a run has charged and reported, and that Spark was started only if it is the
+    engine.
+    """
     assert done.success, done.log + service.logs()
     assert submitted.charges(lake) == submitted.expected(range(40))
     assert done.made["charges"]["adjunct/last_batch"] == 1
@@ -123,14 +140,18 @@ def check_as_in_process(lake: Lake, done: FinishedRun, service: StandIn, engine:
 
 
 @pytest.mark.server
-@pytest.mark.parametrize("engine", ["auto", pytest.param("spark", marks=[pytest.mark.spark, pytest.mark.long])])
+@pytest.mark.parametrize(
+    "engine", ["auto", pytest.param("spark", marks=[pytest.mark.spark, pytest.mark.long])]
+)
 def test_a_job_run_computes_and_reports_what_a_run_in_process_does(
     lake: Lake, tmp_path: Path, emr: EmrServerlessStandIn, engine: str
 ) -> None:
     """The job run has only what its request, its role and its image give it."""
     for name in ("begun", "go"):
         (tmp_path / name).touch()
-    overrides = {"monitoringConfiguration": {"managedPersistenceMonitoringConfiguration": {"enabled": True}}}
+    overrides = {
+        "monitoringConfiguration": {"managedPersistenceMonitoringConfiguration": {"enabled": True}}
+    }
     request = {"executionTimeoutMinutes": 60, "configurationOverrides": overrides}
     app = submitted.charge_calls(Application("charges", engine=engine))
     done = run(lake, app, on_emr(lake.url, request=request))
@@ -138,11 +159,16 @@ def test_a_job_run_computes_and_reports_what_a_run_in_process_does(
     assert "not be able to receive" not in done.log
     (sent,) = emr.requests
     assert sent["executionTimeoutMinutes"] == 60
-    assert sent["configurationOverrides"]["monitoringConfiguration"] == overrides["monitoringConfiguration"]
+    assert (
+        sent["configurationOverrides"]["monitoringConfiguration"]
+        == overrides["monitoringConfiguration"]
+    )
     assert SECRET_KEY not in json.dumps(sent)
     assert str(ROOT) not in json.dumps(sent), "paths of this machine"
     policy = json.loads((ROOT / "deploy/iam/emr-serverless.json").read_text("utf-8"))
-    allowed = {action.removeprefix("emr-serverless:") for action in policy["Statement"][0]["Action"]}
+    allowed = {
+        action.removeprefix("emr-serverless:") for action in policy["Statement"][0]["Action"]
+    }
     assert allowed == {*emr.operations, "CancelJobRun", "TagResource"}
     assert sent["tags"]["dagster/run-id"]
 
@@ -165,20 +191,27 @@ def test_a_step_computes_and_reports_what_a_run_in_process_does(
     check_as_in_process(lake, done, cluster, engine)
     (sent,) = cluster.requests
     assert sent["ActionOnFailure"] == "CONTINUE", "the cluster outlives it"
-    assert {"ORDERS_STAGE=test", "HADOOP_CONF_DIR=/etc/hadoop/conf"} < set(sent["HadoopJarStep"]["Args"])
+    assert {"ORDERS_STAGE=test", "HADOOP_CONF_DIR=/etc/hadoop/conf"} < set(
+        sent["HadoopJarStep"]["Args"]
+    )
     assert SECRET_KEY not in json.dumps(sent)
     assert str(ROOT) not in json.dumps(sent).replace(sys.executable, ""), "paths of this machine"
     policy = json.loads((ROOT / "deploy/iam/emr-cluster.json").read_text("utf-8"))
-    allowed = {action.removeprefix("elasticmapreduce:") for action in policy["Statement"][0]["Action"]}
+    allowed = {
+        action.removeprefix("elasticmapreduce:") for action in policy["Statement"][0]["Action"]
+    }
     assert allowed == {*cluster.operations, "CancelSteps"}
 
 
 @pytest.mark.server
-@pytest.mark.parametrize("engine", ["auto", pytest.param("spark", marks=[pytest.mark.spark, pytest.mark.long])])
+@pytest.mark.parametrize(
+    "engine", ["auto", pytest.param("spark", marks=[pytest.mark.spark, pytest.mark.long])]
+)
 def test_a_run_of_a_glue_job_computes_and_reports_what_a_run_in_process_does(
     lake: Lake, tmp_path: Path, glue: GlueStandIn, engine: str
 ) -> None:
-    """The run has only what its request, its role and its job give it; the lake's settings win over those of Glue.
+    """The run has only what its request, its role and its job give it; the lake's settings win over
+    those of Glue.
 
     A lost reply starts no second run.
     """
@@ -187,7 +220,9 @@ def test_a_run_of_a_glue_job_computes_and_reports_what_a_run_in_process_does(
     glue.is_busy = engine == "spark"  # the op is tried again, which takes a while
     glue.losing = 1
     app = submitted.charge_calls(Application("charges", engine=engine))
-    resource = on_glue(lake.url, arguments={"--enable-metrics": "true"}, request={"NumberOfWorkers": 4})
+    resource = on_glue(
+        lake.url, arguments={"--enable-metrics": "true"}, request={"NumberOfWorkers": 4}
+    )
     done = run(lake, app, resource)
     check_as_in_process(lake, done, glue, engine)
     (sent,) = glue.requests
@@ -225,7 +260,11 @@ def test_a_glue_job_that_can_not_be_run_fails_its_run_for_good(
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("service", "reason"),
-    [("emr", "EMR Serverless job failed"), ("cluster", "step 00f0 of EMR"), ("glue", "Glue job orders-spark run 00f0")],
+    [
+        ("emr", "EMR Serverless job failed"),
+        ("cluster", "step 00f0 of EMR"),
+        ("glue", "Glue job orders-spark run 00f0"),
+    ],
 )
 def test_a_batch_whose_driver_was_killed_is_ended_when_its_op_is_tried_again(
     lake: Lake, tmp_path: Path, service: str, reason: str, request: pytest.FixtureRequest
@@ -261,12 +300,22 @@ defs = build_definitions(app, lake={url!r}, spark=RESOURCES[{service!r}]({url!r}
 def test_a_driver_ends_with_its_run_and_the_next_one_takes_over(
     lake: Lake, tmp_path: Path, service: str, request: pytest.FixtureRequest, sent: signal.Signals
 ) -> None:
-    """A run that is cancelled cancels the job run or the step. One that is killed is missed by its heartbeat, in S3."""
+    """A run that is cancelled cancels the job run or the step. One that is killed is missed by
+    its heartbeat, in S3.
+    """
     stand_in: StandIn = request.getfixturevalue(service)
     (tmp_path / "home").mkdir()
     (tmp_path / "location.py").write_text(LOCATION.format(url=lake.url, service=service))
     environment = {**os.environ, "DAGSTER_HOME": str(tmp_path / "home"), "PYTHONPATH": str(ROOT)}
-    command = [str(Path(sys.executable).with_name("dagster")), "job", "execute", "-m", "location", "-j", "charges"]
+    command = [
+        str(Path(sys.executable).with_name("dagster")),
+        "job",
+        "execute",
+        "-m",
+        "location",
+        "-j",
+        "charges",
+    ]
     with (tmp_path / "run.log").open("w") as log:
         op = subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=log, stderr=log)
     until((tmp_path / "begun").exists, 300)
@@ -291,7 +340,9 @@ def test_a_pod_computes_and_reports_what_a_run_in_process_does(
         (tmp_path / name).touch()
     printed: list[str] = []
     monkeypatch.setattr(
-        PipesMessageHandler, "_handle_log_external_stream", lambda self, stream, text, extras: printed.append(text)
+        PipesMessageHandler,
+        "_handle_log_external_stream",
+        lambda self, stream, text, extras: printed.append(text),
     )
     cluster = KubernetesStandIn(tmp_path / "pods", versitygw, [tmp_path / "image"])
     with cluster.serving() as url:
@@ -301,7 +352,9 @@ def test_a_pod_computes_and_reports_what_a_run_in_process_does(
             namespace="orders",
             service_account="orders-runs",
             environment={"ORDERS_STAGE": "test"},
-            pod_spec={"containers": [{"resources": limits, "envFrom": [{"secretRef": {"name": "dsn"}}]}]},
+            pod_spec={
+                "containers": [{"resources": limits, "envFrom": [{"secretRef": {"name": "dsn"}}]}]
+            },
             kubeconfig=str(cluster.write_config(url, tmp_path / "kubeconfig")),
         )
         app = submitted.charge_calls(Application("charges", engine="auto"))
@@ -310,7 +363,10 @@ def test_a_pod_computes_and_reports_what_a_run_in_process_does(
     assert "charging 39\n" in "".join(printed)
     (pod,) = cluster.requests
     container = pod["spec"]["containers"][0]
-    assert (pod["spec"]["serviceAccountName"], pod["spec"]["restartPolicy"]) == ("orders-runs", "Never")
+    assert (pod["spec"]["serviceAccountName"], pod["spec"]["restartPolicy"]) == (
+        "orders-runs",
+        "Never",
+    )
     assert (container["image"], container["resources"]) == ("registry.example.com/orders:1", limits)
     assert {"name": "ORDERS_STAGE", "value": "test"} in container["env"]
     assert cluster.pods == {}, "deleted"
@@ -323,15 +379,25 @@ def test_a_pod_computes_and_reports_what_a_run_in_process_does(
         ({"master": "sc://localhost:15002"}, "spark.master"),
         ({"master": "none"}, "spark.master"),
         ({"master": "local[2]"}, "spark.master"),
-        ({"spark_config": {"spark.hadoop.fs.s3a.secret.key": "shown-to-nobody"}}, "spark.hadoop.fs.s3a.secret.key"),
-        ({"spark_config": {"spark.executorEnv.AWS_ACCESS_KEY_ID": "x"}}, "spark.executorEnv.AWS_ACCESS_KEY_ID"),
+        (
+            {"spark_config": {"spark.hadoop.fs.s3a.secret.key": "shown-to-nobody"}},
+            "spark.hadoop.fs.s3a.secret.key",
+        ),
+        (
+            {"spark_config": {"spark.executorEnv.AWS_ACCESS_KEY_ID": "x"}},
+            "spark.executorEnv.AWS_ACCESS_KEY_ID",
+        ),
         ({"spark_config": {"spark.submit.deployMode": "cluster"}}, "spark.submit.deployMode"),
         ({"submit": "spark-submit"}, None),
     ],
 )
-def test_what_can_not_run_elsewhere_is_refused(settings: dict[str, Any], setting: str | None) -> None:
+def test_what_can_not_run_elsewhere_is_refused(
+    settings: dict[str, Any], setting: str | None
+) -> None:
     lake = settings.pop("lake_url", "s3://bucket/lake")
-    resource = SparkResource(emr_serverless=EmrServerless(application_id=APPLICATION, execution_role=ROLE), **settings)
+    resource = SparkResource(
+        emr_serverless=EmrServerless(application_id=APPLICATION, execution_role=ROLE), **settings
+    )
     with pytest.raises(ConfigurationError) as refused:
         resource.submission(lake)
     assert refused.value.setting == setting
@@ -352,7 +418,9 @@ def test_services_with_a_master_of_their_own_get_none(service: Glue | EmrServerl
 def test_steps_of_a_cluster_have_yarn_for_their_master_unless_another_is_declared() -> None:
     service = EmrCluster(cluster_id=CLUSTER, python="/opt/adjunct/bin/python")
     for declared, used in ((None, "yarn"), ("local[*]", "local[*]")):
-        _, settings = SparkResource(emr_cluster=service, master=declared).submission("s3://bucket/lake")
+        _, settings = SparkResource(emr_cluster=service, master=declared).submission(
+            "s3://bucket/lake"
+        )
         assert settings["spark.master"] == used
 
 
@@ -361,7 +429,10 @@ def test_steps_of_a_cluster_have_yarn_for_their_master_unless_another_is_declare
     [
         ({"environment": {"DB_PASSWORD": "shown-to-nobody"}}, "DB_PASSWORD"),
         ({"cluster_id": "j-0"}, "Cluster id is not valid"),
-        ({"python": "/opt/missing/bin/python"}, f"step 00f0 of EMR cluster {CLUSTER} is FAILED: Unknown Error. s3://"),
+        (
+            {"python": "/opt/missing/bin/python"},
+            f"step 00f0 of EMR cluster {CLUSTER} is FAILED: Unknown Error. s3://",
+        ),
     ],
 )
 def test_a_step_that_can_not_begin_fails_its_run_for_good(
@@ -390,13 +461,17 @@ def test_references_to_secrets_are_no_secrets_and_executors_are_pods_of_the_imag
     references = {"spark.hadoop.javax.jdo.option.ConnectionPassword": "EMR.secret@metastore"}
     references |= {"spark.kubernetes.executor.secretKeyRef.DSN": "dsn:url"}
     kubernetes = Kubernetes(image="orders:1", namespace="orders", service_account="runs")
-    spark = SparkResource(master="k8s://https://kubernetes", kubernetes=kubernetes, spark_config=references)
+    spark = SparkResource(
+        master="k8s://https://kubernetes", kubernetes=kubernetes, spark_config=references
+    )
     _, settings = spark.submission("s3://bucket/lake")
     assert settings["spark.kubernetes.container.image"] == "orders:1"
     assert settings["spark.kubernetes.executor.secretKeyRef.DSN"] == "dsn:url"
 
 
-def test_a_reference_to_a_secret_is_left_to_the_service(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reference_to_a_secret_is_left_to_the_service(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It gives the driver the secret in place of the reference, which the order would put back."""
     orders: list[submission.Order] = []
 
@@ -405,19 +480,33 @@ def test_a_reference_to_a_secret_is_left_to_the_service(lake: Lake, monkeypatch:
         raise ConfigurationError("no run.", "Stop.", argument="x")
 
     monkeypatch.setattr(Exchange, "offering", refuse)
-    config = {"spark.hadoop.javax.jdo.option.ConnectionPassword": "EMR.secret@metastore", "spark.executor.memory": "2g"}
+    config = {
+        "spark.hadoop.javax.jdo.option.ConnectionPassword": "EMR.secret@metastore",
+        "spark.executor.memory": "2g",
+    }
     service = EmrServerless(application_id=APPLICATION, execution_role=ROLE)
-    run(lake, submitted.app, SparkResource(lake=lake.url, emr_serverless=service, spark_config=config))
+    run(
+        lake,
+        submitted.app,
+        SparkResource(lake=lake.url, emr_serverless=service, spark_config=config),
+    )
     (order,) = orders
     assert order.settings["spark.executor.memory"] == "2g"
     assert "spark.hadoop.javax.jdo.option.ConnectionPassword" not in order.settings
 
 
-def test_a_variable_of_a_pod_that_looks_like_a_secret_is_refused(lake: Lake, tmp_path: Path) -> None:
+def test_a_variable_of_a_pod_that_looks_like_a_secret_is_refused(
+    lake: Lake, tmp_path: Path
+) -> None:
     secret = "shown-to-nobody"
     container = {"name": "driver", "env": [{"name": "DB_PASSWORD", "value": secret}]}
-    for where in ({"environment": {"DB_PASSWORD": secret}}, {"pod_spec": {"containers": [container]}}):
-        done = run(lake, submitted.app, SparkResource(kubernetes=Kubernetes(image="orders:1", **where)))
+    for where in (
+        {"environment": {"DB_PASSWORD": secret}},
+        {"pod_spec": {"containers": [container]}},
+    ):
+        done = run(
+            lake, submitted.app, SparkResource(kubernetes=Kubernetes(image="orders:1", **where))
+        )
         assert done.failure.metadata["error"].value == "ConfigurationError"
         assert "DB_PASSWORD" in done.failure.description
         assert secret not in done.failure.description
@@ -428,17 +517,24 @@ def test_a_variable_of_a_pod_that_looks_like_a_secret_is_refused(lake: Lake, tmp
     [
         ({"nodeSelecter": {"disk": "ssd"}}, "nodeSelecter"),
         ({"containers": {"resources": {}}}, "pod_spec is not the specification of a pod"),
-        ({"containers": [{"image": "another:1", "command": ["sh"]}]}, "pod_spec sets image and command"),
+        (
+            {"containers": [{"image": "another:1", "command": ["sh"]}]},
+            "pod_spec sets image and command",
+        ),
     ],
 )
-def test_a_specification_that_is_none_of_a_pod_is_refused(lake: Lake, pod_spec: dict[str, Any], named: str) -> None:
+def test_a_specification_that_is_none_of_a_pod_is_refused(
+    lake: Lake, pod_spec: dict[str, Any], named: str
+) -> None:
     kubernetes = Kubernetes(image="orders:1", pod_spec=pod_spec)
     done = run(lake, submitted.app, SparkResource(kubernetes=kubernetes))
     assert done.failure.metadata["error"].value == "ConfigurationError"
     assert named in done.failure.description
 
 
-@pytest.mark.parametrize("request_", [{"jobDriver": {"sparkSubmit": {}}}, {"configurationOverrides": "spark.x=1"}])
+@pytest.mark.parametrize(
+    "request_", [{"jobDriver": {"sparkSubmit": {}}}, {"configurationOverrides": "spark.x=1"}]
+)
 def test_parts_of_a_request_that_would_be_ignored_are_refused(
     lake: Lake, emr: EmrServerlessStandIn, request_: dict[str, Any]
 ) -> None:
@@ -489,7 +585,11 @@ def test_messages_of_threads_arrive_in_order_and_whole() -> None:
         for number in range(first, first + 20):
             payload = {"payload": pack("number", number)}
             exchange.write_message(
-                {"__dagster_pipes_version": "0.1", "method": "report_custom_message", "params": payload}
+                {
+                    "__dagster_pipes_version": "0.1",
+                    "method": "report_custom_message",
+                    "params": payload,
+                }
             )
 
     with exchange.offering("work"):
@@ -499,7 +599,9 @@ def test_messages_of_threads_arrive_in_order_and_whole() -> None:
                 thread.start()
             for thread in threads:
                 thread.join()
-            exchange.write_message({"__dagster_pipes_version": "0.1", "method": "closed", "params": {"last": True}})
+            exchange.write_message(
+                {"__dagster_pipes_version": "0.1", "method": "closed", "params": {"last": True}}
+            )
         assert sorted(numbers) == list(range(40))
         assert [number for number in numbers if number < 20] == list(range(20))
         assert heard.messages == [{"last": True}]
@@ -509,13 +611,20 @@ def test_messages_of_threads_arrive_in_order_and_whole() -> None:
 
 def test_a_message_that_can_not_be_deleted_ends_nothing() -> None:
     store = InMemoryStore()
-    exchange, numbers = Exchange(FaultyStore(store, [Fault("delete", 1, "throttle")]), "a/"), list[int]()
+    exchange, numbers = (
+        Exchange(FaultyStore(store, [Fault("delete", 1, "throttle")]), "a/"),
+        list[int](),
+    )
     inbox = Inbox(exchange, {"number": numbers.append}, with_output=False)
     with inbox.read_messages(Heard()):
         for number in (1, 2):
             payload = {"payload": pack("number", number)}
             exchange.write_message(
-                {"__dagster_pipes_version": "0.1", "method": "report_custom_message", "params": payload}
+                {
+                    "__dagster_pipes_version": "0.1",
+                    "method": "report_custom_message",
+                    "params": payload,
+                }
             )
     inbox.raise_error(None)
     assert numbers == [1, 2]

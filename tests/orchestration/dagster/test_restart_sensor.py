@@ -1,11 +1,22 @@
-"""When a failed run is launched again: the decision with plain values, then ticks over runs that really failed."""
+"""When a failed run is launched again: the decision with plain values, then ticks over runs that
+really failed.
+"""
 
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from dagster import AssetKey, DagsterInstance, DagsterRun, DagsterRunStatus, OpExecutionContext, RunRecord, job, op
+from dagster import (
+    AssetKey,
+    DagsterInstance,
+    DagsterRun,
+    DagsterRunStatus,
+    OpExecutionContext,
+    RunRecord,
+    job,
+    op,
+)
 from dagster import SkipReason as Skip
 from dagster._core.remote_origin import CodeLocationOrigin
 
@@ -21,7 +32,12 @@ from dagster_adjunct.errors import (
     RunLeaseLostError,
     TransientError,
 )
-from dagster_adjunct.orchestration.batch_log.batch_log import ApplicationState, BatchLog, ClosedBatch, Intent
+from dagster_adjunct.orchestration.batch_log.batch_log import (
+    ApplicationState,
+    BatchLog,
+    ClosedBatch,
+    Intent,
+)
 from dagster_adjunct.orchestration.batch_log.run_lease import Claim, RunLease
 from dagster_adjunct.orchestration.code_location.metadata import translate_errors
 from dagster_adjunct.orchestration.code_location.sensors import Restart, decide_restart
@@ -41,7 +57,11 @@ def intent(run: str, batch: int = 1) -> Intent:
 
 def closed(run: str, at: float) -> ClosedBatch:
     return ClosedBatch(
-        intent=intent(run), closed_at=datetime.fromtimestamp(at, UTC), records=1, counters={}, seconds={}
+        intent=intent(run),
+        closed_at=datetime.fromtimestamp(at, UTC),
+        records=1,
+        counters={},
+        seconds={},
     )
 
 
@@ -49,7 +69,9 @@ def ran(run: str, status: DagsterRunStatus, began: float, ended: float | None = 
     return RunRecord(
         storage_id=0,
         # Dagster has no queued run without an origin.
-        dagster_run=DagsterRun("copy", run_id=run, status=status, remote_job_origin=job_origin(HERE, "copy")),
+        dagster_run=DagsterRun(
+            "copy", run_id=run, status=status, remote_job_origin=job_origin(HERE, "copy")
+        ),
         create_timestamp=BEGAN,
         update_timestamp=BEGAN,
         start_time=began,
@@ -58,7 +80,9 @@ def ran(run: str, status: DagsterRunStatus, began: float, ended: float | None = 
 
 
 def failed(*runs: str, seconds: float = 100.0) -> list[RunRecord]:
-    """Runs that failed one after the other, the newest first; each took `each` seconds, the last ended at 1000."""
+    """Runs that failed one after the other, the newest first; each took `each` seconds, the last
+    ended at 1000.
+    """
     return [
         ran(run, STATUS.FAILURE, 1000.0 - seconds * (number + 1), 1000.0 - seconds * number)
         for number, run in enumerate(runs)
@@ -66,7 +90,11 @@ def failed(*runs: str, seconds: float = 100.0) -> list[RunRecord]:
 
 
 def decided(
-    attempts: list[RunRecord], state: ApplicationState | None = None, *, permanent: str = "", now: float = 10_000.0
+    attempts: list[RunRecord],
+    state: ApplicationState | None = None,
+    *,
+    permanent: str = "",
+    now: float = 10_000.0,
 ) -> Restart | Skip:
     return decide_restart(attempts, state or ApplicationState(), permanent, now)
 
@@ -79,7 +107,9 @@ def test_without_runs_there_is_nothing_to_restart() -> None:
     assert decided([]) == Skip("No run to restart.")
 
 
-@pytest.mark.parametrize("status", [STATUS.STARTED, STATUS.QUEUED, STATUS.SUCCESS, STATUS.CANCELED, STATUS.CANCELING])
+@pytest.mark.parametrize(
+    "status", [STATUS.STARTED, STATUS.QUEUED, STATUS.SUCCESS, STATUS.CANCELED, STATUS.CANCELING]
+)
 def test_a_newer_run_ends_the_matter_whatever_became_of_it(status: DagsterRunStatus) -> None:
     skip = decided([ran("newer-run", status, 2000.0), *failed("a")])
     assert isinstance(skip, Skip)
@@ -96,12 +126,16 @@ def test_a_run_that_closed_a_batch_is_not_launched_again_unless_it_left_one_open
     assert decided(failed("a"), after) == Skip(
         "Run a failed, and a batch was committed since it began: nothing to restart."
     )
-    assert decided(failed("a"), after.model_copy(update={"open": intent("a", 2)})) == Restart("a", "a", 1)
+    assert decided(failed("a"), after.model_copy(update={"open": intent("a", 2)})) == Restart(
+        "a", "a", 1
+    )
 
 
 def test_a_failed_run_is_not_restarted_after_a_later_batch_of_another_run() -> None:
     assert isinstance(decided(failed("a"), ApplicationState(last=closed("by-hand", 1500.0))), Skip)
-    assert decided(failed("a"), ApplicationState(last=closed("before", 899.0))) == Restart("a", "a", 1)
+    assert decided(failed("a"), ApplicationState(last=closed("before", 899.0))) == Restart(
+        "a", "a", 1
+    )
 
 
 def test_a_permanent_failure_is_left_to_people() -> None:
@@ -124,7 +158,10 @@ def test_restarts_wait_ever_longer_and_end_at_the_limit() -> None:
         waits.append(wait)
         runs.insert(0, f"r{len(runs)}")
     assert waits == [60, 120, 240, 480, 960]
-    assert decision.skip_message == "Run r5 failed, as did the 5 before it: it is no longer restarted. See its run."
+    assert (
+        decision.skip_message
+        == "Run r5 failed, as did the 5 before it: it is no longer restarted. See its run."
+    )
 
 
 def test_failures_count_in_a_row_whoever_launched_the_runs() -> None:
@@ -132,7 +169,9 @@ def test_failures_count_in_a_row_whoever_launched_the_runs() -> None:
     done = ran("done", STATUS.SUCCESS, 0.0, 100.0)
     assert decided([*failed("c", "b"), done, *failed("a")]) == Restart("c", "b", 2)
     # b closed a batch before it failed: a new row begins with c.
-    assert decided(failed("c", "b", "a"), ApplicationState(last=closed("b", 850.0))) == Restart("c", "c", 1)
+    assert decided(failed("c", "b", "a"), ApplicationState(last=closed("b", 850.0))) == Restart(
+        "c", "c", 1
+    )
 
 
 def test_a_run_is_left_to_whoever_else_runs_the_application() -> None:
@@ -141,7 +180,8 @@ def test_a_run_is_left_to_whoever_else_runs_the_application() -> None:
     assert isinstance(skip, Skip)
     assert (
         skip.skip_message
-        == f"Run a failed before its commit, but the application is being run by {who}: not restarted."
+        == f"Run a failed before its commit, but the application is being run by {who}: not"
+        " restarted."
     )
 
 
@@ -200,8 +240,12 @@ def fail(instance: DagsterInstance, error: Exception, **tags: str) -> str:
     return result.run_id
 
 
-def kill(instance: DagsterInstance, selection: set[AssetKey] | None = None, name: str = "copy") -> DagsterRun:
-    """Leave a run as Dagster leaves one whose process was killed: failed, with no failure of a step."""
+def kill(
+    instance: DagsterInstance, selection: set[AssetKey] | None = None, name: str = "copy"
+) -> DagsterRun:
+    """Leave a run as Dagster leaves one whose process was killed: failed, with no failure of a
+    step.
+    """
     run = DagsterRun(name, asset_selection=selection and frozenset(selection))
     instance.add_run(run)
     instance.report_run_failed(run)
@@ -213,7 +257,9 @@ def test_a_killed_run_is_launched_again_after_a_minute_with_what_it_was_for(
 ) -> None:
     run_id = kill(instance).run_id
     sensor = Ticker(lake, copying(), instance, "copy_restart")
-    assert sensor.skipped().startswith(f"Run {run_id[:8]} failed before its commit; restart 1 of 5 is in ")
+    assert sensor.skipped().startswith(
+        f"Run {run_id[:8]} failed before its commit; restart 1 of 5 is in "
+    )
     pass_time(timedelta(seconds=61))
     request = sensor.asked()
     assert request.run_key == f"copy:{lake.id}:restart:{run_id}:{run_id}:1"
@@ -223,7 +269,10 @@ def test_a_killed_run_is_launched_again_after_a_minute_with_what_it_was_for(
 
 
 def test_a_failed_run_is_found_behind_any_number_of_other_runs_of_assets(
-    lake: Lake, instance: DagsterInstance, pass_time: Callable[[timedelta], None], monkeypatch: pytest.MonkeyPatch
+    lake: Lake,
+    instance: DagsterInstance,
+    pass_time: Callable[[timedelta], None],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("dagster_adjunct.orchestration.code_location.sensors._PAGE", 4)
     run_id = kill(instance, {AssetKey(["lake", "copy"])}, "__ASSET_JOB").run_id
@@ -239,7 +288,9 @@ def test_a_failed_run_is_found_behind_any_number_of_other_runs_of_assets(
 def test_a_restart_keeps_the_tags_that_say_which_startpoints_it_is_for(
     lake: Lake, instance: DagsterInstance, pass_time: Callable[[timedelta], None]
 ) -> None:
-    first = fail(instance, OSError("no route to host"), **{"adjunct/startpoints": "a, b", "mine": "x"})
+    first = fail(
+        instance, OSError("no route to host"), **{"adjunct/startpoints": "a, b", "mine": "x"}
+    )
     second = kill(instance).run_id
     pass_time(timedelta(minutes=3))
     request = Ticker(lake, copying(), instance, "copy_restart").asked()
@@ -257,7 +308,9 @@ def test_a_restart_keeps_the_tags_that_say_which_startpoints_it_is_for(
     "error",
     [
         CommitConflictError("application 'copy' was taken over by another run.", "Let it finish."),
-        OffsetOutOfRangeError("lake.orders.0: retention has passed the checkpoint.", "Write a startpoint."),
+        OffsetOutOfRangeError(
+            "lake.orders.0: retention has passed the checkpoint.", "Write a startpoint."
+        ),
         ConfigurationError("that can't work.", "Change it."),
     ],
 )
@@ -268,10 +321,14 @@ def test_what_fails_again_until_something_is_changed_is_not_restarted(
     pass_time(timedelta(hours=1))
     sensor = Ticker(lake, copying(), instance, "copy_restart")
     assert sensor.skipped() == f"Run {run_id[:8]} failed permanently: {error}"
-    assert sensor.skipped() == f"Run {run_id[:8]} failed permanently: {error}", "as the cursor has it"
+    assert sensor.skipped() == f"Run {run_id[:8]} failed permanently: {error}", (
+        "as the cursor has it"
+    )
 
 
-@pytest.mark.parametrize("error", [TransientError("the store did not answer."), ValueError("a bug, or bad luck")])
+@pytest.mark.parametrize(
+    "error", [TransientError("the store did not answer."), ValueError("a bug, or bad luck")]
+)
 def test_what_may_pass_is_restarted(
     lake: Lake, instance: DagsterInstance, pass_time: Callable[[timedelta], None], error: Exception
 ) -> None:
@@ -338,9 +395,14 @@ def test_a_failure_of_the_day_before_yesterday_is_left_alone(
     assert Ticker(lake, copying(), instance, "copy_restart").skipped() == "No run to restart."
 
 
-@pytest.mark.parametrize("error", [CommitStateUnknownError, LeaseLostError, ApplicationBusyError, RunLeaseLostError])
+@pytest.mark.parametrize(
+    "error", [CommitStateUnknownError, LeaseLostError, ApplicationBusyError, RunLeaseLostError]
+)
 def test_what_a_new_run_finds_settled_is_launched_again(
-    lake: Lake, instance: DagsterInstance, pass_time: Callable[[timedelta], None], error: type[AdjunctError]
+    lake: Lake,
+    instance: DagsterInstance,
+    pass_time: Callable[[timedelta], None],
+    error: type[AdjunctError],
 ) -> None:
     fail(instance, error("the store stopped answering."))
     pass_time(timedelta(seconds=61))
@@ -354,8 +416,13 @@ def test_no_sensor_launches_a_run_while_somebody_runs_the_application_by_hand(
     pass_time(timedelta(seconds=61))
     small.append(lake, "orders", 1, small.orders(1, 5))
     with RunLease(lake, "copy", "by-hand", Claim()):
-        texts = [Ticker(lake, copying(), instance, f"copy_{name}").skipped() for name in ("restart", "new_records")]
-    assert all("the application is being run by run by-hand on host" in text.lower() for text in texts), texts
+        texts = [
+            Ticker(lake, copying(), instance, f"copy_{name}").skipped()
+            for name in ("restart", "new_records")
+        ]
+    assert all(
+        "the application is being run by run by-hand on host" in text.lower() for text in texts
+    ), texts
     Ticker(lake, copying(), instance, "copy_new_records").asked()
     Ticker(lake, copying(), instance, "copy_restart").asked()
 
@@ -395,8 +462,14 @@ def test_a_restart_stays_as_the_run_would_have_that_a_sensor_or_a_condition_laun
     lake: Lake, instance: DagsterInstance, pass_time: Callable[[timedelta], None], job: str
 ) -> None:
     config = {"ops": {"copy_step": {"config": {"follow_seconds": 600.0}}}}
-    more = {"report": {"config": {"day": 3}}} if job == "__ASSET_JOB" else {}  # of an asset that is not restarted
-    run = DagsterRun(job, run_config={"ops": {**config["ops"], **more}}, asset_selection={AssetKey(["lake", "copy"])})
+    more = (
+        {"report": {"config": {"day": 3}}} if job == "__ASSET_JOB" else {}
+    )  # of an asset that is not restarted
+    run = DagsterRun(
+        job,
+        run_config={"ops": {**config["ops"], **more}},
+        asset_selection={AssetKey(["lake", "copy"])},
+    )
     instance.add_run(run)
     instance.report_run_failed(run)
     pass_time(timedelta(seconds=61))

@@ -1,4 +1,6 @@
-"""What commands do is in Dagster, as the events of its own runs; a missing home or a failing storage ends none."""
+"""What commands do is in Dagster, as the events of its own runs; a missing home or a failing
+storage ends none.
+"""
 
 from __future__ import annotations
 
@@ -36,9 +38,15 @@ from tests.servers.dagster import dagster_servers
 
 SCHEMA = Schema.of(item="string", price="int")
 REFERENCE = f"{__name__}:shop"
-items = bounded_dataset("items", input="lake.items", key="item", partitions=2, validators=[min_rows(1)])
+items = bounded_dataset(
+    "items", input="lake.items", key="item", partitions=2, validators=[min_rows(1)]
+)
 daily = bounded_dataset(
-    "daily", input="lake.daily", key="item", broadcast=True, versions=VersionPartitions("day", start="2026-01-01")
+    "daily",
+    input="lake.daily",
+    key="item",
+    broadcast=True,
+    versions=VersionPartitions("day", start="2026-01-01"),
 )
 shop = Application("shop", engine="auto")
 shop.input_stream("lake.orders", default_offset="oldest").join(
@@ -89,8 +97,13 @@ def events(instance: DagsterInstance, kind: dg.DagsterEventType) -> list[Any]:
 
 def materialized(instance: DagsterInstance) -> dict[str, set[str]]:
     """Return the keys of the metadata of each materialization, by asset and partition."""
-    made = [data.materialization for data in events(instance, dg.DagsterEventType.ASSET_MATERIALIZATION)]
-    return {f"{one.asset_key.to_user_string()} {one.partition or ''}".strip(): set(one.metadata) for one in made}
+    made = [
+        data.materialization for data in events(instance, dg.DagsterEventType.ASSET_MATERIALIZATION)
+    ]
+    return {
+        f"{one.asset_key.to_user_string()} {one.partition or ''}".strip(): set(one.metadata)
+        for one in made
+    }
 
 
 def checked(instance: DagsterInstance) -> dict[str, bool]:
@@ -99,7 +112,9 @@ def checked(instance: DagsterInstance) -> dict[str, bool]:
 
 
 @pytest.mark.lengthy
-def test_a_command_stores_what_a_run_in_dagster_stores(lake: Lake, home: Path, tmp_path: Path) -> None:
+def test_a_command_stores_what_a_run_in_dagster_stores(
+    lake: Lake, home: Path, tmp_path: Path
+) -> None:
     result = command(lake, "run", REFERENCE)
     assert result.exit_code == 0, result.output
     other = make_lake(tmp_path / "other")
@@ -145,9 +160,12 @@ def test_a_command_that_finds_nothing_new_stores_observations_only(lake: Lake, h
 
 @pytest.mark.lengthy
 @pytest.mark.parametrize(
-    ("dataset", "asset"), [("items", "datasets/items_dataset"), ("daily", "datasets/daily_dataset 2026-01-02")]
+    ("dataset", "asset"),
+    [("items", "datasets/items_dataset"), ("daily", "datasets/daily_dataset 2026-01-02")],
 )
-def test_advancing_a_dataset_by_hand_is_reported(lake: Lake, home: Path, dataset: str, asset: str) -> None:
+def test_advancing_a_dataset_by_hand_is_reported(
+    lake: Lake, home: Path, dataset: str, asset: str
+) -> None:
     result = command(lake, "dataset", "advance", dataset, REFERENCE)
     assert result.exit_code == 0, result.output
     with DagsterInstance.get() as instance:
@@ -164,7 +182,10 @@ def test_datasets_that_were_published_are_reported_though_the_step_fails(
     monkeypatch.setattr("dagster_adjunct.orchestration.step.run.run_steps", _after_advancing(fail))
     assert command(lake, "run", REFERENCE).exit_code != 0
     with DagsterInstance.get() as instance:
-        assert set(materialized(instance)) == {"datasets/items_dataset", "datasets/daily_dataset 2026-01-02"}
+        assert set(materialized(instance)) == {
+            "datasets/items_dataset",
+            "datasets/daily_dataset 2026-01-02",
+        }
 
 
 def _after_advancing(fail: Callable[..., None]) -> Callable[..., None]:
@@ -176,7 +197,9 @@ def _after_advancing(fail: Callable[..., None]) -> Callable[..., None]:
 
 
 @pytest.mark.lengthy
-def test_a_run_that_stays_reports_as_it_goes(lake: Lake, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_stays_reports_as_it_goes(
+    lake: Lake, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(runless, "_REPORT_SECONDS", 0.0)
     seen: list[int] = []
     report = runless.RunlessReporter._report_step
@@ -196,9 +219,9 @@ def test_without_a_home_one_line_says_so_and_dagster_is_not_imported(
 ) -> None:
     monkeypatch.delenv("DAGSTER_HOME", raising=False)
     script = (
-        "import sys\nfrom dagster_adjunct.orchestration.cli.main import root\n"
-        f"code = root(['run', {REFERENCE.replace(__name__, 'only_app')!r}, '--master', 'none', '--lake', {lake.url!r}],"
-        " standalone_mode=False)\nprint('dagster' in sys.modules, code)\n"
+        "import sys\nfrom dagster_adjunct.orchestration.cli.main import root\ncode = root(['run',"
+        f" {REFERENCE.replace(__name__, 'only_app')!r}, '--master', 'none', '--lake',"
+        f" {lake.url!r}], standalone_mode=False)\nprint('dagster' in sys.modules, code)\n"
     )
     (tmp_path / "only_app.py").write_text(
         "from dagster_adjunct import Application\nshop = Application('shop', engine='auto')\n"
@@ -206,14 +229,21 @@ def test_without_a_home_one_line_says_so_and_dagster_is_not_imported(
     )
     env = {**os.environ, "PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"}
     ran = subprocess.run(
-        [sys.executable, "-c", script], cwd=tmp_path, env=env, capture_output=True, text=True, check=True
+        [sys.executable, "-c", script],
+        cwd=tmp_path,
+        env=env,
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert ran.stderr.count(NO_HOME) == 1
     assert ran.stdout.splitlines()[-1].startswith("False ")
 
 
 @pytest.mark.parametrize("place", [".adjunct/dagster", "."])
-def test_the_home_of_a_project_is_found(place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_home_of_a_project_is_found(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("DAGSTER_HOME", raising=False)
     monkeypatch.chdir(tmp_path)
     assert find_dagster_home() is None
@@ -264,7 +294,10 @@ def test_a_document_stays_one_document(lake: Lake, home: Path) -> None:
     assert json.loads(result.stdout)[0]["dataset"] == "items"
 
 
-NODES = "{ assetNodes { assetKey { path } assetMaterializations(limit: 1) { runId } isMaterializable } }"
+NODES = (
+    "{ assetNodes { assetKey { path } assetMaterializations(limit: 1) { runId }"
+    " isMaterializable } }"
+)
 
 
 @pytest.mark.server
@@ -286,5 +319,9 @@ def test_the_real_webserver_shows_what_a_project_has_run_by_hand(tmp_path: Path)
         assert servers.runs() == {}
     made = {"/".join(node["assetKey"]["path"]): node["assetMaterializations"] for node in nodes}
     never = [key for key, found in made.items() if not found]
-    assert not [node for node in nodes if node["isMaterializable"] and "/".join(node["assetKey"]["path"]) in never]
+    assert not [
+        node
+        for node in nodes
+        if node["isMaterializable"] and "/".join(node["assetKey"]["path"]) in never
+    ]
     assert len(made) > len(never)

@@ -1,4 +1,6 @@
-"""Runs of the job: what stands in their metadata, what they say when they fail, and when Spark starts and stops."""
+"""Runs of the job: what stands in their metadata, what they say when they fail, and when Spark
+starts and stops.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,14 @@ from typing import Any
 import pytest
 from dagster import AssetKey, DagsterInstance, ExecuteInProcessResult
 
-from dagster_adjunct import Application, Lake, LakeStreams, SparkResource, build_definitions, open_lake
+from dagster_adjunct import (
+    Application,
+    Lake,
+    LakeStreams,
+    SparkResource,
+    build_definitions,
+    open_lake,
+)
 from dagster_adjunct.errors import PermanentError, TransientError
 from dagster_adjunct.plans import ExecutionPlan
 from dagster_adjunct.resources.errors import NullKeyError
@@ -46,7 +55,9 @@ def run(
     defs = build_definitions(app, lake=lake.url, spark=spark)
     with DagsterInstance.ephemeral() as instance:
         job = defs.resolve_job_def(app.name.replace("-", "_"))
-        return job.execute_in_process(instance=instance, raise_on_error=False, resources=resources or None)
+        return job.execute_in_process(
+            instance=instance, raise_on_error=False, resources=resources or None
+        )
 
 
 def made(result: ExecuteInProcessResult) -> dict[str, dict[str, Any]]:
@@ -67,7 +78,9 @@ def observed(result: ExecuteInProcessResult) -> dict[str, dict[str, Any]]:
         if event.event_type_value == "ASSET_OBSERVATION"
     ]
     return {
-        observation.asset_key.to_user_string(): {name: value.value for name, value in observation.metadata.items()}
+        observation.asset_key.to_user_string(): {
+            name: value.value for name, value in observation.metadata.items()
+        }
         for observation in seen
     }
 
@@ -78,7 +91,9 @@ def failure(result: ExecuteInProcessResult) -> Any:
 
 
 @pytest.mark.lengthy
-def test_a_dataset_without_a_version_is_not_materialized_and_markers_are_named(lake: Lake, tmp_path: Path) -> None:
+def test_a_dataset_without_a_version_is_not_materialized_and_markers_are_named(
+    lake: Lake, tmp_path: Path
+) -> None:
     small.append(lake, "orders", 1, FIRST)
     small.append(lake, "items", 1, small.ITEMS)
     result = run(lake, small.order_totals(tmp_path / "t.sqlite"), Unwanted())
@@ -87,13 +102,17 @@ def test_a_dataset_without_a_version_is_not_materialized_and_markers_are_named(l
     waiting = observed(result)["datasets/items_dataset"]
     assert waiting["adjunct/version"] == "none"
     assert waiting["adjunct/waiting"] == ["lake.items.0", "lake.items.1"]
-    skipped = [event.step_key for event in result.all_events if event.event_type_value == "STEP_SKIPPED"]
+    skipped = [
+        event.step_key for event in result.all_events if event.event_type_value == "STEP_SKIPPED"
+    ]
     assert skipped == ["order_totals_step"]
 
 
 @pytest.mark.usefixtures("either_engine")
 @pytest.mark.spark
-def test_metadata_tells_rows_schemas_versions_offsets_and_counters(lake: Lake, tmp_path: Path, spark: Any) -> None:
+def test_metadata_tells_rows_schemas_versions_offsets_and_counters(
+    lake: Lake, tmp_path: Path, spark: Any
+) -> None:
     app = small.order_totals(tmp_path / "t.sqlite")
     small.append(lake, "items", 1, small.ITEMS, marker="v1")
     small.append(lake, "rates", 1, small.RATES)
@@ -110,29 +129,43 @@ def test_metadata_tells_rows_schemas_versions_offsets_and_counters(lake: Lake, t
         ("label", "string"),
     ]
     assert items["adjunct/offsets"] == {
-        str(ssp): end for ssp, end in LakeStreams(lake).upcoming(LakeStreams(lake).partitions("items")).items()
+        str(ssp): end
+        for ssp, end in LakeStreams(lake).upcoming(LakeStreams(lake).partitions("items")).items()
     }
     priced, table = made(result)["lake/priced"], made(result)["tables/item_state"]
     assert small.priced(lake) == small.expected([*FIRST, (99, None, "EUR", 1)])
     assert priced["dagster/row_count"] == priced["adjunct/rows"] == 21
     assert priced["adjunct/batches"] == 1
-    assert priced["adjunct/versions"] == {"items": [items["adjunct/version"]], "rates": [rates["adjunct/version"]]}
+    assert priced["adjunct/versions"] == {
+        "items": [items["adjunct/version"]],
+        "rates": [rates["adjunct/version"]],
+    }
     assert sum(map(int, priced["adjunct/checkpoint"].values())) == 21
     assert sum(map(int, priced["adjunct/upcoming"].values())) == 21
-    assert ExecutionPlan.from_json(priced["adjunct/plan_document"]).operator("join-2-items").looks_up == "items"
+    assert (
+        ExecutionPlan.from_json(priced["adjunct/plan_document"]).operator("join-2-items").looks_up
+        == "items"
+    )
     assert "join-2-items" in priced["adjunct/plan"]
     assert priced["adjunct/joins"]["join-2-items"] == {"rows": 21, "unmatched": 5}
-    assert [column.name for column in priced["dagster/column_schema"].columns][-2:] == ["label", "rate"]
+    assert [column.name for column in priced["dagster/column_schema"].columns][-2:] == [
+        "label",
+        "rate",
+    ]
     assert (table["adjunct/updates"], table["adjunct/null_keys"]) == (20, 1)
     assert table["dagster/table_name"] == "item_state"
-    assert table["adjunct/order"].startswith("per key: all records of a key come from one partition")
+    assert table["adjunct/order"].startswith(
+        "per key: all records of a key come from one partition"
+    )
     assert table["adjunct/after_replay"].startswith("older while it runs, and as before at its end")
     assert len(table["dagster/column_schema"].columns) == 3
     assert observed(result)["lake/orders"]["dagster/row_count"] == 21
 
     small.append(lake, "rates", 2, [("GBP", 1.2)])
     changed = made(run(lake, app))
-    assert "dagster/row_count" not in changed["datasets/rates_dataset"]  # a delta: rows are not known without a merge
+    assert (
+        "dagster/row_count" not in changed["datasets/rates_dataset"]
+    )  # a delta: rows are not known without a merge
     assert changed["datasets/rates_dataset"]["adjunct/version"] != rates["adjunct/version"]
 
     again = run(lake, app, Unwanted())
@@ -166,9 +199,13 @@ def test_a_failure_says_what_to_do_and_the_next_run_goes_on_from_the_same_place(
 
 @pytest.mark.lengthy
 def test_a_missing_stream_is_a_failure_that_is_not_retried(tmp_path: Path) -> None:
-    result = run(open_lake(tmp_path / "lake"), small.order_totals(tmp_path / "t.sqlite"), Unwanted())
+    result = run(
+        open_lake(tmp_path / "lake"), small.order_totals(tmp_path / "t.sqlite"), Unwanted()
+    )
     assert not result.success
-    failures = [event.step_failure_data.user_failure_data for event in result.get_step_failure_events()]
+    failures = [
+        event.step_failure_data.user_failure_data for event in result.get_step_failure_events()
+    ]
     assert {reported.metadata["error"].value for reported in failures} == {"StreamNotFoundError"}
     assert not [event for event in result.all_events if event.is_step_up_for_retry]
 
@@ -179,9 +216,13 @@ def test_a_transient_failure_is_tried_again_in_the_same_run(
     slow_down = Fault("get", 1, "throttle", below="datasets/rates/")
     busy = Lake(FaultyStore(lake.store, [slow_down]), lake.id)
     monkeypatch.setattr("dagster_adjunct.orchestration.code_location.metadata._RETRY_SECONDS", 0.01)
-    result = run(busy, small.order_totals(tmp_path / "t.sqlite"), Unwanted(), adjunct_lake=given_lake(busy))
+    result = run(
+        busy, small.order_totals(tmp_path / "t.sqlite"), Unwanted(), adjunct_lake=given_lake(busy)
+    )
     assert result.success
-    assert [event.step_key for event in result.all_events if event.is_step_up_for_retry] == ["dataset_rates"]
+    assert [event.step_key for event in result.all_events if event.is_step_up_for_retry] == [
+        "dataset_rates"
+    ]
     assert "datasets/rates_dataset" in made(result)
 
 
@@ -202,7 +243,12 @@ def test_an_error_of_ours_is_found_in_what_spark_reports() -> None:
     assert isinstance(error, NullKeyError)
     assert str(error) == "dataset 'items': a record has no item. Deliver it with its key."
     assert find_adjunct_error(PythonException("ValueError: something else")) is None
-    assert find_adjunct_error(ValueError("dagster_adjunct.resources.errors.NullKeyError: not from Spark")) is None
+    assert (
+        find_adjunct_error(
+            ValueError("dagster_adjunct.resources.errors.NullKeyError: not from Spark")
+        )
+        is None
+    )
     assert issubclass(NullKeyError, PermanentError)
     assert not issubclass(NullKeyError, TransientError)
 
@@ -241,7 +287,9 @@ print(json.dumps(found))
 
 @pytest.mark.spark
 @pytest.mark.slow
-def test_the_ops_of_a_run_share_one_session_which_is_closed_even_after_a_failure(tmp_path: Path) -> None:
+def test_the_ops_of_a_run_share_one_session_which_is_closed_even_after_a_failure(
+    tmp_path: Path,
+) -> None:
     done = subprocess.run(
         [program("python"), "-c", ONE_SESSION, str(tmp_path)],
         cwd=ROOT,
@@ -258,7 +306,9 @@ def test_the_ops_of_a_run_share_one_session_which_is_closed_even_after_a_failure
 
 def test_no_output_is_materialised_before_the_first_batch(lake: Lake, tmp_path: Path) -> None:
     app = Application("copy")
-    app.input_stream("lake.orders").send_to(app.output_stream("lake.copy", partitions=2, key="item"))
+    app.input_stream("lake.orders").send_to(
+        app.output_stream("lake.copy", partitions=2, key="item")
+    )
     result = run(lake, app, Unwanted())
     assert result.success
     assert made(result) == {}

@@ -1,4 +1,6 @@
-"""A run of Dagster's meets another run of its application. Without Spark: there is nothing to read."""
+"""A run of Dagster's meets another run of its application. Without Spark: there is nothing to
+read.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,13 @@ import pytest
 from dagster import DagsterInstance, DagsterRun, ExecuteInProcessResult
 
 from dagster_adjunct import Application, Lake, build_definitions, open_lake
-from dagster_adjunct.orchestration.batch_log.run_lease import Claim, Holder, Process, RunLease, describe_runner
+from dagster_adjunct.orchestration.batch_log.run_lease import (
+    Claim,
+    Holder,
+    Process,
+    RunLease,
+    describe_runner,
+)
 from tests.orchestration.dagster import small
 
 
@@ -22,18 +30,28 @@ def lake(tmp_path: Path) -> Lake:
     return lake
 
 
-def run(lake: Lake, instance: DagsterInstance, config: Mapping[str, Any] = {}) -> ExecuteInProcessResult:
+def run(
+    lake: Lake, instance: DagsterInstance, config: Mapping[str, Any] = {}
+) -> ExecuteInProcessResult:
     app = Application("copy")
-    app.input_stream("lake.orders").send_to(app.output_stream("lake.copy", partitions=2, key="item"))
+    app.input_stream("lake.orders").send_to(
+        app.output_stream("lake.copy", partitions=2, key="item")
+    )
     job = build_definitions(app, lake=lake.url).resolve_job_def("copy")
     run_config = {"ops": {"copy_step": {"config": dict(config)}}}
     return job.execute_in_process(run_config=run_config, instance=instance, raise_on_error=False)
 
 
 @pytest.mark.lengthy
-def test_a_second_run_fails_and_says_who_runs_and_takes_over_when_told(lake: Lake, instance: DagsterInstance) -> None:
+def test_a_second_run_fails_and_says_who_runs_and_takes_over_when_told(
+    lake: Lake, instance: DagsterInstance
+) -> None:
     with RunLease(lake, "copy", "by-hand", Claim()):
-        (refused,) = [event for event in run(lake, instance, {"wait_seconds": 0}).all_events if event.is_step_failure]
+        (refused,) = [
+            event
+            for event in run(lake, instance, {"wait_seconds": 0}).all_events
+            if event.is_step_failure
+        ]
         failure = refused.step_failure_data.user_failure_data
         assert failure is not None
         assert "'copy' is being run by run by-hand on host" in str(failure.description)

@@ -52,7 +52,9 @@ def test_what_has_changed_is_asked_for_at_once() -> None:
 def test_the_reason_for_waiting_says_what_waits_which_attempt_and_how_long() -> None:
     _, first = asked("x", LastRequest(), 0.0)
     skip = request_run("app:lake", "5 new records", "x", first, 20.0)
-    assert skip == Skip("5 new records; attempt 1 did not change that (see its run), the next is in 40 s.")
+    assert skip == Skip(
+        "5 new records; attempt 1 did not change that (see its run), the next is in 40 s."
+    )
 
 
 def test_a_very_late_attempt_waits_an_hour() -> None:
@@ -63,7 +65,9 @@ def test_a_very_late_attempt_waits_an_hour() -> None:
 
 def test_what_was_asked_for_by_a_clock_that_was_set_back_does_not_wait_for_it() -> None:
     _, first = asked("x", LastRequest(), 1e6)
-    assert asked("x", first, 1000.0)[1] == LastRequest(about=first.about, attempt=2, asked_at=1000.0)
+    assert asked("x", first, 1000.0)[1] == LastRequest(
+        about=first.about, attempt=2, asked_at=1000.0
+    )
 
 
 @pytest.mark.parametrize(
@@ -93,7 +97,9 @@ def test_a_cursor_of_another_version_starts_anew_and_says_so(version: int) -> No
     assert notice == f"The cursor has version {version}, but this release writes 1: it starts over."
 
 
-@pytest.mark.parametrize("text", ["nonsense", "[]", "3", '{"version": 1, "seen": 7}', '{"version": 1, "more": 1}'])
+@pytest.mark.parametrize(
+    "text", ["nonsense", "[]", "3", '{"version": 1, "seen": 7}', '{"version": 1, "more": 1}']
+)
 def test_a_cursor_that_cannot_be_read_starts_anew_and_says_so(text: str) -> None:
     assert read_cursor(text) == (SensorCursor(), "The cursor can't be read: it starts over.")
 

@@ -1,4 +1,6 @@
-"""What assets show for people: which columns are made of which, what they mean, some rows, and lines of code."""
+"""What assets show for people: which columns are made of which, what they mean, some rows, and
+lines of code.
+"""
 
 from __future__ import annotations
 
@@ -22,13 +24,25 @@ from dagster_adjunct import (
 )
 from dagster_adjunct.changes import Projection
 from dagster_adjunct.orchestration.batch_log.batch_log import ApplicationState
-from dagster_adjunct.orchestration.code_location.metadata import dataset_columns, output_columns, trace_sources
+from dagster_adjunct.orchestration.code_location.metadata import (
+    dataset_columns,
+    output_columns,
+    trace_sources,
+)
 from dagster_adjunct.orchestration.operators.stream_facts import LineageNode
 from dagster_adjunct.orchestration.planner.planner import plan_application
 from dagster_adjunct.orchestration.step.progress import StepReport
 from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.tables import RemoteTable, SqliteTable
-from tests.orchestration.dagster.lab import APPLES, NO_SPARK, SCHEMA, Lab, key_of, running_lab, steps_run_by
+from tests.orchestration.dagster.lab import (
+    APPLES,
+    NO_SPARK,
+    SCHEMA,
+    Lab,
+    key_of,
+    running_lab,
+    steps_run_by,
+)
 
 ITEMS = bounded_dataset(
     "items",
@@ -52,14 +66,24 @@ def lab(tmp_path: Path) -> Iterator[Lab]:
 
 def application(folder: Path) -> Application:
     columns = {"item": "string", "title": "string", "spent": "int"}
-    store = SqliteTable(path=folder / "t.sqlite", table="state", key="item", columns=columns, create=True)
+    store = SqliteTable(
+        path=folder / "t.sqlite", table="state", key="item", columns=columns, create=True
+    )
     app = Application("shop")
     (
         app.input_stream("lake.orders")
         .join(app.table(ITEMS), on="item", how="left", select=["label as title", "price as listed"])
-        .map("item", "title", "price - listed as saved", "concat('label, ', upper(`label`)) as loud", "1 as one")
+        .map(
+            "item",
+            "title",
+            "price - listed as saved",
+            "concat('label, ', upper(`label`)) as loud",
+            "1 as one",
+        )
         .send_to(app.output_stream("lake.copy", partitions=2, key="item"))
-        .map(*update_message(key="item", update={"spent": "saved + length(',)')"}, default=["title"]))
+        .map(
+            *update_message(key="item", update={"spent": "saved + length(',)')"}, default=["title"])
+        )
         .send_to(
             app.table(RemoteTable("state", key="item", read_function=store, write_function=store)),
             UpdateContract.UPDATE_WITH_DEFAULTS,
@@ -68,7 +92,9 @@ def application(folder: Path) -> Application:
     return app
 
 
-def test_each_column_of_an_output_names_the_columns_that_it_is_made_of(lab: Lab, tmp_path: Path) -> None:
+def test_each_column_of_an_output_names_the_columns_that_it_is_made_of(
+    lab: Lab, tmp_path: Path
+) -> None:
     app = application(tmp_path)
     made = output_columns(app, plan_application(app, systems={"lake": LakeStreams(lab.lake)}))
     assert made == {
@@ -85,14 +111,22 @@ def test_each_column_of_an_output_names_the_columns_that_it_is_made_of(lab: Lab,
             "title": ((COPY, "title"),),
         },
     }
-    assert trace_sources(made)[LineageNode("table", "state")]["spent"] == ((ORDERS, "price"), (STOCK, "price"))
+    assert trace_sources(made)[LineageNode("table", "state")]["spent"] == (
+        (ORDERS, "price"),
+        (STOCK, "price"),
+    )
 
 
 def test_what_a_function_returns_is_of_unknown_columns(lab: Lab) -> None:
     app = Application("shop")
     streams = app.input_stream("lake.orders").map(lambda frame: frame)
     streams.send_to(app.output_stream("lake.copy", partitions=1))
-    assert output_columns(app, plan_application(app, systems={"lake": LakeStreams(lab.lake)})).get(COPY, {}) == {}
+    assert (
+        output_columns(app, plan_application(app, systems={"lake": LakeStreams(lab.lake)})).get(
+            COPY, {}
+        )
+        == {}
+    )
 
 
 def test_a_datasets_columns_are_those_of_its_input_or_what_its_projection_names() -> None:
@@ -101,12 +135,16 @@ def test_a_datasets_columns_are_those_of_its_input_or_what_its_projection_names(
         "item": ((source, "item"),),
         "label": ((source, "label"),),
     }
-    shouted = replace(ITEMS, extractor=Projection("item STRING, loud STRING", {"loud": "upper(label)"}))
+    shouted = replace(
+        ITEMS, extractor=Projection("item STRING, loud STRING", {"loud": "upper(label)"})
+    )
     assert dataset_columns(shouted, ["item", "loud"], SCHEMA.names)["loud"] == ((source, "label"),)
 
 
 def run(lab: Lab, folder: Path, **options: Any) -> dict[str, Any]:
-    """Run the application with a batch whose output is there already; the metadata objects by asset."""
+    """Run the application with a batch whose output is there already; the metadata objects by
+    asset.
+    """
     report = StepReport(1, True, {}, {}, {}, ApplicationState(batch=1))
     lab.deliver("items", APPLES, "v1")
     rows = {"item": ["a"], "title": ["Apple"], "saved": [3], "loud": ["x" * 200], "one": [1]}
@@ -117,25 +155,40 @@ def run(lab: Lab, folder: Path, **options: Any) -> dict[str, Any]:
     app = application(folder)
     defs = build_definitions(app, lake=lab.lake.url, spark=NO_SPARK, **options)
     with steps_run_by(lambda context: report):
-        finished = lab.run(defs, key_of(ITEMS), AssetKey(["lake", "copy"]), AssetKey(["tables", "state"]))
+        finished = lab.run(
+            defs, key_of(ITEMS), AssetKey(["lake", "copy"]), AssetKey(["tables", "state"])
+        )
     materializations = [
-        event.step_materialization_data.materialization for event in finished.events if event.is_step_materialization
+        event.step_materialization_data.materialization
+        for event in finished.events
+        if event.is_step_materialization
     ]
-    return {materialization.asset_key.path[-1]: materialization.metadata for materialization in materializations}
+    return {
+        materialization.asset_key.path[-1]: materialization.metadata
+        for materialization in materializations
+    }
 
 
 @pytest.mark.lengthy
-def test_materialisations_have_column_lineage_descriptions_and_masked_rows(lab: Lab, tmp_path: Path) -> None:
+def test_materialisations_have_column_lineage_descriptions_and_masked_rows(
+    lab: Lab, tmp_path: Path
+) -> None:
     made = run(lab, tmp_path, preview_rows=5)
     lineage = made["copy"]["dagster/column_lineage"].value
     assert isinstance(lineage, TableColumnLineage)
-    saved = [(dep.asset_key.to_user_string(), dep.column_name) for dep in lineage.deps_by_column["saved"]]
+    saved = [
+        (dep.asset_key.to_user_string(), dep.column_name) for dep in lineage.deps_by_column["saved"]
+    ]
     assert sorted(saved) == [("datasets/items_dataset", "price"), ("lake/orders", "price")]
     assert "one" not in lineage.deps_by_column
     items = made["items_dataset"]
-    assert items["dagster/column_lineage"].value.deps_by_column["label"][0].asset_key == AssetKey(["lake", "items"])
+    assert items["dagster/column_lineage"].value.deps_by_column["label"][0].asset_key == AssetKey(
+        ["lake", "items"]
+    )
     for asset, column in (("items_dataset", "label"), ("copy", "title"), ("state", "title")):
-        columns = {shown.name: shown for shown in made[asset]["dagster/column_schema"].value.columns}
+        columns = {
+            shown.name: shown for shown in made[asset]["dagster/column_schema"].value.columns
+        }
         assert columns[column].description == "What is on the shelf", asset
     rows = [record.data for record in items["adjunct/preview"].records]
     assert sorted(rows, key=lambda row: str(row["item"])) == [

@@ -1,4 +1,6 @@
-"""Functions that records are handed to, in Dagster: an application that writes nothing else has a job, too."""
+"""Functions that records are handed to, in Dagster: an application that writes nothing else has
+a job, too.
+"""
 
 from __future__ import annotations
 

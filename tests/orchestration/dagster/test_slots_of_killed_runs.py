@@ -1,4 +1,6 @@
-"""Slots of pools that killed runs keep: sensors say what a run waits for, and the daemon frees them as advised."""
+"""Slots of pools that killed runs keep: sensors say what a run waits for, and the daemon frees
+them as advised.
+"""
 
 from __future__ import annotations
 
@@ -24,14 +26,20 @@ POOL = "adjunct/application/shop"
 def instance(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[dg.DagsterInstance]:
     home = tmp_path / "home"
     home.mkdir()
-    (home / "dagster.yaml").write_text(f"concurrency: {{pools: {{default_limit: 1}}}}\n{request.param}")
+    (home / "dagster.yaml").write_text(
+        f"concurrency: {{pools: {{default_limit: 1}}}}\n{request.param}"
+    )
     with dg.DagsterInstance.from_config(str(home)) as instance:
         yield instance
 
 
 def add_run(instance: dg.DagsterInstance, status: dg.DagsterRunStatus) -> str:
-    needed = RunOpConcurrency(root_key_counts={}, has_unconstrained_root_nodes=False, all_pools={POOL})
-    run = dg.DagsterRun("shop", status=status, remote_job_origin=job_origin(HERE, "shop"), run_op_concurrency=needed)
+    needed = RunOpConcurrency(
+        root_key_counts={}, has_unconstrained_root_nodes=False, all_pools={POOL}
+    )
+    run = dg.DagsterRun(
+        "shop", status=status, remote_job_origin=job_origin(HERE, "shop"), run_op_concurrency=needed
+    )
     return instance.add_run(run).run_id
 
 
@@ -39,7 +47,10 @@ def add_run(instance: dg.DagsterInstance, status: dg.DagsterRunStatus) -> str:
     ("instance", "advice"),
     [
         ("", "run_monitoring: {enabled: true, free_slots_after_run_end_seconds: 60}"),
-        ("run_monitoring: {enabled: true, free_slots_after_run_end_seconds: 1}", "The daemon frees it soon."),
+        (
+            "run_monitoring: {enabled: true, free_slots_after_run_end_seconds: 1}",
+            "The daemon frees it soon.",
+        ),
     ],
     indirect=["instance"],
 )
@@ -87,15 +98,23 @@ defs = dg.Definitions(
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_the_settings_that_adjunct_writes_free_the_slot_of_a_killed_run(tmp_path: Path) -> None:
-    """With the granularity "op", in which Dagster itself never frees it; with "run" there is no slot."""
-    home, project, pids = prepare_dagster_home(tmp_path / "home"), tmp_path / "project", tmp_path / "pids"
+    """With the granularity "op", in which Dagster itself never frees it; with "run" there is no
+    slot.
+    """
+    home, project, pids = (
+        prepare_dagster_home(tmp_path / "home"),
+        tmp_path / "project",
+        tmp_path / "pids",
+    )
     settings = (home / "dagster.yaml").read_text()
     assert "free_slots_after_run_end_seconds: 60" in settings
     sooner = settings.replace("_end_seconds: 60", "_end_seconds: 1\n  poll_interval_seconds: 2")
     (home / "dagster.yaml").write_text(sooner.replace("granularity: run", "granularity: op"))
     project.mkdir()
     (project / "adjunct.py").write_text(DEFINITIONS)
-    (project / "workspace.yaml").write_text("load_from: [{python_module: {module_name: adjunct}}]\n")
+    (project / "workspace.yaml").write_text(
+        "load_from: [{python_module: {module_name: adjunct}}]\n"
+    )
     with dagster_servers(home, {"PIDS": str(pids)}, project=project) as servers:
         first = servers.launch("shop")
         servers.until("starting the op", 120, lambda: pids.exists() and pids.read_text())

@@ -1,4 +1,6 @@
-"""The launchpad's job for startpoints: asks for them, shows what they would do, takes them back; without Spark."""
+"""The launchpad's job for startpoints: asks for them, shows what they would do, takes them back;
+without Spark.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,14 @@ from typing import Any
 import pytest
 from dagster import DagsterInstance
 
-from dagster_adjunct import Application, Lake, LakeStreams, SystemStreamPartition, build_definitions, open_lake
+from dagster_adjunct import (
+    Application,
+    Lake,
+    LakeStreams,
+    SystemStreamPartition,
+    build_definitions,
+    open_lake,
+)
 from dagster_adjunct.orchestration.startpoints.store import StartpointManager
 from dagster_adjunct.resources.metadata import MetadataStore
 from dagster_adjunct.resources.streams.startpoint import StartpointSpecific, StartpointTimestamp
@@ -35,7 +44,10 @@ def launch(lake: Lake, instance: DagsterInstance, **config: Any) -> FinishedRun:
     app.input_stream("lake.orders").send_to(app.output_stream("lake.copy", partitions=1))
     job = build_definitions(app, lake=lake.url).resolve_job_def("copy_all_startpoint")
     run_config = {"ops": {"startpoint_copy_all": {"config": {"reason": "wrong rates", **config}}}}
-    return FinishedRun(job.execute_in_process(run_config=run_config, instance=instance, raise_on_error=False), instance)
+    return FinishedRun(
+        job.execute_in_process(run_config=run_config, instance=instance, raise_on_error=False),
+        instance,
+    )
 
 
 def test_a_whole_stream_is_asked_for_with_who_and_why_and_what_it_will_do(
@@ -44,15 +56,18 @@ def test_a_whole_stream_is_asked_for_with_who_and_why_and_what_it_will_do(
     finished = launch(lake, instance, partitions=["lake.orders"], position="oldest", by="ann")
     assert finished.success, finished.log
     asked = startpoints.read().waiting
-    assert [(request.ssp, request.startpoint.kind, request.by, request.reason) for request in asked] == [
-        (ssp, "oldest", "ann", "wrong rates") for ssp in ORDERS
-    ]
+    assert [
+        (request.ssp, request.startpoint.kind, request.by, request.reason) for request in asked
+    ] == [(ssp, "oldest", "ann", "wrong rates") for ssp in ORDERS]
     streams = LakeStreams(lake)
     for ssp, end in streams.upcoming(ORDERS).items():
-        assert f"{ssp} (Partition {ssp.partition}): from 0; {end} offsets to read: begins here" in finished.log
+        assert (
+            f"{ssp} (Partition {ssp.partition}): from 0; {end} offsets to read: begins here"
+            in finished.log
+        )
     assert (
-        "requested; the next run of copy-all applies it, which the sensor copy_all_startpoints launches if it is on."
-        in finished.log
+        "requested; the next run of copy-all applies it, which the sensor copy_all_startpoints"
+        " launches if it is on." in finished.log
     )
 
 
@@ -76,28 +91,36 @@ def test_a_bounded_replay_is_asked_for_by_time_and_offset(
     assert isinstance(asked.startpoint, StartpointTimestamp)
     assert asked.startpoint.timestamp_ms == 1767312000000
     assert isinstance(asked.until, StartpointSpecific)
-    assert (asked.until.offset, asked.task, asked.by) == ("3", "Partition 1", finished.result.run_id)
+    assert (asked.until.offset, asked.task, asked.by) == (
+        "3",
+        "Partition 1",
+        finished.result.run_id,
+    )
     assert asked.versions == "current"
 
 
 def test_a_dry_run_shows_all_that_and_writes_nothing(
     lake: Lake, instance: DagsterInstance, startpoints: StartpointManager
 ) -> None:
-    finished = launch(lake, instance, partitions=["lake.orders.0-1"], position="offset", value="2", dry_run=True)
+    finished = launch(
+        lake, instance, partitions=["lake.orders.0-1"], position="offset", value="2", dry_run=True
+    )
     assert finished.success, finished.log
     assert startpoints.read().waiting == []
     assert "Dry run: nothing was written." in finished.log
     (event,) = [event for event in finished.events if event.event_type_value == "STEP_OUTPUT"]
     shown = event.step_output_data.metadata["adjunct/startpoints"].value
-    assert [(partition["partition"], partition["start"], partition["tasks"]) for partition in shown["partitions"]] == [
-        ("lake.orders.0", "2", ["Partition 0"]),
-        ("lake.orders.1", "2", ["Partition 1"]),
-    ]
+    assert [
+        (partition["partition"], partition["start"], partition["tasks"])
+        for partition in shown["partitions"]
+    ] == [("lake.orders.0", "2", ["Partition 0"]), ("lake.orders.1", "2", ["Partition 1"])]
     assert shown["written"] is False
 
 
 @pytest.mark.lengthy
-def test_what_waits_is_taken_back(lake: Lake, instance: DagsterInstance, startpoints: StartpointManager) -> None:
+def test_what_waits_is_taken_back(
+    lake: Lake, instance: DagsterInstance, startpoints: StartpointManager
+) -> None:
     launch(lake, instance, partitions=["lake.orders"], position="oldest")
     finished = launch(lake, instance, action="clear", partitions=["lake.orders.0"])
     assert finished.success, finished.log
@@ -113,21 +136,42 @@ def test_what_waits_is_taken_back(lake: Lake, instance: DagsterInstance, startpo
         ({"position": "oldest", "partitions": ["lake.nothing"]}, "does not read lake.nothing"),
         ({"position": "oldest", "partitions": []}, "no partition is named"),
         ({"partitions": ["lake.orders"]}, "action set needs a position"),
-        ({"partitions": ["lake.orders"], "position": "timestamp"}, "position timestamp needs a value"),
-        ({"partitions": ["lake.orders"], "position": "oldest", "until_value": "3"}, "needs until"),
-        ({"partitions": ["lake.orders"], "position": "oldest", "versions": "recorded"}, "is for a bounded replay"),
         (
-            {"partitions": ["lake.orders"], "position": "oldest", "until": "upcoming", "versions": "as_of"},
+            {"partitions": ["lake.orders"], "position": "timestamp"},
+            "position timestamp needs a value",
+        ),
+        ({"partitions": ["lake.orders"], "position": "oldest", "until_value": "3"}, "needs until"),
+        (
+            {"partitions": ["lake.orders"], "position": "oldest", "versions": "recorded"},
+            "is for a bounded replay",
+        ),
+        (
+            {
+                "partitions": ["lake.orders"],
+                "position": "oldest",
+                "until": "upcoming",
+                "versions": "as_of",
+            },
             "no join of application 'copy-all' is as-of",
         ),
-        ({"partitions": ["lake.orders"], "position": "offset", "value": "999"}, "nothing is written"),
-        ({"partitions": ["lake.orders"], "action": "clear", "dry_run": True}, "action clear has no dry run"),
+        (
+            {"partitions": ["lake.orders"], "position": "offset", "value": "999"},
+            "nothing is written",
+        ),
+        (
+            {"partitions": ["lake.orders"], "action": "clear", "dry_run": True},
+            "action clear has no dry run",
+        ),
         ({"partitions": [], "action": "clear"}, "no partition is named"),
         ({"partitions": ["lake.orders"], "position": "oldest", "reason": " "}, "reason=' '"),
     ],
 )
 def test_what_cannot_be_asked_for_fails_and_writes_nothing(
-    lake: Lake, instance: DagsterInstance, startpoints: StartpointManager, config: dict[str, Any], problem: str
+    lake: Lake,
+    instance: DagsterInstance,
+    startpoints: StartpointManager,
+    config: dict[str, Any],
+    problem: str,
 ) -> None:
     finished = launch(lake, instance, **config)
     assert not finished.success
@@ -144,7 +188,9 @@ def test_without_startpoints_there_is_no_sensor_and_the_job_refuses(
     assert "copy_all_startpoints" not in {sensor.name for sensor in definitions.sensors or ()}
     config = {"partitions": ["lake.orders"], "position": "oldest", "reason": "wrong rates"}
     result = definitions.resolve_job_def("copy_all_startpoint").execute_in_process(
-        run_config={"ops": {"startpoint_copy_all": {"config": config}}}, instance=instance, raise_on_error=False
+        run_config={"ops": {"startpoint_copy_all": {"config": config}}},
+        instance=instance,
+        raise_on_error=False,
     )
     finished = FinishedRun(result, instance)
     assert not finished.success

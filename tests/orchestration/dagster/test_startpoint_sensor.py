@@ -1,4 +1,6 @@
-"""The sensor and the condition that launch runs for startpoints: ticks on a real lake and instance; nothing is run."""
+"""The sensor and the condition that launch runs for startpoints: ticks on a real lake and
+instance; nothing is run.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,12 @@ import pytest
 from dagster import DagsterInstance, DagsterRun, DagsterRunStatus
 
 from dagster_adjunct import Application, Lake, LakeStreams, SystemStreamPartition, open_lake
-from dagster_adjunct.orchestration.batch_log.batch_log import ApplicationState, AppliedStartpoint, BatchLog, OffsetState
+from dagster_adjunct.orchestration.batch_log.batch_log import (
+    ApplicationState,
+    AppliedStartpoint,
+    BatchLog,
+    OffsetState,
+)
 from dagster_adjunct.orchestration.code_location.sensors import unapplied_startpoints
 from dagster_adjunct.orchestration.startpoints.request import StartpointRequest
 from dagster_adjunct.orchestration.startpoints.store import StartpointManager
@@ -52,7 +59,9 @@ def ask_for(
     manager = StartpointManager(MetadataStore(lake), "copy")
     write_startpoint(manager, ssp, startpoint, by=by, reason="the rates were wrong", task=task)
     # Each asking has an id of its own; one that has expired is not among the requests.
-    return next((request.id for request in manager.read().waiting if request.target == (ssp, task)), "")
+    return next(
+        (request.id for request in manager.read().waiting if request.target == (ssp, task)), ""
+    )
 
 
 @BOTH
@@ -77,14 +86,24 @@ def test_requests_are_fanned_out_and_launch_one_run_that_names_them(
     assert request.run_key is not None
     assert request.run_key.startswith(f"copy:{lake.id}:startpoints:")
     assert request.run_key.endswith(":1")
-    tags = {key: value for key, value in request.tags.items() if key.startswith("adjunct/startpoints")}
+    tags = {
+        key: value for key, value in request.tags.items() if key.startswith("adjunct/startpoints")
+    }
     assert sorted(tags.pop("adjunct/startpoints").split(", ")) == ids
-    assert tags == {"adjunct/startpoints_by": "ann, bob", "adjunct/startpoints_reason": "the rates were wrong"}
+    assert tags == {
+        "adjunct/startpoints_by": "ann, bob",
+        "adjunct/startpoints_reason": "the rates were wrong",
+    }
 
     fanned_out = StartpointManager(MetadataStore(lake), "copy").get_fan_outs()
-    assert {ssp: asked.startpoint.id for held in fanned_out.values() for ssp, asked in held.items()}.keys() == {*ORDERS}
+    assert {
+        ssp: asked.startpoint.id for held in fanned_out.values() for ssp, asked in held.items()
+    }.keys() == {*ORDERS}
     again = sensor.skipped()
-    assert "2 startpoints wait (lake.orders.0 at offset 3, ann: the rates were wrong; lake.orders.1" in again
+    assert (
+        "2 startpoints wait (lake.orders.0 at offset 3, ann: the rates were wrong; lake.orders.1"
+        in again
+    )
     assert "attempt 1 did not change that" in again
 
 
@@ -121,9 +140,11 @@ def test_a_request_written_while_a_run_is_in_progress_waits_for_the_next_one(
     instance.add_run(running)
     ask_for(lake, ORDERS[0])
     sensor = Ticker(lake, copying(), instance, "copy_startpoints", by=by)
-    assert sensor.skipped() == (
-        "1 startpoint waits (lake.orders.0 at offset 3, ann: the rates were wrong); a run is in progress: "
-        "unless it stays, startpoints requested after its start wait for the next one."
+    assert (
+        sensor.skipped()
+        == "1 startpoint waits (lake.orders.0 at offset 3, ann: the rates were wrong); a run is in"
+        " progress: unless it stays, startpoints requested after its start wait for the next"
+        " one."
     )
     startpoints = StartpointManager(MetadataStore(lake), "copy")
     assert len(startpoints.read().waiting) == 1
@@ -140,18 +161,24 @@ def test_requests_that_no_task_can_apply_are_told_and_not_launched_for(
     ask_for(lake, SystemStreamPartition("lake", "orders", 9))
     ask_for(lake, ORDERS[0], task="Partition 9")
     sensor = Ticker(lake, copying(), instance, "copy_startpoints", by=by)
-    assert sensor.skipped() == (
-        "No waiting startpoint can be applied by a task. lake.orders.9: no task reads it (ann: the rates were wrong); "
-        "lake.orders.0: no task reads it (ann: the rates were wrong)"
+    assert (
+        sensor.skipped()
+        == "No waiting startpoint can be applied by a task. lake.orders.9: no task reads it (ann:"
+        " the rates were wrong); lake.orders.0: no task reads it (ann: the rates were wrong)"
     )
     wanted = ask_for(lake, ORDERS[1])
     assert sensor.asked().tags["adjunct/startpoints"] == wanted
 
 
 @BOTH
-def test_an_expired_request_launches_nothing(lake: Lake, instance: DagsterInstance, by: str) -> None:
+def test_an_expired_request_launches_nothing(
+    lake: Lake, instance: DagsterInstance, by: str
+) -> None:
     ask_for(lake, ORDERS[0], age=timedelta(hours=13))
-    assert Ticker(lake, copying(), instance, "copy_startpoints", by=by).skipped() == "No startpoints wait."
+    assert (
+        Ticker(lake, copying(), instance, "copy_startpoints", by=by).skipped()
+        == "No startpoints wait."
+    )
 
 
 @BOTH
@@ -162,17 +189,30 @@ def test_a_startpoint_that_was_applied_before_a_crash_is_not_launched_for_again(
     sensor = Ticker(lake, copying(), instance, "copy_startpoints", by=by)
     sensor.asked()
     applied = AppliedStartpoint(
-        id=startpoint_id, position="offset 3", offset="3", epoch=1, by="ann", reason="why", batch=1, applied_at=NOW
+        id=startpoint_id,
+        position="offset 3",
+        offset="3",
+        epoch=1,
+        by="ann",
+        reason="why",
+        batch=1,
+        applied_at=NOW,
     )
     log = BatchLog(lake, "copy")
     offsets = OffsetState(applied={"lake.orders.0": applied})
-    log.commit(log.read(), ApplicationState(checkpoint={"lake.orders.0": "3"}, offsets=offsets), by="run")
+    log.commit(
+        log.read(), ApplicationState(checkpoint={"lake.orders.0": "3"}, offsets=offsets), by="run"
+    )
     assert sensor.skipped() == "No startpoints wait."
 
 
 def test_a_replay_that_has_begun_is_not_launched_for_again() -> None:
     request = StartpointRequest(
-        ssp=ORDERS[0], startpoint=StartpointOldest(id="a"), until=StartpointSpecific(offset="3"), by="ann", reason="why"
+        ssp=ORDERS[0],
+        startpoint=StartpointOldest(id="a"),
+        until=StartpointSpecific(offset="3"),
+        by="ann",
+        reason="why",
     )
     fanned_out = {"Partition 0": {ORDERS[0]: request}}
 
@@ -203,7 +243,10 @@ def test_a_startpoint_for_a_datasets_stream_does_not_wait_for_other_datasets(
     app = small.order_totals(tmp_path / "t.sqlite", name="copy")
     small.append(lake, "rates", 1, small.RATES)
     wanted = ask_for(lake, SystemStreamPartition("lake", "rates", 0), offset="0")
-    assert Ticker(lake, app, instance, "copy_startpoints", by=by).asked().tags["adjunct/startpoints"] == wanted
+    assert (
+        Ticker(lake, app, instance, "copy_startpoints", by=by).asked().tags["adjunct/startpoints"]
+        == wanted
+    )
     assert list(StartpointManager(MetadataStore(lake), "copy").get_fan_outs()) == ["dataset rates"]
 
 
@@ -229,7 +272,10 @@ def test_thousands_of_startpoints_make_one_run_with_tags_that_a_database_can_ind
     app.input_stream("lake.wide").send_to(app.output_stream("lake.copied", partitions=1))
     StartpointManager(MetadataStore(lake), "copy").write_startpoints(
         StartpointRequest(
-            ssp=SystemStreamPartition("lake", "wide", number), startpoint=StartpointOldest(), by="ann", reason="why"
+            ssp=SystemStreamPartition("lake", "wide", number),
+            startpoint=StartpointOldest(),
+            by="ann",
+            reason="why",
         )
         for number in range(2000)
     )

@@ -1,4 +1,6 @@
-"""Runs that stay, in Dagster: what the sensor launches, what is reported meanwhile, and what ends them."""
+"""Runs that stay, in Dagster: what the sensor launches, what is reported meanwhile, and what
+ends them.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,9 @@ STAYING = LaunchWhen(stay=timedelta(minutes=30))
 
 def shop() -> Application:
     app = Application("shop")
-    app.input_stream("lake.orders", default_offset="oldest").send_to(app.output_stream("lake.copy", partitions=1))
+    app.input_stream("lake.orders", default_offset="oldest").send_to(
+        app.output_stream("lake.copy", partitions=1)
+    )
     app.table(bounded_dataset("items", input="lake.items", key="item", partitions=2))
     return app
 
@@ -61,11 +65,15 @@ def deliver(lake: Lake, stream: str, sequence: int, marker: str | None = None) -
     rows = [dict(zip(("item", "label", "price"), row, strict=True)) for row in APPLES]
     schema = Schema.of(item="string", label="string", price="int").to_arrow()
     table = pa.Table.from_pylist(rows, schema)
-    LakeStreams(lake).append(stream, table, producer="test", sequence=sequence, end_of_dataset=marker)
+    LakeStreams(lake).append(
+        stream, table, producer="test", sequence=sequence, end_of_dataset=marker
+    )
 
 
 @BOTH
-def test_the_sensor_launches_a_run_that_stays_and_lets_it_be(lake_with_orders: Lake, by: str) -> None:
+def test_the_sensor_launches_a_run_that_stays_and_lets_it_be(
+    lake_with_orders: Lake, by: str
+) -> None:
     lake = lake_with_orders
     deliver(lake, "items", 1, "v1")
     deliver(lake, "orders", 1)
@@ -80,8 +88,14 @@ def test_the_sensor_launches_a_run_that_stays_and_lets_it_be(lake_with_orders: L
         assert sensor.skipped() == "A run is already in progress."
         assert lake.store.head(asked_key(lake, "shop")) is None
         items = {dg.AssetKey(["datasets", "items_dataset"])}
-        instance.add_run(dg.DagsterRun("shop", status=dg.DagsterRunStatus.STARTED, asset_selection=frozenset(items)))
-        assert sensor.skipped() == "A run is already in progress.", "a dataset's run needs no lease of the application"
+        instance.add_run(
+            dg.DagsterRun(
+                "shop", status=dg.DagsterRunStatus.STARTED, asset_selection=frozenset(items)
+            )
+        )
+        assert sensor.skipped() == "A run is already in progress.", (
+            "a dataset's run needs no lease of the application"
+        )
         assert lake.store.head(asked_key(lake, "shop")) is None
         instance.add_run(dg.DagsterRun("shop", status=dg.DagsterRunStatus.STARTED))
         assert "asked to end: another run" in sensor.skipped()
@@ -89,13 +103,21 @@ def test_the_sensor_launches_a_run_that_stays_and_lets_it_be(lake_with_orders: L
 
 
 @BOTH
-def test_a_run_that_stays_is_asked_to_end_for_one_that_waits_for_its_pools(lake_with_orders: Lake, by: str) -> None:
+def test_a_run_that_stays_is_asked_to_end_for_one_that_waits_for_its_pools(
+    lake_with_orders: Lake, by: str
+) -> None:
     lake, status = lake_with_orders, dg.DagsterRunStatus
 
-    def add(instance: dg.DagsterInstance, job: str, status: dg.DagsterRunStatus, *pools: str) -> None:
-        needed = RunOpConcurrency(root_key_counts={}, has_unconstrained_root_nodes=False, all_pools=set(pools))
+    def add(
+        instance: dg.DagsterInstance, job: str, status: dg.DagsterRunStatus, *pools: str
+    ) -> None:
+        needed = RunOpConcurrency(
+            root_key_counts={}, has_unconstrained_root_nodes=False, all_pools=set(pools)
+        )
         origin = job_origin(HERE, job)
-        instance.add_run(dg.DagsterRun(job, status=status, remote_job_origin=origin, run_op_concurrency=needed))
+        instance.add_run(
+            dg.DagsterRun(job, status=status, remote_job_origin=origin, run_op_concurrency=needed)
+        )
 
     with dg.DagsterInstance.ephemeral() as instance:
         sensor = Ticker(lake, shop(), instance, "shop_new_records", launch_when=STAYING, by=by)
@@ -109,7 +131,9 @@ def test_a_run_that_stays_is_asked_to_end_for_one_that_waits_for_its_pools(lake_
 
 
 @BOTH
-def test_a_run_of_code_that_was_loaded_before_is_asked_to_end(lake_with_orders: Lake, by: str) -> None:
+def test_a_run_of_code_that_was_loaded_before_is_asked_to_end(
+    lake_with_orders: Lake, by: str
+) -> None:
     lake = lake_with_orders
     with dg.DagsterInstance.ephemeral() as instance:
         sensor = Ticker(lake, shop(), instance, "shop_new_records", launch_when=STAYING, by=by)
@@ -132,7 +156,9 @@ def test_a_restart_by_code_that_was_loaded_again_is_let_be(lake_with_orders: Lak
         instance.report_run_failed(run)
         with patch.object(sensors, "backoff_seconds", lambda attempt: -1e6):
             request = Ticker(lake, shop(), instance, "shop_restart", launch_when=STAYING).asked()
-        instance.add_run(dg.DagsterRun("shop", status=dg.DagsterRunStatus.STARTED, tags=dict(request.tags)))
+        instance.add_run(
+            dg.DagsterRun("shop", status=dg.DagsterRunStatus.STARTED, tags=dict(request.tags))
+        )
         sensor = Ticker(lake, shop(), instance, "shop_new_records", launch_when=STAYING)
         assert sensor.skipped() == "A run is already in progress."
 
@@ -151,7 +177,9 @@ class Copies(StubEngine):
         return BatchMetrics({"lake.copy": {"rows": inputs.records}}, {})
 
 
-def test_batches_and_versions_of_a_run_that_stays_are_reported_before_it_ends(tmp_path: Path) -> None:
+def test_batches_and_versions_of_a_run_that_stays_are_reported_before_it_ends(
+    tmp_path: Path,
+) -> None:
     with running_lab(tmp_path) as lab:
         lab.deliver("items", APPLES, "v1")
         lab.deliver("orders", APPLES, None)
@@ -171,8 +199,14 @@ def test_batches_and_versions_of_a_run_that_stays_are_reported_before_it_ends(tm
         copies = [one for one in made if one.asset_key.path[-1] == "copy"]
         assert [one.metadata["adjunct/last_batch"].value for one in copies] == [1, 2]
         assert [one.metadata["adjunct/batches"].value for one in copies] == [1, 2]
-        versions = {one.tags["dagster/data_version"] for one in made if one.asset_key.path[-1] == "items_dataset"}
-        assert len(versions) == 2, "the second was delivered, sealed and reported while the run stayed"
+        versions = {
+            one.tags["dagster/data_version"]
+            for one in made
+            if one.asset_key.path[-1] == "items_dataset"
+        }
+        assert len(versions) == 2, (
+            "the second was delivered, sealed and reported while the run stayed"
+        )
         assert "it has stayed for 0:10:00" in finished.log
 
 
@@ -185,8 +219,8 @@ def stay(
 ) -> FinishedRun:
     """Run the job; each time that it waits the next of `waits` is called, and then it ends.
 
-    `begun` is called once, after the assets of datasets and before the run looks first; `every` is how often it
-    reports.
+    `begun` is called once, after the assets of datasets and before the run looks first; `every` is
+    how often it reports.
     """
     due, begins = iter(waits), iter([begun])
 
@@ -214,17 +248,29 @@ def stay(
     ):
         job = defs.resolve_job_def("shop")
         config = {"ops": {"shop_step": {"config": {"follow_seconds": 600}}}}
-        result = job.execute_in_process(instance=lab.instance, run_config=config, raise_on_error=False)
+        result = job.execute_in_process(
+            instance=lab.instance, run_config=config, raise_on_error=False
+        )
     return FinishedRun(result, lab.instance)
 
 
 def versions_of_items(finished: FinishedRun) -> list[str]:
     """Return the versions of the dataset that a run reported, by their names."""
-    made = [one.step_materialization_data.materialization for one in finished.events if one.is_step_materialization]
-    return [str(one.metadata["adjunct/name"].value) for one in made if one.asset_key.path[-1] == "items_dataset"]
+    made = [
+        one.step_materialization_data.materialization
+        for one in finished.events
+        if one.is_step_materialization
+    ]
+    return [
+        str(one.metadata["adjunct/name"].value)
+        for one in made
+        if one.asset_key.path[-1] == "items_dataset"
+    ]
 
 
-def test_a_version_that_comes_after_its_asset_and_before_the_first_look_is_published(tmp_path: Path) -> None:
+def test_a_version_that_comes_after_its_asset_and_before_the_first_look_is_published(
+    tmp_path: Path,
+) -> None:
     with running_lab(tmp_path) as lab:
         lab.deliver("items", APPLES, "v1")
         lab.deliver("orders", APPLES, None)
@@ -239,7 +285,10 @@ def test_versions_are_reported_at_most_once_a_minute_and_at_the_end(tmp_path: Pa
         lab.deliver("items", APPLES, "v1")
         lab.deliver("orders", APPLES, None)
         defs = build_definitions(shop(), lake=lab.lake.url, spark=NO_SPARK)
-        more = [partial(lab.deliver, "items", [("a", "Apple", number)], f"v{number}") for number in (2, 3)]
+        more = [
+            partial(lab.deliver, "items", [("a", "Apple", number)], f"v{number}")
+            for number in (2, 3)
+        ]
         finished = stay(lab, defs, *more)
         assert finished.success, finished.log
         assert versions_of_items(finished) == ["v1", "v3"]
@@ -247,7 +296,9 @@ def test_versions_are_reported_at_most_once_a_minute_and_at_the_end(tmp_path: Pa
 
 def test_a_startpoint_of_a_dataset_is_applied_by_a_run_that_stays(tmp_path: Path) -> None:
     app = Application("shop")
-    app.input_stream("lake.orders", default_offset="oldest").send_to(app.output_stream("lake.copy", partitions=1))
+    app.input_stream("lake.orders", default_offset="oldest").send_to(
+        app.output_stream("lake.copy", partitions=1)
+    )
     app.table(unbounded_dataset("items", input="lake.items", key="item", partitions=2))
     with running_lab(tmp_path) as lab:
         lab.deliver("items", APPLES, None)
@@ -255,7 +306,9 @@ def test_a_startpoint_of_a_dataset_is_applied_by_a_run_that_stays(tmp_path: Path
 
         def ask() -> None:
             startpoints = Startpoints(app, lake=lab.lake)
-            startpoints.request("lake.items", StartpointOldest(), reason="again", by="test", force=True)
+            startpoints.request(
+                "lake.items", StartpointOldest(), reason="again", by="test", force=True
+            )
 
         defs = build_definitions(app, lake=lab.lake.url, spark=NO_SPARK)
         finished = stay(lab, defs, ask)

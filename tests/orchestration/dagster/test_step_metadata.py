@@ -6,7 +6,11 @@ from datetime import UTC, datetime
 from typing import Any
 
 from dagster_adjunct.orchestration.batch_log.batch_log import ApplicationState, OffsetState, Replay
-from dagster_adjunct.orchestration.code_location.metadata import output_metadata, plan_metadata, step_metadata
+from dagster_adjunct.orchestration.code_location.metadata import (
+    output_metadata,
+    plan_metadata,
+    step_metadata,
+)
 from dagster_adjunct.orchestration.planner.plan import ExecutionPlan
 from dagster_adjunct.orchestration.planner.planner import build_plan
 from dagster_adjunct.orchestration.step.progress import StepReport
@@ -30,7 +34,9 @@ REPLAY = Replay(
 SAID = "lake.orders.1: startpoint oldest (ann: wrong rates), epoch 1, applied in batch 7"
 
 
-def told(counters: dict[str, dict[str, int]], offsets: OffsetState, *sentences: str) -> dict[str, Any]:
+def told(
+    counters: dict[str, dict[str, int]], offsets: OffsetState, *sentences: str
+) -> dict[str, Any]:
     state = ApplicationState(batch=7, offsets=offsets)
     metadata = step_metadata(StepReport(1, True, counters, {}, {}, state, sentences))
     return {name: getattr(value, "value", value) for name, value in metadata.items()}
@@ -38,7 +44,12 @@ def told(counters: dict[str, dict[str, int]], offsets: OffsetState, *sentences: 
 
 def test_a_run_without_startpoints_says_nothing_of_them() -> None:
     names = told({"lake.priced": {"rows": 3}}, OffsetState()).keys()
-    assert not names & {"adjunct/startpoints", "adjunct/epochs", "adjunct/replays", "adjunct/lost_offsets"}
+    assert not names & {
+        "adjunct/startpoints",
+        "adjunct/epochs",
+        "adjunct/replays",
+        "adjunct/lost_offsets",
+    }
 
 
 def test_a_run_reports_startpoints_their_epochs_and_replays_in_progress() -> None:
@@ -46,11 +57,20 @@ def test_a_run_reports_startpoints_their_epochs_and_replays_in_progress() -> Non
     assert metadata["adjunct/startpoints"] == [SAID]
     assert metadata["adjunct/epochs"] == {"lake.orders.1": 1}
     (replay,) = metadata["adjunct/replays"]
-    assert (replay["ssp"], replay["next"], replay["until"], replay["by"]) == ("lake.orders.0", "3", "9", "ann")
+    assert (replay["ssp"], replay["next"], replay["until"], replay["by"]) == (
+        "lake.orders.0",
+        "3",
+        "9",
+        "ann",
+    )
 
 
 def test_lost_offsets_of_all_streams_are_counted_together() -> None:
-    counters = {"lake.orders": {"lost_offsets": 40}, "lake.clicks": {"lost_offsets": 2}, "lake.priced": {"rows": 3}}
+    counters = {
+        "lake.orders": {"lost_offsets": 40},
+        "lake.clicks": {"lost_offsets": 2},
+        "lake.priced": {"rows": 3},
+    }
     assert told(counters, OffsetState())["adjunct/lost_offsets"] == 42
 
 
@@ -60,7 +80,9 @@ def test_what_a_table_has_counted_and_measured_stands_on_its_asset_as_numbers() 
     meter.attempt(True, 40, 0.5)
     state = ApplicationState(batch=7, totals={"machines": {"writes": 90}})
     measured = {"machines": meter.metrics()}
-    report = StepReport(1, True, {"machines": {"writes": 40, "null_keys": 2}}, {}, {}, state, measured=measured)
+    report = StepReport(
+        1, True, {"machines": {"writes": 40, "null_keys": 2}}, {}, {}, state, measured=measured
+    )
     metadata = output_metadata(report, "machines")
     assert metadata.pop("adjunct/totals").value == {"writes": 90}
     assert all(type(value) in (int, float) for value in metadata.values())

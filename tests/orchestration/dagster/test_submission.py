@@ -1,4 +1,6 @@
-"""Runs whose Spark applications spark-submit starts: what comes back, and what their deaths leave behind."""
+"""Runs whose Spark applications spark-submit starts: what comes back, and what their deaths
+leave behind.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,14 @@ from typing import Any
 import pytest
 from dagster import DagsterInstance
 
-from dagster_adjunct import Application, Lake, LakeStreams, SparkResource, build_definitions, open_lake
+from dagster_adjunct import (
+    Application,
+    Lake,
+    LakeStreams,
+    SparkResource,
+    build_definitions,
+    open_lake,
+)
 from dagster_adjunct.errors import ConfigurationError
 from dagster_adjunct.orchestration.code_location import driver
 from dagster_adjunct.orchestration.code_location.submission import Exchange, do_order, pack
@@ -93,7 +102,11 @@ def kill_executor(folder: Path) -> None:
 
 
 def kill_driver() -> None:
-    (submit,) = [pid for pid in processes("SparkSubmit", "driver.py") if submitted.parent_of(pid) == os.getpid()]
+    (submit,) = [
+        pid
+        for pid in processes("SparkSubmit", "driver.py")
+        if submitted.parent_of(pid) == os.getpid()
+    ]
     os.kill(submit, signal.SIGKILL)
 
 
@@ -107,7 +120,9 @@ def test_an_application_on_a_cluster_survives_the_death_of_an_executor(
     """Its module comes from an archive. What it reports is what a run in process reports."""
     submitted.call(lake, tmp_path, 1, range(40))
     with when_begun(tmp_path, lambda: kill_executor(tmp_path)):
-        done = run(lake, submitted.app, submitted.resource(tmp_path, lake.url, master=spark_cluster))
+        done = run(
+            lake, submitted.app, submitted.resource(tmp_path, lake.url, master=spark_cluster)
+        )
     assert done.success, done.log
     assert submitted.charges(lake) == submitted.expected(range(40))
     assert done.made["charges"]["adjunct/last_batch"] == 1
@@ -125,7 +140,9 @@ def test_a_batch_whose_driver_was_killed_is_ended_when_its_op_is_tried_again(
 ) -> None:
     submitted.call(lake, tmp_path, 1, range(40))
     with when_begun(tmp_path, kill_driver):
-        done = run(lake, submitted.app, submitted.resource(tmp_path, lake.url, master=spark_cluster))
+        done = run(
+            lake, submitted.app, submitted.resource(tmp_path, lake.url, master=spark_cluster)
+        )
     assert done.success, done.log
     assert "was ended by signal 9" in done.log
     assert submitted.charges(lake) == submitted.expected(range(40))
@@ -151,7 +168,9 @@ def test_an_application_ends_with_its_run_and_the_next_one_takes_over(
     sent: signal.Signals,
     fixture: str | None,
 ) -> None:
-    """Dagster cancels a run by an interrupt of its process. It finds the code location by its working directory."""
+    """Dagster cancels a run by an interrupt of its process. It finds the code location by its
+    working directory.
+    """
     master = request.getfixturevalue(fixture) if fixture else "local[2]"
     if fixture is None:  # a driver that is its own executor unpacks no archive
         (tmp_path / "tariffs.py").write_text(submitted.TARIFFS)
@@ -161,11 +180,18 @@ def test_an_application_ends_with_its_run_and_the_next_one_takes_over(
         (tmp_path / folder).mkdir()
     code = "from dagster_adjunct import Application\nclass Charges(Application): pass\n"
     (tmp_path / "code/of_a_user.py").write_text(code)
-    code = "from of_a_user import Charges\nfrom tests.orchestration.dagster.submitted import charge_calls, load\n"
+    code = (
+        "from of_a_user import Charges\nfrom tests.orchestration.dagster.submitted import"
+        " charge_calls, load\n"
+    )
     (tmp_path / "code/location.py").write_text(
         f"{code}defs = load({str(tmp_path)!r}, charge_calls(Charges('charges')))"
     )
-    environment = {**os.environ, "DAGSTER_HOME": str(tmp_path / "home"), "ADJUNCT_SPARK_MASTER": master}
+    environment = {
+        **os.environ,
+        "DAGSTER_HOME": str(tmp_path / "home"),
+        "ADJUNCT_SPARK_MASTER": master,
+    }
     environment |= {"PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path / "temporary")}
     dagster = str(
         Path(sys.executable).with_name("dagster")
@@ -174,9 +200,13 @@ def test_an_application_ends_with_its_run_and_the_next_one_takes_over(
     with (tmp_path / "run.log").open("w") as log:
         op = subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=log, stderr=log)
     until((tmp_path / "begun").exists)
-    (application,) = re.findall(rf"Spark application (\S+) on {re.escape(master)}", (tmp_path / "run.log").read_text())
+    (application,) = re.findall(
+        rf"Spark application (\S+) on {re.escape(master)}", (tmp_path / "run.log").read_text()
+    )
     (folder,) = (tmp_path / "temporary").glob(f"adjunct-{'?' * 8}")
-    assert not {path.name for path in folder.iterdir()} & {"spark.properties", "order"}, "they may have secrets"
+    assert not {path.name for path in folder.iterdir()} & {"spark.properties", "order"}, (
+        "they may have secrets"
+    )
     op.send_signal(sent)
     assert op.wait(60) != 0
     until(lambda: not processes("CoarseGrainedExecutorBackend", application), 30)
@@ -229,15 +259,21 @@ def test_an_application_reads_and_writes_a_lake_in_s3(
 
 @pytest.mark.spark
 @pytest.mark.long  # what a driver reports of a run that succeeds: test_remote_drivers.py
-def test_what_needs_spark_is_submitted_and_reported_as_in_process(lake: Lake, tmp_path: Path) -> None:
-    """A dataset is tried without a session first; only where there are rows to process an application starts."""
+def test_what_needs_spark_is_submitted_and_reported_as_in_process(
+    lake: Lake, tmp_path: Path
+) -> None:
+    """A dataset is tried without a session first; only where there are rows to process an
+    application starts.
+    """
     app = labelled(lake)
     spark = SparkResource(master="local[2]", lake=lake.url, submit="spark-submit")
     first = run(lake, app, spark)
     assert first.success, first.log
     assert labels(lake) == EXPECTED_LABELS
     assert first.made["items"]["adjunct/action"] == "sealed"
-    assert first.made["labelled"]["adjunct/joins"] == {"join-2-items": {"rows": 50, "unmatched": 10}}
+    assert first.made["labelled"]["adjunct/joins"] == {
+        "join-2-items": {"rows": 50, "unmatched": 10}
+    }
     assert first.passed == {"items adjunct_accepted": True, "labelled match_rate_items": True}
     assert len(re.findall(r"Spark application", first.log)) == 2
     second = run(lake, app, spark)
@@ -247,9 +283,15 @@ def test_what_needs_spark_is_submitted_and_reported_as_in_process(lake: Lake, tm
 
 @pytest.mark.spark
 @pytest.mark.slow
-def test_an_error_in_the_application_fails_the_run_as_it_would_in_process(lake: Lake, tmp_path: Path) -> None:
+def test_an_error_in_the_application_fails_the_run_as_it_would_in_process(
+    lake: Lake, tmp_path: Path
+) -> None:
     submitted.call(lake, tmp_path, 1, range(3))
-    done = run(lake, submitted.refusing, SparkResource(master="local[1]", lake=lake.url, submit="spark-submit"))
+    done = run(
+        lake,
+        submitted.refusing,
+        SparkResource(master="local[1]", lake=lake.url, submit="spark-submit"),
+    )
     assert not done.success
     assert done.failure.metadata["error"].value == "OperatorFailedError"
     assert done.failure.metadata["permanent"].value is True

@@ -26,7 +26,16 @@ from dagster_adjunct.resources.errors import ConfigurationError, DatasetError
 from dagster_adjunct.resources.streams.lake.manifest import Retention
 from dagster_adjunct.startpoints import MetadataStore, StartpointManager, StartpointOldest
 from tests.assets.acting import acting, failing
-from tests.orchestration.dagster.lab import APPLES, SCHEMA, FinishedRun, Lab, Row, check_of, key_of, running_lab
+from tests.orchestration.dagster.lab import (
+    APPLES,
+    SCHEMA,
+    FinishedRun,
+    Lab,
+    Row,
+    check_of,
+    key_of,
+    running_lab,
+)
 from tests.orchestration.offsets.stored_startpoints import write_startpoint
 
 FULL = DatasetError("the disk is full.", "Make room.")
@@ -83,7 +92,9 @@ def test_the_progress_of_a_bootstrap_is_in_the_runs_log(lab: Lab) -> None:
 def test_a_bootstrap_that_ends_early_fails_its_check_and_blocks_downstream_assets(lab: Lab) -> None:
     lab.deliver("prices", MORE, None)
     rows = [dict(zip(SCHEMA.names, row, strict=True)) for row in APPLES]
-    lab.streams.append("orders", pa.Table.from_pylist(rows, SCHEMA.to_arrow()), producer="lab", sequence=1)
+    lab.streams.append(
+        "orders", pa.Table.from_pylist(rows, SCHEMA.to_arrow()), producer="lab", sequence=1
+    )
     finished = lab.advance(failing(PRICES, 2, FULL))
     assert not finished.success
     assert finished.made == {}
@@ -114,7 +125,9 @@ def test_a_bootstrap_that_never_began_says_so(lab: Lab) -> None:
     lose_the_front(lab, "prices")
     finished = lab.advance(replace(PRICES))
     assert not finished.success
-    assert finished.checks["prices bootstrapped"].description.startswith("The bootstrap has not begun. It ended with: ")
+    assert finished.checks["prices bootstrapped"].description.startswith(
+        "The bootstrap has not begun. It ended with: "
+    )
 
 
 @pytest.mark.lengthy
@@ -143,7 +156,11 @@ def test_a_table_that_is_served_stale_as_declared_fails_its_check_as_a_warning(l
     assert facts(finished)["adjunct/decision"]["action"] == "serve-stale"
     made = finished.observed["prices"]
     assert made["adjunct/version"] == first
-    assert made["adjunct/lost_offsets"] == sum(lag["lost"] for lag in made["adjunct/lag"].values()) == 12
+    assert (
+        made["adjunct/lost_offsets"]
+        == sum(lag["lost"] for lag in made["adjunct/lag"].values())
+        == 12
+    )
     assert "report" in finished.made
 
 
@@ -153,7 +170,9 @@ def test_the_check_alone_is_reported_again_and_nothing_advances(lab: Lab) -> Non
     lab.advance(PRICES)
     lab.deliver("prices", APPLES, None)
     job = lab.definitions(PRICES).resolve_implicit_global_asset_job_def()
-    subset = job.get_subset(asset_selection=set(), asset_check_selection={check_of(PRICES, "bootstrapped")})
+    subset = job.get_subset(
+        asset_selection=set(), asset_check_selection={check_of(PRICES, "bootstrapped")}
+    )
     finished = FinishedRun(subset.execute_in_process(instance=lab.instance), lab.instance)
     assert finished.passed == {"prices bootstrapped": True}
     assert finished.made == {}
@@ -174,12 +193,19 @@ def test_a_materialisation_says_how_far_the_table_is_behind(lab: Lab) -> None:
     lab.deliver("prices", MORE, None)
     made = lab.advance(PRICES).made["prices"]
     assert (made["adjunct/lag_records"], made["adjunct/lag_seconds"]) == (0, 0)
-    assert made["adjunct/lag"]["lake.prices.0"] == {"offsets": 0, "records": 0, "lost": 0, "seconds": 0.0}
+    assert made["adjunct/lag"]["lake.prices.0"] == {
+        "offsets": 0,
+        "records": 0,
+        "lost": 0,
+        "seconds": 0.0,
+    }
     lab.deliver("prices", APPLES, None)
     slow = acting(PRICES, lambda: lab.deliver("prices", MORE, None))
     behind = lab.advance(slow).made["prices"]
     assert behind["adjunct/action"] == "applied"
-    assert behind["adjunct/lag_records"] == 4, "what came after the run had looked at the stream's end"
+    assert behind["adjunct/lag_records"] == 4, (
+        "what came after the run had looked at the stream's end"
+    )
 
 
 def test_declared_freshness_is_dagsters_freshness_policy() -> None:
@@ -188,7 +214,9 @@ def test_declared_freshness_is_dagsters_freshness_policy() -> None:
     app.table(fresh)
     app.table(replace(PRICES, name="other"))
     specs = {spec.key: spec for spec in build_definitions(app).resolve_all_asset_specs()}
-    assert specs[key_of(fresh)].freshness_policy == FreshnessPolicy.time_window(fail_window=timedelta(minutes=30))
+    assert specs[key_of(fresh)].freshness_policy == FreshnessPolicy.time_window(
+        fail_window=timedelta(minutes=30)
+    )
     assert specs[AssetKey(["datasets", "other_dataset"])].freshness_policy is None
     short = Application("shop")
     short.table(replace(PRICES, following=ChangeStreamOptions(freshness=timedelta(seconds=30))))
@@ -227,10 +255,14 @@ def compaction(lab: Lab, *datasets: AdjunctDataset, level: str | None = None) ->
 
 
 @pytest.mark.lengthy
-def test_the_compaction_job_follows_policies_and_continues_after_a_failing_dataset(lab: Lab) -> None:
+def test_the_compaction_job_follows_policies_and_continues_after_a_failing_dataset(
+    lab: Lab,
+) -> None:
     policy = DeltaCompaction(deltas=2, inside_commit=False)
     prices = replace(PRICES, following=ChangeStreamOptions(compaction=policy))
-    other, seldom = (replace(prices, name=name, input=f"lake.{name}") for name in ("other", "seldom"))
+    other, seldom = (
+        replace(prices, name=name, input=f"lake.{name}") for name in ("other", "seldom")
+    )
     seldom = replace(seldom, following=ChangeStreamOptions(compaction=replace(policy, deltas=9)))
     for dataset in (prices, other, seldom):
         for _ in range(3):
@@ -252,7 +284,9 @@ def test_the_compaction_schedule_is_off_until_somebody_switches_it_on(lab: Lab) 
     schedules = {schedule.name: schedule for schedule in lab.definitions(PRICES).schedules or ()}
     assert schedules["shop_compact_hourly"].default_status is DefaultScheduleStatus.STOPPED
     assert schedules["shop_compact_hourly"].job_name == "shop_compact"
-    assert LakeStreams(lab.lake).list_streams() == ["orders"], "loading definitions looks at nothing"
+    assert LakeStreams(lab.lake).list_streams() == ["orders"], (
+        "loading definitions looks at nothing"
+    )
 
 
 @pytest.mark.lengthy

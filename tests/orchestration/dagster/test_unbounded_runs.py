@@ -1,4 +1,6 @@
-"""The application's job over a change stream's table, with Spark: bootstrap, main input, compaction."""
+"""The application's job over a change stream's table, with Spark: bootstrap, main input,
+compaction.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ ORDERS = small.orders(0, 20)
 
 @pytest.mark.usefixtures("either_engine")
 @pytest.mark.spark
-def test_the_main_input_waits_for_the_bootstrap_and_compaction_changes_no_entry(tmp_path: Path, spark: Any) -> None:
+def test_the_main_input_waits_for_the_bootstrap_and_compaction_changes_no_entry(
+    tmp_path: Path, spark: Any
+) -> None:
     lake = open_lake(tmp_path / "lake")
     app = small.order_totals(tmp_path / "t.sqlite")
     small.append(lake, "items", 1, small.ITEMS, marker="v1")
@@ -41,7 +45,9 @@ def test_the_main_input_waits_for_the_bootstrap_and_compaction_changes_no_entry(
     with DagsterInstance.ephemeral() as instance:
 
         def run(job: str, **options: Any) -> FinishedRun:
-            executed = defs.resolve_job_def(job).execute_in_process(instance=instance, raise_on_error=False, **options)
+            executed = defs.resolve_job_def(job).execute_in_process(
+                instance=instance, raise_on_error=False, **options
+            )
             return FinishedRun(executed, instance)
 
         in_the_way = Path(lake.url) / "datasets/rates/data"
@@ -70,7 +76,9 @@ def test_the_main_input_waits_for_the_bootstrap_and_compaction_changes_no_entry(
 
 
 @pytest.mark.spark
-def test_datasets_of_both_kinds_advance_at_once_in_threads_of_one_session(tmp_path: Path, spark: Any) -> None:
+def test_datasets_of_both_kinds_advance_at_once_in_threads_of_one_session(
+    tmp_path: Path, spark: Any
+) -> None:
     lake = open_lake(tmp_path / "lake")
     app = small.order_totals(tmp_path / "t.sqlite")
     small.append(lake, "orders", 1, ORDERS)
@@ -78,7 +86,11 @@ def test_datasets_of_both_kinds_advance_at_once_in_threads_of_one_session(tmp_pa
         small.append(lake, "items", sequence, small.ITEMS, marker=f"v{sequence}")
         small.append(lake, "rates", sequence, small.RATES)
         done = run_application(
-            app, lake=lake, systems=systems_for(app, lake=lake), spark=lambda: spark, run=f"run-{sequence}"
+            app,
+            lake=lake,
+            systems=systems_for(app, lake=lake),
+            spark=lambda: spark,
+            run=f"run-{sequence}",
         )
         assert [report.dataset for report in done.datasets] == ["items", "rates"]
     assert small.priced(lake) == small.expected(ORDERS)
@@ -86,7 +98,9 @@ def test_datasets_of_both_kinds_advance_at_once_in_threads_of_one_session(tmp_pa
 
 @pytest.mark.usefixtures("either_engine")
 @pytest.mark.spark
-def test_a_table_that_is_not_marked_for_bootstrap_is_followed_between_batches(tmp_path: Path, spark: Any) -> None:
+def test_a_table_that_is_not_marked_for_bootstrap_is_followed_between_batches(
+    tmp_path: Path, spark: Any
+) -> None:
     lake = open_lake(tmp_path / "lake")
     rates = replace(small.rates, bootstrap=False)
     app = Application("followed", max_batch_records=10)
@@ -110,13 +124,17 @@ def test_a_table_that_is_not_marked_for_bootstrap_is_followed_between_batches(tm
     try:
         with DagsterInstance.ephemeral() as instance:
             job = build_definitions(app, lake=lake.url).resolve_job_def("followed")
-            finished = FinishedRun(job.execute_in_process(instance=instance, raise_on_error=False), instance)
+            finished = FinishedRun(
+                job.execute_in_process(instance=instance, raise_on_error=False), instance
+            )
             assert finished.success
             made = finished.made
     finally:
         log.removeHandler(handler)
     streams = LakeStreams(lake)
-    rated = streams.read_arrow(streams.all_ranges("rated"), columns=["currency", "rate"]).to_pylist()
+    rated = streams.read_arrow(
+        streams.all_ranges("rated"), columns=["currency", "rate"]
+    ).to_pylist()
     assert {row["rate"] for row in rated if row["currency"] == "EUR"} == {1.0, 9.5}
     served = StoredVersions(lake, "rates").require_current().version
     assert made["rates"]["data version"] == served

@@ -1,4 +1,6 @@
-"""A mistake in a validator fails the run and its check; the version waits, and is published when it is corrected."""
+"""A mistake in a validator fails the run and its check; the version waits, and is published when
+it is corrected.
+"""
 
 from __future__ import annotations
 
@@ -21,22 +23,38 @@ def lab(tmp_path: Path) -> Iterator[Lab]:
 
 def items(*validators: Validator, versions: VersionPartitions | None = None) -> AdjunctDataset:
     return bounded_dataset(
-        "items", input="lake.items", key="item", partitions=2, validators=validators, versions=versions
+        "items",
+        input="lake.items",
+        key="item",
+        partitions=2,
+        validators=validators,
+        versions=versions,
     )
 
 
 @pytest.mark.lengthy
-@pytest.mark.parametrize("versions", [None, VersionPartitions(names=("v1",))], ids=["one by one", "as partitions"])
-def test_a_mistake_fails_the_run_and_the_check_of_its_validator(lab: Lab, versions: VersionPartitions | None) -> None:
+@pytest.mark.parametrize(
+    "versions", [None, VersionPartitions(names=("v1",))], ids=["one by one", "as partitions"]
+)
+def test_a_mistake_fails_the_run_and_the_check_of_its_validator(
+    lab: Lab, versions: VersionPartitions | None
+) -> None:
     options = {} if versions is None else {"partition_key": "v1"}
     lab.deliver("items", APPLES, "v1")
     finished = lab.advance(items(no_nulls("wings"), min_rows(2), versions=versions), **options)
     assert not finished.success
     assert finished.made == {}
-    assert "version 'v1': validator 'no_nulls_wings' can't be evaluated" in finished.failure.description
+    assert (
+        "version 'v1': validator 'no_nulls_wings' can't be evaluated"
+        in finished.failure.description
+    )
     assert finished.failure.metadata["error"].value == "ValidatorError"
     assert finished.passed == {"items no_nulls_wings": False}
     assert "has no column 'wings'" in finished.checks["items no_nulls_wings"].description
     corrected = lab.advance(items(no_nulls("label"), min_rows(2), versions=versions), **options)
     assert corrected.success
-    assert corrected.passed == {"items adjunct_accepted": True, "items no_nulls_label": True, "items min_rows": True}
+    assert corrected.passed == {
+        "items adjunct_accepted": True,
+        "items no_nulls_label": True,
+        "items min_rows": True,
+    }

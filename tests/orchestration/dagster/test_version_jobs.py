@@ -70,7 +70,11 @@ def test_a_version_is_rolled_back_pinned_and_revoked_from_the_launchpad(lab: Lab
 def test_an_older_forced_version_is_served_only_on_request(lab: Lab) -> None:
     strict = replace(ITEMS, validators=(min_rows(3),))
     defs = lab.definitions(strict)
-    for version, rows in (("v1", APPLES[:1]), ("v2", [*APPLES, ("c", "Cheese", 1)]), ("v3", APPLES[:1])):
+    for version, rows in (
+        ("v1", APPLES[:1]),
+        ("v2", [*APPLES, ("c", "Cheese", 1)]),
+        ("v3", APPLES[:1]),
+    ):
         lab.deliver("items", rows, version)
     lab.run(defs, key_of(strict))
     unserved = act(lab, defs, action="accept", version="v1")
@@ -78,7 +82,12 @@ def test_an_older_forced_version_is_served_only_on_request(lab: Lab) -> None:
     assert "adjunct dataset rollback items" in unserved.log
     lab.deliver("items", [*APPLES, ("c", "Cheese", 2)], "v4")
     lab.run(defs, key_of(strict))
-    assert act(lab, defs, action="accept", version="v3", make_current=True).made["items"]["adjunct/name"] == "v3"
+    assert (
+        act(lab, defs, action="accept", version="v3", make_current=True).made["items"][
+            "adjunct/name"
+        ]
+        == "v3"
+    )
 
 
 @pytest.mark.lengthy
@@ -105,13 +114,18 @@ def test_an_action_on_a_member_of_a_version_set_is_reported_for_all_members(lab:
             lab.deliver(stream, [*APPLES, ("c", "Cheese", number)], f"v{number}")
         lab.run(defs, key_of(items), key_of(prices))
     back = act(lab, defs, action="rollback")
-    assert {name: facts["adjunct/name"] for name, facts in back.made.items()} == {"items": "v1", "prices": "v1"}
+    assert {name: facts["adjunct/name"] for name, facts in back.made.items()} == {
+        "items": "v1",
+        "prices": "v1",
+    }
 
 
 @pytest.mark.lengthy
 def test_discarding_follows_each_datasets_policy_and_a_dry_run_only_lists(lab: Lab) -> None:
     deliver(lab, lab.definitions(ITEMS), 3)
-    defs = lab.definitions(NEWEST_ONLY, PRICES)  # prices was never delivered: there is nothing to discard in it
+    defs = lab.definitions(
+        NEWEST_ONLY, PRICES
+    )  # prices was never delivered: there is nothing to discard in it
     dry = job(lab, defs, "shop_discard", "discard_shop", dry_run=True)
     assert dry.success
     assert [version["name"] for version in report(dry)["discarded"]] == ["v1", "v2"]
@@ -138,4 +152,7 @@ def report(finished: FinishedRun) -> dict[str, Any]:
 
 def test_the_discarding_schedule_is_off_until_somebody_switches_it_on(lab: Lab) -> None:
     (schedule,) = lab.definitions(ITEMS).schedules or ()
-    assert (schedule.name, schedule.default_status) == ("shop_discard_daily", DefaultScheduleStatus.STOPPED)
+    assert (schedule.name, schedule.default_status) == (
+        "shop_discard_daily",
+        DefaultScheduleStatus.STOPPED,
+    )

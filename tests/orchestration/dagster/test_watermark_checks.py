@@ -1,4 +1,6 @@
-"""What Dagster shows of watermarks: numbers of each run, and a check that warns of the partition that holds back."""
+"""What Dagster shows of watermarks: numbers of each run, and a check that warns of the partition
+that holds back.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,11 @@ from pathlib import Path
 from dagster import AssetKey
 
 from dagster_adjunct import Application, build_definitions
-from dagster_adjunct.orchestration.batch_log.batch_log import ApplicationState, PartitionTimes, TimeState
+from dagster_adjunct.orchestration.batch_log.batch_log import (
+    ApplicationState,
+    PartitionTimes,
+    TimeState,
+)
 from dagster_adjunct.orchestration.step.progress import StateSize, StepReport, measure_input_times
 from dagster_adjunct.resources.streams.system import SystemStreamPartition
 from tests.orchestration.dagster.lab import NO_SPARK, SCHEMA, FinishedRun, running_lab, steps_run_by
@@ -29,10 +35,14 @@ def test_a_watermark_that_is_too_far_behind_is_warned_of(tmp_path: Path) -> None
     def report(slowest: timedelta) -> StepReport:
         marks = {number: NOW - lag for number, lag in ((0, timedelta(0)), (1, slowest))}
         partitions = {
-            SystemStreamPartition("lake", "orders", number): PartitionTimes(active_at=NOW, newest=mark, watermark=mark)
+            SystemStreamPartition("lake", "orders", number): PartitionTimes(
+                active_at=NOW, newest=mark, watermark=mark
+            )
             for number, mark in marks.items()
         }
-        state = ApplicationState(batch=1, times=TimeState(partitions=partitions, operators={"views": NOW - slowest}))
+        state = ApplicationState(
+            batch=1, times=TimeState(partitions=partitions, operators={"views": NOW - slowest})
+        )
         inputs = measure_input_times(app, state.times, NOW)
         sizes = {"shop-views": StateSize(7, 900, "within 1:00:00")}
         return StepReport(1, True, {}, {}, {}, state, watermarks=inputs, state_sizes=sizes)
@@ -49,13 +59,17 @@ def test_a_watermark_that_is_too_far_behind_is_warned_of(tmp_path: Path) -> None
         assert fine.passed == {"copy watermark_lag_lake_orders": True}
         made = fine.made["copy"]
         assert made["adjunct/watermark_lag_seconds"] == 600
-        assert (made["adjunct/state/shop-views/rows"], made["adjunct/state/shop-views/bytes"]) == (7, 900)
+        assert (made["adjunct/state/shop-views/rows"], made["adjunct/state/shop-views/bytes"]) == (
+            7,
+            900,
+        )
         assert made["adjunct/state/shop-views/kept_for"] == "within 1:00:00"
         assert made["adjunct/watermarks"][0]["held_by"] == "lake.orders.1"
 
         late = run(timedelta(minutes=11)).checks["copy watermark_lag_lake_orders"]
         assert (late.passed, late.severity.value) == (False, "WARN")
-        assert late.description == (
-            "lake.orders: watermark 2025-12-31 23:49:00 UTC, 0:11:00 behind the clock, held back by lake.orders.1; "
-            "0:10:00 is allowed"
+        assert (
+            late.description
+            == "lake.orders: watermark 2025-12-31 23:49:00 UTC, 0:11:00 behind the clock, held back"
+            " by lake.orders.1; 0:10:00 is allowed"
         )

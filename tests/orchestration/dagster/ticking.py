@@ -28,7 +28,11 @@ from dagster._core.remote_origin import (
     RemoteJobOrigin,
     RemoteRepositoryOrigin,
 )
-from dagster._core.scheduler.instigation import InstigatorState, InstigatorStatus, SensorInstigatorData
+from dagster._core.scheduler.instigation import (
+    InstigatorState,
+    InstigatorStatus,
+    SensorInstigatorData,
+)
 from dagster._core.types.loadable_target_origin import LoadableTargetOrigin
 
 from dagster_adjunct import Application, Lake, LakeResource, build_definitions
@@ -64,12 +68,16 @@ def switch_on(instance: DagsterInstance, *sensors: str) -> None:
     """Store that sensors are on, as the UI does."""
     for name in sensors:
         origin = RemoteInstigatorOrigin(RemoteRepositoryOrigin(HERE, "tests"), name)
-        state = InstigatorState(origin, InstigatorType.SENSOR, InstigatorStatus.RUNNING, SensorInstigatorData())
+        state = InstigatorState(
+            origin, InstigatorType.SENSOR, InstigatorStatus.RUNNING, SensorInstigatorData()
+        )
         instance.add_instigator_state(state)
 
 
 BOTH = pytest.mark.parametrize("by", ["sensor", "condition"])
-"""Runs a test twice: once the sensor launches the runs, once the ready-made condition that asks the same."""
+"""Runs a test twice: once the sensor launches the runs, once the ready-made condition that asks
+the same.
+"""
 
 _CONDITIONS: dict[str, Callable[[], AutomationCondition[Any]]] = {
     "_new_records": new_records,
@@ -81,7 +89,9 @@ _CONDITIONS: dict[str, Callable[[], AutomationCondition[Any]]] = {
 
 
 class Automated(AdjunctTranslator):
-    """Gives the assets of some launchers, by the names of their sensors, the conditions that ask these."""
+    """Gives the assets of some launchers, by the names of their sensors, the conditions that ask
+    these.
+    """
 
     def __init__(self, app: Application, *sensors: str) -> None:
         self._app, self._sensors = app, sensors
@@ -103,11 +113,18 @@ class Automated(AdjunctTranslator):
 class Ticker:
     """One launcher of an application, asked again and again; `cursor` is what it keeps.
 
-    Its sensor asks it, or, with by="condition", the automation sensor for the condition of the launcher's assets.
+    Its sensor asks it, or, with by="condition", the automation sensor for the condition of the
+    launcher's assets.
     """
 
     def __init__(
-        self, lake: Lake, app: Application, instance: DagsterInstance, sensor: str, by: str = "sensor", **options: Any
+        self,
+        lake: Lake,
+        app: Application,
+        instance: DagsterInstance,
+        sensor: str,
+        by: str = "sensor",
+        **options: Any,
     ) -> None:
         self._instance, self._name = instance, sensor
         self._resource = given_lake(lake)
@@ -127,7 +144,9 @@ class Ticker:
             definitions=self.defs,
             resources={"adjunct_lake": self._resource},
         ) as context:
-            context._code_location_origin = HERE  # what the daemon tells a sensor, and nobody else can
+            context._code_location_origin = (
+                HERE  # what the daemon tells a sensor, and nobody else can
+            )
             if isinstance(self._sensor, AutomationSensor):
                 return self._evaluate(self._sensor, context)
             answer = self._sensor(context)
@@ -137,7 +156,9 @@ class Ticker:
         assert isinstance(answer, RunRequest)
         return answer
 
-    def _evaluate(self, sensor: AutomationSensor, context: SensorEvaluationContext) -> RunRequest | str:
+    def _evaluate(
+        self, sensor: AutomationSensor, context: SensorEvaluationContext
+    ) -> RunRequest | str:
         with patch.object(LakeResource, "open", lambda resource: self._resource.open()):
             made = sensor.evaluate_tick(context)
         self.cursor = made.cursor

@@ -1,4 +1,6 @@
-"""A stream system in plain Python: times of records, offsets that are no numbers, retention, new partitions and all."""
+"""A stream system in plain Python: times of records, offsets that are no numbers, retention, new
+partitions and all.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ class FakeStream:
 
 
 class FakeStreams(StreamSystem):
-    """Streams named `fake.…`. Record 10 of a partition is at the offset "@10", which as text comes before "@9"."""
+    """Streams named `fake.…`. Record 10 of a partition is at the offset "@10", which as text
+    comes before "@9".
+    """
 
     name = "fake"
 
@@ -102,7 +106,9 @@ class FakeStreams(StreamSystem):
         self.questions.append("offset_for_timestamp")
         at = self._at(ssp)
         numbers = range(at.oldest, len(at.times))
-        return _offset(next((number for number in numbers if at.times[number] >= timestamp_ms), len(at.times)))
+        return _offset(
+            next((number for number in numbers if at.times[number] >= timestamp_ms), len(at.times))
+        )
 
     def compare(self, left: str, right: str) -> int:
         a, b = _number(left), _number(right)
@@ -124,14 +130,18 @@ class FakeStreams(StreamSystem):
 
     # -- what the runs of these tests never ask
 
-    def read(self, spark: SparkSession, ranges: Mapping[SystemStreamPartition, OffsetRange]) -> DataFrame:
+    def read(
+        self, spark: SparkSession, ranges: Mapping[SystemStreamPartition, OffsetRange]
+    ) -> DataFrame:
         raise NotImplementedError
 
 
 class WritableStreams(FakeStreams, StreamWriter):
     """The same, as plans for outputs see them."""
 
-    def create(self, name: str, *, schema: Schema, key: Sequence[str] = (), partitions: int) -> StreamInfo:
+    def create(
+        self, name: str, *, schema: Schema, key: Sequence[str] = (), partitions: int
+    ) -> StreamInfo:
         raise NotImplementedError
 
     def append(self, stream: str, data: object, **options: object) -> AppendResult:
@@ -150,5 +160,7 @@ def _offset(number: int) -> str:
 
 def _number(offset: str) -> int:
     if not offset.startswith("@") or not offset[1:].isdecimal():
-        raise OffsetOutOfRangeError(f"offset {offset!r} is none of fake streams.", "Write it as in '@42'.")
+        raise OffsetOutOfRangeError(
+            f"offset {offset!r} is none of fake streams.", "Write it as in '@42'."
+        )
     return int(offset[1:])

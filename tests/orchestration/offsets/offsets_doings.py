@@ -1,4 +1,6 @@
-"""What people, coordinators and runs do to an application's positions: on the lake, and in the model."""
+"""What people, coordinators and runs do to an application's positions: on the lake, and in the
+model.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,14 @@ from dagster_adjunct.resources.streams.startpoint import (
 from dagster_adjunct.resources.streams.system import SystemStreamPartition
 from tests.faulty_store import Fault
 from tests.orchestration.offsets import offsets_processes, startpoints_model
-from tests.orchestration.offsets.offsets_model import Box, Partition, Position, Replay, Setting, Wish
+from tests.orchestration.offsets.offsets_model import (
+    Box,
+    Partition,
+    Position,
+    Replay,
+    Setting,
+    Wish,
+)
 from tests.orchestration.offsets.offsets_processes import Process
 from tests.orchestration.offsets.offsets_world import OffsetsWorld
 from tests.orchestration.offsets.startpoints_model import HOUR, Request
@@ -36,7 +45,8 @@ Doing = tuple[Callable[..., Any], Process]
 
 @dataclass
 class Doings:
-    """One application over the streams fake.s and lake.a; `partitions` are those of both in the model.
+    """One application over the streams fake.s and lake.a; `partitions` are those of both in the
+    model.
 
     `assigned` says which task reads each of them.
     """
@@ -59,7 +69,9 @@ class Doings:
     def setting(self) -> Setting:
         defaults = {"fake.s": self.default, "lake.a": self.default}
         tasks = self.tasks()
-        return Setting(self.partitions, self.wishes, tasks, self.here.now_ms, defaults, self.on_lost, LIMIT)
+        return Setting(
+            self.partitions, self.wishes, tasks, self.here.now_ms, defaults, self.on_lost, LIMIT
+        )
 
     # -- what is done
 
@@ -68,14 +80,19 @@ class Doings:
 
         def act(*faults: Fault) -> None:
             run_step(
-                self.here.context(self.app, tasks=tasks, max_batches=batches, faults=(*planned, *faults)),
+                self.here.context(
+                    self.app, tasks=tasks, max_batches=batches, faults=(*planned, *faults)
+                ),
                 self.here.output,
             )
 
         return act, lambda box, setting: offsets_processes.run(box, setting, batches)
 
     def fan_out(self) -> Doing:
-        tasks = {task: [SystemStreamPartition.parse(s) for s in ssps] for task, ssps in self.tasks().items()}
+        tasks = {
+            task: [SystemStreamPartition.parse(s) for s in ssps]
+            for task, ssps in self.tasks().items()
+        }
 
         def act(*faults: Fault) -> None:
             self.here.startpoints(self.app, self.here.faulty(faults)).fan_out(tasks, complete=True)
@@ -83,11 +100,16 @@ class Doings:
         return act, offsets_processes.fan_out
 
     def write(self, to: tuple[int, str | None], wish: Wish, skew: int) -> Doing:
-        """Write a request for the partition of this number, by a clock that is off by `skew` hours."""
+        """Write a request for the partition of this number, by a clock that is off by `skew`
+        hours.
+        """
         ssp, task = (*self.partitions, NOT_THERE)[to[0]], to[1]
         count, created = next(self.numbers), self.here.now_ms + skew * HOUR
         request = Request(ssp, task, f"id{count}", created, count)
-        position, until = self._ago(wish.position), None if wish.until is None else self._ago(wish.until)
+        position, until = (
+            self._ago(wish.position),
+            None if wish.until is None else self._ago(wish.until),
+        )
         self.wishes[request.id] = Wish(position, until, wish.fallback)
         written = StartpointRequest(
             ssp=SystemStreamPartition.parse(ssp),
@@ -129,18 +151,24 @@ class Doings:
             state = self.here.state(self.app)
             reading = set(state.open.replays.values()) if state.open else set()
             ids = state.offsets.replays.keys() - reading
-            BatchLog(self.here.faulty(faults), self.app.name).cancel_replays(ids, reason="ticket 9", by="ada")
+            BatchLog(self.here.faulty(faults), self.app.name).cancel_replays(
+                ids, reason="ticket 9", by="ada"
+            )
 
         return act, offsets_processes.cancel_replays
 
     def abandon(self, skip: bool) -> Doing:
         def act(*faults: Fault) -> None:
-            BatchLog(self.here.faulty(faults), self.app.name).abandon(reason="ticket 8", by="ada", skip=skip)
+            BatchLog(self.here.faulty(faults), self.app.name).abandon(
+                reason="ticket 8", by="ada", skip=skip
+            )
 
         return act, offsets_processes.abandon(skip)
 
     def arrive(self, partition: int, count: int) -> Doing:
-        """Add records to a partition of fake.s, if it has this one. The model's is what a process finds."""
+        """Add records to a partition of fake.s, if it has this one. The model's is what a
+        process finds.
+        """
         name, now = f"fake.s.{partition}", self.here.now_ms
 
         def act(*faults: Fault) -> None:
@@ -159,28 +187,41 @@ class Doings:
     def seen(self) -> object:
         """Return of the lake what `offsets_model.World.seen` returns of the model."""
         live = {
-            (str(request.ssp), request.task, request.id) for request in self.here.startpoints(self.app).read().waiting
+            (str(request.ssp), request.task, request.id)
+            for request in self.here.startpoints(self.app).read().waiting
         }
-        pending = {(task, str(ssp), request_id) for (task, ssp), request_id in self.here.fanned_out(self.app).items()}
+        pending = {
+            (task, str(ssp), request_id)
+            for (task, ssp), request_id in self.here.fanned_out(self.app).items()
+        }
         state = self.here.state(self.app)
         offsets, opened = state.offsets, None
         if state.open:
-            ranges = {str(ssp): (number(span.start), number(span.end)) for ssp, span in state.open.ranges.items()}
+            ranges = {
+                str(ssp): (number(span.start), number(span.end))
+                for ssp, span in state.open.ranges.items()
+            }
             opened = state.open.batch, ranges, texts(state.open.epochs)
         replays = {
-            replay.id: Replay(str(replay.ssp), replay.epoch, number(replay.next), number(replay.until))
+            replay.id: Replay(
+                str(replay.ssp), replay.epoch, number(replay.next), number(replay.until)
+            )
             for replay in offsets.replays.values()
         }
         checkpoint = {str(ssp): number(offset) for ssp, offset in state.checkpoint.items()}
         resolved = {
-            str(ssp): (resolution.id, number(resolution.offset)) for ssp, resolution in offsets.resolved.items()
+            str(ssp): (resolution.id, number(resolution.offset))
+            for ssp, resolution in offsets.resolved.items()
         }
         applied = {str(ssp): request.id for ssp, request in offsets.applied.items()}
         positions = (checkpoint, state.batch, opened, resolved, applied)
         epochs = (texts(offsets.epochs), texts(offsets.opened), replays, frozenset(offsets.begun))
         output = {
             batch.number: (
-                {str(ssp): (number(start), number(end)) for ssp, (start, end) in batch.ranges.items()},
+                {
+                    str(ssp): (number(start), number(end))
+                    for ssp, (start, end) in batch.ranges.items()
+                },
                 texts(batch.epochs),
                 batch.main,
             )

@@ -1,4 +1,5 @@
-"""What is known of an application's positions, in plain Python: requests, the batch log, and what the output got.
+"""What is known of an application's positions, in plain Python: requests, the batch log, and what
+the output got.
 
 Offsets are numbers here. No word of it is of the code under test.
 """
@@ -51,7 +52,10 @@ class Partition:
             return self.upcoming
         if position.kind == "specific":
             return position.value if self.oldest <= position.value <= self.upcoming else None
-        return next((n for n in range(self.oldest, self.upcoming) if self.times[n] >= position.value), self.upcoming)
+        return next(
+            (n for n in range(self.oldest, self.upcoming) if self.times[n] >= position.value),
+            self.upcoming,
+        )
 
 
 @dataclass(frozen=True)
@@ -64,7 +68,9 @@ class Replay:
 
 @dataclass(frozen=True)
 class Batch:
-    """What a batch reads, also empty ranges, with which epochs; the startpoints it applies, or the replays it is of."""
+    """What a batch reads, also empty ranges, with which epochs; the startpoints it applies, or
+    the replays it is of.
+    """
 
     number: int
     ranges: Spans
@@ -75,7 +81,9 @@ class Batch:
 
 @dataclass(frozen=True)
 class Log:
-    """The batch log; `number` counts its commits. `resolved` has id, offset and whether it asked for the oldest."""
+    """The batch log; `number` counts its commits. `resolved` has id, offset and whether it asked
+    for the oldest.
+    """
 
     number: int = 0
     checkpoint: Mapping[str, int] = field(default_factory=dict)
@@ -116,7 +124,9 @@ class Log:
         return replace(self, replays=left)
 
     def given_up(self, batch: Batch) -> Log:
-        """Return the log when this batch, given up, is to be read again: each record in an epoch of its own."""
+        """Return the log when this batch, given up, is to be read again: each record in an epoch
+        of its own.
+        """
         log = self
         for ssp, (start, end) in batch.ranges.items():
             if start == end:
@@ -138,7 +148,11 @@ class Log:
         epochs = {ssp: self.opened.get(ssp, 0) + 1 for ssp in startpoints}
         return replace(
             self,
-            resolved={ssp: resolution for ssp, resolution in self.resolved.items() if ssp not in startpoints},
+            resolved={
+                ssp: resolution
+                for ssp, resolution in self.resolved.items()
+                if ssp not in startpoints
+            },
             applied={**self.applied, **startpoints},
             taken=self.taken | set(startpoints.items()),
             epochs={**self.epochs, **epochs},
@@ -155,7 +169,9 @@ class World:
     output: Mapping[int, Batch] = field(default_factory=dict)
 
     def seen(self, now: int) -> object:
-        output = {n: (dict(b.ranges), dict(b.epochs), not b.replays) for n, b in self.output.items()}
+        output = {
+            n: (dict(b.ranges), dict(b.epochs), not b.replays) for n, b in self.output.items()
+        }
         return self.startpoints.seen(now), self.log.seen(), output
 
     def key(self) -> object:
@@ -187,7 +203,9 @@ class RefusedError(Exception):
 
 @dataclass
 class Setting:
-    """What a run finds: the streams as they are whenever it looks, the tasks, the clock and the application's rules."""
+    """What a run finds: the streams as they are whenever it looks, the tasks, the clock and the
+    application's rules.
+    """
 
     partitions: dict[str, Partition]
     wishes: dict[str, Wish]

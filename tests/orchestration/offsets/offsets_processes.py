@@ -1,7 +1,8 @@
 """What a run does to an application's positions, step by step, in plain Python.
 
-A process is a generator that stops after every step that others can see, and before every look at what others change:
-who advances it a few times and drops it has let it die there; who does something else meanwhile has a race.
+A process is a generator that stops after every step that others can see, and before every look at
+what others change: who advances it a few times and drops it has let it die there; who does
+something else meanwhile has a race.
 """
 
 from __future__ import annotations
@@ -44,7 +45,9 @@ def prefixes(world: World, process: Process, setting: Setting) -> Iterator[World
 def outcomes(
     world: World, process: Process, setting: Setting, other: tuple[Process, Setting] | None
 ) -> Iterator[tuple[World, str]]:
-    """Yield the worlds after a process, and how it ended; `other` does its work at any moment of it."""
+    """Yield the worlds after a process, and how it ended; `other` does its work at any moment of
+    it.
+    """
     for steps in count():
         box, mine = Box(world), replace(setting, partitions=deepcopy(setting.partitions))
         running = process(box, mine)
@@ -59,7 +62,9 @@ def outcomes(
 
 
 def advanced(process: Iterator[None], steps: int | None) -> tuple[str, bool]:
-    """Let a process go on, to its end or for some steps; return how it ended, and whether it did."""
+    """Let a process go on, to its end or for some steps; return how it ended, and whether it
+    did.
+    """
     done = 0
     try:
         while steps is None or done < steps:
@@ -90,7 +95,9 @@ def cancel_replays(box: Box, setting: Setting) -> Iterator[None]:
     log = box.world.log
     yield
     reading = set(log.open.replays.values()) if log.open else set()
-    left = {replay_key: replay for replay_key, replay in log.replays.items() if replay_key in reading}
+    left = {
+        replay_key: replay for replay_key, replay in log.replays.items() if replay_key in reading
+    }
     if left != log.replays:
         box.commit(log, replace(log, replays=left))
     yield
@@ -113,7 +120,9 @@ def stream_of(ssp: str) -> str:
 
 
 def run(box: Box, setting: Setting, max_batches: int | None) -> Iterator[None]:
-    """Hand out, then end the batch that is open, then begin. Raises ConflictError and RefusedError, as a run does."""
+    """Hand out, then end the batch that is open, then begin. Raises ConflictError and
+    RefusedError, as a run does.
+    """
     known = box.world.log
     yield
     fanned_out = yield from fan_out(box, setting, known)
@@ -133,12 +142,17 @@ def run(box: Box, setting: Setting, max_batches: int | None) -> Iterator[None]:
         yield
         if box.world.log.number != log.number:
             raise ConflictError
-        if any(start < setting.partitions[ssp].oldest and start < end for ssp, (start, end) in batch.ranges.items()):
+        if any(
+            start < setting.partitions[ssp].oldest and start < end
+            for ssp, (start, end) in batch.ranges.items()
+        ):
             raise RefusedError
         assert box.world.output.get(batch.number, batch) == batch
         box.world = replace(box.world, output={**box.world.output, batch.number: batch})
         yield
-        closed = replace(log.after(batch), open=None, batch=batch.number, after_replay=bool(batch.replays))
+        closed = replace(
+            log.after(batch), open=None, batch=batch.number, after_replay=bool(batch.replays)
+        )
         log = box.commit(log, closed)
         yield
         _remove(box, setting, batch.startpoints)
@@ -161,7 +175,8 @@ def fan_out(
         if handed.fanned_out() == read.fanned_out():
             break
         yield
-        # What it read counts, unless somebody else has changed the fan-outs since: then it begins again.
+        # What it read counts, unless somebody else has changed the fan-outs since: then it begins
+        # again.
         latest = box.world.startpoints
         if latest.fanned_out() == read.fanned_out():
             after = replace(handed, requests=latest.requests, finished=frozenset())
@@ -175,9 +190,13 @@ def fan_out(
 
 
 def _kept(world: startpoints_model.World) -> startpoints_model.World:
-    """Return the world without what a fan-out need not remember: a fan-out that changes nothing commits nothing."""
+    """Return the world without what a fan-out need not remember: a fan-out that changes nothing
+    commits nothing.
+    """
     numbers = {request.number for request in world.requests.values()}
-    shared = {(ssp, request.number) for (_, ssp), request in world.pending.items() if request.task is None}
+    shared = {
+        (ssp, request.number) for (_, ssp), request in world.pending.items() if request.task is None
+    }
     handed = frozenset(place for place in world.handed if place[1:] in shared)
     return replace(world, settled=world.settled & numbers, handed=handed)
 
@@ -190,10 +209,14 @@ def _start(
     pending: dict[str, tuple[str, Request]] = {}
     done: dict[tuple[str, str], str] = {}
     for (task, ssp), request in fanned_out.items():
-        if ssp in setting.tasks.get(task, ()) and left.get((task, ssp)) == request.id:  # else it was taken back
+        if (
+            ssp in setting.tasks.get(task, ()) and left.get((task, ssp)) == request.id
+        ):  # else it was taken back
             pending[ssp] = (task, request)
     resolved = {
-        s: resolution for s, resolution in log.resolved.items() if s in pending and pending[s][1].id == resolution[0]
+        s: resolution
+        for s, resolution in log.resolved.items()
+        if s in pending and pending[s][1].id == resolution[0]
     }
     after = replace(log, resolved=resolved, begun=frozenset())
     for ssp, (task, request) in sorted(pending.items()):
@@ -241,14 +264,22 @@ def _plan(box: Box, setting: Setting, log: Log) -> Generator[None, None, Batch |
     spans, lost = _positions(setting, log)
     unread = any(start != end for start, end in spans.values())
     chosen: dict[str, str] = {}
-    for replay_key, replay in sorted(log.replays.items(), key=lambda item: (item[1].epoch, item[0])):
+    for replay_key, replay in sorted(
+        log.replays.items(), key=lambda item: (item[1].epoch, item[0])
+    ):
         chosen.setdefault(replay.ssp, replay_key)
     if chosen:
         yield
-        if any(log.replays[replay_key].next < setting.partitions[ssp].oldest for ssp, replay_key in chosen.items()):
+        if any(
+            log.replays[replay_key].next < setting.partitions[ssp].oldest
+            for ssp, replay_key in chosen.items()
+        ):
             raise RefusedError
         if not (log.after_replay and unread):
-            ranges = _shared({s: (log.replays[e].next, log.replays[e].until) for s, e in chosen.items()}, setting.limit)
+            ranges = _shared(
+                {s: (log.replays[e].next, log.replays[e].until) for s, e in chosen.items()},
+                setting.limit,
+            )
             ranges = {ssp: span for ssp, span in ranges.items() if span[0] != span[1]}
             replays = {ssp: chosen[ssp] for ssp in ranges}
             epochs = {ssp: log.replays[replay_key].epoch for ssp, replay_key in replays.items()}
@@ -257,12 +288,16 @@ def _plan(box: Box, setting: Setting, log: Log) -> Generator[None, None, Batch |
     if not unread:
         if startpoints or lost:
             starts = {ssp: start for ssp, (start, _) in spans.items()}
-            box.commit(log, replace(log, checkpoint={**log.checkpoint, **starts}).applying(startpoints))
+            box.commit(
+                log, replace(log, checkpoint={**log.checkpoint, **starts}).applying(startpoints)
+            )
             yield
             _remove(box, setting, startpoints)
             yield
         return None
-    epochs = {s: log.opened.get(s, 0) + 1 if s in startpoints else log.epochs.get(s, 0) for s in spans}
+    epochs = {
+        s: log.opened.get(s, 0) + 1 if s in startpoints else log.epochs.get(s, 0) for s in spans
+    }
     epochs = {ssp: epoch for ssp, epoch in epochs.items() if epoch}
     return Batch(log.batch + 1, _shared(spans, setting.limit), epochs, startpoints=startpoints)
 
@@ -283,18 +318,29 @@ def _positions(setting: Setting, log: Log) -> tuple[Spans, set[str]]:
 
 
 def _shared(spans: Spans, limit: int) -> dict[str, Span]:
-    """Return `limit` records of these: to each its part by length, rounded down, then one more by what was cut off."""
+    """Return `limit` records of these: to each its part by length, rounded down, then one more
+    by what was cut off.
+    """
     lengths = {ssp: end - start for ssp, (start, end) in spans.items()}
     total = sum(lengths.values())
     if total <= limit:
         return dict(spans)
     parts = {ssp: Fraction(length * limit, total) for ssp, length in lengths.items()}
     counts = {ssp: int(part) for ssp, part in parts.items()}
-    for ssp in sorted(parts, key=lambda name: (counts[name] - parts[name], name))[: limit - sum(counts.values())]:
+    for ssp in sorted(parts, key=lambda name: (counts[name] - parts[name], name))[
+        : limit - sum(counts.values())
+    ]:
         counts[ssp] += 1
     return {ssp: (start, start + counts[ssp]) for ssp, (start, _) in spans.items()}
 
 
 def _remove(box: Box, setting: Setting, applied: Mapping[str, str]) -> None:
-    chosen = {(task, ssp): applied[ssp] for task, ssps in setting.tasks.items() for ssp in ssps if ssp in applied}
-    box.world = replace(box.world, startpoints=startpoints_model.remove(chosen)[0](box.world.startpoints))
+    chosen = {
+        (task, ssp): applied[ssp]
+        for task, ssps in setting.tasks.items()
+        for ssp in ssps
+        if ssp in applied
+    }
+    box.world = replace(
+        box.world, startpoints=startpoints_model.remove(chosen)[0](box.world.startpoints)
+    )

@@ -1,4 +1,6 @@
-"""Runs the step with no Spark: what each batch would have read is written down instead, once for each batch number."""
+"""Runs the step with no Spark: what each batch would have read is written down instead, once for
+each batch number.
+"""
 
 from __future__ import annotations
 
@@ -63,17 +65,23 @@ class Output(StubEngine):
     batches: dict[int, Batch] = field(default_factory=dict)
     before: Callable[[Batch], None] = lambda batch: None
 
-    def run(self, context: StepContext, inputs: BatchInputs, before_output: Callable[[str], None]) -> BatchMetrics:
+    def run(
+        self, context: StepContext, inputs: BatchInputs, before_output: Callable[[str], None]
+    ) -> BatchMetrics:
         batch = Batch(
             inputs.intent.batch,
             {ssp: (span.start, span.end) for ssp, span in inputs.intent.ranges.items()},
             dict(inputs.intent.epochs),
             inputs.consumed is not None,
         )
-        assert (inputs.consumed or {}) == ({ssp: end for ssp, (_, end) in batch.ranges.items()} if batch.main else {})
+        assert (inputs.consumed or {}) == (
+            {ssp: end for ssp, (_, end) in batch.ranges.items()} if batch.main else {}
+        )
         before_output("output")
         self.before(batch)
-        assert self.batches.setdefault(batch.number, batch) == batch, "a batch came again as another one"
+        assert self.batches.setdefault(batch.number, batch) == batch, (
+            "a batch came again as another one"
+        )
         return BatchMetrics({}, {})
 
 
@@ -83,7 +91,9 @@ def no_spark() -> SparkSession:
 
 @dataclass
 class OffsetsWorld:
-    """A lake in memory with `lake` streams, a `fake` system beside it, a clock, and what runs delivered."""
+    """A lake in memory with `lake` streams, a `fake` system beside it, a clock, and what runs
+    delivered.
+    """
 
     lake: Lake = field(default_factory=lambda: lake_in(InMemoryStore()))
     fake: FakeStreams = field(default_factory=FakeStreams)
@@ -124,7 +134,10 @@ class OffsetsWorld:
         """Append a record for each key, at the clock's time."""
         self.sent += 1
         rows = pa.table(
-            {"k": pa.array(keys, pa.int64()), "at": pa.array([self.now] * len(keys), pa.timestamp("us", tz="UTC"))}
+            {
+                "k": pa.array(keys, pa.int64()),
+                "at": pa.array([self.now] * len(keys), pa.timestamp("us", tz="UTC")),
+            }
         )
         self.systems()["lake"].append(stream, rows, producer="test", sequence=self.sent)
 
@@ -134,7 +147,9 @@ class OffsetsWorld:
     # -- startpoints
 
     def startpoints(self, app: Application, lake: Lake | None = None) -> StartpointManager:
-        return StartpointManager(MetadataStore(lake or self.lake), app.name, expires_after=app.startpoints_expire_after)
+        return StartpointManager(
+            MetadataStore(lake or self.lake), app.name, expires_after=app.startpoints_expire_after
+        )
 
     def ask(
         self,
@@ -147,7 +162,9 @@ class OffsetsWorld:
         on_unresolved: OnUnresolved = "fail",
         **position: Any,
     ) -> str:
-        """Write a request for each partition with a startpoint made now, all with one id; return it."""
+        """Write a request for each partition with a startpoint made now, all with one id; return
+        it.
+        """
         made = startpoint(creation_timestamp_ms=self.now_ms, **position)
         self.startpoints(app).write_startpoints(
             StartpointRequest(
@@ -167,7 +184,11 @@ class OffsetsWorld:
     def fanned_out(self, app: Application) -> dict[tuple[str, SystemStreamPartition], str]:
         """Return the ids of the requests that wait at tasks, by task and partition."""
         held_by_task = self.startpoints(app).get_fan_outs()
-        return {(task, ssp): request.id for task, held in held_by_task.items() for ssp, request in held.items()}
+        return {
+            (task, ssp): request.id
+            for task, held in held_by_task.items()
+            for ssp, request in held.items()
+        }
 
     # -- runs
 
@@ -196,7 +217,9 @@ class OffsetsWorld:
         lake = self.faulty(faults)
         self.store = cast(FaultyStore, lake.store)
         runtime = Runtime(lake, self.systems(lake), no_spark, by=f"run-{self.runs}")
-        context = StepContext(runtime, app, plan, fan_out_for_run(runtime, app, plan), on_event, max_batches)
+        context = StepContext(
+            runtime, app, plan, fan_out_for_run(runtime, app, plan), on_event, max_batches
+        )
         return replace(context, still_ours=(lambda: None) if leased else None)
 
     def run(self, app: Application, **options: Any) -> StepReport:
@@ -204,21 +227,29 @@ class OffsetsWorld:
         report = run_step(context, self.output)
         commit, stored = BatchLog(self.lake, app.name).read()
         theirs = commit is not None and commit.by != context.run
-        assert theirs or report.state == stored, "a run reports another state than the one that it has stored"
+        assert theirs or report.state == stored, (
+            "a run reports another state than the one that it has stored"
+        )
         return report
 
     def delivered(self, app: Application, **options: Any) -> list[Batch]:
         """Run, and return the batches that this run was the first to deliver."""
         before = set(self.output.batches)
         self.run(app, **options)
-        return [batch for number, batch in sorted(self.output.batches.items()) if number not in before]
+        return [
+            batch for number, batch in sorted(self.output.batches.items()) if number not in before
+        ]
 
     def reads(self, app: Application, **options: Any) -> list[Ranges]:
-        """Run, and return what each batch that this run was the first to deliver read, without empty ranges."""
+        """Run, and return what each batch that this run was the first to deliver read, without
+        empty ranges.
+        """
         return [batch.read() for batch in self.delivered(app, **options)]
 
     def begin(self, app: Application) -> None:
-        """Let a run die when it has resolved startpoints and stored the positions, before it reads anything."""
+        """Let a run die when it has resolved startpoints and stored the positions, before it
+        reads anything.
+        """
 
         def die(event: StepEvent) -> None:
             if event.what == "startpoint":
@@ -228,8 +259,15 @@ class OffsetsWorld:
             self.run(app, on_event=die)
 
     def die_before_the_removal(self, app: Application) -> None:
-        """Let a run die when what tasks were handed is applied, before it is removed from the fan-outs."""
-        removal = Fault("put_if_match", 1, "crash-before", below=f"metadata/startpoints-fan-out/{app.name}/CURRENT")
+        """Let a run die when what tasks were handed is applied, before it is removed from the
+        fan-outs.
+        """
+        removal = Fault(
+            "put_if_match",
+            1,
+            "crash-before",
+            below=f"metadata/startpoints-fan-out/{app.name}/CURRENT",
+        )
         with pytest.raises(Crash):
             self.run(app, faults=[removal])
 

@@ -1,4 +1,6 @@
-"""What startpoints of an application should be after any history: plain Python, with no word of the code under test."""
+"""What startpoints of an application should be after any history: plain Python, with no word of
+the code under test.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ class Request:
 
 @dataclass(frozen=True)
 class World:
-    """Requests, what each task has to apply, and what the fan-outs have to remember, for ever here."""
+    """Requests, what each task has to apply, and what the fan-outs have to remember, for ever
+    here.
+    """
 
     requests: Mapping[Target, Request] = field(default_factory=dict)
     pending: Mapping[tuple[str, str], Request] = field(default_factory=dict)
@@ -53,7 +57,11 @@ Step = Callable[[World], World]
 
 
 def write(request: Request) -> Sequence[Step]:
-    return [lambda world: replace(world, requests={**world.requests, (request.ssp, request.task): request})]
+    return [
+        lambda world: replace(
+            world, requests={**world.requests, (request.ssp, request.task): request}
+        )
+    ]
 
 
 def delete(target: Target) -> Sequence[Step]:
@@ -63,14 +71,21 @@ def delete(target: Target) -> Sequence[Step]:
         there = world.requests.get(target)
         return world if there is None else replace(world, settled=world.settled | {there.number})
 
-    return [take_back, lambda world: replace(world, requests={k: r for k, r in world.requests.items() if k != target})]
+    return [
+        take_back,
+        lambda world: replace(
+            world, requests={k: r for k, r in world.requests.items() if k != target}
+        ),
+    ]
 
 
 def remove(chosen: Mapping[tuple[str, str], str | None]) -> Sequence[Step]:
     """Remove what is pending at these tasks and partitions; with an id, only if it is this one."""
 
     def step(world: World) -> World:
-        gone = {at for at, r in world.pending.items() if at in chosen and chosen[at] in (None, r.id)}
+        gone = {
+            at for at, r in world.pending.items() if at in chosen and chosen[at] in (None, r.id)
+        }
         return replace(world, pending={at: r for at, r in world.pending.items() if at not in gone})
 
     return [step]
@@ -80,7 +95,9 @@ def nothing_taken(ssp: str, request: str) -> bool:
     return False
 
 
-def fan_out(tasks: Tasks, now: int, taken: Callable[[str, str], bool] = nothing_taken) -> Sequence[Step]:
+def fan_out(
+    tasks: Tasks, now: int, taken: Callable[[str, str], bool] = nothing_taken
+) -> Sequence[Step]:
     """Hand out, then clean up; `taken` says of which partition's requests a commit has taken in."""
 
     def hand_out(world: World) -> World:
@@ -89,7 +106,9 @@ def fan_out(tasks: Tasks, now: int, taken: Callable[[str, str], bool] = nothing_
 
         def give(task: str, request: Request) -> None:
             before = pending.get((task, request.ssp))
-            pending[task, request.ssp] = request if before is None else which_counts(before, request)
+            pending[task, request.ssp] = (
+                request if before is None else which_counts(before, request)
+            )
             handed.add((task, request.ssp, request.number))
 
         orphans = []
@@ -117,7 +136,9 @@ def fan_out(tasks: Tasks, now: int, taken: Callable[[str, str], bool] = nothing_
                     give(task, request)
                 settled.add(request.number)
                 finished.add(request.number)
-        return World(world.requests, pending, frozenset(settled), frozenset(handed), frozenset(finished))
+        return World(
+            world.requests, pending, frozenset(settled), frozenset(handed), frozenset(finished)
+        )
 
     def clean_up(world: World) -> World:
         left = {k: r for k, r in world.requests.items() if r.number not in world.finished}
@@ -143,8 +164,11 @@ def unknown(world: World, tasks: Tasks, now: int) -> set[str]:
     }
 
 
-def outcomes(world: World, steps: Sequence[Step], other: Sequence[Step] | None, whole: bool) -> list[World]:
-    """Return the worlds that can be there after these steps, or (not `whole`) after the first few of them.
+def outcomes(
+    world: World, steps: Sequence[Step], other: Sequence[Step] | None, whole: bool
+) -> list[World]:
+    """Return the worlds that can be there after these steps, or (not `whole`) after the first few
+    of them.
 
     `other` was done by somebody else meanwhile, in one go, at any moment.
     """
@@ -154,12 +178,17 @@ def outcomes(world: World, steps: Sequence[Step], other: Sequence[Step] | None, 
         if other is None:
             worlds.append(after(world, done))
         else:
-            worlds += [after(after(after(world, done[:at]), other, done[:at]), done[at:]) for at in range(count + 1)]
+            worlds += [
+                after(after(after(world, done[:at]), other, done[:at]), done[at:])
+                for at in range(count + 1)
+            ]
     return worlds
 
 
 def after(world: World, steps: Sequence[Step], within: Sequence[Step] | None = None) -> World:
-    """Return the world after these steps; `within` another's, whose own list of what to delete stays its own."""
+    """Return the world after these steps; `within` another's, whose own list of what to delete
+    stays its own.
+    """
     kept = world.finished
     for step in steps:
         world = step(world)

@@ -1,4 +1,6 @@
-"""What tests ask of stored startpoints in one line: a request written, the one that waits, what a task was handed."""
+"""What tests ask of stored startpoints in one line: a request written, the one that waits, what
+a task was handed.
+"""
 
 from __future__ import annotations
 
@@ -34,8 +36,12 @@ def write_startpoint(
     manager.write_startpoints([request])
 
 
-def waiting_at(manager: StartpointManager, ssp: SystemStreamPartition, task: str | None = None) -> Startpoint | None:
-    """Return the startpoint that waits at exactly this target; None for none, and for one that has expired."""
+def waiting_at(
+    manager: StartpointManager, ssp: SystemStreamPartition, task: str | None = None
+) -> Startpoint | None:
+    """Return the startpoint that waits at exactly this target; None for none, and for one that
+    has expired.
+    """
     waiting = {request.target: request.startpoint for request in manager.read().waiting}
     return waiting.get((ssp, task))
 

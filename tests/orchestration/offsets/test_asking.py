@@ -1,4 +1,6 @@
-"""What people ask in words: positions, partitions and requests, and what a preview says that they would do."""
+"""What people ask in words: positions, partitions and requests, and what a preview says that
+they would do.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +16,21 @@ from dagster_adjunct.assets.declaration.dataset import bounded_dataset, unbounde
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.batch_log.batch_log import application_state
 from dagster_adjunct.orchestration.startpoints.preview import Preview
-from dagster_adjunct.orchestration.startpoints.request import StartpointRequest, expand_partitions, parse_position
-from dagster_adjunct.orchestration.startpoints.startpoints import build_requests, request_startpoints
-from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError, InvalidNameError, StreamNotFoundError
+from dagster_adjunct.orchestration.startpoints.request import (
+    StartpointRequest,
+    expand_partitions,
+    parse_position,
+)
+from dagster_adjunct.orchestration.startpoints.startpoints import (
+    build_requests,
+    request_startpoints,
+)
+from dagster_adjunct.resources.errors import (
+    AdjunctError,
+    ConfigurationError,
+    InvalidNameError,
+    StreamNotFoundError,
+)
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.streams.startpoint import (
     Startpoint,
@@ -35,7 +49,9 @@ WHO: dict[str, Any] = {"by": "ada", "reason": "ticket 7"}
 
 @pytest.fixture
 def world() -> OffsetsWorld:
-    """Stream fake.s: partitions 0 and 1 with records at 1,000, 2,000 … 9,000 ms; 2 and 3 without any."""
+    """Stream fake.s: partitions 0 and 1 with records at 1,000, 2,000 … 9,000 ms; 2 and 3 without
+    any.
+    """
     world = OffsetsWorld()
     world.fake.make("s", 4)
     for partition in (0, 1):
@@ -51,7 +67,10 @@ def app() -> Application:
 
 
 def preview(
-    lake: Lake, systems: Mapping[str, StreamSystem], app: Application, requests: Sequence[StartpointRequest]
+    lake: Lake,
+    systems: Mapping[str, StreamSystem],
+    app: Application,
+    requests: Sequence[StartpointRequest],
 ) -> list[Preview]:
     return list(request_startpoints(lake, systems, app, requests, dry_run=True).previews)
 
@@ -61,13 +80,19 @@ def ssps(stream: str, *numbers: int) -> list[SystemStreamPartition]:
     return [SystemStreamPartition(system, name, number) for number in numbers]
 
 
-def asked(position: Startpoint, *numbers: int, until: Startpoint | None = None, **more: Any) -> list[Any]:
+def asked(
+    position: Startpoint, *numbers: int, until: Startpoint | None = None, **more: Any
+) -> list[Any]:
     return build_requests(ssps("fake.s", *numbers), position, until, **WHO, **more)
 
 
-def previewed(world: OffsetsWorld, app: Application, requests: Sequence[Any]) -> list[tuple[Any, ...]]:
+def previewed(
+    world: OffsetsWorld, app: Application, requests: Sequence[Any]
+) -> list[tuple[Any, ...]]:
     previews = preview(world.lake, world.systems(), app, requests)
-    return [(shown.checkpoint, shown.start, shown.end, shown.offsets, shown.moved) for shown in previews]
+    return [
+        (shown.checkpoint, shown.start, shown.end, shown.offsets, shown.moved) for shown in previews
+    ]
 
 
 # -- positions
@@ -121,7 +146,9 @@ def test_a_time_means_the_same_in_every_zone(moment: datetime, minutes: int) -> 
         ("newest", None, "one of 'oldest', 'upcoming', 'timestamp', 'offset'"),
     ],
 )
-def test_what_is_not_clear_is_refused_with_what_to_write(kind: str, value: str | None, told: str) -> None:
+def test_what_is_not_clear_is_refused_with_what_to_write(
+    kind: str, value: str | None, told: str
+) -> None:
     with pytest.raises(ConfigurationError) as error:
         parse_position(kind, value)
     assert told in str(error.value)
@@ -130,7 +157,9 @@ def test_what_is_not_clear_is_refused_with_what_to_write(kind: str, value: str |
 # -- partitions
 
 
-def test_partitions_are_named_one_by_one_as_ranges_and_as_whole_streams(world: OffsetsWorld, app: Application) -> None:
+def test_partitions_are_named_one_by_one_as_ranges_and_as_whole_streams(
+    world: OffsetsWorld, app: Application
+) -> None:
     app.input_stream("fake.t")
     world.fake.make("t", 2)
 
@@ -139,7 +168,10 @@ def test_partitions_are_named_one_by_one_as_ranges_and_as_whole_streams(world: O
 
     assert named("fake.s.3") == ssps("fake.s", 3)
     assert named("fake.s.0-1,3") == ssps("fake.s", 0, 1, 3)
-    assert named("fake.t", "fake.s.2", "fake.t.1", "fake.s.1-2") == [*ssps("fake.t", 0, 1), *ssps("fake.s", 2, 1)]
+    assert named("fake.t", "fake.s.2", "fake.t.1", "fake.s.1-2") == [
+        *ssps("fake.t", 0, 1),
+        *ssps("fake.s", 2, 1),
+    ]
     assert named() == []
 
 
@@ -158,10 +190,14 @@ def test_partitions_are_named_one_by_one_as_ranges_and_as_whole_streams(world: O
         ("fake.short.0", "lives for one run"),
     ],
 )
-def test_what_can_not_be_read_is_refused_by_name(world: OffsetsWorld, app: Application, text: str, told: str) -> None:
+def test_what_can_not_be_read_is_refused_by_name(
+    world: OffsetsWorld, app: Application, text: str, told: str
+) -> None:
     app.table(bounded_dataset("prices", input="fake.prices", key="k", broadcast=True))
     app.table(unbounded_dataset("rates", input="fake.changes", key="k", partitions=1))
-    app.table(unbounded_dataset("short", input="fake.short", key="k", partitions=1, persistent=False))
+    app.table(
+        unbounded_dataset("short", input="fake.short", key="k", partitions=1, persistent=False)
+    )
     with pytest.raises(AdjunctError) as error:
         expand_partitions(app, world.systems(), [text])
     assert told in str(error.value)
@@ -178,32 +214,52 @@ def test_names_that_are_none_and_streams_that_are_not_there_are_errors_of_their_
 
 
 def test_every_partition_gets_a_startpoint_of_its_own() -> None:
-    made = asked(StartpointOldest(), 0, 1, 2, until=StartpointUpcoming(), on_unresolved="checkpoint", force=True)
+    made = asked(
+        StartpointOldest(),
+        0,
+        1,
+        2,
+        until=StartpointUpcoming(),
+        on_unresolved="checkpoint",
+        force=True,
+    )
     assert len({request.startpoint.id for request in made}) == 3
     assert [str(request.ssp) for request in made] == ["fake.s.0", "fake.s.1", "fake.s.2"]
-    assert {(request.by, request.reason, request.on_unresolved, request.force) for request in made} == {
-        ("ada", "ticket 7", "checkpoint", True)
-    }
+    assert {
+        (request.by, request.reason, request.on_unresolved, request.force) for request in made
+    } == {("ada", "ticket 7", "checkpoint", True)}
     assert all(isinstance(request.until, StartpointUpcoming) for request in made)
 
 
 # -- previews
 
 
-def test_a_preview_says_where_reading_would_begin_and_how_much_there_is(world: OffsetsWorld, app: Application) -> None:
+def test_a_preview_says_where_reading_would_begin_and_how_much_there_is(
+    world: OffsetsWorld, app: Application
+) -> None:
     at_5 = StartpointTimestamp(timestamp_ms=4500)
-    assert previewed(world, app, asked(at_5, 0, 2)) == [(None, "@4", "@9", 5, None), (None, "@0", "@0", 0, None)]
+    assert previewed(world, app, asked(at_5, 0, 2)) == [
+        (None, "@4", "@9", 5, None),
+        (None, "@0", "@0", 0, None),
+    ]
     world.run(app)
     world.fake.write("s", 1, 10_000, 11_000)
-    assert previewed(world, app, asked(at_5, 0, 1)) == [("@9", "@4", "@9", 5, -5), ("@9", "@4", "@11", 7, -5)]
+    assert previewed(world, app, asked(at_5, 0, 1)) == [
+        ("@9", "@4", "@9", 5, -5),
+        ("@9", "@4", "@11", 7, -5),
+    ]
     assert previewed(world, app, asked(StartpointUpcoming(), 0, 1)) == [
         ("@9", "@9", "@9", 0, 0),
         ("@9", "@11", "@11", 0, 2),
     ]
-    assert previewed(world, app, asked(StartpointSpecific(offset="@7"), 1)) == [("@9", "@7", "@11", 4, -2)]
+    assert previewed(world, app, asked(StartpointSpecific(offset="@7"), 1)) == [
+        ("@9", "@7", "@11", 4, -2)
+    ]
 
 
-def test_a_batch_that_is_open_is_ended_before_a_request_is_followed(world: OffsetsWorld, app: Application) -> None:
+def test_a_batch_that_is_open_is_ended_before_a_request_is_followed(
+    world: OffsetsWorld, app: Application
+) -> None:
     def die(batch: Batch) -> None:
         raise Crash("in the middle")
 
@@ -211,20 +267,28 @@ def test_a_batch_that_is_open_is_ended_before_a_request_is_followed(world: Offse
     with pytest.raises(Crash):
         world.run(app)
     assert application_state(world.lake, app.name).open is not None
-    assert previewed(world, app, asked(StartpointSpecific(offset="@7"), 1)) == [("@9", "@7", "@9", 2, -2)]
+    assert previewed(world, app, asked(StartpointSpecific(offset="@7"), 1)) == [
+        ("@9", "@7", "@9", 2, -2)
+    ]
 
 
-def test_a_bounded_replay_counts_its_own_offsets_and_moves_nothing(world: OffsetsWorld, app: Application) -> None:
+def test_a_bounded_replay_counts_its_own_offsets_and_moves_nothing(
+    world: OffsetsWorld, app: Application
+) -> None:
     world.run(app)
     until = StartpointTimestamp(timestamp_ms=6000)
-    (replay,) = preview(world.lake, world.systems(), app, asked(StartpointSpecific(offset="@2"), 0, until=until))
+    (replay,) = preview(
+        world.lake, world.systems(), app, asked(StartpointSpecific(offset="@2"), 0, until=until)
+    )
     assert (replay.start, replay.end, replay.offsets, replay.moved) == ("@2", "@5", 3, None)
     assert replay.effect == "3 offsets to read again: the position stays"
     (empty,) = preview(world.lake, world.systems(), app, asked(StartpointOldest(), 3, until=until))
     assert empty.effect == "0 offsets to read again: the position stays"
 
 
-def test_what_a_preview_says_is_what_the_next_run_does(world: OffsetsWorld, app: Application) -> None:
+def test_what_a_preview_says_is_what_the_next_run_does(
+    world: OffsetsWorld, app: Application
+) -> None:
     world.run(app)
     world.fake.write("s", 0, 10_000)
     requests = [
@@ -235,11 +299,16 @@ def test_what_a_preview_says_is_what_the_next_run_does(world: OffsetsWorld, app:
     world.startpoints(app).write_startpoints(requests)
     batches = world.delivered(app)
     read = {(batch.main, str(ssp)): span for batch in batches for ssp, span in batch.read().items()}
-    assert read == {(True, "fake.s.0"): (first.start, first.end), (False, "fake.s.1"): (second.start, second.end)}
+    assert read == {
+        (True, "fake.s.0"): (first.start, first.end),
+        (False, "fake.s.1"): (second.start, second.end),
+    }
     assert (first.tasks, second.tasks) == (("Partition 0",), ("Partition 1",))
 
 
-def test_a_preview_writes_nothing_and_looks_once_at_a_stream(world: OffsetsWorld, app: Application) -> None:
+def test_a_preview_writes_nothing_and_looks_once_at_a_stream(
+    world: OffsetsWorld, app: Application
+) -> None:
     world.stream("many", 300)
     app.input_stream("lake.many")
     world.run(app)
@@ -251,7 +320,9 @@ def test_a_preview_writes_nothing_and_looks_once_at_a_stream(world: OffsetsWorld
     assert len(lake.store.requests) < 20  # type: ignore[attr-defined]
 
 
-def test_what_can_not_be_resolved_is_told_and_not_raised(world: OffsetsWorld, app: Application) -> None:
+def test_what_can_not_be_resolved_is_told_and_not_raised(
+    world: OffsetsWorld, app: Application
+) -> None:
     world.fake.__class__ = TimelessStreams
     beyond, unable = preview(
         world.lake,
@@ -265,7 +336,9 @@ def test_what_can_not_be_resolved_is_told_and_not_raised(world: OffsetsWorld, ap
     assert "@70 is not on the stream" in str(beyond.error)
     assert (beyond.start, beyond.falls_back, beyond.effect) == (None, False, beyond.error)
     assert unable.falls_back
-    assert unable.effect.startswith("goes on from its checkpoint: fake.s.1: stream system 'fake' can't start at")
+    assert unable.effect.startswith(
+        "goes on from its checkpoint: fake.s.1: stream system 'fake' can't start at"
+    )
 
 
 def test_a_request_for_a_task_that_does_not_read_the_partition_is_for_nobody(
@@ -275,10 +348,16 @@ def test_a_request_for_a_task_that_does_not_read_the_partition_is_for_nobody(
         world.lake,
         world.systems(),
         app,
-        [*asked(StartpointOldest(), 1, task="Partition 1"), *asked(StartpointOldest(), 1, task="Partition 0")],
+        [
+            *asked(StartpointOldest(), 1, task="Partition 1"),
+            *asked(StartpointOldest(), 1, task="Partition 0"),
+        ],
     )
     assert (right.tasks, right.error) == (("Partition 1",), None)
-    assert (wrong.tasks, wrong.error) == ((), "task 'Partition 0' does not read fake.s.1; 'Partition 1' does.")
+    assert (wrong.tasks, wrong.error) == (
+        (),
+        "task 'Partition 0' does not read fake.s.1; 'Partition 1' does.",
+    )
 
 
 def test_offsets_of_a_stream_that_was_made_anew_are_not_compared_with_those_before(
@@ -306,7 +385,12 @@ def test_a_stream_that_is_an_input_and_a_datasets_is_the_datasets_only_by_name(
         *build_requests(changes, StartpointOldest(), task="Partition 1", **WHO),
     ]
     previews = preview(world.lake, world.systems(), app, requests)
-    assert [shown.tasks for shown in previews] == [("Partition 1",), ("dataset rates",), ("dataset prices",), ()]
+    assert [shown.tasks for shown in previews] == [
+        ("Partition 1",),
+        ("dataset rates",),
+        ("dataset prices",),
+        (),
+    ]
     assert previews[0].error is None
     assert "dataset 'rates' has no table yet" in str(previews[1].error)
 

@@ -1,4 +1,6 @@
-"""Startpoints of a broadcast input: for all tasks at once, applied once, and not for one task alone."""
+"""Startpoints of a broadcast input: for all tasks at once, applied once, and not for one task
+alone.
+"""
 
 from __future__ import annotations
 
@@ -40,22 +42,34 @@ def app(world: OffsetsWorld) -> Application:
     return app
 
 
-def test_it_is_handed_to_every_task_applied_once_and_removed_from_all(world: OffsetsWorld, app: Application) -> None:
-    asked = Startpoints(app, lake=world.lake).request("lake.rules", StartpointSpecific(offset="1"), **WHO)
+def test_it_is_handed_to_every_task_applied_once_and_removed_from_all(
+    world: OffsetsWorld, app: Application
+) -> None:
+    asked = Startpoints(app, lake=world.lake).request(
+        "lake.rules", StartpointSpecific(offset="1"), **WHO
+    )
     assert [(shown.tasks, shown.offsets, shown.moved) for shown in asked.previews] == [
         (("Partition 0", "Partition 1", "Partition 2"), 3, -3)
     ]
     world.begin(app)
-    assert {task for task, _ in world.fanned_out(app)} == {"Partition 0", "Partition 1", "Partition 2"}
+    assert {task for task, _ in world.fanned_out(app)} == {
+        "Partition 0",
+        "Partition 1",
+        "Partition 2",
+    }
     assert world.reads(app) == [{RULES: ("1", "3")}, {RULES: ("3", "4")}]
     assert world.fanned_out(app) == {}
     assert world.reads(app) == []
     assert world.state(app).offsets.epochs == {RULES: 1}
 
 
-def test_a_bounded_replay_is_begun_once_for_all_tasks(world: OffsetsWorld, app: Application) -> None:
+def test_a_bounded_replay_is_begun_once_for_all_tasks(
+    world: OffsetsWorld, app: Application
+) -> None:
     startpoints = Startpoints(app, lake=world.lake)
-    startpoints.request("lake.rules.0", StartpointOldest(), until=StartpointSpecific(offset="3"), **WHO)
+    startpoints.request(
+        "lake.rules.0", StartpointOldest(), until=StartpointSpecific(offset="3"), **WHO
+    )
     assert world.reads(app) == [{RULES: ("0", "2")}, {RULES: ("2", "3")}]
     assert world.fanned_out(app) == {}
     assert world.reads(app) == []
@@ -63,11 +77,16 @@ def test_a_bounded_replay_is_begun_once_for_all_tasks(world: OffsetsWorld, app: 
 
 def test_one_task_alone_can_not_start_elsewhere(world: OffsetsWorld, app: Application) -> None:
     startpoints = Startpoints(app, lake=world.lake)
-    with pytest.raises(ConfigurationError, match="all tasks read with one position: 'Partition 1' alone"):
+    with pytest.raises(
+        ConfigurationError, match="all tasks read with one position: 'Partition 1' alone"
+    ):
         startpoints.request("lake.rules", StartpointOldest(), task="Partition 1", **WHO)
-    # Written by whoever does not look: runs refuse it until it is taken back, or say that they go on without it.
+    # Written by whoever does not look: runs refuse it until it is taken back, or say that they go
+    # on without it.
     manager = StartpointManager(MetadataStore(world.lake), app)
-    write_startpoint(manager, RULES, StartpointOldest(), task="Partition 1", on_unresolved="checkpoint", **WHO)
+    write_startpoint(
+        manager, RULES, StartpointOldest(), task="Partition 1", on_unresolved="checkpoint", **WHO
+    )
     startpoints.request("lake.s.1", StartpointOldest(), **WHO)
     report = world.run(app)
     assert any("lake.rules.0: continues from its checkpoint" in text for text in report.startpoints)
@@ -79,7 +98,9 @@ def test_one_task_alone_can_not_start_elsewhere(world: OffsetsWorld, app: Applic
     assert world.reads(app) == []
 
 
-def test_what_is_for_all_is_taken_back_from_all_tasks_or_none(world: OffsetsWorld, app: Application) -> None:
+def test_what_is_for_all_is_taken_back_from_all_tasks_or_none(
+    world: OffsetsWorld, app: Application
+) -> None:
     startpoints = Startpoints(app, lake=world.lake)
     startpoints.request("lake.rules", StartpointOldest(), **WHO)
     world.begin(app)

@@ -1,4 +1,6 @@
-"""CheckpointManager: where an application goes on, and the readable history of how it came there."""
+"""CheckpointManager: where an application goes on, and the readable history of how it came
+there.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,11 @@ import pytest
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.batch_log.batch_log import BatchLog
 from dagster_adjunct.orchestration.batch_log.checkpoints import CheckpointManager
-from dagster_adjunct.resources.streams.startpoint import StartpointOldest, StartpointSpecific, StartpointUpcoming
+from dagster_adjunct.resources.streams.startpoint import (
+    StartpointOldest,
+    StartpointSpecific,
+    StartpointUpcoming,
+)
 from dagster_adjunct.resources.streams.system import SystemStreamPartition
 from tests.faulty_store import Crash
 from tests.orchestration.offsets.offsets_world import Batch, OffsetsWorld
@@ -54,7 +60,12 @@ def test_it_says_where_to_go_on_and_who_left_it_so(world: OffsetsWorld, app: App
     checkpoint = CheckpointManager(world.lake, app.name).read_last_checkpoint()
     assert checkpoint is not None
     assert checkpoint.offsets == {S0: "@4", S1: "@2", S2: "@0"}
-    assert (checkpoint.batch, checkpoint.by, checkpoint.open, checkpoint.epochs) == (1, "run-1", None, {})
+    assert (checkpoint.batch, checkpoint.by, checkpoint.open, checkpoint.epochs) == (
+        1,
+        "run-1",
+        None,
+        {},
+    )
     assert checkpoint.streams == {"fake.s": "made-1"}
     closed = world.state(app).last
     assert closed is not None
@@ -75,7 +86,10 @@ def test_an_open_batch_and_a_stored_startpoint_are_shown_and_move_nothing(
     assert checkpoint.resolved[S0].offset == "@1"
     assert checkpoint.open is not None
     assert (checkpoint.open.batch, checkpoint.open.run) == (2, "run-2")
-    assert (checkpoint.batch, checkpoint.by) == (1, "run-2")  # run 2 has stored the startpoint's offset
+    assert (checkpoint.batch, checkpoint.by) == (
+        1,
+        "run-2",
+    )  # run 2 has stored the startpoint's offset
     json = checkpoint.to_json()
     assert (json["offsets"]["fake.s.0"], json["open"]["batch"]) == ("@4", 2)
 
@@ -88,8 +102,16 @@ def test_the_history_of_a_life_reads_as_it_was_lived(world: OffsetsWorld, app: A
     world.run(app)
     world.ask(app, "fake.s.2", StartpointUpcoming)
     world.run(app)
-    told = [(change.by, change.batch, dict(change.moved), {s: a.epoch for s, a in change.applied.items()}, change.note)
-            for change in changes(world, app)]  # fmt: skip
+    told = [
+        (
+            change.by,
+            change.batch,
+            dict(change.moved),
+            {s: a.epoch for s, a in change.applied.items()},
+            change.note,
+        )
+        for change in changes(world, app)
+    ]
     assert told == [
         ("run-4", None, {S2: ("@0", "@0")}, {S2: 1}, "positions moved, nothing to read there yet"),
         ("run-4", None, {}, {}, None),
@@ -137,7 +159,9 @@ def test_replays_begin_move_end_and_are_cancelled(world: OffsetsWorld, app: Appl
     assert [change.note for change in changes(world, app, 1, S1)] == ["replays cancelled: enough"]
 
 
-def test_a_batch_that_is_skipped_moves_the_checkpoint_over_its_records(world: OffsetsWorld, app: Application) -> None:
+def test_a_batch_that_is_skipped_moves_the_checkpoint_over_its_records(
+    world: OffsetsWorld, app: Application
+) -> None:
     world.output.before = die
     with pytest.raises(Crash):
         world.run(app)
@@ -160,7 +184,9 @@ def test_a_partition_has_a_history_of_its_own(world: OffsetsWorld, app: Applicat
     assert one.to_json()["moved"] == {"fake.s.1": {"from": "@2", "to": "@3"}}
 
 
-def test_the_newest_changes_are_read_without_the_whole_history(world: OffsetsWorld, app: Application) -> None:
+def test_the_newest_changes_are_read_without_the_whole_history(
+    world: OffsetsWorld, app: Application
+) -> None:
     for time in range(20):
         world.fake.write("s", 0, 5000 + time)
         world.run(app)

@@ -1,4 +1,6 @@
-"""Startpoints on the streams of datasets: who gets them, what they do, and what becomes of them (issue 6.7)."""
+"""Startpoints on the streams of datasets: who gets them, what they do, and what becomes of them
+(issue 6.7).
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,11 @@ from typing import Any
 
 import pytest
 
-from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, bounded_dataset, unbounded_dataset
+from dagster_adjunct.assets.declaration.dataset import (
+    AdjunctDataset,
+    bounded_dataset,
+    unbounded_dataset,
+)
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.versions.reports import AdvanceReport
 from dagster_adjunct.assets.writing.generation import Runtime
@@ -19,7 +25,11 @@ from dagster_adjunct.orchestration.startpoints.coordinator import (
     fan_out_requests,
 )
 from dagster_adjunct.orchestration.startpoints.fan_out import FanOut
-from dagster_adjunct.orchestration.startpoints.request import StartpointRequest, dataset_task_name, find_reading_tasks
+from dagster_adjunct.orchestration.startpoints.request import (
+    StartpointRequest,
+    dataset_task_name,
+    find_reading_tasks,
+)
 from dagster_adjunct.orchestration.startpoints.store import StartpointManager
 from dagster_adjunct.resources.errors import DatasetError, MalformedDocumentError
 from dagster_adjunct.resources.metadata import MetadataStore
@@ -65,7 +75,9 @@ def app_of(*datasets: AdjunctDataset, inputs: tuple[str, ...] = ("lake.main",)) 
 
 @pytest.fixture
 def world() -> World:
-    """Two tables, one and two, that have taken in what their streams hold; read again, n is ten times as large."""
+    """Two tables, one and two, that have taken in what their streams hold; read again, n is ten
+    times as large.
+    """
     world = World(lake_in(InMemoryStore()), IN_PROCESS)
     for name in ("one", "two", "main"):
         world.stream(name, SCHEMA, ["k"], 2)
@@ -76,7 +88,9 @@ def world() -> World:
 
 
 def manager(world: World, *faults: Fault) -> StartpointManager:
-    return StartpointManager(MetadataStore(Lake(FaultyStore(world.lake.store, faults), world.lake.id)), "app")
+    return StartpointManager(
+        MetadataStore(Lake(FaultyStore(world.lake.store, faults), world.lake.id)), "app"
+    )
 
 
 def ask(world: World, app: Application, *requests: StartpointRequest) -> StartpointManager:
@@ -90,7 +104,12 @@ def ask(world: World, app: Application, *requests: StartpointRequest) -> Startpo
 
 
 def apply(
-    world: World, app: Application, startpoints: StartpointManager, *, lake: Lake | None = None, **options: Any
+    world: World,
+    app: Application,
+    startpoints: StartpointManager,
+    *,
+    lake: Lake | None = None,
+    **options: Any,
 ) -> DatasetOutcome:
     return apply_dataset_startpoints(
         Runtime(lake or world.lake, world.systems, IN_PROCESS, by="run 1"),
@@ -106,7 +125,9 @@ def request(stream: str, number: int, startpoint: Startpoint, **options: Any) ->
 
 
 def values(world: World, name: str) -> dict[str, int]:
-    return {key: entry["n"] for key, entry in StoredVersions(world.lake, name).require_current().items()}
+    return {
+        key: entry["n"] for key, entry in StoredVersions(world.lake, name).require_current().items()
+    }
 
 
 def tenfold_in(world: World, stream: str, *partitions: int) -> dict[str, int]:
@@ -145,7 +166,8 @@ def test_a_request_for_all_is_not_for_a_dataset_beside_the_application(world: Wo
         request("main", 1, named, task=dataset_task_name("beside")),
     )
     pending = {
-        t: {at: handed.startpoint for at, handed in held.items()} for t, held in startpoints.get_fan_outs().items()
+        t: {at: handed.startpoint for at, handed in held.items()}
+        for t, held in startpoints.get_fan_outs().items()
     }
     assert pending == {
         "Partition 0": {ssp("main", 0): for_all},
@@ -155,7 +177,10 @@ def test_a_request_for_all_is_not_for_a_dataset_beside_the_application(world: Wo
     }
     readers = find_reading_tasks(app, None, world.systems)
     report = startpoints.fan_out(readers.of_datasets, named_only=readers.named_only)
-    left = {task: [handed.startpoint for handed in held.values()] for task, held in report.stranded.items()}
+    left = {
+        task: [handed.startpoint for handed in held.values()]
+        for task, held in report.stranded.items()
+    }
     assert left == {"Partition 0": [for_all]}, "nor what a task that is gone has left"
     assert report.tasks.keys() == pending.keys() - {"Partition 0"}
 
@@ -172,7 +197,10 @@ def test_what_is_asked_of_a_dataset_is_applied_in_one_commit_and_then_removed(wo
     )
     heard: list[AdvanceReport] = []
     outcome = apply(world, app, startpoints, on_report=heard.append)
-    assert [(report.dataset, report.action) for report in heard] == [("one", "rewound"), ("two", "rewound")]
+    assert [(report.dataset, report.action) for report in heard] == [
+        ("one", "rewound"),
+        ("two", "rewound"),
+    ]
     assert outcome == DatasetOutcome(tuple(heard))
     assert values(world, "one") == tenfold_in(world, "one", 0, 1)
     assert values(world, "two") == tenfold_in(world, "two", 1)
@@ -186,7 +214,9 @@ def test_what_is_asked_of_a_dataset_is_applied_in_one_commit_and_then_removed(wo
 
 def test_oldest_for_all_partitions_builds_the_table_anew(world: World) -> None:
     app = app_of(followed("one"))
-    startpoints = ask(world, app, *(request("one", number, StartpointOldest()) for number in (0, 1)))
+    startpoints = ask(
+        world, app, *(request("one", number, StartpointOldest()) for number in (0, 1))
+    )
     outcome = apply(world, app, startpoints)
     assert [report.action for report in outcome.reports] == ["bootstrapped"]
     assert startpoints.get_fan_outs() == {}
@@ -201,7 +231,9 @@ def test_a_dataset_that_refuses_fails_alone_and_its_request_stays(world: World) 
     assert "it would skip the changes in between" in str(outcome.failed["one"])
     assert [report.dataset for report in outcome.reports] == ["two"]
     assert startpoints.get_fan_outs().keys() == {"dataset one"}
-    assert apply(world, app, startpoints).failed.keys() == {"one"}, "until somebody takes it back or forces it"
+    assert apply(world, app, startpoints).failed.keys() == {"one"}, (
+        "until somebody takes it back or forces it"
+    )
     startpoints = ask(world, app, request("one", 0, upcoming, force=True))
     assert apply(world, app, startpoints).failed == {}
     assert startpoints.get_fan_outs() == {}
@@ -240,8 +272,15 @@ def test_what_comes_while_it_is_applied_stays_for_the_next_run(world: World) -> 
     app = app_of(followed("one"))
     startpoints = ask(world, app, request("one", 0, StartpointSpecific(offset="0")))
     newer = StartpointOldest()
-    meanwhile = Fault("put_if_match", 1, "meanwhile", lambda: ask(world, app, request("one", 0, newer)))
-    outcome = apply(world, app, startpoints, lake=Lake(FaultyStore(world.lake.store, [meanwhile]), world.lake.id))
+    meanwhile = Fault(
+        "put_if_match", 1, "meanwhile", lambda: ask(world, app, request("one", 0, newer))
+    )
+    outcome = apply(
+        world,
+        app,
+        startpoints,
+        lake=Lake(FaultyStore(world.lake.store, [meanwhile]), world.lake.id),
+    )
     assert [report.action for report in outcome.reports] == ["rewound"]
     assert handed_to(startpoints, "dataset one")[ssp("one", 0)].startpoint == newer
     assert [report.action for report in apply(world, app, startpoints).reports] == ["rewound"]
@@ -260,7 +299,9 @@ def test_what_has_no_offset_fails_the_dataset_or_stays_as_its_request_says(world
     )
     outcome = apply(world, app, startpoints)
     assert values(world, "one") == tenfold_in(world, "one", 1)
-    assert "lake.two.0: the startpoint's offset 99 is not on the stream" in str(outcome.failed["two"])
+    assert "lake.two.0: the startpoint's offset 99 is not on the stream" in str(
+        outcome.failed["two"]
+    )
     left = {task: set(held) for task, held in startpoints.get_fan_outs().items()}
     assert left == {"dataset one": {ssp("one", 0)}, "dataset two": {ssp("two", 0)}}
 
@@ -272,7 +313,9 @@ def test_a_replay_up_to_an_end_is_refused(world: World) -> None:
     assert "can't be replayed" in str(apply(world, app, startpoints).failed["one"])
 
 
-def test_a_dataset_with_an_unreadable_startpoint_fails_alone_and_stays_as_it_is(world: World) -> None:
+def test_a_dataset_with_an_unreadable_startpoint_fails_alone_and_stays_as_it_is(
+    world: World,
+) -> None:
     app = app_of(followed("one"), followed("two"))
     before = values(world, "one")
     newer = {"pending": [{"version": 2, "ssp": str(ssp("one", 0))}], "handed": {}}
@@ -301,7 +344,9 @@ def test_what_a_tables_commit_has_applied_is_not_handed_out_again(world: World) 
     assert (report.tasks, [repeated.id for repeated in report.already_applied]) == ({}, [asked.id])
 
 
-def test_a_repeated_request_for_a_dataset_is_applied_once_whatever_came_between(world: World) -> None:
+def test_a_repeated_request_for_a_dataset_is_applied_once_whatever_came_between(
+    world: World,
+) -> None:
     app = app_of(followed("one"))
     asked, between = (request("one", 0, StartpointSpecific(offset="0")) for _ in range(2))
     for startpoint in (asked, between):
@@ -321,7 +366,9 @@ def test_a_startpoint_requested_again_rewinds_a_dataset_again(world: World) -> N
     for _ in range(2):
         startpoints = manager(world)
         write_startpoint(startpoints, ssp("one", 0), startpoint, **WHO)
-        write_startpoint(startpoints, ssp("one", 0), startpoint, **WHO)  # nothing new while it waits
+        write_startpoint(
+            startpoints, ssp("one", 0), startpoint, **WHO
+        )  # nothing new while it waits
         fan_out_requests(startpoints, world.systems, app, None, OffsetState())
         assert [outcome.action for outcome in apply(world, app, startpoints).reports] == ["rewound"]
         assert fan_out_requests(startpoints, world.systems, app, None, OffsetState()).tasks == {}

@@ -1,4 +1,6 @@
-"""Which batch read each record first: at random, against a dictionary that is filled in the order of batches."""
+"""Which batch read each record first: at random, against a dictionary that is filled in the
+order of batches.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ def distance(_: SystemStreamPartition, start: str, end: str) -> int:
 
 
 def history(chance: random.Random) -> tuple[list[ApplicationState], Reads]:
-    """Return a log, newest first, of batches that go on, go back, skip and replay; and who read each offset first."""
+    """Return a log, newest first, of batches that go on, go back, skip and replay; and who read
+    each offset first.
+    """
     at = dict.fromkeys(PARTITIONS, 0)
     opened = dict.fromkeys(PARTITIONS, 0)
     furthest: dict[SystemStreamPartition, int] = {}
@@ -58,9 +62,15 @@ def history(chance: random.Random) -> tuple[list[ApplicationState], Reads]:
                 opened[ssp] += 1
                 furthest[ssp] = max(furthest.get(ssp, 0), at[ssp])
                 applied[ssp] = AppliedStartpoint(
-                    id="a", position="", by="me", reason="", offset=str(start), epoch=opened[ssp], batch=number,
+                    id="a",
+                    position="",
+                    by="me",
+                    reason="",
+                    offset=str(start),
+                    epoch=opened[ssp],
+                    batch=number,
                     applied_at=BEGIN,
-                )  # fmt: skip
+                )
             ranges[ssp] = (start, end)
         if replays:
             ranges = {ssp: ranges[ssp] for ssp in replays}
@@ -73,7 +83,10 @@ def history(chance: random.Random) -> tuple[list[ApplicationState], Reads]:
             batch=number,
             run="me",
             clock=BEGIN,
-            ranges={ssp: OffsetRange(start=str(start), end=str(end)) for ssp, (start, end) in ranges.items()},
+            ranges={
+                ssp: OffsetRange(start=str(start), end=str(end))
+                for ssp, (start, end) in ranges.items()
+            },
             versions={"d": f"v{number}"},
             replays=replays,
         )
@@ -81,7 +94,9 @@ def history(chance: random.Random) -> tuple[list[ApplicationState], Reads]:
             ApplicationState(
                 batch=number,
                 checkpoint={ssp: str(offset) for ssp, offset in at.items()},
-                last=ClosedBatch(intent=intent, closed_at=BEGIN, records=0, counters={}, seconds={}),
+                last=ClosedBatch(
+                    intent=intent, closed_at=BEGIN, records=0, counters={}, seconds={}
+                ),
                 offsets=OffsetState(
                     streams={"fake.s": "one"},
                     opened={ssp: epoch for ssp, epoch in opened.items() if epoch},
@@ -94,7 +109,9 @@ def history(chance: random.Random) -> tuple[list[ApplicationState], Reads]:
 
 
 def commits(states: Iterable[ApplicationState]) -> Iterator[tuple[Commit, ApplicationState]]:
-    return ((Commit(state.batch + 1, "commit", None, "", BEGIN, "me", {}), state) for state in states)
+    return (
+        (Commit(state.batch + 1, "commit", None, "", BEGIN, "me", {}), state) for state in states
+    )
 
 
 def reads_of(states: Iterable[ApplicationState], asked: AskedOffsets) -> FirstReads:
@@ -110,7 +127,9 @@ def asked_by(chance: random.Random) -> AskedOffsets:
     return AskedOffsets(spans, {"fake.s": "one"}, compare, distance)
 
 
-def places_in(reads: FirstReads, asked: AskedOffsets) -> tuple[Reads, set[tuple[SystemStreamPartition, int]]]:
+def places_in(
+    reads: FirstReads, asked: AskedOffsets
+) -> tuple[Reads, set[tuple[SystemStreamPartition, int]]]:
     """Return the batch of each offset that was read, and the offsets of which none is known."""
     read: Reads = {}
     unread = set()
@@ -119,7 +138,9 @@ def places_in(reads: FirstReads, asked: AskedOffsets) -> tuple[Reads, set[tuple[
         unread |= {(ssp, offset) for offset in holes}
         offset = int(start)
         for upto, batch in reads.pieces[ssp]:
-            read |= {(ssp, place): batch for place in range(offset, int(upto)) if place not in holes}
+            read |= {
+                (ssp, place): batch for place in range(offset, int(upto)) if place not in holes
+            }
             offset = max(offset, int(upto))
     return read, unread
 
@@ -137,7 +158,11 @@ def test_every_record_is_of_the_batch_of_the_main_position_that_read_it_first() 
         asked = asked_by(chance)
         reads = reads_of(states, asked)
         read, unread = places_in(reads, asked)
-        wanted = {(ssp, at) for ssp, (start, end) in asked.spans.items() for at in range(int(start), int(end))}
+        wanted = {
+            (ssp, at)
+            for ssp, (start, end) in asked.spans.items()
+            for at in range(int(start), int(end))
+        }
         assert read == {place: batch for place, batch in expected.items() if place in wanted}, seed
         assert unread == wanted - read.keys(), seed
         assert reads.versions.keys() == set(read.values())
@@ -153,7 +178,8 @@ def test_no_later_batch_is_taken_for_the_first_where_the_log_has_forgotten_that_
         read, _ = places_in(reads_of(kept, asked), asked)
         assert read.items() <= expected.items(), seed
         known += len(read)
-        # Whether or not a position was moved, all is known that was first read by a batch in the log.
+        # Whether or not a position was moved, all is known that was first read by a batch in the
+        # log.
         numbers = {state.batch for state in kept[:-1]}
         left = {place for place, batch in expected.items() if batch in numbers}
         wanted = {(ssp, at) for ssp, (a, b) in asked.spans.items() for at in range(int(a), int(b))}
@@ -163,7 +189,9 @@ def test_no_later_batch_is_taken_for_the_first_where_the_log_has_forgotten_that_
 
 
 def test_the_reason_is_that_the_log_has_forgotten_who_read_an_offset_first() -> None:
-    """The position has gone back, so that no batch of the remaining log but the open one reads it."""
+    """The position has gone back, so that no batch of the remaining log but the open one reads
+    it.
+    """
     startpoint = AppliedStartpoint(
         id="a", position="", by="me", reason="", offset="0", epoch=1, batch=7, applied_at=BEGIN
     )
@@ -188,9 +216,13 @@ def test_the_log_is_read_no_further_back_than_what_is_asked_for_reaches() -> Non
     states, looked = [], []
     for number in range(1, 50):
         span = OffsetRange(start=str(number - 1), end=str(number))
-        intent = Intent(batch=number, run="me", clock=BEGIN, ranges={PARTITIONS[0]: span}, versions={})
+        intent = Intent(
+            batch=number, run="me", clock=BEGIN, ranges={PARTITIONS[0]: span}, versions={}
+        )
         closed = ClosedBatch(intent=intent, closed_at=BEGIN, records=1, counters={}, seconds={})
-        states.append(ApplicationState(batch=number, checkpoint={PARTITIONS[0]: str(number)}, last=closed))
+        states.append(
+            ApplicationState(batch=number, checkpoint={PARTITIONS[0]: str(number)}, last=closed)
+        )
 
     def newest_first() -> Iterator[ApplicationState]:
         for state in reversed(states):
@@ -208,7 +240,10 @@ def test_offsets_of_the_stream_before_are_not_those_of_the_one_that_was_made_ane
     intent = Intent(batch=1, run="me", clock=BEGIN, ranges={PARTITIONS[0]: span}, versions={})
     closed = ClosedBatch(intent=intent, closed_at=BEGIN, records=1, counters={}, seconds={})
     state = ApplicationState(
-        batch=1, checkpoint={PARTITIONS[0]: "5"}, last=closed, offsets=OffsetState(streams={"fake.s": "before"})
+        batch=1,
+        checkpoint={PARTITIONS[0]: "5"},
+        last=closed,
+        offsets=OffsetState(streams={"fake.s": "before"}),
     )
     asked = AskedOffsets({PARTITIONS[0]: ("0", "5")}, {"fake.s": "now"}, compare, distance)
     assert reads_of([state], asked).unread == {PARTITIONS[0]: (("0", "5"),)}

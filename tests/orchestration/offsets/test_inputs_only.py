@@ -1,4 +1,6 @@
-"""A system that can't create streams is for inputs only, and says so when a batch is rehearsed, before it has begun."""
+"""A system that can't create streams is for inputs only, and says so when a batch is rehearsed,
+before it has begun.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Open batches whose records retention takes: ended with what is left where that is declared, else refused."""
+"""Open batches whose records retention takes: ended with what is left where that is declared,
+else refused.
+"""
 
 from __future__ import annotations
 
@@ -45,12 +47,19 @@ def test_an_open_batch_goes_on_with_what_is_left_and_counts_what_is_lost(left: i
     told: list[str] = []
     ranges = world.reads(app, on_event=lambda event: told.append(event.summary()))
     read = {
-        (ssp, n) for batch in ranges for ssp, (start, end) in batch.items() for n in range(int(start[1:]), int(end[1:]))
+        (ssp, n)
+        for batch in ranges
+        for ssp, (start, end) in batch.items()
+        for n in range(int(start[1:]), int(end[1:]))
     }
     assert read == {(S0, n) for n in range(left, 6)} | {(S1, n) for n in range(3)}
     assert ranges[0] == {S1: ("@0", "@3")} | ({S0: (f"@{left}", "@3")} if left < 3 else {})
     assert world.state(app).totals["fake.s"] == {"lost_offsets": left}
-    assert [text for text in told if "batch 1" in text and f"@{left}, the oldest left" in text and "fake.s.0" in text]
+    assert [
+        text
+        for text in told
+        if "batch 1" in text and f"@{left}, the oldest left" in text and "fake.s.0" in text
+    ]
     assert world.state(app).checkpoint == {S0: "@6", S1: "@3"}
     assert world.reads(app) == []
 
@@ -178,7 +187,11 @@ def test_an_open_batch_that_reads_past_the_end_of_its_stream_names_what_ends_it(
     del world.fake.streams["s"].partitions[1].times[1:]
     with pytest.raises(OffsetOutOfRangeError) as refused:
         world.run(app)
-    assert (refused.value.partition, refused.value.offset, refused.value.upcoming) == (1, "@3", "@1")
+    assert (refused.value.partition, refused.value.offset, refused.value.upcoming) == (
+        1,
+        "@3",
+        "@1",
+    )
     assert "adjunct checkpoint abandon app --reason …" in refused.value.next_step
     BatchLog(world.lake, "app").abandon(reason="ticket 7", by="ada", skip=False)
     assert world.reads(app) == [{S0: ("@0", "@3"), S1: ("@0", "@1")}]

@@ -1,7 +1,9 @@
-"""Any history of requests, runs, crashes, races, repartitions, replays and retention, against a plain-Python model.
+"""Any history of requests, runs, crashes, races, repartitions, replays and retention, against a
+plain-Python model.
 
-After a crash or a race nobody can say how far each came, so the model is then in one of several worlds; what is seen
-afterwards must be that of one of them. What the output got is also judged by itself, record by record.
+After a crash or a race nobody can say how far each came, so the model is then in one of several
+worlds; what is seen afterwards must be that of one of them. What the output got is also judged by
+itself, record by record.
 """
 
 from __future__ import annotations
@@ -45,16 +47,30 @@ WISHES = st.builds(Wish, POSITIONS, st.one_of(st.none(), st.none(), POSITIONS), 
 TARGETS = st.tuples(st.integers(0, 4), st.sampled_from([None, None, *TASKS]))
 FAULTS = st.tuples(
     st.integers(1, 60),
-    st.sampled_from(["crash-before", "crash-after", "crash-before", "lost-after", "lost-before", "throttle"]),
+    st.sampled_from(
+        ["crash-before", "crash-after", "crash-before", "lost-after", "lost-before", "throttle"]
+    ),
 )
 BATCHES = st.sampled_from([None, None, 1, 2])
 MEANWHILE = st.sampled_from(
-    ["run", "run", "run a batch", "fan out", "write", "write and fan out", "clear", "cancel", "arrive"]
+    [
+        "run",
+        "run",
+        "run a batch",
+        "fan out",
+        "write",
+        "write and fan out",
+        "clear",
+        "cancel",
+        "arrive",
+    ]
 )
 
 
 class OffsetMachine(RuleBasedStateMachine):
-    """One application over a stream of the lake and one of another system, which gets partitions and loses records."""
+    """One application over a stream of the lake and one of another system, which gets partitions
+    and loses records.
+    """
 
     @initialize(
         assigned=ASSIGNED,
@@ -117,7 +133,9 @@ class OffsetMachine(RuleBasedStateMachine):
     def a_partition_is_added(self, seldom: int) -> None:
         if seldom == 0:
             self.here.fake.add_partitions("s", 1)
-            self.doings.partitions = dict(sorted({**self.partitions, "fake.s.2": Partition()}.items()))
+            self.doings.partitions = dict(
+                sorted({**self.partitions, "fake.s.2": Partition()}.items())
+            )
 
     @rule(hours=st.sampled_from([1, 1, 5, 12]))
     def wait(self, hours: int) -> None:
@@ -149,7 +167,9 @@ class OffsetMachine(RuleBasedStateMachine):
         self.do(self.doings.abandon(skip), fault)
         if self.here.state(self.doings.app).open is None:
             ranges = {ssp: (span.start, span.end) for ssp, span in opened.ranges.items()}
-            self.abandoned[opened.batch] = Batch(opened.batch, ranges if skip else {}, opened.epochs, True)
+            self.abandoned[opened.batch] = Batch(
+                opened.batch, ranges if skip else {}, opened.epochs, True
+            )
 
     # -- what coordinators and runs do
 
@@ -175,9 +195,18 @@ class OffsetMachine(RuleBasedStateMachine):
         partition=st.integers(0, 2),
     )
     def run_while_another(
-        self, batches: int | None, nth: int, mine: list[str], what: str, to: Any, wish: Wish, partition: int
+        self,
+        batches: int | None,
+        nth: int,
+        mine: list[str],
+        what: str,
+        to: Any,
+        wish: Wish,
+        partition: int,
     ) -> None:
-        """Between any two requests of a run, with a plan of its own, somebody else does something."""
+        """Between any two requests of a run, with a plan of its own, somebody else does
+        something.
+        """
         doings = self.doings
         others: dict[str, Callable[[], Doing]] = {
             "run": lambda: doings.run(None),
@@ -204,7 +233,9 @@ class OffsetMachine(RuleBasedStateMachine):
         reached = [
             outcome
             for world in self.worlds
-            for outcome in outcomes(world, run_in_model, doings.setting(), other if happened else None)
+            for outcome in outcomes(
+                world, run_in_model, doings.setting(), other if happened else None
+            )
         ]
         doings.assigned = before
         if happened and what == "arrive":
@@ -217,12 +248,18 @@ class OffsetMachine(RuleBasedStateMachine):
         if self.do(self.doings.run(None), None) != "done":
             return
         state = self.here.state(self.doings.app)
-        assert (state.open, dict(state.offsets.resolved), dict(state.offsets.replays)) == (None, {}, {})
+        assert (state.open, dict(state.offsets.resolved), dict(state.offsets.replays)) == (
+            None,
+            {},
+            {},
+        )
         for ssp, partition in self.partitions.items():
             assert number(state.checkpoint[SystemStreamPartition.parse(ssp)]) == partition.upcoming
         tasks = self.doings.tasks()
         for (task, ssp), startpoint in self.here.fanned_out(self.doings.app).items():
-            assert self.doings.wishes[startpoint].fallback or str(ssp) not in tasks.get(task, ()), "somebody reads it"
+            assert self.doings.wishes[startpoint].fallback or str(ssp) not in tasks.get(task, ()), (
+                "somebody reads it"
+            )
 
     # -- what the output got, judged by itself
 
@@ -233,7 +270,9 @@ class OffsetMachine(RuleBasedStateMachine):
         covered: dict[tuple[str, int], list[tuple[int, int]]] = {}
         for batch in {**self.here.output.batches, **self.abandoned}.values():
             for ssp, (start, end) in batch.read().items():
-                covered.setdefault((ssp, batch.epochs.get(ssp, 0)), []).append((number(start), number(end)))
+                covered.setdefault((ssp, batch.epochs.get(ssp, 0)), []).append(
+                    (number(start), number(end))
+                )
         for (ssp, _), spans in covered.items():
             spans.sort()
             for (_, done), (begun, _) in itertools.pairwise(spans):
@@ -259,7 +298,9 @@ class OffsetMachine(RuleBasedStateMachine):
     def check_readable(self, batch: Batch) -> None:
         for ssp, (start, _) in batch.read().items():
             if number(start) < self.partitions[str(ssp)].oldest:
-                raise OffsetOutOfRangeError(f"{ssp} holds no {start} any more.", "Abandon the batch.")
+                raise OffsetOutOfRangeError(
+                    f"{ssp} holds no {start} any more.", "Abandon the batch."
+                )
 
     def attempt(self, act: Callable[..., Any], *faults: Fault) -> str:
         try:
@@ -277,9 +318,15 @@ class OffsetMachine(RuleBasedStateMachine):
         result = self.attempt(act, *([] if fault is None else [Fault("*", *fault)]))
         setting = self.doings.setting()
         if result == "dead":
-            self.must_be_one_of(possible for world in self.worlds for possible in prefixes(world, in_model, setting))
+            self.must_be_one_of(
+                possible for world in self.worlds for possible in prefixes(world, in_model, setting)
+            )
         else:
-            reached = [outcome for world in self.worlds for outcome in outcomes(world, in_model, setting, None)]
+            reached = [
+                outcome
+                for world in self.worlds
+                for outcome in outcomes(world, in_model, setting, None)
+            ]
             self.must_be_one_of(world for world, how in reached if how == result)
         return result
 
@@ -287,7 +334,9 @@ class OffsetMachine(RuleBasedStateMachine):
         seen, now = self.doings.seen(), self.here.now_ms
         expected = [(world, world.seen(now)) for world in worlds]
         possible = {world.key(): world for world, visible in expected if visible == seen}
-        assert possible, f"{seen}\nexpected one of\n" + "\n".join({str(visible): "" for _, visible in expected})
+        assert possible, f"{seen}\nexpected one of\n" + "\n".join(
+            {str(visible): "" for _, visible in expected}
+        )
         self.worlds = list(possible.values())
 
 

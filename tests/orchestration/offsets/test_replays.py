@@ -1,4 +1,6 @@
-"""Bounded replays: cursors beside the main position, with epochs of their own, that take turns with the main input."""
+"""Bounded replays: cursors beside the main position, with epochs of their own, that take turns
+with the main input.
+"""
 
 from __future__ import annotations
 
@@ -56,10 +58,14 @@ def numbers(batches: list[Batch], ssp: str, *, main: bool) -> list[int]:
     return [number for start, end in spans for number in range(int(start[1:]), int(end[1:]))]
 
 
-def test_a_replay_reads_exactly_its_range_and_the_main_position_does_not_move(world: OffsetsWorld) -> None:
+def test_a_replay_reads_exactly_its_range_and_the_main_position_does_not_move(
+    world: OffsetsWorld,
+) -> None:
     app = reader()
     world.run(app)
-    world.ask(app, S0, StartpointTimestamp, timestamp_ms=3, until=StartpointTimestamp(timestamp_ms=5))
+    world.ask(
+        app, S0, StartpointTimestamp, timestamp_ms=3, until=StartpointTimestamp(timestamp_ms=5)
+    )
     report = world.run(app)
     assert world.output.batches[2] == Batch(2, {S0: ("@2", "@4")}, {S0: 1}, main=False)
     state = world.state(app)
@@ -93,7 +99,9 @@ def test_until_upcoming_is_what_was_upcoming_when_it_began(world: OffsetsWorld) 
     assert numbers(batches, S0, main=True) == [6, 7, 8]
 
 
-def test_replays_take_turns_with_the_main_input_and_keep_within_the_limit_of_a_batch(world: OffsetsWorld) -> None:
+def test_replays_take_turns_with_the_main_input_and_keep_within_the_limit_of_a_batch(
+    world: OffsetsWorld,
+) -> None:
     app = reader(limit=2)
     world.run(app)
     world.ask(app, S0, StartpointOldest, until=UNTIL_UPCOMING)
@@ -109,10 +117,14 @@ def test_replays_of_several_partitions_are_read_together(world: OffsetsWorld) ->
     app = reader()
     world.run(app)
     world.ask(app, [S0, S1], StartpointSpecific, offset="@4", until=UNTIL_UPCOMING)
-    assert world.delivered(app) == [Batch(2, {S0: ("@4", "@6"), S1: ("@4", "@6")}, {S0: 1, S1: 1}, main=False)]
+    assert world.delivered(app) == [
+        Batch(2, {S0: ("@4", "@6"), S1: ("@4", "@6")}, {S0: 1, S1: 1}, main=False)
+    ]
 
 
-def test_two_replays_of_a_partition_follow_each_other_with_an_epoch_each(world: OffsetsWorld) -> None:
+def test_two_replays_of_a_partition_follow_each_other_with_an_epoch_each(
+    world: OffsetsWorld,
+) -> None:
     app = reader(limit=4)
     world.run(app)
     world.ask(app, S0, StartpointOldest, until=StartpointSpecific(offset="@6"))
@@ -125,7 +137,9 @@ def test_two_replays_of_a_partition_follow_each_other_with_an_epoch_each(world: 
     ]
 
 
-def test_a_startpoint_after_a_replay_opens_the_next_epoch_even_during_the_replay(world: OffsetsWorld) -> None:
+def test_a_startpoint_after_a_replay_opens_the_next_epoch_even_during_the_replay(
+    world: OffsetsWorld,
+) -> None:
     app = reader(limit=2)
     world.run(app)
     world.ask(app, S0, StartpointOldest, until=StartpointSpecific(offset="@4"))
@@ -133,7 +147,10 @@ def test_a_startpoint_after_a_replay_opens_the_next_epoch_even_during_the_replay
     world.ask(app, S0, StartpointSpecific, offset="@5")
     batches = world.delivered(app)
     assert kinds(batches) == "mr"
-    assert [(batch.read(), batch.epochs[S0]) for batch in batches] == [({S0: ("@5", "@6")}, 2), ({S0: ("@2", "@4")}, 1)]
+    assert [(batch.read(), batch.epochs[S0]) for batch in batches] == [
+        ({S0: ("@5", "@6")}, 2),
+        ({S0: ("@2", "@4")}, 1),
+    ]
     assert world.state(app).offsets.epochs == {S0: 2}
 
 
@@ -168,7 +185,9 @@ def test_a_replay_of_an_empty_range_ends_at_once(world: OffsetsWorld) -> None:
 
 
 def begun_in(limit: int, *dies_at: int) -> tuple[OffsetsWorld, Application, bool]:
-    """Let an application that has a replay of records 1 to 5 to begin die at these requests; say whether it did."""
+    """Let an application that has a replay of records 1 to 5 to begin die at these requests; say
+    whether it did.
+    """
     world = OffsetsWorld()
     fill(world)
     app = reader(limit=limit)
@@ -245,7 +264,10 @@ def cut_off(world: OffsetsWorld) -> None:
 @pytest.mark.parametrize(
     ("happens", "why"),
     [
-        (lambda world: world.fake.retain_from("s", 0, 2), "deleted its records: the oldest offset left is @2"),
+        (
+            lambda world: world.fake.retain_from("s", 0, 2),
+            "deleted its records: the oldest offset left is @2",
+        ),
         (cut_off, r"ends before @3"),
         (fill, "deleted and recreated"),
     ],
@@ -256,16 +278,25 @@ def test_a_replay_that_the_stream_does_not_hold_is_an_error_that_says_how_to_can
 ) -> None:
     happens(world)
     world.ask(replaying, [S0, S1], StartpointOldest)
-    with pytest.raises(OffsetOutOfRangeError, match=rf"fake\.s\.0: the replay of ada .*@1 of @4.*{why}") as refused:
+    with pytest.raises(
+        OffsetOutOfRangeError, match=rf"fake\.s\.0: the replay of ada .*@1 of @4.*{why}"
+    ) as refused:
         world.run(replaying)
     assert f"startpoint clear MODULE:APP {S0}" in refused.value.next_step
     ids = list(world.state(replaying).offsets.replays)
-    assert [replay.id for replay in BatchLog(world.lake, "app").cancel_replays(ids, reason="ticket 9", by="ada")] == ids
+    assert [
+        replay.id
+        for replay in BatchLog(world.lake, "app").cancel_replays(ids, reason="ticket 9", by="ada")
+    ] == ids
     assert all(batch.main for batch in world.delivered(replaying))
 
 
-@pytest.mark.parametrize("stream", ["other", "s"], ids=["not read any more", "recreated with fewer partitions"])
-def test_a_replay_of_what_can_not_be_named_any_more_is_cancelled_with_all(world: OffsetsWorld, stream: str) -> None:
+@pytest.mark.parametrize(
+    "stream", ["other", "s"], ids=["not read any more", "recreated with fewer partitions"]
+)
+def test_a_replay_of_what_can_not_be_named_any_more_is_cancelled_with_all(
+    world: OffsetsWorld, stream: str
+) -> None:
     app = reader(limit=1)
     world.ask(app, S1, StartpointOldest, until=StartpointSpecific(offset="@4"))
     world.run(app, max_batches=1)
@@ -284,7 +315,9 @@ def test_a_cancelled_replay_stops_where_it_is_and_does_not_begin_again(
     world: OffsetsWorld, replaying: Application
 ) -> None:
     log = BatchLog(world.lake, "app")
-    (stopped,) = log.cancel_replays(list(world.state(replaying).offsets.replays), reason="ticket 9", by="ada")
+    (stopped,) = log.cancel_replays(
+        list(world.state(replaying).offsets.replays), reason="ticket 9", by="ada"
+    )
     assert (stopped.ssp, stopped.next) == (S0, "@1")
     assert world.delivered(replaying) == []
     assert log.cancel_replays([stopped.id], reason="again", by="ada") == []
@@ -296,18 +329,27 @@ def test_one_that_was_cancelled_while_it_is_still_fanned_out_does_not_begin_agai
     left = [(world, app) for world, app, _ in tried if is_left(world, app)]
     assert left
     for world, app in left:
-        BatchLog(world.lake, "app").cancel_replays(list(world.state(app).offsets.replays), reason="x", by="ada")
+        BatchLog(world.lake, "app").cancel_replays(
+            list(world.state(app).offsets.replays), reason="x", by="ada"
+        )
         world.run(app)
         assert all(batch.main for batch in world.output.batches.values())
         assert world.fanned_out(app) == {}
 
 
-def test_a_replay_of_an_open_batch_is_not_cancelled(world: OffsetsWorld, replaying: Application) -> None:
+def test_a_replay_of_an_open_batch_is_not_cancelled(
+    world: OffsetsWorld, replaying: Application
+) -> None:
     world.output.before = lambda batch: world.die_after(0)
     with pytest.raises(Crash):
         world.run(replaying)
-    with pytest.raises(ConfigurationError, match=r"batch \d+ of application 'app' is reading a replay on fake\.s\.0"):
-        BatchLog(world.lake, "app").cancel_replays(list(world.state(replaying).offsets.replays), reason="x", by="ada")
+    with pytest.raises(
+        ConfigurationError,
+        match=r"batch \d+ of application 'app' is reading a replay on fake\.s\.0",
+    ):
+        BatchLog(world.lake, "app").cancel_replays(
+            list(world.state(replaying).offsets.replays), reason="x", by="ada"
+        )
 
 
 @pytest.mark.parametrize("skip", [False, True])

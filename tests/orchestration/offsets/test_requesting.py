@@ -1,4 +1,6 @@
-"""Asking for startpoints and taking them back: all or none, what takes whose place, and what can't be taken back."""
+"""Asking for startpoints and taking them back: all or none, what takes whose place, and what
+can't be taken back.
+"""
 
 from __future__ import annotations
 
@@ -65,20 +67,29 @@ def asked(
     task: str | None = None,
     **how: Any,
 ) -> AskedStartpoints:
-    requests = build_requests(at(*numbers), position, until, task=task, **{**WHO, **how.pop("who", {})})
+    requests = build_requests(
+        at(*numbers), position, until, task=task, **{**WHO, **how.pop("who", {})}
+    )
     return request_startpoints(world.lake, world.systems(), app, requests, **how)
 
 
-def back(world: OffsetsWorld, app: Application, *numbers: int, task: str | None = None) -> TakenBack:
+def back(
+    world: OffsetsWorld, app: Application, *numbers: int, task: str | None = None
+) -> TakenBack:
     return take_back_startpoints(world.lake, app, at(*numbers) or None, task=task, **WHO)
 
 
 def waiting(world: OffsetsWorld, app: Application) -> dict[str, str]:
-    return {str(request.ssp): request.startpoint.kind for request in world.startpoints(app).read().waiting}
+    return {
+        str(request.ssp): request.startpoint.kind
+        for request in world.startpoints(app).read().waiting
+    }
 
 
 def fan_out(world: OffsetsWorld, app: Application) -> None:
-    world.startpoints(app).fan_out(plan_application(app, systems=world.systems()).partitions_by_task())
+    world.startpoints(app).fan_out(
+        plan_application(app, systems=world.systems()).partitions_by_task()
+    )
 
 
 def crash_in_a_batch(world: OffsetsWorld, app: Application) -> None:
@@ -109,7 +120,9 @@ def test_all_are_asked_for_or_none(world: OffsetsWorld, app: Application) -> Non
     assert waiting(world, app) == {"fake.s.0": "oldest", "fake.s.1": "oldest"}
 
 
-def test_a_dry_run_writes_nothing_and_refuses_nothing(world: OffsetsWorld, app: Application) -> None:
+def test_a_dry_run_writes_nothing_and_refuses_nothing(
+    world: OffsetsWorld, app: Application
+) -> None:
     answer = asked(world, app, StartpointSpecific(offset="@90"), 0, dry_run=True)
     assert (answer.written, answer.to_json()["written"]) == (False, False)
     assert "@90" in answer.previews[0].effect
@@ -120,7 +133,9 @@ def test_one_that_goes_on_from_the_checkpoint_is_written_though_it_has_no_offset
     world: OffsetsWorld, app: Application
 ) -> None:
     world.run(app)
-    assert asked(world, app, StartpointSpecific(offset="@10"), 0, who={"on_unresolved": "checkpoint"}).written
+    assert asked(
+        world, app, StartpointSpecific(offset="@10"), 0, who={"on_unresolved": "checkpoint"}
+    ).written
     assert world.delivered(app) == []
     world.fake.write("s", 0, 10_000, 11_000)
     (batch,) = world.delivered(app)
@@ -147,7 +162,9 @@ def test_what_is_not_applied_is_replaced_and_said_so(world: OffsetsWorld, app: A
     assert asked(world, app, StartpointOldest(), 0, dry_run=True).replaced == ()
 
 
-def test_one_for_a_task_takes_the_place_of_one_for_all(world: OffsetsWorld, app: Application) -> None:
+def test_one_for_a_task_takes_the_place_of_one_for_all(
+    world: OffsetsWorld, app: Application
+) -> None:
     asked(world, app, StartpointOldest(), 0, 1)
     answer = asked(world, app, StartpointUpcoming(), 1, task="Partition 1")
     assert [str(replaced.request.ssp) for replaced in answer.replaced] == ["fake.s.1"]
@@ -169,7 +186,11 @@ def test_a_replay_that_would_read_nothing_is_rejected_as_its_dry_run_says(
 def test_a_replay_and_a_startpoint_replace_each_other_only_when_told_to(
     world: OffsetsWorld, app: Application, bounded_first: bool, handed: bool
 ) -> None:
-    ends = [StartpointSpecific(offset="@5"), None] if bounded_first else [None, StartpointSpecific(offset="@5")]
+    ends = (
+        [StartpointSpecific(offset="@5"), None]
+        if bounded_first
+        else [None, StartpointSpecific(offset="@5")]
+    )
     asked(world, app, StartpointOldest(), 0, until=ends[0])
     if handed:
         fan_out(world, app)
@@ -178,14 +199,36 @@ def test_a_replay_and_a_startpoint_replace_each_other_only_when_told_to(
         asked(world, app, StartpointSpecific(offset="@2"), 0, 1, until=ends[1])
     assert "would replace" in str(error.value)
     assert "--replace" in str(error.value)
-    (told,) = asked(world, app, StartpointSpecific(offset="@2"), 0, 1, until=ends[1], dry_run=True).notes
+    (told,) = asked(
+        world, app, StartpointSpecific(offset="@2"), 0, 1, until=ends[1], dry_run=True
+    ).notes
     assert told == f"would be rejected: {error.value}"
-    assert asked(world, app, StartpointSpecific(offset="@2"), 0, until=ends[1], dry_run=True, replace=True).notes == ()
+    assert (
+        asked(
+            world,
+            app,
+            StartpointSpecific(offset="@2"),
+            0,
+            until=ends[1],
+            dry_run=True,
+            replace=True,
+        ).notes
+        == ()
+    )
     assert waiting(world, app) == before
-    assert len(asked(world, app, StartpointSpecific(offset="@2"), 0, until=ends[1], replace=True).replaced) == 1
+    assert (
+        len(
+            asked(
+                world, app, StartpointSpecific(offset="@2"), 0, until=ends[1], replace=True
+            ).replaced
+        )
+        == 1
+    )
     world.run(app)
     applied = world.state(app).offsets.applied
-    assert {ssp: start.offset for ssp, start in applied.items()} == ({S[0]: "@2"} if bounded_first else {})
+    assert {ssp: start.offset for ssp, start in applied.items()} == (
+        {S[0]: "@2"} if bounded_first else {}
+    )
 
 
 def test_requests_for_a_dataset_and_for_tasks_of_its_stream_are_independent(
@@ -195,10 +238,16 @@ def test_requests_for_a_dataset_and_for_tasks_of_its_stream_are_independent(
     app.input_stream("lake.both")
     app.table(unbounded_dataset("rates", input="lake.both", key="k", partitions=1))
     ssp = [SystemStreamPartition("lake", "both", 0)]
-    every, table = (build_requests(ssp, StartpointOldest(), task=task, **WHO) for task in (None, "dataset rates"))
+    every, table = (
+        build_requests(ssp, StartpointOldest(), task=task, **WHO)
+        for task in (None, "dataset rates")
+    )
     for first, second in ((every, table), (table, every)):
         world.startpoints(app).write_startpoints(first)
-        assert request_startpoints(world.lake, world.systems(), app, second, dry_run=True).replaced == ()
+        assert (
+            request_startpoints(world.lake, world.systems(), app, second, dry_run=True).replaced
+            == ()
+        )
         back(world, app)
 
 
@@ -222,7 +271,9 @@ def test_after_requests_are_taken_back_the_next_run_continues_from_its_checkpoin
     assert read == {S[1], S[3]}
 
 
-def test_everything_is_taken_back_when_nothing_is_named(world: OffsetsWorld, app: Application) -> None:
+def test_everything_is_taken_back_when_nothing_is_named(
+    world: OffsetsWorld, app: Application
+) -> None:
     world.run(app)
     asked(world, app, StartpointOldest(), 0)
     fan_out(world, app)
@@ -253,14 +304,19 @@ def test_one_that_was_resolved_before_a_crash_is_taken_back_with_its_offset(
     world.run(app)
     asked(world, app, StartpointSpecific(offset="@4"), 0)
 
-    def die(event: StepEvent) -> None:  # the first one, "startpoint", is heard when its offset is stored
+    def die(
+        event: StepEvent,
+    ) -> None:  # the first one, "startpoint", is heard when its offset is stored
         raise Crash
 
     with pytest.raises(Crash):
         world.run(app, on_event=die)
     assert world.state(app).offsets.resolved[S[0]].offset == "@4"
     (held,) = back(world, app, 0).startpoints
-    assert held.summary() == "fake.s.0: offset @4, handed to Partition 0, found at offset @4 (ada: ticket 7)"
+    assert (
+        held.summary()
+        == "fake.s.0: offset @4, handed to Partition 0, found at offset @4 (ada: ticket 7)"
+    )
     assert world.delivered(app) == []
 
 
@@ -271,7 +327,10 @@ def test_what_the_open_batch_begins_with_stays(world: OffsetsWorld, app: Applica
     done = back(world, app, 0)
     assert done.startpoints == ()
     assert done.not_removed == (
-        "fake.s.0: offset @7, handed to Partition 0, found at offset @7 (ada: ticket 7): a batch has begun there",
+        (
+            "fake.s.0: offset @7, handed to Partition 0, found at offset @7 (ada: ticket 7): a"
+            " batch has begun there"
+        ),
     )
     assert set(world.fanned_out(app)) == {("Partition 0", S[0])}
     world.run(app)
@@ -281,7 +340,9 @@ def test_what_the_open_batch_begins_with_stays(world: OffsetsWorld, app: Applica
     assert back(world, app, 3).not_removed == ("fake.s.3: there is no request",)
 
 
-def test_replays_stop_where_they_are_but_not_in_the_middle_of_a_batch(world: OffsetsWorld, app: Application) -> None:
+def test_replays_stop_where_they_are_but_not_in_the_middle_of_a_batch(
+    world: OffsetsWorld, app: Application
+) -> None:
     world.run(app)
     asked(world, app, StartpointOldest(), 0, 1, until=StartpointUpcoming())
     world.run(app, max_batches=1)
@@ -292,13 +353,18 @@ def test_replays_stop_where_they_are_but_not_in_the_middle_of_a_batch(world: Off
     crash_in_a_batch(world, app)
     stays = back(world, app)
     assert stays.replays == ()
-    assert "fake.s.1: the replay from oldest (ada: ticket 7): the open batch is reading it" in stays.not_removed[0]
+    assert (
+        "fake.s.1: the replay from oldest (ada: ticket 7): the open batch is reading it"
+        in stays.not_removed[0]
+    )
     read = [batch.read() for batch in world.delivered(app)]
     assert [span for spans in read for ssp, span in spans.items() if ssp == "fake.s.0"] == []
     assert world.state(app).offsets.replays == {}
 
 
-def test_what_a_fan_out_hands_out_meanwhile_is_taken_back_too(world: OffsetsWorld, app: Application) -> None:
+def test_what_a_fan_out_hands_out_meanwhile_is_taken_back_too(
+    world: OffsetsWorld, app: Application
+) -> None:
     asked(world, app, StartpointOldest(), 0)
     first = Fault("put_if_absent", 1, "meanwhile", lambda: fan_out(world, app))
     done = take_back_startpoints(world.faulty([first]), app, at(0), **WHO)
@@ -306,15 +372,22 @@ def test_what_a_fan_out_hands_out_meanwhile_is_taken_back_too(world: OffsetsWorl
     assert (waiting(world, app), world.fanned_out(app)) == ({}, {})
 
 
-def test_what_a_run_applies_meanwhile_is_not_called_taken_back(world: OffsetsWorld, app: Application) -> None:
+def test_what_a_run_applies_meanwhile_is_not_called_taken_back(
+    world: OffsetsWorld, app: Application
+) -> None:
     world.run(app)
     asked(world, app, StartpointSpecific(offset="@7"), 0)
     fan_out(world, app)
     done = take_back_startpoints(
-        world.faulty([Fault("put_if_match", 1, "meanwhile", lambda: world.run(app))]), app, at(0), **WHO
+        world.faulty([Fault("put_if_match", 1, "meanwhile", lambda: world.run(app))]),
+        app,
+        at(0),
+        **WHO,
     )
     assert done.startpoints == ()
-    assert done.not_removed == ("fake.s.0: offset @7, handed to Partition 0 (ada: ticket 7): a batch has begun there",)
+    assert done.not_removed == (
+        "fake.s.0: offset @7, handed to Partition 0 (ada: ticket 7): a batch has begun there",
+    )
     assert world.state(app).offsets.applied[S[0]].offset == "@7"
 
 
@@ -351,7 +424,9 @@ def test_no_run_begins_at_what_was_taken_back_at_any_of_its_requests(
     assert outcomes == {True, False}
 
 
-def test_an_applied_request_left_by_a_crash_does_not_count_as_replaced(world: OffsetsWorld, app: Application) -> None:
+def test_an_applied_request_left_by_a_crash_does_not_count_as_replaced(
+    world: OffsetsWorld, app: Application
+) -> None:
     asked(world, app, StartpointSpecific(offset="@8"), 1)
     world.die_before_the_removal(app)
     assert set(world.fanned_out(app)) == {("Partition 1", S[1])}
@@ -368,7 +443,10 @@ def test_what_is_taken_back_while_a_coordinator_decides_is_not_handed_out(
         asked(world, app, StartpointOldest(), 0)
         done: list[TakenBack] = []
         clear = Fault(
-            "*", step, "meanwhile", lambda done=done: done.append(take_back_startpoints(world.lake, app, at(0), **WHO))
+            "*",
+            step,
+            "meanwhile",
+            lambda done=done: done.append(take_back_startpoints(world.lake, app, at(0), **WHO)),
         )
         lake = world.faulty([clear])
         handed = open_startpoints(lake, app).fan_out({"Partition 0": at(0)}).tasks
@@ -381,6 +459,8 @@ def test_what_is_taken_back_while_a_coordinator_decides_is_not_handed_out(
 
 def test_a_replay_of_nothing_is_refused(world: OffsetsWorld, app: Application) -> None:
     with pytest.raises(ConfigurationError) as failure:
-        asked(world, app, StartpointSpecific(offset="@3"), 0, 1, until=StartpointSpecific(offset="@3"))
+        asked(
+            world, app, StartpointSpecific(offset="@3"), 0, 1, until=StartpointSpecific(offset="@3")
+        )
     assert failure.value.facts["stream"] == "fake.s"
     assert waiting(world, app) == {}

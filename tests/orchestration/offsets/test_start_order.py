@@ -1,4 +1,6 @@
-"""Where each partition begins: checkpoint, reset streams, startpoints, defaults; and what is refused."""
+"""Where each partition begins: checkpoint, reset streams, startpoints, defaults; and what is
+refused.
+"""
 
 from __future__ import annotations
 
@@ -70,7 +72,9 @@ def test_a_default_position_is_stored_before_anything_is_read(world: OffsetsWorl
     assert world.reads(app) == [{S0: ("@0", "@2")}]
 
 
-def test_the_checkpoint_wins_over_defaults_and_the_startpoint_over_the_checkpoint(world: OffsetsWorld) -> None:
+def test_the_checkpoint_wins_over_defaults_and_the_startpoint_over_the_checkpoint(
+    world: OffsetsWorld,
+) -> None:
     stream_of_two(world)
     app = reader()
     world.run(app)
@@ -80,7 +84,9 @@ def test_the_checkpoint_wins_over_defaults_and_the_startpoint_over_the_checkpoin
     assert world.reads(app) == [{S0: ("@3", "@4"), S1: ("@1", "@4")}]
 
 
-def test_a_startpoint_at_one_partition_leaves_the_defaults_of_the_others(world: OffsetsWorld) -> None:
+def test_a_startpoint_at_one_partition_leaves_the_defaults_of_the_others(
+    world: OffsetsWorld,
+) -> None:
     stream_of_two(world, key=["k"])
     app = reader(default_offset="upcoming")
     world.ask(app, S0, StartpointOldest)
@@ -88,7 +94,9 @@ def test_a_startpoint_at_one_partition_leaves_the_defaults_of_the_others(world: 
     assert world.state(app).checkpoint == {S0: "@3", S1: "@3"}
 
 
-def test_taking_a_startpoint_back_keeps_the_position_of_the_first_start(world: OffsetsWorld) -> None:
+def test_taking_a_startpoint_back_keeps_the_position_of_the_first_start(
+    world: OffsetsWorld,
+) -> None:
     stream_of_two(world, key=["k"])
     app = reader(default_offset="upcoming")
     world.ask(app, S0, StartpointSpecific, offset="@1")
@@ -117,7 +125,9 @@ def test_other_streams_keep_their_checkpoint_when_one_is_reset(world: OffsetsWor
     assert world.reads(app) == [{S0: ("@0", "@1")}]
 
 
-def test_a_startpoint_wins_over_a_reset_and_other_partitions_use_their_default(world: OffsetsWorld) -> None:
+def test_a_startpoint_wins_over_a_reset_and_other_partitions_use_their_default(
+    world: OffsetsWorld,
+) -> None:
     stream_of_two(world)
     app = reader(reset_offset=True, default_offset="upcoming")
     assert world.reads(app) == []
@@ -143,7 +153,9 @@ def test_a_batch_that_a_crash_left_open_comes_before_a_reset(world: OffsetsWorld
 # -- partitions that are added
 
 
-def test_partitions_added_to_a_stream_without_key_are_read_from_their_start(world: OffsetsWorld) -> None:
+def test_partitions_added_to_a_stream_without_key_are_read_from_their_start(
+    world: OffsetsWorld,
+) -> None:
     stream_of_two(world)
     app = reader(default_offset="upcoming")
     world.run(app)
@@ -158,14 +170,18 @@ def test_partitions_added_to_a_keyed_stream_are_refused_by_name(world: OffsetsWo
     world.run(app)
     world.fake.add_partitions("s", 1)
     world.fake.write("s", 2, 5)
-    with pytest.raises(ConfigurationError, match=r"added to fake\.s, which is partitioned by key \(k\)") as refused:
+    with pytest.raises(
+        ConfigurationError, match=r"added to fake\.s, which is partitioned by key \(k\)"
+    ) as refused:
         world.run(app)
     assert f"startpoint set MODULE:APP {S2} --oldest" in refused.value.next_step
     world.ask(app, S2, StartpointOldest)
     assert world.reads(app) == [{S2: ("@0", "@1")}]
 
 
-def test_a_partition_that_is_added_while_a_run_is_in_progress_waits_for_the_next(world: OffsetsWorld) -> None:
+def test_a_partition_that_is_added_while_a_run_is_in_progress_waits_for_the_next(
+    world: OffsetsWorld,
+) -> None:
     stream_of_two(world)
     app = reader()
 
@@ -183,12 +199,16 @@ def test_a_partition_that_is_added_while_a_run_is_in_progress_waits_for_the_next
 # -- streams that are not what they were
 
 
-def test_a_stream_that_was_made_anew_is_an_error_until_somebody_says_where_to_begin(world: OffsetsWorld) -> None:
+def test_a_stream_that_was_made_anew_is_an_error_until_somebody_says_where_to_begin(
+    world: OffsetsWorld,
+) -> None:
     stream_of_two(world, key=["k"])
     app = reader()
     world.run(app)
     stream_of_two(world, key=["k"])
-    with pytest.raises(OffsetOutOfRangeError, match=r"fake\.s was deleted and recreated .*made-2.*made-1") as refused:
+    with pytest.raises(
+        OffsetOutOfRangeError, match=r"fake\.s was deleted and recreated .*made-2.*made-1"
+    ) as refused:
         world.run(app)
     assert "startpoint set MODULE:APP fake.s --oldest" in refused.value.next_step
     world.ask(app, S0, StartpointSpecific, offset="@1")
@@ -200,7 +220,9 @@ def test_a_stream_that_was_made_anew_is_an_error_until_somebody_says_where_to_be
     assert world.reads(app) == [{S1: ("@3", "@4")}]
 
 
-def test_a_stream_that_is_made_anew_while_a_run_is_in_progress_ends_the_run(world: OffsetsWorld) -> None:
+def test_a_stream_that_is_made_anew_while_a_run_is_in_progress_ends_the_run(
+    world: OffsetsWorld,
+) -> None:
     stream_of_two(world)
     app = reader()
     world.output.before = lambda batch: stream_of_two(world)
@@ -210,16 +232,17 @@ def test_a_stream_that_is_made_anew_while_a_run_is_in_progress_ends_the_run(worl
     assert world.state(app).checkpoint == {S0: "@3", S1: "@3"}
 
 
-def test_a_position_resolved_in_the_stream_before_is_resolved_anew_in_the_new_one(world: OffsetsWorld) -> None:
+def test_a_position_resolved_in_the_stream_before_is_resolved_anew_in_the_new_one(
+    world: OffsetsWorld,
+) -> None:
     stream_of_two(world)
     app = reader()
     world.run(app)
     world.ask(app, [S0, S1], StartpointTimestamp, timestamp_ms=3)
     world.begin(app)
-    assert {ssp: resolution.offset for ssp, resolution in world.state(app).offsets.resolved.items()} == {
-        S0: "@2",
-        S1: "@2",
-    }
+    assert {
+        ssp: resolution.offset for ssp, resolution in world.state(app).offsets.resolved.items()
+    } == {S0: "@2", S1: "@2"}
     world.fake.make("s", 2)
     world.fake.write("s", 0, 3, 4)
     world.fake.write("s", 1, 1)
@@ -254,18 +277,20 @@ def test_a_position_above_upcoming_is_an_error(world: OffsetsWorld) -> None:
     del world.fake.streams["s"].partitions[1].times[1:]
     with pytest.raises(OffsetOutOfRangeError) as caught:
         world.run(app)
-    assert (caught.value.stream, caught.value.partition, caught.value.offset, caught.value.upcoming) == (
-        "fake.s",
-        1,
-        "@3",
-        "@1",
-    )
+    assert (
+        caught.value.stream,
+        caught.value.partition,
+        caught.value.offset,
+        caught.value.upcoming,
+    ) == ("fake.s", 1, "@3", "@1")
 
 
 # -- retention
 
 
-def test_retention_past_the_checkpoint_is_an_error_with_both_offsets_and_remedies(world: OffsetsWorld) -> None:
+def test_retention_past_the_checkpoint_is_an_error_with_both_offsets_and_remedies(
+    world: OffsetsWorld,
+) -> None:
     stream_of_two(world)
     app = reader()
     world.run(app)
@@ -297,13 +322,17 @@ def test_what_retention_took_is_counted_where_the_input_goes_on_from_the_oldest(
     read = world.reads(app, on_event=lambda event: events.append(event.summary()))
     assert read == ([{S1: ("@5", "@6")}] if left else [])
     assert world.state(app).totals["fake.s"] == {"lost_offsets": 2 if left else 3}
-    assert any(str(S1) in text and "@3" in text and ("@5" if left else "@6") in text for text in events)
+    assert any(
+        str(S1) in text and "@3" in text and ("@5" if left else "@6") in text for text in events
+    )
     assert world.state(app).checkpoint == {S0: "@3", S1: "@6"}
     assert world.reads(app) == []
     assert world.state(app).totals["fake.s"] == {"lost_offsets": 2 if left else 3}
 
 
-def test_a_startpoint_at_the_oldest_offset_follows_retention_without_loss(world: OffsetsWorld) -> None:
+def test_a_startpoint_at_the_oldest_offset_follows_retention_without_loss(
+    world: OffsetsWorld,
+) -> None:
     stream_of_two(world)
     app = reader()
     world.run(app)

@@ -17,8 +17,12 @@ from tests.orchestration.offsets.offsets_world import OffsetsWorld
 UNTIL = StartpointUpcoming()
 
 
-def requests_of_a_start(partitions: int, streams: int, until: Startpoint | None = None) -> dict[str, int]:
-    """Return the requests of a run that begins every partition at a startpoint, by what they were made to."""
+def requests_of_a_start(
+    partitions: int, streams: int, until: Startpoint | None = None
+) -> dict[str, int]:
+    """Return the requests of a run that begins every partition at a startpoint, by what they
+    were made to.
+    """
     world = OffsetsWorld()
     app = Application("app", auto_repartition=True)
     for number in range(streams):
@@ -26,7 +30,11 @@ def requests_of_a_start(partitions: int, streams: int, until: Startpoint | None 
         app.input_stream(f"lake.s{number}", default_offset="oldest")
     world.send("s0", *range(10 * partitions))
     world.run(app)
-    ssps = [str(SystemStreamPartition("lake", f"s{s}", p)) for s in range(streams) for p in range(partitions)]
+    ssps = [
+        str(SystemStreamPartition("lake", f"s{s}", p))
+        for s in range(streams)
+        for p in range(partitions)
+    ]
     third = len(ssps) // 3
     world.ask(app, ssps[:third], StartpointOldest, until=until)
     world.ask(app, ssps[third : 2 * third], StartpointTimestamp, timestamp_ms=world.now_ms + 1)

@@ -1,7 +1,8 @@
-"""Any history of requests, expiry, fan-outs, crashes, removals, repartitions and two coordinators, against a model.
+"""Any history of requests, expiry, fan-outs, crashes, removals, repartitions and two coordinators,
+against a model.
 
-After a crash nobody can say how far it came, so the model is then in one of several worlds; what is seen afterwards
-must always be that of one of them.
+After a crash nobody can say how far it came, so the model is then in one of several worlds; what is
+seen afterwards must always be that of one of them.
 """
 
 from __future__ import annotations
@@ -51,7 +52,8 @@ FAULTS = st.one_of(
     st.none(),
     st.none(),
     st.tuples(
-        st.integers(1, 24), st.sampled_from(["crash-before", "crash-after", "lost-after", "lost-before", "throttle"])
+        st.integers(1, 24),
+        st.sampled_from(["crash-before", "crash-after", "lost-after", "lost-before", "throttle"]),
     ),
 )
 
@@ -119,8 +121,12 @@ class StartpointMachine(RuleBasedStateMachine):
         what=st.sampled_from(["fan out", "apply", "write", "delete"]),
         fault=FAULTS,
     )
-    def fan_out_while_another(self, to: model.Target, skew: int, nth: int, mine: Tasks, what: str, fault: Any) -> None:
-        """One coordinator, with a plan of its own, between any two requests of which somebody else acts."""
+    def fan_out_while_another(
+        self, to: model.Target, skew: int, nth: int, mine: Tasks, what: str, fault: Any
+    ) -> None:
+        """One coordinator, with a plan of its own, between any two requests of which somebody
+        else acts.
+        """
         others = {
             "fan out": lambda: self.fanning_out(self.tasks),
             "apply": lambda: self.removing_all(),
@@ -131,11 +137,25 @@ class StartpointMachine(RuleBasedStateMachine):
 
     @rule(tasks=st.sets(NAMED), fault=FAULTS)
     def apply(self, tasks: set[str], fault: Any) -> None:
-        """A run reads the fan-outs of some tasks, applies them, commits and removes what it applied."""
+        """A run reads the fan-outs of some tasks, applies them, commits and removes what it
+        applied.
+        """
         fan_outs = {task: handed_to(self.honest, task) for task in tasks}
-        ids = {task: {ssp: request.startpoint.id for ssp, request in held.items()} for task, held in fan_outs.items()}
-        chosen = {(task, str(ssp)): request_id for task, held in ids.items() for ssp, request_id in held.items()}
-        fault_met = self.do(lambda manager: manager.remove_fan_outs(ids) or True, model.remove(chosen), fault) is None
+        ids = {
+            task: {ssp: request.startpoint.id for ssp, request in held.items()}
+            for task, held in fan_outs.items()
+        }
+        chosen = {
+            (task, str(ssp)): request_id
+            for task, held in ids.items()
+            for ssp, request_id in held.items()
+        }
+        fault_met = (
+            self.do(
+                lambda manager: manager.remove_fan_outs(ids) or True, model.remove(chosen), fault
+            )
+            is None
+        )
         if not fault_met:
             self.applied |= {(task, ssp, request_id) for (task, ssp), request_id in chosen.items()}
 
@@ -143,7 +163,11 @@ class StartpointMachine(RuleBasedStateMachine):
     def remove(self, task: str, ssps: set[str] | None, fault: Any) -> None:
         given = "all" if ssps is None else [SystemStreamPartition.parse(ssp) for ssp in ssps]
         chosen = dict.fromkeys((task, ssp) for ssp in (SSPS if ssps is None else ssps))
-        self.do(lambda manager: manager.remove_fan_out_for_task(task, given), model.remove(chosen), fault)
+        self.do(
+            lambda manager: manager.remove_fan_out_for_task(task, given),
+            model.remove(chosen),
+            fault,
+        )
 
     @rule(fault=FAULTS)
     def apply_what_was_read_before_a_fan_out(self, fault: Any) -> None:
@@ -155,9 +179,17 @@ class StartpointMachine(RuleBasedStateMachine):
         }
         self.do(*self.fanning_out(self.tasks), None)
         for task in {task for task, _ in handed_out}:
-            ids = {SystemStreamPartition.parse(s): request_id for (t, s), request_id in handed_out.items() if t == task}
+            ids = {
+                SystemStreamPartition.parse(s): request_id
+                for (t, s), request_id in handed_out.items()
+                if t == task
+            }
             chosen = {at: request_id for at, request_id in handed_out.items() if at[0] == task}
-            self.do(lambda m, t=task, i=ids: m.remove_fan_out_for_task(t, list(i), ids=i), model.remove(chosen), fault)
+            self.do(
+                lambda m, t=task, i=ids: m.remove_fan_out_for_task(t, list(i), ids=i),
+                model.remove(chosen),
+                fault,
+            )
 
     # -- invariants
 
@@ -167,7 +199,9 @@ class StartpointMachine(RuleBasedStateMachine):
             return
         seen = self.seen()
         possible = [world for world in self.worlds if world.seen(self.now_ms) == seen]
-        assert possible, f"{seen}, expected one of {[world.seen(self.now_ms) for world in self.worlds]}"
+        assert possible, (
+            f"{seen}, expected one of {[world.seen(self.now_ms) for world in self.worlds]}"
+        )
         self.worlds = list({world.key(): world for world in possible}.values())
 
     @invariant()
@@ -188,7 +222,10 @@ class StartpointMachine(RuleBasedStateMachine):
 
     def seen(self) -> tuple[set[Any], set[Any]]:
         return (
-            {(str(request.ssp), request.task, request.startpoint.id) for request in self.honest.read().waiting},
+            {
+                (str(request.ssp), request.task, request.startpoint.id)
+                for request in self.honest.read().waiting
+            },
             {
                 (task, str(ssp), request.startpoint.id)
                 for task, held in self.honest.get_fan_outs().items()
@@ -198,19 +235,27 @@ class StartpointMachine(RuleBasedStateMachine):
 
     def check_report(self, report: FanOut) -> None:
         there = [*report.tasks.items(), *report.stranded.items()]
-        pending = {(task, str(ssp), request.startpoint.id) for task, held in there for ssp, request in held.items()}
+        pending = {
+            (task, str(ssp), request.startpoint.id)
+            for task, held in there
+            for ssp, request in held.items()
+        }
         assert pending == self.seen()[1]
         for task, held in report.tasks.items():
             assert {str(ssp) for ssp in held} <= self.tasks.get(task, frozenset())
         unknown = {request.startpoint.id for request in report.unknown}
-        assert any(model.unknown(world, self.tasks, self.now_ms) == unknown for world in self.worlds)
+        assert any(
+            model.unknown(world, self.tasks, self.now_ms) == unknown for world in self.worlds
+        )
 
     # -- how
 
     def writing(self, to: model.Target, skew: int) -> tuple[Act, Sequence[Step]]:
         number = next(self.numbers)
         ssp, task = to
-        startpoint = StartpointOldest(creation_timestamp_ms=self.now_ms + skew * HOUR, id=f"id{number}")
+        startpoint = StartpointOldest(
+            creation_timestamp_ms=self.now_ms + skew * HOUR, id=f"id{number}"
+        )
         request = Request(ssp, task, startpoint.id, startpoint.creation_timestamp_ms, number)
 
         def act(manager: StartpointManager) -> bool:
@@ -225,11 +270,17 @@ class StartpointMachine(RuleBasedStateMachine):
         return lambda manager: manager.delete_startpoint(ssp, to[1]), model.delete(to)
 
     def fanning_out(self, tasks: Tasks) -> tuple[Act, Sequence[Step]]:
-        given = {task: [SystemStreamPartition.parse(ssp) for ssp in ssps] for task, ssps in tasks.items()}
-        return lambda manager: manager.fan_out(given, complete=True), model.fan_out(tasks, self.now_ms)
+        given = {
+            task: [SystemStreamPartition.parse(ssp) for ssp in ssps] for task, ssps in tasks.items()
+        }
+        return lambda manager: manager.fan_out(given, complete=True), model.fan_out(
+            tasks, self.now_ms
+        )
 
     def removing_all(self) -> tuple[Act, Sequence[Step]]:
-        everything: Mapping[tuple[str, str], None] = dict.fromkeys((task, ssp) for task in TASKS for ssp in SSPS)
+        everything: Mapping[tuple[str, str], None] = dict.fromkeys(
+            (task, ssp) for task in TASKS for ssp in SSPS
+        )
 
         def act(manager: StartpointManager) -> None:
             for task in TASKS:
@@ -238,9 +289,15 @@ class StartpointMachine(RuleBasedStateMachine):
         return act, model.remove(everything)
 
     def do(
-        self, act: Act, steps: Sequence[Step], fault: Any, other: tuple[int, Act, Sequence[Step]] | None = None
+        self,
+        act: Act,
+        steps: Sequence[Step],
+        fault: Any,
+        other: tuple[int, Act, Sequence[Step]] | None = None,
     ) -> Any:
-        """Act on the lake and on every possible world; return the result, or None if it did not come back."""
+        """Act on the lake and on every possible world; return the result, or None if it did not
+        come back.
+        """
         plan = [] if fault is None else [Fault("*", *fault)]
         interrupted: list[bool] = []
         if other is not None:
@@ -257,7 +314,11 @@ class StartpointMachine(RuleBasedStateMachine):
         except (Crash, StoreUnavailableError, CommitStateUnknownError):
             whole = False
         others_steps = other[2] if other is not None and interrupted else None
-        self.worlds = [after for world in self.worlds for after in model.outcomes(world, steps, others_steps, whole)]
+        self.worlds = [
+            after
+            for world in self.worlds
+            for after in model.outcomes(world, steps, others_steps, whole)
+        ]
         self.what_is_seen_is_that_of_a_possible_world()
         return result if whole else None
 

@@ -11,7 +11,11 @@ from typing import Any, ClassVar
 import pytest
 
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.startpoints.fan_out import FanOut, describe_dropped, describe_unapplied
+from dagster_adjunct.orchestration.startpoints.fan_out import (
+    FanOut,
+    describe_dropped,
+    describe_unapplied,
+)
 from dagster_adjunct.orchestration.startpoints.request import StartpointRequest
 from dagster_adjunct.orchestration.startpoints.startpoints import Startpoints, collect_startpoints
 from dagster_adjunct.orchestration.startpoints.store import StartpointManager
@@ -54,20 +58,30 @@ def manager(lake: Lake, clock: Clock) -> StartpointManager:
 
 
 def on(lake: Lake, clock: Clock, *plan: Fault) -> StartpointManager:
-    return StartpointManager(MetadataStore(on_clock(Lake(FaultyStore(lake.store, plan), lake.id), clock)), "app")
+    return StartpointManager(
+        MetadataStore(on_clock(Lake(FaultyStore(lake.store, plan), lake.id), clock)), "app"
+    )
 
 
 def made(clock: Clock, **ago: float) -> StartpointOldest:
     """Return a startpoint created this long ago."""
-    return StartpointOldest(creation_timestamp_ms=round((clock.now - timedelta(**ago)).timestamp() * 1000))
+    return StartpointOldest(
+        creation_timestamp_ms=round((clock.now - timedelta(**ago)).timestamp() * 1000)
+    )
 
 
 def pending(manager: StartpointManager) -> dict[str, dict[SystemStreamPartition, Any]]:
-    return {t: {ssp: request.startpoint for ssp, request in held.items()} for t, held in manager.get_fan_outs().items()}
+    return {
+        t: {ssp: request.startpoint for ssp, request in held.items()}
+        for t, held in manager.get_fan_outs().items()
+    }
 
 
 def stranded(report: FanOut) -> dict[str, dict[SystemStreamPartition, Any]]:
-    return {t: {ssp: request.startpoint for ssp, request in held.items()} for t, held in report.stranded.items()}
+    return {
+        t: {ssp: request.startpoint for ssp, request in held.items()}
+        for t, held in report.stranded.items()
+    }
 
 
 def test_each_target_has_a_request_of_its_own(manager: StartpointManager, clock: Clock) -> None:
@@ -78,7 +92,10 @@ def test_each_target_has_a_request_of_its_own(manager: StartpointManager, clock:
     assert waiting_at(manager, S1, T1) == specific
     assert waiting_at(manager, S10) is None
     assert waiting_at(manager, S1, T0) is None
-    written = [(request.task, request.by, request.reason, request.on_unresolved) for request in manager.read().waiting]
+    written = [
+        (request.task, request.by, request.reason, request.on_unresolved)
+        for request in manager.read().waiting
+    ]
     assert written == [(None, "ada", "ticket 7", "fail"), (T1, "ada", "ticket 7", "checkpoint")]
     assert manager.delete_startpoint(S1)
     assert not manager.delete_startpoint(S1)
@@ -86,7 +103,9 @@ def test_each_target_has_a_request_of_its_own(manager: StartpointManager, clock:
     assert waiting_at(manager, S1, T1) == specific
 
 
-def test_the_last_request_for_a_target_counts_whatever_its_clock_said(manager: StartpointManager, clock: Clock) -> None:
+def test_the_last_request_for_a_target_counts_whatever_its_clock_said(
+    manager: StartpointManager, clock: Clock
+) -> None:
     write_startpoint(manager, S0, made(clock), **WHO)
     late = made(clock, hours=1)
     write_startpoint(manager, S0, late, **WHO)
@@ -98,7 +117,9 @@ def test_the_last_request_for_a_target_counts_whatever_its_clock_said(manager: S
     assert pending(manager) == {T0: {S0: later}}
 
 
-@pytest.mark.parametrize(("age", "there"), [(timedelta(hours=12, milliseconds=-1), True), (timedelta(hours=12), False)])
+@pytest.mark.parametrize(
+    ("age", "there"), [(timedelta(hours=12, milliseconds=-1), True), (timedelta(hours=12), False)]
+)
 def test_a_request_expires_at_twelve_hours_sharp(
     manager: StartpointManager, clock: Clock, age: timedelta, there: bool
 ) -> None:
@@ -123,7 +144,9 @@ def test_what_was_fanned_out_does_not_expire(manager: StartpointManager, clock: 
 
 @pytest.mark.parametrize("fan_out_between", [False, True])
 @pytest.mark.parametrize("specific_first", [False, True])
-@pytest.mark.parametrize(("broadcast_age", "specific_age", "winner"), [(1, 2, "b"), (2, 1, "s"), (1, 1, "s")])
+@pytest.mark.parametrize(
+    ("broadcast_age", "specific_age", "winner"), [(1, 2, "b"), (2, 1, "s"), (1, 1, "s")]
+)
 def test_the_newer_of_broadcast_and_specific_counts_and_a_tie_goes_to_the_task(
     manager: StartpointManager,
     clock: Clock,
@@ -140,11 +163,16 @@ def test_the_newer_of_broadcast_and_specific_counts_and_a_tie_goes_to_the_task(
         if fan_out_between:
             manager.fan_out({T0: [S0], T1: [S0]})
     manager.fan_out({T0: [S0], T1: [S0]})
-    assert pending(manager) == {T0: {S0: broadcast if winner == "b" else specific}, T1: {S0: broadcast}}
+    assert pending(manager) == {
+        T0: {S0: broadcast if winner == "b" else specific},
+        T1: {S0: broadcast},
+    }
     assert manager.read().waiting == []
 
 
-def test_a_fan_out_joins_what_is_not_committed_yet(manager: StartpointManager, clock: Clock) -> None:
+def test_a_fan_out_joins_what_is_not_committed_yet(
+    manager: StartpointManager, clock: Clock
+) -> None:
     first, second, third = made(clock), made(clock), made(clock)
     write_startpoint(manager, S0, first, **WHO)
     manager.fan_out({T0: [S0, S1]})
@@ -156,7 +184,9 @@ def test_a_fan_out_joins_what_is_not_committed_yet(manager: StartpointManager, c
     assert pending(manager) == {T0: {S0: third, S1: second}}
 
 
-def test_removal_names_partitions_or_ids_or_takes_all(manager: StartpointManager, clock: Clock) -> None:
+def test_removal_names_partitions_or_ids_or_takes_all(
+    manager: StartpointManager, clock: Clock
+) -> None:
     first, second = made(clock), made(clock)
     for ssp in (S0, S1, S10):
         write_startpoint(manager, ssp, first, **WHO)
@@ -174,7 +204,9 @@ def test_removal_names_partitions_or_ids_or_takes_all(manager: StartpointManager
     assert handed_to(manager, T0) == {}
 
 
-def test_requests_nobody_can_take_stay_and_are_reported(manager: StartpointManager, clock: Clock) -> None:
+def test_requests_nobody_can_take_stay_and_are_reported(
+    manager: StartpointManager, clock: Clock
+) -> None:
     write_startpoint(manager, S1, made(clock), **WHO)
     write_startpoint(manager, S0, made(clock), task=T1, **WHO)
     report = manager.fan_out({T0: [S0], T1: []})
@@ -196,7 +228,10 @@ def test_startpoints_of_removed_tasks_go_to_the_next_reader_of_the_partition(
     assert pending(manager) == {T1: {S0: broadcast}, T0: {S1: specific}}
     assert (set(report.tasks), stranded(report)) == ({T1}, {T0: {S1: specific}})
     (text,) = describe_unapplied(report)
-    assert "lake.s.1: a startpoint (ada: ticket 7), handed to 'Partition 0', waits, and no task reads" in text
+    assert (
+        "lake.s.1: a startpoint (ada: ticket 7), handed to 'Partition 0', waits, and no task reads"
+        in text
+    )
     report = manager.fan_out({T1: [S1]})  # nobody reads S0
     assert stranded(report) == {T0: {S1: specific}, T1: {S0: broadcast}}
     assert report.tasks == {}
@@ -216,7 +251,9 @@ def test_what_a_task_has_applied_does_not_come_back_from_a_task_that_is_gone(
     manager.fan_out({T1: [S0], "new": [S0]})
     assert pending(manager) == {"new": {S0: startpoint}}
     manager.fan_out({T0: [S0]})
-    assert pending(manager) == {T0: {S0: startpoint}}, "it had been taken from this task before it was applied"
+    assert pending(manager) == {T0: {S0: startpoint}}, (
+        "it had been taken from this task before it was applied"
+    )
 
 
 def test_a_later_request_without_a_task_does_not_restore_an_applied_one(
@@ -234,7 +271,9 @@ def test_a_later_request_without_a_task_does_not_restore_an_applied_one(
 
 
 @pytest.mark.parametrize("kind", ["crash-before", "crash-after"])
-def test_a_fan_out_that_dies_anywhere_is_repeated_without_handing_out_twice(clock: Clock, kind: Any) -> None:
+def test_a_fan_out_that_dies_anywhere_is_repeated_without_handing_out_twice(
+    clock: Clock, kind: Any
+) -> None:
     crashes = 0
     for nth in range(1, 60):
         lake = lake_in(InMemoryStore())
@@ -242,7 +281,9 @@ def test_a_fan_out_that_dies_anywhere_is_repeated_without_handing_out_twice(cloc
         write_startpoint(honest, S0, startpoint, **WHO)
         store = FaultyStore(lake.store, [Fault("*", nth, kind)])
         try:
-            StartpointManager(MetadataStore(on_clock(Lake(store, lake.id), clock)), "app").fan_out({T0: [S0]})
+            StartpointManager(MetadataStore(on_clock(Lake(store, lake.id), clock)), "app").fan_out(
+                {T0: [S0]}
+            )
         except Crash:
             crashes += 1
         handed = bool(pending(honest))
@@ -258,12 +299,16 @@ def test_a_fan_out_that_dies_anywhere_is_repeated_without_handing_out_twice(cloc
 
 @pytest.mark.parametrize("again", [False, True])
 @pytest.mark.parametrize("nth", range(1, 16))
-def test_of_two_coordinators_each_request_is_handed_out_once(lake: Lake, clock: Clock, nth: int, again: bool) -> None:
+def test_of_two_coordinators_each_request_is_handed_out_once(
+    lake: Lake, clock: Clock, nth: int, again: bool
+) -> None:
     honest, first, second = on(lake, clock), made(clock), made(clock)
     write_startpoint(honest, S0, first, **WHO)
 
     def meanwhile() -> None:
-        """Another coordinator hands it out, a run applies it, all is tidied, and perhaps somebody asks again."""
+        """Another coordinator hands it out, a run applies it, all is tidied, and perhaps
+        somebody asks again.
+        """
         honest.fan_out({T0: [S0]})
         honest.remove_fan_out_for_task(T0)
         honest.fan_out({T0: [S0]})
@@ -281,18 +326,34 @@ def test_of_two_coordinators_each_request_is_handed_out_once(lake: Lake, clock: 
 
 
 @pytest.mark.parametrize("nth", range(1, 16))
-def test_a_coordinator_without_changes_has_seen_what_another_handed_out(lake: Lake, clock: Clock, nth: int) -> None:
+def test_a_coordinator_without_changes_has_seen_what_another_handed_out(
+    lake: Lake, clock: Clock, nth: int
+) -> None:
     honest, startpoint = on(lake, clock), made(clock)
     write_startpoint(honest, S0, startpoint, **WHO)
-    another = Fault("*", nth, "meanwhile", lambda: honest.fan_out({T1: [S0]}, complete=True) and None)
+    another = Fault(
+        "*", nth, "meanwhile", lambda: honest.fan_out({T1: [S0]}, complete=True) and None
+    )
     report = on(lake, clock, another).fan_out({T0: [S0]}, complete=True)
     assert {
-        task: {ssp: request.startpoint for ssp, request in held.items()} for task, held in report.tasks.items()
+        task: {ssp: request.startpoint for ssp, request in held.items()}
+        for task, held in report.tasks.items()
     } == {T0: {S0: startpoint}}
 
 
 def test_no_name_can_pass_for_another_key(manager: StartpointManager, clock: Clock) -> None:
-    names = ["a", 'a"', '"a', "lake.s.0", '["task","a"]', "a\n", "ä", '["settled","lake.s.0",null]', " ", "null"]
+    names = [
+        "a",
+        'a"',
+        '"a',
+        "lake.s.0",
+        '["task","a"]',
+        "a\n",
+        "ä",
+        '["settled","lake.s.0",null]',
+        " ",
+        "null",
+    ]
     wanted = {}
     for name in names:
         wanted[name] = made(clock)
@@ -326,7 +387,9 @@ def test_a_request_says_who_and_why(manager: StartpointManager) -> None:
     assert failure.value.facts["argument"] == "on_unresolved"
 
 
-def test_a_fan_out_without_tasks_and_an_expiry_of_nothing_are_refused(manager: StartpointManager, lake: Lake) -> None:
+def test_a_fan_out_without_tasks_and_an_expiry_of_nothing_are_refused(
+    manager: StartpointManager, lake: Lake
+) -> None:
     with pytest.raises(ConfigurationError) as failure:
         manager.fan_out({})
     assert failure.value.facts["argument"] == "tasks"
@@ -340,7 +403,9 @@ def test_a_request_of_a_newer_version_is_refused_by_name_and_can_be_deleted(
 ) -> None:
     namespace = MetadataStore(lake).namespace("startpoints", "app")
     stored = StartpointRequest(ssp=S0, startpoint=StartpointUpcoming(), **WHO).to_json()
-    namespace.transact(lambda _: ({'["lake.s.0",null]': {**stored, "version": 2}}, None), by="newer")
+    namespace.transact(
+        lambda _: ({'["lake.s.0",null]': {**stored, "version": 2}}, None), by="newer"
+    )
     assert waiting_at(manager, S0) is None
     (unreadable,) = manager.read().unreadable
     assert (unreadable.ssp, unreadable.task) == (S0, None)
@@ -354,7 +419,9 @@ def test_a_request_of_a_newer_version_is_refused_by_name_and_can_be_deleted(
     assert (manager.read().waiting, manager.read().unreadable) == ([], [])
 
 
-def test_writing_the_same_request_again_changes_nothing(manager: StartpointManager, lake: Lake, clock: Clock) -> None:
+def test_writing_the_same_request_again_changes_nothing(
+    manager: StartpointManager, lake: Lake, clock: Clock
+) -> None:
     startpoint = made(clock)
     for _ in range(2):
         write_startpoint(manager, S0, startpoint, **WHO)
@@ -365,23 +432,33 @@ def test_writing_the_same_request_again_changes_nothing(manager: StartpointManag
 def test_ten_thousand_partitions_of_a_thousand_tasks_take_few_requests(tmp_path: Path) -> None:
     lake = open_lake(tmp_path / "lake")
     tasks = {
-        f"Partition {task}": [SystemStreamPartition("lake", f"s{stream}", task) for stream in range(10)]
+        f"Partition {task}": [
+            SystemStreamPartition("lake", f"s{stream}", task) for stream in range(10)
+        ]
         for task in range(1000)
     }
     store = FaultyStore(lake.store)
     manager = StartpointManager(MetadataStore(Lake(store, lake.id)), "app")
     manager.write_startpoints(
-        StartpointRequest(ssp=ssp, startpoint=StartpointSpecific("7"), **WHO) for ssps in tasks.values() for ssp in ssps
+        StartpointRequest(ssp=ssp, startpoint=StartpointSpecific("7"), **WHO)
+        for ssps in tasks.values()
+        for ssp in ssps
     )
     reader = StartpointManager(MetadataStore(Lake(store, lake.id)), "app")
     store.requests.clear()
     report = reader.fan_out(tasks)
     assert sum(map(len, report.tasks.values())) == 10_000
     assert len(store.requests) < 100
-    assert sum("/startpoints/app/pages/" in key for request, key in store.requests if request == "get") < 25
+    assert (
+        sum("/startpoints/app/pages/" in key for request, key in store.requests if request == "get")
+        < 25
+    )
     store.requests.clear()
     reader.remove_fan_outs(
-        {task: {ssp: request.startpoint.id for ssp, request in held.items()} for task, held in report.tasks.items()}
+        {
+            task: {ssp: request.startpoint.id for ssp, request in held.items()}
+            for task, held in report.tasks.items()
+        }
     )
     assert reader.get_fan_outs() == {}
     assert len(store.requests) < 60
@@ -428,7 +505,9 @@ def test_a_request_that_is_written_again_is_applied_once_and_that_is_told(
     assert manager.read().waiting == []
 
 
-def test_one_that_loses_to_a_later_one_at_its_task_is_told(manager: StartpointManager, clock: Clock) -> None:
+def test_one_that_loses_to_a_later_one_at_its_task_is_told(
+    manager: StartpointManager, clock: Clock
+) -> None:
     write_startpoint(manager, S0, made(clock), **WHO)
     manager.fan_out({T0: [S0]})
     write_startpoint(manager, S0, made(clock, hours=1), task=T0, **WHO)
@@ -437,7 +516,9 @@ def test_one_that_loses_to_a_later_one_at_its_task_is_told(manager: StartpointMa
     assert "is skipped: a later request waits there" in describe_dropped(report)[0]
 
 
-def test_an_applied_request_does_not_outrank_one_with_a_slow_clock(manager: StartpointManager, clock: Clock) -> None:
+def test_an_applied_request_does_not_outrank_one_with_a_slow_clock(
+    manager: StartpointManager, clock: Clock
+) -> None:
     applied, behind = made(clock), made(clock, hours=1)
     write_startpoint(manager, S0, applied, **WHO)
     manager.fan_out({T0: [S0]})
@@ -454,19 +535,25 @@ def test_an_expiry_that_is_no_span_is_refused(lake: Lake, expires_after: Any) ->
     assert failure.value.facts["argument"] == "expires_after"
 
 
-def test_no_expiry_and_no_time_of_creation_is_too_long_to_be_counted(lake: Lake, clock: Clock) -> None:
-    manager = StartpointManager(MetadataStore(on_clock(lake, clock)), "app", expires_after=timedelta.max)
+def test_no_expiry_and_no_time_of_creation_is_too_long_to_be_counted(
+    lake: Lake, clock: Clock
+) -> None:
+    manager = StartpointManager(
+        MetadataStore(on_clock(lake, clock)), "app", expires_after=timedelta.max
+    )
     for number, creation in enumerate((-62_135_596_800_000, 253_402_300_799_999)):
         ssp = SystemStreamPartition("lake", "s", number)
         write_startpoint(manager, ssp, StartpointOldest(creation_timestamp_ms=creation), **WHO)
     assert len(manager.read().waiting) == 2
-    rows = collect_startpoints(lake, {}, Application("app", startpoints_expire_after=timedelta.max), clock.now)[
-        "waiting"
-    ]
+    rows = collect_startpoints(
+        lake, {}, Application("app", startpoints_expire_after=timedelta.max), clock.now
+    )["waiting"]
     assert all("days" in row["age"] or "days" in row["expires_in"] for row in rows)
 
 
-def test_a_map_of_some_tasks_takes_nothing_from_the_others(manager: StartpointManager, clock: Clock) -> None:
+def test_a_map_of_some_tasks_takes_nothing_from_the_others(
+    manager: StartpointManager, clock: Clock
+) -> None:
     shared, own = made(clock), made(clock)
     write_startpoint(manager, S0, shared, **WHO)
     write_startpoint(manager, S1, own, task=T1, **WHO)
@@ -501,7 +588,9 @@ class StartpointMine(StartpointOldest):
     """A position of a kind that is known, under another name."""
 
 
-@pytest.mark.parametrize("own", [StartpointYesterday(), StartpointSpecificWhy(offset="0"), StartpointMine()])
+@pytest.mark.parametrize(
+    "own", [StartpointYesterday(), StartpointSpecificWhy(offset="0"), StartpointMine()]
+)
 def test_a_startpoint_of_a_class_of_ones_own_is_refused_when_it_is_asked_for(
     lake: Lake, manager: StartpointManager, own: Startpoint
 ) -> None:
@@ -514,7 +603,10 @@ def test_a_startpoint_of_a_class_of_ones_own_is_refused_when_it_is_asked_for(
         (lambda: startpoints.request("lake.s", own, **WHO), "position"),
         (lambda: startpoints.request("lake.s", StartpointOldest(), until=own, **WHO), "until"),
         (lambda: StartpointRequest(ssp=S0, startpoint=own, **WHO), "startpoint"),
-        (lambda: StartpointRequest(ssp=S0, startpoint=StartpointOldest(), until=own, **WHO), "startpoint"),
+        (
+            lambda: StartpointRequest(ssp=S0, startpoint=StartpointOldest(), until=own, **WHO),
+            "startpoint",
+        ),
     ):
         with pytest.raises(ConfigurationError) as refused:
             ask()
@@ -524,7 +616,9 @@ def test_a_startpoint_of_a_class_of_ones_own_is_refused_when_it_is_asked_for(
     assert startpoints.request("lake.s", StartpointOldest(), **WHO).written
 
 
-def test_a_request_of_a_class_of_ones_own_is_refused_by_the_manager(manager: StartpointManager) -> None:
+def test_a_request_of_a_class_of_ones_own_is_refused_by_the_manager(
+    manager: StartpointManager,
+) -> None:
     @dataclass(frozen=True, kw_only=True)
     class Ticketed(StartpointRequest):
         ticket: int = 7

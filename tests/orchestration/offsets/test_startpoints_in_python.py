@@ -1,4 +1,6 @@
-"""Startpoints from Python: what the commands do, with the same checks, and who is not what they seem."""
+"""Startpoints from Python: what the commands do, with the same checks, and who is not what they
+seem.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,13 @@ from dagster_adjunct.resources.streams.startpoint import (
     StartpointUpcoming,
 )
 from dagster_adjunct.resources.streams.system import SystemStreamPartition
-from dagster_adjunct.startpoints import CheckpointManager, Startpoint, StartpointManager, StartpointRequest, Startpoints
+from dagster_adjunct.startpoints import (
+    CheckpointManager,
+    Startpoint,
+    StartpointManager,
+    StartpointRequest,
+    Startpoints,
+)
 from tests.clocks import on_clock
 from tests.orchestration.input_progress import input_progress
 from tests.orchestration.offsets.offsets_world import BEGIN, OffsetsWorld, ssp
@@ -49,7 +57,9 @@ def ends(world: OffsetsWorld) -> list[int]:
     return [int(end) for _, end in sorted(streams.upcoming(streams.partitions("s")).items())]
 
 
-def test_what_would_happen_is_shown_and_nothing_is_written(world: OffsetsWorld, app: Application) -> None:
+def test_what_would_happen_is_shown_and_nothing_is_written(
+    world: OffsetsWorld, app: Application
+) -> None:
     world.run(app)
     startpoints = Startpoints(app, lake=world.lake)
     asked = startpoints.preview("lake.s", StartpointOldest())
@@ -66,7 +76,10 @@ def test_one_position_is_asked_for_again_and_again_and_followed_each_time(
     world: OffsetsWorld, app: Application
 ) -> None:
     world.run(app)
-    startpoints, oldest = Startpoints(app, lake=world.lake), StartpointOldest(creation_timestamp_ms=1)
+    startpoints, oldest = (
+        Startpoints(app, lake=world.lake),
+        StartpointOldest(creation_timestamp_ms=1),
+    )
     for _ in range(2):
         assert startpoints.request(SystemStreamPartition("lake", "s", 1), oldest, **WHO).written
         (batch,) = world.delivered(app)
@@ -81,11 +94,17 @@ def test_a_waiting_startpoint_is_replaced_by_a_replay_only_when_that_is_said(
     startpoints = Startpoints(app, lake=world.lake)
     startpoints.request("lake.s.0", StartpointOldest(), **WHO)
     with pytest.raises(ConfigurationError) as failure:
-        startpoints.request("lake.s", StartpointOldest(), until=StartpointSpecific(offset="1"), **WHO)
+        startpoints.request(
+            "lake.s", StartpointOldest(), until=StartpointSpecific(offset="1"), **WHO
+        )
     assert failure.value.facts["stream"] == "lake.s"
     assert [waiting["partition"] for waiting in startpoints.list()["waiting"]] == ["lake.s.0"]
-    asked = startpoints.request("lake.s", StartpointOldest(), until=StartpointSpecific(offset="1"), replace=True, **WHO)
-    assert [held.summary() for held in asked.replaced] == ["lake.s.0: oldest, waiting (ada: ticket 7)"]
+    asked = startpoints.request(
+        "lake.s", StartpointOldest(), until=StartpointSpecific(offset="1"), replace=True, **WHO
+    )
+    assert [held.summary() for held in asked.replaced] == [
+        "lake.s.0: oldest, waiting (ada: ticket 7)"
+    ]
 
 
 def test_requests_are_taken_back_by_partition_or_all_and_replays_are_cancelled(
@@ -111,7 +130,9 @@ def test_requests_are_taken_back_by_partition_or_all_and_replays_are_cancelled(
     assert world.delivered(app) == []
 
 
-def test_what_can_not_be_followed_is_refused_and_nothing_is_written(world: OffsetsWorld, app: Application) -> None:
+def test_what_can_not_be_followed_is_refused_and_nothing_is_written(
+    world: OffsetsWorld, app: Application
+) -> None:
     startpoints = Startpoints(app, lake=world.lake)
     wrong: list[tuple[Any, Any, dict[str, Any], str]] = [
         ("lake.other", StartpointOldest(), {}, "does not read lake.other"),
@@ -146,9 +167,13 @@ def test_requests_expire_as_the_application_says(world: OffsetsWorld, app: Appli
     assert manager.read().waiting == []
 
 
-def test_a_mistyped_application_is_refused_with_those_that_are_near(world: OffsetsWorld, app: Application) -> None:
+def test_a_mistyped_application_is_refused_with_those_that_are_near(
+    world: OffsetsWorld, app: Application
+) -> None:
     ssp = SystemStreamPartition("lake", "s", 0)
-    StartpointManager(MetadataStore(world.lake), "first").read()  # nothing has run here: no name is wrong
+    StartpointManager(
+        MetadataStore(world.lake), "first"
+    ).read()  # nothing has run here: no name is wrong
     world.run(app)
     for name, message in (("order", "similar names: orders"), ("xyz", "there are: orders")):
         mistyped: Any = name
@@ -165,14 +190,20 @@ def test_a_mistyped_application_is_refused_with_those_that_are_near(world: Offse
         ):
             with pytest.raises(ConfigurationError, match=message):
                 doing()
-    write_startpoint(StartpointManager(MetadataStore(world.lake), "orders"), ssp, StartpointOldest(), **WHO)
+    write_startpoint(
+        StartpointManager(MetadataStore(world.lake), "orders"), ssp, StartpointOldest(), **WHO
+    )
     never_ran = Application("order")
     never_ran.input_stream("lake.s")
-    assert Startpoints(never_ran, lake=world.lake).request("lake.s", StartpointOldest(), **WHO).written
+    assert (
+        Startpoints(never_ran, lake=world.lake).request("lake.s", StartpointOldest(), **WHO).written
+    )
     assert len(StartpointManager(MetadataStore(world.lake), "order").read().waiting) == 2
 
 
-def test_none_for_the_partitions_does_not_mean_all_of_them(world: OffsetsWorld, app: Application) -> None:
+def test_none_for_the_partitions_does_not_mean_all_of_them(
+    world: OffsetsWorld, app: Application
+) -> None:
     manager = world.startpoints(app)
     write_startpoint(manager, SystemStreamPartition("lake", "s", 0), StartpointOldest(), **WHO)
     manager.fan_out(plan_application(app, systems=world.systems()).partitions_by_task())
@@ -192,13 +223,22 @@ def test_none_for_the_partitions_does_not_mean_all_of_them(world: OffsetsWorld, 
 
 @pytest.mark.parametrize(
     "startpoint",
-    [StartpointOldest(), StartpointUpcoming(), StartpointTimestamp(timestamp_ms=7), StartpointSpecific(offset="42")],
+    [
+        StartpointOldest(),
+        StartpointUpcoming(),
+        StartpointTimestamp(timestamp_ms=7),
+        StartpointSpecific(offset="42"),
+    ],
     ids=lambda position: position.kind,
 )
 def test_what_was_written_as_json_is_read_from_it(startpoint: Startpoint) -> None:
     assert Startpoint.from_json(startpoint.to_json()) == startpoint
     request = StartpointRequest(
-        ssp=SystemStreamPartition("lake", "s", 1), startpoint=startpoint, until=StartpointUpcoming(), task="t", **WHO
+        ssp=SystemStreamPartition("lake", "s", 1),
+        startpoint=startpoint,
+        until=StartpointUpcoming(),
+        task="t",
+        **WHO,
     )
     assert StartpointRequest.from_json(request.to_json()) == request
     for read in (Startpoint.from_json, StartpointRequest.from_json):
@@ -221,7 +261,9 @@ def test_where_startpoints_are_switched_off_none_is_written_by_any_way(world: Of
     for ask in (
         lambda: Startpoints(off, lake=world.lake).request("lake.s", StartpointOldest(), **WHO),
         lambda: Startpoints(off, lake=world.lake).preview("lake.s", StartpointOldest()),
-        lambda: write_startpoint(manager, SystemStreamPartition("lake", "s", 0), StartpointOldest(), **WHO),
+        lambda: write_startpoint(
+            manager, SystemStreamPartition("lake", "s", 0), StartpointOldest(), **WHO
+        ),
     ):
         with pytest.raises(ConfigurationError) as failure:
             ask()
@@ -241,14 +283,20 @@ def test_requests_of_disabled_startpoints_are_kept_shown_and_applied_later(
     before = dict(world.state(app).checkpoint)
     report = world.run(off)
     assert sorted(report.startpoints) == [
-        f"lake.s.{number}: startpoints are disabled: oldest is left alone (ada: ticket 7)" for number in range(2)
+        f"lake.s.{number}: startpoints are disabled: oldest is left alone (ada: ticket 7)"
+        for number in range(2)
     ]
     last = world.output.batches[max(world.output.batches)]
     assert {ssp: start for ssp, (start, _) in last.read().items()} == before
     listed = Startpoints(off, lake=world.lake).list()
-    assert [request["partition"] for request in (*listed["handed"], *listed["waiting"])] == ["lake.s.0", "lake.s.1"]
+    assert [request["partition"] for request in (*listed["handed"], *listed["waiting"])] == [
+        "lake.s.0",
+        "lake.s.1",
+    ]
     (batch,) = world.delivered(app)
-    assert batch.read() == {ssp(f"lake.s.{number}"): ("0", str(end)) for number, end in enumerate(ends(world))}
+    assert batch.read() == {
+        ssp(f"lake.s.{number}"): ("0", str(end)) for number, end in enumerate(ends(world))
+    }
 
 
 def test_a_replay_stays_where_it_is_while_they_are_switched_off_and_wakes_no_sensor(
@@ -267,7 +315,10 @@ def test_a_replay_stays_where_it_is_while_they_are_switched_off_and_wakes_no_sen
     assert (progress.lag, progress.due) == (0, ())
     report = world.run(off)
     assert report.startpoints == (
-        "lake.s.0: startpoints are disabled: the replay from oldest stays at offset 1 (ada: ticket 7)",
+        (
+            "lake.s.0: startpoints are disabled: the replay from oldest stays at offset 1 (ada:"
+            " ticket 7)"
+        ),
     )
     assert report.batches == 0
     assert world.reads(app) == [{ssp("lake.s.0"): ("1", "2")}]
@@ -287,7 +338,9 @@ def test_what_was_applied_before_they_were_switched_off_is_not_applied_again_aft
 
 
 def test_a_clock_without_a_zone_is_refused(world: OffsetsWorld, app: Application) -> None:
-    manager = StartpointManager(MetadataStore(on_clock(world.lake, lambda: world.now.replace(tzinfo=None))), app)
+    manager = StartpointManager(
+        MetadataStore(on_clock(world.lake, lambda: world.now.replace(tzinfo=None))), app
+    )
     with pytest.raises(ConfigurationError) as caught:
         manager.read()
     assert caught.value.argument == "clock"

@@ -1,4 +1,6 @@
-"""Runs that die at any request, two runs at once, and batches that are given up: every startpoint counts once."""
+"""Runs that die at any request, two runs at once, and batches that are given up: every
+startpoint counts once.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,11 @@ from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.batch_log.batch_log import BatchLog
 from dagster_adjunct.orchestration.step.progress import StepEvent
 from dagster_adjunct.resources.errors import CommitConflictError, ConfigurationError
-from dagster_adjunct.resources.streams.startpoint import StartpointOldest, StartpointSpecific, StartpointUpcoming
+from dagster_adjunct.resources.streams.startpoint import (
+    StartpointOldest,
+    StartpointSpecific,
+    StartpointUpcoming,
+)
 from dagster_adjunct.resources.streams.system import SystemStreamPartition
 from tests.faulty_store import Crash, Fault
 from tests.orchestration.offsets.offsets_world import OffsetsWorld, reader, two_partitions
@@ -25,8 +31,12 @@ def world() -> OffsetsWorld:
 
 
 @pytest.mark.parametrize("requests", range(8))
-def test_a_crash_around_the_commit_applies_a_startpoint_exactly_once(world: OffsetsWorld, requests: int) -> None:
-    """It dies so many requests after the output was written: before the commit, after it, or after the removal."""
+def test_a_crash_around_the_commit_applies_a_startpoint_exactly_once(
+    world: OffsetsWorld, requests: int
+) -> None:
+    """It dies so many requests after the output was written: before the commit, after it, or
+    after the removal.
+    """
     app = reader()
     world.run(app)
     startpoint = world.ask(app, S0, StartpointSpecific, offset="@1")
@@ -77,7 +87,10 @@ def test_after_a_crash_every_record_is_read_once_from_the_startpoint() -> None:
             for number in range(int(start[1:]), int(end[1:]))
         ]
         assert len(set(records)) == len(records)
-        assert {record for record in records if record[0] == S0 and record[1]} == {(S0, 1, 1), (S0, 1, 2)}
+        assert {record for record in records if record[0] == S0 and record[1]} == {
+            (S0, 1, 1),
+            (S0, 1, 2),
+        }
         # Upcoming was resolved before the crash, or is so after it.
         moved = world.state(app).offsets.applied[S1].offset
         assert moved in ("@3", "@5")
@@ -93,14 +106,20 @@ def test_after_a_crash_every_record_is_read_once_from_the_startpoint() -> None:
     pytest.fail("the run never ended")
 
 
-def test_a_restart_with_some_tasks_removed_and_others_not_applies_the_rest_once(world: OffsetsWorld) -> None:
+def test_a_restart_with_some_tasks_removed_and_others_not_applies_the_rest_once(
+    world: OffsetsWorld,
+) -> None:
     app = reader()
     world.run(app)
-    ids = {S0: world.ask(app, S0, StartpointOldest), S1: world.ask(app, S1, StartpointSpecific, offset="@2")}
+    ids = {
+        S0: world.ask(app, S0, StartpointOldest),
+        S1: world.ask(app, S1, StartpointSpecific, offset="@2"),
+    }
     world.output.before = lambda batch: world.die_after(2)
     assert crashes(world, app)
     world.output.before = lambda batch: None
-    # Both are committed. One task's fan-out is removed, the other's is not, and a third startpoint comes.
+    # Both are committed. One task's fan-out is removed, the other's is not, and a third startpoint
+    # comes.
     world.startpoints(app).remove_fan_out_for_task(T0)
     assert world.fanned_out(app) == {(T1, S1): ids[S1]}
     world.ask(app, S0, StartpointSpecific, offset="@1")
@@ -123,7 +142,9 @@ def test_one_applied_and_not_removed_does_not_hide_a_newer_one(world: OffsetsWor
 
 
 @pytest.mark.lengthy
-def test_two_runs_at_once_apply_a_startpoint_once_and_one_of_them_gives_up(world: OffsetsWorld) -> None:
+def test_two_runs_at_once_apply_a_startpoint_once_and_one_of_them_gives_up(
+    world: OffsetsWorld,
+) -> None:
     """The second run comes between any two requests of the first."""
     app = reader()
     world.run(app)
@@ -136,7 +157,9 @@ def test_two_runs_at_once_apply_a_startpoint_once_and_one_of_them_gives_up(world
             others.append(outcome(world, app))
 
         first = outcome(world, app, faults=[Fault("*", nth, "meanwhile", meanwhile)])
-        read = [batch.read() for number, batch in world.output.batches.items() if number not in before]
+        read = [
+            batch.read() for number, batch in world.output.batches.items() if number not in before
+        ]
         assert read == [{S0: ("@1", "@3")}]
         assert None in [first, *others]
         assert world.fanned_out(app) == {}
@@ -150,7 +173,9 @@ def test_two_runs_at_once_apply_a_startpoint_once_and_one_of_them_gives_up(world
 
 
 @pytest.mark.parametrize("skip", [False, True])
-def test_an_abandoned_batch_is_read_under_another_number_or_skipped(world: OffsetsWorld, skip: bool) -> None:
+def test_an_abandoned_batch_is_read_under_another_number_or_skipped(
+    world: OffsetsWorld, skip: bool
+) -> None:
     app = reader()
     world.run(app)
     world.ask(app, S0, StartpointSpecific, offset="@1")
@@ -164,11 +189,15 @@ def test_an_abandoned_batch_is_read_under_another_number_or_skipped(world: Offse
     world.fake.write("s", 1, 4)
     (batch,) = world.delivered(app)
     assert batch.number == 3
-    assert batch.epochs == {S0: 1 if skip else 2}  # outputs may have what the abandoned batch read, in epoch 1
+    assert batch.epochs == {
+        S0: 1 if skip else 2
+    }  # outputs may have what the abandoned batch read, in epoch 1
     assert batch.read() == {S1: ("@3", "@4")} | ({} if skip else {S0: ("@1", "@3")})
     assert world.fanned_out(app) == {}
     notes = [state.note for _, state in BatchLog(world.lake, "app").history(None) if state.note]
-    assert any("ticket 8" in note and ("skipped" if skip else "abandoned") in note for note in notes)
+    assert any(
+        "ticket 8" in note and ("skipped" if skip else "abandoned") in note for note in notes
+    )
 
 
 def test_nothing_is_abandoned_without_a_reason_or_an_open_batch(world: OffsetsWorld) -> None:

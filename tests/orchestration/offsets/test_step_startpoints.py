@@ -1,4 +1,6 @@
-"""From a request to its commit: resolved once, stored before reading, applied once, removed after; whatever dies."""
+"""From a request to its commit: resolved once, stored before reading, applied once, removed
+after; whatever dies.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,9 @@ def test_upcoming_stays_where_it_was_resolved_even_without_records(world: Offset
     assert (batch.read(), batch.epochs) == ({S0: ("@3", "@5")}, {S0: 1})
 
 
-def test_records_that_arrive_after_a_run_died_that_resolved_upcoming_are_read(world: OffsetsWorld) -> None:
+def test_records_that_arrive_after_a_run_died_that_resolved_upcoming_are_read(
+    world: OffsetsWorld,
+) -> None:
     app = reader()
     world.run(app)
     world.ask(app, S0, StartpointUpcoming)
@@ -102,14 +106,18 @@ def test_streams_of_the_lake_start_where_startpoints_say(world: OffsetsWorld) ->
 
 
 @pytest.mark.parametrize("offset", ["@4", "@0", "7"])
-def test_an_offset_that_is_not_there_fails_the_start_and_is_not_consumed(world: OffsetsWorld, offset: str) -> None:
+def test_an_offset_that_is_not_there_fails_the_start_and_is_not_consumed(
+    world: OffsetsWorld, offset: str
+) -> None:
     app = reader()
     world.run(app)
     world.fake.retain_from("s", 0, 1)
     world.fake.write("s", 1, 4)
     startpoint = world.ask(app, S0, StartpointSpecific, offset=offset)
     for _ in range(2):
-        with pytest.raises(OffsetOutOfRangeError, match=f"startpoint of ada .ticket 7. at {S0}.*{offset}") as refused:
+        with pytest.raises(
+            OffsetOutOfRangeError, match=f"startpoint of ada .ticket 7. at {S0}.*{offset}"
+        ) as refused:
             world.run(app)
         assert "adjunct startpoint clear" in refused.value.next_step
         assert world.fanned_out(app) == {(T0, S0): startpoint}
@@ -118,14 +126,20 @@ def test_an_offset_that_is_not_there_fails_the_start_and_is_not_consumed(world: 
     assert world.reads(app) == [{S0: ("@2", "@3"), S1: ("@3", "@4")}]
 
 
-def test_one_that_may_fall_back_goes_on_from_the_checkpoint_and_counts_once_it_can(world: OffsetsWorld) -> None:
+def test_one_that_may_fall_back_goes_on_from_the_checkpoint_and_counts_once_it_can(
+    world: OffsetsWorld,
+) -> None:
     app = reader()
     world.run(app)
     startpoint = world.ask(app, S0, StartpointSpecific, offset="@4", on_unresolved="checkpoint")
     world.fake.write("s", 1, 4)
     report = world.run(app)
     assert world.output.batches[2].read() == {S1: ("@3", "@4")}
-    assert [text for text in report.startpoints if "continues from its checkpoint" in text and str(S0) in text]
+    assert [
+        text
+        for text in report.startpoints
+        if "continues from its checkpoint" in text and str(S0) in text
+    ]
     assert world.fanned_out(app) == {(T0, S0): startpoint}
     world.fake.write("s", 0, 4, 5)
     (batch,) = world.delivered(app)
@@ -133,15 +147,21 @@ def test_one_that_may_fall_back_goes_on_from_the_checkpoint_and_counts_once_it_c
     assert world.fanned_out(app) == {}
 
 
-def test_a_kind_that_the_system_lacks_fails_the_start_and_names_what_it_has(world: OffsetsWorld) -> None:
+def test_a_kind_that_the_system_lacks_fails_the_start_and_names_what_it_has(
+    world: OffsetsWorld,
+) -> None:
     world.fake.__class__ = TimelessStreams
     app = reader()
     world.ask(app, S0, StartpointTimestamp, timestamp_ms=2)
-    with pytest.raises(ConfigurationError, match=r"'fake' can't start at .*'timestamp'.*oldest, upcoming, specific"):
+    with pytest.raises(
+        ConfigurationError, match=r"'fake' can't start at .*'timestamp'.*oldest, upcoming, specific"
+    ):
         world.run(app)
 
 
-def test_one_that_is_written_while_a_run_is_in_progress_waits_for_the_next(world: OffsetsWorld) -> None:
+def test_one_that_is_written_while_a_run_is_in_progress_waits_for_the_next(
+    world: OffsetsWorld,
+) -> None:
     app = Application("app", max_batch_records=2)
     app.input_stream("fake.s")
 
@@ -155,7 +175,9 @@ def test_one_that_is_written_while_a_run_is_in_progress_waits_for_the_next(world
     assert {batch.epochs.get(S0) for batch in world.delivered(app)} == {1}
 
 
-def test_a_request_handed_out_during_a_run_survives_the_removal_of_an_older_one(world: OffsetsWorld) -> None:
+def test_a_request_handed_out_during_a_run_survives_the_removal_of_an_older_one(
+    world: OffsetsWorld,
+) -> None:
     app = reader()
     world.run(app)
     world.ask(app, S0, StartpointOldest)
@@ -201,7 +223,9 @@ def test_of_a_broadcast_and_one_for_the_task_the_later_made_counts(world: Offset
     assert world.fanned_out(app) == {}
 
 
-def test_an_expired_request_is_not_applied_and_a_handed_out_one_does_not_expire(world: OffsetsWorld) -> None:
+def test_an_expired_request_is_not_applied_and_a_handed_out_one_does_not_expire(
+    world: OffsetsWorld,
+) -> None:
     app = reader(startpoints_expire_after=timedelta(hours=1))
     world.run(app)
     world.ask(app, S0, StartpointOldest)
@@ -227,21 +251,26 @@ def test_a_request_for_what_nobody_reads_waits_and_is_reported(world: OffsetsWor
     assert set(map(str, world.state(app).offsets.applied)) == {"fake.s.7"}
 
 
-def test_a_new_plan_gives_a_pending_startpoint_to_the_task_that_reads_it_now(world: OffsetsWorld) -> None:
+def test_a_new_plan_gives_a_pending_startpoint_to_the_task_that_reads_it_now(
+    world: OffsetsWorld,
+) -> None:
     app = reader()
     world.run(app)
     world.ask(app, S0, StartpointOldest)
     world.ask(app, S1, StartpointOldest, task=T1)
     world.begin(app)
     world.fake.write("s", 0, 4)
-    # Resolved as it was, by whichever task; the one for a task that does not read the partition any more waits for it.
+    # Resolved as it was, by whichever task; the one for a task that does not read the partition any
+    # more waits for it.
     assert world.reads(app, tasks={"All": [S0, S1]}) == [{S0: ("@0", "@4")}]
     assert set(world.fanned_out(app)) == {(T1, S1)}
     assert world.reads(app) == [{S1: ("@0", "@3")}]
     assert world.fanned_out(app) == {}
 
 
-def test_a_startpoint_that_is_written_again_after_it_was_applied_is_applied_again(world: OffsetsWorld) -> None:
+def test_a_startpoint_that_is_written_again_after_it_was_applied_is_applied_again(
+    world: OffsetsWorld,
+) -> None:
     app, ssp = reader(), S0
     startpoint = StartpointSpecific(offset="@1", creation_timestamp_ms=world.now_ms)
     world.run(app)
@@ -259,7 +288,9 @@ def test_an_applied_request_that_is_written_again_is_reported_and_not_applied(
     app = reader()
     world.run(app)
     startpoint = StartpointSpecific(offset="@1", creation_timestamp_ms=world.now_ms)
-    request = StartpointRequest(ssp=S0, startpoint=startpoint, until=until, by="ada", reason="ticket 7")
+    request = StartpointRequest(
+        ssp=S0, startpoint=startpoint, until=until, by="ada", reason="ticket 7"
+    )
     world.startpoints(app).write_startpoints([request])
     assert world.reads(app) == [{S0: ("@1", "@3")}]
     if between:
@@ -269,12 +300,16 @@ def test_an_applied_request_that_is_written_again_is_reported_and_not_applied(
     report = world.run(app)
     assert report.batches == 0
     assert report.startpoints == (
-        "fake.s.0: a startpoint (ada: ticket 7) had been applied already, and each request is applied once: write a "
-        "new one",
+        (
+            "fake.s.0: a startpoint (ada: ticket 7) had been applied already, and each request is"
+            " applied once: write a new one"
+        ),
     )
 
 
-def test_a_tasks_request_with_a_slow_clock_survives_a_crash_before_a_removal(world: OffsetsWorld) -> None:
+def test_a_tasks_request_with_a_slow_clock_survives_a_crash_before_a_removal(
+    world: OffsetsWorld,
+) -> None:
     app = reader()
     world.run(app)
     world.ask(app, S0, StartpointOldest)
@@ -285,7 +320,9 @@ def test_a_tasks_request_with_a_slow_clock_survives_a_crash_before_a_removal(wor
     assert world.reads(app) == [{S0: ("@2", "@3")}]
 
 
-def test_what_was_handed_out_waits_for_the_input_when_it_is_deployed_without_it(world: OffsetsWorld) -> None:
+def test_what_was_handed_out_waits_for_the_input_when_it_is_deployed_without_it(
+    world: OffsetsWorld,
+) -> None:
     app, without = reader(), Application("app")
     world.stream("a", 2)
     without.input_stream("lake.a")
@@ -300,7 +337,9 @@ def test_what_was_handed_out_waits_for_the_input_when_it_is_deployed_without_it(
     assert [world.state(app).offsets.applied[ssp].id for ssp in (S0, S1)] == asked
 
 
-def test_what_retention_takes_of_a_startpoint_is_said_to_be_of_it_and_whose_it_is(world: OffsetsWorld) -> None:
+def test_what_retention_takes_of_a_startpoint_is_said_to_be_of_it_and_whose_it_is(
+    world: OffsetsWorld,
+) -> None:
     app = reader()
     world.run(app)
     world.ask(app, S0, StartpointSpecific, offset="@1")
@@ -308,18 +347,24 @@ def test_what_retention_takes_of_a_startpoint_is_said_to_be_of_it_and_whose_it_i
     world.fake.retain_from("s", 0, 2)
     with pytest.raises(OffsetOutOfRangeError) as caught:
         world.run(app)
-    assert "retention has passed the startpoint offset @1 of ada (ticket 7) in fake.s.0" in str(caught.value)
+    assert "retention has passed the startpoint offset @1 of ada (ticket 7) in fake.s.0" in str(
+        caught.value
+    )
     assert "checkpoint of" not in str(caught.value)
     assert "adjunct startpoint clear MODULE:APP fake.s.0" in str(caught.value)
     world.fake.retain_from("s", 1, 3)
     world.fake.write("s", 1, 4)
     world.fake.retain_from("s", 1, 4)
-    with pytest.raises(OffsetOutOfRangeError, match=r"the checkpoint of application 'app' in fake\.s\.1"):
+    with pytest.raises(
+        OffsetOutOfRangeError, match=r"the checkpoint of application 'app' in fake\.s\.1"
+    ):
         world.run(app)
 
 
 class Broken(FakeStreams):
-    """The same streams, of which the system has one answer to whatever it is asked for an offset."""
+    """The same streams, of which the system has one answer to whatever it is asked for an
+    offset.
+    """
 
     def __init__(self, streams: FakeStreams, answer: Any) -> None:
         super().__init__()
@@ -352,7 +397,9 @@ def test_a_system_that_answers_no_offset_is_named_and_nothing_is_stored(
 
 @pytest.mark.parametrize("until", [None, "@03", "@003"])
 @pytest.mark.parametrize("offset", ["@3", "@03"])
-def test_two_ways_of_writing_one_offset_are_one_offset(world: OffsetsWorld, offset: str, until: str | None) -> None:
+def test_two_ways_of_writing_one_offset_are_one_offset(
+    world: OffsetsWorld, offset: str, until: str | None
+) -> None:
     app = reader()
     world.run(app)
     end = None if until is None else StartpointSpecific(offset=until)
@@ -361,7 +408,9 @@ def test_two_ways_of_writing_one_offset_are_one_offset(world: OffsetsWorld, offs
     assert world.state(app).checkpoint[S0] == "@3"
 
 
-def test_a_position_that_is_written_in_another_way_is_read_to_its_end_once(world: OffsetsWorld) -> None:
+def test_a_position_that_is_written_in_another_way_is_read_to_its_end_once(
+    world: OffsetsWorld,
+) -> None:
     app = reader(max_batch_records=1)
     world.run(app)
     world.ask(app, S0, StartpointSpecific, offset="@01", until=StartpointSpecific(offset="@0002"))
@@ -378,7 +427,9 @@ def die() -> None:
 
 
 def app_tasks(world: OffsetsWorld, app: Application) -> dict[str, Sequence[Any]]:
-    return {task: sorted(ssps) for task, ssps in world.context(app).plan.partitions_by_task().items()}
+    return {
+        task: sorted(ssps) for task, ssps in world.context(app).plan.partitions_by_task().items()
+    }
 
 
 def test_the_reported_state_is_the_stored_one_with_its_note(world: OffsetsWorld) -> None:
@@ -390,13 +441,16 @@ def test_the_reported_state_is_the_stored_one_with_its_note(world: OffsetsWorld)
     assert report.state == world.state(app)
 
 
-def test_what_a_run_has_fanned_out_for_its_datasets_is_not_fanned_out_again(world: OffsetsWorld) -> None:
+def test_what_a_run_has_fanned_out_for_its_datasets_is_not_fanned_out_again(
+    world: OffsetsWorld,
+) -> None:
     app = reader()
     world.run(app)
     world.ask(app, [S0, S1], StartpointOldest)
     context = world.context(app)
     fan_out = world.startpoints(app).fan_out(context.plan.partitions_by_task(), complete=True)
-    # While the datasets advance, one is taken back, and one is asked for anew: that waits for the next run.
+    # While the datasets advance, one is taken back, and one is asked for anew: that waits for the
+    # next run.
     world.startpoints(app).remove_fan_outs({T0: {S0: fan_out.tasks[T0][S0].id}})
     world.ask(app, S0, StartpointSpecific, offset="@2")
     run_step(replace(context, fan_out=fan_out), world.output)

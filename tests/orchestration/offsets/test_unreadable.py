@@ -1,4 +1,6 @@
-"""What is stored of startpoints and can't be read: it stops nothing else, is shown, and can be taken back."""
+"""What is stored of startpoints and can't be read: it stops nothing else, is shown, and can be
+taken back.
+"""
 
 from __future__ import annotations
 
@@ -50,14 +52,18 @@ def stored(at: SystemStreamPartition, **fields: Any) -> dict[str, Any]:
 
 
 def put(world: OffsetsWorld, namespace: str, key: str, value: object) -> None:
-    MetadataStore(world.lake).namespace(namespace, "app").transact(lambda _: ({key: value}, None), by="somebody")
+    MetadataStore(world.lake).namespace(namespace, "app").transact(
+        lambda _: ({key: value}, None), by="somebody"
+    )
 
 
 def shown(world: OffsetsWorld, app: Application) -> list[dict[str, Any]]:
     return collect_startpoints(world.lake, world.systems(), app, world.now)["unreadable"]
 
 
-def cleared(world: OffsetsWorld, app: Application, *ssps: SystemStreamPartition, task: str | None = None) -> TakenBack:
+def cleared(
+    world: OffsetsWorld, app: Application, *ssps: SystemStreamPartition, task: str | None = None
+) -> TakenBack:
     return take_back_startpoints(world.lake, app, ssps or None, task=task, **WHO)
 
 
@@ -102,8 +108,17 @@ OF_S1 = '["fake.s.1",null]'
         ('["fake.s",null]', stored(S1, ssp="fake.s", sequence=1)),
         (OF_S1, stored(S1, version=2)),
         (OF_S1, stored(S1, until={"kind": "oldest"})),
-        (OF_S1, stored(S1, startpoint={**StartpointTimestamp(timestamp_ms=0).to_json(), "timestamp_ms": FAR})),
-        (OF_S1, stored(S1, startpoint={**StartpointOldest().to_json(), "creation_timestamp_ms": FAR})),
+        (
+            OF_S1,
+            stored(
+                S1,
+                startpoint={**StartpointTimestamp(timestamp_ms=0).to_json(), "timestamp_ms": FAR},
+            ),
+        ),
+        (
+            OF_S1,
+            stored(S1, startpoint={**StartpointOldest().to_json(), "creation_timestamp_ms": FAR}),
+        ),
         (OF_S1, stored(S1, sequence=["x"])),
         (OF_S1, stored(S1, reason=None)),
         (OF_S1, stored(S0)),
@@ -129,25 +144,37 @@ def test_a_request_that_can_not_be_read_stops_nothing_is_shown_and_is_taken_back
     assert not any("left alone" in text for text in world.run(app).startpoints)
 
 
-def test_no_request_takes_the_place_of_one_that_can_not_be_read(world: OffsetsWorld, app: Application) -> None:
+def test_no_request_takes_the_place_of_one_that_can_not_be_read(
+    world: OffsetsWorld, app: Application
+) -> None:
     put(world, "startpoints", OF_S1, stored(S1, version=2))
     told = r"(?s)nothing is written.*would replace.*version 2.*clear"
     with pytest.raises(ConfigurationError, match=told):
         write_startpoint(world.startpoints(app), S1, StartpointOldest(), **WHO)
     (shown_before,) = request_startpoints(
-        world.lake, world.systems(), app, build_requests([S1], StartpointOldest(), **WHO), dry_run=True
+        world.lake,
+        world.systems(),
+        app,
+        build_requests([S1], StartpointOldest(), **WHO),
+        dry_run=True,
     ).previews
     assert f"{S1}: waiting, and can't be read" in str(shown_before.error)
-    told = r"(?s)nothing is written.*waiting, and can't be read.*version 2.*clear MODULE:APP fake.s.1"
+    told = (
+        r"(?s)nothing is written.*waiting, and can't be read.*version 2.*clear MODULE:APP fake.s.1"
+    )
     with pytest.raises(ConfigurationError, match=told):
-        request_startpoints(world.lake, world.systems(), app, build_requests([S1], StartpointOldest(), **WHO))
+        request_startpoints(
+            world.lake, world.systems(), app, build_requests([S1], StartpointOldest(), **WHO)
+        )
     assert shown(world, app)[0]["partition"] == str(S1)
     cleared(world, app, S1)
     write_startpoint(world.startpoints(app), S1, StartpointOldest(), **WHO)
     assert waiting_at(world.startpoints(app), S1) is not None
 
 
-def test_what_was_written_for_a_text_and_deleted_before_stops_no_run(world: OffsetsWorld, app: Application) -> None:
+def test_what_was_written_for_a_text_and_deleted_before_stops_no_run(
+    world: OffsetsWorld, app: Application
+) -> None:
     put(world, "startpoints", '["fake.s",null]', stored(S1, ssp="fake.s", sequence=1))
     put(world, "startpoints-fan-out", '["settled","fake.s",null]', 1)  # what deleting it left once
     world.run(app)
@@ -164,7 +191,9 @@ def hand_out(world: OffsetsWorld, pending: list[Any], task: str = "Partition 1")
     put(world, "startpoints-fan-out", f'["task","{task}"]', {"pending": pending, "handed": {}})
 
 
-def test_only_the_partition_with_an_unreadable_startpoint_is_not_read(world: OffsetsWorld, app: Application) -> None:
+def test_only_the_partition_with_an_unreadable_startpoint_is_not_read(
+    world: OffsetsWorld, app: Application
+) -> None:
     hand_out(world, [NEWER])
     world.ask(app, str(S0), StartpointOldest)
     for partition in range(3):
@@ -173,7 +202,9 @@ def test_only_the_partition_with_an_unreadable_startpoint_is_not_read(world: Off
     assert world.output.batches[2].read() == {S0: ("@0", "@4"), S2: ("@3", "@4")}
     assert world.state(app).checkpoint[S1] == "@3"
     (text,) = [text for text in report.startpoints if "left alone" in text]
-    assert text.startswith("fake.s.1: a startpoint was handed out that is left alone; nothing is read there until")
+    assert text.startswith(
+        "fake.s.1: a startpoint was handed out that is left alone; nothing is read there until"
+    )
     assert "version 2" in text
     (row,) = shown(world, app)
     assert (row["partition"], row["handed_to"]) == ("fake.s.1", "Partition 1")
@@ -181,9 +212,12 @@ def test_only_the_partition_with_an_unreadable_startpoint_is_not_read(world: Off
     (unread,) = world.startpoints(app).read().unreadable
     assert (unread.at, "version 2" in unread.error) == ("Partition 1", True)
     with pytest.raises(
-        ConfigurationError, match=r"(?s)nothing is written.*handed to Partition 1, and.*startpoint clear"
+        ConfigurationError,
+        match=r"(?s)nothing is written.*handed to Partition 1, and.*startpoint clear",
     ):
-        request_startpoints(world.lake, world.systems(), app, build_requests([S1], StartpointOldest(), **WHO))
+        request_startpoints(
+            world.lake, world.systems(), app, build_requests([S1], StartpointOldest(), **WHO)
+        )
     (unread,) = cleared(world, app, S1).unreadable
     assert unread.summary().startswith("fake.s.1: handed to Partition 1, and can't be read")
     assert world.reads(app) == [{S1: ("@3", "@4")}]
@@ -196,7 +230,10 @@ def test_what_can_be_read_beside_it_stays_and_what_comes_later_waits_behind_it(
     hand_out(world, [stored(S2, sequence=1), NEWER])
     world.ask(app, str(S1), StartpointOldest)
     report = world.startpoints(app).fan_out(task)
-    assert (list(report.tasks["Partition 1"]), [request.ssp for request in report.blocked]) == ([S2], [S1])
+    assert (list(report.tasks["Partition 1"]), [request.ssp for request in report.blocked]) == (
+        [S2],
+        [S1],
+    )
     world.startpoints(app).remove_fan_out_for_task("Partition 1")  # that of S2 is applied
     report = world.startpoints(app).fan_out(task)
     assert (report.tasks, report.held) == ({}, {"Partition 1": frozenset([S1])})
@@ -205,7 +242,14 @@ def test_what_can_be_read_beside_it_stays_and_what_comes_later_waits_behind_it(
 
 
 @pytest.mark.parametrize(
-    "value", [{"version": 2}, "handed", {"pending": [], "handed": {"fake.s.1": "x"}}, {"pending": {}, "handed": {}}, 7]
+    "value",
+    [
+        {"version": 2},
+        "handed",
+        {"pending": [], "handed": {"fake.s.1": "x"}},
+        {"pending": {}, "handed": {}},
+        7,
+    ],
 )
 def test_an_entry_that_can_not_be_read_at_all_holds_what_its_task_reads(
     world: OffsetsWorld, app: Application, value: object
@@ -215,13 +259,19 @@ def test_an_entry_that_can_not_be_read_at_all_holds_what_its_task_reads(
     report = world.run(app)
     assert world.output.batches[2].read() == {S0: ("@0", "@3")}
     assert any(text.startswith("fake.s.1: nothing is read there") for text in report.startpoints)
-    assert any("fake.s.1: a startpoint (ada: ticket 7) waits behind" in text for text in report.startpoints)
+    assert any(
+        "fake.s.1: a startpoint (ada: ticket 7) waits behind" in text for text in report.startpoints
+    )
     assert len(cleared(world, app, task="Partition 1").unreadable) == 1
     assert world.reads(app) == [{S1: ("@0", "@3")}]
 
 
-@pytest.mark.parametrize("key", ['["else","fake.s.1"]', "no key", "[]", '["settled","fake.s.1",null]', '["task"]'])
-def test_other_entries_that_can_not_be_read_are_left_alone(world: OffsetsWorld, app: Application, key: str) -> None:
+@pytest.mark.parametrize(
+    "key", ['["else","fake.s.1"]', "no key", "[]", '["settled","fake.s.1",null]', '["task"]']
+)
+def test_other_entries_that_can_not_be_read_are_left_alone(
+    world: OffsetsWorld, app: Application, key: str
+) -> None:
     put(world, "startpoints-fan-out", key, {"a": 1})
     world.ask(app, str(S0), StartpointOldest)
     assert world.reads(app) == [{S0: ("@0", "@3")}]
@@ -230,12 +280,16 @@ def test_other_entries_that_can_not_be_read_are_left_alone(world: OffsetsWorld, 
     assert shown(world, app) == []
 
 
-def test_texts_in_place_of_partitions_are_refused_everywhere(world: OffsetsWorld, app: Application) -> None:
+def test_texts_in_place_of_partitions_are_refused_everywhere(
+    world: OffsetsWorld, app: Application
+) -> None:
     manager: Any = world.startpoints(app)
     for act in (
         lambda: manager.fan_out({"Partition 0": ["fake.s.0"]}),
         lambda: manager.delete_startpoint(7),
         lambda: manager.write_startpoints(["fake.s.0"]),
     ):
-        with pytest.raises(AdjunctError, match=r"is no Startpoint|SystemStreamPartition|StartpointRequest"):
+        with pytest.raises(
+            AdjunctError, match=r"is no Startpoint|SystemStreamPartition|StartpointRequest"
+        ):
             act()

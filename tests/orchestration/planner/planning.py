@@ -17,7 +17,9 @@ def catalog(*streams: StreamFacts, **partitions: int) -> dict[str, StreamFacts]:
 
 def dataset(name: str, partitions: int | None = None) -> AdjunctDataset:
     """A dataset with key k, from "lake.<name>"; broadcast without `partitions`."""
-    return unbounded_dataset(name, input=f"lake.{name}", key="k", partitions=partitions, broadcast=partitions is None)
+    return unbounded_dataset(
+        name, input=f"lake.{name}", key="k", partitions=partitions, broadcast=partitions is None
+    )
 
 
 def application(**options: object) -> Application:
@@ -30,23 +32,40 @@ def exchanges_before(plan: ExecutionPlan, operator_id: str) -> tuple[Exchange, .
 
 
 def streams_of_join(plan: ExecutionPlan, join: str) -> tuple[str, ...]:
-    """Return the names of all streams whose records reach a join, in the order of the plan's streams.
+    """Return the names of all streams whose records reach a join, in the order of the plan's
+    streams.
 
-    Records may pass other joins and tables, but enter no other stream. The source of the joined dataset is last.
+    Records may pass other joins and tables, but enter no other stream. The source of the joined
+    dataset is last.
     """
     operators = {operator.id: operator for operator in plan.operators}
-    begins = {edge.operator for edge in plan.streams if edge.operator and edge.count_from != "auto_repartition"}
-    moved = {
-        (exchange.operator, exchange.input) for exchange in plan.exchanges if exchange.reason == "auto_repartition"
+    begins = {
+        edge.operator
+        for edge in plan.streams
+        if edge.operator and edge.count_from != "auto_repartition"
     }
-    feeding = {group.join: fed.sinks for group in plan.join_groups for fed in plan.fed if fed.dataset == group.dataset}
+    moved = {
+        (exchange.operator, exchange.input)
+        for exchange in plan.exchanges
+        if exchange.reason == "auto_repartition"
+    }
+    feeding = {
+        group.join: fed.sinks
+        for group in plan.join_groups
+        for fed in plan.fed
+        if fed.dataset == group.dataset
+    }
     reached: set[tuple[str | None, bool]] = set()
 
     def before(vertex: str) -> list[str]:
         if vertex in begins and vertex != join:
             reached.add((vertex, False))
             return []
-        here = [source for number, source in enumerate(operators[vertex].inputs) if (vertex, number) not in moved]
+        here = [
+            source
+            for number, source in enumerate(operators[vertex].inputs)
+            if (vertex, number) not in moved
+        ]
         if len(here) < len(operators[vertex].inputs):
             reached.add((vertex, True))
         return here + list(feeding.get(vertex, ()))

@@ -22,8 +22,12 @@ from dagster_adjunct.validators import no_nulls, sql_check, values_in
 from dagster_adjunct.windows import Count, Sum, Tumbling
 
 streams = {
-    "lake.visits": TestStream(Schema.of(visitor="string", shop="string", spent="double"), key="visitor", partitions=4),
-    "lake.members": TestStream(Schema.of(visitor="string", level="string"), key="visitor", partitions=4),
+    "lake.visits": TestStream(
+        Schema.of(visitor="string", shop="string", spent="double"), key="visitor", partitions=4
+    ),
+    "lake.members": TestStream(
+        Schema.of(visitor="string", level="string"), key="visitor", partitions=4
+    ),
     "lake.shops": TestStream(Schema.of(shop="string", city="string"), key="shop", partitions=2),
 }
 members = bounded_dataset("members", input="lake.members", key="visitor", partitions=4)
@@ -61,13 +65,21 @@ planned(lambda app, visits: visits.filter("spent > 0"))
 
 rejected(lambda app, visits: app.input_stream("lake.shops", event_time="city"))
 rejected(
-    lambda app, visits: app.input_stream("lake.shops", event_time="max(to_timestamp(city)) over (partition by shop)")
+    lambda app, visits: app.input_stream(
+        "lake.shops", event_time="max(to_timestamp(city)) over (partition by shop)"
+    )
 )
 planned(lambda app, visits: app.input_stream("lake.shops", event_time="to_timestamp(city)"))
 
 rejected(lambda app, visits: visits.send_to(app.output_stream("lake.visits", partitions=4)))
-rejected(lambda app, visits: (app.output_stream("lake.out", partitions=4), app.input_stream("lake.out")))
-planned(lambda app, visits: visits.send_to(app.output_stream("lake.seen-visits", partitions=4, key="visitor")))
+rejected(
+    lambda app, visits: (app.output_stream("lake.out", partitions=4), app.input_stream("lake.out"))
+)
+planned(
+    lambda app, visits: visits.send_to(
+        app.output_stream("lake.seen-visits", partitions=4, key="visitor")
+    )
+)
 
 rejected(lambda app, visits: assert_plannable(Application("nothing"), streams))
 planned(lambda app, visits: None)
@@ -100,14 +112,20 @@ def once(app, visits):
 
 planned(once)
 
-rejected(lambda app, visits: visits.map("shop").send_to(app.output_stream("lake.out", partitions=4, key="visitor")))
+rejected(
+    lambda app, visits: visits.map("shop").send_to(
+        app.output_stream("lake.out", partitions=4, key="visitor")
+    )
+)
 planned(
     lambda app, visits: visits.map("visitor", "shop").send_to(
         app.output_stream("lake.out", partitions=4, key="visitor")
     )
 )
 
-rejected(lambda app, visits: visits.send_to(app.output_stream("lake.out", partitions=4, key="spent")))
+rejected(
+    lambda app, visits: visits.send_to(app.output_stream("lake.out", partitions=4, key="spent"))
+)
 planned(
     lambda app, visits: visits.map("*", "cast(spent as decimal(9,2)) as price").send_to(
         app.output_stream("lake.out", partitions=4, key="price")
@@ -116,17 +134,32 @@ planned(
 
 rejected(lambda app, visits: visits.send_to(app.output_stream("lake.out", partitions=4)))
 planned(lambda app, visits: visits.send_to(app.output_stream("lake.out", partitions=1)))
-planned(lambda app, visits: visits.send_to(app.output_stream("lake.out", partitions=4, key="visitor")))
+planned(
+    lambda app, visits: visits.send_to(app.output_stream("lake.out", partitions=4, key="visitor"))
+)
 
 there = {**streams, "lake.out": TestStream(key="visitor", partitions=8)}
-rejected(lambda app, visits: visits.send_to(app.output_stream("lake.out", partitions=4, key="visitor")), there)
-planned(lambda app, visits: visits.send_to(app.output_stream("lake.out", partitions=8, key="visitor")), there)
+rejected(
+    lambda app, visits: visits.send_to(app.output_stream("lake.out", partitions=4, key="visitor")),
+    there,
+)
+planned(
+    lambda app, visits: visits.send_to(app.output_stream("lake.out", partitions=8, key="visitor")),
+    there,
+)
 
-there = {**streams, "lake.out": TestStream(Schema.of(visitor="string", spent="string"), key="visitor", partitions=4)}
+there = {
+    **streams,
+    "lake.out": TestStream(
+        Schema.of(visitor="string", spent="string"), key="visitor", partitions=4
+    ),
+}
 
 
 def sent(*columns):
-    return lambda app, visits: visits.map(*columns).send_to(app.output_stream("lake.out", partitions=4, key="visitor"))
+    return lambda app, visits: visits.map(*columns).send_to(
+        app.output_stream("lake.out", partitions=4, key="visitor")
+    )
 
 
 rejected(sent("visitor", "spent"), there)
@@ -134,8 +167,13 @@ rejected(sent("visitor", "spent"), there)
 
 planned(sent("visitor", "cast(spent as string) as spent"), there)
 
-floors = unbounded_dataset("floors", input="lake.floors", key=["shop", "floor"], partition_by="shop", partitions=2)
-there = {**streams, "lake.floors": TestStream(Schema.of(shop="string", floor="int"), key="shop", partitions=2)}
+floors = unbounded_dataset(
+    "floors", input="lake.floors", key=["shop", "floor"], partition_by="shop", partitions=2
+)
+there = {
+    **streams,
+    "lake.floors": TestStream(Schema.of(shop="string", floor="int"), key="shop", partitions=2),
+}
 rejected(lambda app, visits: visits.map("shop", "1L as floor").send_to(app.table(floors)), there)
 planned(lambda app, visits: visits.map("shop", "1 as floor").send_to(app.table(floors)), there)
 
@@ -159,17 +197,28 @@ rejected(lambda app, visits: visits.map("*", "spent as __spent"))
 planned(lambda app, visits: visits.map("*", "spent as _spent"))
 
 rejected(lambda app, visits: visits.filter("spnt > 0"))
-rejected(lambda app, visits: (visits.filter("spnt > 0").filter("more"), visits.map("upper(shopp) as shop")))
+rejected(
+    lambda app, visits: (
+        visits.filter("spnt > 0").filter("more"),
+        visits.map("upper(shopp) as shop"),
+    )
+)
 planned(lambda app, visits: visits.filter("spent > 0").map("visitor", "upper(shop) as shop"))
 
 rejected(lambda app, visits: visits.filter("__offset > 1"))
 rejected(lambda app, visits: visits.with_columns(all="to_json(struct(*))"))
 rejected(lambda app, visits: visits.filter("shop.name = 'north'"))
-planned(lambda app, visits: visits.with_columns(all="to_json(struct(visitor, shop))").filter("shop = 'north'"))
+planned(
+    lambda app, visits: visits.with_columns(all="to_json(struct(visitor, shop))").filter(
+        "shop = 'north'"
+    )
+)
 
 rejected(lambda app, visits: visits.filter("upper(shop)"))
 rejected(lambda app, visits: visits.map("visitor", "upper(shop as shop"))
-planned(lambda app, visits: visits.filter("upper(shop) = 'A'").map("visitor", "upper(shop) as shop"))
+planned(
+    lambda app, visits: visits.filter("upper(shop) = 'A'").map("visitor", "upper(shop) as shop")
+)
 
 rejected(lambda app, visits: visits.flat_map("shop as place"))
 planned(lambda app, visits: visits.flat_map("split(shop, ',') as place"))
@@ -203,14 +252,21 @@ def with_cities(**more):
 rejected(with_cities(validators=[no_nulls("citty")]))
 rejected(with_cities(validators=[sql_check("has_a_name", "length(city)")]))
 rejected(with_cities(validators=[sql_check("are_some", "count(*) > 1")]))
-rejected(with_cities(validators=[sql_check("north_is_large", "SELECT v.* FROM version v WHERE v.citty = 'north'")]))
+rejected(
+    with_cities(
+        validators=[
+            sql_check("north_is_large", "SELECT v.* FROM version v WHERE v.citty = 'north'")
+        ]
+    )
+)
 rejected(with_cities(extractor=Projection("shop STRING, city INT", {"city": "upper(city)"})))
 rejected(with_cities(extractor=Projection("shop STRING, city STRING", where="length(city)")))
 lengths = Projection("shop STRING, city INT", {"city": "length(city)"})
 rejected(with_cities(validators=[values_in("city", ["north"])], extractor=lengths))
 planned(
     with_cities(
-        validators=[no_nulls("city"), values_in("city", [4, 5]), sql_check("long", "city > 3")], extractor=lengths
+        validators=[no_nulls("city"), values_in("city", [4, 5]), sql_check("long", "city > 3")],
+        extractor=lengths,
     )
 )
 
@@ -233,20 +289,26 @@ planned(lambda app, visits: visits.filter("array_contains(split(shop, ' '), 'a')
 
 rejected(lambda app, visits: visits.map("visitor", "sum(spent) as total"))
 rejected(lambda app, visits: visits.with_columns(letter="explode(split(shop, ''))"))
-rejected(lambda app, visits: visits.filter("row_number() over (partition by visitor order by spent) = 1"))
+rejected(
+    lambda app, visits: visits.filter("row_number() over (partition by visitor order by spent) = 1")
+)
 rejected(lambda app, visits: visits.filter("spent > 1 and visitor is not null or spent"))
 planned(lambda app, visits: visits.flat_map("split(shop, '') as letter"))
 
 numbered_visits = "row_number() over (partition by shop order by spent)"
 rejected(lambda app, visits: visits.with_columns(place=numbered_visits))
-rejected(lambda app, visits: visits.partition_by("shop").with_columns(place=numbered_visits), strict=True)
+rejected(
+    lambda app, visits: visits.partition_by("shop").with_columns(place=numbered_visits), strict=True
+)
 planned(lambda app, visits: visits.partition_by("shop").with_columns(place=numbered_visits))
 
 
 # Joins
 
 
-store = SqliteTable("levels.sqlite", "levels", key="visitor", columns={"visitor": "string", "level": "string"})
+store = SqliteTable(
+    "levels.sqlite", "levels", key="visitor", columns={"visitor": "string", "level": "string"}
+)
 levels = RemoteTable("levels", key="visitor", write_function=store)
 read = RemoteTable("levels", key="visitor", read_function=store, write_function=store)
 rejected(lambda app, visits: visits.join(app.table(levels), on="visitor"))
@@ -273,12 +335,26 @@ planned(doubly(lambda app, table: table, "again"))
 
 rejected(lambda app, visits: visits.join(app.table(members), on="shop"))
 rejected(lambda app, visits: visits.join(app.table(members), on={}))
-rejected(lambda app, visits: visits.join(app.table(members), on={"visitor": "visitor", "shop": "visitor"}))
+rejected(
+    lambda app, visits: visits.join(
+        app.table(members), on={"visitor": "visitor", "shop": "visitor"}
+    )
+)
 planned(lambda app, visits: visits.join(app.table(members), on="visitor"))
 
-rejected(lambda app, visits: visits.join(app.table(members), on="visitor", select=["level", "visitor as level"]))
-rejected(lambda app, visits: visits.map("*", "shop as level").join(app.table(members), on="visitor"))
-planned(lambda app, visits: visits.map("*", "shop as level").join(app.table(members), on="visitor", prefix="member_"))
+rejected(
+    lambda app, visits: visits.join(
+        app.table(members), on="visitor", select=["level", "visitor as level"]
+    )
+)
+rejected(
+    lambda app, visits: visits.map("*", "shop as level").join(app.table(members), on="visitor")
+)
+planned(
+    lambda app, visits: visits.map("*", "shop as level").join(
+        app.table(members), on="visitor", prefix="member_"
+    )
+)
 
 rejected(
     lambda app, visits: visits.join(
@@ -288,16 +364,21 @@ rejected(
 )
 planned(
     lambda app, visits: visits.join(
-        app.table(bounded_dataset("people", input="lake.members", key="visitor", broadcast=True)), on="visitor"
+        app.table(bounded_dataset("people", input="lake.members", key="visitor", broadcast=True)),
+        on="visitor",
     )
 )
 
 
 def as_of(dataset, when, *columns):
-    return lambda app, visits: visits.map("visitor", *columns).join(app.table(dataset), on="visitor", as_of=when)
+    return lambda app, visits: visits.map("visitor", *columns).join(
+        app.table(dataset), on="visitor", as_of=when
+    )
 
 
-levels_over_time = unbounded_dataset("levels", input="lake.members", key="visitor", broadcast=True, history="all")
+levels_over_time = unbounded_dataset(
+    "levels", input="lake.members", key="visitor", broadcast=True, history="all"
+)
 latest_levels = unbounded_dataset("levels", input="lake.members", key="visitor", broadcast=True)
 rejected(as_of(members, "at", "current_timestamp() as at"))
 rejected(as_of(latest_levels, "at", "current_timestamp() as at"))
@@ -312,13 +393,18 @@ planned(as_of(levels_over_time, "at", "cast(shop as timestamp) as at"))
 MINUTE = timedelta(minutes=1)
 VISITS = Schema.of(visitor="string", shop="string", at="timestamp")
 joinable = {
-    name: TestStream(VISITS, key="visitor", partitions=4) for name in ("lake.visits", "lake.seen", "lake.orders")
+    name: TestStream(VISITS, key="visitor", partitions=4)
+    for name in ("lake.visits", "lake.seen", "lake.orders")
 }
 
 
 def join_orders(app, **options):
-    seen, orders = (app.input_stream(name, event_time="at") for name in ("lake.seen", "lake.orders"))
-    return seen.join_stream(orders, on="visitor", within=MINUTE, **{"name": "bought", "prefix": "order_", **options})
+    seen, orders = (
+        app.input_stream(name, event_time="at") for name in ("lake.seen", "lake.orders")
+    )
+    return seen.join_stream(
+        orders, on="visitor", within=MINUTE, **{"name": "bought", "prefix": "order_", **options}
+    )
 
 
 rejected(lambda app, visits: join_orders(app, prefix=""), joinable)
@@ -328,18 +414,28 @@ wide = {**joinable, "lake.orders": TestStream(VISITS, key="visitor", partitions=
 aside = {**joinable, "lake.orders": TestStream(VISITS, key="shop", partitions=4)}
 rejected(join_visits := lambda app, visits: join_orders(app), aside)
 rejected(join_visits, wide)
-rejected(lambda app, visits: visits.join_stream("lake.orders", on="visitor", within=MINUTE, name="bought"), joinable)
+rejected(
+    lambda app, visits: visits.join_stream(
+        "lake.orders", on="visitor", within=MINUTE, name="bought"
+    ),
+    joinable,
+)
 planned(join_visits, aside, auto_repartition=True)
 planned(join_visits, joinable)
 
 again = {"on": "visitor", "within": MINUTE, "prefix": "v_"}
 rejected(lambda app, visits: join_orders(app).join_stream(visits, name="again", **again), joinable)
 rejected(
-    lambda app, visits: (one := join_orders(app)).join_stream(one.filter("shop = 'a'"), name="bought", **again),
+    lambda app, visits: (one := join_orders(app)).join_stream(
+        one.filter("shop = 'a'"), name="bought", **again
+    ),
     joinable,
 )
 planned(
-    lambda app, visits: (one := join_orders(app)).join_stream(one.filter("shop = 'a'"), name="again", **again), joinable
+    lambda app, visits: (one := join_orders(app)).join_stream(
+        one.filter("shop = 'a'"), name="again", **again
+    ),
+    joinable,
 )
 rejected(
     lambda app, visits: (
@@ -356,7 +452,9 @@ planned(lambda app, visits: join_orders(app).late_records(), joinable)
 
 
 def looked_up(table, select=None, *columns):
-    return lambda app, visits: visits.map("visitor", *columns).join(app.table(table), on="visitor", select=select)
+    return lambda app, visits: visits.map("visitor", *columns).join(
+        app.table(table), on="visitor", select=select
+    )
 
 
 rejected(looked_up(read, ["lvl"]))
@@ -369,7 +467,9 @@ class Service(TableReadFunction):
 
 
 service = RemoteTable("service", key="visitor", read_function=Service())
-numbers = SqliteTable("levels.sqlite", "numbers", key="visitor", columns={"visitor": "string", "n": "numeric"})
+numbers = SqliteTable(
+    "levels.sqlite", "numbers", key="visitor", columns={"visitor": "string", "n": "numeric"}
+)
 unbound = RemoteTable("numbers", key="visitor", read_function=numbers)
 rejected(looked_up(service))
 rejected(looked_up(service, ["level"]))
@@ -379,7 +479,9 @@ planned(looked_up(service, {"level": "string"}))
 
 
 def by_spent(expression):
-    return lambda app, visits: visits.map(f"{expression} as visitor").join(app.table(read), on="visitor")
+    return lambda app, visits: visits.map(f"{expression} as visitor").join(
+        app.table(read), on="visitor"
+    )
 
 
 rejected(by_spent("cast(spent as int)"))
@@ -395,18 +497,29 @@ planned(lambda app, visits: visits.partition_by("visitor").join(app.table(two), 
 planned(lambda app, visits: visits.join(app.table(two), on="visitor"), auto_repartition=True)
 
 rejected(lambda app, visits: visits.partition_by("shop").join(app.table(members), on="visitor"))
-kafka = {**streams, "lake.visits": TestStream(key="visitor", partitions=4, partitioner="kafka-murmur2")}
+kafka = {
+    **streams,
+    "lake.visits": TestStream(key="visitor", partitions=4, partitioner="kafka-murmur2"),
+}
 rejected(lambda app, visits: visits.join(app.table(members), on="visitor"), kafka)
 rejected(lambda app, visits: visits.map(lambda frame: frame).join(app.table(members), on="visitor"))
 planned(lambda app, visits: visits.join(app.table(members), on="visitor").partition_by("shop"))
-planned(lambda app, visits: visits.partition_by("visitor").join(app.table(members), on="visitor"), kafka)
 planned(
-    lambda app, visits: visits.map(lambda frame: frame, keeps_partitioning=True).join(app.table(members), on="visitor")
+    lambda app, visits: visits.partition_by("visitor").join(app.table(members), on="visitor"), kafka
+)
+planned(
+    lambda app, visits: visits.map(lambda frame: frame, keeps_partitioning=True).join(
+        app.table(members), on="visitor"
+    )
 )
 
 numbered = {
-    "lake.visits": TestStream(Schema.of(visitor="bigint", shop="string"), key="visitor", partitions=4),
-    "lake.members": TestStream(Schema.of(visitor="int", level="string"), key="visitor", partitions=4),
+    "lake.visits": TestStream(
+        Schema.of(visitor="bigint", shop="string"), key="visitor", partitions=4
+    ),
+    "lake.members": TestStream(
+        Schema.of(visitor="int", level="string"), key="visitor", partitions=4
+    ),
 }
 rejected(lambda app, visits: visits.join(app.table(members), on="visitor"), numbered)
 planned(
@@ -429,8 +542,12 @@ files = FileSource("deliveries", "jsonl", Schema.of(visitor="string", level="str
 from_files = bounded_dataset("levels-of-files", input=files, key="visitor", partitions=4)
 rejected(lambda app, visits: visits.map("visitor", "shop as level").send_to(app.table(from_files)))
 rejected(lambda app, visits: visits.map("visitor", "shop as level").send_to(app.table(members)))
-levels_of_now = unbounded_dataset("levels-of-now", input="lake.members", key="visitor", partitions=4)
-planned(lambda app, visits: visits.map("visitor", "shop as level").send_to(app.table(levels_of_now)))
+levels_of_now = unbounded_dataset(
+    "levels-of-now", input="lake.members", key="visitor", partitions=4
+)
+planned(
+    lambda app, visits: visits.map("visitor", "shop as level").send_to(app.table(levels_of_now))
+)
 
 rejected(lambda app, visits: visits.update(app.table(members), set={"level": "shop"}))
 planned(lambda app, visits: visits.update(app.table(levels), set={"level": "shop"}))
@@ -452,17 +569,32 @@ planned(lambda app, visits: visits.with_columns(seen="current_timestamp()"))
 by_shop = RemoteTable(
     "last-visitors",
     key="shop",
-    write_function=SqliteTable("levels.sqlite", "last", key="shop", columns={"shop": "string", "visitor": "string"}),
+    write_function=SqliteTable(
+        "levels.sqlite", "last", key="shop", columns={"shop": "string", "visitor": "string"}
+    ),
 )
 rejected(lambda app, visits: visits.map("shop", "visitor").send_to(app.table(by_shop)), strict=True)
 planned(lambda app, visits: visits.map("shop", "visitor").send_to(app.table(by_shop)))
 
 marked = RemoteTable("marked-levels", key="visitor", write_function=store, newest_by="level")
-unnumbered = {**streams, "lake.visits": TestStream(key="visitor", partitions=4, numbered_offsets=False)}
-rejected(lambda app, visits: visits.map("visitor", "shop as level").send_to(app.table(marked)), unnumbered)
-planned(lambda app, visits: visits.map("visitor", "shop as level").send_to(app.table(levels)), unnumbered)
+unnumbered = {
+    **streams,
+    "lake.visits": TestStream(key="visitor", partitions=4, numbered_offsets=False),
+}
+rejected(
+    lambda app, visits: visits.map("visitor", "shop as level").send_to(app.table(marked)),
+    unnumbered,
+)
+planned(
+    lambda app, visits: visits.map("visitor", "shop as level").send_to(app.table(levels)),
+    unnumbered,
+)
 
-rejected(lambda app, visits: visits.map("visitor", "shop as level").send_to(app.table(levels), marks_as="visits"))
+rejected(
+    lambda app, visits: visits.map("visitor", "shop as level").send_to(
+        app.table(levels), marks_as="visits"
+    )
+)
 
 
 def twice(app, visits, *names):
@@ -478,7 +610,10 @@ planned(lambda app, visits: twice(app, visits, "visits", None))
 def counted(expression):
     def describe(app, visits):
         counts = app.local_table(
-            "visits-of-visitors", key="visitor", schema=Schema.of(visitor="string", visits="bigint"), partitions=4
+            "visits-of-visitors",
+            key="visitor",
+            schema=Schema.of(visitor="string", visits="bigint"),
+            partitions=4,
         )
         return visits.map("visitor", expression).send_to(counts)
 
@@ -493,7 +628,9 @@ planned(counted("count_of_ours(shop) as visits"))
 
 
 owner = Application("owner")
-theirs = owner.local_table("levels-of-owner", key="visitor", schema=Schema.of(visitor="string"), partitions=4)
+theirs = owner.local_table(
+    "levels-of-owner", key="visitor", schema=Schema.of(visitor="string"), partitions=4
+)
 rejected(lambda app, visits: visits.send_to(app.table(theirs.dataset)))
 planned(lambda app, visits: visits.join(app.table(theirs.dataset), on="visitor"))
 
@@ -503,13 +640,18 @@ planned(lambda app, visits: visits.join(app.table(theirs.dataset), on="visitor")
 
 def summed(app, visits, column="spent"):
     aggregates = {"visits": Count(), "total": Sum(column)}
-    return visits.window(Tumbling(timedelta(minutes=5)), by="visitor", name="totals", aggregates=aggregates)
+    return visits.window(
+        Tumbling(timedelta(minutes=5)), by="visitor", name="totals", aggregates=aggregates
+    )
 
 
 rejected(summed)
 planned(summed, event_time=ARRIVAL)
 rejected(lambda app, visits: summed(app, visits, "shop"), event_time=ARRIVAL)
-rejected(lambda app, visits: summed(app, visits.with_columns(**{"record$": "spent"}), "record$"), event_time=ARRIVAL)
+rejected(
+    lambda app, visits: summed(app, visits.with_columns(**{"record$": "spent"}), "record$"),
+    event_time=ARRIVAL,
+)
 rejected(
     lambda app, visits: summed(
         app, visits.with_columns(visitor="cast(length(shop) as double)").partition_by("visitor")
@@ -535,7 +677,9 @@ planned(before_sending, event_time=ARRIVAL)
 def twice_over(condition):
     def describe(app, visits):
         counts = {"visits": Count()}
-        minutes = visits.window(Tumbling(MINUTE), by="visitor", name="minutes", aggregates=counts, results="updates")
+        minutes = visits.window(
+            Tumbling(MINUTE), by="visitor", name="minutes", aggregates=counts, results="updates"
+        )
         hours = {"by": "visitor", "name": "hours", "aggregates": {"total": Sum("visits")}}
         minutes.filter(condition).window(Tumbling(60 * MINUTE), **hours)
 

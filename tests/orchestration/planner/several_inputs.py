@@ -1,4 +1,6 @@
-"""Operators with several inputs as planning sees them: a join of two streams, a window, records of several streams."""
+"""Operators with several inputs as planning sees them: a join of two streams, a window, records
+of several streams.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ class Planned(PassThroughSpec):
 
 @dataclass(frozen=True, slots=True)
 class StreamJoin(Planned):
-    """Records of streams that have the same key: each input by its own `columns`, in equally many partitions."""
+    """Records of streams that have the same key: each input by its own `columns`, in equally
+    many partitions.
+    """
 
     kind: ClassVar[str] = "stream-join"
     columns: tuple[tuple[str, ...], ...]
@@ -48,10 +52,16 @@ class StreamJoin(Planned):
 
     def derive_columns(self, context: PlanContext, arriving: Sequence[Columns]) -> Columns:
         first, *others = [
-            [(one.types or {}).get(name) for name in by] for by, one in zip(self.columns, arriving, strict=True)
+            [(one.types or {}).get(name) for name in by]
+            for by, one in zip(self.columns, arriving, strict=True)
         ]
         context.compared.extend(
-            ComparedColumn(self.columns[0][at], first[at], f"{self.columns[number][at]!r} of input {number + 1}", kind)
+            ComparedColumn(
+                self.columns[0][at],
+                first[at],
+                f"{self.columns[number][at]!r} of input {number + 1}",
+                kind,
+            )
             for number, types in enumerate(others, 1)
             for at, kind in enumerate(types)
         )

@@ -1,9 +1,10 @@
 """Random graphs of joins, tables and streams against a search over all assignments of counts.
 
-The search knows the rules as SAMZA-1889 states them: a stream takes part in every join that its records reach, also by
-way of tables, until they enter another stream; all that takes part in a join has one count. It tries every count for
-every stream whose count is open. What is the same in all assignments that satisfy every join is inferred, what may be
-any count is the default, and where no assignment does, the application is refused.
+The search knows the rules as SAMZA-1889 states them: a stream takes part in every join that its
+records reach, also by way of tables, until they enter another stream; all that takes part in a join
+has one count. It tries every count for every stream whose count is open. What is the same in all
+assignments that satisfy every join is inferred, what may be any count is the default, and where no
+assignment does, the application is refused.
 """
 
 from __future__ import annotations
@@ -39,11 +40,15 @@ ACTIONS = st.one_of(
     st.tuples(st.just("feed"), st.sampled_from(sorted(TABLES))),
     st.tuples(st.just("output"), st.sampled_from([2, 3])),
 )
-PROGRAMS = st.lists(st.tuples(ACTIONS, st.integers(0, 30), st.integers(0, 30)), min_size=2, max_size=14)
+PROGRAMS = st.lists(
+    st.tuples(ACTIONS, st.integers(0, 30), st.integers(0, 30)), min_size=2, max_size=14
+)
 
 
 def described(program) -> tuple[Application, dict[str, int | None]]:
-    """An application of random actions on random streams that are there by then, and the counts that it declares."""
+    """An application of random actions on random streams that are there by then, and the counts
+    that it declares.
+    """
     app = application(intermediate_partitions=DEFAULT)
     tables = {name: app.table(dataset(name, partitions)) for name, partitions in TABLES.items()}
     counts: dict[str, int | None] = {}
@@ -72,12 +77,17 @@ def described(program) -> tuple[Application, dict[str, int | None]]:
         elif action == "feed":
             streams.append(stream.send_to(tables[argument]))
         elif action == "output":
-            begun(stream.send_to(app.output_stream(f"lake.o{number}", partitions=argument, key="k")), argument)
+            begun(
+                stream.send_to(app.output_stream(f"lake.o{number}", partitions=argument, key="k")),
+                argument,
+            )
     return app, counts
 
 
 def taking_part(app: Application, begins: set[str]) -> list[set[str]]:
-    """For each join, the streams that reach it and the dataset, found by walking on from every stream."""
+    """For each join, the streams that reach it and the dataset, found by walking on from every
+    stream.
+    """
     after: dict[str, set[str]] = {operator.id: set() for operator in app.operators}
     joins, reading = {}, {}
     for operator in app.operators:
@@ -109,20 +119,47 @@ def searched(app: Application, counts: dict[str, int | None]) -> dict[str, int] 
     satisfying: dict[str, set[int]] = {stream: set() for stream in counts}
     for tried in product(POSSIBLE, repeat=len(unknown)):
         assigned = counts | dict(zip(unknown, tried, strict=True))
-        if all(len({assigned.get(member, TABLES.get(member)) for member in group}) == 1 for group in groups):
+        if all(
+            len({assigned.get(member, TABLES.get(member)) for member in group}) == 1
+            for group in groups
+        ):
             for stream, count in assigned.items():
                 satisfying[stream].add(count)
     if not all(satisfying.values()):
         return None
-    return {stream: min(possible) if len(possible) == 1 else DEFAULT for stream, possible in satisfying.items()}
+    return {
+        stream: min(possible) if len(possible) == 1 else DEFAULT
+        for stream, possible in satisfying.items()
+    }
 
 
 @pytest.mark.lengthy
 @settings(max_examples=60)
 @given(PROGRAMS)
-@example([(("input", None), 0, 0), (("move", None), 0, 0), (("meet", None), 0, 1), (("feed", "two"), 0, 0)])
-@example([(("move", None), 0, 0), (("feed", "three"), 0, 0), (("move", None), 0, 0), (("join", "three"), 0, 0)])
-@example([(("input", None), 0, 0), (("together", None), 0, 1), (("move", None), 0, 0), (("meet", None), 0, 1)])
+@example(
+    [
+        (("input", None), 0, 0),
+        (("move", None), 0, 0),
+        (("meet", None), 0, 1),
+        (("feed", "two"), 0, 0),
+    ]
+)
+@example(
+    [
+        (("move", None), 0, 0),
+        (("feed", "three"), 0, 0),
+        (("move", None), 0, 0),
+        (("join", "three"), 0, 0),
+    ]
+)
+@example(
+    [
+        (("input", None), 0, 0),
+        (("together", None), 0, 1),
+        (("move", None), 0, 0),
+        (("meet", None), 0, 1),
+    ]
+)
 def test_what_is_planned_and_what_is_refused_is_what_a_search_finds(program):
     agrees(program)
 

@@ -8,10 +8,20 @@ from dagster_adjunct.assets.declaration.dataset import unbounded_dataset
 from dagster_adjunct.orchestration.operators.stream_facts import SPARK, StreamFacts
 from dagster_adjunct.orchestration.planner.planner import build_plan
 from dagster_adjunct.resources.errors import PartitionCountMismatchError, PlanningError
-from tests.orchestration.planner.planning import application, catalog, dataset, exchanges_before, streams_of_join
+from tests.orchestration.planner.planning import (
+    application,
+    catalog,
+    dataset,
+    exchanges_before,
+    streams_of_join,
+)
 
 weather = unbounded_dataset(
-    "weather", input="lake.weather", key=["origin", "time_hour"], partition_by="origin", partitions=8
+    "weather",
+    input="lake.weather",
+    key=["origin", "time_hour"],
+    partition_by="origin",
+    partitions=8,
 )
 FLIGHTS = StreamFacts("lake.flights", 8, ("tailnum",), SPARK)
 WEATHER = StreamFacts("lake.weather", 2, ("origin",), SPARK)
@@ -27,11 +37,12 @@ def test_equal_counts_with_another_key_are_refused_with_the_next_step():
     with pytest.raises(PlanningError) as caught:
         build_plan(joined(), catalog(FLIGHTS, WEATHER))
     assert not isinstance(caught.value, PartitionCountMismatchError)
-    assert f"{caught.value.problem} {caught.value.next_step}" == (
-        "join-2-weather: stream lake.flights is not partitioned like dataset weather, which is partitioned by (origin) "
-        "with spark-murmur3: it is partitioned by (tailnum) with spark-murmur3; needed is (origin) with "
-        'spark-murmur3. Write .partition_by("origin") before join-2-weather. Or set auto_repartition=True on the '
-        "application."
+    assert (
+        f"{caught.value.problem} {caught.value.next_step}"
+        == "join-2-weather: stream lake.flights is not partitioned like dataset weather, which is"
+        " partitioned by (origin) with spark-murmur3: it is partitioned by (tailnum) with"
+        ' spark-murmur3; needed is (origin) with spark-murmur3. Write .partition_by("origin")'
+        " before join-2-weather. Or set auto_repartition=True on the application."
     )
 
 
@@ -52,7 +63,9 @@ def test_a_stream_without_a_key_is_refused():
 def test_the_columns_of_the_stream_that_stand_for_the_datasets_count():
     right = StreamFacts("lake.flights", 8, ("airport",), SPARK)
     on = {"airport": "origin", "hour": "time_hour"}
-    assert build_plan(joined(on=on), catalog(right, WEATHER)).join_groups[0].partitioned_by == ("airport",)
+    assert build_plan(joined(on=on), catalog(right, WEATHER)).join_groups[0].partitioned_by == (
+        "airport",
+    )
     with pytest.raises(PlanningError) as failure:
         build_plan(joined(on=on), catalog(FLIGHTS, WEATHER))
     assert failure.value.operator == "join-2-weather"
@@ -115,7 +128,9 @@ def test_a_renamed_partition_column_still_chooses_the_partition():
 def test_after_an_output_stream_its_key_and_partitions_hold():
     app = application()
     out = app.output_stream("lake.out", partitions=8, key="origin")
-    app.input_stream("lake.flights").send_to(out).join(app.table(weather), on=["origin", "time_hour"])
+    app.input_stream("lake.flights").send_to(out).join(
+        app.table(weather), on=["origin", "time_hour"]
+    )
     planned = build_plan(app, catalog(FLIGHTS, WEATHER))
     assert planned.join_groups[0].streams == ("lake.out", "lake.weather")
     assert [item.operator for item in planned.exchanges] == ["send-to-2"]
@@ -124,10 +139,15 @@ def test_after_an_output_stream_its_key_and_partitions_hold():
 def test_auto_repartition_inserts_the_exchange_and_says_so():
     planned = build_plan(joined(auto_repartition=True), catalog(FLIGHTS, WEATHER))
     (exchange,) = exchanges_before(planned, "join-2-weather")
-    assert (exchange.reason, exchange.partitioned_by, exchange.partitions) == ("auto_repartition", ("origin",), 8)
-    assert planned.notes[0] == (
-        "auto_repartition: lake.flights moves before join-2-weather into 8 partitions by (origin), because it is "
-        "partitioned by (tailnum) with spark-murmur3."
+    assert (exchange.reason, exchange.partitioned_by, exchange.partitions) == (
+        "auto_repartition",
+        ("origin",),
+        8,
+    )
+    assert (
+        planned.notes[0]
+        == "auto_repartition: lake.flights moves before join-2-weather into 8 partitions by"
+        " (origin), because it is partitioned by (tailnum) with spark-murmur3."
     )
     assert planned.join_groups[0].streams == ("app-before-join-2-weather", "lake.weather")
     assert planned.stream("app-before-join-2-weather").count_from == "auto_repartition"
@@ -158,7 +178,9 @@ def test_an_open_count_is_the_one_that_spares_most_exchanges():
         moved.join(app.table(dataset(name, partitions)), on="k", select=[])
     planned = build_plan(app, catalog(s=3, a=1, b=1, c=1))
     assert planned.stream("app-partition-by-2").partitions == 8
-    assert [item.operator for item in planned.exchanges if item.reason == "auto_repartition"] == ["join-3-a"]
+    assert [item.operator for item in planned.exchanges if item.reason == "auto_repartition"] == [
+        "join-3-a"
+    ]
 
 
 def test_auto_repartition_serves_a_stream_that_feeds_a_joined_dataset():
@@ -172,4 +194,8 @@ def test_auto_repartition_serves_a_stream_that_feeds_a_joined_dataset():
     assert groups["join-3-u"] == ("lake.s1", "lake.u")
     assert groups["join-5-t"] == ("lake.s2", "lake.t")
     assert planned.fed[0].streams == ("app-before-send-to-table-2-t",)
-    assert streams_of_join(planned, "join-5-t") == ("app-before-send-to-table-2-t", "lake.s2", "lake.t")
+    assert streams_of_join(planned, "join-5-t") == (
+        "app-before-send-to-table-2-t",
+        "lake.s2",
+        "lake.t",
+    )

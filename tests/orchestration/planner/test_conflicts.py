@@ -1,4 +1,6 @@
-"""Counts that can't agree: all of an application's joins in one error, what most have, and the cheapest change."""
+"""Counts that can't agree: all of an application's joins in one error, what most have, and the
+cheapest change.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,11 @@ import pytest
 
 from dagster_adjunct.orchestration.operators.stream_facts import SPARK, Catalog, StreamFacts
 from dagster_adjunct.orchestration.planner.planner import build_plan
-from dagster_adjunct.resources.errors import ConfigurationError, PartitionCountMismatchError, PlanningError
+from dagster_adjunct.resources.errors import (
+    ConfigurationError,
+    PartitionCountMismatchError,
+    PlanningError,
+)
 from dagster_adjunct.resources.schemas.schema import Schema
 from tests.orchestration.planner.planning import application, catalog, dataset
 from tests.orchestration.planner.several_inputs import BY_K, Together
@@ -25,13 +31,17 @@ def refused(app, facts) -> PartitionCountMismatchError:
 def sized(**streams: tuple[int, int]) -> Catalog:
     """Streams by name, each with its partitions and bytes."""
     sizes = {f"lake.{name}": size for name, (_, size) in streams.items()}
-    return Catalog(catalog(**{name: count for name, (count, _) in streams.items()}), size_of=sizes.get)
+    return Catalog(
+        catalog(**{name: count for name, (count, _) in streams.items()}), size_of=sizes.get
+    )
 
 
 def test_every_join_that_can_not_be_is_told_with_its_streams():
     app = application()
     s = app.input_stream("lake.s")
-    s.join(app.table(dataset("a", 4)), on="k", select=[]).join(app.table(dataset("b", 16)), on="k", select=[])
+    s.join(app.table(dataset("a", 4)), on="k", select=[]).join(
+        app.table(dataset("b", 16)), on="k", select=[]
+    )
     s.join(app.table(dataset("c", 8)), on="k", select=[])
     app.input_stream("lake.r").apply(BY_K, s)
     error = refused(app, catalog(s=8, r=5, a=1, b=1, c=1))
@@ -68,7 +78,10 @@ def test_a_mismatch_in_the_second_of_two_chained_joins_only():
     s.join(app.table(dataset("b", 4)), on="k", select=[])
     error = refused(app, catalog(s=8, a=1, b=1))
     assert [join for join, _ in error.conflicts] == ["join-3-b"]
-    assert error.problem == ("join-3-b needs equal partition counts: lake.s has 8 (input), lake.b has 4 (dataset b).")
+    assert (
+        error.problem
+        == "join-3-b needs equal partition counts: lake.s has 8 (input), lake.b has 4 (dataset b)."
+    )
 
 
 def test_figure_5_with_two_inputs_of_different_counts():
@@ -77,9 +90,10 @@ def test_figure_5_with_two_inputs_of_different_counts():
     moved.apply(BY_K, app.input_stream("lake.s1"))
     moved.apply(BY_K, app.input_stream("lake.s4"))
     error = refused(app, catalog(s1=16, s2=5, s4=8))
-    assert error.problem == (
-        "stream-join-6 needs equal partition counts: app-partition-by-2 has 16 (inferred from lake.s1 in "
-        "stream-join-4), lake.s1 has 16 (input), lake.s4 has 8 (input)."
+    assert (
+        error.problem
+        == "stream-join-6 needs equal partition counts: app-partition-by-2 has 16 (inferred from"
+        " lake.s1 in stream-join-4), lake.s1 has 16 (input), lake.s4 has 8 (input)."
     )
 
 
@@ -93,7 +107,9 @@ def test_what_most_have_is_named(others):
     assert 'move lake.s0 with .partition_by("k") before it (the fewest changes)' in error.next_step
 
 
-@pytest.mark.parametrize(("stream", "table", "first"), [(5_000, 40_000, "move"), (40_000, 5_000, "rewrite")])
+@pytest.mark.parametrize(
+    ("stream", "table", "first"), [(5_000, 40_000, "move"), (40_000, 5_000, "rewrite")]
+)
 def test_the_cheapest_change_comes_first(stream, table, first):
     app = application()
     app.input_stream("lake.s").join(app.table(dataset("t", 4)), on="k", select=[])
@@ -110,10 +126,14 @@ def test_without_all_sizes_the_fewest_changes_come_first():
     streams[0].apply(replace(BY_K, columns=(("k",),) * 3), *streams[1:])
     facts = catalog(s0=8) | sized(s1=(4, 1), s2=(4, 1))
     assert (
-        'At stream-join-4: move lake.s0 with .partition_by("k") before it (the fewest' in refused(app, facts).next_step
+        'At stream-join-4: move lake.s0 with .partition_by("k") before it (the fewest'
+        in refused(app, facts).next_step
     )
     facts = sized(s0=(8, 1000), s1=(4, 100), s2=(4, 100))
-    assert 'lake.s2 with .partition_by("k") before it, 200 bytes in all (the cheapest' in refused(app, facts).next_step
+    assert (
+        'lake.s2 with .partition_by("k") before it, 200 bytes in all (the cheapest'
+        in refused(app, facts).next_step
+    )
 
 
 def test_a_change_that_breaks_another_join_is_not_proposed():
@@ -123,7 +143,8 @@ def test_a_change_that_breaks_another_join_is_not_proposed():
     app.input_stream("lake.wrong").join(table, on="k", select=[])
     error = refused(app, sized(right=(4, 1), wrong=(8, 1_000_000), t=(1, 1)))
     assert error.next_step.startswith(
-        'At join-4-t: move lake.wrong with .partition_by("k") before it, 1 MB in all. Or set auto_repartition'
+        'At join-4-t: move lake.wrong with .partition_by("k") before it, 1 MB in all. Or set'
+        " auto_repartition"
     )
 
 
@@ -137,8 +158,9 @@ def test_what_an_open_count_was_inferred_from_may_be_the_cheapest_to_change():
 
     facts = sized(s=(4, 10**9), small=(1, 1_000), large=(1, 10**9))
     assert refused(described(8), facts).next_step.startswith(
-        "At join-4-large: rewrite dataset 'small' in place (adjunct dataset repartition small --partitions 16 --reason "
-        "…) and declare it with partitions=16, 1 kB in all (the cheapest by bytes); or move app-partition-by-2 with "
+        "At join-4-large: rewrite dataset 'small' in place (adjunct dataset repartition small"
+        " --partitions 16 --reason …) and declare it with partitions=16, 1 kB in all (the cheapest"
+        " by bytes); or move app-partition-by-2 with "
     )
     build_plan(described(16), facts)
 
@@ -150,7 +172,8 @@ def test_a_stream_that_an_open_count_was_inferred_from_may_move_where_they_meet(
     moved.apply(BY_K, app.input_stream("lake.s4"))
     error = refused(app, sized(s1=(16, 100), s2=(5, 10**9), s4=(8, 10**9)))
     assert error.next_step.startswith(
-        'At stream-join-6: move lake.s1 with .partition_by("k") before stream-join-4, 100 bytes in all (the cheapest'
+        'At stream-join-6: move lake.s1 with .partition_by("k") before stream-join-4, 100 bytes in'
+        " all (the cheapest"
     )
     mended = application()
     moved = mended.input_stream("lake.s2").partition_by("k")
@@ -171,10 +194,13 @@ def test_what_a_count_was_inferred_from_is_left_where_another_join_relies_on_it(
 
 def test_a_count_that_was_given_is_given_again():
     app = application()
-    app.input_stream("lake.s").partition_by("k", partitions=3).join(app.table(dataset("t", 4)), on="k", select=[])
+    app.input_stream("lake.s").partition_by("k", partitions=3).join(
+        app.table(dataset("t", 4)), on="k", select=[]
+    )
     error = refused(app, sized(s=(8, 100), t=(1, 100)))
-    assert "At join-3-t: write partition_by(…, partitions=4) at partition-by-2, 0 bytes in all (the cheapest" in (
-        error.next_step
+    assert (
+        "At join-3-t: write partition_by(…, partitions=4) at partition-by-2, 0 bytes in all (the"
+        " cheapest" in (error.next_step)
     )
 
 
@@ -182,9 +208,13 @@ def test_proposed_changes_are_a_way_out():
     app = application()
     s = app.input_stream("lake.s")
     s.join(app.table(dataset("t", 4)), on="k", select=[])
-    assert 'move lake.s with .partition_by("k") before it' in refused(app, catalog(s=8, t=1)).next_step
+    assert (
+        'move lake.s with .partition_by("k") before it' in refused(app, catalog(s=8, t=1)).next_step
+    )
     mended = application()
-    mended.input_stream("lake.s").partition_by("k").join(mended.table(dataset("t", 4)), on="k", select=[])
+    mended.input_stream("lake.s").partition_by("k").join(
+        mended.table(dataset("t", 4)), on="k", select=[]
+    )
     build_plan(mended, catalog(s=8, t=1))
 
 
@@ -202,10 +232,14 @@ def test_a_table_fed_by_streams_of_different_counts_is_refused_where_it_is_joine
             reading.join(table, on="k", select=[])
         error = refused(app, catalog(s1=8, s2=4, s3=8, t=1))
         assert error.problem.startswith(
-            "join-6-t (and 2 more joins of its table) needs equal partition counts: lake.s1 has 8 (input), lake.s2 has "
-            "4 (input), lake.s3 has 8 (input), lake.t has 8 (dataset t); most have 8: lake.s1, lake.s3, lake.t."
+            "join-6-t (and 2 more joins of its table) needs equal partition counts: lake.s1 has 8"
+            " (input), lake.s2 has 4 (input), lake.s3 has 8 (input), lake.t has 8 (dataset t); most"
+            " have 8: lake.s1, lake.s3, lake.t."
         )
-        assert 'At send-to-table-4-t: move lake.s2 with .partition_by("k") before it' in error.next_step
+        assert (
+            'At send-to-table-4-t: move lake.s2 with .partition_by("k") before it'
+            in error.next_step
+        )
 
 
 def test_what_agrees_takes_part_too_and_is_counted_with_the_most():
@@ -252,7 +286,9 @@ def test_where_only_the_columns_differ_both_joins_are_told():
     app = application()
     facts = [StreamFacts(f"lake.{name}", 4, ("x",), SPARK) for name in ("x", "y")]
     for facts_of in facts:
-        app.input_stream(facts_of.name).join(app.table(dataset(f"of-{facts_of.name[-1]}", 4)), on="k", select=[])
+        app.input_stream(facts_of.name).join(
+            app.table(dataset(f"of-{facts_of.name[-1]}", 4)), on="k", select=[]
+        )
     with pytest.raises(PlanningError) as caught:
         build_plan(app, catalog(*facts, **{"of-x": 1, "of-y": 1}))
     assert not isinstance(caught.value, PartitionCountMismatchError)

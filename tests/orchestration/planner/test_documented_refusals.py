@@ -1,4 +1,6 @@
-"""Whatever planning rejects has an example in `refused_plans.py`, and a row in `docs/refusals.md`."""
+"""Whatever planning rejects has an example in `refused_plans.py`, and a row in
+`docs/refusals.md`.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ ELSEWHERE = {
     "planner.py, check_syntax": "what only Spark's parser knows, which the command asks",
     " and gives records new positions": "what takes operators with several inputs",
 }
-"""What is refused, but not by planning what the public methods describe: a part of where it is made, and how."""
+"""What is refused, but not by planning what the public methods describe: a part of where it is
+made, and how.
+"""
 
 
 def raised_places() -> Iterator[tuple[str, int, int]]:
@@ -44,7 +48,10 @@ def raised_places() -> Iterator[tuple[str, int, int]]:
         functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
         for node in ast.walk(tree):
             called = node.func if isinstance(node, ast.Call) else None
-            if isinstance(called, ast.Name) and called.id in ("PlanningError", "PartitionCountMismatchError"):
+            if isinstance(called, ast.Name) and called.id in (
+                "PlanningError",
+                "PartitionCountMismatchError",
+            ):
                 around = [f for f in functions if f.lineno <= node.lineno <= (f.end_lineno or 0)]
                 told = f"{path.name}, {around[-1].name}: {ast.unparse(node)}"
                 if not any(part in told for part in ELSEWHERE):
@@ -52,7 +59,9 @@ def raised_places() -> Iterator[tuple[str, int, int]]:
 
 
 @pytest.mark.lengthy
-def test_every_refusal_has_an_example_and_a_row(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_every_refusal_has_an_example_and_a_row(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     made: set[tuple[str, int]] = set()
     checked = PlanningError.__post_init__
 
@@ -70,7 +79,11 @@ def test_every_refusal_has_an_example_and_a_row(monkeypatch: pytest.MonkeyPatch,
         if not any(path == file and first <= line <= last for path, line in made)
     ]
     assert not lacking, "\n".join(lacking)
-    rows = re.findall(r"^\| `([^`]+)` \|", (ROOT / "docs" / "refusals.md").read_text("utf-8"), re.MULTILINE)
+    rows = re.findall(
+        r"^\| `([^`]+)` \|", (ROOT / "docs" / "refusals.md").read_text("utf-8"), re.MULTILINE
+    )
     patterns = [re.compile(".*?".join(map(re.escape, row.split("…")))) for row in rows]
-    assert [problem for problem in problems if not any(row.search(problem) for row in patterns)] == []
+    assert [
+        problem for problem in problems if not any(row.search(problem) for row in patterns)
+    ] == []
     assert [row.pattern for row in patterns if not any(map(row.search, problems))] == []

@@ -19,18 +19,28 @@ NASTY = "k <> '<b>&\"]]-->|' and x = `#;` -- %% \u0007 naïve 中"
 
 def nasty() -> ExecutionPlan:
     app = application()
-    stream = app.input_stream("lake.s").filter(NASTY).join(app.table(dataset("t", 8)), on="k", select=[])
+    stream = (
+        app.input_stream("lake.s").filter(NASTY).join(app.table(dataset("t", 8)), on="k", select=[])
+    )
     stream.send_to(app.output_stream("lake.out", partitions=4, key="k"))
     return build_plan(app, catalog(s=8, t=1))
 
 
 def test_a_drawing_has_every_operator_stream_dataset_and_table_by_name() -> None:
     for execution_plan in (nasty(), planned(last_seen(tags()))):
-        outside = {edge.dataset or edge.name for edge in execution_plan.streams if edge.role != "intermediate"}
+        outside = {
+            edge.dataset or edge.name
+            for edge in execution_plan.streams
+            if edge.role != "intermediate"
+        }
         names = (
-            {item.id for item in execution_plan.operators} | outside | {table.table for table in execution_plan.tables}
+            {item.id for item in execution_plan.operators}
+            | outside
+            | {table.table for table in execution_plan.tables}
         )
-        drawn = re.findall(r'^  n\d+[\[(]+"(.*?)(?:<br/>|"[\])])', execution_plan.to_mermaid(), re.MULTILINE)
+        drawn = re.findall(
+            r'^  n\d+[\[(]+"(.*?)(?:<br/>|"[\])])', execution_plan.to_mermaid(), re.MULTILINE
+        )
         assert sorted(drawn) == sorted(names)
 
 
@@ -52,8 +62,8 @@ def test_exchanges_are_marked_on_the_way_that_moves() -> None:
     assert marked == ['n1 ==>|"exchange: 6 by x"| n2', 'n3 ==>|"exchange: 4 by k"| n4']
     arrows = [line for line in lines if "-->" in line or "==>" in line]
     assert (
-        lines[-1]
-        == f"  linkStyle {','.join(str(at) for at, line in enumerate(arrows) if '==>' in line)} stroke:#ea580c"
+        lines[-1] == "  linkStyle"
+        f" {','.join(str(at) for at, line in enumerate(arrows) if '==>' in line)} stroke:#ea580c"
     )
 
 
@@ -65,12 +75,19 @@ def test_a_plan_without_exchanges_has_no_marked_link() -> None:
     assert "linkStyle" not in drawn
 
 
-def test_the_drawing_of_the_example_in_the_documentation_is_the_one_of_its_plan(tmp_path: Path) -> None:
+def test_the_drawing_of_the_example_in_the_documentation_is_the_one_of_its_plan(
+    tmp_path: Path,
+) -> None:
     """If not, run: adjunct plan dagster_adjunct.examples.flights.pipeline:app --format mermaid."""
     lake = open_lake(str(tmp_path / "lake"))
     create_streams(lake)
-    (shown,) = [block for block in blocks_of(ROOT / "docs" / "planner.md") if block.language == "mermaid"]
-    assert shown.text.strip() == plan_application(flights, systems=systems_for(flights, lake=lake)).to_mermaid().strip()
+    (shown,) = [
+        block for block in blocks_of(ROOT / "docs" / "planner.md") if block.language == "mermaid"
+    ]
+    assert (
+        shown.text.strip()
+        == plan_application(flights, systems=systems_for(flights, lake=lake)).to_mermaid().strip()
+    )
 
 
 def test_the_text_shows_where_each_branch_begins() -> None:
@@ -80,7 +97,9 @@ def test_the_text_shows_where_each_branch_begins() -> None:
     last = stream.filter("c")
     last.filter("d").filter("e")
     last.filter("f")
-    drawn = [line.split("  [")[0] for line in build_plan(app, catalog(s=4)).render().splitlines()[3:10]]
+    drawn = [
+        line.split("  [")[0] for line in build_plan(app, catalog(s=4)).render().splitlines()[3:10]
+    ]
     assert drawn == [
         "  input-1",
         "  +  filter-2",

@@ -1,4 +1,6 @@
-"""What is sent to the stream of a dataset has to stay what the dataset can take, not only what the stream can."""
+"""What is sent to the stream of a dataset has to stay what the dataset can take, not only what
+the stream can.
+"""
 
 from __future__ import annotations
 
@@ -20,22 +22,35 @@ SENT = StreamFacts("lake.pay", 4, ("id",), SPARK, STORED)
 
 def fed(*columns: str, **declared: Any) -> None:
     app = application()
-    other = unbounded_dataset("other", input="lake.ref", **{"key": "id", "partitions": 4} | declared)
+    other = unbounded_dataset(
+        "other", input="lake.ref", **{"key": "id", "partitions": 4} | declared
+    )
     app.table(other)
     first = unbounded_dataset("ref", input="lake.ref", key="id", partitions=4)
     app.input_stream("lake.pay").map(*columns).send_to(app.table(first))
-    build_plan(app, {"lake.pay": SENT, "lake.ref": StreamFacts("lake.ref", 4, ("id",), SPARK, STORED, evolves=True)})
+    build_plan(
+        app,
+        {
+            "lake.pay": SENT,
+            "lake.ref": StreamFacts("lake.ref", 4, ("id",), SPARK, STORED, evolves=True),
+        },
+    )
 
 
 @pytest.mark.parametrize(
     ("declared", "problem"),
     [
-        ({"key": ["id", "n"], "partition_by": "id"}, "n is bigint, was int, and is a column of the key"),
+        (
+            {"key": ["id", "n"], "partition_by": "id"},
+            "n is bigint, was int, and is a column of the key",
+        ),
         ({"key": "n", "order_by": "v"}, "n is bigint, was int, and is a column of the key"),
         ({"extractor": Projection("id STRING, n INT")}, "declares n as int, the record has bigint"),
     ],
 )
-def test_a_type_that_one_of_the_datasets_on_the_stream_can_not_take_is_refused(declared: Any, problem: str) -> None:
+def test_a_type_that_one_of_the_datasets_on_the_stream_can_not_take_is_refused(
+    declared: Any, problem: str
+) -> None:
     fed("id", "n", "v", "name", **declared)
     fed("id", "n", "cast(v as bigint) as v", "name", "1 as one", **declared)
     with pytest.raises(

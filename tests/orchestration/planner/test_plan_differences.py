@@ -1,4 +1,6 @@
-"""What changed between two plans: everything that did, nothing that did not, however operators are numbered."""
+"""What changed between two plans: everything that did, nothing that did not, however operators
+are numbered.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,9 @@ def test_what_an_operator_does_is_told_by_what_it_did() -> None:
     def keep(condition: str) -> ExecutionPlan:
         return orders(after=lambda stream: stream.filter(condition))
 
-    assert keep("v > 1").differences_from(keep("v > 0")) == ("operator filter-5 does v > 1, did v > 0",)
+    assert keep("v > 1").differences_from(keep("v > 0")) == (
+        "operator filter-5 does v > 1, did v > 0",
+    )
 
 
 def test_counts_joins_and_exchanges_are_told() -> None:
@@ -72,14 +76,19 @@ def test_counts_joins_and_exchanges_are_told() -> None:
 def test_the_order_of_a_table_and_columns_are_told() -> None:
     told = planned(last_seen(tags(newest_by="at"))).differences_from(planned(last_seen(tags())))
     assert any("keeps the order newest, kept per source partition" in line for line in told)
-    assert any(line.startswith("note is gone: Table tags: order holds per source partition only") for line in told)
+    assert any(
+        line.startswith("note is gone: Table tags: order holds per source partition only")
+        for line in told
+    )
     wider = planned(last_seen(tags()), scans(("tag",))).differences_from(planned(last_seen(tags())))
     assert any("keeps the order per key" in line for line in wider)
     columns = orders(after=lambda s: s.map("k", "v", "1 as one")).differences_from(
         orders(after=lambda s: s.map("v", "k", "2 as two"))
     )
     assert "operator map-5: new columns one; columns two are gone" in columns
-    swapped = orders(after=lambda s: s.map("k", "v")).differences_from(orders(after=lambda s: s.map("v", "k")))
+    swapped = orders(after=lambda s: s.map("k", "v")).differences_from(
+        orders(after=lambda s: s.map("v", "k"))
+    )
     assert "operator map-5: the columns are in another order: k, v" in swapped
 
 
@@ -91,7 +100,9 @@ def test_a_send_whose_marks_are_others_is_told() -> None:
 
 
 def test_whatever_member_changes_is_told() -> None:
-    """Of both plans, each value in turn is made another: silence would be a difference that nobody hears of."""
+    """Of both plans, each value in turn is made another: silence would be a difference that
+    nobody hears of.
+    """
     for document in (orders().to_json(), planned(last_seen(tags())).to_json()):
         places = list(leaves(document))
         for place in random.Random(1).sample(places, min(len(places), 150)):
@@ -107,7 +118,13 @@ def test_whatever_member_changes_is_told() -> None:
 
 
 def leaves(value: Any, *way: Any) -> Any:
-    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    items = (
+        value.items()
+        if isinstance(value, dict)
+        else enumerate(value)
+        if isinstance(value, list)
+        else ()
+    )
     if not items and not isinstance(value, dict | list) and way:
         yield way
     for name, item in items:

@@ -23,7 +23,9 @@ def several() -> ExecutionPlan:
     app = application(auto_repartition=True)
     stream = app.input_stream("lake.s").join(app.table(dataset("t", 8)), on="k", select=[])
     stream.map(lambda frame: frame).join(app.table(dataset("u", 4)), on="k", select=[])
-    stream.join(app.table(dataset("b")), on="k").send_to(app.output_stream("lake.out", partitions=4, key="k"))
+    stream.join(app.table(dataset("b")), on="k").send_to(
+        app.output_stream("lake.out", partitions=4, key="k")
+    )
     app.input_stream("lake.r", broadcast=True).filter("true")
     return build_plan(app, catalog(s=8, t=1, u=1, b=1, r=3))
 
@@ -39,7 +41,9 @@ def everything() -> ExecutionPlan:
     joined = both.join(seen, on="k", how="left").join(levels, on="k", how="left")
     joined.sink(print)
     joined.send_to(app.output_stream("lake.out", partitions=4, key="k"))
-    facts = [StreamFacts(f"lake.{name}", 8, ("k",), SPARK, Schema.of(k="string")) for name in ("s", "r")]
+    facts = [
+        StreamFacts(f"lake.{name}", 8, ("k",), SPARK, Schema.of(k="string")) for name in ("s", "r")
+    ]
     return build_plan(app, catalog(*facts))
 
 
@@ -49,7 +53,9 @@ def stored(execution_plan: ExecutionPlan) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    "execution_plan", [several(), planned(last_seen(tags())), everything()], ids=["joins", "tables", "all"]
+    "execution_plan",
+    [several(), planned(last_seen(tags())), everything()],
+    ids=["joins", "tables", "all"],
 )
 def test_a_plan_is_what_was_written_of_it(execution_plan: ExecutionPlan) -> None:
     again = ExecutionPlan.from_json(stored(execution_plan))
@@ -94,13 +100,17 @@ def test_what_a_later_version_adds_is_ignored_and_what_is_missing_is_refused() -
     assert ExecutionPlan.from_json(document) == execution_plan
     for name in ("operators", "tables", "by_time"):
         with pytest.raises(MalformedDocumentError, match=name):
-            ExecutionPlan.from_json({member: value for member, value in document.items() if member != name})
+            ExecutionPlan.from_json(
+                {member: value for member, value in document.items() if member != name}
+            )
 
 
 @pytest.mark.parametrize("number", [2, 17])
 def test_a_later_format_is_refused_by_its_number(number: int) -> None:
     document = {**stored(several()), "format": number, "operators": "another thing"}
-    with pytest.raises(MalformedDocumentError, match=rf"it has format {number}, and this version .* up to 1"):
+    with pytest.raises(
+        MalformedDocumentError, match=rf"it has format {number}, and this version .* up to 1"
+    ):
         ExecutionPlan.from_json(document)
 
 
@@ -121,7 +131,9 @@ WRONG: list[tuple[list[str | int], Any, str]] = [
 
 
 @pytest.mark.parametrize(("path", "value", "named"), WRONG, ids=[str(path) for path, *_ in WRONG])
-def test_what_is_no_plan_is_refused_and_the_wrong_member_named(path: list[str | int], value: Any, named: str) -> None:
+def test_what_is_no_plan_is_refused_and_the_wrong_member_named(
+    path: list[str | int], value: Any, named: str
+) -> None:
     document: Any = copy.deepcopy(stored(several()))
     part = document
     for step in path[:-1]:

@@ -28,7 +28,9 @@ NODES = st.dictionaries(st.sampled_from("abcdefgh"), st.none() | COUNTS, min_siz
 @given(NODES, st.data())
 def test_assigned_counts_are_those_of_whole_connected_components(counts, data):
     members = st.lists(st.sampled_from(sorted(counts)), min_size=1, max_size=3)
-    groups = {f"j{i}": tuple(group) for i, group in enumerate(data.draw(st.lists(members, max_size=8)))}
+    groups = {
+        f"j{i}": tuple(group) for i, group in enumerate(data.draw(st.lists(members, max_size=8)))
+    }
     assignment = assign_counts(counts, groups, default=9)
     wanted, conflict = components(counts, list(groups.values()), default=9)
     assert bool(assignment.conflicts) == conflict
@@ -39,7 +41,9 @@ def test_assigned_counts_are_those_of_whole_connected_components(counts, data):
 
 
 def components(counts, groups, default):
-    """Merge groups that share a member until none do; every merged set has at most one declared count."""
+    """Merge groups that share a member until none do; every merged set has at most one declared
+    count.
+    """
     sets = [{name} for name in counts]
     for group in groups:
         touched = [part for part in sets if part & set(group)]
@@ -92,12 +96,16 @@ def described(program, **options: object) -> Application:
         elif action == "feed":
             streams.append(stream.send_to(tables[argument]))
         else:
-            streams.append(stream.send_to(app.output_stream(f"lake.o{number}", partitions=argument, key="k")))
+            streams.append(
+                stream.send_to(app.output_stream(f"lake.o{number}", partitions=argument, key="k"))
+            )
     return app
 
 
 def brute_force(app: Application):
-    """Return (verdict, counts of streams), by looking up from every operator to the stream that it is in."""
+    """Return (verdict, counts of streams), by looking up from every operator to the stream that
+    it is in.
+    """
     operators = {operator.id: operator for operator in app.operators}
 
     def begin(operator):
@@ -110,11 +118,15 @@ def brute_force(app: Application):
         if isinstance(spec, Input | SendToStream):
             return ("k",)
         before = lies_by(operators[operator.inputs[0]])
-        if isinstance(spec, Map) and (spec.function or (len(spec.expressions[-1]) > 1 and before == ("k",))):
+        if isinstance(spec, Map) and (
+            spec.function or (len(spec.expressions[-1]) > 1 and before == ("k",))
+        ):
             return None
         return before
 
-    counts: dict[str, int | None] = {f"dataset {name}": count for name, count in TABLES.items() if count}
+    counts: dict[str, int | None] = {
+        f"dataset {name}": count for name, count in TABLES.items() if count
+    }
     for operator in operators.values():
         spec = operator.spec
         if isinstance(spec, Input):
@@ -123,7 +135,9 @@ def brute_force(app: Application):
             counts[operator.id] = spec.partitions
         elif isinstance(spec, SendToStream):
             counts[operator.id] = app.outputs[spec.writes].partitions
-    joins = [op for op in operators.values() if isinstance(op.spec, Join) and TABLES[op.spec.dataset]]
+    joins = [
+        op for op in operators.values() if isinstance(op.spec, Join) and TABLES[op.spec.dataset]
+    ]
     pairs = [(begin(join).id, f"dataset {join.spec.dataset}") for join in joins]
     joined = {join.spec.dataset for join in joins}
     for operator in operators.values():
@@ -153,7 +167,9 @@ def test_the_planner_agrees_with_brute_force_on_random_applications(program):
         return
     planned = build_plan(app, STREAMS)
     assigned = {edge.operator: edge.partitions for edge in planned.streams if edge.operator}
-    assert assigned == {name: count for name, count in wanted.items() if not name.startswith("dataset")}
+    assert assigned == {
+        name: count for name, count in wanted.items() if not name.startswith("dataset")
+    }
     check_joins(app, planned)
 
 
@@ -167,13 +183,17 @@ def test_auto_repartition_accepts_every_random_application_and_proves_it(program
     planned = build_plan(app, STREAMS)
     check_joins(app, planned)
     if brute_force(app)[0] is None:
-        assert not [exchange for exchange in planned.exchanges if exchange.reason == "auto_repartition"]
+        assert not [
+            exchange for exchange in planned.exchanges if exchange.reason == "auto_repartition"
+        ]
     else:
         assert [exchange for exchange in planned.exchanges if exchange.reason == "auto_repartition"]
 
 
 def check_joins(app, planned) -> None:
-    """Every join with a partitioned dataset is in a group of equal counts and lies by the dataset's key."""
+    """Every join with a partitioned dataset is in a group of equal counts and lies by the
+    dataset's key.
+    """
     for group in planned.join_groups:
         assert {planned.stream(name).partitions for name in group.streams} == {group.partitions}
         joined = planned.operator(group.join)
@@ -191,7 +211,9 @@ def test_planning_takes_steps_in_proportion_to_the_operators(auto):
 
 @pytest.mark.parametrize("chained", [False, True])
 def test_what_is_shown_and_stored_of_a_plan_grows_in_proportion_to_the_operators(chained):
-    """Of many joins and many writers of one table, none repeats what the others have; nor does a branch of a branch."""
+    """Of many joins and many writers of one table, none repeats what the others have; nor does a
+    branch of a branch.
+    """
 
     def sizes(joins):
         planned = build_plan(joins_and_writers(joins, chained=chained), catalog(s=8, t=1))
@@ -225,7 +247,9 @@ def joins_and_writers(joins: int, *, chained: bool = False, auto: bool = False) 
 
 
 def steps_of_planning(joins: int, *, auto: bool) -> int:
-    """Return how many functions are called to plan three operators for each join: a count that is always the same."""
+    """Return how many functions are called to plan three operators for each join: a count that
+    is always the same.
+    """
     app, facts = joins_and_writers(joins, auto=auto), catalog(s=8, t=1)
     calls = 0
 
@@ -239,5 +263,7 @@ def steps_of_planning(joins: int, *, auto: bool) -> int:
     finally:
         sys.setprofile(None)
     assert {edge.partitions for edge in planned.streams} == {8}
-    assert [after.id for before, after in pairwise(planned.operators)] == [op.id for op in app.operators[1:]]
+    assert [after.id for before, after in pairwise(planned.operators)] == [
+        op.id for op in app.operators[1:]
+    ]
     return calls

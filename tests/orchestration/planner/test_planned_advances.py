@@ -1,4 +1,6 @@
-"""What a plan says of how datasets are advanced: what needs Spark, wrong paths, folders without files."""
+"""What a plan says of how datasets are advanced: what needs Spark, wrong paths, folders without
+files.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,11 @@ from typing import Any
 
 import pytest
 
-from dagster_adjunct.assets.declaration.change_formats import DebeziumUnwrapped, OperationColumn, Upserts
+from dagster_adjunct.assets.declaration.change_formats import (
+    DebeziumUnwrapped,
+    OperationColumn,
+    Upserts,
+)
 from dagster_adjunct.assets.declaration.dataset import (
     AdjunctDataset,
     FileSource,
@@ -74,35 +80,56 @@ def follow(stream: str = "lake.rows", **declared: Any) -> AdjunctDataset:
         (follow(changes=OperationColumn("op")), ""),
         (follow(changes=DebeziumUnwrapped("gone", "op"), on_bad_change=DEAD), ""),
         (follow("lake.sums", on_bad_change=DEAD), "dead letters of records with fractions"),
-        (follow("lake.envelopes", changes=DebeziumEnvelope(COLUMNS)), "the form of its changes (Debezium envelopes"),
-        (follow("lake.envelopes", changes=MaxwellEnvelope(COLUMNS)), "the form of its changes (Maxwell envelopes"),
+        (
+            follow("lake.envelopes", changes=DebeziumEnvelope(COLUMNS)),
+            "the form of its changes (Debezium envelopes",
+        ),
+        (
+            follow("lake.envelopes", changes=MaxwellEnvelope(COLUMNS)),
+            "the form of its changes (Maxwell envelopes",
+        ),
         (follow("kafka.rows", changes=Upserts()), "stream system 'kafka'"),
         (follow(history=dt.timedelta(days=1)), "its history"),
         (follow(initial=ParquetSnapshot("export")), "its bulk snapshot"),
         (follow(persistent=False), "persistent=False"),
-        (follow(extractor=Projection("id BIGINT, n INT", select={"n": "length(op)"})), "the extractor"),
+        (
+            follow(extractor=Projection("id BIGINT, n INT", select={"n": "length(op)"})),
+            "the extractor",
+        ),
         (bounded_dataset("d", input="lake.rows", key="id", partitions=2), ""),
         (bounded_dataset("d", input="kafka.rows", key="id", partitions=2), "stream system 'kafka'"),
         (bounded_dataset("d", input=FILES, key="id", partitions=2), ""),
         (
             bounded_dataset(
-                "d", input=FILES, key="id", partitions=2, validators=[min_rows(1), sql_check("n", "id > 0")]
+                "d",
+                input=FILES,
+                key="id",
+                partitions=2,
+                validators=[min_rows(1), sql_check("n", "id > 0")],
             ),
             "its validators n",
         ),
         (
-            bounded_dataset("d", input=QuerySource("SELECT 1L AS id", FILES.schema), key="id", partitions=2),
+            bounded_dataset(
+                "d", input=QuerySource("SELECT 1L AS id", FILES.schema), key="id", partitions=2
+            ),
             "which is SQL",
         ),
         (bounded_dataset("d", input=QuerySource(print, FILES.schema), key="id", partitions=2), ""),
     ],
 )
-def test_the_plan_says_what_each_kind_of_dataset_needs_to_advance(dataset: AdjunctDataset, named: str) -> None:
+def test_the_plan_says_what_each_kind_of_dataset_needs_to_advance(
+    dataset: AdjunctDataset, named: str
+) -> None:
     plan = plan_of(dataset)
     assert [advance.dataset for advance in plan.advances] == ["d"]
     needed = needs_of(dataset)
     assert (named in needed) if named else (needed == "")
-    said = f"Dataset d is advanced with Spark, because of {needed}." if named else "few records are advanced without"
+    said = (
+        f"Dataset d is advanced with Spark, because of {needed}."
+        if named
+        else "few records are advanced without"
+    )
     assert said in plan.render()
     assert "Dataset d is advanced" not in plan_of(dataset, engine="spark").render()
     assert ExecutionPlan.from_json(plan.to_json()) == plan
@@ -131,7 +158,9 @@ def test_what_the_plan_says_is_what_the_advance_needs(tmp_path: Path) -> None:
         ("source.gtids", "source.gtid"),
     ],
 )  # fmt: skip
-def test_a_misspelt_path_is_an_error_of_the_plan_that_names_the_right_one(path: str, meant: str) -> None:
+def test_a_misspelt_path_is_an_error_of_the_plan_that_names_the_right_one(
+    path: str, meant: str
+) -> None:
     with pytest.raises(PlanningError) as refused:
         plan_of(follow("lake.envelopes", changes=DebeziumEnvelope(COLUMNS), order_by=path))
     assert (refused.value.dataset, refused.value.column) == ("d", path)
@@ -156,7 +185,11 @@ def test_paths_that_connectors_send_are_not_noted(order: Any) -> None:
 
 
 def test_a_path_that_no_connector_is_known_to_send_is_noted() -> None:
-    plan = plan_of(follow("lake.envelopes", changes=DebeziumEnvelope(COLUMNS), order_by="source.our_own_number"))
+    plan = plan_of(
+        follow(
+            "lake.envelopes", changes=DebeziumEnvelope(COLUMNS), order_by="source.our_own_number"
+        )
+    )
     assert [note for note in plan.notes if "ordered by source.our_own_number" in note]
 
 
@@ -169,7 +202,9 @@ def test_a_folder_without_files_is_noted_and_one_with_files_is_not(tmp_path: Pat
         app.input_stream("lake.in").send_to(app.output_stream("lake.out", partitions=1))
         source = FileSource(str(folder), "csv", Schema.of(id="bigint"))
         app.table(bounded_dataset("d", input=source, key="id", partitions=2))
-        return [note for note in plan_application(app, lake=lake).notes if "waits for files" in note]
+        return [
+            note for note in plan_application(app, lake=lake).notes if "waits for files" in note
+        ]
 
     (note,) = notes_of(tmp_path / "missing")
     assert str(tmp_path / "missing") in note

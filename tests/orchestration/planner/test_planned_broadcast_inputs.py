@@ -1,4 +1,6 @@
-"""Broadcast inputs in plans: every task reads them whole, they decide no counts, and prove nothing for joins."""
+"""Broadcast inputs in plans: every task reads them whole, they decide no counts, and prove
+nothing for joins.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,11 @@ import pytest
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.operators.stream_facts import SPARK, StreamFacts
 from dagster_adjunct.orchestration.planner.planner import build_plan
-from dagster_adjunct.resources.errors import ConfigurationError, PartitionCountMismatchError, PlanningError
+from dagster_adjunct.resources.errors import (
+    ConfigurationError,
+    PartitionCountMismatchError,
+    PlanningError,
+)
 from dagster_adjunct.resources.schemas.schema import Schema
 from tests.orchestration.planner.planning import application, catalog, dataset
 
@@ -17,7 +23,9 @@ RULES = StreamFacts("lake.rules", 2, ("rule",), SPARK, Schema.of(rule="string", 
 def test_each_task_reads_all_of_it_beside_its_own_partition() -> None:
     app = application()
     app.input_stream("lake.s")
-    app.input_stream("lake.rules", broadcast=True).send_to(app.output_stream("lake.out", partitions=9, key="rule"))
+    app.input_stream("lake.rules", broadcast=True).send_to(
+        app.output_stream("lake.out", partitions=9, key="rule")
+    )
     execution_plan = build_plan(app, catalog(RULES, s=4))
     everywhere = ("lake.rules.0", "lake.rules.1")
     assert [tuple(map(str, task.ssps)) for task in execution_plan.tasks] == [
@@ -27,7 +35,9 @@ def test_each_task_reads_all_of_it_beside_its_own_partition() -> None:
     assert execution_plan.operator("input-2").columns == ("rule", "limit", "task")
     rendered = execution_plan.render()
     assert "Partition 0 to 3: input lake.s; all of lake.rules" in rendered
-    assert ["lake.rules", "broadcast-input", "2", "rule"] in [line.split()[:4] for line in rendered.splitlines()]
+    assert ["lake.rules", "broadcast-input", "2", "rule"] in [
+        line.split()[:4] for line in rendered.splitlines()
+    ]
 
 
 def test_it_constrains_no_count_and_is_no_member_of_a_join_group() -> None:
@@ -48,7 +58,9 @@ def test_a_partitioned_dataset_is_not_met_without_moving_first() -> None:
         app = application(**options)
         app.input_stream("lake.s")
         rules = app.input_stream("lake.rules", broadcast=True).map("*", "rule as k")
-        rules.join(app.table(dataset("d", 4)), on="k").send_to(app.output_stream("lake.out", partitions=4, key="k"))
+        rules.join(app.table(dataset("d", 4)), on="k").send_to(
+            app.output_stream("lake.out", partitions=4, key="k")
+        )
         facts = catalog(RULES, s=4, d=4)
         if refused:
             with pytest.raises(PlanningError) as failure:
@@ -56,7 +68,9 @@ def test_a_partitioned_dataset_is_not_met_without_moving_first() -> None:
             assert failure.value.operator == "join-4-d"
             assert failure.value.dataset == "d"
         else:
-            assert [exchange.operator for exchange in build_plan(app, facts).exchanges] == ["join-4-d"]
+            assert [exchange.operator for exchange in build_plan(app, facts).exchanges] == [
+                "join-4-d"
+            ]
 
 
 def test_a_broadcast_dataset_is_met_as_it_is() -> None:
@@ -74,7 +88,10 @@ def test_the_copies_of_a_task_stay_together_in_an_output_of_as_many_partitions()
     rules.send_to(app.output_stream("kafka.alike", partitions=4))
     rules.send_to(app.output_stream("kafka.fewer", partitions=3))
     rules.send_to(app.output_stream("lake.keyed", partitions=4, key="number"))
-    moved = {exchange.operator: exchange.partitioned_by for exchange in build_plan(app, catalog(RULES, s=4)).exchanges}
+    moved = {
+        exchange.operator: exchange.partitioned_by
+        for exchange in build_plan(app, catalog(RULES, s=4)).exchanges
+    }
     assert moved == {"send-to-4": (), "send-to-5": ("number",)}
 
 

@@ -18,19 +18,24 @@ VISITS = StreamFacts("lake.visits", 4, ("k",), SPARK, Schema.of(k="string", v="i
 def test_there_are_as_many_copies_as_tasks() -> None:
     app = application()
     visits = app.input_stream("lake.visits")
-    visits.partition_by("v", partitions=6).send_to(app.output_stream("lake.out", partitions=9, key="v"))
+    visits.partition_by("v", partitions=6).send_to(
+        app.output_stream("lake.out", partitions=9, key="v")
+    )
     told = visits.filter("v > 0").broadcast()
     kept = told.join(app.table(dataset("names")), on="k", how="left", select=["name"])
     planned = build_plan(
-        app, catalog(VISITS, StreamFacts("lake.names", 1, schema=Schema.of(k="string", name="string")))
+        app,
+        catalog(VISITS, StreamFacts("lake.names", 1, schema=Schema.of(k="string", name="string"))),
     )
     assert len(planned.tasks) == 6
     assert planned.operator(kept.operator).partitions == 6
     assert planned.operator(kept.operator).columns == ("k", "v", "task", "name")
-    assert [(exchange.operator, exchange.reason, exchange.partitions) for exchange in planned.exchanges][-1] == (
-        told.operator, "broadcast", 6
-    )  # fmt: skip
-    assert re.search(r"app-broadcast-5 +broadcast +6 +task +task number +one for each task", planned.render())
+    assert [
+        (exchange.operator, exchange.reason, exchange.partitions) for exchange in planned.exchanges
+    ][-1] == (told.operator, "broadcast", 6)
+    assert re.search(
+        r"app-broadcast-5 +broadcast +6 +task +task number +one for each task", planned.render()
+    )
     assert str(planned.tasks[5].ssps) == "()"
 
 

@@ -1,4 +1,6 @@
-"""Columns, followed as far as they are known: what is missing or double is found before anything runs."""
+"""Columns, followed as far as they are known: what is missing or double is found before anything
+runs.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +14,12 @@ from dagster_adjunct.resources.errors import PlanningError
 from dagster_adjunct.resources.schemas.schema import Schema
 from tests.orchestration.planner.planning import application, catalog, dataset
 
-FLIGHTS = StreamFacts("lake.flights", 8, ("tailnum",), SPARK, Schema.of(tailnum="string", origin="string", year="int"))
-PLANES = StreamFacts("lake.planes", 2, ("tailnum",), SPARK, Schema.of(tailnum="string", year="int", seats="int"))
+FLIGHTS = StreamFacts(
+    "lake.flights", 8, ("tailnum",), SPARK, Schema.of(tailnum="string", origin="string", year="int")
+)
+PLANES = StreamFacts(
+    "lake.planes", 2, ("tailnum",), SPARK, Schema.of(tailnum="string", year="int", seats="int")
+)
 planes = bounded_dataset("planes", input="lake.planes", key="tailnum", partitions=8)
 ALL = {"on": "tailnum", "select": ["seats"]}
 
@@ -51,10 +57,9 @@ def test_a_join_without_select_adds_all_columns_but_the_key():
 def test_a_function_or_an_unnamed_expression_ends_what_is_known():
     assert columns_after(lambda app, s: s.map(lambda frame: frame)) is None
     assert columns_after(lambda app, s: s.map("tailnum", "upper(origin)")) is None
-    assert columns_after(lambda app, s: s.map(lambda frame: frame).map("tailnum", "cast(x as int) as y")) == (
-        "tailnum",
-        "y",
-    )
+    assert columns_after(
+        lambda app, s: s.map(lambda frame: frame).map("tailnum", "cast(x as int) as y")
+    ) == ("tailnum", "y")
     unknown = StreamFacts("lake.flights", 8, ("tailnum",), SPARK)
     assert columns_after(lambda app, s: s.map("*", "1 as one"), unknown, PLANES) is None
 
@@ -78,10 +83,16 @@ def test_a_join_key_that_the_datasets_input_lacks_is_named_with_its_columns():
 def test_a_selected_column_that_the_dataset_lacks_is_named():
     refused(
         lambda app, s: s.join(app.table(planes), on="tailnum", select=["engines"]),
-        "dataset planes (input lake.planes) has no column 'engines'; its columns there are tailnum, year, seats.",
+        "dataset planes (input lake.planes) has no column 'engines'; its columns there are tailnum,"
+        " year, seats.",
     )
-    narrow = bounded_dataset("planes", input="lake.planes", key="tailnum", partitions=8, columns=["tailnum", "year"])
-    refused(lambda app, s: s.join(app.table(narrow), **ALL), "'seats'; its columns there are tailnum, year.")
+    narrow = bounded_dataset(
+        "planes", input="lake.planes", key="tailnum", partitions=8, columns=["tailnum", "year"]
+    )
+    refused(
+        lambda app, s: s.join(app.table(narrow), **ALL),
+        "'seats'; its columns there are tailnum, year.",
+    )
 
 
 def test_two_columns_of_one_name_are_refused_with_a_way_out():
@@ -96,7 +107,9 @@ def test_two_columns_of_one_name_are_refused_with_a_way_out():
 
 def test_a_column_that_an_operator_names_has_to_be_there():
     refused(lambda app, s: s.map("seats"), "map-2: the stream has no column 'seats'")
-    refused(lambda app, s: s.partition_by("dest"), "partition-by-2: the stream has no column 'dest'")
+    refused(
+        lambda app, s: s.partition_by("dest"), "partition-by-2: the stream has no column 'dest'"
+    )
     refused(
         lambda app, s: s.send_to(app.output_stream("lake.out", partitions=2, key="dest")),
         "send-to-2: the stream has no column 'dest'",
@@ -117,7 +130,9 @@ def test_an_output_that_exists_otherwise_is_refused():
     "describe",
     [
         lambda app: app.input_stream("lake.s").map("*", "k as __x"),
-        lambda app: app.input_stream("lake.s").join(app.table(dataset("t", 8)), on="k", select=["v"], prefix="__"),
+        lambda app: app.input_stream("lake.s").join(
+            app.table(dataset("t", 8)), on="k", select=["v"], prefix="__"
+        ),
     ],
 )
 def test_no_column_gets_a_name_of_those_that_carry_a_record_s_position(describe):

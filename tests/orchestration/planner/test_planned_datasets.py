@@ -1,4 +1,6 @@
-"""Datasets from files, queries and extractors: planned by what they declare, without a stream to ask."""
+"""Datasets from files, queries and extractors: planned by what they declare, without a stream to
+ask.
+"""
 
 from __future__ import annotations
 
@@ -22,14 +24,18 @@ from dagster_adjunct.resources.errors import PlanningError
 from dagster_adjunct.resources.schemas.schema import Schema
 from tests.orchestration.planner.planning import application, catalog
 
-FLIGHTS = StreamFacts("lake.flights", 8, ("tailnum",), SPARK, Schema.of(tailnum="string", origin="string"))
+FLIGHTS = StreamFacts(
+    "lake.flights", 8, ("tailnum",), SPARK, Schema.of(tailnum="string", origin="string")
+)
 PLANES = Schema.of(tailnum="string", seats="int", model="string")
 FILES = FileSource("s3://bucket/planes", "parquet", PLANES)
 QUERY = QuerySource("SELECT * FROM planes", PLANES)
 
 
 def planes(source: Any, **more: Any) -> AdjunctDataset:
-    return bounded_dataset("planes", input=source, key=more.pop("key", "tailnum"), partitions=8, **more)
+    return bounded_dataset(
+        "planes", input=source, key=more.pop("key", "tailnum"), partitions=8, **more
+    )
 
 
 def planned(dataset: AdjunctDataset, *streams: StreamFacts, **join: Any):
@@ -39,7 +45,9 @@ def planned(dataset: AdjunctDataset, *streams: StreamFacts, **join: Any):
 
 
 @pytest.mark.parametrize("source", [FILES, QUERY])
-def test_a_dataset_without_a_stream_is_co_partitioned_by_its_declaration(source: FileSource | QuerySource) -> None:
+def test_a_dataset_without_a_stream_is_co_partitioned_by_its_declaration(
+    source: FileSource | QuerySource,
+) -> None:
     execution_plan = planned(planes(source))
     assert execution_plan.operators[-1].columns == ("tailnum", "origin", "seats", "model")
     assert execution_plan.exchanges == ()
@@ -70,10 +78,22 @@ def test_a_column_that_neither_files_nor_query_have_is_named() -> None:
     [
         ({"key": "tail"}, "dataset 'planes' .* has no column 'tail': it has tailnum, seats, model"),
         ({"columns": ["tailnum", "engines"]}, "dataset 'planes' .* has no column 'engines'"),
-        ({"order_by": "at"}, "dataset 'planes' .*: order_by is 'at', and changes .* have no such column"),
-        ({"order_by": ["model", "at"]}, "dataset 'planes' .*: order_by is 'at', and changes .* have no such column"),
-        ({"extractor": Projection("tailnum string, engines int")}, "the record has no column 'engines'"),
-        ({"key": "model"}, r"changes of one key could arrive .* key is \(model\), .* keyed by \(tailnum\)"),
+        (
+            {"order_by": "at"},
+            "dataset 'planes' .*: order_by is 'at', and changes .* have no such column",
+        ),
+        (
+            {"order_by": ["model", "at"]},
+            "dataset 'planes' .*: order_by is 'at', and changes .* have no such column",
+        ),
+        (
+            {"extractor": Projection("tailnum string, engines int")},
+            "the record has no column 'engines'",
+        ),
+        (
+            {"key": "model"},
+            r"changes of one key could arrive .* key is \(model\), .* keyed by \(tailnum\)",
+        ),
     ],
 )
 @pytest.mark.parametrize("use", ["declared", "fed"])
@@ -87,14 +107,22 @@ def test_a_dataset_that_could_not_be_made_is_refused_whether_it_is_joined_or_not
     if use == "fed":
         flights.send_to(table)
     with pytest.raises(PlanningError, match=message) as caught:
-        build_plan(app, catalog(FLIGHTS, StreamFacts("lake.planes", 2, ("tailnum",), SPARK, PLANES)))
+        build_plan(
+            app, catalog(FLIGHTS, StreamFacts("lake.planes", 2, ("tailnum",), SPARK, PLANES))
+        )
     assert caught.value.dataset == "planes"
-    assert str(caught.value.declared_at).startswith("tests/orchestration/planner/test_planned_datasets.py:")
+    assert str(caught.value.declared_at).startswith(
+        "tests/orchestration/planner/test_planned_datasets.py:"
+    )
 
 
 def test_what_an_extractor_makes_are_the_datasets_columns() -> None:
     chairs = Projection("tailnum string, chairs int", {"chairs": "seats * 2"})
-    assert planned(planes(FILES, extractor=chairs)).operators[-1].columns == ("tailnum", "origin", "chairs")
+    assert planned(planes(FILES, extractor=chairs)).operators[-1].columns == (
+        "tailnum",
+        "origin",
+        "chairs",
+    )
     stream = StreamFacts("lake.planes", 2, ("tailnum",), SPARK, PLANES)
     on_stream = planned(planes("lake.planes", extractor=chairs), stream)
     assert on_stream.operators[-1].columns == ("tailnum", "origin", "chairs")
@@ -129,5 +157,8 @@ def test_files_are_in_the_lineage_and_a_query_is_not() -> None:
     app = application()
     flights = app.input_stream("lake.flights")
     flights.join(app.table(planes(FILES)), on="tailnum")
-    assert find_sources(app) == (LineageNode("stream", "lake.flights"), LineageNode("files", "s3://bucket/planes"))
+    assert find_sources(app) == (
+        LineageNode("stream", "lake.flights"),
+        LineageNode("files", "s3://bucket/planes"),
+    )
     assert dataset_source(planes(QUERY)) is None

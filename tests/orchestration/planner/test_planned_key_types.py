@@ -1,4 +1,6 @@
-"""Types of keys: equal values of different types hash differently, so joins of them are refused when planned."""
+"""Types of keys: equal values of different types hash differently, so joins of them are refused
+when planned.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ def test_a_bigint_key_is_not_joined_with_an_int_key(options: dict[str, Any]) -> 
     app.input_stream("lake.s").join(app.table(entries(**options)), on="k", select=[])
     with pytest.raises(PlanningError) as caught:
         build_plan(app, catalog(keyed("s", BIGINT), keyed("d", INT)))
-    assert "join-2-d: the stream's 'k' is bigint and 'k' of dataset d is int" in caught.value.problem
+    assert (
+        "join-2-d: the stream's 'k' is bigint and 'k' of dataset d is int" in caught.value.problem
+    )
     assert "cast(k as int) as k_key" in caught.value.next_step
     assert build_plan(app, catalog(keyed("s", INT), keyed("d", INT))).notes[-1:] != ("unproven",)
 
@@ -51,7 +55,9 @@ def test_what_is_cast_is_of_its_new_type_and_has_to_move() -> None:
 
 
 @pytest.mark.parametrize(("stream", "dataset"), [(None, INT), (INT, None), (None, None)])
-def test_types_that_are_not_known_are_said_to_be_unproven(stream: Schema | None, dataset: Schema | None) -> None:
+def test_types_that_are_not_known_are_said_to_be_unproven(
+    stream: Schema | None, dataset: Schema | None
+) -> None:
     app = application()
     app.input_stream("lake.s").join(app.table(entries()), on="k", select=[])
     facts = catalog(keyed("s", stream), keyed("d", dataset))
@@ -69,7 +75,10 @@ def test_after_a_function_the_type_is_not_known() -> None:
     moved = app.input_stream("lake.s").map(lambda frame: frame).partition_by("k")
     moved.join(app.table(entries()), on="k", select=[])
     notes = build_plan(app, catalog(keyed("s", BIGINT), keyed("d", INT))).notes
-    assert "join-4-d: the type of the stream's 'k', to be int as 'k' of dataset d is, is not known" in notes[-1]
+    assert (
+        "join-4-d: the type of the stream's 'k', to be int as 'k' of dataset d is, is not known"
+        in notes[-1]
+    )
 
 
 def test_a_second_join_compares_what_the_first_one_brought() -> None:

@@ -1,4 +1,6 @@
-"""Joins with remote tables in plans: what they bring, what is said of them, and what is refused without Spark."""
+"""Joins with remote tables in plans: what they bring, what is said of them, and what is refused
+without Spark.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +22,23 @@ from dagster_adjunct.resources.tables.table import RemoteTable
 from tests.orchestration.asked_table import AskedTable
 from tests.orchestration.planner.planning import dataset
 
-COLUMNS = {"plane": "string", "seats": "integer", "price": "numeric(10,2)", "tags": "text[]", "about": "jsonb"}
+COLUMNS = {
+    "plane": "string",
+    "seats": "integer",
+    "price": "numeric(10,2)",
+    "tags": "text[]",
+    "about": "jsonb",
+}
 FLIGHTS = Schema.of(k="string", plane="string", number="int", share="double")
 
 
-def table(columns: dict[str, str] | None = COLUMNS, name: str = "planes", **more: Any) -> RemoteTable[Any, Any, Any]:
+def table(
+    columns: dict[str, str] | None = COLUMNS, name: str = "planes", **more: Any
+) -> RemoteTable[Any, Any, Any]:
     key = more.pop("key", "plane")
-    return RemoteTable(name, key=key, read_function=more.pop("read", AskedTable({}, columns)), **more)
+    return RemoteTable(
+        name, key=key, read_function=more.pop("read", AskedTable({}, columns)), **more
+    )
 
 
 def looked_up(planes: RemoteTable[Any, Any, Any], **join: Any) -> Application:
@@ -37,7 +49,10 @@ def looked_up(planes: RemoteTable[Any, Any, Any], **join: Any) -> Application:
 
 
 def planned(app: Application) -> ExecutionPlan:
-    return build_plan(app, {name: StreamFacts(name, 4, ("k",), SPARK, FLIGHTS) for name in ("lake.flights", "lake.c")})
+    return build_plan(
+        app,
+        {name: StreamFacts(name, 4, ("k",), SPARK, FLIGHTS) for name in ("lake.flights", "lake.c")},
+    )
 
 
 def refused(app: Application, *parts: str) -> None:
@@ -66,9 +81,16 @@ def test_records_stay_where_they_lie_and_get_the_tables_columns() -> None:
 
 
 def test_a_plan_says_what_is_asked_how_often_and_that_it_is_recorded() -> None:
-    execution_plan = planned(looked_up(table(cache=Cache()), how="left", select=["seats as places"]))
+    execution_plan = planned(
+        looked_up(table(cache=Cache()), how="left", select=["seats as places"])
+    )
     (call,) = execution_plan.calls
-    assert (call.operator, call.kind, call.of, call.recorded) == ("join-2-planes", "lookup", "planes", True)
+    assert (call.operator, call.kind, call.of, call.recorded) == (
+        "join-2-planes",
+        "lookup",
+        "planes",
+        True,
+    )
     assert "cache" in call.guarantee
     assert "left lookup in table planes on plane" in execution_plan.render()
     assert "\nCalls\n" in execution_plan.render()
@@ -80,7 +102,9 @@ def test_a_plan_says_what_is_asked_how_often_and_that_it_is_recorded() -> None:
 
 def test_a_lookup_between_joins_with_datasets_keeps_their_proof() -> None:
     app = Application("app")
-    flights = app.input_stream("lake.flights").join(app.table(table()), on="plane", select=["seats"])
+    flights = app.input_stream("lake.flights").join(
+        app.table(table()), on="plane", select=["seats"]
+    )
     flights.join(app.table(dataset("c", 4)), on="k", select=["share as c"]).send_to(
         app.output_stream("lake.out", partitions=4, key="k")
     )
@@ -91,8 +115,13 @@ def test_a_lookup_between_joins_with_datasets_keeps_their_proof() -> None:
 def test_lineage_names_the_table_and_its_columns() -> None:
     app = looked_up(table(), select=["seats as places"], prefix="x_")
     (output,) = find_outputs(app)
-    assert output.upstream == (LineageNode("stream", "lake.flights"), LineageNode("table", "planes"))
-    assert output_columns(app, planned(app))[output.node]["places"] == ((LineageNode("table", "planes"), "seats"),)
+    assert output.upstream == (
+        LineageNode("stream", "lake.flights"),
+        LineageNode("table", "planes"),
+    )
+    assert output_columns(app, planned(app))[output.node]["places"] == (
+        (LineageNode("table", "planes"), "seats"),
+    )
     assert find_output_joins(app) == {"join-2-planes": output.node}
 
 
@@ -101,13 +130,29 @@ def test_lineage_names_the_table_and_its_columns() -> None:
     [
         (table(), {"select": ["seat"]}, ("no column 'seat'", "plane, seats")),
         (table(None), {}, ("declares no columns",)),
-        (table(None), {"select": ["seats"]}, ("declares no columns", "'seats'", 'select={"seats": "string"}')),
+        (
+            table(None),
+            {"select": ["seats"]},
+            ("declares no columns", "'seats'", 'select={"seats": "string"}'),
+        ),
         (table(), {"select": {"seats": "string"}}, ("'seats' as int", "the type string")),
         (table({"plane": "string", "shape": "geometry"}), {}, ("'shape' as geometry",)),
         (table({"plane": "string", "price": "numeric"}), {}, ("'price' as numeric",)),
-        (table(), {"on": {"number": "plane"}}, ("'number' is int", "'plane'", "string", "cast(number as string)")),
-        (table({"plane": "double"}), {"on": {"share": "plane"}}, ("'share' is double", "can't be a key")),
-        (RemoteTable("planes", key="plane", write_function=MemoryTable("w")), {}, ("no read function",)),
+        (
+            table(),
+            {"on": {"number": "plane"}},
+            ("'number' is int", "'plane'", "string", "cast(number as string)"),
+        ),
+        (
+            table({"plane": "double"}),
+            {"on": {"share": "plane"}},
+            ("'share' is double", "can't be a key"),
+        ),
+        (
+            RemoteTable("planes", key="plane", write_function=MemoryTable("w")),
+            {},
+            ("no read function",),
+        ),
         (table(), {"prefix": "", "select": ["seats as number"]}, ("both have a column 'number'",)),
     ],
 )
@@ -118,7 +163,10 @@ def test_what_a_table_can_not_answer_is_refused_by_name(
 
 
 def test_arguments_are_refused_where_the_function_has_no_use_for_them() -> None:
-    refused(looked_up(table(read=MemoryTable("m")), select={"seats": "int"}, args=("tenant",)), "takes none")
+    refused(
+        looked_up(table(read=MemoryTable("m")), select={"seats": "int"}, args=("tenant",)),
+        "takes none",
+    )
 
 
 def test_a_missing_key_column_and_wrong_arguments_are_refused() -> None:

@@ -1,4 +1,6 @@
-"""merge, as it is planned: columns that must agree, and where the records of several streams lie."""
+"""merge, as it is planned: columns that must agree, and where the records of several streams
+lie.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ A, B = (StreamFacts(f"lake.{name}", 4, ("k",), SPARK, RECORDS) for name in "ab")
 C = StreamFacts("lake.c", 8, ("k",), SPARK, RECORDS)
 OTHER = StreamFacts("kafka.a", 4, ("k",), "kafka-murmur2", Schema.of(v="int", k="string"))
 NO_KEY = StreamFacts("lake.n", 1, (), SPARK, RECORDS)
-ALL = catalog(A, B, C, NO_KEY, OTHER, StreamFacts("lake.t", 1, ("k",), SPARK, Schema.of(k="string", w="int")))
+ALL = catalog(
+    A, B, C, NO_KEY, OTHER, StreamFacts("lake.t", 1, ("k",), SPARK, Schema.of(k="string", w="int"))
+)
 
 Inputs = Callable[[str], MessageStream]
 
@@ -45,7 +49,10 @@ def application() -> tuple[Application, Inputs]:
 
 LYING: dict[str, tuple[Callable[[Inputs], MessageStream], tuple[str, ...]]] = {
     "streams that lie alike": (lambda s: s("a").merge(s("b")), ("k",)),
-    "two ways of one stream": (lambda s: s("a").filter("v > 0").merge(s("a").with_columns(v="v + 1")), ("k",)),
+    "two ways of one stream": (
+        lambda s: s("a").filter("v > 0").merge(s("a").with_columns(v="v + 1")),
+        ("k",),
+    ),
     "one stream twice": (lambda s: s("a").merge(s("a")), ("k",)),
     "counts that differ, and nobody needs": (lambda s: s("a").merge(s("c")), ()),
     "two systems": (lambda s: s("a").merge(s("kafka.a")), ()),
@@ -71,7 +78,10 @@ def test_the_first_input_says_the_order_of_columns() -> None:
     app, stream = application()
     one, two = stream("a").merge(stream("kafka.a")), stream("kafka.a").merge(stream("a"))
     planned = build_plan(app, ALL)
-    assert (planned.operator(one.operator).columns, planned.operator(two.operator).columns) == (("k", "v"), ("v", "k"))
+    assert (planned.operator(one.operator).columns, planned.operator(two.operator).columns) == (
+        ("k", "v"),
+        ("v", "k"),
+    )
 
 
 def test_a_join_behind_it_makes_all_counts_agree() -> None:
@@ -89,10 +99,22 @@ def test_a_join_behind_it_makes_all_counts_agree() -> None:
 
 
 BREAKING: dict[str, tuple[Callable[[Inputs], MessageStream], str]] = {
-    "the second": (lambda s: s("a").merge(s("b").partition_by("v")), "input 2 of merge-4 (app-partition-by-3)"),
-    "the first": (lambda s: s("a").partition_by("v").merge(s("b")), "input 1 of merge-4 (app-partition-by-2)"),
-    "the third": (lambda s: s("a").merge(s("b"), s("c").partition_by("v")), "input 3 of merge-5 (app-partition-by-4)"),
-    "one that is lost": (lambda s: s("a").merge(s("b").select("upper(k) as k", "v")), "input 2 of merge-4 (lake.b)"),
+    "the second": (
+        lambda s: s("a").merge(s("b").partition_by("v")),
+        "input 2 of merge-4 (app-partition-by-3)",
+    ),
+    "the first": (
+        lambda s: s("a").partition_by("v").merge(s("b")),
+        "input 1 of merge-4 (app-partition-by-2)",
+    ),
+    "the third": (
+        lambda s: s("a").merge(s("b"), s("c").partition_by("v")),
+        "input 3 of merge-5 (app-partition-by-4)",
+    ),
+    "one that is lost": (
+        lambda s: s("a").merge(s("b").select("upper(k) as k", "v")),
+        "input 2 of merge-4 (lake.b)",
+    ),
     "another hash": (lambda s: s("a").merge(s("kafka.a")), "input 2 of merge-3 (kafka.a)"),
 }
 
@@ -125,23 +147,36 @@ def test_an_input_without_a_key_is_moved_by_that_of_the_others() -> None:
 REFUSED: dict[str, tuple[Callable[[Inputs], MessageStream], type[AdjunctError], str]] = {
     "nothing to merge with": (lambda s: s("a").merge(), ConfigurationError, "got no other stream"),
     "a column less": (
-        lambda s: s("a").merge(s("b").select("k")), PlanningError, "merge-4: .*select-3 has no 'v', unlike input-1"
+        lambda s: s("a").merge(s("b").select("k")),
+        PlanningError,
+        "merge-4: .*select-3 has no 'v', unlike input-1",
     ),
     "a column more": (
-        lambda s: s("a").merge(s("b").with_columns(w="1")), PlanningError, "with-columns-3 has 'w', unlike input-1"
+        lambda s: s("a").merge(s("b").with_columns(w="1")),
+        PlanningError,
+        "with-columns-3 has 'w', unlike input-1",
     ),
     "another name": (
-        lambda s: s("a").merge(s("b").select("k", "v as V")), PlanningError, "has no 'v' and has 'V', unlike"
+        lambda s: s("a").merge(s("b").select("k", "v as V")),
+        PlanningError,
+        "has no 'v' and has 'V', unlike",
     ),
     "another type": (
-        lambda s: s("a").merge(s("b").with_columns(v="cast(v as bigint)")), PlanningError,
+        lambda s: s("a").merge(s("b").with_columns(v="cast(v as bigint)")),
+        PlanningError,
         "different types of 'v': bigint in with-columns-3, int in input-1",
     ),
-    "the third": (lambda s: s("a").merge(s("b"), s("c").select("k")), PlanningError, "select-4 has no 'v'"),
-    "another application's": (
-        lambda s: s("a").merge(Application("other").input_stream("lake.b")), PlanningError, "by application 'other'"
+    "the third": (
+        lambda s: s("a").merge(s("b"), s("c").select("k")),
+        PlanningError,
+        "select-4 has no 'v'",
     ),
-}  # fmt: skip
+    "another application's": (
+        lambda s: s("a").merge(Application("other").input_stream("lake.b")),
+        PlanningError,
+        "by application 'other'",
+    ),
+}
 
 
 @pytest.mark.parametrize("case", REFUSED)
@@ -165,10 +200,15 @@ def test_lineage_comes_from_all_inputs() -> None:
     planned = build_plan(app, ALL)
     assert planned.exchanges == ()
     made = output_columns(app, planned)[LineageNode("stream", "lake.out")]
-    assert made["v"] == ((LineageNode("stream", "lake.a"), "v"), (LineageNode("stream", "lake.b"), "v"))
+    assert made["v"] == (
+        (LineageNode("stream", "lake.a"), "v"),
+        (LineageNode("stream", "lake.b"), "v"),
+    )
 
 
 def test_columns_that_are_not_known_are_left_to_the_run() -> None:
     app, stream = application()
     merged = stream("a").merge(stream("b"))
-    assert build_plan(app, ALL | {"lake.b": replace(B, schema=None)}).operator(merged.operator).columns == ("k", "v")
+    assert build_plan(app, ALL | {"lake.b": replace(B, schema=None)}).operator(
+        merged.operator
+    ).columns == ("k", "v")

@@ -63,12 +63,18 @@ def test_257_from_a_join_or_given_are_257():
     app.input_stream("lake.r").partition_by("x", partitions=257)
     app.input_stream("lake.q").partition_by("x")
     planned = build_plan(app, catalog(s=2, big=257, r=3, q=3))
-    assert [edge.partitions for edge in planned.streams if edge.role == "intermediate"] == [257, 257, 256]
+    assert [edge.partitions for edge in planned.streams if edge.role == "intermediate"] == [
+        257,
+        257,
+        256,
+    ]
 
 
 def test_streams_of_one_name_in_two_systems_are_two():
     app = application()
-    mine, theirs = (StreamFacts(f"{system}.s", count, ("k",), SPARK) for system, count in (("a", 8), ("b", 4)))
+    mine, theirs = (
+        StreamFacts(f"{system}.s", count, ("k",), SPARK) for system, count in (("a", 8), ("b", 4))
+    )
     app.input_stream("a.s").apply(BY_K, app.input_stream("b.s"))
     with pytest.raises(PartitionCountMismatchError) as failure:
         build_plan(app, catalog(mine, theirs))
@@ -96,7 +102,9 @@ def test_many_joins_and_many_writers_of_one_table_are_one_count(joins_first):
                 moved.join(table, on="k", select=[])
             else:
                 moved.send_to(table)
-    facts = catalog(t=1, **{f"s{joins}{number}": 3 for joins in (True, False) for number in range(300)})
+    facts = catalog(
+        t=1, **{f"s{joins}{number}": 3 for joins in (True, False) for number in range(300)}
+    )
     planned = build_plan(app, facts)
     assert {edge.partitions for edge in planned.streams if edge.role == "intermediate"} == {8}
     assert len(planned.fed[0].streams) == len(planned.join_groups) == 300

@@ -21,7 +21,9 @@ def remote(key: str | tuple[str, ...]) -> RemoteTable[Any, Any, Any]:
 
 def to_output(partitions: int, key, prepare=lambda s: s, name: str = "lake.out", facts=()):
     app = application()
-    prepare(app.input_stream("lake.s")).send_to(app.output_stream(name, partitions=partitions, key=key))
+    prepare(app.input_stream("lake.s")).send_to(
+        app.output_stream(name, partitions=partitions, key=key)
+    )
     return exchanges_before(build_plan(app, catalog(*facts, s=8)), app.operators[-1].id)
 
 
@@ -33,7 +35,10 @@ def test_records_that_lie_right_go_to_an_output_stream_as_they_are():
 def test_records_move_before_an_output_stream_with_another_count_or_key():
     (exchange,) = to_output(4, "k")
     assert (exchange.reason, exchange.partitioned_by, exchange.partitions) == ("output", ("k",), 4)
-    assert exchange.why == ("lake.out has 4 partitions by (k); the records are in 8 by (k) with spark-murmur3")
+    assert (
+        exchange.why
+        == "lake.out has 4 partitions by (k); the records are in 8 by (k) with spark-murmur3"
+    )
     (exchange,) = to_output(8, ["k", "x"])
     assert exchange.partitioned_by == ("k", "x")
     (exchange,) = to_output(8, "k", lambda s: s.map(lambda frame: frame))
@@ -50,7 +55,9 @@ def test_a_system_that_spreads_records_itself_only_needs_a_key_in_one_task():
     assert to_output(16, ["k", "x"], name="kafka.out") == ()
     assert len(to_output(16, "x", name="kafka.out")) == 1
     facts = (StreamFacts("kafka.out", 16, ("k",), "kafka-murmur2"),)
-    assert to_output(16, "k", name="kafka.out", facts=facts) == ()  # records that lie by key in Spark's partitions
+    assert (
+        to_output(16, "k", name="kafka.out", facts=facts) == ()
+    )  # records that lie by key in Spark's partitions
 
 
 def to_table(key, prepare=lambda s: s, facts=()):
@@ -65,7 +72,11 @@ def test_records_of_one_key_meet_in_one_task_before_a_remote_table():
     assert to_table("k")[0] == ()
     assert to_table(("k", "x"))[0] == ()  # partitioned by a part of the key is enough
     (exchange,), after = to_table("x")
-    assert (exchange.reason, exchange.partitioned_by, exchange.partitions) == ("remote table", ("x",), 8)
+    assert (exchange.reason, exchange.partitioned_by, exchange.partitions) == (
+        "remote table",
+        ("x",),
+        8,
+    )
     assert after.partitioned_by == ("k",)  # what goes on does so from before the exchange
 
 
@@ -111,7 +122,13 @@ def test_a_plan_is_plain_json_and_readable_text():
     assert [edge["role"] for edge in document["streams"]].count("side-input") == 2
     assert document["join_groups"][0]["streams"] == ["lake.s", "lake.t"]
     text = planned.render()
-    for part in ("join-2-t", "lake.out", "broadcast", "Partition 0 to 2:", "partition_by(partitions=10)"):
+    for part in (
+        "join-2-t",
+        "lake.out",
+        "broadcast",
+        "Partition 0 to 2:",
+        "partition_by(partitions=10)",
+    ):
         assert part in text
     assert all(line == line.rstrip() for line in text.splitlines())
 
@@ -128,7 +145,13 @@ def test_what_is_declared_and_not_used_is_noted():
     app.output_stream("lake.out", partitions=4)
     app.table(remote("k"))
     notes = build_plan(app, catalog(s=8, t=1)).notes
-    assert [note.split()[0] for note in notes] == ["Nothing", "Output", "Dataset", "Table", "Unproven;"]
+    assert [note.split()[0] for note in notes] == [
+        "Nothing",
+        "Output",
+        "Dataset",
+        "Table",
+        "Unproven;",
+    ]
 
 
 def test_asking_a_plan_for_what_it_has_not_is_refused():

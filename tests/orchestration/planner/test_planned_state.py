@@ -1,4 +1,6 @@
-"""Plans of applications with local tables: where records move, which batch a join meets, and what is refused."""
+"""Plans of applications with local tables: where records move, which batch a join meets, and
+what is refused.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +10,19 @@ from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.operators.stream_facts import SPARK, StreamFacts
 from dagster_adjunct.orchestration.planner.plan import ExecutionPlan
 from dagster_adjunct.orchestration.planner.planner import build_plan
-from dagster_adjunct.resources.errors import ConfigurationError, PartitionCountMismatchError, PlanningError
+from dagster_adjunct.resources.errors import (
+    ConfigurationError,
+    PartitionCountMismatchError,
+    PlanningError,
+)
 from dagster_adjunct.resources.schemas.schema import Schema
-from tests.orchestration.planner.planning import application, catalog, dataset, exchanges_before, streams_of_join
+from tests.orchestration.planner.planning import (
+    application,
+    catalog,
+    dataset,
+    exchanges_before,
+    streams_of_join,
+)
 
 COUNTS = Schema.of(k="string", n="bigint")
 S = StreamFacts("lake.s", 4, ("k",), SPARK, Schema.of(k="string", n="bigint"))
@@ -33,7 +45,10 @@ def test_records_in_a_tables_buckets_move_neither_to_it_nor_for_a_join_with_it()
         ("join-2-before", 4),
         ("join-5-after", 4),
     ]
-    assert (planned.stream("counts").role, planned.stream("counts").partitions) == ("local-table", 4)
+    assert (planned.stream("counts").role, planned.stream("counts").partitions) == (
+        "local-table",
+        4,
+    )
     assert planned.task("Partition 3").buckets == ("counts.3",)
 
 
@@ -79,7 +94,10 @@ def test_a_table_that_is_joined_is_fed_by_streams_of_its_count() -> None:
         with pytest.raises(PartitionCountMismatchError) as caught:
             build_plan(app, STREAMS)
         assert caught.value.counts == (("lake.r", 3), ("lake.s", 4), ("counts", 4))
-        assert 'At send-to-table-2-counts: move lake.r with .partition_by("k") before it' in caught.value.next_step
+        assert (
+            'At send-to-table-2-counts: move lake.r with .partition_by("k") before it'
+            in caught.value.next_step
+        )
 
 
 def test_records_moved_to_a_table_get_the_count_of_the_join_and_move_once() -> None:
@@ -111,7 +129,10 @@ def test_a_join_sees_earlier_sends_in_this_batch_and_later_ones_in_the_next() ->
     assert [(item.table, item.sends) for item in planned.state] == [("counts", (first, second))]
     text = planned.render()
     assert "join-3-first   counts   next batch\n" in text
-    assert f"join-5-second  counts   this batch, up to {first}; later sends in the next batch\n" in text
+    assert (
+        f"join-5-second  counts   this batch, up to {first}; later sends in the next batch\n"
+        in text
+    )
     assert "join-7-third   counts   this batch\n" in text
     assert f"local table counts, written at {first}, {second}. A startpoint that goes back" in text
     assert ExecutionPlan.from_json(planned.to_json()) == planned
@@ -200,12 +221,16 @@ def test_what_changed_of_the_state_is_told_in_a_plan_s_differences() -> None:
     older = counting(application())
     app = application()
     counts = app.local_table("counts", key="k", schema=COUNTS, partitions=4)
-    stream = app.input_stream("lake.s").join(counts, on="k", how="left", select=["n as m"], name="before")
+    stream = app.input_stream("lake.s").join(
+        counts, on="k", how="left", select=["n as m"], name="before"
+    )
     stream.map("k", "n").send_to(counts)
     stream.filter("n > 1").send_to(counts)
     lines = build_plan(app, STREAMS).differences_from(older)
     assert "join with what is written here join-5-after is gone" in lines
-    assert any(line.startswith("local table counts sends is send-to-table-4-counts, ") for line in lines)
+    assert any(
+        line.startswith("local table counts sends is send-to-table-4-counts, ") for line in lines
+    )
 
 
 @pytest.mark.parametrize(
@@ -215,7 +240,9 @@ def test_what_changed_of_the_state_is_told_in_a_plan_s_differences() -> None:
         ("upper(k)", "the condition 'upper(k)' is string: expected boolean."),
     ],
 )
-def test_what_deletes_is_a_condition_over_the_records_that_are_sent(deleted: str, problem: str) -> None:
+def test_what_deletes_is_a_condition_over_the_records_that_are_sent(
+    deleted: str, problem: str
+) -> None:
     app = application()
     counts = app.local_table("counts", key="k", schema=COUNTS, partitions=4)
     app.input_stream("lake.s").send_to(counts, deleted=deleted)

@@ -1,4 +1,6 @@
-"""Joins of two streams as they are planned: where both sides lie, what their keys are, and what is kept of them."""
+"""Joins of two streams as they are planned: where both sides lie, what their keys are, and what
+is kept of them.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,11 @@ import pytest
 
 from dagster_adjunct import bounded_dataset
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.resources.errors import ConfigurationError, PartitionCountMismatchError, PlanningError
+from dagster_adjunct.resources.errors import (
+    ConfigurationError,
+    PartitionCountMismatchError,
+    PlanningError,
+)
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.testing import TestStream, assert_plannable
 from dagster_adjunct.windows import Aggregate, Count, Session, Sum, Tumbling
@@ -20,7 +26,9 @@ MINUTE = timedelta(minutes=1)
 def given(partitions: int = 2, kind: str = "string", key: str = "k") -> dict[str, TestStream]:
     right = Schema.of(k=kind, other="string", paid="int", at="timestamp")
     return {
-        "lake.left": TestStream(Schema.of(k="string", n="int", at="timestamp"), key="k", partitions=2),
+        "lake.left": TestStream(
+            Schema.of(k="string", n="int", at="timestamp"), key="k", partitions=2
+        ),
         "lake.right": TestStream(right, key=key, partitions=partitions),
     }
 
@@ -28,7 +36,13 @@ def given(partitions: int = 2, kind: str = "string", key: str = "k") -> dict[str
 def joining(auto: bool = False, **options: Any) -> Application:
     app = Application("app", auto_repartition=auto)
     left, right = (app.input_stream(f"lake.{name}", event_time="at") for name in ("left", "right"))
-    chosen: dict[str, Any] = {"on": "k", "within": MINUTE, "name": "met", "prefix": "right_", **options}
+    chosen: dict[str, Any] = {
+        "on": "k",
+        "within": MINUTE,
+        "name": "met",
+        "prefix": "right_",
+        **options,
+    }
     left.join_stream(right, **chosen).send_to(app.output_stream("lake.out", partitions=2, key="k"))
     return app
 
@@ -50,7 +64,10 @@ def test_streams_partitioned_by_part_of_the_key_join_in_place_on_request() -> No
     assert not plan.exchanges
     with pytest.raises(PlanningError, match=r"needed is \(k, n\)") as caught:
         assert_plannable(joining(**two), given())
-    assert 'Or give stream-join-3-met partition_by="k", which is how its records' in caught.value.next_step
+    assert (
+        'Or give stream-join-3-met partition_by="k", which is how its records'
+        in caught.value.next_step
+    )
     with pytest.raises(PlanningError, match=r"needed is \(k, n\)") as caught:
         assert_plannable(joining(**two), given(key="other"))  # of which only the left one lies so
     assert 'partition_by("k", "n")' in caught.value.next_step
@@ -64,7 +81,9 @@ def test_a_window_of_records_that_lie_by_a_part_of_its_key_is_told_how_to_take_t
     def counting(**lying: str) -> Application:
         app = Application("app")
         left = app.input_stream("lake.left", event_time="at")
-        windows = left.window(Tumbling(MINUTE), by=["n", "k"], name="c", aggregates={"count": Count()}, **lying)
+        windows = left.window(
+            Tumbling(MINUTE), by=["n", "k"], name="c", aggregates={"count": Count()}, **lying
+        )
         windows.send_to(app.output_stream("lake.out", partitions=2, key="k"))
         return app
 
@@ -77,22 +96,37 @@ def test_a_window_of_records_that_lie_by_a_part_of_its_key_is_told_how_to_take_t
 def test_streams_that_meet_and_windows_are_listed_apart_from_joins_with_datasets() -> None:
     def with_all(by: str = "k") -> Application:
         app = Application("app")
-        left, right = (app.input_stream(f"lake.{name}", event_time="at") for name in ("left", "right"))
+        left, right = (
+            app.input_stream(f"lake.{name}", event_time="at") for name in ("left", "right")
+        )
         joined = left.join_stream(right, on="k", within=MINUTE, name="met", prefix="right_")
-        joined = joined.join(app.table(bounded_dataset("items", input="lake.items", key="k", partitions=2)), on="k")
-        windows = joined.partition_by(by).window(Tumbling(MINUTE), by=by, name="sums", aggregates={"count": Count()})
+        joined = joined.join(
+            app.table(bounded_dataset("items", input="lake.items", key="k", partitions=2)), on="k"
+        )
+        windows = joined.partition_by(by).window(
+            Tumbling(MINUTE), by=by, name="sums", aggregates={"count": Count()}
+        )
         windows.send_to(app.output_stream("lake.out", partitions=2, key=by))
         return app
 
-    streams = {**given(), "lake.items": TestStream(Schema.of(k="string", price="int"), key="k", partitions=2)}
+    streams = {
+        **given(),
+        "lake.items": TestStream(Schema.of(k="string", price="int"), key="k", partitions=2),
+    }
     plan = assert_plannable(with_all(), streams)
     text = plan.render()
-    joins, kept = (text.partition(title)[2].split("\n\n")[0].splitlines()[2:] for title in (_JOINS, _KEPT))
+    joins, kept = (
+        text.partition(title)[2].split("\n\n")[0].splitlines()[2:] for title in (_JOINS, _KEPT)
+    )
     assert [line.split()[0] for line in joins] == ["join-4-items"]
     assert [line.split()[0] for line in kept] == ["stream-join-3-met", "window-6-sums"]
-    assert _JOINS not in assert_plannable(joining(), given()).render(), "nothing is joined with a dataset"
+    assert _JOINS not in assert_plannable(joining(), given()).render(), (
+        "nothing is joined with a dataset"
+    )
     told = assert_plannable(with_all("n"), streams).differences_from(plan)
-    assert any(line.startswith("state at window-6-sums is partitioned by n, was by k") for line in told), told
+    assert any(
+        line.startswith("state at window-6-sums is partitioned by n, was by k") for line in told
+    ), told
 
 
 _JOINS = "Joins that need no exchange on the dataset's side"
@@ -109,12 +143,19 @@ def test_names_that_differ_on_both_sides_are_the_left_ones_after_it() -> None:
 def test_other_counts_and_other_columns_are_refused_or_moved() -> None:
     with pytest.raises(PartitionCountMismatchError) as caught:
         assert_plannable(joining(), given(partitions=3))
-    assert (caught.value.operator, caught.value.counts) == ("stream-join-3-met", (("lake.left", 2), ("lake.right", 3)))
+    assert (caught.value.operator, caught.value.counts) == (
+        "stream-join-3-met",
+        (("lake.left", 2), ("lake.right", 3)),
+    )
     with pytest.raises(PlanningError, match=r"needed is \(k\)"):
         assert_plannable(joining(), given(key="other"))
     for streams in (given(partitions=3), given(key="other")):
         (moved,) = assert_plannable(joining(auto=True), streams).exchanges
-        assert (moved.reason, moved.partitions, moved.partitioned_by) == ("auto_repartition", 2, ("k",))
+        assert (moved.reason, moved.partitions, moved.partitioned_by) == (
+            "auto_repartition",
+            2,
+            ("k",),
+        )
 
 
 def test_keys_of_different_types_do_not_meet() -> None:
@@ -123,7 +164,9 @@ def test_keys_of_different_types_do_not_meet() -> None:
     assert (caught.value.operator, caught.value.column) == ("stream-join-3-met", "k")
 
 
-@pytest.mark.parametrize("behind", [lambda sent: sent, lambda sent: sent.filter("n > 0").merge(sent.filter("n < 0"))])
+@pytest.mark.parametrize(
+    "behind", [lambda sent: sent, lambda sent: sent.filter("n > 0").merge(sent.filter("n < 0"))]
+)
 def test_records_read_back_from_an_output_have_no_event_time(behind: Any) -> None:
     app = Application("app")
     left, right = (app.input_stream(f"lake.{name}", event_time="at") for name in ("left", "right"))
@@ -149,7 +192,8 @@ def test_one_side_of_merged_streams_that_says_no_time_is_refused_by_its_name() -
 
 
 @pytest.mark.parametrize(
-    "within", [5, -MINUTE, (MINUTE,), (MINUTE, -MINUTE), None, timedelta.max, (MINUTE, timedelta.max)]
+    "within",
+    [5, -MINUTE, (MINUTE,), (MINUTE, -MINUTE), None, timedelta.max, (MINUTE, timedelta.max)],
 )
 def test_a_bound_is_a_time_or_two(within: Any) -> None:
     with pytest.raises(ConfigurationError) as failure:
@@ -166,7 +210,11 @@ def test_what_is_longer_than_times_can_be_is_refused_where_it_is_said() -> None:
     records = app.input_stream("lake.left", event_time="at")
     with pytest.raises(ConfigurationError) as failure:
         records.window(
-            Tumbling(MINUTE), by="k", name="n", aggregates={"n": Count()}, allowed_lateness=timedelta(days=40_000)
+            Tumbling(MINUTE),
+            by="k",
+            name="n",
+            aggregates={"n": Count()},
+            allowed_lateness=timedelta(days=40_000),
         )
     assert failure.value.argument == "allowed_lateness"
 
@@ -175,7 +223,9 @@ def test_no_state_has_the_name_of_another_operators() -> None:
     app = Application("app")
     left, right = (app.input_stream(f"lake.{name}", event_time="at") for name in ("left", "right"))
     left.join_stream(right, on="k", within=MINUTE, name="met")
-    with pytest.raises(PlanningError, match=r"two operators keep state under the name 'met-left': stream-join-3"):
+    with pytest.raises(
+        PlanningError, match=r"two operators keep state under the name 'met-left': stream-join-3"
+    ):
         left.window(Tumbling(MINUTE), by="k", name="met-left", aggregates={"n": Count()})
     left.window(Tumbling(MINUTE), by="k", name="other-left", aggregates={"n": Count()})
     with pytest.raises(PlanningError, match="'other-left'") as caught:
@@ -184,7 +234,10 @@ def test_no_state_has_the_name_of_another_operators() -> None:
 
 
 def test_an_outer_side_holds_back_what_follows_by_its_bound() -> None:
-    held = {how: joining(how=how, within=(MINUTE, 3 * MINUTE)).operators[2].spec.watermark_delay for how in _HOLDS}
+    held = {
+        how: joining(how=how, within=(MINUTE, 3 * MINUTE)).operators[2].spec.watermark_delay
+        for how in _HOLDS
+    }
     assert held == _HOLDS
 
 
@@ -194,7 +247,10 @@ _HOLDS = {"inner": timedelta(0), "left": 3 * MINUTE, "right": MINUTE, "full": 3 
 def test_state_has_no_name_of_a_dataset() -> None:
     app = joining()
     app.table(bounded_dataset("app-met-left", input="lake.left", key="k", partitions=2))
-    with pytest.raises(PlanningError, match="keeps its state in the table 'app-met-left', and application 'app' has a"):
+    with pytest.raises(
+        PlanningError,
+        match="keeps its state in the table 'app-met-left', and application 'app' has a",
+    ):
         assert_plannable(app, given())
     local = joining()
     local.local_table("app-met-right", key="k", schema=Schema.of(k="string"), partitions=2)
@@ -212,7 +268,11 @@ def test_state_rejects_incomparable_keys_and_types_that_the_lake_lacks() -> None
         assert_plannable(app, given())
     assert (caught.value.operator, caught.value.column) == ("stream-join-7-met", "k")
     app = Application("app")
-    flagged = app.input_stream("lake.left", event_time="at").with_columns(even="n % 2 = 0").partition_by("even")
+    flagged = (
+        app.input_stream("lake.left", event_time="at")
+        .with_columns(even="n % 2 = 0")
+        .partition_by("even")
+    )
     flagged.window(Tumbling(MINUTE), by="even", name="w", aggregates={"n": Count()})
     with pytest.raises(PlanningError) as caught:
         assert_plannable(app, given())
@@ -223,12 +283,16 @@ def test_updates_of_a_window_that_count_again_are_told() -> None:
     def counted(condition: str | None, **options: Any) -> Application:
         app = Application("app", **options)
         clicks = app.input_stream("lake.left", event_time="at")
-        minutes = clicks.window(Tumbling(MINUTE), by="k", name="m", aggregates={"n": Count()}, results="updates")
+        minutes = clicks.window(
+            Tumbling(MINUTE), by="k", name="m", aggregates={"n": Count()}, results="updates"
+        )
         minutes = minutes.filter(condition) if condition else minutes
         minutes.window(Tumbling(60 * MINUTE), by="k", name="h", aggregates={"n": Count()})
         return app
 
-    told = [note for note in assert_plannable(counted("n > 0"), given()).notes if "each update" in note]
+    told = [
+        note for note in assert_plannable(counted("n > 0"), given()).notes if "each update" in note
+    ]
     assert told == [
         "window-4-h gets each update of a window of window-2-m as a separate record. "
         'Keep only final results: .filter("final").'
@@ -239,10 +303,18 @@ def test_updates_of_a_window_that_count_again_are_told() -> None:
     )
     shown = minutes.with_columns(shown="if(final, 1, 0)")
     shown.window(Tumbling(60 * MINUTE), by="k", name="h", aggregates={"n": Count()})
-    assert [note for note in assert_plannable(app, given()).notes if "each update" in note], "it lets all through"
-    with pytest.raises(PlanningError, match=r"window-3-h gets each update of a window of window-2-m .* strict"):
+    assert [note for note in assert_plannable(app, given()).notes if "each update" in note], (
+        "it lets all through"
+    )
+    with pytest.raises(
+        PlanningError, match=r"window-3-h gets each update of a window of window-2-m .* strict"
+    ):
         assert_plannable(counted(None, strict=True), given())
-    assert not [note for note in assert_plannable(counted("final and n > 0"), given()).notes if "each update" in note]
+    assert not [
+        note
+        for note in assert_plannable(counted("final and n > 0"), given()).notes
+        if "each update" in note
+    ]
 
 
 @pytest.mark.parametrize(
@@ -262,15 +334,21 @@ def test_only_a_condition_that_holds_for_final_results_alone_lets_no_update_thro
     minutes = app.input_stream("lake.left", event_time="at").window(
         Tumbling(MINUTE), by="k", name="m", aggregates={"n": Count()}, results="updates"
     )
-    minutes.filter(condition).window(Tumbling(60 * MINUTE), by="k", name="h", aggregates={"n": Count()})
+    minutes.filter(condition).window(
+        Tumbling(60 * MINUTE), by="k", name="h", aggregates={"n": Count()}
+    )
     told = [note for note in assert_plannable(app, given()).notes if "each update" in note]
     assert bool(told) is not final
 
 
-@pytest.mark.parametrize("name", ["records$", "expires$", "record$", "at$", "behind$", "window_start", "total$sum"])
+@pytest.mark.parametrize(
+    "name", ["records$", "expires$", "record$", "at$", "behind$", "window_start", "total$sum"]
+)
 def test_a_key_of_the_name_of_what_windows_keep_is_refused_where_it_is_planned(name: str) -> None:
     stream = TestStream(
-        Schema.of(**{"k": "string", "n": "int", "at": "timestamp", name: "string"}), key="k", partitions=2
+        Schema.of(**{"k": "string", "n": "int", "at": "timestamp", name: "string"}),
+        key="k",
+        partitions=2,
     )
     app = Application("app")
     total = {"total": Sum("n"), "most": Aggregate(len, "int", of="n")}
@@ -288,7 +366,9 @@ def test_a_function_of_all_columns_is_refused_one_that_is_kept_beside_records(na
     stream = TestStream(Schema.of(**columns), key="k", partitions=2)
     app = Application("app")
     clicks = app.input_stream("lake.left", event_time="at")
-    clicks.window(Tumbling(MINUTE), by="k", name="m", aggregates={"n": Aggregate(len, "int", of="at")})
+    clicks.window(
+        Tumbling(MINUTE), by="k", name="m", aggregates={"n": Aggregate(len, "int", of="at")}
+    )
     assert_plannable(app, {"lake.left": stream})
     clicks.window(Tumbling(MINUTE), by="k", name="o", aggregates={"n": Aggregate(len, "int")})
     with pytest.raises(PlanningError) as failure:
@@ -298,7 +378,9 @@ def test_a_function_of_all_columns_is_refused_one_that_is_kept_beside_records(na
 
 @pytest.mark.parametrize("name", ["expires$", "Record$", "at$"])
 @pytest.mark.parametrize("side", ["left", "right"])
-def test_a_stream_join_rejects_columns_that_are_named_as_those_of_its_state(side: str, name: str) -> None:
+def test_a_stream_join_rejects_columns_that_are_named_as_those_of_its_state(
+    side: str, name: str
+) -> None:
     streams = given()
     columns = {"k": "string", "n": "int", "at": "timestamp", name: "int"}
     streams[f"lake.{side}"] = TestStream(Schema.of(columns), key="k", partitions=2)
@@ -310,9 +392,13 @@ def test_a_stream_join_rejects_columns_that_are_named_as_those_of_its_state(side
 
 
 @pytest.mark.parametrize(("aggregate", "to"), [(Count("tags"), "string"), (Sum("words"), "double")])
-def test_a_column_that_can_not_be_aggregated_is_to_be_cast_to_a_type_that_can(aggregate: Any, to: str) -> None:
+def test_a_column_that_can_not_be_aggregated_is_to_be_cast_to_a_type_that_can(
+    aggregate: Any, to: str
+) -> None:
     app = Application("app")
-    left = app.input_stream("lake.left", event_time="at").with_columns(words="'a b'", tags="split('a b', ' ')")
+    left = app.input_stream("lake.left", event_time="at").with_columns(
+        words="'a b'", tags="split('a b', ' ')"
+    )
     left.window(Tumbling(MINUTE), by="k", name="m", aggregates={"made": aggregate})
     with pytest.raises(PlanningError) as failure:
         assert_plannable(app, given())

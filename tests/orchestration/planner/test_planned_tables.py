@@ -1,4 +1,6 @@
-"""What planning says of remote tables: what they can't be asked, which order holds, and what a replay does."""
+"""What planning says of remote tables: what they can't be asked, which order holds, and what a
+replay does.
+"""
 
 from __future__ import annotations
 
@@ -22,15 +24,22 @@ from tests.orchestration.test_adding_an_operator import Union
 WITH_DEFAULTS = UpdateContract.UPDATE_WITH_DEFAULTS
 SCANS = Schema.of(gate="string", tag="string", place="string", at="timestamp", n="int")
 COLUMNS = {
-    "tag": "string", "place": "string", "at": "timestamp", "n": "bigint", "seen": "array<string>", "facts": "json",
-}  # fmt: skip
+    "tag": "string",
+    "place": "string",
+    "at": "timestamp",
+    "n": "bigint",
+    "seen": "array<string>",
+    "facts": "json",
+}
 
 
 def scans(key: tuple[str, ...] = ("gate",), partitions: int = 8, **more: Any) -> StreamFacts:
     return StreamFacts("lake.scans", partitions, key, SPARK, SCANS, **more)
 
 
-def tags(function: Any = None, *, key: Any = "tag", columns: Any = COLUMNS, **more: Any) -> RemoteTable[Any, Any, Any]:
+def tags(
+    function: Any = None, *, key: Any = "tag", columns: Any = COLUMNS, **more: Any
+) -> RemoteTable[Any, Any, Any]:
     function = function or SqliteTable("tags.sqlite", "tags", key, columns=columns)
     return RemoteTable("tags", key="tag", write_function=function, **more)
 
@@ -59,7 +68,10 @@ def test_a_table_by_another_key_than_its_streams_has_order_per_source_partition_
     (table,) = execution_plan.tables
     assert (table.order, table.streams) == ("per source partition", ("lake.scans",))
     assert "its key is (tag), and lake.scans is partitioned by (gate)" in table.why
-    assert any("order holds per source partition only" in note and "newest_by" in note for note in execution_plan.notes)
+    assert any(
+        "order holds per source partition only" in note and "newest_by" in note
+        for note in execution_plan.notes
+    )
     assert "per source partition" in execution_plan.render()
     assert "possibly for good" in table.replay
     (document,) = execution_plan.to_json()["tables"]
@@ -67,7 +79,9 @@ def test_a_table_by_another_key_than_its_streams_has_order_per_source_partition_
 
 
 def two_ways(*updates: dict[str, Any] | None, strict: bool = False, **declared: Any) -> Application:
-    """An application that sends one stream, keyed by the table's key, in several ways to one table."""
+    """An application that sends one stream, keyed by the table's key, in several ways to one
+    table.
+    """
     app = Application("ways", strict=strict)
     table, stream = app.table(tags(**declared)), app.input_stream("lake.scans")
     for number, update in enumerate(updates):
@@ -98,7 +112,9 @@ def test_records_that_come_to_a_table_by_two_ways_have_no_order_between_them(upd
     first, second = execution_plan.tables
     assert f"{second.operator} writes to it, too, and" in first.why
     assert f"{first.operator} writes to it, too, and" in second.why
-    with pytest.raises(PlanningError, match=r"is strict\. Table tags: .*\. The reason: .* writes to it, too, and"):
+    with pytest.raises(
+        PlanningError, match=r"is strict\. Table tags: .*\. The reason: .* writes to it, too, and"
+    ):
         planned(two_ways(*updates, strict=True), scans(("tag",)))
 
 
@@ -128,7 +144,9 @@ def test_ways_that_change_different_columns_or_only_add_are_in_order(updates: An
         ({"add": {"n": "n"}}, None),
     ],
 )
-def test_what_is_added_and_appended_is_of_the_columns_type(update: dict[str, Any], says: str | None) -> None:
+def test_what_is_added_and_appended_is_of_the_columns_type(
+    update: dict[str, Any], says: str | None
+) -> None:
     app = Application("gates")
     app.input_stream("lake.scans").update(app.table(tags()), if_missing=[], **update)
     if says is None:
@@ -147,7 +165,9 @@ def test_what_is_added_and_appended_is_of_the_columns_type(update: dict[str, Any
         ("seen", {"set": ["place", "seen"]}, "'seen', which is array<string>: expected a time"),
     ],
 )
-def test_a_table_keeps_what_is_newest_by_a_time_that_is_set(newest_by: str, update: dict[str, Any], says: str) -> None:
+def test_a_table_keeps_what_is_newest_by_a_time_that_is_set(
+    newest_by: str, update: dict[str, Any], says: str
+) -> None:
     app = Application("gates")
     stream = app.input_stream("lake.scans").with_columns(seen="split(place, ',')")
     stream.update(app.table(tags(newest_by=newest_by, idempotent=True)), if_missing=[], **update)
@@ -163,7 +183,9 @@ def test_a_strict_application_is_refused_where_order_does_not_hold() -> None:
     planned(last_seen(tags(), strict=True), scans(("tag",)))
 
 
-def sums(*, columns: Any = COLUMNS, add: Any = None, if_missing: Any = (), **more: Any) -> Application:
+def sums(
+    *, columns: Any = COLUMNS, add: Any = None, if_missing: Any = (), **more: Any
+) -> Application:
     app = Application("sums", **more)
     table = app.table(tags(columns=columns))
     app.input_stream("lake.scans").update(table, add=add or {"n": "n"}, if_missing=if_missing)
@@ -175,7 +197,9 @@ def test_what_only_adds_numbers_needs_no_order_and_no_newest_by() -> None:
     (table,) = execution_plan.tables
     assert table.order == "any"
     assert "its key is (tag), and lake.scans is partitioned by (gate)" in table.why
-    assert not any("newest_by" in note or "per source partition" in note for note in execution_plan.notes)
+    assert not any(
+        "newest_by" in note or "per source partition" in note for note in execution_plan.notes
+    )
     assert "changed: additions" in table.replay
     begun = planned(sums(if_missing={"place": "place", "tag": "tag"})).tables[0].why
     assert "and the first one sets place" in begun
@@ -201,7 +225,11 @@ def test_a_number_is_known_by_the_tables_column_or_by_its_own_type() -> None:
             "an older record may replace a newer one",
             'Declare the table with newest_by="column" and idempotent=True',
         ),
-        ({"append": {"seen": "place"}, "add": {"n": "n"}}, "after a newer one", "sort by a time in the values"),
+        (
+            {"append": {"seen": "place"}, "add": {"n": "n"}},
+            "after a newer one",
+            "sort by a time in the values",
+        ),
         (
             {"add": {"facts": "named_struct('n', n)"}},
             "after a newer one",
@@ -209,7 +237,9 @@ def test_a_number_is_known_by_the_tables_column_or_by_its_own_type() -> None:
         ),
     ],
 )
-def test_the_advice_for_a_table_is_one_that_loses_nothing(update: dict[str, Any], harm: str, mends: str) -> None:
+def test_the_advice_for_a_table_is_one_that_loses_nothing(
+    update: dict[str, Any], harm: str, mends: str
+) -> None:
     """tests/orchestration/test_advice_for_tables.py follows each of them."""
     (note,) = planned(two_ways(update)).notes
     assert harm in note
@@ -227,10 +257,15 @@ def test_the_advice_for_a_table_is_one_that_loses_nothing(update: dict[str, Any]
             'Declare the table with newest_by="column", so that its store keeps',
         ),
         ((None, {"set": ["place"]}), "columns or tables of their own"),
-        (({"add": {"n": "1"}}, {"set": {"n": "cast(n as bigint)"}}), "columns or tables of their own"),
+        (
+            ({"add": {"n": "1"}}, {"set": {"n": "cast(n as bigint)"}}),
+            "columns or tables of their own",
+        ),
     ],
 )
-def test_where_two_sends_meet_in_a_column_partitioning_is_no_advice(updates: Any, mends: str) -> None:
+def test_where_two_sends_meet_in_a_column_partitioning_is_no_advice(
+    updates: Any, mends: str
+) -> None:
     for note in planned(two_ways(*updates), scans(("tag",))).notes:
         assert mends in note
         assert "artition the input" not in note
@@ -247,7 +282,9 @@ def test_where_two_sends_meet_in_a_column_partitioning_is_no_advice(updates: Any
         (({"set": ["at"], "add": {"n": "n"}, "append": {"seen": "place"}},), 0),
     ],
 )
-def test_the_plan_says_what_a_table_that_keeps_the_newest_would_lose(updates: Any, harmed: int) -> None:
+def test_the_plan_says_what_a_table_that_keeps_the_newest_would_lose(
+    updates: Any, harmed: int
+) -> None:
     """And a strict application is refused there."""
     declared = {"newest_by": "at", "idempotent": True}
     for facts in (scans(), scans(("tag",))):
@@ -255,11 +292,15 @@ def test_the_plan_says_what_a_table_that_keeps_the_newest_would_lose(updates: An
         assert len([note for note in execution_plan.notes if " skipped " in note]) == harmed
         strict = two_ways(*updates, strict=True, **declared)
         if harmed:
-            with pytest.raises(PlanningError, match=r"is strict\. Table tags: .* skipped .*") as refused:
+            with pytest.raises(
+                PlanningError, match=r"is strict\. Table tags: .* skipped .*"
+            ) as refused:
                 planned(strict, facts)
             assert refused.value.operator == execution_plan.tables[0].operator
         else:
-            assert [table.order for table in planned(strict, facts).tables] == ["newest"] * len(updates)
+            assert [table.order for table in planned(strict, facts).tables] == ["newest"] * len(
+                updates
+            )
 
 
 def test_sums_that_another_send_replaces_depend_on_the_order() -> None:
@@ -276,7 +317,9 @@ def test_sums_that_another_send_replaces_depend_on_the_order() -> None:
         (scans(()), "per source partition"),
     ],
 )
-def test_order_holds_where_the_partitioning_columns_are_in_the_tables_key(facts: StreamFacts, order: str) -> None:
+def test_order_holds_where_the_partitioning_columns_are_in_the_tables_key(
+    facts: StreamFacts, order: str
+) -> None:
     execution_plan = planned(last_seen(tags()), facts)
     assert [table.order for table in execution_plan.tables] == [order]
     assert bool(execution_plan.notes) is (order != "per key")
@@ -284,8 +327,12 @@ def test_order_holds_where_the_partitioning_columns_are_in_the_tables_key(facts:
 
 def test_a_computed_partition_column_differs_and_repartitioning_brings_no_order() -> None:
     computed, moved, renamed = (Application(f"gates-{number}") for number in range(3))
-    computed.input_stream("lake.scans").map("upper(tag) as tag", "place").send_to(computed.table(tags()))
-    moved.input_stream("lake.scans").partition_by("tag").map("tag", "place").send_to(moved.table(tags()))
+    computed.input_stream("lake.scans").map("upper(tag) as tag", "place").send_to(
+        computed.table(tags())
+    )
+    moved.input_stream("lake.scans").partition_by("tag").map("tag", "place").send_to(
+        moved.table(tags())
+    )
     renamed.input_stream("lake.scans").map("gate as tag", "place").send_to(renamed.table(tags()))
     orders = [planned(computed, scans(("tag",))), planned(moved), planned(renamed)]
     assert [execution_plan.tables[0].order for execution_plan in orders] == [
@@ -299,7 +346,11 @@ def test_a_computed_partition_column_differs_and_repartitioning_brings_no_order(
     ("declared", "adds", "says"),
     [
         ({"newest_by": "at"}, False, "unchanged: records that are older by at are skipped"),
-        ({"idempotent": True, "on_replay": "skip"}, True, "unchanged: messages up to the last applied one"),
+        (
+            {"idempotent": True, "on_replay": "skip"},
+            True,
+            "unchanged: messages up to the last applied one",
+        ),
         ({"idempotent": True}, True, "applied again, exactly once"),
         ({}, True, "applied again, once, and again if a batch is repeated"),
         ({}, False, "older, possibly for good"),
@@ -320,7 +371,9 @@ def test_marks_need_offsets_that_are_numbers() -> None:
 
 
 def test_what_is_read_again_can_not_be_skipped_behind_an_output_of_several_streams() -> None:
-    facts = {name: StreamFacts(name, 8, ("gate",), SPARK, SCANS) for name in ("lake.scans", "lake.more")}
+    facts = {
+        name: StreamFacts(name, 8, ("gate",), SPARK, SCANS) for name in ("lake.scans", "lake.more")
+    }
 
     def merged(table: RemoteTable[Any, Any, Any], *, before: bool) -> Application:
         app = Application("gates")
@@ -341,7 +394,9 @@ def test_dead_letters_need_an_output_stream_that_is_as_it_is_declared() -> None:
     def letting(key: str | None) -> Application:
         app = Application("gates")
         letters = app.output_stream("lake.refused", partitions=2, key=key)
-        app.input_stream("lake.scans").map("tag", "place", "at").send_to(app.table(tags()), dead_letters=letters)
+        app.input_stream("lake.scans").map("tag", "place", "at").send_to(
+            app.table(tags()), dead_letters=letters
+        )
         return app
 
     there = {"lake.scans": scans(), "lake.refused": StreamFacts("lake.refused", 3, (), SPARK)}
@@ -357,7 +412,12 @@ def test_dead_letters_need_an_output_stream_that_is_as_it_is_declared() -> None:
 
 
 def refused(
-    table: RemoteTable[Any, Any, Any], says: str, *, map: Any = (), send: Any = None, update: Any = None
+    table: RemoteTable[Any, Any, Any],
+    says: str,
+    *,
+    map: Any = (),
+    send: Any = None,
+    update: Any = None,
 ) -> None:
     app = Application("gates")
     stream = app.input_stream("lake.scans")
@@ -375,7 +435,12 @@ MESSAGE = update_message(key="tag", update=["place"], default=["place"])
 
 def test_updates_to_a_plain_sink_and_records_to_an_update_sink_are_refused() -> None:
     refused(tags(), "sent updates without a contract", map=MESSAGE)
-    refused(tags(), "no column 'update'.*stream.update", map=["tag", "place"], send={"contract": WITH_DEFAULTS})
+    refused(
+        tags(),
+        "no column 'update'.*stream.update",
+        map=["tag", "place"],
+        send={"contract": WITH_DEFAULTS},
+    )
 
 
 @pytest.mark.parametrize(
@@ -384,29 +449,59 @@ def test_updates_to_a_plain_sink_and_records_to_an_update_sink_are_refused() -> 
         (["tag", "place", "n as count"], None, "no column 'count'; it has tag, place"),
         (["tag", "n as place"], None, "'place' as string, and int is sent.*cast"),
         (update_message(key="tag", update={"plce": "place"}), None, "no column 'plce'"),
-        (update_message(key="tag", update={"place": "n"}), None, "'place' as string, and int is sent"),
-        (update_message(key="tag", update=["place"], default={"at": "gate"}), None, "'at' as timestamp, and string"),
+        (
+            update_message(key="tag", update={"place": "n"}),
+            None,
+            "'place' as string, and int is sent",
+        ),
+        (
+            update_message(key="tag", update=["place"], default={"at": "gate"}),
+            None,
+            "'at' as timestamp, and string",
+        ),
         ((), {"set": {"where": "place"}}, "no column 'where'"),
         ((), {"add": {"place": "1"}}, "'place' as string, and an update would add to it"),
         ((), {"append": ["place"]}, "'place' as string, and an update would append to it"),
         ((), {"set": ["place"], "if_missing": {"m": "1"}}, "no column 'm'"),
         ((), {"remove": ["gone"]}, "no column 'gone'"),
-        ((), {"set": {"place": "cast(at as timestamp_ntz)"}}, "'place' as string, and timestamp_ntz is sent"),
-        ((), {"set": {"at": "cast(at as timestamp_ntz)"}}, "'at' as timestamp, and timestamp_ntz is sent"),
-        (["cast(at as timestamp_ntz) as tag", "place"], None, "'tag' as string, and timestamp_ntz is sent"),
-        ((), {"append": {"seen": "cast(at as timestamp_ntz)"}}, "'seen' as array<string>, and timestamp_ntz is app"),
+        (
+            (),
+            {"set": {"place": "cast(at as timestamp_ntz)"}},
+            "'place' as string, and timestamp_ntz is sent",
+        ),
+        (
+            (),
+            {"set": {"at": "cast(at as timestamp_ntz)"}},
+            "'at' as timestamp, and timestamp_ntz is sent",
+        ),
+        (
+            ["cast(at as timestamp_ntz) as tag", "place"],
+            None,
+            "'tag' as string, and timestamp_ntz is sent",
+        ),
+        (
+            (),
+            {"append": {"seen": "cast(at as timestamp_ntz)"}},
+            "'seen' as array<string>, and timestamp_ntz is app",
+        ),
     ],
 )
-def test_columns_and_types_that_the_table_does_not_have_are_refused(map: Any, update: Any, says: str) -> None:
+def test_columns_and_types_that_the_table_does_not_have_are_refused(
+    map: Any, update: Any, says: str
+) -> None:
     contract = {"contract": WITH_DEFAULTS} if any(" as update" in text for text in map) else None
     refused(tags(), says, map=map, send=contract, update=update)
 
 
 def test_the_plan_says_that_decimals_in_sqlite_sort_as_text() -> None:
     priced = tags(columns=COLUMNS | {"price": "decimal(10,2)"})
-    (note,) = [note for note in planned(last_seen(priced)).notes if "SQLite stores decimals" in note]
+    (note,) = [
+        note for note in planned(last_seen(priced)).notes if "SQLite stores decimals" in note
+    ]
     assert "(price)" in note
-    assert not [note for note in planned(last_seen(tags())).notes if "SQLite stores decimals" in note]
+    assert not [
+        note for note in planned(last_seen(tags())).notes if "SQLite stores decimals" in note
+    ]
 
 
 def test_keys_that_are_not_the_stores_are_refused() -> None:
@@ -420,16 +515,40 @@ def test_keys_that_are_not_the_stores_are_refused() -> None:
     [
         (OnlyPuts(), {}, None, {"set": ["place"]}, "OnlyPuts supports only whole records"),
         (Service(), {}, None, {"add": {"n": "1"}}, "Service can't add columns; it can set"),
-        (Service(), {}, None, {"set": ["place"], "if_missing": []}, "can't put a record only where there is none"),
+        (
+            Service(),
+            {},
+            None,
+            {"set": ["place"], "if_missing": []},
+            "can't put a record only where there is none",
+        ),
         (None, {}, {"args": ["tenant"]}, None, "SqliteTable takes none"),
-        (None, {"newest_by": "at"}, None, {"set": ["place"]}, "the newest record by 'at', which is not sent"),
-        (None, {"newest_by": "at"}, None, {"set": ["at"], "add": {"n": "1"}}, "idempotent=True, too"),
+        (
+            None,
+            {"newest_by": "at"},
+            None,
+            {"set": ["place"]},
+            "the newest record by 'at', which is not sent",
+        ),
+        (
+            None,
+            {"newest_by": "at"},
+            None,
+            {"set": ["at"], "add": {"n": "1"}},
+            "idempotent=True, too",
+        ),
     ],
 )
 def test_what_a_function_or_a_declaration_can_not_do_is_refused(
     function: Any, more: dict[str, Any], send: Any, update: Any, says: str
 ) -> None:
-    refused(tags(function, **more), says, map=() if update else ["tag", "place"], send=send, update=update)
+    refused(
+        tags(function, **more),
+        says,
+        map=() if update else ["tag", "place"],
+        send=send,
+        update=update,
+    )
 
 
 def test_defaults_may_overwrite_where_the_declaration_says_so() -> None:
@@ -448,11 +567,19 @@ def test_defaults_may_overwrite_where_the_declaration_says_so() -> None:
         ({"set": {"place": ""}}, "expected Spark SQL"),
         ({"set": {"place": "upper(tag) as loud"}}, "without 'as loud'"),
         ({"set": "place"}, "set is 'place'"),
-        ({"set": ["place"], "if_missing": {"tag": "gate"}}, "if_missing= gives 'tag', which is in the table's key"),
-        ({"set": ["place"], "if_missing": {"tag": "upper(tag)"}}, "For another key, compute it before"),
+        (
+            {"set": ["place"], "if_missing": {"tag": "gate"}},
+            "if_missing= gives 'tag', which is in the table's key",
+        ),
+        (
+            {"set": ["place"], "if_missing": {"tag": "upper(tag)"}},
+            "For another key, compute it before",
+        ),
     ],
 )
-def test_an_update_that_makes_no_sense_is_refused_where_it_is_written(update: dict[str, Any], says: str) -> None:
+def test_an_update_that_makes_no_sense_is_refused_where_it_is_written(
+    update: dict[str, Any], says: str
+) -> None:
     app = Application("gates")
     with pytest.raises(Exception, match=says):
         app.input_stream("lake.scans").update(app.table(tags()), **update)
@@ -469,11 +596,15 @@ def test_a_record_begins_with_its_own_key() -> None:
 
 
 def counts(*names: str | None, **more: Any) -> Application:
-    """An application that adds to a table in a send for each of these names: the last counts, others append."""
+    """An application that adds to a table in a send for each of these names: the last counts,
+    others append.
+    """
     app = Application("counts")
     table, stream = app.table(tags(**{"idempotent": True, **more})), app.input_stream("lake.scans")
     for number, name in enumerate(names):
-        added: dict[str, Any] = {"append": {"seen": "place"}} if number < len(names) - 1 else {"add": {"n": "1"}}
+        added: dict[str, Any] = (
+            {"append": {"seen": "place"}} if number < len(names) - 1 else {"add": {"n": "1"}}
+        )
         stream.update(table, if_missing=[], marks_as=name, **added)
     return app
 
@@ -493,7 +624,9 @@ def test_two_tables_over_one_table_of_a_store_have_marks_of_their_own() -> None:
     app = Application("counts")
     stream = app.input_stream("lake.scans")
     for name in ("places", "numbers"):
-        table = RemoteTable(name, key="tag", write_function=tags().write_function, newest_by="at", idempotent=True)
+        table = RemoteTable(
+            name, key="tag", write_function=tags().write_function, newest_by="at", idempotent=True
+        )
         stream.update(app.table(table), set=["at"], add={"n": "1"}, if_missing=[])
     execution_plan = planned(app)
     assert [table.marks for table in execution_plan.tables] == ["counts", "counts#2"]
@@ -513,7 +646,9 @@ def test_the_plan_warns_of_marks_that_go_by_the_order_of_sends() -> None:
         (lambda: counts("late", idempotent=False), "stores no marks"),
     ],
 )
-def test_marks_that_two_sends_share_or_that_there_are_none_of_are_refused(app: Any, says: str) -> None:
+def test_marks_that_two_sends_share_or_that_there_are_none_of_are_refused(
+    app: Any, says: str
+) -> None:
     with pytest.raises(PlanningError, match=says):
         planned(app())
 

@@ -1,4 +1,6 @@
-"""Tasks: one for each partition number, or so many as the application says; what they own, and what they are handed."""
+"""Tasks: one for each partition number, or so many as the application says; what they own, and
+what they are handed.
+"""
 
 from __future__ import annotations
 
@@ -36,14 +38,24 @@ def test_each_partition_number_is_a_task_unless_said_otherwise():
 @pytest.mark.parametrize("count", [1, 2, 4, 5])
 def test_a_task_owns_several_partitions_and_the_buckets_that_go_with_them(count):
     execution_plan = planned(count)
-    assert [task.name for task in execution_plan.tasks] == [f"Task {number}" for number in range(count)]
-    owned = [str(ssp) for task in execution_plan.tasks for ssp in task.ssps if ssp.stream != "rules"]
-    assert sorted(owned) == sorted([f"lake.s.{n}" for n in range(6)] + [f"lake.r.{n}" for n in range(4)])
+    assert [task.name for task in execution_plan.tasks] == [
+        f"Task {number}" for number in range(count)
+    ]
+    owned = [
+        str(ssp) for task in execution_plan.tasks for ssp in task.ssps if ssp.stream != "rules"
+    ]
+    assert sorted(owned) == sorted(
+        [f"lake.s.{n}" for n in range(6)] + [f"lake.r.{n}" for n in range(4)]
+    )
     for task in execution_plan.tasks:
         numbers = {ssp.partition for ssp in task.ssps if ssp.stream == "s"}
-        assert {int(name.rpartition(".")[2]) for name in task.buckets if name.startswith("d.")} == numbers
+        assert {
+            int(name.rpartition(".")[2]) for name in task.buckets if name.startswith("d.")
+        } == numbers
         assert {ssp.partition for ssp in task.ssps if ssp.stream == "rules"} == {0, 1}
-    assert execution_plan.operator("input-5").partitions == count  # one copy of what all tasks read for each of them
+    assert (
+        execution_plan.operator("input-5").partitions == count
+    )  # one copy of what all tasks read for each of them
     assert execution_plan.partitions_by_task()["Task 0"] == frozenset(execution_plan.tasks[0].ssps)
 
 

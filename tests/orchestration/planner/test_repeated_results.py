@@ -1,4 +1,6 @@
-"""Expressions that give other records in a repeated batch are told in the plan, and refused where it is strict."""
+"""Expressions that give other records in a repeated batch are told in the plan, and refused
+where it is strict.
+"""
 
 from __future__ import annotations
 

@@ -54,7 +54,13 @@ def test_a_name_given_before_is_made_of_what_it_was_made_of() -> None:
     fields = {name: ColumnFacts(sources=MADE[f"update.{name}"]) for name in ("seats", "level")}
     own = {name: ColumnFacts(sources=MADE[name]) for name in ("visitor", "Spent")}
     arriving = Columns({**own, "update": ColumnFacts(fields=fields)})
-    spec = Map(("upper(visitor) as loud", "concat(loud, spent) as both", "named_struct('x', loud) as update"))
+    spec = Map(
+        (
+            "upper(visitor) as loud",
+            "concat(loud, spent) as both",
+            "named_struct('x', loud) as update",
+        )
+    )
     made = spec.derive_columns(context, [arriving]).sources
     assert {name: {column for _, column in sources} for name, sources in made.items()} == {
         "loud": {"visitor"},
@@ -67,9 +73,15 @@ def test_a_name_given_before_is_made_of_what_it_was_made_of() -> None:
 
 
 def test_types_of_what_is_computed_reach_the_operators_behind_it() -> None:
-    facts = StreamFacts("lake.visits", 4, ("k",), SPARK, Schema.of(k="string", at="timestamp", n="int"))
-    out = StreamFacts("lake.out", 4, ("k",), SPARK, Schema.of(k="string", day="date", more="bigint"), evolves=True)
+    facts = StreamFacts(
+        "lake.visits", 4, ("k",), SPARK, Schema.of(k="string", at="timestamp", n="int")
+    )
+    out = StreamFacts(
+        "lake.out", 4, ("k",), SPARK, Schema.of(k="string", day="date", more="bigint"), evolves=True
+    )
     app = application()
-    made = app.input_stream("lake.visits").map("k", "to_date(at) as day", "coalesce(n, 0) + 1L as more")
+    made = app.input_stream("lake.visits").map(
+        "k", "to_date(at) as day", "coalesce(n, 0) + 1L as more"
+    )
     made.filter("more > 1").send_to(app.output_stream("lake.out", partitions=4, key="k"))
     build_plan(app, catalog(facts, out))

@@ -1,4 +1,6 @@
-"""What is sent to a stream that is there: more and wider columns are planned, all else is refused."""
+"""What is sent to a stream that is there: more and wider columns are planned, all else is
+refused.
+"""
 
 from __future__ import annotations
 
@@ -18,12 +20,17 @@ INPUT = StreamFacts("lake.s", 2, ("k",), SPARK, Schema.of(k="string", v="int", x
 
 def sending(*expressions: str) -> Application:
     app = Application("app")
-    app.input_stream("lake.s").map(*expressions).send_to(app.output_stream("lake.out", partitions=2, key="k"))
+    app.input_stream("lake.s").map(*expressions).send_to(
+        app.output_stream("lake.out", partitions=2, key="k")
+    )
     return app
 
 
 def world(*, evolves: bool = True, **columns: str) -> Catalog:
-    return {"lake.s": INPUT, "lake.out": StreamFacts("lake.out", 2, ("k",), SPARK, Schema.of(columns), evolves)}
+    return {
+        "lake.s": INPUT,
+        "lake.out": StreamFacts("lake.out", 2, ("k",), SPARK, Schema.of(columns), evolves),
+    }
 
 
 @pytest.mark.parametrize(
@@ -44,7 +51,13 @@ def test_more_and_wider_columns_in_any_order_are_planned(expressions: tuple[str,
 @pytest.mark.parametrize(
     ("expressions", "message"),
     [
-        (("k",), r"map|send-to-3: the records do not fit the columns of stream lake\.out: v \(int\) is removed"),
+        (
+            ("k",),
+            (
+                r"map|send-to-3: the records do not fit the columns of stream lake\.out: v \(int\)"
+                r" is removed"
+            ),
+        ),
         (("k", "v as w"), r"v \(int\) is removed"),
         (("k", "v as V"), r"v \(int\) is renamed to V"),
         (("k", "cast(v as tinyint) as v"), "v is tinyint, was int"),
@@ -57,7 +70,9 @@ def test_what_records_that_are_there_can_not_be_read_with_is_refused(
     expressions: tuple[str, ...], message: str
 ) -> None:
     if expressions == ("k", "x as v"):
-        build_plan(sending(*expressions), world(k="string", v="int"))  # every int is a double: it is widened
+        build_plan(
+            sending(*expressions), world(k="string", v="int")
+        )  # every int is a double: it is widened
         expressions, message = ("k", "cast(x as string) as v"), "v is string, was int"
     with pytest.raises(PlanningError, match=message) as caught:
         build_plan(sending(*expressions), world(k="string", v="int"))
@@ -75,10 +90,15 @@ def notes_of(app: Application, catalog: Catalog) -> list[str]:
 def test_columns_of_unknown_types_that_a_stream_has_are_unproven() -> None:
     """A strict application is refused."""
     unknown = ("k", "nth_of(k) as v", "nth_of(v) as w")
-    told = "send-to-3: the types of 'v' (to be int), 'w' (to be string), as stream lake.out declares, are not known"
+    told = (
+        "send-to-3: the types of 'v' (to be int), 'w' (to be string), as stream lake.out declares,"
+        " are not known"
+    )
     assert told in " ".join(notes_of(sending(*unknown), world(k="string", v="int", w="string")))
     app = Application("app", strict=True)
-    app.input_stream("lake.s").map(*unknown).send_to(app.output_stream("lake.out", partitions=2, key="k"))
+    app.input_stream("lake.s").map(*unknown).send_to(
+        app.output_stream("lake.out", partitions=2, key="k")
+    )
     with pytest.raises(PlanningError) as caught:
         build_plan(app, world(k="string", v="int", w="string"))
     assert (caught.value.operator, caught.value.column) == ("send-to-3", "v")
@@ -88,8 +108,15 @@ def test_columns_of_unknown_types_that_a_stream_has_are_unproven() -> None:
 
 
 def test_columns_of_unknown_types_of_a_new_stream_are_unproven() -> None:
-    (note, *_) = [note for note in notes_of(sending("k", "nth_of(k) as v"), {"lake.s": INPUT}) if "can hold" in note]
-    assert note == "send-to-3: whether stream lake.out can hold 'v' is unproven: the type is not known yet."
+    (note, *_) = [
+        note
+        for note in notes_of(sending("k", "nth_of(k) as v"), {"lake.s": INPUT})
+        if "can hold" in note
+    ]
+    assert (
+        note
+        == "send-to-3: whether stream lake.out can hold 'v' is unproven: the type is not known yet."
+    )
 
 
 def test_columns_of_unknown_types_that_a_table_declares_are_unproven() -> None:
@@ -99,19 +126,26 @@ def test_columns_of_unknown_types_that_a_table_declares_are_unproven() -> None:
         for number in range(4):
             app = Application("app", strict=strict)
             table = app.table(RemoteTable("t", key="k", read_function=store, write_function=store))
-            local = app.local_table("own", key="k", schema=Schema.of(k="string", n="int"), partitions=2)
+            local = app.local_table(
+                "own", key="k", schema=Schema.of(k="string", n="int"), partitions=2
+            )
             records = app.input_stream("lake.s")
             if number == 0:
                 records.map("k", "nth_of(k) as n", "nth_of(k) as more").send_to(table)
             if number == 1:
-                records.update(table, set={"n": "nth_of(k)"}, append={"words": "nth_of(k)"}, remove=["more"])
+                records.update(
+                    table, set={"n": "nth_of(k)"}, append={"words": "nth_of(k)"}, remove=["more"]
+                )
             if number == 2:
                 records.map("nth_of(k) as key").join(table, on={"key": "k"})
             if number == 3:
                 records.map("k", "nth_of(k) as n").send_to(local)
             unproven = (
                 r"type of 'n' \(to be int\), as table t declares, is not known",
-                r"types of 'n' \(to be int\), 'words' \(to be array<string>\), as table t declares, are not known",
+                (
+                    r"types of 'n' \(to be int\), 'words' \(to be array<string>\), as table t"
+                    r" declares, are not known"
+                ),
                 r"type of 'key' \(to be string\), as table t declares, is not known",
                 r"type of 'n' \(to be int\), as local table own declares, is not known",
             )[number]
@@ -122,15 +156,27 @@ def test_columns_of_unknown_types_that_a_table_declares_are_unproven() -> None:
                 assert re.search(unproven, " ".join(build_plan(app, {"lake.s": INPUT}).notes))
 
 
-@pytest.mark.parametrize(("made", "kind"), [("array(v)", "array<int>"), ("struct(v)", "struct"), ("map(k, v)", "map")])
+@pytest.mark.parametrize(
+    ("made", "kind"), [("array(v)", "array<int>"), ("struct(v)", "struct"), ("map(k, v)", "map")]
+)
 def test_what_is_nested_is_refused_by_streams_and_tables(made: str, kind: str) -> None:
     with pytest.raises(PlanningError, match=f"has type '{kind}") as caught:
         build_plan(sending("k", f"{made} as v"), {"lake.s": INPUT})
-    assert (caught.value.operator, caught.value.stream, caught.value.column) == ("send-to-3", "lake.out", "v")
+    assert (caught.value.operator, caught.value.stream, caught.value.column) == (
+        "send-to-3",
+        "lake.out",
+        "v",
+    )
     with pytest.raises(PlanningError, match=f"has type '{kind}") as caught:
         build_plan(sending("k", f"{made} as v"), world(k="string", v="int"))
-    assert (caught.value.operator, caught.value.stream, caught.value.column) == ("send-to-3", "lake.out", "v")
-    store = SqliteTable("never.sqlite", "t", key="k", columns={"k": "string", "n": "int", "more": "json"})
+    assert (caught.value.operator, caught.value.stream, caught.value.column) == (
+        "send-to-3",
+        "lake.out",
+        "v",
+    )
+    store = SqliteTable(
+        "never.sqlite", "t", key="k", columns={"k": "string", "n": "int", "more": "json"}
+    )
     app = Application("app")
     table = app.table(RemoteTable("t", key="k", write_function=store))
     records = app.input_stream("lake.s")

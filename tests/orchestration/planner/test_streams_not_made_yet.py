@@ -1,4 +1,6 @@
-"""What a plan counts on of an output that is not there yet is what its system says, whatever the system is called."""
+"""What a plan counts on of an output that is not there yet is what its system says, whatever the
+system is called.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,9 @@ def planned(streams: LakeStreams, fake: WritableStreams, app: Application) -> Ex
     return plan_application(app, systems=systems)
 
 
-def test_several_partitions_without_a_key_are_refused_where_the_system_says_so(streams: LakeStreams) -> None:
+def test_several_partitions_without_a_key_are_refused_where_the_system_says_so(
+    streams: LakeStreams,
+) -> None:
     app = Application("app")
     app.input_stream("lake.s").send_to(app.output_stream("fake.out", partitions=4))
     planned(streams, saying(None), app)
@@ -56,7 +60,9 @@ def test_several_partitions_without_a_key_are_refused_where_the_system_says_so(s
 
 def test_columns_are_refused_where_the_system_says_which_there_are(streams: LakeStreams) -> None:
     app = Application("app")
-    app.input_stream("lake.s").map("k", "array(v) as vs").send_to(app.output_stream("fake.out", partitions=1))
+    app.input_stream("lake.s").map("k", "array(v) as vs").send_to(
+        app.output_stream("fake.out", partitions=1)
+    )
     planned(streams, saying(None), app)
     with pytest.raises(PlanningError) as failure:
         planned(streams, saying(NewStreams(typed=True)), app)
@@ -64,10 +70,14 @@ def test_columns_are_refused_where_the_system_says_which_there_are(streams: Lake
     assert failure.value.column == "vs"
 
 
-def test_records_lie_right_in_a_stream_whose_system_says_how_it_will_spread_them(streams: LakeStreams) -> None:
+def test_records_lie_right_in_a_stream_whose_system_says_how_it_will_spread_them(
+    streams: LakeStreams,
+) -> None:
     app = Application("app")
     app.input_stream("lake.s").send_to(app.output_stream("fake.out", partitions=2, key="k"))
-    (edge,) = [edge for edge in planned(streams, saying(None), app).streams if edge.name == "fake.out"]
+    (edge,) = [
+        edge for edge in planned(streams, saying(None), app).streams if edge.name == "fake.out"
+    ]
     assert edge.partitioner == "unknown"
     told = planned(streams, saying(NewStreams("spark-murmur3")), app)
     (edge,) = [edge for edge in told.streams if edge.name == "fake.out"]
@@ -95,6 +105,8 @@ def test_a_stream_system_that_is_not_given_is_named_with_those_that_are() -> Non
     app = Application("app")
     app.input_stream("fake.s")
     for systems, there in (({}, "none"), ({"lake": LakeStreams(lake_in(InMemoryStore()))}, "lake")):
-        with pytest.raises(ConfigurationError, match=f"no stream system 'fake': it has {there}") as caught:
+        with pytest.raises(
+            ConfigurationError, match=f"no stream system 'fake': it has {there}"
+        ) as caught:
             plan_application(app, systems=systems)
         assert caught.value.application == "app"

@@ -1,4 +1,6 @@
-"""Which of Spark's types a table's columns take: what no column takes is found before a batch, not inside one."""
+"""Which of Spark's types a table's columns take: what no column takes is found before a batch,
+not inside one.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +8,26 @@ from typing import Any
 
 import pytest
 
-from dagster_adjunct.orchestration.operators.table_updates import TableSend, TableSink, Update, check_sink_columns
+from dagster_adjunct.orchestration.operators.table_updates import (
+    TableSend,
+    TableSink,
+    Update,
+    check_sink_columns,
+)
 from dagster_adjunct.resources.backends.dynamodb import DynamoDbTable
 from dagster_adjunct.resources.backends.sqlite import SqliteTable
 from dagster_adjunct.resources.errors import PlanningError
 from dagster_adjunct.resources.tables.operation import UpdateContract
 from dagster_adjunct.resources.tables.table import RemoteTable
 
-COLUMNS = {"text": "string", "at": "timestamp", "j": "json", "texts": "array<string>", "n": "bigint", "key": "string"}
+COLUMNS = {
+    "text": "string",
+    "at": "timestamp",
+    "j": "json",
+    "texts": "array<string>",
+    "n": "bigint",
+    "key": "string",
+}
 NEVER = [
     "map<string,int>",
     "interval day to second",
@@ -41,10 +55,14 @@ def told(column: str, sent: str | None, declared: str | None = None) -> str:
 @pytest.mark.parametrize("sent", NEVER)
 @pytest.mark.parametrize("column", ["text", "at", "j", "texts", "n", "key"])
 def test_types_that_no_column_takes_are_refused(column: str, sent: str) -> None:
-    assert f"table t has the column '{column}' as {COLUMNS[column]}, and {sent} is sent" in told(column, sent)
+    assert f"table t has the column '{column}' as {COLUMNS[column]}, and {sent} is sent" in told(
+        column, sent
+    )
 
 
-@pytest.mark.parametrize("sent", ["struct<a:int>", "array<string>", "array<struct<a:int>>", "array<array<string>>"])
+@pytest.mark.parametrize(
+    "sent", ["struct<a:int>", "array<string>", "array<struct<a:int>>", "array<array<string>>"]
+)
 def test_what_has_parts_is_no_plain_value_and_may_be_json(sent: str) -> None:
     assert f"and {sent} is sent. Convert it to text: to_json(text)." in told("text", sent)
     assert told("j", sent) == ""
@@ -55,7 +73,15 @@ def test_what_has_parts_is_no_plain_value_and_may_be_json(sent: str) -> None:
 )
 def test_json_takes_what_it_can_hold(sent: str) -> None:
     assert told("j", sent) == ""
-    for part in ("timestamp_ntz", "map<string,int>", "interval day", "date", "timestamp", "decimal(9,2)", "binary"):
+    for part in (
+        "timestamp_ntz",
+        "map<string,int>",
+        "interval day",
+        "date",
+        "timestamp",
+        "decimal(9,2)",
+        "binary",
+    ):
         assert "is sent" in told("j", f"struct<a:int,b:{part}>")
         assert "is sent" in told("j", part)
 
@@ -65,15 +91,22 @@ def test_json_takes_what_it_can_hold(sent: str) -> None:
     [
         ("map<string,int>", "Give its members names: named_struct(…)."),
         ("date", "Cast it: cast(j as string)."),
-        ("array<date>", "Cast members that are not text, numbers or booleans, for example to string."),
+        (
+            "array<date>",
+            "Cast members that are not text, numbers or booleans, for example to string.",
+        ),
     ],
 )
-def test_what_json_does_not_hold_is_told_how_it_becomes_something_else(sent: str, step: str) -> None:
+def test_what_json_does_not_hold_is_told_how_it_becomes_something_else(
+    sent: str, step: str
+) -> None:
     assert told("j", sent).endswith(f"is sent. {step}")
 
 
 def told_of(update: Update, store: Any = None, **known: str) -> str:
-    """What is said of an update by a stream of a text and a number, with what Spark knows of the update's columns."""
+    """What is said of an update by a stream of a text and a number, with what Spark knows of the
+    update's columns.
+    """
     types = {"key": "string", "word": "string", "n": "bigint"} | {
         f"update.{name}": kind for name, kind in known.items()
     }
@@ -91,14 +124,21 @@ def test_members_are_added_to_json_and_nothing_else_is() -> None:
     assert told_of(Update(add=(("j", "named_struct('n', n)"),))) == ""
     assert told_of(Update(add=(("j", "null"),))) == ""
     told_of_number = told_of(Update(add=(("j", "n"),)))
-    assert "'j' as json, and bigint is added to it. Add members to it: named_struct('…', n)." in told_of_number
+    assert (
+        "'j' as json, and bigint is added to it. Add members to it: named_struct('…', n)."
+        in told_of_number
+    )
 
 
-@pytest.mark.parametrize(("column", "kind"), [("j", "struct<d:date>"), ("n", "interval day to second")])
+@pytest.mark.parametrize(
+    ("column", "kind"), [("j", "struct<d:date>"), ("n", "interval day to second")]
+)
 def test_what_spark_alone_knows_of_what_is_added_is_refused_too(column: str, kind: str) -> None:
     update = Update(add=((column, "told_by_spark"),))
     assert told_of(update) == ""
-    assert f"'{column}' as {COLUMNS[column]}, and {kind} is sent" in told_of(update, **{column: kind})
+    assert f"'{column}' as {COLUMNS[column]}, and {kind} is sent" in told_of(
+        update, **{column: kind}
+    )
 
 
 def test_only_a_store_that_can_has_lists_in_json_appended_to() -> None:
@@ -121,7 +161,9 @@ def test_lists_take_lists_of_their_elements(sent: str) -> None:
     assert told("texts", sent) == ""
 
 
-@pytest.mark.parametrize("sent", ["array<int>", "array<array<string>>", "array<binary>", "array<timestamp_ntz>"])
+@pytest.mark.parametrize(
+    "sent", ["array<int>", "array<array<string>>", "array<binary>", "array<timestamp_ntz>"]
+)
 def test_lists_of_other_elements_are_refused(sent: str) -> None:
     assert f"as array<string>, and {sent} is sent" in told("texts", sent)
 

@@ -13,7 +13,10 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 WORDS = Schema.of(k="string", text="string", n="int")
-STREAMS = {"lake.a": TestStream(WORDS, key="k", partitions=2), "lake.b": TestStream(WORDS, key="k", partitions=2)}
+STREAMS = {
+    "lake.a": TestStream(WORDS, key="k", partitions=2),
+    "lake.b": TestStream(WORDS, key="k", partitions=2),
+}
 A = [{"k": f"k{i % 3}", "text": " ".join("xyz"[: i % 4]), "n": i} for i in range(12)]
 B = [{"k": f"k{i % 5}", "text": "b", "n": 100 + i} for i in range(5)]
 
@@ -39,7 +42,12 @@ def test_flat_map_filter_select_and_with_columns(spark: SparkSession) -> None:
         .select("k", "word", "doubled")
         .send_to(app.output_stream("lake.out", partitions=2, key="k"))
     )
-    expected = [(row["k"], word, row["n"] * 2) for row in A if row["text"] for word in row["text"].split(" ")]
+    expected = [
+        (row["k"], word, row["n"] * 2)
+        for row in A
+        if row["text"]
+        for word in row["text"].split(" ")
+    ]
     assert sent(ran(app, spark)) == Counter(expected)
 
 

@@ -22,17 +22,26 @@ if TYPE_CHECKING:
 VISIT = Schema.of(visitor="string", shop="string", spent="double")
 STREAMS = {
     "lake.visits": TestStream(VISIT, key="visitor", partitions=2),
-    "lake.members": TestStream(Schema.of(visitor="string", level="string"), key="visitor", partitions=2),
+    "lake.members": TestStream(
+        Schema.of(visitor="string", level="string"), key="visitor", partitions=2
+    ),
     "lake.shops": TestStream(Schema.of(shop="string", city="string"), key="shop"),
 }
 VISITS = [
     {"visitor": visitor, "shop": shop, "spent": spent}
-    for visitor, shop, spent in [("ann", "n", 3.5), ("bob", "s", 1.0), ("eve", "n", 2.0), ("ann", "s", 0.0)]
+    for visitor, shop, spent in [
+        ("ann", "n", 3.5),
+        ("bob", "s", 1.0),
+        ("eve", "n", 2.0),
+        ("ann", "s", 0.0),
+    ]
 ]
 
 
 def postgres(name: str, key: str, **columns: str) -> RemoteTable[Any, Any, Any]:
-    store = PostgresTable(name, key, connect={"host": "nowhere.invalid"}, columns={key: "string", **columns})
+    store = PostgresTable(
+        name, key, connect={"host": "nowhere.invalid"}, columns={key: "string", **columns}
+    )
     return RemoteTable(name, key=key, read_function=store, write_function=store)
 
 
@@ -46,7 +55,11 @@ def known_visits(**options: Any) -> Application:
         .join(app.table(members), on="visitor", how="left", select=["level"])
         .join(app.table(shops), on="shop", how="inner")
         .send_to(app.output_stream("lake.known", partitions=2, key="visitor"))
-        .update(app.table(postgres("spending", "visitor", total="double")), add={"total": "spent"}, if_missing=[])
+        .update(
+            app.table(postgres("spending", "visitor", total="double")),
+            add={"total": "spent"},
+            if_missing=[],
+        )
     )
     return app
 
@@ -55,7 +68,9 @@ def by_visitor(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return sorted(records, key=lambda record: (record["visitor"], record["spent"]))
 
 
-def test_an_application_runs_on_records_of_the_test_and_goes_on_from_run_to_run(spark: SparkSession) -> None:
+def test_an_application_runs_on_records_of_the_test_and_goes_on_from_run_to_run(
+    spark: SparkSession,
+) -> None:
     with TestApplication(known_visits(), STREAMS) as test:
         test.dataset("members", [{"visitor": "ann", "level": "gold"}])
         test.dataset("shops", [{"shop": "n", "city": "Oslo"}, {"shop": "s", "city": "Rome"}])
@@ -75,7 +90,10 @@ def test_an_application_runs_on_records_of_the_test_and_goes_on_from_run_to_run(
         test.dataset("shops", [{"shop": "s", "city": "Kyiv"}], deleted=[{"shop": "n"}])
         test.input(
             "lake.visits",
-            [{"visitor": "bob", "shop": "s", "spent": 4.0}, {"visitor": "ann", "shop": "n", "spent": 9.0}],
+            [
+                {"visitor": "bob", "shop": "s", "spent": 4.0},
+                {"visitor": "ann", "shop": "n", "spent": 9.0},
+            ],
         )
         second = test.run(spark)
         assert second.output("lake.known") == [
@@ -97,12 +115,17 @@ def test_undescribed_streams_get_the_columns_of_their_first_records(spark: Spark
     with TestApplication(app) as test:
         test.dataset("entries", [{"k": "a", "v": 7}])
         test.input("kafka.things", [{"k": "a", "n": 1}, {"k": "b", "n": 2}])
-        assert test.run(spark).output("kafka.out") == [{"k": "a", "n": 1, "v": 7}, {"k": "b", "n": 2, "v": None}]
+        assert test.run(spark).output("kafka.out") == [
+            {"k": "a", "n": 1, "v": 7},
+            {"k": "b", "n": 2, "v": None},
+        ]
 
 
 def test_small_batches_are_counted_and_a_limit_is_kept(spark: SparkSession) -> None:
     app = Application("batches", max_batch_records=2)
-    app.input_stream("lake.visits").send_to(app.output_stream("lake.out", partitions=2, key="visitor"))
+    app.input_stream("lake.visits").send_to(
+        app.output_stream("lake.out", partitions=2, key="visitor")
+    )
     with TestApplication(app, STREAMS) as test:
         test.input("lake.visits", VISITS)
         assert test.run(spark, max_batches=1).report.step.batches == 1
@@ -112,25 +135,40 @@ def test_small_batches_are_counted_and_a_limit_is_kept(spark: SparkSession) -> N
 
 
 @pytest.mark.parametrize(
-    "told_by", ["name", *(pytest.param(other, marks=pytest.mark.long) for other in ("marker", "date=%Y-%m-%d"))]
+    "told_by",
+    [
+        "name",
+        *(pytest.param(other, marks=pytest.mark.long) for other in ("marker", "date=%Y-%m-%d")),
+    ],
 )
-def test_versions_are_dated_by_the_test_whatever_tells_it_in_production(spark: SparkSession, told_by: str) -> None:
+def test_versions_are_dated_by_the_test_whatever_tells_it_in_production(
+    spark: SparkSession, told_by: str
+) -> None:
     def day(number: int) -> datetime:
         return datetime(2026, 1, number, tzinfo=UTC)
 
     app = Application("flown")
-    planes = bounded_dataset("planes", input="lake.planes", key="tail", partitions=2, valid_from=told_by)
+    planes = bounded_dataset(
+        "planes", input="lake.planes", key="tail", partitions=2, valid_from=told_by
+    )
     flights = app.input_stream("lake.flights")
     flown = flights.join(app.table(planes), on="tail", how="left", select=["seats"], as_of="at")
     flown.send_to(app.output_stream("lake.flown", partitions=2, key="tail"))
     streams = {
-        "lake.flights": TestStream(Schema.of(tail="string", at="timestamp"), key="tail", partitions=2),
+        "lake.flights": TestStream(
+            Schema.of(tail="string", at="timestamp"), key="tail", partitions=2
+        ),
         "lake.planes": TestStream(Schema.of(tail="string", seats="int"), key="tail", partitions=2),
     }
     with TestApplication(app, streams) as test:
-        test.dataset("planes", [{"tail": "a", "seats": 5}, {"tail": "b", "seats": 1}], valid_from=day(5))
+        test.dataset(
+            "planes", [{"tail": "a", "seats": 5}, {"tail": "b", "seats": 1}], valid_from=day(5)
+        )
         test.dataset("planes", [{"tail": "a", "seats": 3}], valid_from=day(3))
-        test.input("lake.flights", [{"tail": tail, "at": day(number)} for tail in "ab" for number in range(2, 7)])
+        test.input(
+            "lake.flights",
+            [{"tail": tail, "at": day(number)} for tail in "ab" for number in range(2, 7)],
+        )
         result = test.run(spark)
         seats = {(row["tail"], row["at"].day): row["seats"] for row in result.output("lake.flown")}
         assert [seats["a", number] for number in range(2, 7)] == [None, 3, 3, 5, 5]
@@ -138,7 +176,10 @@ def test_versions_are_dated_by_the_test_whatever_tells_it_in_production(spark: S
         assert result.counters["join-2-planes"]["before_history"] == 2
         test.dataset("planes", [{"tail": "b", "seats": 4}], valid_from=day(4))
         test.input("lake.flights", [{"tail": tail, "at": day(4)} for tail in "ab"])
-        assert {row["tail"]: row["seats"] for row in test.run(spark).output("lake.flown")} == {"a": None, "b": 4}
+        assert {row["tail"]: row["seats"] for row in test.run(spark).output("lake.flown")} == {
+            "a": None,
+            "b": 4,
+        }
         assert planes.valid_from == told_by
 
 
@@ -155,7 +196,11 @@ def test_a_time_is_asked_for_where_versions_have_one_and_refused_elsewhere() -> 
     with TestApplication(app) as test:
         for name, valid_from, refused in [
             ("dated", None, "declares valid_from, but this version has no time"),
-            ("dated", datetime(2026, 1, 1), "expected end_of_dataset, and a datetime with a time zone"),
+            (
+                "dated",
+                datetime(2026, 1, 1),
+                "expected end_of_dataset, and a datetime with a time zone",
+            ),
             ("prices", now, "is unbounded, but valid_from=.* is for bounded ones"),
             ("plain", now, "does not declare valid_from"),
         ]:
@@ -186,18 +231,22 @@ def test_a_users_table_function_is_not_called_but_its_limits_hold(spark: SparkSe
 
     with TestApplication(told(False), STREAMS) as test:
         test.input("lake.visits", VISITS[:2])
-        assert {key: record["shop"] for key, record in test.run(spark).table("service").items()} == {
-            "ann": "n", "bob": "s",
-        }  # fmt: skip
+        assert {
+            key: record["shop"] for key, record in test.run(spark).table("service").items()
+        } == {"ann": "n", "bob": "s"}
     with TestApplication(told(True), STREAMS) as test, pytest.raises(PlanningError) as failure:
         test.run(spark)
     assert failure.value.operator == "send-to-table-3-service"
 
 
 def test_an_undescribed_stream_has_the_columns_of_all_its_first_records() -> None:
-    schema = stream_schema("lake.visits", TestStream(), [{"visitor": "ann"}, {"visitor": "bob", "spent": 1.0}])
+    schema = stream_schema(
+        "lake.visits", TestStream(), [{"visitor": "ann"}, {"visitor": "bob", "spent": 1.0}]
+    )
     assert schema == Schema.of(visitor="string", spent="double")
-    with pytest.raises(ConfigurationError, match=r"'shop' has type 'null'.*describe the stream") as failure:
+    with pytest.raises(
+        ConfigurationError, match=r"'shop' has type 'null'.*describe the stream"
+    ) as failure:
         stream_schema("lake.visits", TestStream(), [{"visitor": "ann", "shop": None}])
     assert failure.value.stream == "lake.visits"
 
@@ -234,7 +283,10 @@ def test_mistakes_are_told_as_in_production_and_before_spark(tmp_path: Path) -> 
         with pytest.raises(ConfigurationError) as failure:
             test.input("kafka.visits", [])
         assert failure.value.stream == "kafka.visits"
-    with TestApplication(known_visits(), STREAMS) as test, pytest.raises(ConfigurationError) as caught:
+    with (
+        TestApplication(known_visits(), STREAMS) as test,
+        pytest.raises(ConfigurationError) as caught,
+    ):
         test.dataset("members", [], deleted=[{"visitor": "ann"}])
     assert (caught.value.dataset, caught.value.argument) == ("members", "deleted")
 
@@ -259,7 +311,10 @@ def test_a_time_without_a_zone_in_a_record_of_the_test_is_refused_as_in_producti
     with pytest.raises(ConfigurationError) as failure:
         arrow_table("lake.seen", schema, [{"at": datetime(2026, 1, 1)}], [])
     assert failure.value.stream == "lake.seen"
-    assert arrow_table("lake.seen", schema, [{"at": datetime(2026, 1, 1, tzinfo=UTC)}], []).num_rows == 1
+    assert (
+        arrow_table("lake.seen", schema, [{"at": datetime(2026, 1, 1, tzinfo=UTC)}], []).num_rows
+        == 1
+    )
 
 
 def test_the_application_stays_as_it_was() -> None:
@@ -270,14 +325,18 @@ def test_the_application_stays_as_it_was() -> None:
         assert app.datasets == datasets
 
 
-def test_deletions_differ_from_records_of_nulls_and_a_later_record_closes_a_window(spark: SparkSession) -> None:
+def test_deletions_differ_from_records_of_nulls_and_a_later_record_closes_a_window(
+    spark: SparkSession,
+) -> None:
     seen = Schema.of(visitor="string", shop="string", at="timestamp")
     app = Application("seen")
     stream = app.input_stream("lake.seen", event_time="at")
-    stream.select("visitor", "shop").send_to(app.output_stream("lake.copy", partitions=1, key="visitor"))
-    stream.window(Tumbling(timedelta(minutes=1)), by="visitor", name="w", aggregates={"n": Count()}).send_to(
-        app.output_stream("lake.counts", partitions=1, key="visitor")
+    stream.select("visitor", "shop").send_to(
+        app.output_stream("lake.copy", partitions=1, key="visitor")
     )
+    stream.window(
+        Tumbling(timedelta(minutes=1)), by="visitor", name="w", aggregates={"n": Count()}
+    ).send_to(app.output_stream("lake.counts", partitions=1, key="visitor"))
     with TestApplication(app, {"lake.seen": TestStream(seen, key="visitor", partitions=1)}) as test:
         noon = datetime(2026, 5, 1, 12, tzinfo=UTC)
         first = {"visitor": "ann", "shop": None, "at": noon}

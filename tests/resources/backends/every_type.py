@@ -34,4 +34,6 @@ RECORD = {
 
 def blocking(store: Any, **settings: Any) -> BlockingTable:
     """Return a table of this store, read and written by its key."""
-    return BlockingTable(RemoteTable("t", key=store.key, read_function=store, write_function=store, **settings))
+    return BlockingTable(
+        RemoteTable("t", key=store.key, read_function=store, write_function=store, **settings)
+    )

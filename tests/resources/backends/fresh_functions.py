@@ -1,6 +1,8 @@
-"""The backends that `test_every_backend.py` runs on: each makes functions of empty tables with the same columns.
+"""The backends that `test_every_backend.py` runs on: each makes functions of empty tables with the
+same columns.
 
-A backend is a function that gets pytest's `request` and a scratch folder, and returns what makes a new, empty store.
+A backend is a function that gets pytest's `request` and a scratch folder, and returns what makes a
+new, empty store.
 """
 
 from __future__ import annotations
@@ -19,7 +21,11 @@ from dagster_adjunct.resources.backends.redis import RedisTable
 from dagster_adjunct.resources.backends.sqlite import SqliteTable
 from dagster_adjunct.resources.key_value_rows import KeyValueRows
 from dagster_adjunct.resources.objects.lake import open_lake
-from dagster_adjunct.resources.tables.functions import TableReadFunction, TableWriteFunction, record_not_found_error
+from dagster_adjunct.resources.tables.functions import (
+    TableReadFunction,
+    TableWriteFunction,
+    record_not_found_error,
+)
 from tests.resources.key_value_backends import segment_stores
 from tests.resources.key_value_backends.segment_stores import SegmentStore
 
@@ -72,13 +78,22 @@ def sqlite(request: pytest.FixtureRequest, folder: Path) -> NewStore:
     return lambda: SqliteTable(path, f"suite_{next(_numbers)}", "id", columns=COLUMNS, create=True)
 
 
-def key_value_in(store: Callable[..., SegmentStore]) -> Callable[[pytest.FixtureRequest, Path], NewStore]:
+def key_value_in(
+    store: Callable[..., SegmentStore],
+) -> Callable[[pytest.FixtureRequest, Path], NewStore]:
     """Make functions over key-value tables in a backend of these."""
 
     def key_value(request: pytest.FixtureRequest, folder: Path) -> NewStore:
         lake, backend = open_lake(f"memory://{folder.name}"), store(request, folder).backend()
         return lambda: KeyValueRows(
-            lake, "suite", f"t{next(_numbers)}", "id", columns=COLUMNS, create=True, partitions=2, stored_in=backend
+            lake,
+            "suite",
+            f"t{next(_numbers)}",
+            "id",
+            columns=COLUMNS,
+            create=True,
+            partitions=2,
+            stored_in=backend,
         )
 
     return key_value
@@ -86,8 +101,15 @@ def key_value_in(store: Callable[..., SegmentStore]) -> Callable[[pytest.Fixture
 
 def postgres(request: pytest.FixtureRequest, folder: Path) -> NewStore:
     server = request.getfixturevalue("postgres_server")
-    connect = {"host": "127.0.0.1", "port": str(server.port), "user": "adjunct", "dbname": "adjunct"}
-    return lambda: PostgresTable(f"suite_{next(_numbers)}", "id", columns=COLUMNS, create=True, connect=connect)
+    connect = {
+        "host": "127.0.0.1",
+        "port": str(server.port),
+        "user": "adjunct",
+        "dbname": "adjunct",
+    }
+    return lambda: PostgresTable(
+        f"suite_{next(_numbers)}", "id", columns=COLUMNS, create=True, connect=connect
+    )
 
 
 def redis(request: pytest.FixtureRequest, folder: Path) -> NewStore:
@@ -97,19 +119,29 @@ def redis(request: pytest.FixtureRequest, folder: Path) -> NewStore:
 
 def dynamodb(request: pytest.FixtureRequest, folder: Path) -> NewStore:
     session = request.getfixturevalue("dynamodb_server").session()
-    return lambda: DynamoDbTable(f"suite_{next(_numbers)}", "id", columns=COLUMNS, create=True, **session)
+    return lambda: DynamoDbTable(
+        f"suite_{next(_numbers)}", "id", columns=COLUMNS, create=True, **session
+    )
 
 
 # They leave marks alone where they are told that there are some.
 MARKS_IN_THE_RECORD = {DynamoDbTable, KeyValueRows}
 SMALLER_FLOATS = {DynamoDbTable}  # of 1E-130 to 9.9E+125
-_SERVERS: Sequence[Any] = [pytest.param(make, marks=pytest.mark.server) for make in (postgres, redis, dynamodb)]
+_SERVERS: Sequence[Any] = [
+    pytest.param(make, marks=pytest.mark.server) for make in (postgres, redis, dynamodb)
+]
 _KEY_VALUE: Sequence[Any] = [
     pytest.param(key_value_in(segment_stores.sqlite), id="key-value"),
-    pytest.param(key_value_in(segment_stores.objects_in_memory), id="key-value-objects", marks=pytest.mark.long),
+    pytest.param(
+        key_value_in(segment_stores.objects_in_memory),
+        id="key-value-objects",
+        marks=pytest.mark.long,
+    ),
     *[
         pytest.param(
-            key_value_in(store), id=f"key-value-{store.__name__}", marks=[pytest.mark.server, pytest.mark.long]
+            key_value_in(store),
+            id=f"key-value-{store.__name__}",
+            marks=[pytest.mark.server, pytest.mark.long],
         )
         for store in (segment_stores.postgres, segment_stores.dynamodb)
     ],

@@ -13,7 +13,9 @@ WRITERS, ROUNDS, KEYS = 8, 4, 61  # a prime, so that every stride visits every k
 
 
 def hammer(declaration: bytes, writer: int) -> TableMetrics:
-    """Update every key in each round, in an order of one's own, beginning those that aren't there."""
+    """Update every key in each round, in an order of one's own, beginning those that aren't
+    there.
+    """
     table: RemoteTable = pickle.loads(declaration)
     with BlockingTable(table) as blocking:
         for turn in range(ROUNDS):
@@ -21,7 +23,8 @@ def hammer(declaration: bytes, writer: int) -> TableMetrics:
             if writer % 2:
                 numbers.reverse()
             messages = [
-                (f"k{n}", UpdateMessage({f"w{writer}": turn}, {"id": f"k{n}", "begun_by": writer})) for n in numbers
+                (f"k{n}", UpdateMessage({f"w{writer}": turn}, {"id": f"k{n}", "begun_by": writer}))
+                for n in numbers
             ]
             blocking.update_messages(messages, UpdateContract.UPDATE_WITH_DEFAULTS)
         return blocking.metrics
@@ -33,9 +36,13 @@ def columns() -> dict[str, str]:
 
 def run_all(store) -> tuple[TableMetrics, dict]:
     """All writers at once on `store`; what they did together, and the records that they left."""
-    table = RemoteTable("hammered", key="id", read_function=store, write_function=store, batch_size=7)
+    table = RemoteTable(
+        "hammered", key="id", read_function=store, write_function=store, batch_size=7
+    )
     with spawned(WRITERS) as pool:
-        counts = call_all(pool, hammer, [(pickle.dumps(table), writer) for writer in range(WRITERS)])
+        counts = call_all(
+            pool, hammer, [(pickle.dumps(table), writer) for writer in range(WRITERS)]
+        )
     total = sum(counts, TableMetrics())
     with BlockingTable(table) as blocking:
         return total, blocking.get_all([f"k{n}" for n in range(KEYS)])

@@ -1,6 +1,8 @@
-"""A process that writes a source's messages into a table and is killed at any moment; its checkpoint lags behind.
+"""A process that writes a source's messages into a table and is killed at any moment; its
+checkpoint lags behind.
 
-Run with its settings as JSON: the store's arguments, the seed of the messages, and where the checkpoint is.
+Run with its settings as JSON: the store's arguments, the seed of the messages, and where the
+checkpoint is.
 """
 
 from __future__ import annotations
@@ -42,7 +44,9 @@ async def write(settings: dict[str, Any]) -> None:
             for outcomes in await asyncio.gather(
                 counters.send(counting(parts[number])), latest.send(keeping_newest(parts[number]))
             ):
-                assert all(problem.error is None for problem in outcomes.problems.values()), outcomes.problems
+                assert all(problem.error is None for problem in outcomes.problems.values()), (
+                    outcomes.problems
+                )
             print(number, flush=True)
             if number % EVERY == EVERY - 1:
                 fresh = checkpoint.with_name(f"{checkpoint.name}.fresh")

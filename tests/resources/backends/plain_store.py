@@ -1,4 +1,6 @@
-"""The oracle of stores: what operations leave behind and say of each entry, in plain Python, one entry at a time."""
+"""The oracle of stores: what operations leave behind and say of each entry, in plain Python, one
+entry at a time.
+"""
 
 from __future__ import annotations
 
@@ -29,13 +31,20 @@ class PlainStore:
         self.last: dict[tuple[str, str], tuple[int, int, int]] = {}
 
     def send(
-        self, kind: str, messages: Sequence[Message], newest_by: str | None = None, idempotent: bool = False
+        self,
+        kind: str,
+        messages: Sequence[Message],
+        newest_by: str | None = None,
+        idempotent: bool = False,
     ) -> list[str]:
         """Do it; return "done", "skipped" or "missing" for each message."""
         return [self._one(kind, message, newest_by, idempotent) for message in messages]
 
     def _one(self, kind: str, message: Message, newest_by: str | None, idempotent: bool) -> str:
-        key, order = message.key, (message.time, message.source.partition("~")[0], *message.place[1:])
+        key, order = (
+            message.key,
+            (message.time, message.source.partition("~")[0], *message.place[1:]),
+        )
         of_source, never = (key, message.source), (-1, 0, 0)
         if idempotent and message.place <= self.last.get(of_source, never):
             return "skipped"
@@ -67,8 +76,12 @@ class PlainStore:
         return "done"
 
     def _late(self, message: Message, of_source: tuple[str, str]) -> str:
-        """Only add the numbers and append the values, once: where there is no record to take them, none gets them."""
-        numbers = {n: v for n, v in message.change.get("add", {}).items() if not isinstance(v, dict | None)}
+        """Only add the numbers and append the values, once: where there is no record to take
+        them, none gets them.
+        """
+        numbers = {
+            n: v for n, v in message.change.get("add", {}).items() if not isinstance(v, dict | None)
+        }
         lists = {n: v for n, v in message.change.get("append", {}).items() if v}
         if not (numbers or lists):
             return "skipped"

@@ -34,7 +34,10 @@ def test_a_description_holds_a_registered_name_and_plain_values(tmp_path, monkey
 
 def test_unknown_backends_are_named_with_those_that_are_known():
     with pytest.raises(
-        ConfigurationError, match=r"'nosuch', which is not registered; registered are .*memory, postgres, redis, sqlite"
+        ConfigurationError,
+        match=(
+            r"'nosuch', which is not registered; registered are .*memory, postgres, redis, sqlite"
+        ),
     ):
         function_from_description({"backend": "nosuch"})
     with pytest.raises(ConfigurationError) as caught:

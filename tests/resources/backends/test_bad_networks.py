@@ -1,4 +1,6 @@
-"""Requests and answers are lost on the way to real servers, and servers stop and start: tables equal plain Python."""
+"""Requests and answers are lost on the way to real servers, and servers stop and start: tables
+equal plain Python.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,13 @@ from random import Random
 import pytest
 
 from dagster_adjunct.resources.tables.functions import FunctionLayer
-from dagster_adjunct.resources.tables.operation import Changes, Operation, OperationKind, RowEntries, State
+from dagster_adjunct.resources.tables.operation import (
+    Changes,
+    Operation,
+    OperationKind,
+    RowEntries,
+    State,
+)
 from dagster_adjunct.resources.tables.retry import RetryPolicy
 from dagster_adjunct.resources.tables.table import RemoteTable
 from tests.resources.backends.reached_stores import QUICK
@@ -41,7 +49,9 @@ def proxy(reached):
 
 
 def losing(seed: int, reached, chance: float = 0.3):
-    """Requests that make a write stand are lost by this chance, before or after; others, as logins, rarely."""
+    """Requests that make a write stand are lost by this chance, before or after; others, as
+    logins, rarely.
+    """
     random = Random(seed)
 
     def choose(request: bytes):
@@ -53,7 +63,13 @@ def losing(seed: int, reached, chance: float = 0.3):
 
 def table_over(store, **conditions) -> RemoteTable:
     return RemoteTable(
-        "exact", key="id", read_function=store, write_function=store, batch_size=9, retry=PATIENT, **conditions
+        "exact",
+        key="id",
+        read_function=store,
+        write_function=store,
+        batch_size=9,
+        retry=PATIENT,
+        **conditions,
     )
 
 
@@ -108,13 +124,17 @@ def test_counters_are_exact_though_requests_and_answers_are_lost(reached, proxy)
 
 
 def test_an_increment_whose_answer_was_lost_counts_once(reached, proxy):
-    """The one case on plan: the server commits, nobody hears of it, and the same entries are sent again."""
+    """The one case on plan: the server commits, nobody hears of it, and the same entries are
+    sent again.
+    """
     batch, name = messages(4)["lake.clicks.0"][:5], reached.new_name()
     expected = totals(batch)
 
     async def writing():
         async with table_over(reached.store(name, proxy.port), idempotent=True) as table:
-            await done(table, counting(messages(5, keys=1)["lake.clicks.0"][:1]))  # it is connected, and there
+            await done(
+                table, counting(messages(5, keys=1)["lake.clicks.0"][:1])
+            )  # it is connected, and there
             proxy.next("lost-after", holding=reached.commits[0])
             await done(table, counting([message for message in batch if message.key != "k0"]))
             return table.metrics.retries
@@ -126,7 +146,9 @@ def test_an_increment_whose_answer_was_lost_counts_once(reached, proxy):
 
 
 def test_what_is_told_of_an_entry_is_true_though_requests_and_answers_are_lost(reached, proxy):
-    """DONE has taken effect once, FAILED not at all, and UNKNOWN once or not: nothing is sent again here."""
+    """DONE has taken effect once, FAILED not at all, and UNKNOWN once or not: nothing is sent
+    again here.
+    """
     name = reached.new_name()
     proxy.choose = losing(5, reached, 0.5)
     told: dict[str, State | None] = {}
@@ -147,7 +169,11 @@ def test_what_is_told_of_an_entry_is_true_though_requests_and_answers_are_lost(r
     run(writing())
     kept = totals_in(reached, name, told)
     allowed = {None: {1}, State.FAILED: {0}, State.UNKNOWN: {0, 1}}
-    untrue = {key: (state, kept.get(key, 0)) for key, state in told.items() if kept.get(key, 0) not in allowed[state]}
+    untrue = {
+        key: (state, kept.get(key, 0))
+        for key, state in told.items()
+        if kept.get(key, 0) not in allowed[state]
+    }
     assert untrue == {}
     assert {None, State.UNKNOWN} <= set(told.values())
 
@@ -160,26 +186,38 @@ def test_the_last_put_of_each_key_stays_though_requests_and_answers_are_lost(rea
         async with table_over(reached.store(name, proxy.port)) as table:
             for turn in range(4):
                 await asyncio.gather(
-                    *(table.put(f"k{n % 5}", {"id": f"k{n % 5}", "total": turn * 100 + n}) for n in range(40))
+                    *(
+                        table.put(f"k{n % 5}", {"id": f"k{n % 5}", "total": turn * 100 + n})
+                        for n in range(40)
+                    )
                 )
-                await table.put_all([("k5", {"id": "k5", "total": turn}), ("k6", None), ("k5", None)])
+                await table.put_all(
+                    [("k5", {"id": "k5", "total": turn}), ("k6", None), ("k5", None)]
+                )
             await table.put("k6", {"id": "k6", "total": 1})
             proxy.calm()
 
     run(writing())
     assert proxy.befallen
-    assert totals_in(reached, name, [f"k{n}" for n in range(8)]) == {f"k{n}": 335 + n for n in range(5)} | {"k6": 1}
+    assert totals_in(reached, name, [f"k{n}" for n in range(8)]) == {
+        f"k{n}": 335 + n for n in range(5)
+    } | {"k6": 1}
 
 
 def test_two_writers_and_replays_keep_the_newest_though_messages_are_lost(reached, proxy):
-    sent, name = [message for own in messages(22, per_source=40).values() for message in own], reached.new_name()
+    sent, name = (
+        [message for own in messages(22, per_source=40).values() for message in own],
+        reached.new_name(),
+    )
     expected = {key: record_of(message) for key, message in newest(sent).items()}
     proxy.choose = losing(3, reached, 0.2)
 
     async def writer(number):
         random = Random(number)
         async with table_over(reached.store(name, proxy.port), newest_by="seen") as table:
-            for batch in batches(random.sample(sent, len(sent)), 20) + batches(random.sample(sent, 50), 10):
+            for batch in batches(random.sample(sent, len(sent)), 20) + batches(
+                random.sample(sent, 50), 10
+            ):
                 await done(table, keeping_newest(batch, epoch=number))
 
     async def two_writers():
@@ -188,7 +226,9 @@ def test_two_writers_and_replays_keep_the_newest_though_messages_are_lost(reache
 
     run(two_writers())
     kept = found(reached, name, expected)
-    assert {key: {column: record[column] for column in expected[key]} for key, record in kept.items()} == expected
+    assert {
+        key: {column: record[column] for column in expected[key]} for key, record in kept.items()
+    } == expected
 
 
 @pytest.mark.parametrize("times", [2, pytest.param(6, marks=pytest.mark.long)])

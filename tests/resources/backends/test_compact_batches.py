@@ -49,10 +49,14 @@ def new_typed_store(request: Any, tmp_path_factory: pytest.TempPathFactory) -> N
     return make
 
 
-def table_of(store: Any, *, compact: bool = True, size: int = 1000, **settings: Any) -> BlockingTable[Any, Any, Any]:
+def table_of(
+    store: Any, *, compact: bool = True, size: int = 1000, **settings: Any
+) -> BlockingTable[Any, Any, Any]:
     batches = BatchProvider(size=size, compact=compact)
     reads = {"read_function": store} if hasattr(store, "get_all") else {}
-    return BlockingTable(RemoteTable("t", key="id", write_function=store, batches=batches, **reads, **settings))
+    return BlockingTable(
+        RemoteTable("t", key="id", write_function=store, batches=batches, **reads, **settings)
+    )
 
 
 class Drawn:
@@ -75,7 +79,8 @@ class Drawn:
     def update(self) -> Any:
         if self.random.random() < 0.3:
             return self.fields()
-        # Where sums may leave their type, they leave it for good: within a request one that comes back is no error.
+        # Where sums may leave their type, they leave it for good: within a request one that comes
+        # back is no error.
         numbers = [1, 5, None] if self.bad else [1, -2, 5, None]
         added = {"n": self.random.choice(numbers), "c": self.random.choice([0.5, -1.25])}
         parts: dict[str, Any] = {"set": {}, "add": {}, "append": {}}
@@ -103,11 +108,17 @@ class Drawn:
         if kind is DELETE:
             return Operation(kind, RowEntries(keys))
         if kind is PUT:
-            return Operation(kind, RowEntries(keys, [self.random.choice([None, self.fields()]) for _ in keys]))
+            return Operation(
+                kind, RowEntries(keys, [self.random.choice([None, self.fields()]) for _ in keys])
+            )
         with_defaults = self.random.choice([0.0, 0.5, 1.0])
-        defaults = [{"b": "begun", "n": 1} if self.random.random() < with_defaults else None for _ in keys]
+        defaults = [
+            {"b": "begun", "n": 1} if self.random.random() < with_defaults else None for _ in keys
+        ]
         contract = self.random.choice(list(UpdateContract))
-        return Operation(kind, RowEntries(keys, [self.update() for _ in keys], defaults), contract=contract)
+        return Operation(
+            kind, RowEntries(keys, [self.update() for _ in keys], defaults), contract=contract
+        )
 
 
 def answers_of(table: BlockingTable[Any, Any, Any], drawn: Drawn, turns: int) -> list[Any]:
@@ -121,13 +132,17 @@ def answers_of(table: BlockingTable[Any, Any, Any], drawn: Drawn, turns: int) ->
 
 @pytest.mark.rounds
 @pytest.mark.parametrize("seed", range(rounds(4, 40)))
-def test_drawn_operations_leave_the_same_records_and_outcomes(new_store: NewStore, seed: int) -> None:
+def test_drawn_operations_leave_the_same_records_and_outcomes(
+    new_store: NewStore, seed: int
+) -> None:
     plain, compact = (
         table_of(new_store(), compact=False),
         table_of(new_store(), size=random.Random(seed).choice([3, 99])),
     )
     with plain, compact:
-        assert answers_of(compact, Drawn(seed, bad=False), 12) == answers_of(plain, Drawn(seed, bad=False), 12)
+        assert answers_of(compact, Drawn(seed, bad=False), 12) == answers_of(
+            plain, Drawn(seed, bad=False), 12
+        )
         assert plain.metrics.compacted == 0
         assert compact.metrics.compacted > 0
         for count in ("writes", "deletes", "updates", "defaults_put"):
@@ -137,23 +152,33 @@ def test_drawn_operations_leave_the_same_records_and_outcomes(new_store: NewStor
 @pytest.mark.rounds
 @pytest.mark.parametrize("seed", range(rounds(4, 40)))
 def test_entries_that_are_rejected_are_the_same(new_typed_store: NewStore, seed: int) -> None:
-    """Columns have types, so some values do not fit; sums leave the range of their type in one direction."""
+    """Columns have types, so some values do not fit; sums leave the range of their type in one
+    direction.
+    """
     plain, compact = table_of(new_typed_store(), compact=False), table_of(new_typed_store())
     with plain, compact:
-        assert answers_of(compact, Drawn(seed, bad=True), 12) == answers_of(plain, Drawn(seed, bad=True), 12)
+        assert answers_of(compact, Drawn(seed, bad=True), 12) == answers_of(
+            plain, Drawn(seed, bad=True), 12
+        )
 
 
-def test_a_merged_update_that_overflows_is_sent_again_by_its_parts(new_typed_store: NewStore) -> None:
+def test_a_merged_update_that_overflows_is_sent_again_by_its_parts(
+    new_typed_store: NewStore,
+) -> None:
     with table_of(new_typed_store()) as table:
         table.put("k1", {"a": 2**31 - 3})
-        outcomes = table.send(Operation(UPDATE, RowEntries(["k1"] * 4, [Changes(add={"a": 1})] * 4)))
+        outcomes = table.send(
+            Operation(UPDATE, RowEntries(["k1"] * 4, [Changes(add={"a": 1})] * 4))
+        )
         assert outcomes.places(State.REFUSED) == [2, 3]
         assert table.get("k1")["a"] == 2**31 - 1
         assert table.metrics.updates == 2
 
 
 class Counting(TableWriteFunction[Any, Any, Any]):
-    """A store with one request for each entry, which are kept; `refuses` says which values it rejects."""
+    """A store with one request for each entry, which are kept; `refuses` says which values it
+    rejects.
+    """
 
     def __init__(self, refuses: Any = lambda value: None) -> None:
         self.sent: list[tuple[str, Any, Any]] = []
@@ -187,7 +212,11 @@ def test_the_last_put_or_delete_of_a_key_is_sent() -> None:
             ("c", {"n": 3}),
         ]
         table.put_all(entries)
-        assert sorted(store.sent) == [("delete", "b", None), ("put", "a", {"n": 2}), ("put", "c", {"n": 3})]
+        assert sorted(store.sent) == [
+            ("delete", "b", None),
+            ("put", "a", {"n": 2}),
+            ("put", "c", {"n": 3}),
+        ]
         assert (table.metrics.compacted, table.metrics.writes, table.metrics.deletes) == (4, 4, 3)
 
 
@@ -206,13 +235,19 @@ def test_calls_of_one_moment_are_merged_and_other_operations_are_between() -> No
             await asyncio.gather(*calls)
 
     asyncio.run(all_at_once())
-    assert store.sent == [("put", "a", {"n": 2}), ("update", "a", {"n": 3, "m": 4}), ("delete", "a", None)]
+    assert store.sent == [
+        ("put", "a", {"n": 2}),
+        ("update", "a", {"n": 3, "m": 4}),
+        ("delete", "a", None),
+    ]
 
 
 def test_a_rejected_last_put_leaves_the_one_before_it() -> None:
     store = Counting(lambda value: TableError("no 3.", "") if value == {"n": 3} else None)
     with table_of(store) as table:
-        puts = RowEntries(["a", "a", "a", "b", "b"], [{"n": 1}, {"n": 2}, {"n": 3}, {"n": 3}, {"n": 3}])
+        puts = RowEntries(
+            ["a", "a", "a", "b", "b"], [{"n": 1}, {"n": 2}, {"n": 3}, {"n": 3}, {"n": 3}]
+        )
         outcomes = table.send(Operation(PUT, puts))
     assert outcomes.places(State.REFUSED) == [2, 3, 4]
     assert store.sent == [("put", "a", {"n": 2})]
@@ -227,14 +262,18 @@ def test_a_table_that_can_not_be_used_fails_all_entries_after_one_request() -> N
 
     with table_of(Counting(closed)) as table:
         assert len(table.send(Operation(PUT, RowEntries(["a"] * 5, [{"n": 1}] * 5))).problems) == 5
-        assert len(table.send(Operation(UPDATE, RowEntries(["a"] * 5, [{"n": 1}] * 5))).problems) == 5
+        assert (
+            len(table.send(Operation(UPDATE, RowEntries(["a"] * 5, [{"n": 1}] * 5))).problems) == 5
+        )
     assert len(asked) == 2
 
 
 def test_a_merged_update_that_a_function_refuses_names_the_bad_one() -> None:
     store = Counting(lambda value: ValueError("no 3") if value.get("n") == 3 else None)
     with table_of(store) as table:
-        outcomes = table.send(Operation(UPDATE, RowEntries(["a"] * 3, [{"n": 1}, {"m": 2}, {"n": 3}])))
+        outcomes = table.send(
+            Operation(UPDATE, RowEntries(["a"] * 3, [{"n": 1}, {"m": 2}, {"n": 3}]))
+        )
     assert outcomes.places(State.REFUSED) == [2]
     assert store.sent == [("update", "a", {"n": 1}), ("update", "a", {"m": 2})]
 
@@ -246,8 +285,14 @@ def test_a_merged_update_that_a_function_refuses_names_the_bad_one() -> None:
         ([{"a": 1}, Changes(set={"a": 2})], Changes(set={"a": 2}, remove=())),
         ([Changes(add={"n": 2}), Changes(add={"n": -5})], Changes(add={"n": -3})),
         ([Changes(add={"n": Decimal("1e-30")}), Changes(add={"n": Decimal(10**30)})], None),
-        ([Changes(add={"n": None}), Changes(add={"n": 1}), Changes(add={"n": None})], Changes(add={"n": 1})),
-        ([Changes(add={"d": {"x": 1, "y": 1}}), Changes(add={"d": {"x": 2}})], Changes(add={"d": {"x": 2, "y": 1}})),
+        (
+            [Changes(add={"n": None}), Changes(add={"n": 1}), Changes(add={"n": None})],
+            Changes(add={"n": 1}),
+        ),
+        (
+            [Changes(add={"d": {"x": 1, "y": 1}}), Changes(add={"d": {"x": 2}})],
+            Changes(add={"d": {"x": 2, "y": 1}}),
+        ),
         (
             [Changes(append={"l": [1]}), Changes(append={"l": None}), Changes(append={"l": [2]})],
             Changes(append={"l": [1, 2]}),
@@ -275,7 +320,9 @@ def test_updates_are_merged_in_their_order(updates: list[Any], merged: Any) -> N
         [{"n": 1}, "a user's own update"],
     ],
 )
-def test_updates_that_change_a_column_in_several_ways_are_sent_as_they_are(updates: list[Any]) -> None:
+def test_updates_that_change_a_column_in_several_ways_are_sent_as_they_are(
+    updates: list[Any],
+) -> None:
     assert merge_updates(updates) is None
 
 
@@ -322,13 +369,17 @@ def test_a_request_that_fails_after_another_is_no_error_of_the_first() -> None:
 
 
 def test_a_trigger_that_drops_merged_records_names_each(tmp_path: Any) -> None:
-    store = SqliteTable(tmp_path / "t.sqlite", "t", "id", columns={"id": "string", "n": "int"}, create=True)
+    store = SqliteTable(
+        tmp_path / "t.sqlite", "t", "id", columns={"id": "string", "n": "int"}, create=True
+    )
     with table_of(store, retry=ONCE) as table:
         table.put("a", {"n": 0})
         import sqlite3
 
         with sqlite3.connect(tmp_path / "t.sqlite") as connection:
-            connection.execute("CREATE TRIGGER d BEFORE UPDATE ON t WHEN NEW.n > 2 BEGIN SELECT RAISE(IGNORE); END")
+            connection.execute(
+                "CREATE TRIGGER d BEFORE UPDATE ON t WHEN NEW.n > 2 BEGIN SELECT RAISE(IGNORE); END"
+            )
         outcomes = table.send(Operation(UPDATE, RowEntries(["a"] * 4, [Changes(add={"n": 1})] * 4)))
         assert outcomes.places(State.REFUSED) == [2, 3]
         assert table.get("a") == {"id": "a", "n": 2}

@@ -1,4 +1,6 @@
-"""Times in declarations are seconds above 0: another number would switch off what it is for, in silence."""
+"""Times in declarations are seconds above 0: another number would switch off what it is for, in
+silence.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,9 @@ def dataset(**settings: Any) -> DatasetTable:
     return DatasetTable("lake", "d", **settings)
 
 
-TIMES: list[tuple[Any, str, bool, bool]] = [  # what is declared, its time, whether it may be None, and 0
+TIMES: list[
+    tuple[Any, str, bool, bool]
+] = [  # what is declared, its time, whether it may be None, and 0
     (sqlite, "busy_timeout", False, True),
     (sqlite, "forget_after", True, False),
     (postgres, "forget_after", True, False),
@@ -63,7 +67,9 @@ TIMES: list[tuple[Any, str, bool, bool]] = [  # what is declared, its time, whet
 
 
 @pytest.mark.parametrize(("declare", "name", "none", "zero"), TIMES)
-def test_a_time_that_is_none_is_refused_when_it_is_declared(declare: Any, name: str, none: bool, zero: bool) -> None:
+def test_a_time_that_is_none_is_refused_when_it_is_declared(
+    declare: Any, name: str, none: bool, zero: bool
+) -> None:
     declare(**{name: 5})
     for allowed in [None] * none + [0] * zero:
         declare(**{name: allowed})
@@ -73,7 +79,9 @@ def test_a_time_that_is_none_is_refused_when_it_is_declared(declare: Any, name: 
         assert told.value.argument == name
 
 
-@pytest.mark.parametrize(("declare", "name"), [(redis, "connections"), (http, "connections"), (redis, "largest_value")])
+@pytest.mark.parametrize(
+    ("declare", "name"), [(redis, "connections"), (http, "connections"), (redis, "largest_value")]
+)
 def test_a_count_is_a_whole_number(declare: Any, name: str) -> None:
     for wrong in (0, -1, 2.5, True, None, math.nan):
         with pytest.raises(ConfigurationError) as caught:

@@ -1,4 +1,6 @@
-"""`DynamoDbTable` on DynamoDB Local; what that never does (unprocessed items, throttling) with a client that does."""
+"""`DynamoDbTable` on DynamoDB Local; what that never does (unprocessed items, throttling) with a
+client that does.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from dagster_adjunct.resources.backends.columns import describe_function, function_from_description, parse_known_column
+from dagster_adjunct.resources.backends.columns import (
+    describe_function,
+    function_from_description,
+    parse_known_column,
+)
 from dagster_adjunct.resources.backends.dynamodb import DynamoDbTable
 from dagster_adjunct.resources.backends.dynamodb_items import ItemCodec
 from dagster_adjunct.resources.errors import (
@@ -42,8 +48,19 @@ from tests.resources.backends.every_type import RECORD, TYPES
 from tests.servers.dynamodb import DynamoDbServer, new_name
 from tests.spawned import call_all, spawned
 
-GET, PUT, DELETE, UPDATE = OperationKind.GET, OperationKind.PUT, OperationKind.DELETE, OperationKind.UPDATE
-COUNTED = {"id": "string", "total": "bigint", "seen": "bigint", "tags": "array<string>", "doc": "json"}
+GET, PUT, DELETE, UPDATE = (
+    OperationKind.GET,
+    OperationKind.PUT,
+    OperationKind.DELETE,
+    OperationKind.UPDATE,
+)
+COUNTED = {
+    "id": "string",
+    "total": "bigint",
+    "seen": "bigint",
+    "tags": "array<string>",
+    "doc": "json",
+}
 
 
 @pytest.fixture
@@ -52,7 +69,9 @@ def new_table(dynamodb_server: DynamoDbServer):
     where = dynamodb_server.session()
 
     def make(key="id", columns=COUNTED, **settings) -> DynamoDbTable:
-        return DynamoDbTable(new_name(), key, columns=columns, **{"create": True, **where, **settings})
+        return DynamoDbTable(
+            new_name(), key, columns=columns, **{"create": True, **where, **settings}
+        )
 
     return make
 
@@ -76,7 +95,9 @@ def put(*entries: tuple) -> Operation:
 
 def update(*entries: tuple, default=None, **more) -> Operation:
     keys, values = [key for key, _ in entries], [value for _, value in entries]
-    return Operation(UPDATE, RowEntries(keys, values, None if default is None else [default] * len(keys)), **more)
+    return Operation(
+        UPDATE, RowEntries(keys, values, None if default is None else [default] * len(keys)), **more
+    )
 
 
 def get(*keys) -> Operation:
@@ -92,7 +113,11 @@ def errors(outcomes: Outcomes) -> dict:
 
 def test_every_type_reads_back_as_it_was_written(new_table):
     columns = {**TYPES, "tags": "array<double>", "doc": "json"}
-    record = {**RECORD, "tags": [0.1, None, 1e-7], "doc": {"a": [1, 2.5, None, "x"], "b": {"c": True}}}
+    record = {
+        **RECORD,
+        "tags": [0.1, None, 1e-7],
+        "doc": {"a": [1, 2.5, None, "x"], "b": {"c": True}},
+    }
     empty = {**dict.fromkeys(columns), "id": 7}
     store = new_table(columns=columns)
     _, got = do(store, put((record["id"], record), (7, empty)), get(record["id"], 7, 8))
@@ -145,7 +170,9 @@ def test_times_sort_as_texts_do_and_make_a_sort_key(new_table):
     start = datetime(2024, 2, 29, 23, 59, 59, 999_999, tzinfo=UTC)
     times = [start + timedelta(microseconds=step) for step in (0, 1, 1_000_000)]
     _, got = do(
-        store, put(*((("k", at), {"day": date(2024, 1, 1)}) for at in times)), get(*(("k", at) for at in times))
+        store,
+        put(*((("k", at), {"day": date(2024, 1, 1)}) for at in times)),
+        get(*(("k", at) for at in times)),
     )
     assert [record["at"] for record in got.records] == times
     with_names = Operation(GET, RowEntries([(times[0], "k")]), key=("at", "id"))
@@ -161,7 +188,11 @@ def test_times_sort_as_texts_do_and_make_a_sort_key(new_table):
 @pytest.mark.parametrize("key", ["", "x" * 2049, None, 7, ("k", "k")])
 def test_a_key_that_dynamodb_would_refuse_is_refused_alone(new_table, key):
     store = new_table()
-    for operation in (put((key, {}), ("k", {})), update((key, {}), ("k", {}), default={}), get(key, "k")):
+    for operation in (
+        put((key, {}), ("k", {})),
+        update((key, {}), ("k", {}), default={}),
+        get(key, "k"),
+    ):
         (outcomes,) = do(store, operation)
         has_no_record = operation.kind is GET and isinstance(key, str)
         assert errors(outcomes) == ({} if has_no_record else {0: SchemaMismatchError})
@@ -169,7 +200,9 @@ def test_a_key_that_dynamodb_would_refuse_is_refused_alone(new_table, key):
 
 def test_sort_keys_have_a_limit_of_their_own(new_table):
     store = new_table(("id", "part"), {"id": "string", "part": "binary"})
-    (outcomes,) = do(store, put((("a", b"x" * 1025), {}), (("a", b"x" * 1024), {}), (("a" * 2048, b"x"), {})))
+    (outcomes,) = do(
+        store, put((("a", b"x" * 1025), {}), (("a", b"x" * 1024), {}), (("a" * 2048, b"x"), {}))
+    )
     assert errors(outcomes) == {0: SchemaMismatchError}
 
 
@@ -190,7 +223,12 @@ def test_a_record_that_is_too_large_is_refused_alone_with_both_sizes(new_table):
 
 def test_the_last_good_record_of_a_key_stays_where_a_later_one_is_refused(new_table):
     store = new_table()
-    entries = [("k", {"total": 1}), ("k", {"total": 2}), ("other", {"total": 3}), ("k", {"total": "no number"})]
+    entries = [
+        ("k", {"total": 1}),
+        ("k", {"total": 2}),
+        ("other", {"total": 3}),
+        ("k", {"total": "no number"}),
+    ]
     outcomes, got = do(store, put(*entries), get("k", "other"))
     assert errors(outcomes) == {3: SchemaMismatchError}
     assert [record["total"] for record in got.records] == [2, 3]
@@ -230,7 +268,11 @@ def test_a_table_is_made_once_whoever_comes_first_and_paid_by_request(new_table,
 
 
 def function_like(store: DynamoDbTable, **other) -> DynamoDbTable:
-    settings = {"columns": store.columns, "create": store.create, "forget_deleted_after": store.forget_deleted_after}
+    settings = {
+        "columns": store.columns,
+        "create": store.create,
+        "forget_deleted_after": store.forget_deleted_after,
+    }
     where = {"session": store.connection.session, "endpoint_url": store.connection.endpoint_url}
     return DynamoDbTable(store.table, other.pop("key", store.key), **settings | where | other)
 
@@ -269,7 +311,12 @@ def test_a_table_replaced_by_one_with_another_key_refuses_the_request_not_the_re
             KeySchema=[{"AttributeName": name, "KeyType": "HASH"}],
             BillingMode="PAY_PER_REQUEST",
         )
-        requests = (put(("k", one)), get("k"), update(("k", one)), marked(PUT, (("k", one),), conditions=conditions))
+        requests = (
+            put(("k", one)),
+            get("k"),
+            update(("k", one)),
+            marked(PUT, (("k", one),), conditions=conditions),
+        )
         try:
             return [await store.send(request) for request in requests]
         finally:
@@ -312,18 +359,39 @@ def test_declarations_that_can_not_work_are_refused(key, settings, words):
 def test_an_update_changes_what_it_names_and_nothing_else(new_table):
     store = new_table()
     begin = {"total": 5, "tags": ["a"], "doc": {"x": 1, "y": [2]}, "seen": 1}
-    change = Changes({"seen": None}, {"total": 2, "doc": {"x": None, "z.1": "new"}}, {"tags": ["b", "c"]})
-    _, outcomes, got = do(store, put(("k", begin)), update(("k", change), ("no", {"seen": 1})), get("k", "no"))
-    assert {place: problem.state for place, problem in outcomes.problems.items()} == {1: State.MISSING}
-    expected = {"id": "k", "total": 7, "tags": ["a", "b", "c"], "doc": {"x": None, "y": [2], "z.1": "new"}}
+    change = Changes(
+        {"seen": None}, {"total": 2, "doc": {"x": None, "z.1": "new"}}, {"tags": ["b", "c"]}
+    )
+    _, outcomes, got = do(
+        store, put(("k", begin)), update(("k", change), ("no", {"seen": 1})), get("k", "no")
+    )
+    assert {place: problem.state for place, problem in outcomes.problems.items()} == {
+        1: State.MISSING
+    }
+    expected = {
+        "id": "k",
+        "total": 7,
+        "tags": ["a", "b", "c"],
+        "doc": {"x": None, "y": [2], "z.1": "new"},
+    }
     assert got.records == [{**expected, "seen": None}, None]
 
 
 @pytest.mark.parametrize("present", [True, False])
 @pytest.mark.parametrize(
-    "default", [{"total": 0}, {"total": 10, "seen": 3}, {}, {"doc": {"a": 1}}, {"tags": []}, {"tags": ["old"]}]
+    "default",
+    [
+        {"total": 0},
+        {"total": 10, "seen": 3},
+        {},
+        {"doc": {"a": 1}},
+        {"tags": []},
+        {"tags": ["old"]},
+    ],
 )
-def test_a_default_comes_in_where_the_record_is_absent_not_where_a_column_is(new_table, default, present):
+def test_a_default_comes_in_where_the_record_is_absent_not_where_a_column_is(
+    new_table, default, present
+):
     """A record that is there but lacks the default's columns gets none of them."""
     store = new_table()
     change = Changes(add={"total": 1, "doc": {"b": 2}}, append={"tags": ["new"]})
@@ -348,9 +416,14 @@ def test_a_counter_that_begins_at_nothing_is_one_request(new_table):
     async def counted():
         await store.open()
         live = await store._get_client()
-        live.client.meta.events.register("before-call.dynamodb", lambda model, **_: sent.append(model.name))
+        live.client.meta.events.register(
+            "before-call.dynamodb", lambda model, **_: sent.append(model.name)
+        )
         outcomes = await store.send(
-            update(*((f"k{n % 3}", Changes(add={"total": 1})) for n in range(6)), default={"total": 0, "seen": None})
+            update(
+                *((f"k{n % 3}", Changes(add={"total": 1})) for n in range(6)),
+                default={"total": 0, "seen": None},
+            )
         )
         await store.close()
         return outcomes
@@ -371,7 +444,12 @@ _WIDEST = Decimal((0, (9,) * 38, -4))
 
 
 @pytest.mark.parametrize(
-    "default", [None, {"small": 0}, *(pytest.param(other, marks=pytest.mark.long) for other in ({}, {"f": 1.5}))]
+    "default",
+    [
+        None,
+        {"small": 0},
+        *(pytest.param(other, marks=pytest.mark.long) for other in ({}, {"f": 1.5})),
+    ],
 )
 @pytest.mark.parametrize(
     ("name", "full", "more", "less", "says"),
@@ -388,7 +466,10 @@ _WIDEST = Decimal((0, (9,) * 38, -4))
             -(2**15),
             -1,
             1,
-            r"'small' is smallint, but got -32769 \(int\); out of range, expected an int of 16 bits",
+            (
+                r"'small' is smallint, but got -32769 \(int\); out of range, expected an int of 16"
+                r" bits"
+            ),
         ),
         (
             "d",
@@ -405,7 +486,13 @@ _WIDEST = Decimal((0, (9,) * 38, -4))
             "out of range, expected a Decimal of 5 digits, 2 b",
         ),
         ("wide", _WIDEST, Decimal("0.0001"), Decimal("-0.0001"), "out of range|at most 38 digits"),
-        ("wide", _WIDEST.copy_negate(), _WIDEST.copy_negate(), _WIDEST, "out of range|at most 38 digits"),
+        (
+            "wide",
+            _WIDEST.copy_negate(),
+            _WIDEST.copy_negate(),
+            _WIDEST,
+            "out of range|at most 38 digits",
+        ),
     ],
 )
 def test_a_sum_beyond_its_columns_digits_is_refused_and_says_what_it_would_be(
@@ -425,7 +512,9 @@ def test_a_sum_beyond_its_columns_digits_is_refused_and_says_what_it_would_be(
     with pytest.raises(SchemaMismatchError, match=says):
         raise refused.problems[0].error
     with localcontext(prec=60):
-        assert got.records == [{**dict.fromkeys(SUMMED), "id": "k", name: full + less, "any": Decimal(3)}]
+        assert got.records == [
+            {**dict.fromkeys(SUMMED), "id": "k", name: full + less, "any": Decimal(3)}
+        ]
 
 
 def test_what_others_wrote_beyond_a_type_may_only_come_nearer_to_it(new_table, dynamodb_server):
@@ -434,13 +523,19 @@ def test_what_others_wrote_beyond_a_type_may_only_come_nearer_to_it(new_table, d
     item = {"id": {"S": "k"}, "small": {"N": "40000"}, "d": {"S": "many"}}
     dynamodb_server.client().put_item(TableName=store.table, Item=item)
     adds = [{"small": 1}, {"small": -5}, {"d": Decimal(1)}, {"f": 0.25}]
-    *outcomes, got = do(store, *(update(("k", Changes(add=add)), default={}) for add in adds), get("k"))
+    *outcomes, got = do(
+        store, *(update(("k", Changes(add=add)), default={}) for add in adds), get("k")
+    )
     assert [outcome.places(State.REFUSED) for outcome in outcomes] == [[0], [], [0], []]
     assert "which holds {'S': 'many'}, not a number" in str(outcomes[2].problems[0].error)
-    assert got.records == [{**dict.fromkeys(SUMMED), "id": "k", "small": 39995, "d": "many", "f": 0.25}]
+    assert got.records == [
+        {**dict.fromkeys(SUMMED), "id": "k", "small": 39995, "d": "many", "f": 0.25}
+    ]
 
 
-@pytest.mark.parametrize("columns", [None, {"id": "string", "n": "bigint"}, {"id": "string", "n": "decimal"}])
+@pytest.mark.parametrize(
+    "columns", [None, {"id": "string", "n": "bigint"}, {"id": "string", "n": "decimal"}]
+)
 def test_other_sums_have_as_many_digits_as_dynamodb(new_table, columns):
     store = new_table({"id": "string"}, columns)
     add = Changes(add={"n": 2**62})
@@ -449,8 +544,13 @@ def test_other_sums_have_as_many_digits_as_dynamodb(new_table, columns):
 
 
 def test_counters_of_64_bits_and_floats_are_added_to_without_a_condition():
-    codec = ItemCodec("t", {"id": "S"}, [parse_known_column(*pair) for pair in {**COUNTED, **SUMMED}.items()])
-    free, held = Changes(add={"total": 1, "f": 0.5, "any": 1}), Changes(add={"small": 1, "d": Decimal(-1)})
+    codec = ItemCodec(
+        "t", {"id": "S"}, [parse_known_column(*pair) for pair in {**COUNTED, **SUMMED}.items()]
+    )
+    free, held = (
+        Changes(add={"total": 1, "f": 0.5, "any": 1}),
+        Changes(add={"small": 1, "d": Decimal(-1)}),
+    )
     assert codec.encode_changes(codec.changes(codec.key_row("k"), free)).limits == {}
     limits = {"small": ("<=", {"N": "32766"}), "d": (">=", {"N": "-998.99"})}
     assert codec.encode_changes(codec.changes(codec.key_row("k"), held)).limits == limits
@@ -462,7 +562,9 @@ def test_as_many_sums_as_an_expression_has_operators_for_are_one_update(new_tabl
     store, more = new_table(columns=types), Conditions("at", True, True)
     add = dict.fromkeys(names[1:], 3)
     some = Changes({"at": 1}, {**add, "doc": {"a": 1}})
-    entries = RowEntries(["k"] * 2, [some] * 2, [{}] * 2, [Mark("s.0", position_of(0, n)) for n in (1, 2)], [1, 2])
+    entries = RowEntries(
+        ["k"] * 2, [some] * 2, [{}] * 2, [Mark("s.0", position_of(0, n)) for n in (1, 2)], [1, 2]
+    )
     done, many, got = do(
         store,
         Operation(UPDATE, entries, conditions=more),
@@ -471,7 +573,9 @@ def test_as_many_sums_as_an_expression_has_operators_for_are_one_update(new_tabl
     )
     assert done.problems == {}
     assert "adds to 61 columns" in str(many.problems[0].error)
-    assert got.records == [{"id": "k", "at": 1, "doc": {"a": 1}, names[0]: None, **dict.fromkeys(names[1:], 6)}]
+    assert got.records == [
+        {"id": "k", "at": 1, "doc": {"a": 1}, names[0]: None, **dict.fromkeys(names[1:], 6)}
+    ]
 
 
 # --- conditions
@@ -481,11 +585,15 @@ def marked(kind, entries, *, conditions, times=None, source="s.0", start=0) -> O
     marks = [Mark(source, position_of(0, start + place)) for place in range(len(entries))]
     keys, values = [key for key, _ in entries], [value for _, value in entries]
     return Operation(
-        kind, RowEntries(keys, None if kind is DELETE else values, None, marks, times), conditions=conditions
+        kind,
+        RowEntries(keys, None if kind is DELETE else values, None, marks, times),
+        conditions=conditions,
     )
 
 
-def test_tombstones_are_items_that_no_get_sees_and_expire_after_the_horizon(new_table, dynamodb_server):
+def test_tombstones_are_items_that_no_get_sees_and_expire_after_the_horizon(
+    new_table, dynamodb_server
+):
     store = new_table(forget_deleted_after=60)
     newest = Conditions("seen")
     outcomes = do(
@@ -543,7 +651,9 @@ def count_up(settings: dict, env: dict, source: str) -> int:
     os.environ.update(env)
     store = DynamoDbTable(**settings)
     once = Conditions(idempotent=True)
-    messages = [(f"k{n % 7}", Changes(add={"total": n}, append={"tags": [source]})) for n in range(60)]
+    messages = [
+        (f"k{n % 7}", Changes(add={"total": n}, append={"tags": [source]})) for n in range(60)
+    ]
     batches = [
         Operation(UPDATE, RowEntries(
             [key for key, _ in messages[start : start + 20]],
@@ -554,7 +664,9 @@ def count_up(settings: dict, env: dict, source: str) -> int:
         for start in (0, 20, 0, 40, 20, 40)
     ]  # fmt: skip
     outcomes = do(store, *batches)
-    assert not any(problem.state is not State.SKIPPED for out in outcomes for problem in out.problems.values())
+    assert not any(
+        problem.state is not State.SKIPPED for out in outcomes for problem in out.problems.values()
+    )
     return sum(len(out.problems) for out in outcomes)
 
 
@@ -576,7 +688,9 @@ def test_two_processes_at_once_count_exactly_under_marks(dynamodb, dynamodb_serv
 
 
 class Troubled:
-    """A client whose requests go through `answer(name, request, send)`; the rest is the real one's."""
+    """A client whose requests go through `answer(name, request, send)`; the rest is the real
+    one's.
+    """
 
     def __init__(self, client, answer):
         self._client, self._answer = client, answer
@@ -595,7 +709,9 @@ def troubled(store: DynamoDbTable, answer, *operations: Operation) -> list[Outco
     async def all_of_them():
         live = await store._get_client()
         pauses: list[float] = []
-        store._open.here().live = replace(live, client=Troubled(live.client, answer), pause=pauses.append)
+        store._open.here().live = replace(
+            live, client=Troubled(live.client, answer), pause=pauses.append
+        )
         outcomes = [await store.send(operation) for operation in operations]
         await store.close()
         return outcomes, pauses
@@ -614,7 +730,9 @@ def test_unprocessed_items_fail_with_a_pause_and_are_not_sent_again_at_once(new_
 
     store = new_table()
     keys = [f"k{n}" for n in range(25)]
-    (outcomes,), _ = troubled(store, every_third_is_left, put(*((key, {"total": 1}) for key in keys)))
+    (outcomes,), _ = troubled(
+        store, every_third_is_left, put(*((key, {"total": 1}) for key in keys))
+    )
     assert next(sent) == 1
     assert outcomes.places(State.FAILED) == list(range(0, 25, 3))
     for problem in outcomes.problems.values():
@@ -634,7 +752,9 @@ def test_unprocessed_keys_are_asked_for_again_after_longer_and_longer_pauses(new
     store = new_table()
     keys = [f"k{n}" for n in range(11)]
     do(store, put(*((key, {"total": n}) for n, key in enumerate(keys))))
-    (some, all_of_them), pauses = troubled(store, two_at_a_time, get(*keys[:13]), get(*keys[:3], *keys[:3]))
+    (some, all_of_them), pauses = troubled(
+        store, two_at_a_time, get(*keys[:13]), get(*keys[:3], *keys[:3])
+    )
     assert [record["total"] for record in all_of_them.records] == [0, 1, 2] * 2
     assert some.records.count(None) == 0 or some.places(State.FAILED)
     assert pauses[:5] == sorted(pauses[:5])
@@ -651,12 +771,18 @@ def test_answers_that_name_the_table_otherwise_are_understood(new_table):
             answer = send(RequestItems={table: {**asked, "Keys": asked["Keys"][:2]}})
             left = {**asked, "Keys": asked["Keys"][2:]}
             found = {arn: answer["Responses"][table]}
-            return {**answer, "Responses": found, "UnprocessedKeys": {arn: left} if left["Keys"] else {}}
+            return {
+                **answer,
+                "Responses": found,
+                "UnprocessedKeys": {arn: left} if left["Keys"] else {},
+            }
         return {**send(RequestItems={table: asked[1:]}), "UnprocessedItems": {arn: asked[:1]}}
 
     store = new_table()
     keys = ["a", "b", "c"]
-    (written, got), _ = troubled(store, by_arn, put(*((key, {"total": 1}) for key in keys)), get(*keys))
+    (written, got), _ = troubled(
+        store, by_arn, put(*((key, {"total": 1}) for key in keys)), get(*keys)
+    )
     assert written.places(State.FAILED) == [0]
     assert not got.problems
     assert [record and record["total"] for record in got.records] == [None, 1, 1]
@@ -678,7 +804,9 @@ def client_error(code: str, status: int = 400, **headers):
     from botocore.exceptions import ClientError
 
     metadata = {"HTTPStatusCode": status, "HTTPHeaders": headers}
-    return ClientError({"Error": {"Code": code, "Message": "why"}, "ResponseMetadata": metadata}, "Any")
+    return ClientError(
+        {"Error": {"Code": code, "Message": "why"}, "ResponseMetadata": metadata}, "Any"
+    )
 
 
 def lost():
@@ -696,17 +824,47 @@ def not_sent():
 @pytest.mark.parametrize(
     ("error", "state", "kind", "pause"),
     [
-        (lambda: client_error("ProvisionedThroughputExceededException"), State.FAILED, TableUnavailableError, 0.1),
-        (lambda: client_error("ThrottlingException", **{"retry-after": "3"}), State.FAILED, TableUnavailableError, 3),
+        (
+            lambda: client_error("ProvisionedThroughputExceededException"),
+            State.FAILED,
+            TableUnavailableError,
+            0.1,
+        ),
+        (
+            lambda: client_error("ThrottlingException", **{"retry-after": "3"}),
+            State.FAILED,
+            TableUnavailableError,
+            3,
+        ),
         (lambda: client_error("Whatever", 429), State.FAILED, TableUnavailableError, 0.1),
-        (lambda: client_error("TransactionConflictException"), State.FAILED, TableUnavailableError, None),
-        (lambda: client_error("InternalServerError", 500), State.UNKNOWN, TableUnavailableError, None),
+        (
+            lambda: client_error("TransactionConflictException"),
+            State.FAILED,
+            TableUnavailableError,
+            None,
+        ),
+        (
+            lambda: client_error("InternalServerError", 500),
+            State.UNKNOWN,
+            TableUnavailableError,
+            None,
+        ),
         (lost, State.UNKNOWN, TableUnavailableError, None),
         (not_sent, State.FAILED, TableUnavailableError, None),
         (lambda: client_error("AccessDeniedException"), State.REFUSED, TableAccessError, None),
-        (lambda: client_error("ItemCollectionSizeLimitExceededException"), State.REFUSED, TableError, None),
+        (
+            lambda: client_error("ItemCollectionSizeLimitExceededException"),
+            State.REFUSED,
+            TableError,
+            None,
+        ),
         (lambda: client_error("RequestExpired"), State.FAILED, TableUnavailableError, 1.0),
-        (lambda: RuntimeError("the refreshed credentials are still expired"), State.REFUSED, TableError, None),
+        (
+            lambda: RuntimeError("the refreshed credentials are still expired"),
+            State.REFUSED,
+            TableError,
+            None,
+        ),
     ],
 )
 def test_an_error_says_whether_the_entries_may_be_sent_again(new_table, error, state, kind, pause):
@@ -717,11 +875,20 @@ def test_an_error_says_whether_the_entries_may_be_sent_again(new_table, error, s
     single = marked(UPDATE, [("k", {"seen": 1}), ("k", {"seen": 2})], conditions=once)
     (batch, sequence), _ = troubled(new_table(), fails, put(("a", {}), ("b", {})), single)
     for place, problem in batch.problems.items():
-        assert (place, problem.state, type(problem.error), problem.retry_after) == (place, state, kind, pause)
+        assert (place, problem.state, type(problem.error), problem.retry_after) == (
+            place,
+            state,
+            kind,
+            pause,
+        )
     assert len(batch.problems) == 2
     assert sequence.problems[0].state is state
     of_entry = "ItemCollection" in str(error())  # only such an entry becomes a letter
-    assert is_record_rejected(batch.problems[0]) == is_record_rejected(sequence.problems[0]) == of_entry
+    assert (
+        is_record_rejected(batch.problems[0])
+        == is_record_rejected(sequence.problems[0])
+        == of_entry
+    )
     # What comes after an entry that is sent again has to wait for it, or it would come first.
     assert sequence.problems[1].state is (State.REFUSED if state is State.REFUSED else State.FAILED)
 
@@ -750,12 +917,18 @@ def test_no_later_increment_overtakes_one_that_the_repeat_will_send(new_table, o
 
     def the_second_fails(name, request, send):
         if next(calls) == 1:
-            raise client_error("ValidationException") if of_entry else RuntimeError("the credentials are expired")
+            raise (
+                client_error("ValidationException")
+                if of_entry
+                else RuntimeError("the credentials are expired")
+            )
         return send(**request)
 
     store, once = new_table(), Conditions(idempotent=True)
     first = marked(PUT, [("k", {"total": 0})], conditions=once)
-    add = marked(UPDATE, [("k", Changes(add={"total": n})) for n in (1, 2)], conditions=once, start=5)
+    add = marked(
+        UPDATE, [("k", Changes(add={"total": n})) for n in (1, 2)], conditions=once, start=5
+    )
     (_, failed, repeated), _ = troubled(store, the_second_fails, first, add, add)
     assert failed.places(State.REFUSED) == ([0] if of_entry else [0, 1])
     assert repeated.places(State.SKIPPED) == ([0, 1] if of_entry else [])
@@ -770,7 +943,9 @@ def test_one_bad_item_of_a_batch_is_found_by_halves(new_table):
         return send(**request)
 
     keys = [f"k{n}" for n in range(20)]
-    (outcomes,), _ = troubled(new_table(), no_sevens, put(*((key, {"total": n}) for n, key in enumerate(keys))))
+    (outcomes,), _ = troubled(
+        new_table(), no_sevens, put(*((key, {"total": n}) for n, key in enumerate(keys)))
+    )
     assert errors(outcomes) == {7: TableError}
 
 
@@ -781,25 +956,37 @@ def test_a_row_created_and_deleted_again_and_again_is_a_retryable_failure(new_ta
 
     def never_as_expected(name, request, send):
         item = {"Item": {"id": {"S": "k"}}} if next(answers) % 2 else {}
-        raise ClientError({"Error": {"Code": "ConditionalCheckFailedException", "Message": ""}, **item}, "UpdateItem")
+        raise ClientError(
+            {"Error": {"Code": "ConditionalCheckFailedException", "Message": ""}, **item},
+            "UpdateItem",
+        )
 
-    (outcomes,), _ = troubled(new_table(), never_as_expected, update(("k", {"seen": 1}), default={"total": 1}))
+    (outcomes,), _ = troubled(
+        new_table(), never_as_expected, update(("k", {"seen": 1}), default={"total": 1})
+    )
     assert outcomes.places(State.FAILED) == [0]
 
 
 # --- credentials
 
 
-def test_a_table_travels_without_secrets_and_finds_them_where_it_arrives(dynamodb_server, monkeypatch):
+def test_a_table_travels_without_secrets_and_finds_them_where_it_arrives(
+    dynamodb_server, monkeypatch
+):
     for name in dynamodb_server.env:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     monkeypatch.setenv("THE_ID", "adjuncttest")
     monkeypatch.setenv("THE_SECRET", "hidden-secret")
     store = DynamoDbTable(
-        new_name(), "id", columns=COUNTED, create=True, region="us-east-1", endpoint_url=dynamodb_server.endpoint,
+        new_name(),
+        "id",
+        columns=COUNTED,
+        create=True,
+        region="us-east-1",
+        endpoint_url=dynamodb_server.endpoint,
         credentials_env=("THE_ID", "THE_SECRET"),
-    )  # fmt: skip
+    )
     told = repr(store) + str(describe_function(store)) + pickle.dumps(store).decode("latin-1")
     assert "hidden-secret" not in told
     assert "adjuncttest" not in told
@@ -840,7 +1027,9 @@ def test_a_cancelled_request_sends_no_more_of_its_entries(new_table):
         from dataclasses import replace
 
         store._open.here().live = replace(live, client=Troubled(live.client, slow))
-        sending = asyncio.create_task(store.send(update(*((f"k{n}", {}) for n in range(100)), default={})))
+        sending = asyncio.create_task(
+            store.send(update(*((f"k{n}", {}) for n in range(100)), default={}))
+        )
         assert await asyncio.to_thread(third.wait, 120)
         sending.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -856,7 +1045,8 @@ def test_boto3_does_not_repeat_by_itself(new_table):
     async def settings():
         live = await new_table()._get_client()
         return SimpleNamespace(
-            retries=live.client.meta.config.retries, pool=live.client.meta.config.max_pool_connections
+            retries=live.client.meta.config.retries,
+            pool=live.client.meta.config.max_pool_connections,
         )
 
     effective = asyncio.run(settings())
@@ -866,7 +1056,9 @@ def test_boto3_does_not_repeat_by_itself(new_table):
 
 def test_a_direct_call_on_an_idempotent_table_leaves_the_marks_of_messages(new_table):
     store = new_table()
-    table = RemoteTable("counted", key="id", read_function=store, write_function=store, idempotent=True)
+    table = RemoteTable(
+        "counted", key="id", read_function=store, write_function=store, idempotent=True
+    )
     add = marked(UPDATE, [("k", Changes(add={"total": 1}))], conditions=Conditions(idempotent=True))
     begin = marked(PUT, [("k", {"total": 0})], conditions=Conditions(idempotent=True), source="s.1")
 

@@ -1,4 +1,5 @@
-"""One suite on every backend: what each operation must leave behind and say of each entry, against plain Python.
+"""One suite on every backend: what each operation must leave behind and say of each entry, against
+plain Python.
 
 What a backend does not declare (`capabilities`) it is not asked for.
 """
@@ -61,14 +62,20 @@ def operation(kind: str, messages: list[Message], conditions: Conditions = NONE)
     """The messages as the request that stores get."""
     asked = OperationKind(kind.replace("_", "-"))
     values = {
-        "update": [Changes(**m.change) if set(m.change) != {"set"} else m.change["set"] for m in messages],
+        "update": [
+            Changes(**m.change) if set(m.change) != {"set"} else m.change["set"] for m in messages
+        ],
         "put": [m.record for m in messages],
         "put_if_absent": [m.record for m in messages],
     }.get(kind)
     entries = RowEntries(
         [m.key for m in messages],
         values,
-        [m.default for m in messages] if kind == "update" and any(m.default is not None for m in messages) else None,
+        (
+            [m.default for m in messages]
+            if kind == "update" and any(m.default is not None for m in messages)
+            else None
+        ),
         [Mark(m.source, position_of(*m.place)) for m in messages] if conditions else None,
         [m.time for m in messages] if conditions.newest_by else None,
     )
@@ -87,7 +94,9 @@ async def records_of(store, keys=EVERY_KEY) -> dict:
     got = await store.send(Operation(OperationKind.GET, RowEntries(list(keys))))
     assert not got.problems
     assert got.records is not None
-    records = {key: record for key, record in zip(keys, got.records, strict=True) if record is not None}
+    records = {
+        key: record for key, record in zip(keys, got.records, strict=True) if record is not None
+    }
     for key, record in records.items():
         assert record.pop("id", key) == key
     return {key: without_nulls(record) for key, record in records.items()}
@@ -117,7 +126,9 @@ SET = {
     "at": TIMES,
 }
 LISTS = st.lists(TEXTS.filter(bool), max_size=3)
-MEMBERS = st.dictionaries(st.sampled_from("xyz"), st.none() | st.integers(-9, 9) | TEXTS, max_size=2)
+MEMBERS = st.dictionaries(
+    st.sampled_from("xyz"), st.none() | st.integers(-9, 9) | TEXTS, max_size=2
+)
 
 
 def fields(**more) -> st.SearchStrategy[dict]:
@@ -128,7 +139,9 @@ def kinds_of_change(changes: frozenset[str]) -> st.SearchStrategy[dict]:
     """What an update may do on a store whose updates take these parts of `Changes`."""
     parts = {
         "set": fields(),
-        "add": st.fixed_dictionaries({}, optional={"n": st.none() | st.integers(-9, 9), "doc": MEMBERS}),
+        "add": st.fixed_dictionaries(
+            {}, optional={"n": st.none() | st.integers(-9, 9), "doc": MEMBERS}
+        ),
         "append": st.fixed_dictionaries({}, optional={"tags": LISTS}),
         "remove": st.sampled_from([(), ("a",), ("b",)]),
     }
@@ -140,7 +153,10 @@ def kinds_of_change(changes: frozenset[str]) -> st.SearchStrategy[dict]:
 def _once_each(change: dict) -> dict:
     """A column is named in one part only."""
     removed = change.get("remove", ())
-    return {**change, "set": {name: value for name, value in change["set"].items() if name not in removed}}
+    return {
+        **change,
+        "set": {name: value for name, value in change["set"].items() if name not in removed},
+    }
 
 
 @st.composite
@@ -153,7 +169,9 @@ def operations(draw, store):
     conditions = [NONE]
     conditions += [Conditions("at")] if capabilities.newest_by else []
     conditions += [Conditions(None, True)] if capabilities.idempotent else []
-    conditions += [Conditions("at", True)] if capabilities.newest_by and capabilities.idempotent else []
+    conditions += (
+        [Conditions("at", True)] if capabilities.newest_by and capabilities.idempotent else []
+    )
     whole = fields(n=st.none() | st.integers(-9, 9), tags=LISTS, doc=MEMBERS)
     defaults = st.none() | whole if capabilities.updates_with_defaults else st.none()
     message = st.builds(
@@ -168,7 +186,9 @@ def operations(draw, store):
     )
     if type(store) in MARKS_IN_THE_RECORD:
         conditions = [replace(condition, keeps_marks=True) for condition in conditions]
-    step = st.tuples(st.sampled_from(kinds), st.lists(message, max_size=7), st.sampled_from(conditions))
+    step = st.tuples(
+        st.sampled_from(kinds), st.lists(message, max_size=7), st.sampled_from(conditions)
+    )
     return draw(st.lists(step, min_size=1, max_size=7))
 
 
@@ -183,7 +203,9 @@ def test_every_sequence_of_requests_does_what_plain_python_would(new_store, data
     async def compare(store) -> None:
         for kind, messages, conditions in steps:
             outcomes = await store.send(operation(kind, messages, conditions))
-            assert said(outcomes) == plain.send(kind, messages, conditions.newest_by, conditions.idempotent)
+            assert said(outcomes) == plain.send(
+                kind, messages, conditions.newest_by, conditions.idempotent
+            )
             assert await records_of(store) == plain.records
 
     in_a_loop(lambda: store, compare)
@@ -206,7 +228,9 @@ FULL_RECORDS = {"k1": {"a": 2**31 - 8, "n": 5}, "k2": {"a": -1, "tags": ["kept"]
 @pytest.mark.parametrize("idempotent", [True, False])
 @pytest.mark.parametrize("newest_by", ["at", None])
 @pytest.mark.parametrize("at_once", [True, False])
-def test_a_sum_beyond_its_columns_type_is_refused_with_all_of_its_update(new_store, newest_by, idempotent, at_once):
+def test_a_sum_beyond_its_columns_type_is_refused_with_all_of_its_update(
+    new_store, newest_by, idempotent, at_once
+):
     messages = [
         replace(message, place=(0, number, 0), time=START + timedelta(seconds=number))
         for number, (message, _) in enumerate(FULL, 1)
@@ -222,7 +246,10 @@ def test_a_sum_beyond_its_columns_type_is_refused_with_all_of_its_update(new_sto
         assert await records_of(store) == FULL_RECORDS
         if newest_by or idempotent:  # what is late or comes again is skipped, whatever it would add
             late = [replace(messages[number], place=(0, 0, 0), time=START) for number in (1, 6)]
-            assert said(await store.send(operation("update", late, conditions))) == ["skipped", "skipped"]
+            assert said(await store.send(operation("update", late, conditions))) == [
+                "skipped",
+                "skipped",
+            ]
 
     in_a_loop(new_store, compare)
 
@@ -256,8 +283,14 @@ def test_a_null_column_of_a_whole_record_that_is_not_there_is_left_out(new_store
 
 @pytest.mark.parametrize("new_store", TYPED_STORES, indirect=True)
 def test_an_update_that_nulls_a_column_that_is_not_there_is_refused_alone(new_store):
-    changes = [{"set": {"nosuch": None}}, {"set": {"a": 2}}, {"set": {"nosuch": None}, "add": {"n": 1}}]
-    messages = [Message(key, change=change) for key, change in zip(("k1", "k2", "k1"), changes, strict=True)]
+    changes = [
+        {"set": {"nosuch": None}},
+        {"set": {"a": 2}},
+        {"set": {"nosuch": None}, "add": {"n": 1}},
+    ]
+    messages = [
+        Message(key, change=change) for key, change in zip(("k1", "k2", "k1"), changes, strict=True)
+    ]
 
     async def write(store) -> None:
         await store.send(operation("put", [Message(key, record={"a": 1}) for key in ("k1", "k2")]))
@@ -271,7 +304,9 @@ def test_an_update_that_nulls_a_column_that_is_not_there_is_refused_alone(new_st
 
 @pytest.mark.parametrize("new_store", TYPED_STORES, indirect=True)
 @pytest.mark.parametrize("beside", [{}, {"add": {"n": 1}, "append": {"tags": ["x"]}}])
-@pytest.mark.parametrize("late", [{"set": {"b": "late"}}, {"set": {"b": "late"}, "add": {"n": None, "doc": {"x": 1}}}])
+@pytest.mark.parametrize(
+    "late", [{"set": {"b": "late"}}, {"set": {"b": "late"}, "add": {"n": None, "doc": {"x": 1}}}]
+)
 @pytest.mark.parametrize("deleted", [True, False])
 def test_what_is_late_and_only_sets_leaves_no_mark_in_any_store(new_store, beside, late, deleted):
     """Alone, and in one request with what adds."""
@@ -280,16 +315,30 @@ def test_what_is_late_and_only_sets_leaves_no_mark_in_any_store(new_store, besid
             "update",
             [
                 Message(
-                    "k1", change={"set": {"b": "new"}}, default={}, place=(0, 1, 0), time=START + timedelta(seconds=1)
+                    "k1",
+                    change={"set": {"b": "new"}},
+                    default={},
+                    place=(0, 1, 0),
+                    time=START + timedelta(seconds=1),
                 )
             ],
         ),
-        *([("delete", [Message("k1", place=(0, 2, 0), time=START + timedelta(seconds=1))])] if deleted else []),
+        *(
+            [("delete", [Message("k1", place=(0, 2, 0), time=START + timedelta(seconds=1))])]
+            if deleted
+            else []
+        ),
         (
             "update",
             [
                 Message("k1", change=late, source="s.1", place=(0, 7, 0), time=START),
-                Message("k2", change={"set": {"b": "other"}, **beside}, default={}, source="s.1", time=START),
+                Message(
+                    "k2",
+                    change={"set": {"b": "other"}, **beside},
+                    default={},
+                    source="s.1",
+                    time=START,
+                ),
             ],
         ),
         (
@@ -320,7 +369,9 @@ def test_what_is_late_and_only_sets_leaves_no_mark_in_any_store(new_store, besid
 
 @st.composite
 def batches(draw):
-    """Rows of one request as Arrow has them: the same columns in all, keys that come again, defaults or none."""
+    """Rows of one request as Arrow has them: the same columns in all, keys that come again,
+    defaults or none.
+    """
     rows = draw(st.integers(1, 12))
 
     def column(values, type_):
@@ -330,7 +381,9 @@ def batches(draw):
     available = {
         "a": lambda: column(st.none() | st.integers(-(2**31), 2**31 - 1), pa.int32()),
         "b": lambda: column(texts, pa.string()),
-        "c": lambda: column(st.none() | st.floats(allow_nan=False, allow_infinity=False), pa.float64()),
+        "c": lambda: column(
+            st.none() | st.floats(allow_nan=False, allow_infinity=False), pa.float64()
+        ),
         "at": lambda: column(TIMES, pa.timestamp("us", "UTC")),
     }
     chosen = draw(st.lists(st.sampled_from(list(available)), unique=True, min_size=1))
@@ -339,10 +392,22 @@ def batches(draw):
     defaults = draw(st.sampled_from([None, ("b",), ("b", "n"), ("n",)]))
     available["n"] = lambda: column(st.sampled_from([0, 0, 3]), pa.int64())
     begun = {name: available[name]() for name in defaults or ()}
-    sources = draw(st.lists(st.sampled_from(["s.0", "s.1", "s.10", "s.1~2"]), min_size=rows, max_size=rows))
-    places = draw(st.lists(st.tuples(st.just(0), st.integers(0, 12), st.just(0)), min_size=rows, max_size=rows))
-    marks = list(zip(sources, places, column(TIMES, pa.timestamp("us", "UTC")).to_pylist(), strict=True))
-    keys = draw(st.lists(st.sampled_from([f"k{n}" for n in range(40)]), min_size=rows, max_size=rows, unique=True))
+    sources = draw(
+        st.lists(st.sampled_from(["s.0", "s.1", "s.10", "s.1~2"]), min_size=rows, max_size=rows)
+    )
+    places = draw(
+        st.lists(
+            st.tuples(st.just(0), st.integers(0, 12), st.just(0)), min_size=rows, max_size=rows
+        )
+    )
+    marks = list(
+        zip(sources, places, column(TIMES, pa.timestamp("us", "UTC")).to_pylist(), strict=True)
+    )
+    keys = draw(
+        st.lists(
+            st.sampled_from([f"k{n}" for n in range(40)]), min_size=rows, max_size=rows, unique=True
+        )
+    )
     keys = draw(st.just(keys) | st.lists(KEYS, min_size=rows, max_size=rows))
     return pa.array(keys), sets, adds, None if defaults is None else begun, marks
 
@@ -354,7 +419,11 @@ EACH = [NONE, Conditions("at"), Conditions(None, True), Conditions("at", True)]
 @pytest.mark.parametrize("new_store", WHOLE_STORES, indirect=True)
 @pytest.mark.rounds
 @settings(max_examples=rounds(6, 80), suppress_health_check=SLOW)
-@given(requests=st.lists(st.tuples(st.booleans(), batches(), st.sampled_from(EACH)), min_size=1, max_size=5))
+@given(
+    requests=st.lists(
+        st.tuples(st.booleans(), batches(), st.sampled_from(EACH)), min_size=1, max_size=5
+    )
+)
 def test_arrow_batches_do_what_plain_python_would(new_store, monkeypatch, requests):
     monkeypatch.setattr("dagster_adjunct.resources.backends.postgres_values.LEAST", 2)
     plain = PlainStore()
@@ -370,8 +439,12 @@ def test_arrow_batches_do_what_plain_python_would(new_store, monkeypatch, reques
             if conditions:
                 entries, messages = marked(entries, messages, marks)
             kind = "put" if puts else "update"
-            outcomes = await store.send(Operation(OperationKind(kind), entries, conditions=conditions))
-            assert said(outcomes) == plain.send(kind, messages, conditions.newest_by, conditions.idempotent)
+            outcomes = await store.send(
+                Operation(OperationKind(kind), entries, conditions=conditions)
+            )
+            assert said(outcomes) == plain.send(
+                kind, messages, conditions.newest_by, conditions.idempotent
+            )
             assert await records_of(store, every_key) == plain.records
 
     in_a_loop(new_store, compare)
@@ -380,14 +453,19 @@ def test_arrow_batches_do_what_plain_python_would(new_store, monkeypatch, reques
 def smaller(columns: dict) -> dict:
     """The same with 0 for floats that not every store can hold."""
     floats = {
-        name: pa.array([v and (v if 1e-130 <= abs(v) < 1e126 else 0.0) for v in column.to_pylist()], column.type)
+        name: pa.array(
+            [v and (v if 1e-130 <= abs(v) < 1e126 else 0.0) for v in column.to_pylist()],
+            column.type,
+        )
         for name, column in columns.items()
         if name == "c"
     }
     return {**columns, **floats}
 
 
-def marked(entries: ArrowEntries, messages: list[Message], marks: list) -> tuple[ArrowEntries, list[Message]]:
+def marked(
+    entries: ArrowEntries, messages: list[Message], marks: list
+) -> tuple[ArrowEntries, list[Message]]:
     """The same with places and times."""
     sources, places, times = zip(*marks, strict=True)
     entries = replace(
@@ -417,7 +495,9 @@ def arrow(keys, sets, adds, defaults) -> tuple[ArrowEntries, list[Message]]:
     default_rows = [None] * len(keys) if begun is None else begun.to_pylist()
     messages = [
         Message(key, record=row, change={"set": row, "add": add}, default=default)
-        for key, row, add, default in zip(keys.to_pylist(), set_rows, add_rows, default_rows, strict=True)
+        for key, row, add, default in zip(
+            keys.to_pylist(), set_rows, add_rows, default_rows, strict=True
+        )
     ]
     return entries, messages
 
@@ -426,14 +506,23 @@ def arrow(keys, sets, adds, defaults) -> tuple[ArrowEntries, list[Message]]:
 def test_large_arrow_batches_are_written_without_a_python_value_of_a_row(new_store):
     count = 3000
     keys = pa.array([f"k{n}" for n in range(count)])
-    sets = {"a": pa.array(range(count), pa.int32()), "at": pa.array([START] * count, pa.timestamp("us", "UTC"))}
+    sets = {
+        "a": pa.array(range(count), pa.int32()),
+        "at": pa.array([START] * count, pa.timestamp("us", "UTC")),
+    }
 
     async def write(store) -> None:
         for kind, adds in (("put", {}), ("update", {"n": pa.array([2] * count)})):
-            entries, _ = arrow(keys, sets, adds, {"b": pa.nulls(count, pa.string())} if adds else None)
-            outcomes = await store.send(Operation(OperationKind(kind), replace(entries, to_python=never)))
+            entries, _ = arrow(
+                keys, sets, adds, {"b": pa.nulls(count, pa.string())} if adds else None
+            )
+            outcomes = await store.send(
+                Operation(OperationKind(kind), replace(entries, to_python=never))
+            )
             assert said(outcomes) == ["done"] * count
-        assert await records_of(store, ["k7", "k2999"]) == {f"k{n}": {"a": n, "at": START, "n": 2} for n in (7, 2999)}
+        assert await records_of(store, ["k7", "k2999"]) == {
+            f"k{n}": {"a": n, "at": START, "n": 2} for n in (7, 2999)
+        }
 
     in_a_loop(new_store, write)
 
@@ -450,9 +539,13 @@ def test_reading_finds_no_records_where_there_is_no_table_and_makes_none(new_sto
             store.create = False
             with pytest.raises(AdjunctError) as missing:
                 await records_of_there(store)
-            assert isinstance(missing.value, TableNotFoundError | ScopeNotFoundError | KeyValueTableNotFoundError)
+            assert isinstance(
+                missing.value, TableNotFoundError | ScopeNotFoundError | KeyValueTableNotFoundError
+            )
             store.create = True
-        assert said(await store.send(operation("put", [Message("k1", record={"a": 1})]))) == ["done"]
+        assert said(await store.send(operation("put", [Message("k1", record={"a": 1})]))) == [
+            "done"
+        ]
         assert await records_of(store) == {"k1": {"a": 1}}
 
     in_a_loop(new_store, look)

@@ -1,7 +1,9 @@
-"""Conditions keep a table exact whatever is lost, sent again or comes late: checked against plain Python on each store.
+"""Conditions keep a table exact whatever is lost, sent again or comes late: checked against plain
+Python on each store.
 
-Here the store's function is sent operations as they are, and what failed is sent again by six lines of this file, so
-that what is shown is the store's own doing. The same through all layers is in test_every_layer.py.
+Here the store's function is sent operations as they are, and what failed is sent again by six lines
+of this file, so that what is shown is the store's own doing. The same through all layers is in
+test_every_layer.py.
 """
 
 from __future__ import annotations
@@ -12,7 +14,13 @@ from random import Random
 
 import pytest
 
-from dagster_adjunct.resources.tables.operation import Operation, OperationKind, Outcomes, RowEntries, State
+from dagster_adjunct.resources.tables.operation import (
+    Operation,
+    OperationKind,
+    Outcomes,
+    RowEntries,
+    State,
+)
 from tests.resources.backends.reached_stores import STORES
 from tests.resources.tables.plain_oracle import (
     batches,
@@ -39,7 +47,9 @@ def new_store(request, tmp_path_factory):
 
 
 async def through(function, operation: Operation) -> None:
-    """Send it, and what may pass again, until nothing is left; anything else is a fault of the test."""
+    """Send it, and what may pass again, until nothing is left; anything else is a fault of the
+    test.
+    """
     left = operation
     for _ in range(200):
         await function.open()
@@ -69,7 +79,10 @@ def counted(sent):
 
 
 def counted_beside_newest(sent):
-    return {key: {**record_of(message), "total": totals(sent)[key]} for key, message in newest(sent).items()}
+    return {
+        key: {**record_of(message), "total": totals(sent)[key]}
+        for key, message in newest(sent).items()
+    }
 
 
 @pytest.mark.rounds
@@ -77,7 +90,9 @@ def counted_beside_newest(sent):
 @pytest.mark.parametrize(
     ("operation", "oracle"), [(counting, counted), (counting_beside_newest, counted_beside_newest)]
 )
-def test_updates_are_exact_though_answers_are_lost_and_batches_come_again(new_store, seed, operation, oracle):
+def test_updates_are_exact_though_answers_are_lost_and_batches_come_again(
+    new_store, seed, operation, oracle
+):
     """Those that add count each message once, and those that set as well keep the newest."""
     sent = messages(seed, per_source=120)
     store = new_store()
@@ -94,7 +109,9 @@ def test_updates_are_exact_though_answers_are_lost_and_batches_come_again(new_st
     expected = oracle([message for own in sent.values() for message in own])
     kept = run(all_sources())
     assert troubled.spoilt > 50
-    assert {key: {name: record[name] for name in expected[key]} for key, record in kept.items()} == expected
+    assert {
+        key: {name: record[name] for name in expected[key]} for key, record in kept.items()
+    } == expected
 
 
 def test_a_new_epoch_counts_again_and_the_same_one_does_not(new_store):
@@ -134,7 +151,9 @@ def test_the_newest_stays_in_whatever_order_and_how_often_messages_come(new_stor
     expected = {key: record_of(message) for key, message in newest(sent).items()}
     kept = run(two_writers())
     assert troubled.spoilt > 50
-    assert {key: {name: record[name] for name in expected[key]} for key, record in kept.items()} == expected
+    assert {
+        key: {name: record[name] for name in expected[key]} for key, record in kept.items()
+    } == expected
 
 
 def test_entries_say_which_of_them_came_too_late(new_store):
@@ -157,7 +176,9 @@ def test_deletes_under_conditions_are_not_undone_by_what_is_older(new_store):
     deleting = keeping_newest([delete])
     deleting = Operation(
         OperationKind.DELETE,
-        RowEntries(deleting.entries.keys, marks=deleting.entries.marks, newest=deleting.entries.newest),
+        RowEntries(
+            deleting.entries.keys, marks=deleting.entries.marks, newest=deleting.entries.newest
+        ),
         conditions=deleting.conditions,
     )
     store = new_store()
@@ -165,7 +186,12 @@ def test_deletes_under_conditions_are_not_undone_by_what_is_older(new_store):
     async def in_turn():
         seen = []
         await store.open()
-        for operation in (keeping_newest([older]), deleting, keeping_newest([older]), keeping_newest([newer])):
+        for operation in (
+            keeping_newest([older]),
+            deleting,
+            keeping_newest([older]),
+            keeping_newest([newer]),
+        ):
             await store.send(operation)
             answers = await store.send(Operation(OperationKind.GET, RowEntries(["k0"])))
             seen.append(None if answers.records[0] is None else answers.records[0]["number"])
@@ -176,7 +202,9 @@ def test_deletes_under_conditions_are_not_undone_by_what_is_older(new_store):
 
 
 def test_a_late_update_of_a_deleted_record_changes_nothing_however_often_it_comes(new_store):
-    """Also where a newer record has begun in between: a batch that is run again ends as it did the first time."""
+    """Also where a newer record has begun in between: a batch that is run again ends as it did
+    the first time.
+    """
     sent = sorted(messages(5, keys=1)["lake.clicks.0"], key=lambda m: (m.time, m.offset))
     late, deleted, newer = (
         counting_beside_newest([replace(sent[at], source=source)])
@@ -184,7 +212,9 @@ def test_a_late_update_of_a_deleted_record_changes_nothing_however_often_it_come
     )
     delete = Operation(
         OperationKind.DELETE,
-        RowEntries(deleted.entries.keys, marks=deleted.entries.marks, newest=deleted.entries.newest),
+        RowEntries(
+            deleted.entries.keys, marks=deleted.entries.marks, newest=deleted.entries.newest
+        ),
         conditions=deleted.conditions,
     )
     store = new_store()
@@ -193,7 +223,9 @@ def test_a_late_update_of_a_deleted_record_changes_nothing_however_often_it_come
         await store.open()
         outcomes = [await store.send(operation) for operation in (delete, late, newer, late)]
         await store.close()
-        return [bool(outcome.places(State.SKIPPED)) for outcome in outcomes], await records(store, ["k0"])
+        return [bool(outcome.places(State.SKIPPED)) for outcome in outcomes], await records(
+            store, ["k0"]
+        )
 
     skipped, kept = run(in_turn())
     assert skipped == [False, True, False, True]
@@ -201,7 +233,9 @@ def test_a_late_update_of_a_deleted_record_changes_nothing_however_often_it_come
 
 
 def test_a_key_several_times_in_one_operation_takes_effect_in_order(new_store):
-    """Of one source no message of a key is passed over because a later one of the same operation came before it."""
+    """Of one source no message of a key is passed over because a later one of the same operation
+    came before it.
+    """
     sent = messages(11, keys=2, per_source=80)["lake.clicks.2"]
     store = new_store()
 

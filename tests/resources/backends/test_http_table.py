@@ -12,9 +12,20 @@ import pytest
 
 from dagster_adjunct.resources.backends.columns import describe_function, function_from_description
 from dagster_adjunct.resources.backends.http import HttpExtra, HttpTable, parse_retry_after
-from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError, TableError, TableUnavailableError
+from dagster_adjunct.resources.errors import (
+    ConfigurationError,
+    SchemaMismatchError,
+    TableError,
+    TableUnavailableError,
+)
 from dagster_adjunct.resources.tables.functions import is_record_rejected
-from dagster_adjunct.resources.tables.operation import Changes, Operation, OperationKind, RowEntries, State
+from dagster_adjunct.resources.tables.operation import (
+    Changes,
+    Operation,
+    OperationKind,
+    RowEntries,
+    State,
+)
 from tests.servers.http_records import running_service
 
 GET, PUT, ABSENT = OperationKind.GET, OperationKind.PUT, OperationKind.PUT_IF_ABSENT
@@ -86,10 +97,16 @@ def test_changes_set_columns_and_any_other_change_is_rejected(service):
     assert got.records == [{"n": 1, "s": "x", "t": None}]
 
 
-@pytest.mark.parametrize("key", ["a/b", "a b", "é✈", "?q=1", "#f", "%2F", "a%2Fb", "...", "{tail}", "a\\b", "a+b", ";"])
+@pytest.mark.parametrize(
+    "key", ["a/b", "a b", "é✈", "?q=1", "#f", "%2F", "a%2Fb", "...", "{tail}", "a\\b", "a+b", ";"]
+)
 def test_a_key_is_one_segment_of_the_path_whatever_is_in_it(service, key):
     table = new_table(service)
-    outcomes = send(table, Operation(PUT, RowEntries([key], [{"k": key}])), Operation(GET, RowEntries([key, "other"])))
+    outcomes = send(
+        table,
+        Operation(PUT, RowEntries([key], [{"k": key}])),
+        Operation(GET, RowEntries([key, "other"])),
+    )
     assert outcomes[1].records == [{"k": key}, None]
     assert len(service.records) == 1
     assert next(iter(service.records)).count("/") == 2
@@ -119,7 +136,9 @@ def test_keys_of_several_columns_come_in_the_order_that_the_request_names(servic
 
 def test_a_record_is_put_only_where_there_is_none(service):
     table = new_table(service, puts_if_absent=True)
-    outcomes = send(table, Operation(ABSENT, RowEntries(["a", "a", "b"], [{"n": 1}, {"n": 2}, {"n": 3}])))[0]
+    outcomes = send(
+        table, Operation(ABSENT, RowEntries(["a", "a", "b"], [{"n": 1}, {"n": 2}, {"n": 3}]))
+    )[0]
     assert states(outcomes) == {1: State.SKIPPED}
     assert service.records == {"/planes/a": {"n": 1}, "/planes/b": {"n": 3}}
     assert table.capabilities.puts_if_absent
@@ -132,8 +151,14 @@ def test_calls_hand_query_parameters_and_headers_through(service):
     send(table, Operation(PUT, RowEntries(["k"], [{}]), (extra, HttpExtra(params={"v": "1"}))))
     method, path, headers = service.seen[0]
     assert (method, path) == ("PUT", "/planes/k?q=a%26b&unit=km&v=1")
-    assert (headers["x-a"], headers["x-b"], headers["content-type"]) == ("given", "b", "application/json")
-    assert hash(extra) == hash(HttpExtra(params={"q": "a&b", "unit": "km"}, headers={"X-A": "given"}))
+    assert (headers["x-a"], headers["x-b"], headers["content-type"]) == (
+        "given",
+        "b",
+        "application/json",
+    )
+    assert hash(extra) == hash(
+        HttpExtra(params={"q": "a&b", "unit": "km"}, headers={"X-A": "given"})
+    )
     wrong = send(table, Operation(GET, RowEntries(["k"]), ("km",)))[0]
     assert states(wrong) == {0: State.REFUSED}
     assert "expected an HttpExtra" in str(wrong.problems[0].error)
@@ -160,20 +185,32 @@ IN_1000_SECONDS = "in 1000 seconds, as a date"
         (301, {"Location": "/elsewhere"}, State.REFUSED, State.REFUSED, None),
     ],
 )
-def test_every_answer_says_whether_it_had_an_effect_and_may_pass(service, status, headers, of_write, of_read, wait):
+def test_every_answer_says_whether_it_had_an_effect_and_may_pass(
+    service, status, headers, of_write, of_read, wait
+):
     if IN_1000_SECONDS in headers.values():
-        headers = {"Retry-After": format_datetime(datetime.now(UTC) + timedelta(seconds=1000), usegmt=True)}
-    service.bend = lambda method, path: (status, headers, b"because   of\nthis") if path.endswith("/bad") else None
+        headers = {
+            "Retry-After": format_datetime(datetime.now(UTC) + timedelta(seconds=1000), usegmt=True)
+        }
+    service.bend = lambda method, path: (
+        (status, headers, b"because   of\nthis") if path.endswith("/bad") else None
+    )
     put, updated, got = send(
         new_table(service),
         Operation(PUT, RowEntries(["good", "bad"], [{}, {}])),
         Operation(UPDATE, RowEntries(["good", "bad"], [{}, {}])),
         Operation(GET, RowEntries(["good", "bad"])),
     )
-    assert (states(put), states(updated), states(got)) == ({1: of_write}, {1: of_write}, {1: of_read})
+    assert (states(put), states(updated), states(got)) == (
+        {1: of_write},
+        {1: of_write},
+        {1: of_read},
+    )
     error = put.problems[1].error
     assert isinstance(error, TableError if of_write is State.REFUSED else TableUnavailableError)
-    assert is_record_rejected(put.problems[1]) == (status in (400, 409)), "no letter for what concerns all records"
+    assert is_record_rejected(put.problems[1]) == (status in (400, 409)), (
+        "no letter for what concerns all records"
+    )
     if status:
         assert f"{status}: because of this" in str(error)
     waited = put.problems[1].retry_after
@@ -185,7 +222,9 @@ def test_waits_are_read_as_seconds_and_as_dates():
     assert parse_retry_after(format_datetime(NOW + timedelta(seconds=30), usegmt=True), NOW) == 30.0
     assert parse_retry_after("Monday, 01-Jul-13 00:00:30 GMT", NOW) == 30.0
     assert parse_retry_after(format_datetime(NOW - timedelta(days=1), usegmt=True), NOW) == 0.0
-    assert [parse_retry_after(text, NOW) for text in (None, "", "-1", "1.5", "now", "²")] == [None] * 6
+    assert [parse_retry_after(text, NOW) for text in (None, "", "-1", "1.5", "now", "²")] == [
+        None
+    ] * 6
 
 
 @pytest.mark.lengthy
@@ -196,7 +235,9 @@ def test_a_request_has_its_time_and_its_turn_is_no_part_of_it(service):
     assert send(table, Operation(PUT, RowEntries(keys, [{}] * 36)))[0].problems == {}
     assert service.most_at_once == 2
     service.delay = 3.0
-    put, got = send(table, Operation(PUT, RowEntries(["a"], [{}])), Operation(GET, RowEntries(["a"])))
+    put, got = send(
+        table, Operation(PUT, RowEntries(["a"], [{}])), Operation(GET, RowEntries(["a"]))
+    )
     assert (states(put), states(got)) == ({0: State.UNKNOWN}, {0: State.FAILED})
 
 
@@ -209,9 +250,10 @@ def test_a_service_that_is_not_there_failed_and_nothing_was_sent():
 
 
 def test_what_json_has_not_and_answers_that_are_no_records_are_refused(service):
-    service.bend = lambda method, path: {"/planes/text": (200, {}, b"hello"), "/planes/list": (200, {}, b"[]")}.get(
-        path
-    )
+    service.bend = lambda method, path: {
+        "/planes/text": (200, {}, b"hello"),
+        "/planes/list": (200, {}, b"[]"),
+    }.get(path)
     put, got = send(
         new_table(service),
         Operation(PUT, RowEntries(["a", "b", "c"], [{"at": NOW}, {"n": float("nan")}, {"n": 1}])),
@@ -226,13 +268,19 @@ class Bulk(HttpTable):
 
     async def get_all(self, keys, *args):
         answer = await self.request("POST", "/many", args, body=json.dumps(list(keys)).encode())
-        return {key: record for key, record in self.decode(answer.content).items() if record is not None}
+        return {
+            key: record for key, record in self.decode(answer.content).items() if record is not None
+        }
 
 
 def test_a_service_that_takes_many_at_once_gets_them_in_one_request(service):
-    service.bend = lambda method, path: (200, {}, b'{"a": {"n": 1}, "b": null}') if path == "/many" else None
+    service.bend = lambda method, path: (
+        (200, {}, b'{"a": {"n": 1}, "b": null}') if path == "/many" else None
+    )
     table = Bulk(service.url, "/planes/{tail}", "tail")
-    put, got = send(table, Operation(PUT, RowEntries(["a"], [{}])), Operation(GET, RowEntries(["a", "b", "a"])))
+    put, got = send(
+        table, Operation(PUT, RowEntries(["a"], [{}])), Operation(GET, RowEntries(["a", "b", "a"]))
+    )
     assert put.problems == {}
     assert got.records == [{"n": 1}, None, {"n": 1}]
     assert [method for method, _, _ in service.seen] == ["PUT", "POST"]
@@ -245,7 +293,12 @@ def test_secrets_come_from_the_environment_and_show_nowhere(service, monkeypatch
     problem = send(table, Operation(PUT, RowEntries(["a"], [{}])))[0].problems[0]
     assert service.seen[0][2]["authorization"] == "Bearer correct-horse"
     assert "403: no rights for ***" in str(problem.error)
-    for text in (repr(problem), repr(table), str(describe_function(table)), pickle.dumps(table).decode("latin1")):
+    for text in (
+        repr(problem),
+        repr(table),
+        str(describe_function(table)),
+        pickle.dumps(table).decode("latin1"),
+    ):
         assert "correct-horse" not in text
     assert (
         describe_function(function_from_description(describe_function(table)))

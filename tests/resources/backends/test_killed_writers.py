@@ -1,4 +1,6 @@
-"""Writers that are killed in the middle and start again behind where they were leave what plain Python says."""
+"""Writers that are killed in the middle and start again behind where they were leave what plain
+Python says.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,12 @@ class Writer:
         self.begin()
 
     def begin(self) -> None:
-        command = [sys.executable, "-m", "tests.resources.backends.killed_writer", json.dumps(self.settings)]
+        command = [
+            sys.executable,
+            "-m",
+            "tests.resources.backends.killed_writer",
+            json.dumps(self.settings),
+        ]
         self.process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
@@ -46,7 +53,9 @@ class Writer:
         )
 
     def until(self, batches: int) -> bool:
-        """Wait until so many more batches are written, and let the next begin; whether there may be more."""
+        """Wait until so many more batches are written, and let the next begin; whether there may
+        be more.
+        """
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         with suppress(BrokenPipeError):  # it has written all
@@ -69,14 +78,22 @@ class Writer:
 
 @pytest.mark.lengthy
 @pytest.mark.parametrize("kills", [1, pytest.param(8, marks=pytest.mark.long)])
-def test_two_writers_that_are_killed_and_start_again_leave_the_tables_exact(reached, tmp_path, kills):
+def test_two_writers_that_are_killed_and_start_again_leave_the_tables_exact(
+    reached, tmp_path, kills
+):
     seed, per_source, random = 41, 200 if kills == 1 else 3000, Random(kills)
     counters, latest = reached.new_name(), reached.new_name()
     tables = {"counters": reached.declared(counters), "newest": reached.declared(latest)}
     sent = sent_by(seed, per_source)
     writers = [
         Writer(
-            {**tables, "seed": seed, "per_source": per_source, "source": source, "checkpoint": str(tmp_path / source)},
+            {
+                **tables,
+                "seed": seed,
+                "per_source": per_source,
+                "source": source,
+                "checkpoint": str(tmp_path / source),
+            },
             dict(reached.environment),
         )
         for source in sent
@@ -95,7 +112,9 @@ def test_two_writers_that_are_killed_and_start_again_leave_the_tables_exact(reac
     assert {key: record["total"] for key, record in kept.items()} == totals(every)
     expected = {key: record_of(message) for key, message in newest(every).items()}
     kept = records(reached, latest, expected)
-    assert {key: {column: record[column] for column in expected[key]} for key, record in kept.items()} == expected
+    assert {
+        key: {column: record[column] for column in expected[key]} for key, record in kept.items()
+    } == expected
 
 
 def records(reached, name, keys) -> dict:

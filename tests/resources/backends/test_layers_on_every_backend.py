@@ -1,4 +1,6 @@
-"""The layers of a table over every backend: whatever is declared, requests leave what they leave in a dict."""
+"""The layers of a table over every backend: whatever is declared, requests leave what they leave
+in a dict.
+"""
 
 from __future__ import annotations
 
@@ -37,10 +39,17 @@ class Caller:
     """Asks a table and a dict for the same."""
 
     def __init__(self, table: RemoteTable[str, dict[str, Any], Any], seed: int) -> None:
-        self.table, self.random, self.records = table, random.Random(seed), dict[str, dict[str, Any]]()
+        self.table, self.random, self.records = (
+            table,
+            random.Random(seed),
+            dict[str, dict[str, Any]](),
+        )
 
     def fields(self) -> dict[str, Any]:
-        drawn: dict[str, Any] = {"a": self.random.randint(-9, 9), "b": self.random.choice(["", "x", "ä\n"])}
+        drawn: dict[str, Any] = {
+            "a": self.random.randint(-9, 9),
+            "b": self.random.choice(["", "x", "ä\n"]),
+        }
         return {name: value for name, value in drawn.items() if self.random.random() < 0.7}
 
     async def ask(self) -> None:
@@ -54,7 +63,9 @@ class Caller:
             self.records.pop(key, None)
             if value is not None:
                 self.records[key] = dict(value)
-        await self.table.put_all([(key, None if value is None else {"id": key, **value}) for key, value in entries])
+        await self.table.put_all(
+            [(key, None if value is None else {"id": key, **value}) for key, value in entries]
+        )
 
     async def deletes(self, keys: list[str]) -> None:
         for key in keys:
@@ -75,7 +86,10 @@ class Caller:
         assert told == missing
 
     async def defaults(self, keys: list[str]) -> None:
-        messages = [(key, UpdateMessage({"b": self.random.choice("xyz")}, {"id": key, "a": 1})) for key in keys]
+        messages = [
+            (key, UpdateMessage({"b": self.random.choice("xyz")}, {"id": key, "a": 1}))
+            for key in keys
+        ]
         for key, message in messages:
             self.records[key] = self.records.get(key, {"a": 1}) | message.update
         await self.table.update_messages(messages, UpdateContract.UPDATE_WITH_DEFAULTS)
@@ -85,18 +99,29 @@ class Caller:
         got = await self.table.get_all(keys)
         for key, record in got.items():
             assert record.get("id", key) == key
-        assert {key: without_nulls({**record, "id": None}) for key, record in got.items()} == expected
+        assert {
+            key: without_nulls({**record, "id": None}) for key, record in got.items()
+        } == expected
 
 
 @pytest.mark.rounds
 @pytest.mark.parametrize("seed", range(rounds(2, len(LAYERS) * 2)))
-def test_requests_through_any_layers_leave_what_they_leave_in_a_dict(new_store: NewStore, seed: int) -> None:
+def test_requests_through_any_layers_leave_what_they_leave_in_a_dict(
+    new_store: NewStore, seed: int
+) -> None:
     cache, size, rate = LAYERS[seed * 7 % len(LAYERS)]
     store = new_store()
     table: RemoteTable[str, dict[str, Any], Any] = RemoteTable(
-        "layers", key="id", read_function=store, write_function=store, cache=cache, batch_size=size, rate_limit=rate,
-        retry=RetryPolicy(attempts=3), defaults_may_overwrite=not store.capabilities.puts_if_absent,
-    )  # fmt: skip
+        "layers",
+        key="id",
+        read_function=store,
+        write_function=store,
+        cache=cache,
+        batch_size=size,
+        rate_limit=rate,
+        retry=RetryPolicy(attempts=3),
+        defaults_may_overwrite=not store.capabilities.puts_if_absent,
+    )
     caller = Caller(table, seed)
 
     async def run() -> None:

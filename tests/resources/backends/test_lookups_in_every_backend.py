@@ -1,4 +1,6 @@
-"""What a lookup brings from every backend: each column as its Spark type, None for keys without a record."""
+"""What a lookup brings from every backend: each column as its Spark type, None for keys without
+a record.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,11 @@ from datetime import UTC, datetime
 
 import pytest
 
-from dagster_adjunct.resources.backends.columns import arrow_column_from_records, to_arrow_type, to_spark_type
+from dagster_adjunct.resources.backends.columns import (
+    arrow_column_from_records,
+    to_arrow_type,
+    to_spark_type,
+)
 from dagster_adjunct.resources.tables.cache import Cache
 from dagster_adjunct.resources.tables.spark import BulkReader
 from dagster_adjunct.resources.tables.table import BlockingTable, RemoteTable
@@ -27,10 +33,14 @@ RECORD = {
 @pytest.mark.parametrize("cache", [None, Cache(absent=True)])
 def test_records_come_as_their_declared_types_and_no_key_is_asked_twice(new_store, cache) -> None:  # noqa: F811
     store = new_store()
-    with BlockingTable(RemoteTable("t", key="id", read_function=store, write_function=store)) as writer:
+    with BlockingTable(
+        RemoteTable("t", key="id", read_function=store, write_function=store)
+    ) as writer:
         writer.put_all([(f"k{i}", {"id": f"k{i}", **RECORD}) for i in range(150)])
         kept = writer.get_all([f"k{i}" for i in range(150)])
-    reader = BulkReader(RemoteTable("t", key="id", read_function=store, batch_size=60, cache=cache), None)
+    reader = BulkReader(
+        RemoteTable("t", key="id", read_function=store, batch_size=60, cache=cache), None
+    )
     keys = [f"k{i}" for i in range(0, 300, 2)]
     try:
         first = reader.read(keys, (), 1)
@@ -53,6 +63,8 @@ def test_records_come_as_their_declared_types_and_no_key_is_asked_twice(new_stor
 
 def test_a_key_that_no_record_can_have_is_looked_up_without_an_error(new_store) -> None:  # noqa: F811
     store = new_store()
-    with BlockingTable(RemoteTable("t", key="id", read_function=store, write_function=store)) as table:
+    with BlockingTable(
+        RemoteTable("t", key="id", read_function=store, write_function=store)
+    ) as table:
         table.put("a", {"id": "a", **RECORD})
         assert list(table.get_all(["k" * 3000, "a"])) == ["a"]

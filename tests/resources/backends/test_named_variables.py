@@ -1,4 +1,6 @@
-"""Where a declaration wants the name of an environment variable, a value that is none is refused and never shown."""
+"""Where a declaration wants the name of an environment variable, a value that is none is refused
+and never shown.
+"""
 
 from __future__ import annotations
 
@@ -23,13 +25,21 @@ def redis(**where: str) -> RedisTable:
 @pytest.mark.parametrize(
     ("argument", "declared"),
     [
-        ("dsn_env", lambda: PostgresTable("parcels", "parcel", dsn_env="postgresql://me:sesame@db/depot")),
+        (
+            "dsn_env",
+            lambda: PostgresTable("parcels", "parcel", dsn_env="postgresql://me:sesame@db/depot"),
+        ),
         ("url_env", lambda: redis(url_env="redis://:sesame@db/0")),
         ("password_env", lambda: redis(url="redis://db/0", password_env="open sesame")),
-        ("credentials_env", lambda: DynamoDbTable("parcels", "parcel", credentials_env=("KEY_ID", "sesame/sesame"))),
+        (
+            "credentials_env",
+            lambda: DynamoDbTable("parcels", "parcel", credentials_env=("KEY_ID", "sesame/sesame")),
+        ),
         (
             "secret_headers['Authorization']",
-            lambda: HttpTable("http://x", "/{parcel}", "parcel", secret_headers={"Authorization": "Bearer sesame"}),
+            lambda: HttpTable(
+                "http://x", "/{parcel}", "parcel", secret_headers={"Authorization": "Bearer sesame"}
+            ),
         ),
     ],
 )

@@ -1,4 +1,6 @@
-"""A user's subclass of a store's function arrives on executors as itself, with what it was given besides."""
+"""A user's subclass of a store's function arrives on executors as itself, with what it was given
+besides.
+"""
 
 from __future__ import annotations
 
@@ -81,7 +83,9 @@ class DynamoDb(OfATenant, DynamoDbTable):
         lambda: DynamoDb("tenant-7", table="parcels"),
     ],
 )
-def test_a_subclass_arrives_as_itself_with_what_it_has_of_its_own(declared: Callable[[], Any]) -> None:
+def test_a_subclass_arrives_as_itself_with_what_it_has_of_its_own(
+    declared: Callable[[], Any],
+) -> None:
     function = declared()
     copy = pickle.loads(pickle.dumps(function))
     assert type(copy) is type(function)

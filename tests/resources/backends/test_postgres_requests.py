@@ -1,4 +1,6 @@
-"""What a PostgreSQL table says of its entries where networks fail, and how its requests share connections."""
+"""What a PostgreSQL table says of its entries where networks fail, and how its requests share
+connections.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,12 @@ COLUMNS = {"id": "bigint", "n": "int"}
 @pytest.fixture
 def table_of(postgres_server):
     """Makes tables of the server."""
-    server = {"host": "127.0.0.1", "port": str(postgres_server.port), "user": "adjunct", "dbname": "adjunct"}
+    server = {
+        "host": "127.0.0.1",
+        "port": str(postgres_server.port),
+        "user": "adjunct",
+        "dbname": "adjunct",
+    }
     return lambda name, **more: PostgresTable(
         name, "id", **{"columns": COLUMNS, "create": True, "connect": server, **more}
     )
@@ -47,7 +54,12 @@ def table_of(postgres_server):
 def proxied(postgres_server, table_of):
     """A proxy before the server, and what makes tables that are reached through it."""
     with TcpProxy(postgres_server.port).running() as proxy:
-        connect = {"host": "127.0.0.1", "port": str(proxy.port), "user": "adjunct", "dbname": "adjunct"}
+        connect = {
+            "host": "127.0.0.1",
+            "port": str(proxy.port),
+            "user": "adjunct",
+            "dbname": "adjunct",
+        }
         yield proxy, lambda name: table_of(name, connect=connect)
 
 
@@ -57,7 +69,12 @@ def putting(keys) -> Operation:
 
 @pytest.mark.parametrize("limit", ["statement_timeout", "idle_session_timeout"])
 def test_a_time_limit_of_the_server_is_no_fault_of_the_records(postgres_server, table_of, limit):
-    server = {"host": "127.0.0.1", "port": str(postgres_server.port), "user": "adjunct", "dbname": "adjunct"}
+    server = {
+        "host": "127.0.0.1",
+        "port": str(postgres_server.port),
+        "user": "adjunct",
+        "dbname": "adjunct",
+    }
     name = f"limited_by_{limit}"
     store = table_of(name, connect={**server, "options": f"-c {limit}=200"})
 
@@ -110,17 +127,29 @@ def test_values_are_the_same_whatever_the_database_sets_for_its_sessions(postgre
     postgres_server.execute("CREATE DATABASE latin ENCODING 'LATIN1' LOCALE 'C' TEMPLATE template0")
     for setting in ("datestyle = 'German'", "extra_float_digits = -3"):
         postgres_server.execute(f"ALTER DATABASE latin SET {setting}")
-    server = {"host": "127.0.0.1", "port": str(postgres_server.port), "user": "adjunct", "dbname": "latin"}
+    server = {
+        "host": "127.0.0.1",
+        "port": str(postgres_server.port),
+        "user": "adjunct",
+        "dbname": "latin",
+    }
     columns = {"id": "bigint", "s": "string", "at": "timestamp", "f": "double"}
     store = table_of("settings", connect=server, columns=columns)
     at, f = datetime(2013, 7, 1, 5, tzinfo=UTC), 0.1 + 0.2
 
     def of(turn, keys, text=None):
-        rows = {"id": keys, "s": [text or "é"] * len(keys), "at": [at] * len(keys), "f": [f] * len(keys)}
+        rows = {
+            "id": keys,
+            "s": [text or "é"] * len(keys),
+            "at": [at] * len(keys),
+            "f": [f] * len(keys),
+        }
         entries = ArrowEntries.of(pa.table(rows), "id")
         marks = {"sources": pa.array(["s.0"] * len(keys)), "times": pa.array([f] * len(keys))}
         marks["positions"] = pa.array([position_of(0, turn)] * len(keys))
-        return Operation(OperationKind.PUT, replace(entries, **marks), conditions=Conditions("f", True))
+        return Operation(
+            OperationKind.PUT, replace(entries, **marks), conditions=Conditions("f", True)
+        )
 
     async def body():
         assert not (await store.send(of(1, range(300)))).problems, "as one batch"
@@ -131,18 +160,28 @@ def test_values_are_the_same_whatever_the_database_sets_for_its_sessions(postgre
         return outcomes, records
 
     outcomes, records = asyncio.run(body())
-    assert [{**record, "id": 0} for record in records.values()] == [{"id": 0, "s": "é", "at": at, "f": f}] * 2
-    assert all(map(is_record_rejected, outcomes.problems.values())), "the database has no such character"
+    assert [{**record, "id": 0} for record in records.values()] == [
+        {"id": 0, "s": "é", "at": at, "f": f}
+    ] * 2
+    assert all(map(is_record_rejected, outcomes.problems.values())), (
+        "the database has no such character"
+    )
     assert len(outcomes.problems) == 2
 
 
 def test_no_later_record_overtakes_one_that_the_repeat_will_send(table_of, monkeypatch):
     """With idempotent, the repeat would skip the earlier one."""
-    store, write, failures = table_of("overtaken"), PostgresTable._write_batch, [TableError("a right is missing.")]
+    store, write, failures = (
+        table_of("overtaken"),
+        PostgresTable._write_batch,
+        [TableError("a right is missing.")],
+    )
 
     async def fails_once(self, requests, operation, batch):
         if failures:
-            return Outcomes.all(len(operation), Problem(State.REFUSED, failures.pop(), of_request=True))
+            return Outcomes.all(
+                len(operation), Problem(State.REFUSED, failures.pop(), of_request=True)
+            )
         return await write(self, requests, operation, batch)
 
     async def body():
@@ -154,7 +193,9 @@ def test_no_later_record_overtakes_one_that_the_repeat_will_send(table_of, monke
 
     failed, repeated = asyncio.run(body())
     assert failed.places(State.REFUSED) == list(range(600))
-    assert repeated.places(State.SKIPPED) == list(range(300, 600)), "only those of a position that was applied"
+    assert repeated.places(State.SKIPPED) == list(range(300, 600)), (
+        "only those of a position that was applied"
+    )
 
 
 @pytest.mark.parametrize("count", [1, 300])
@@ -164,7 +205,9 @@ def test_blanks_beyond_a_columns_length_are_refused_and_not_cut_off(table_of, co
     rows = {"id": keys, "s": [*["abc"] * (count + 1), "abc "]}
 
     async def body():
-        outcomes = await store.send(Operation(OperationKind.PUT, ArrowEntries.of(pa.table(rows), "id")))
+        outcomes = await store.send(
+            Operation(OperationKind.PUT, ArrowEntries.of(pa.table(rows), "id"))
+        )
         records = await store.get_all(keys)
         await store.close()
         return outcomes, records
@@ -178,7 +221,12 @@ def test_blanks_beyond_a_columns_length_are_refused_and_not_cut_off(table_of, co
 def test_a_table_is_created_without_the_right_to_create_schemas(postgres_server, table_of):
     for statement in ("CREATE ROLE maker LOGIN", "CREATE SCHEMA making AUTHORIZATION maker"):
         postgres_server.execute(statement)
-    server = {"host": "127.0.0.1", "port": str(postgres_server.port), "user": "maker", "dbname": "adjunct"}
+    server = {
+        "host": "127.0.0.1",
+        "port": str(postgres_server.port),
+        "user": "maker",
+        "dbname": "adjunct",
+    }
     store = table_of("made", schema="making", connect=server)
 
     async def body():
@@ -197,14 +245,21 @@ def test_two_tables_may_be_the_first_of_their_schema_at_once(postgres_server):
         ):
             async with one.transaction():
                 await create_table(one, "shared", "a", {"id": "bigint"}, ["id"])
-                second = asyncio.create_task(create_table(other, "shared", "b", {"id": "bigint"}, ["id"]))
-                waits = "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = 'adjunct'"
+                second = asyncio.create_task(
+                    create_table(other, "shared", "b", {"id": "bigint"}, ["id"])
+                )
+                waits = (
+                    "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname ="
+                    " 'adjunct'"
+                )
                 while not (await (await one.execute(waits)).fetchall()):
                     await asyncio.sleep(0.01)
             await second
 
     asyncio.run(body())
-    assert postgres_server.execute("SELECT count(*) FROM pg_tables WHERE schemaname = 'shared'") == [(2,)]
+    assert postgres_server.execute(
+        "SELECT count(*) FROM pg_tables WHERE schemaname = 'shared'"
+    ) == [(2,)]
 
 
 def adding(keys) -> Operation:
@@ -296,7 +351,9 @@ def test_a_number_of_connections_that_is_none_is_refused(connections, table_of):
 
 
 def test_a_large_batch_with_a_bad_value_is_refused_for_that_value_only(postgres_server, table_of):
-    postgres_server.execute("CREATE TABLE checked_batch (id bigint PRIMARY KEY, n int CHECK (n <> 300))")
+    postgres_server.execute(
+        "CREATE TABLE checked_batch (id bigint PRIMARY KEY, n int CHECK (n <> 300))"
+    )
     store = table_of("checked_batch", columns=None, create=False)
     keys = pa.StructArray.from_arrays([pa.array(range(500))], names=["id"])
     records = pa.StructArray.from_arrays([pa.array(range(500))], names=["n"])
@@ -308,9 +365,13 @@ def test_a_large_batch_with_a_bad_value_is_refused_for_that_value_only(postgres_
         return outcomes
 
     outcomes = asyncio.run(body())
-    assert {place: problem.state for place, problem in outcomes.problems.items()} == {300: State.REFUSED}
+    assert {place: problem.state for place, problem in outcomes.problems.items()} == {
+        300: State.REFUSED
+    }
     assert "checked_batch" in str(outcomes.problems[300].error)
-    assert postgres_server.execute("SELECT count(*), sum(n) FROM checked_batch") == [(499, sum(range(500)) - 300)]
+    assert postgres_server.execute("SELECT count(*), sum(n) FROM checked_batch") == [
+        (499, sum(range(500)) - 300)
+    ]
 
 
 def test_a_table_that_two_close_at_once_is_closed(table_of):
@@ -341,7 +402,9 @@ def test_a_table_whose_closing_is_cancelled_can_be_used_and_closed(postgres_serv
     asyncio.run(body())
 
 
-def test_a_mark_purged_during_the_next_write_does_not_take_that_writes_mark(postgres_server, table_of, monkeypatch):
+def test_a_mark_purged_during_the_next_write_does_not_take_that_writes_mark(
+    postgres_server, table_of, monkeypatch
+):
     store = table_of("forgotten_meanwhile")
     execute, written = psycopg.AsyncConnection.execute, 0
 
@@ -379,7 +442,9 @@ KEYS, KNOWN = 400, 300
 
 
 def rows(offset: int, time: int | list[int], keys: range, conditions: Conditions) -> Operation:
-    """A batch that adds 1 to each of these keys, or sets when it was, as messages of this offset."""
+    """A batch that adds 1 to each of these keys, or sets when it was, as messages of this
+    offset.
+    """
     ids = pa.StructArray.from_arrays([pa.array(keys, pa.int64())], names=["id"])
     ones = pa.StructArray.from_arrays([pa.array([1] * len(keys), pa.int32())], names=["n"])
     times = pa.array(time if isinstance(time, list) else [time] * len(keys), pa.int32())
@@ -450,7 +515,9 @@ def test_a_batch_with_conditions_applies_what_others_change_while_it_waits_for_t
 
 def test_two_writers_who_are_late_for_each_others_keys_do_not_wait_in_a_circle(table_of):
     """What is late is locked by neither: the server would have to end one of them."""
-    stores = [table_of("in_a_circle", columns={"id": "bigint", "n": "int", "at": "int"}) for _ in range(2)]
+    stores = [
+        table_of("in_a_circle", columns={"id": "bigint", "n": "int", "at": "int"}) for _ in range(2)
+    ]
     conditions, keys = Conditions("at"), range(6000)
 
     async def body():
@@ -460,7 +527,9 @@ def test_two_writers_who_are_late_for_each_others_keys_do_not_wait_in_a_circle(t
             both = [rows(turn, times, keys, conditions) for times in (new + late, late + new)]
             sent = [store.send(operation) for store, operation in zip(stores, both, strict=True)]
             for outcomes in await asyncio.gather(*sent):
-                assert [problem.state for problem in outcomes.problems.values()] == [State.SKIPPED] * 3000
+                assert [problem.state for problem in outcomes.problems.values()] == [
+                    State.SKIPPED
+                ] * 3000
         for store in stores:
             await store.close()
 
@@ -471,12 +540,18 @@ def test_two_writers_who_are_late_for_each_others_keys_do_not_wait_in_a_circle(t
 def test_the_statement_for_a_batch_takes_one_key_after_the_other_and_is_not_compiled(
     postgres_server, table_of, monkeypatch, conditions
 ):
-    """A hash join would lock in no order; a merge would read the whole table; to compile takes longer than to run."""
-    store = table_of(f"plans_{conditions.newest_by}_{conditions.idempotent}", columns=COLUMNS | {"at": "int"})
+    """A hash join would lock in no order; a merge would read the whole table; to compile takes
+    longer than to run.
+    """
+    store = table_of(
+        f"plans_{conditions.newest_by}_{conditions.idempotent}", columns=COLUMNS | {"at": "int"}
+    )
     execute, plans = psycopg.AsyncCursor.execute, []
 
     async def explained(cursor, query, *args, **more):
-        if isinstance(query, psycopg.sql.Composable) and query.as_string(None).startswith("WITH staged"):
+        if isinstance(query, psycopg.sql.Composable) and query.as_string(None).startswith(
+            "WITH staged"
+        ):
             await execute(cursor, psycopg.sql.SQL("EXPLAIN ") + query, *args)
             plans.append("\n".join(line for (line,) in await cursor.fetchall()))
         return await execute(cursor, query, *args, **more)

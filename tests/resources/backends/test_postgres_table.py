@@ -15,7 +15,10 @@ import pytest
 
 from dagster_adjunct.resources.backends.columns import describe_function, function_from_description
 from dagster_adjunct.resources.backends.postgres import PostgresTable
-from dagster_adjunct.resources.backends.postgres_connection import connection_settings, format_address
+from dagster_adjunct.resources.backends.postgres_connection import (
+    connection_settings,
+    format_address,
+)
 from dagster_adjunct.resources.errors import (
     ConfigurationError,
     SchemaMismatchError,
@@ -41,7 +44,9 @@ def _dsn(postgres_server: PostgresServer, monkeypatch):
 
 
 def table_of(name: str, key="id", **settings) -> PostgresTable:
-    return PostgresTable(name, key, **{"columns": TYPES, "create": True, "dsn_env": VARIABLE, **settings})
+    return PostgresTable(
+        name, key, **{"columns": TYPES, "create": True, "dsn_env": VARIABLE, **settings}
+    )
 
 
 def test_every_type_of_value_comes_back_as_it_was():
@@ -56,11 +61,17 @@ def test_every_type_of_value_comes_back_as_it_was():
 
 
 def test_times_without_zone_in_an_existing_table_are_utc(postgres_server):
-    postgres_server.execute("CREATE TABLE zoneless (id text PRIMARY KEY, at timestamp, code char(5))")
+    postgres_server.execute(
+        "CREATE TABLE zoneless (id text PRIMARY KEY, at timestamp, code char(5))"
+    )
     east = timezone(timedelta(hours=2))
     with blocking(table_of("zoneless", columns=None, create=False)) as table:
         table.put("a", {"at": datetime(2013, 7, 1, 2, tzinfo=east), "code": "abcde"})
-        assert table.get("a") == {"id": "a", "at": datetime(2013, 7, 1, tzinfo=UTC), "code": "abcde"}
+        assert table.get("a") == {
+            "id": "a",
+            "at": datetime(2013, 7, 1, tzinfo=UTC),
+            "code": "abcde",
+        }
         with pytest.raises(SchemaMismatchError, match="too long"):
             table.update("a", {"code": "abcdef"})
     assert postgres_server.execute("SELECT at::text FROM zoneless") == [("2013-07-01 00:00:00",)]
@@ -89,7 +100,9 @@ def test_a_value_that_does_not_fit_is_named_and_the_other_entries_are_written(fi
 def test_keys_of_several_columns_strange_names_and_other_schemas_work():
     columns = {"ori%gin": "string", 'h"our': "timestamp", "__temp": "double"}
     hour = datetime(2013, 7, 1, tzinfo=UTC)
-    store = table_of("we ather; --", ["ori%gin", 'h"our'], columns=columns, schema="Other %s schema")
+    store = table_of(
+        "we ather; --", ["ori%gin", 'h"our'], columns=columns, schema="Other %s schema"
+    )
     with blocking(store) as table:
         messages = [(("JFK", hour), UpdateMessage({"__temp": 20.5}, {"__temp": 0.0}))]
         table.update_messages(messages, UpdateContract.UPDATE_WITH_DEFAULTS)
@@ -103,7 +116,10 @@ def test_a_table_that_is_not_there_or_does_not_fit_is_named(postgres_server):
     place = f"127.0.0.1:{postgres_server.port}/adjunct"
     with (
         blocking(table_of("nowhere", columns=None, create=False)) as table,
-        pytest.raises(TableAccessError, match=rf"PostgreSQL table public.nowhere at {place}: the table does not exist"),
+        pytest.raises(
+            TableAccessError,
+            match=rf"PostgreSQL table public.nowhere at {place}: the table does not exist",
+        ),
     ):
         table.get(1)
     postgres_server.execute("CREATE TABLE keyless (id text, v int)")
@@ -133,13 +149,17 @@ def test_a_table_that_is_not_there_or_does_not_fit_is_named(postgres_server):
 def test_keys_that_the_server_takes_for_one_are_refused(postgres_server, column, reason):
     postgres_server.execute("CREATE EXTENSION IF NOT EXISTS citext")
     postgres_server.execute(
-        "CREATE COLLATION IF NOT EXISTS loose (provider = icu, locale = 'und-u-ks-level2', deterministic = false)"
+        "CREATE COLLATION IF NOT EXISTS loose (provider = icu, locale = 'und-u-ks-level2',"
+        " deterministic = false)"
     )
     postgres_server.execute("DROP TABLE IF EXISTS alike")
     postgres_server.execute(f"CREATE TABLE alike (id {column} PRIMARY KEY, n int)")
     with (
         blocking(table_of("alike", columns=None, create=False)) as table,
-        pytest.raises(SchemaMismatchError, match=f"the key column 'id' is {reason}: several keys would be one record"),
+        pytest.raises(
+            SchemaMismatchError,
+            match=f"the key column 'id' is {reason}: several keys would be one record",
+        ),
     ):
         table.get("a")
 
@@ -156,7 +176,9 @@ def test_a_constraint_of_the_table_refuses_the_entries_that_break_it_and_no_othe
 def test_a_session_that_only_reads_is_told_the_setting_when_it_writes(postgres_server, monkeypatch):
     with blocking(table_of("read_only")) as table:
         table.put(1, {"s": "x"})
-    monkeypatch.setenv(VARIABLE, f"{postgres_server.dsn()}?options=-c%20default_transaction_read_only%3Don")
+    monkeypatch.setenv(
+        VARIABLE, f"{postgres_server.dsn()}?options=-c%20default_transaction_read_only%3Don"
+    )
     with blocking(table_of("read_only", create=False)) as table:
         with pytest.raises(TableAccessError, match="default_transaction_read_only"):
             table.put_all([(1, {"s": "y"}), (2, {"s": "y"})])
@@ -167,10 +189,12 @@ def test_a_session_that_only_reads_is_told_the_setting_when_it_writes(postgres_s
 def test_an_error_quotes_no_row_of_the_table(postgres_server):
     """The server's own details do, with columns that the update did not name."""
     postgres_server.execute(
-        "CREATE TABLE owned (id text PRIMARY KEY, email text, n int CHECK (n < 10), s text NOT NULL UNIQUE)"
+        "CREATE TABLE owned (id text PRIMARY KEY, email text, n int CHECK (n < 10), s text NOT NULL"
+        " UNIQUE)"
     )
     postgres_server.execute(
-        "INSERT INTO owned VALUES ('a', 'a@example.com', 1, 'one'), ('b', 'b@example.com', 1, 'two')"
+        "INSERT INTO owned VALUES ('a', 'a@example.com', 1, 'one'), ('b', 'b@example.com', 1,"
+        " 'two')"
     )
     columns = {"id": "string", "n": "int", "s": "string"}
     batch = pa.table({"id": ["a", "b"], "n": [11, 12]})
@@ -184,7 +208,9 @@ def test_an_error_quotes_no_row_of_the_table(postgres_server):
             with pytest.raises(TableError) as raised:
                 wrong()
             assert words in str(raised.value)
-            assert not any(quoted in str(raised.value) for quoted in ("@example.com", "DETAIL", "CONTEXT"))
+            assert not any(
+                quoted in str(raised.value) for quoted in ("@example.com", "DETAIL", "CONTEXT")
+            )
 
 
 def test_a_server_down_for_longer_than_the_retries_is_a_transient_error(monkeypatch):
@@ -194,7 +220,9 @@ def test_a_server_down_for_longer_than_the_retries_is_a_transient_error(monkeypa
         monkeypatch.setenv(VARIABLE, f"postgresql://someone:hunter2@127.0.0.1:{port}/db")
         with (
             blocking(table_of("t"), retry=RetryPolicy(attempts=3, first_wait=0.01)) as table,
-            pytest.raises(TableUnavailableError, match=rf"127.0.0.1:{port}/db can't be reached") as error,
+            pytest.raises(
+                TableUnavailableError, match=rf"127.0.0.1:{port}/db can't be reached"
+            ) as error,
         ):
             table.get(1)
         assert "Check that the server runs" in str(error.value)
@@ -202,20 +230,28 @@ def test_a_server_down_for_longer_than_the_retries_is_a_transient_error(monkeypa
         assert table.metrics.retries == 2
 
 
-@pytest.mark.parametrize("user", [f"{GUARDED_USER}:wr0ng-pass", GUARDED_USER, "nobody-of-this-name"])
-def test_a_refused_login_is_not_tried_again_and_shows_no_password(postgres_server, monkeypatch, user, caplog):
+@pytest.mark.parametrize(
+    "user", [f"{GUARDED_USER}:wr0ng-pass", GUARDED_USER, "nobody-of-this-name"]
+)
+def test_a_refused_login_is_not_tried_again_and_shows_no_password(
+    postgres_server, monkeypatch, user, caplog
+):
     monkeypatch.setenv(VARIABLE, f"postgresql://{user}@127.0.0.1:{postgres_server.port}/adjunct")
     with (
         caplog.at_level(logging.DEBUG),
         blocking(table_of("t")) as table,
-        pytest.raises(TableAccessError, match=f":{postgres_server.port}/adjunct rejected the login") as error,
+        pytest.raises(
+            TableAccessError, match=f":{postgres_server.port}/adjunct rejected the login"
+        ) as error,
     ):
         table.get(1)
     assert table.metrics.retries == 0
     assert "wr0ng-pass" not in str(error.value) + caplog.text
 
 
-def test_a_password_that_is_changed_while_a_process_runs_is_read_again(postgres_server, monkeypatch, tmp_path):
+def test_a_password_that_is_changed_while_a_process_runs_is_read_again(
+    postgres_server, monkeypatch, tmp_path
+):
     user, file = "rotated", tmp_path / "pgpass"
     postgres_server.execute(
         f"CREATE ROLE {user} LOGIN PASSWORD 'first'; CREATE TABLE for_rotated (id text PRIMARY KEY)"
@@ -228,7 +264,9 @@ def test_a_password_that_is_changed_while_a_process_runs_is_read_again(postgres_
         file.write_text(f"*:*:*:*:{password}\n")
         file.chmod(0o600)
 
-    monkeypatch.setenv(VARIABLE, f"postgresql://{user}@127.0.0.1:{postgres_server.port}/adjunct?passfile={file}")
+    monkeypatch.setenv(
+        VARIABLE, f"postgresql://{user}@127.0.0.1:{postgres_server.port}/adjunct?passfile={file}"
+    )
     store = table_of("for_rotated", columns=None, create=False)
     write_password("wrong")
     with blocking(store) as table, pytest.raises(TableAccessError, match="rejected the login"):
@@ -237,16 +275,22 @@ def test_a_password_that_is_changed_while_a_process_runs_is_read_again(postgres_
     with blocking(store) as table:
         assert table.get("a") is None
     postgres_server.execute(f"ALTER ROLE {user} PASSWORD 'second'")
-    with blocking(store) as table, pytest.raises(TableUnavailableError, match="a login that it accepted before"):
+    with (
+        blocking(store) as table,
+        pytest.raises(TableUnavailableError, match="a login that it accepted before"),
+    ):
         table.get("a")
     write_password("second")
     with blocking(store) as table:
         assert table.get("a") is None
 
 
-def test_the_right_password_works_and_is_in_no_repr_pickle_or_description(postgres_server, monkeypatch, caplog):
+def test_the_right_password_works_and_is_in_no_repr_pickle_or_description(
+    postgres_server, monkeypatch, caplog
+):
     postgres_server.execute(
-        f"CREATE TABLE for_guarded (id text PRIMARY KEY); GRANT ALL ON for_guarded TO {GUARDED_USER}"
+        "CREATE TABLE for_guarded (id text PRIMARY KEY); GRANT ALL ON for_guarded TO"
+        f" {GUARDED_USER}"
     )
     monkeypatch.setenv(VARIABLE, postgres_server.dsn(GUARDED_USER, GUARDED_PASSWORD))
     store = table_of("for_guarded", columns=None, create=False)
@@ -289,7 +333,10 @@ def test_libpqs_own_environment_works_when_no_variable_is_named(postgres_server,
     with blocking(table_of("from_environment", dsn_env=None)) as table:
         table.put(1, {"s": "x"})
         assert table.get(1)["s"] == "x"
-    assert format_address(connection_settings("t", None, {})) == f"127.0.0.1:{postgres_server.port}/adjunct"
+    assert (
+        format_address(connection_settings("t", None, {}))
+        == f"127.0.0.1:{postgres_server.port}/adjunct"
+    )
     assert format_address(connection_settings("t", None, {"service": "x"})) == "service x"
 
 
@@ -327,7 +374,8 @@ def test_a_connection_ended_by_an_administrator_is_made_again(postgres_server):
     with blocking(table_of("ended")) as table:
         table.put(1, {})
         postgres_server.execute(
-            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'adjunct'"
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name ="
+            " 'adjunct'"
         )
         table.put(2, {})
         assert table.metrics.retries == 1
@@ -338,9 +386,12 @@ def test_without_retries_a_lost_connection_is_a_transient_error(postgres_server)
     with blocking(table_of("lost"), retry=RetryPolicy(attempts=1)) as table:
         table.put(1, {})
         postgres_server.execute(
-            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'adjunct'"
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name ="
+            " 'adjunct'"
         )
-        with pytest.raises(TableUnavailableError, match=f"at 127.0.0.1:{postgres_server.port}/adjunct"):
+        with pytest.raises(
+            TableUnavailableError, match=f"at 127.0.0.1:{postgres_server.port}/adjunct"
+        ):
             table.put(2, {})
         table.put(2, {})
 
@@ -377,7 +428,9 @@ def test_the_victim_of_a_deadlock_runs_its_whole_transaction_again(postgres_serv
             messages = [(n, UpdateMessage({"f": 1.0})) for n in (2, 1)]
             ours = threading.Thread(target=table.update_messages, args=(messages,))
             ours.start()
-            while postgres_server.execute("SELECT count(*) FROM pg_locks WHERE NOT granted") == [(0,)]:
+            while postgres_server.execute("SELECT count(*) FROM pg_locks WHERE NOT granted") == [
+                (0,)
+            ]:
                 time.sleep(0.02)  # until ours holds 1 and waits for 2
             other.execute("UPDATE deadlocked SET s = 'theirs' WHERE id = 1")
         ours.join()
@@ -387,5 +440,8 @@ def test_the_victim_of_a_deadlock_runs_its_whole_transaction_again(postgres_serv
 
 def test_without_the_driver_it_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "psycopg", None)
-    with blocking(table_of("t")) as table, pytest.raises(ConfigurationError, match=r"dagster-adjunct\[postgres\]"):
+    with (
+        blocking(table_of("t")) as table,
+        pytest.raises(ConfigurationError, match=r"dagster-adjunct\[postgres\]"),
+    ):
         table.get(1)

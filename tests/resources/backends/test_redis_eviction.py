@@ -1,4 +1,6 @@
-"""A Redis server that may evict records is rejected where marks must stay, and noted where they need not."""
+"""A Redis server that may evict records is rejected where marks must stay, and noted where they
+need not.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +17,18 @@ from dagster_adjunct.errors import ConfigurationError
 from dagster_adjunct.orchestration.application.table_registry import read_table_notes
 from dagster_adjunct.resources.backends import redis as module
 from dagster_adjunct.resources.backends.redis import RedisTable
-from dagster_adjunct.resources.backends.redis_eviction import check_eviction, note_eviction, read_eviction_policy
-from dagster_adjunct.resources.tables.operation import Conditions, Mark, Operation, OperationKind, RowEntries
+from dagster_adjunct.resources.backends.redis_eviction import (
+    check_eviction,
+    note_eviction,
+    read_eviction_policy,
+)
+from dagster_adjunct.resources.tables.operation import (
+    Conditions,
+    Mark,
+    Operation,
+    OperationKind,
+    RowEntries,
+)
 from dagster_adjunct.resources.tables.table import BlockingTable, RemoteTable
 from tests.orchestration.table_runs import COLUMNS, TableRuns
 from tests.servers.redis import RedisServerProcess, running_redis
@@ -52,14 +64,26 @@ def table(server: RedisServerProcess, user: str = "", **options: Any) -> RemoteT
 
 @pytest.mark.parametrize("name", POLICIES)
 @pytest.mark.parametrize("most", ["0", "100mb"])
-@pytest.mark.parametrize("condition", [{"newest_by": "total"}, {"idempotent": True}], ids=["newest_by", "idempotent"])
+@pytest.mark.parametrize(
+    "condition", [{"newest_by": "total"}, {"idempotent": True}], ids=["newest_by", "idempotent"]
+)
 def test_conditions_are_rejected_by_name_with_any_policy_but_noeviction(
-    server: RedisServerProcess, policy: Callable[..., None], name: str, most: str, condition: dict[str, Any]
+    server: RedisServerProcess,
+    policy: Callable[..., None],
+    name: str,
+    most: str,
+    condition: dict[str, Any],
 ) -> None:
     policy(name, most)
-    with BlockingTable(table(server, **condition)) as remote, pytest.raises(ConfigurationError) as refused:
+    with (
+        BlockingTable(table(server, **condition)) as remote,
+        pytest.raises(ConfigurationError) as refused,
+    ):
         remote.put("a", {"total": 1})
-    assert (refused.value.argument, refused.value.setting) == (next(iter(condition)), "maxmemory-policy")
+    assert (refused.value.argument, refused.value.setting) == (
+        next(iter(condition)),
+        "maxmemory-policy",
+    )
     assert name in refused.value.problem
     assert "noeviction" in refused.value.next_step
     policy("noeviction", most)
@@ -104,7 +128,9 @@ def test_a_plain_table_is_written_and_logs_one_note(
     assert caplog.text.count("maxmemory-policy is allkeys-lru") == 1
 
 
-def test_the_policy_is_asked_once_a_connection(server: RedisServerProcess, policy: Callable[..., None]) -> None:
+def test_the_policy_is_asked_once_a_connection(
+    server: RedisServerProcess, policy: Callable[..., None]
+) -> None:
     policy("noeviction")
     with closing(server.client()) as client, BlockingTable(table(server)) as remote:
         client.config_resetstat()
@@ -119,8 +145,18 @@ def test_either_command_tells_the_policy_where_the_other_is_hidden(
 ) -> None:
     policy("allkeys-lru")
     with closing(server.client()) as client:
-        client.acl_setuser("app", enabled=True, nopass=True, keys=["*"], commands=["+@all", f"-{hidden}"], reset=True)
-        with BlockingTable(table(server, "app", idempotent=True)) as remote, pytest.raises(ConfigurationError):
+        client.acl_setuser(
+            "app",
+            enabled=True,
+            nopass=True,
+            keys=["*"],
+            commands=["+@all", f"-{hidden}"],
+            reset=True,
+        )
+        with (
+            BlockingTable(table(server, "app", idempotent=True)) as remote,
+            pytest.raises(ConfigurationError),
+        ):
             remote.put("a", {"total": 1})
 
 
@@ -130,7 +166,9 @@ def test_a_policy_that_no_command_tells_is_noted(
     policy("allkeys-lru")
     with closing(server.client()) as client:
         commands = ["+@all", "-config", "-info"]
-        client.acl_setuser("blind", enabled=True, nopass=True, keys=["*"], commands=commands, reset=True)
+        client.acl_setuser(
+            "blind", enabled=True, nopass=True, keys=["*"], commands=commands, reset=True
+        )
         with BlockingTable(table(server, "blind", idempotent=True)) as remote:
             remote.put("a", {"total": 1})
     assert "neither INFO nor CONFIG" in caplog.text
@@ -141,7 +179,11 @@ def test_managed_services_that_hide_config_are_read_by_info() -> None:
 
     async def answer(*words: str) -> object:
         asked.append(words[0])
-        return b"# Memory\r\nmaxmemory:0\r\nmaxmemory_policy:volatile-lru\r\n" if words[0] == "INFO" else None
+        return (
+            b"# Memory\r\nmaxmemory:0\r\nmaxmemory_policy:volatile-lru\r\n"
+            if words[0] == "INFO"
+            else None
+        )
 
     assert asyncio.run(read_eviction_policy(answer)) == "volatile-lru"
     assert asked == ["INFO"]
@@ -159,7 +201,10 @@ def test_the_note_and_the_error_name_the_policy() -> None:
 
 @pytest.mark.lengthy
 def test_a_plan_and_a_run_say_it_and_reject_exact_tables(
-    server: RedisServerProcess, policy: Callable[..., None], tmp_path: Path, caplog: pytest.LogCaptureFixture
+    server: RedisServerProcess,
+    policy: Callable[..., None],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     policy("allkeys-lru")
     runs = TableRuns(tmp_path, lambda: RedisTable("plan", "id", columns=COLUMNS, url=server.url()))

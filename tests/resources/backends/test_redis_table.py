@@ -15,7 +15,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dagster_adjunct.resources.backends.columns import describe_function, function_from_description, parse_known_column
+from dagster_adjunct.resources.backends.columns import (
+    describe_function,
+    function_from_description,
+    parse_known_column,
+)
 from dagster_adjunct.resources.backends.memory import MemoryTable
 from dagster_adjunct.resources.backends.redis import RedisCodec, RedisTable
 from dagster_adjunct.resources.errors import (
@@ -99,25 +103,41 @@ _moments = st.datetimes(timezones=st.just(UTC))
 _values = {
     "n": st.integers(-(2**61), 2**61),
     "small": st.integers(-99, 99),
-    "d": st.decimals(allow_nan=False, allow_infinity=False, places=4, min_value=-(10**9), max_value=10**9),
+    "d": st.decimals(
+        allow_nan=False, allow_infinity=False, places=4, min_value=-(10**9), max_value=10**9
+    ),
     "f": st.floats(allow_nan=False, allow_infinity=False),
     "s": _texts,
     "at": _moments,
     "b": st.booleans(),
     "l": st.lists(st.none() | st.integers(-(2**63), 2**63 - 1), max_size=3),
-    "j": st.recursive(
-        st.none() | st.booleans() | st.integers() | _in_json | st.sampled_from(['"', "{", "\\", "]},"]),
-        lambda inner: st.lists(inner, max_size=2) | st.dictionaries(_in_json, inner, max_size=3),
-        max_leaves=6,
-    ).filter(lambda value: isinstance(value, dict)),
+    "j": (
+        st.recursive(
+            st.none()
+            | st.booleans()
+            | st.integers()
+            | _in_json
+            | st.sampled_from(['"', "{", "\\", "]},"]),
+            lambda inner: (
+                st.lists(inner, max_size=2) | st.dictionaries(_in_json, inner, max_size=3)
+            ),
+            max_leaves=6,
+        ).filter(lambda value: isinstance(value, dict))
+    ),
 }
-_records = st.fixed_dictionaries({}, optional={name: st.none() | values for name, values in _values.items()})
+_records = st.fixed_dictionaries(
+    {}, optional={name: st.none() | values for name, values in _values.items()}
+)
 _numbers_to_add = {"n": st.integers(-(2**55), 2**55), "d": _values["d"], "f": st.floats(-1e9, 1e9)}
 _numbers_to_add["j"] = _values["j"]
 _changes = st.builds(
     Changes,
-    set=st.fixed_dictionaries({}, optional={"s": st.none() | _texts, "at": _moments, "small": _values["small"]}),
-    add=st.fixed_dictionaries({}, optional={name: st.none() | v for name, v in _numbers_to_add.items()}),
+    set=st.fixed_dictionaries(
+        {}, optional={"s": st.none() | _texts, "at": _moments, "small": _values["small"]}
+    ),
+    add=st.fixed_dictionaries(
+        {}, optional={name: st.none() | v for name, v in _numbers_to_add.items()}
+    ),
     append=st.fixed_dictionaries({}, optional={"l": st.none() | _values["l"]}),
     remove=st.sampled_from([(), ("b",)]),
 )
@@ -139,12 +159,25 @@ def _operations(draw, conditions):
     elif kind is UPDATE:
         entries = RowEntries(keys, column(_changes | _records), column(st.none() | _records))
     if conditions and kind is not GET:
-        marks = column(st.builds(mark, st.integers(0, 12), st.sampled_from(["s.t.0", "s.t.1"]), st.integers(0, 2)))
-        newest = column(_values["n"] if conditions.newest_by == "n" else st.integers(0, 9).map(_late))
+        marks = column(
+            st.builds(
+                mark, st.integers(0, 12), st.sampled_from(["s.t.0", "s.t.1"]), st.integers(0, 2)
+            )
+        )
+        newest = column(
+            _values["n"] if conditions.newest_by == "n" else st.integers(0, 9).map(_late)
+        )
         entries = dataclasses.replace(entries, marks=marks, newest=newest)
-        if conditions.newest_by and kind in (PUT, ABSENT):  # the time stands in the record, as a stream has it
+        if conditions.newest_by and kind in (
+            PUT,
+            ABSENT,
+        ):  # the time stands in the record, as a stream has it
             entries = dataclasses.replace(
-                entries, values=[{**v, conditions.newest_by: t} for v, t in zip(entries.values, newest, strict=True)]
+                entries,
+                values=[
+                    {**v, conditions.newest_by: t}
+                    for v, t in zip(entries.values, newest, strict=True)
+                ],
             )
     return Operation(kind, entries, conditions=conditions if kind is not GET else Conditions())
 
@@ -154,7 +187,12 @@ def _late(hour):
 
 
 _CONDITIONS = st.sampled_from(
-    [Conditions(), Conditions(idempotent=True), Conditions(newest_by="at"), Conditions(newest_by="n", idempotent=True)]
+    [
+        Conditions(),
+        Conditions(idempotent=True),
+        Conditions(newest_by="at"),
+        Conditions(newest_by="n", idempotent=True),
+    ]
 )
 
 
@@ -167,35 +205,63 @@ def test_every_sequence_of_operations_does_what_the_twin_does(new_table, data, c
     operations.append(Operation(GET, RowEntries(["a", "b", "ключ", ""])))
     twin = MemoryTable("twin")
     twin.clear()
-    for operation, here, there in zip(operations, send(new_table(), *operations), send(twin, *operations), strict=True):
+    for operation, here, there in zip(
+        operations, send(new_table(), *operations), send(twin, *operations), strict=True
+    ):
         assert states(here) == states(there), operation
         assert here.defaults_put == there.defaults_put
         if operation.kind is GET:
             keyed = zip(operation.entries.keys, there.records, strict=True)
-            assert here.records == [None if record is None else {**record, "id": key} for key, record in keyed]
+            assert here.records == [
+                None if record is None else {**record, "id": key} for key, record in keyed
+            ]
 
 
 # -- values and keys
 
 
 def test_every_type_reads_back_as_it_was_written(new_table):
-    table = new_table(columns={**TYPES, "tags": "array<timestamp>", "sums": "decimal(9,2)[]", "fs": "array<double>"})
+    table = new_table(
+        columns={
+            **TYPES,
+            "tags": "array<timestamp>",
+            "sums": "decimal(9,2)[]",
+            "fs": "array<double>",
+        }
+    )
     moment = datetime(1, 1, 1, 0, 0, 0, 1, tzinfo=UTC)
     record = RECORD | {"tags": [moment, None], "sums": [Decimal("0.10")], "fs": [0.1, 5e-324, -0.0]}
-    got = send(table, Operation(PUT, RowEntries([RECORD["id"]], [record])), Operation(GET, RowEntries([RECORD["id"]])))
+    got = send(
+        table,
+        Operation(PUT, RowEntries([RECORD["id"]], [record])),
+        Operation(GET, RowEntries([RECORD["id"]])),
+    )
     assert got[1].records == [record]
-    assert {name: type(value) for name, value in got[1].records[0].items()} == {n: type(v) for n, v in record.items()}
+    assert {name: type(value) for name, value in got[1].records[0].items()} == {
+        n: type(v) for n, v in record.items()
+    }
 
 
 @pytest.mark.parametrize("text", ["", "\0", "\0\0", "\0a", "null", "None", "  ", "\r\n$3\r\n", "✈"])
 def test_null_missing_and_every_text_are_told_apart(new_table, redis_server, text):
     table = new_table(columns={"id": "string", "s": "string", "raw": "binary"})
-    puts = Operation(PUT, RowEntries(["null", "missing", "text"], [{"s": None}, {}, {"s": text, "raw": text.encode()}]))
+    puts = Operation(
+        PUT,
+        RowEntries(
+            ["null", "missing", "text"], [{"s": None}, {}, {"s": text, "raw": text.encode()}]
+        ),
+    )
     records = send(table, puts, Operation(GET, RowEntries(["null", "missing", "text"])))[1].records
-    assert records == [{"id": "null", "s": None}, {"id": "missing"}, {"id": "text", "s": text, "raw": text.encode()}]
+    assert records == [
+        {"id": "null", "s": None},
+        {"id": "missing"},
+        {"id": "text", "s": text, "raw": text.encode()},
+    ]
     with redis_server.client() as client:
         stored = client.hgetall(f"{table.prefix}:text")
-    assert stored[b"s"] == (b"\0" if text.startswith("\0") else b"") + text.encode(), "the text itself is stored"
+    assert stored[b"s"] == (b"\0" if text.startswith("\0") else b"") + text.encode(), (
+        "the text itself is stored"
+    )
 
 
 _parts = st.text(st.sampled_from(":\\a{}\0%é\n"), max_size=4)
@@ -203,16 +269,30 @@ _parts = st.text(st.sampled_from(":\\a{}\0%é\n"), max_size=4)
 
 @pytest.mark.rounds
 @settings(max_examples=rounds(60, 200), suppress_health_check=list(HealthCheck))
-@given(one=st.tuples(_parts, _parts, st.binary(max_size=3)), other=st.tuples(_parts, _parts, st.binary(max_size=3)))
+@given(
+    one=st.tuples(_parts, _parts, st.binary(max_size=3)),
+    other=st.tuples(_parts, _parts, st.binary(max_size=3)),
+)
 def test_two_keys_of_several_columns_never_share_a_name(one, other):
-    columns = [parse_known_column(*pair) for pair in (("a", "string"), ("b", "string"), ("c", "binary"))]
+    columns = [
+        parse_known_column(*pair) for pair in (("a", "string"), ("b", "string"), ("c", "binary"))
+    ]
     codec = RedisCodec("t", "t", ["a", "b", "c"], columns, 1000, 0)
     names = [codec.name(codec.key_row(key)) for key in (one, other)]
     assert (names[0] == names[1]) == (one == other)
 
 
 def test_keys_of_several_columns_find_their_records(new_table):
-    keys = [("a:b", "c"), ("a", "b:c"), ("a\\", ":c"), ("a\\:", "c"), ("", ""), ("", ":"), (":", ""), ("ü", "✈")]
+    keys = [
+        ("a:b", "c"),
+        ("a", "b:c"),
+        ("a\\", ":c"),
+        ("a\\:", "c"),
+        ("", ""),
+        ("", ":"),
+        (":", ""),
+        ("ü", "✈"),
+    ]
     table = new_table(["x", "y"], {"x": "string", "y": "string", "n": "bigint"})
     puts = Operation(PUT, RowEntries(keys, [{"n": n} for n in range(len(keys))]))
     got = send(table, puts, Operation(GET, RowEntries(keys)))[1].records
@@ -223,8 +303,12 @@ def test_equal_keys_are_one_record_however_they_are_written(new_table):
     table = new_table(["at", "d"], {"at": "timestamp", "d": "decimal(9,3)", "n": "int"})
     there = datetime(2013, 7, 1, 7, tzinfo=timezone(timedelta(hours=2)))
     here = datetime(2013, 7, 1, 5, tzinfo=UTC)
-    put = Operation(PUT, RowEntries([(there, Decimal("1.50")), (there, Decimal("-0"))], [{"n": 1}, {"n": 2}]))
-    got = send(table, put, Operation(GET, RowEntries([(here, Decimal("1.5")), (here, Decimal(0))])))[1].records
+    put = Operation(
+        PUT, RowEntries([(there, Decimal("1.50")), (there, Decimal("-0"))], [{"n": 1}, {"n": 2}])
+    )
+    got = send(
+        table, put, Operation(GET, RowEntries([(here, Decimal("1.5")), (here, Decimal(0))]))
+    )[1].records
     assert [record["n"] for record in got] == [1, 2]
 
 
@@ -274,7 +358,11 @@ def test_an_entry_that_does_not_fit_is_refused_alone(new_table):
     update = Operation(UPDATE, RowEntries(keys, [{"n": 1}, *bad, {"s": "ok"}], [{}] * len(keys)))
     outcomes, got = send(table, update, Operation(GET, RowEntries(keys)))
     assert states(outcomes) == dict.fromkeys(range(1, len(bad) + 1), State.REFUSED)
-    assert got.records == [{"id": "good", "n": 1, "s": "ok"}, *[None] * len(bad), {"id": "good", "n": 1, "s": "ok"}]
+    assert got.records == [
+        {"id": "good", "n": 1, "s": "ok"},
+        *[None] * len(bad),
+        {"id": "good", "n": 1, "s": "ok"},
+    ]
     for problem in outcomes.problems.values():
         assert isinstance(problem.error, SchemaMismatchError)
         assert table.prefix in str(problem.error)
@@ -293,12 +381,18 @@ _wide = st.integers(-(10**37), 10**37).map(lambda n: Decimal(n).scaleb(-4))
     decimals=st.lists(_wide, max_size=6),
     floats=st.lists(st.floats(allow_nan=False, allow_infinity=False), max_size=6),
 )
-def test_sums_are_exact_and_what_leaves_the_type_changes_nothing(new_table, integers, decimals, floats):
+def test_sums_are_exact_and_what_leaves_the_type_changes_nothing(
+    new_table, integers, decimals, floats
+):
     from decimal import localcontext
 
     expected = {"n": 0, "d": Decimal(0), "f": 0.0}
     refused = []
-    updates = [Changes(add={name: v}) for name, vs in [("n", integers), ("d", decimals), ("f", floats)] for v in vs]
+    updates = [
+        Changes(add={name: v})
+        for name, vs in [("n", integers), ("d", decimals), ("f", floats)]
+        for v in vs
+    ]
     with localcontext(prec=80):
         for place, update in enumerate(updates):
             ((name, value),) = update.add.items()
@@ -334,7 +428,11 @@ def test_a_refused_part_leaves_the_whole_entry_undone_and_others_done(new_table,
     assert "column small would become 32768" in str(outcomes.problems[1].error)
     assert got.records == [{"id": "k", "s": "a", "small": 2**15 - 1, "n": 5}]
     with redis_server.client() as client:
-        assert client.hgetall(f"{table.prefix}:foreign") == {b"n": b"many", b"l": b"{}", b"s": b"kept"}
+        assert client.hgetall(f"{table.prefix}:foreign") == {
+            b"n": b"many",
+            b"l": b"{}",
+            b"s": b"kept",
+        }
 
 
 def test_lists_grow_at_their_end_up_to_the_largest_value(new_table):
@@ -369,16 +467,25 @@ def test_the_newest_is_known_exactly_whatever_the_type_of_its_time(new_table, co
     def puts(places):
         values = [{column: ascending[place]} for place in places]
         marks = [mark(1)] * len(places)
-        return Operation(PUT, RowEntries(names, values, None, marks, [ascending[p] for p in places]), (), conditions)
+        return Operation(
+            PUT,
+            RowEntries(names, values, None, marks, [ascending[p] for p in places]),
+            (),
+            conditions,
+        )
 
     plain = [f"plain {name}" for name in names]
     without = Operation(PUT, RowEntries(plain, [{column: ascending[a]} for a, _ in pairs]))
     over = puts([b for _, b in pairs])
     over = over.with_entries(dataclasses.replace(over.entries, keys=plain))
-    _, second, _, late = send(table, puts([a for a, _ in pairs]), puts([b for _, b in pairs]), without, over)
+    _, second, _, late = send(
+        table, puts([a for a, _ in pairs]), puts([b for _, b in pairs]), without, over
+    )
     older = [place for place, (a, b) in enumerate(pairs) if b < a]
     assert second.places(State.SKIPPED) == older
-    assert late.places(State.SKIPPED) == older, "a record put without conditions has the time in its column"
+    assert late.places(State.SKIPPED) == older, (
+        "a record put without conditions has the time in its column"
+    )
 
 
 def test_a_tombstone_keeps_what_is_older_out_until_its_horizon(new_table, redis_server):
@@ -390,9 +497,18 @@ def test_a_tombstone_keeps_what_is_older_out_until_its_horizon(new_table, redis_
         return Operation(kind, entries, conditions=conditions)
 
     put, deleted, late, got = send(
-        table, one(PUT, 5, 1, s="a"), one(DELETE, 7, 2), one(PUT, 6, 3, s="late"), Operation(GET, RowEntries(["k"]))
+        table,
+        one(PUT, 5, 1, s="a"),
+        one(DELETE, 7, 2),
+        one(PUT, 6, 3, s="late"),
+        Operation(GET, RowEntries(["k"])),
     )
-    assert (put.problems, deleted.problems, states(late), got.records) == ({}, {}, {0: State.SKIPPED}, [None])
+    assert (put.problems, deleted.problems, states(late), got.records) == (
+        {},
+        {},
+        {0: State.SKIPPED},
+        [None],
+    )
     with redis_server.client() as client:
         assert 90 < client.ttl(f"{table.prefix}:k") <= 100
         send(table, one(PUT, 8, 4, s="new"))
@@ -403,13 +519,25 @@ def test_a_tombstone_keeps_what_is_older_out_until_its_horizon(new_table, redis_
 def test_writes_without_conditions_keep_what_conditions_know(new_table):
     table = new_table()
     counted = Conditions(idempotent=True)
-    add = Operation(UPDATE, RowEntries(["k"], [Changes(add={"n": 1})], [{}], [mark(7)]), conditions=counted)
+    add = Operation(
+        UPDATE, RowEntries(["k"], [Changes(add={"n": 1})], [{}], [mark(7)]), conditions=counted
+    )
     put = Operation(PUT, RowEntries(["k"], [{"s": "whole"}]))
     first, _, again, got, _, after, gone = send(
-        table, add, put, add, Operation(GET, RowEntries(["k"])), Operation(DELETE, RowEntries(["k"])), add,
+        table,
+        add,
+        put,
+        add,
         Operation(GET, RowEntries(["k"])),
-    )  # fmt: skip
-    assert (states(first), states(again), states(after)) == ({}, {0: State.SKIPPED}, {0: State.SKIPPED})
+        Operation(DELETE, RowEntries(["k"])),
+        add,
+        Operation(GET, RowEntries(["k"])),
+    )
+    assert (states(first), states(again), states(after)) == (
+        {},
+        {0: State.SKIPPED},
+        {0: State.SKIPPED},
+    )
     assert got.records == [{"id": "k", "s": "whole"}]
     assert gone.records == [None]
 
@@ -418,7 +546,9 @@ def test_a_put_replaces_what_was_stored_whoever_stored_it(new_table, redis_serve
     table = new_table()
     with redis_server.client() as client:
         client.hset(f"{table.prefix}:k", mapping={"s": "old", "by_others": "x"})
-        assert send(table, Operation(GET, RowEntries(["k"])))[0].records == [{"id": "k", "s": "old"}]
+        assert send(table, Operation(GET, RowEntries(["k"])))[0].records == [
+            {"id": "k", "s": "old"}
+        ]
         send(table, Operation(PUT, RowEntries(["k"], [{"n": 1}])))
         assert client.hgetall(f"{table.prefix}:k") == {b"id": b"k", b"n": b"1"}
 
@@ -441,7 +571,9 @@ def _add_ones(declaration, source, keys, offsets, turns):
                     [mark(n, source) for n, _ in wanted],
                 )
                 await table.open()
-                outcomes = await table.send(Operation(UPDATE, entries, conditions=Conditions(idempotent=True)))
+                outcomes = await table.send(
+                    Operation(UPDATE, entries, conditions=Conditions(idempotent=True))
+                )
                 assert set(states(outcomes).values()) <= {State.SKIPPED}, outcomes.problems
                 skipped += len(outcomes.problems)
         await table.close()
@@ -463,14 +595,18 @@ def test_processes_at_once_count_exactly_under_marks(new_table, redis_server):
 
 
 def _add_through_restarts(declaration, source, keys, offsets):
-    """Add one to each key for each offset; what failed or had no answer is sent again until it is done."""
+    """Add one to each key for each offset; what failed or had no answer is sent again until it
+    is done.
+    """
     table = pickle.loads(declaration)
 
     async def add():
         sent_again = 0
         for offset in range(offsets):
             changes = [Changes(add={"n": 1}, append={"l": [offset]})] * len(keys)
-            entries = RowEntries(keys, changes, [{}] * len(keys), [mark(offset, source)] * len(keys))
+            entries = RowEntries(
+                keys, changes, [{}] * len(keys), [mark(offset, source)] * len(keys)
+            )
             operation = Operation(UPDATE, entries, conditions=Conditions(idempotent=True))
             left = list(range(len(keys)))
             while left:
@@ -495,7 +631,9 @@ def test_two_processes_count_exactly_while_the_server_is_killed_and_started(new_
         adding = [pool.submit(_add_through_restarts, *each) for each in given]
         kills = 0
         while futures.wait(adding, 0.1).not_done and kills < 4:
-            if send(table, Operation(GET, RowEntries(["k0"])))[0].records != [None]:  # they have begun
+            if send(table, Operation(GET, RowEntries(["k0"])))[0].records != [
+                None
+            ]:  # they have begun
                 server.restart(kill=True)
                 kills += 1
         assert sum(each.result(120) for each in adding) > 0, "a kill has hit requests under way"
@@ -523,13 +661,18 @@ def test_a_restart_loses_nothing_that_was_answered_and_the_script_is_loaded_agai
             await asyncio.to_thread(server.stop)
             seen += [await table.send(counted(30)), await table.send(counted(30))]
             await asyncio.to_thread(server.start)
-            seen += [await table.send(counted(29)), await table.send(Operation(GET, RowEntries(["k"])))]
+            seen += [
+                await table.send(counted(29)),
+                await table.send(Operation(GET, RowEntries(["k"]))),
+            ]
             await table.close()
             return seen
 
         *before, cut, down, again, got = asyncio.run(through_restarts())
         assert [states(outcomes) for outcomes in before] == [{}] * 30
-        assert states(cut)[0] in (State.UNKNOWN, State.FAILED), "told or not by then that the connection is gone"
+        assert states(cut)[0] in (State.UNKNOWN, State.FAILED), (
+            "told or not by then that the connection is gone"
+        )
         assert states(down) == {0: State.FAILED}, "the connection was refused: nothing was sent"
         assert isinstance(down.problems[0].error, TableUnavailableError)
         assert states(again) == {0: State.SKIPPED}
@@ -540,7 +683,9 @@ def test_a_restart_loses_nothing_that_was_answered_and_the_script_is_loaded_agai
 
 
 def test_a_reply_that_does_not_come_leaves_writes_unknown_and_gets_failed(new_table, redis_server):
-    """The first request goes to an open connection, the others need new ones, which the server accepts unanswered."""
+    """The first request goes to an open connection, the others need new ones, which the server
+    accepts unanswered.
+    """
     table = new_table(timeout=1.5)
     put = [Operation(PUT, RowEntries(["k"], [{"n": number}])) for number in (1, 2, 3)]
     get = Operation(GET, RowEntries(["k"]))
@@ -556,7 +701,11 @@ def test_a_reply_that_does_not_come_leaves_writes_unknown_and_gets_failed(new_ta
         await table.close()
         return answers
 
-    assert [*map(states, asyncio.run(ask()))] == [{0: State.UNKNOWN}, {0: State.FAILED}, {0: State.FAILED}]
+    assert [*map(states, asyncio.run(ask()))] == [
+        {0: State.UNKNOWN},
+        {0: State.FAILED},
+        {0: State.FAILED},
+    ]
     patient = RedisTable(**{**table.to_dict(), "timeout": 60.0})
     assert send(patient, get)[0].records[0]["n"] in (1, 2), "what could not be sent is not there"
 
@@ -566,9 +715,15 @@ def test_the_connection_of_a_cancelled_request_answers_nobody_else(new_table):
 
     async def cancelled():
         await table.open()
-        await table.send(Operation(PUT, RowEntries([f"k{n}" for n in range(500)], [{"n": n} for n in range(500)])))
+        await table.send(
+            Operation(
+                PUT, RowEntries([f"k{n}" for n in range(500)], [{"n": n} for n in range(500)])
+            )
+        )
         for wait in (0, 0.0005, 0.001, 0.002, 0.005):
-            reading = asyncio.ensure_future(table.send(Operation(GET, RowEntries([f"k{n}" for n in range(500)]))))
+            reading = asyncio.ensure_future(
+                table.send(Operation(GET, RowEntries([f"k{n}" for n in range(500)])))
+            )
             await asyncio.sleep(wait)
             reading.cancel()
             got = await table.send(Operation(GET, RowEntries(["k7", "k8"])))
@@ -615,7 +770,10 @@ def test_a_server_without_memory_or_that_is_no_master_fails_writes_for_now(new_t
         send(table, put, Operation(PUT, RowEntries(["b"], [{"n": 1}])))
         with server.client() as client:
             client.config_set("maxmemory", "1")
-            update, delete = Operation(UPDATE, RowEntries(["a"], [{"n": 2}])), Operation(DELETE, RowEntries(["b"]))
+            update, delete = (
+                Operation(UPDATE, RowEntries(["a"], [{"n": 2}])),
+                Operation(DELETE, RowEntries(["b"])),
+            )
             full = send(table, put, update, delete)
             client.config_set("maxmemory", "0")
             client.execute_command("REPLICAOF", "127.0.0.1", "1")
@@ -635,12 +793,21 @@ def test_passwords_come_from_the_environment_and_show_nowhere(new_table, monkeyp
     monkeypatch.setenv("REDIS_PASSWORD", "correct-horse")
     with running_redis("--requirepass", "correct-horse") as server:
         monkeypatch.setenv("REDIS_URL", server.url().replace("//", "//:correct-horse@"))
-        tables = [new_table(url_env="REDIS_URL"), new_table(url=server.url(), password_env="REDIS_PASSWORD")]
+        tables = [
+            new_table(url_env="REDIS_URL"),
+            new_table(url=server.url(), password_env="REDIS_PASSWORD"),
+        ]
         for table in tables:
             assert send(table, Operation(PUT, RowEntries(["k"], [{"n": 1}])))[0].problems == {}
-            for text in (repr(table), str(describe_function(table)), pickle.dumps(table).decode("latin1")):
+            for text in (
+                repr(table),
+                str(describe_function(table)),
+                pickle.dumps(table).decode("latin1"),
+            ):
                 assert "correct-horse" not in text
-            assert describe_function(function_from_description(describe_function(table))) == describe_function(table)
+            assert describe_function(
+                function_from_description(describe_function(table))
+            ) == describe_function(table)
             server.stop()
             problem = send(table, Operation(PUT, RowEntries(["k"], [{"n": 1}])))[0].problems[0]
             assert problem.state is State.FAILED

@@ -1,4 +1,6 @@
-"""What SQLite and PostgreSQL do alike beyond the suite of every backend: keys, refusals, marks, several writers."""
+"""What SQLite and PostgreSQL do alike beyond the suite of every backend: keys, refusals, marks,
+several writers.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,11 @@ import pytest
 from dagster_adjunct.resources.backends.postgres import PostgresRequests, PostgresTable
 from dagster_adjunct.resources.backends.sqlite import SqliteRequests, SqliteTable
 from dagster_adjunct.resources.backends.store import continue_purge, is_purge_due
-from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError, TableAccessError
+from dagster_adjunct.resources.errors import (
+    ConfigurationError,
+    SchemaMismatchError,
+    TableAccessError,
+)
 from dagster_adjunct.resources.tables.operation import (
     Changes,
     Conditions,
@@ -28,7 +34,13 @@ from dagster_adjunct.resources.tables.table import BlockingTable, RemoteTable
 from tests.spawned import call_all, spawned
 
 AT = datetime(2013, 7, 1, tzinfo=UTC)
-COLUMNS = {"id": "string", "n": "bigint", "at": "timestamp", "price": "decimal(38,10)", "days": "array<date>"}
+COLUMNS = {
+    "id": "string",
+    "n": "bigint",
+    "at": "timestamp",
+    "price": "decimal(38,10)",
+    "days": "array<date>",
+}
 
 
 @pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.server)])
@@ -40,7 +52,12 @@ def table_of(request, tmp_path):
         if request.param == "sqlite":
             return SqliteTable(tmp_path / "t.sqlite", name, key, **settings)
         server = request.getfixturevalue("postgres_server")
-        connect = {"host": "127.0.0.1", "port": str(server.port), "user": "adjunct", "dbname": "adjunct"}
+        connect = {
+            "host": "127.0.0.1",
+            "port": str(server.port),
+            "user": "adjunct",
+            "dbname": "adjunct",
+        }
         return PostgresTable(f"{name}_{tmp_path.name}"[-50:], key, connect=connect, **settings)
 
     return make
@@ -59,7 +76,15 @@ def used(store, body):
     return asyncio.run(run())
 
 
-def update(keys, changes, first=0, source="s.0", times=None, conditions=Conditions(None, True), default=None):  # noqa: B008
+def update(
+    keys,
+    changes,
+    first=0,
+    source="s.0",
+    times=None,
+    conditions=Conditions(None, True),  # noqa: B008
+    default=None,
+):
     marks = [Mark(source, position_of(0, first + n)) for n in range(len(keys))]
     defaults = None if default is None else [default] * len(keys)
     entries = RowEntries(keys, changes, defaults, marks, times)
@@ -78,7 +103,10 @@ def test_keys_of_several_columns_are_matched_by_name_in_whatever_order(table_of)
     entries = RowEntries([("LAX", "JFK")])
     for other in (("dest", "carrier"), ("dest",)):
         with pytest.raises(ConfigurationError) as caught:
-            used(store, lambda s, other=other: s.send(Operation(OperationKind.GET, entries, key=other)))
+            used(
+                store,
+                lambda s, other=other: s.send(Operation(OperationKind.GET, entries, key=other)),
+            )
         assert caught.value.argument == "key"
 
 
@@ -88,7 +116,9 @@ def test_keys_of_several_columns_are_matched_by_name_in_whatever_order(table_of)
 )
 def test_a_key_that_its_column_can_not_hold_has_no_record(table_of, kind, key, outside, wrong):
     store = table_of("ranges", "id", {"id": kind, "n": "int"})
-    with BlockingTable(RemoteTable("t", key="id", read_function=store, write_function=store)) as table:
+    with BlockingTable(
+        RemoteTable("t", key="id", read_function=store, write_function=store)
+    ) as table:
         table.put(key, {"n": 1})
         assert table.get_all([outside, key]) == {key: {"id": key, "n": 1}}
         for refused in (lambda: table.get(wrong), lambda: table.put(outside, {"n": 1})):
@@ -127,14 +157,24 @@ def test_a_key_that_its_column_can_not_hold_has_no_record(table_of, kind, key, o
         (Changes(remove=("id",)), "which is part of the key"),
     ],
 )
-def test_an_entry_that_does_not_fit_is_refused_and_the_others_are_written(table_of, fields, message):
-    columns = {"id": "string", "n": "bigint", "f": "double", "s": "string", "price": "decimal(20,2)"}
+def test_an_entry_that_does_not_fit_is_refused_and_the_others_are_written(
+    table_of, fields, message
+):
+    columns = {
+        "id": "string",
+        "n": "bigint",
+        "f": "double",
+        "s": "string",
+        "price": "decimal(20,2)",
+    }
     columns |= {"tags": "array<string>", "doc": "json"}
 
     async def body(store):
         keys = ["a", "bad", "b"]
         await store.put_all([(key, {"n": 1}) for key in keys])
-        outcomes = await store.send(Operation(OperationKind.UPDATE, RowEntries(keys, [{"n": 2}, fields, {"n": 3}])))
+        outcomes = await store.send(
+            Operation(OperationKind.UPDATE, RowEntries(keys, [{"n": 2}, fields, {"n": 3}]))
+        )
         return outcomes, await store.get_all(keys)
 
     outcomes, records = used(table_of("misfits", columns=columns), body)
@@ -159,8 +199,14 @@ def test_a_key_that_does_not_fit_is_refused_by_itself(table_of):
 
 def test_sums_are_exact_and_one_that_no_longer_fits_is_refused_alone(table_of):
     async def body(store):
-        await store.put("k", {"n": 2**63 - 3, "price": Decimal("12345678901234567890123456.0123456789")})
-        changes = [Changes(add={"n": 1}), Changes(add={"n": 5}), Changes(add={"n": 1, "price": Decimal("1E-10")})]
+        await store.put(
+            "k", {"n": 2**63 - 3, "price": Decimal("12345678901234567890123456.0123456789")}
+        )
+        changes = [
+            Changes(add={"n": 1}),
+            Changes(add={"n": 5}),
+            Changes(add={"n": 1, "price": Decimal("1E-10")}),
+        ]
         outcomes = await store.send(Operation(OperationKind.UPDATE, RowEntries(["k"] * 3, changes)))
         return outcomes, await store.get("k")
 
@@ -209,14 +255,18 @@ def test_what_was_applied_can_be_forgotten_after_a_horizon(table_of):
         await store.send(update(["new"], [{}], times=[AT], conditions=both, default={}))
         return await store.forget(older_than=-1)
 
-    assert used(table_of("forgetful", forget_after=0.01), written) == 1, "the older one was forgotten by the write"
+    assert used(table_of("forgetful", forget_after=0.01), written) == 1, (
+        "the older one was forgotten by the write"
+    )
 
 
 def test_tasks_that_write_one_after_another_do_not_all_purge(table_of, monkeypatch):
     forgot = []
     requests = SqliteRequests if isinstance(table_of("counted"), SqliteTable) else PostgresRequests
     forget, message = requests.forget, update(["k"], [{"n": 1}], default={})
-    monkeypatch.setattr(requests, "forget", lambda self, *given: forgot.append(1) or forget(self, *given))
+    monkeypatch.setattr(
+        requests, "forget", lambda self, *given: forgot.append(1) or forget(self, *given)
+    )
     for _ in range(3):
         used(table_of("counted", forget_after=7200.0), lambda store: store.send(message))
     assert len(forgot) == 1
@@ -250,7 +300,9 @@ def test_what_needs_no_conditions_neither_makes_nor_needs_what_they_store(table_
         store = table_of("plain", create=create, forget_after=0.5 + create)  # each would purge
         assert used(store, lambda store: store.get("k"))["n"] == 1
         used(store, lambda store: store.put("k", {"n": 1}))
-    bare = used(table_of("plain", create=False), lambda store: store.send(update(["k"], [{"n": 2}])))
+    bare = used(
+        table_of("plain", create=False), lambda store: store.send(update(["k"], [{"n": 2}]))
+    )
     assert isinstance(bare.problems[0].error, TableAccessError), "there is still none"
 
 
@@ -274,7 +326,9 @@ def test_arguments_of_a_call_of_the_function_alone_are_refused(table_of):
             lambda: store.update("k", {"n": 1}, "tenant"),
             lambda: store.put_if_absent("k", {"n": 1}, "tenant"),
         ):
-            with pytest.raises(ConfigurationError, match=r"\w+Table does not accept the extra arguments of a"):
+            with pytest.raises(
+                ConfigurationError, match=r"\w+Table does not accept the extra arguments of a"
+            ):
                 await call()
         return await store.get("k")
 
@@ -283,13 +337,18 @@ def test_arguments_of_a_call_of_the_function_alone_are_refused(table_of):
 
 def test_conditions_on_a_table_without_the_one_beside_it_say_what_is_missing(table_of):
     used(table_of("bare"), lambda store: store.put("k", {"n": 1}))
-    outcomes = used(table_of("bare", columns=None, create=False), lambda s: s.send(update(["k"], [{"n": 2}])))
+    outcomes = used(
+        table_of("bare", columns=None, create=False), lambda s: s.send(update(["k"], [{"n": 2}]))
+    )
     assert isinstance(outcomes.problems[0].error, TableAccessError)
-    assert "__adjunct' with the columns id, newest_of, newest, tie, applied, at; there is none" in str(
-        outcomes.problems[0].error
+    assert (
+        "__adjunct' with the columns id, newest_of, newest, tie, applied, at; there is none"
+        in str(outcomes.problems[0].error)
     )
     used(table_of("bare"), lambda s: s.send(update(["k"], [{"n": 3}])))
-    outcomes = used(table_of("bare", columns=None, create=False), lambda s: s.send(update(["k"], [{"n": 2}])))
+    outcomes = used(
+        table_of("bare", columns=None, create=False), lambda s: s.send(update(["k"], [{"n": 2}]))
+    )
     assert outcomes.problems[0].state is State.SKIPPED
 
 
@@ -308,7 +367,9 @@ WRITERS, ROUNDS, SHARED = 3, 12, 7
 
 
 def _count(declaration: bytes, writer: int) -> int:
-    """Add 1 to every shared key in each round, in an order of one's own, each request sent twice; count defaults."""
+    """Add 1 to every shared key in each round, in an order of one's own, each request sent
+    twice; count defaults.
+    """
     store = pickle.loads(declaration)
 
     async def body(store):
@@ -316,11 +377,18 @@ def _count(declaration: bytes, writer: int) -> int:
         for turn in range(ROUNDS):
             keys = [f"k{(n * (writer + 1) + turn) % SHARED}" for n in range(SHARED)] * 3
             operation = update(
-                keys, [Changes(add={"n": 1})] * len(keys), turn * 100, f"s.{writer}", None, default={"n": 100}
+                keys,
+                [Changes(add={"n": 1})] * len(keys),
+                turn * 100,
+                f"s.{writer}",
+                None,
+                default={"n": 100},
             )
             for _ in range(2):
                 outcomes = await store.send(operation)
-                while any(problem.may_pass for problem in outcomes.problems.values()):  # as the retry layer does
+                while any(
+                    problem.may_pass for problem in outcomes.problems.values()
+                ):  # as the retry layer does
                     outcomes = await store.send(operation)
                 begun += outcomes.defaults_put
         return begun
@@ -343,7 +411,13 @@ def test_processes_that_add_to_the_same_keys_at_once_and_retry_count_exactly(tab
 
 def test_a_decimal_that_a_column_can_not_hold_as_it_is_is_refused_and_not_rounded(table_of):
     store = table_of("prices", columns={"id": "string", "price": "decimal(6,2)"})
-    given = {"a": Decimal("1.005"), "b": Decimal("12345.67"), "c": Decimal("9999.990"), "d": 12, "e": Decimal("1E+4")}
+    given = {
+        "a": Decimal("1.005"),
+        "b": Decimal("12345.67"),
+        "c": Decimal("9999.990"),
+        "d": 12,
+        "e": Decimal("1E+4"),
+    }
     outcomes = used(store, lambda s: s.send(Operation(OperationKind.PUT, RowEntries(
         list(given), [{"price": price} for price in given.values()]
     ))))  # fmt: skip
@@ -352,20 +426,41 @@ def test_a_decimal_that_a_column_can_not_hold_as_it_is_is_refused_and_not_rounde
     )
     assert "2 behind the point" in str(outcomes.problems[0].error)
     records = used(store, lambda s: s.get_all(list(given)))
-    assert {key: record["price"] for key, record in records.items()} == {"c": Decimal("9999.99"), "d": Decimal(12)}
+    assert {key: record["price"] for key, record in records.items()} == {
+        "c": Decimal("9999.99"),
+        "d": Decimal(12),
+    }
 
 
 def test_columns_may_have_the_names_of_what_conditions_keep(table_of):
-    columns = {"id": "string", "newest": "bigint", "tie": "boolean", "applied": "timestamp", "newest_of": "double"}
+    columns = {
+        "id": "string",
+        "newest": "bigint",
+        "tie": "boolean",
+        "applied": "timestamp",
+        "newest_of": "double",
+    }
     store = table_of("namesakes", columns=columns)
-    table = RemoteTable("t", key="id", read_function=store, write_function=store, newest_by="newest", idempotent=True)
+    table = RemoteTable(
+        "t",
+        key="id",
+        read_function=store,
+        write_function=store,
+        newest_by="newest",
+        idempotent=True,
+    )
     plain = RemoteTable("t", key="id", read_function=store, write_function=store)
     record = {"id": "k", "newest": 9, "tie": True, "applied": AT, "newest_of": 0.5}
-    newer, other = {**record, "newest": 10, "tie": False}, {**record, "id": "other", "newest_of": None}
+    newer, other = (
+        {**record, "newest": 10, "tie": False},
+        {**record, "id": "other", "newest_of": None},
+    )
     with BlockingTable(plain) as blocking:
         blocking.put_all([("other", record | {"id": "other"}), ("other", other)])
     for offset, value in enumerate((record, newer, record)):  # as texts, 9 is greater than 10
-        entries = RowEntries(["k"], [value], None, [Mark("s.0", position_of(0, offset))], [value["newest"]])
+        entries = RowEntries(
+            ["k"], [value], None, [Mark("s.0", position_of(0, offset))], [value["newest"]]
+        )
         with BlockingTable(table) as blocking:
             blocking.send(Operation(OperationKind.PUT, entries))
             assert blocking.metrics.skipped == (offset == 2)
@@ -375,22 +470,37 @@ def test_columns_may_have_the_names_of_what_conditions_keep(table_of):
 
 @pytest.mark.parametrize("name", ["at", "applied"])
 def test_a_key_column_named_as_in_the_idempotency_table_rejects_conditions(table_of, name):
-    store = table_of(f"key_{name}", ["id", name], columns={"id": "string", name: "bigint", "n": "bigint"})
+    store = table_of(
+        f"key_{name}", ["id", name], columns={"id": "string", name: "bigint", "n": "bigint"}
+    )
     record = {"id": "k", name: 1, "n": 2}
-    with BlockingTable(RemoteTable("t", key=["id", name], read_function=store, write_function=store)) as table:
+    with BlockingTable(
+        RemoteTable("t", key=["id", name], read_function=store, write_function=store)
+    ) as table:
         table.put(("k", 1), record)
-    guarded = RemoteTable("t", key=["id", name], read_function=store, write_function=store, newest_by="n")
+    guarded = RemoteTable(
+        "t", key=["id", name], read_function=store, write_function=store, newest_by="n"
+    )
     with BlockingTable(guarded) as table:
-        with pytest.raises(ConfigurationError, match=f"can't have conditions: .* has a column '{name}'"):
+        with pytest.raises(
+            ConfigurationError, match=f"can't have conditions: .* has a column '{name}'"
+        ):
             table.put(("k", 1), {**record, "n": 3})
         assert table.get(("k", 1)) == record
 
 
 @pytest.mark.server
 def test_a_postgres_table_may_be_named_as_the_row_of_a_conflict(postgres_server):
-    connect = {"host": "127.0.0.1", "port": str(postgres_server.port), "user": "adjunct", "dbname": "adjunct"}
+    connect = {
+        "host": "127.0.0.1",
+        "port": str(postgres_server.port),
+        "user": "adjunct",
+        "dbname": "adjunct",
+    }
     store = PostgresTable("excluded", "id", columns=COLUMNS, create=True, connect=connect)
-    with BlockingTable(RemoteTable("t", key="id", read_function=store, write_function=store)) as table:
+    with BlockingTable(
+        RemoteTable("t", key="id", read_function=store, write_function=store)
+    ) as table:
         table.put_all([("k", {"id": "k", "n": 1}), ("k", {"id": "k", "n": 2})])
         table.put("k", {"id": "k", "n": 3})
         record = table.get("k")

@@ -1,4 +1,6 @@
-"""SQLite converts values to a column's affinity: columns in which values change are refused, others keep them."""
+"""SQLite converts values to a column's affinity: columns in which values change are refused,
+others keep them.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,9 @@ KEPT = [
 
 
 @pytest.mark.parametrize(("stored", "declared", "value"), CHANGED)
-def test_a_column_that_would_change_values_is_refused(stored: str, declared: str, value: Any, tmp_path: Path) -> None:
+def test_a_column_that_would_change_values_is_refused(
+    stored: str, declared: str, value: Any, tmp_path: Path
+) -> None:
     with open_table(tmp_path / "t.sqlite", stored, declared) as table:
         with pytest.raises(SchemaMismatchError) as caught:
             table.put("a", {"k": "a", "v": value})
@@ -57,7 +61,9 @@ def test_a_column_that_would_change_values_is_refused(stored: str, declared: str
 
 
 @pytest.mark.parametrize(("stored", "declared", "value"), KEPT)
-def test_a_column_that_keeps_values_is_taken(stored: str, declared: str, value: Any, tmp_path: Path) -> None:
+def test_a_column_that_keeps_values_is_taken(
+    stored: str, declared: str, value: Any, tmp_path: Path
+) -> None:
     with open_table(tmp_path / "t.sqlite", stored, declared) as table:
         table.put("a", {"k": "a", "v": value})
         read = table.get("a")

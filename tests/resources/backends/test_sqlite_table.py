@@ -40,7 +40,10 @@ def test_every_type_of_value_comes_back_as_it_was(tmp_path):
     with blocking(store) as table:
         table.put(RECORD["id"], RECORD)
         table.put(2, {"id": 2})
-        assert table.get_all([RECORD["id"], 2]) == {RECORD["id"]: RECORD, 2: {**dict.fromkeys(TYPES), "id": 2}}
+        assert table.get_all([RECORD["id"], 2]) == {
+            RECORD["id"]: RECORD,
+            2: {**dict.fromkeys(TYPES), "id": 2},
+        }
         assert type(table.get(RECORD["id"])["ok"]) is bool
     with blocking(SqliteTable(tmp_path / "new" / "t.sqlite", "t", "id")) as discovered:
         assert discovered.get(RECORD["id"]) == RECORD
@@ -93,7 +96,9 @@ def test_times_are_stored_as_text_in_utc(tmp_path):
         ({"id": 7}, "record for key .* has 7 as its id"),
     ],
 )
-def test_a_value_that_does_not_fit_is_named_and_the_other_entries_are_written(tmp_path, fields, message):
+def test_a_value_that_does_not_fit_is_named_and_the_other_entries_are_written(
+    tmp_path, fields, message
+):
     store = SqliteTable(tmp_path / "t.sqlite", "t", "id", columns=TYPES, create=True)
     with blocking(store) as table:
         with pytest.raises(SchemaMismatchError, match=message):
@@ -105,10 +110,14 @@ def test_a_value_that_does_not_fit_is_named_and_the_other_entries_are_written(tm
         assert set(table.get_all([1, 2])) == {1}
 
 
-@pytest.mark.parametrize("equal", [("12.50", "12.5", "1.25E+1"), ("0", "-0.00", "0E+9"), ("-3", "-3.000")])
+@pytest.mark.parametrize(
+    "equal", [("12.50", "12.5", "1.25E+1"), ("0", "-0.00", "0E+9"), ("-3", "-3.000")]
+)
 def test_decimals_that_are_equal_are_one_key(tmp_path, equal):
     columns = {"price": "decimal(10,2)", "n": "int"}
-    with blocking(SqliteTable(tmp_path / "t.sqlite", "t", "price", columns=columns, create=True)) as table:
+    with blocking(
+        SqliteTable(tmp_path / "t.sqlite", "t", "price", columns=columns, create=True)
+    ) as table:
         for number, text in enumerate(equal):
             table.put(Decimal(text), {"n": number})
         assert [table.get(Decimal(text))["n"] for text in equal] == [len(equal) - 1] * len(equal)
@@ -116,7 +125,9 @@ def test_decimals_that_are_equal_are_one_key(tmp_path, equal):
 
 def test_decimals_are_stored_with_all_their_digits_and_no_exponent(tmp_path):
     columns = {"id": "int", "small": "decimal(20,10)", "price": "decimal(10,2)"}
-    with blocking(SqliteTable(tmp_path / "t.sqlite", "t", "id", columns=columns, create=True)) as table:
+    with blocking(
+        SqliteTable(tmp_path / "t.sqlite", "t", "id", columns=columns, create=True)
+    ) as table:
         table.put(1, {"small": Decimal("1E-10"), "price": Decimal("12.5")})
         table.put(2, {"small": Decimal("-0"), "price": Decimal("1E+2")})
     with sqlite3.connect(tmp_path / "t.sqlite") as connection:
@@ -126,7 +137,9 @@ def test_decimals_are_stored_with_all_their_digits_and_no_exponent(tmp_path):
 
 def test_an_integer_beyond_64_bits_is_refused(tmp_path):
     with (
-        blocking(SqliteTable(tmp_path / "t.sqlite", "t", "id", columns=TYPES, create=True)) as table,
+        blocking(
+            SqliteTable(tmp_path / "t.sqlite", "t", "id", columns=TYPES, create=True)
+        ) as table,
         pytest.raises(SchemaMismatchError) as caught,
     ):
         table.put(2**63, {})
@@ -136,10 +149,13 @@ def test_an_integer_beyond_64_bits_is_refused(tmp_path):
 def test_keys_of_several_columns_are_tuples(tmp_path):
     columns = {"origin": "string", "hour": "timestamp", "temp": "double"}
     hour = datetime(2013, 7, 1, tzinfo=UTC)
-    store = SqliteTable(tmp_path / "t.sqlite", "weather", ["origin", "hour"], columns=columns, create=True)
+    store = SqliteTable(
+        tmp_path / "t.sqlite", "weather", ["origin", "hour"], columns=columns, create=True
+    )
     with blocking(store) as table:
         table.update_messages(
-            [(("JFK", hour), UpdateMessage({"temp": 20.5}, {"temp": 0.0}))], UpdateContract.UPDATE_WITH_DEFAULTS
+            [(("JFK", hour), UpdateMessage({"temp": 20.5}, {"temp": 0.0}))],
+            UpdateContract.UPDATE_WITH_DEFAULTS,
         )
         assert table.get(("JFK", hour)) == {"origin": "JFK", "hour": hour, "temp": 20.5}
         with pytest.raises(SchemaMismatchError, match="expected a tuple of origin, hour"):
@@ -148,7 +164,9 @@ def test_keys_of_several_columns_are_tuples(tmp_path):
 
 def test_strange_names_are_quoted(tmp_path):
     columns = {'sel"ect; --': "string", "order": "int", "50 %": "int"}
-    store = SqliteTable(tmp_path / "t.sqlite", 'dr"op table', 'sel"ect; --', columns=columns, create=True)
+    store = SqliteTable(
+        tmp_path / "t.sqlite", 'dr"op table', 'sel"ect; --', columns=columns, create=True
+    )
     with blocking(store) as table:
         table.put("a", {"order": 1, "50 %": 2})
         table.update("a", {"order": 3})
@@ -157,7 +175,9 @@ def test_strange_names_are_quoted(tmp_path):
 
 def test_missing_files_tables_columns_and_keys_are_named(tmp_path):
     def opened(**settings):
-        store = SqliteTable(**{"path": tmp_path / "t.sqlite", "table": "t", "key": "id", **settings})
+        store = SqliteTable(
+            **{"path": tmp_path / "t.sqlite", "table": "t", "key": "id", **settings}
+        )
         with blocking(store) as table:
             table.get("a")
 
@@ -176,7 +196,9 @@ def test_missing_files_tables_columns_and_keys_are_named(tmp_path):
     with pytest.raises(SchemaMismatchError) as caught:
         opened(columns={"id": "string", "w": "int"})
     assert (caught.value.table, caught.value.column) == ("t", "w")
-    (tmp_path / "text.sqlite").write_text("no database at all, but long enough to be looked at" * 50)
+    (tmp_path / "text.sqlite").write_text(
+        "no database at all, but long enough to be looked at" * 50
+    )
     with pytest.raises(TableAccessError, match="can't be accessed") as caught:
         opened(path=tmp_path / "text.sqlite")
     assert caught.value.table == "t"
@@ -185,15 +207,31 @@ def test_missing_files_tables_columns_and_keys_are_named(tmp_path):
 @pytest.mark.parametrize(
     ("made", "declared", "message"),
     [
-        ("id TEXT COLLATE NOCASE PRIMARY KEY", None, "no primary key or unique index on id that distinguishes"),
+        (
+            "id TEXT COLLATE NOCASE PRIMARY KEY",
+            None,
+            "no primary key or unique index on id that distinguishes",
+        ),
         (
             "id TEXT PRIMARY KEY COLLATE RTRIM",
             {"id": "string"},
             "no primary key or unique index on id that distinguishes",
         ),
-        ("id INTEGER PRIMARY KEY", {"id": "string"}, "key column 'id' is INTEGER, where '01' and '1' are one number"),
-        ("id TEXT COLLATE NOCASE, UNIQUE (id COLLATE BINARY)", None, "is compared by a collation of its own"),
-        ("id NUMERIC PRIMARY KEY", {"id": "string"}, "key column 'id' is NUMERIC, where '01' and '1' are one number"),
+        (
+            "id INTEGER PRIMARY KEY",
+            {"id": "string"},
+            "key column 'id' is INTEGER, where '01' and '1' are one number",
+        ),
+        (
+            "id TEXT COLLATE NOCASE, UNIQUE (id COLLATE BINARY)",
+            None,
+            "is compared by a collation of its own",
+        ),
+        (
+            "id NUMERIC PRIMARY KEY",
+            {"id": "string"},
+            "key column 'id' is NUMERIC, where '01' and '1' are one number",
+        ),
     ],
 )
 def test_keys_that_the_file_takes_for_one_are_refused(tmp_path, made, declared, message):
@@ -219,7 +257,9 @@ def test_keys_by_their_bytes_are_taken(tmp_path):
 
 def test_a_declared_int_has_32_bits(tmp_path):
     columns = {"id": "string", "n": "int", "big": "bigint"}
-    with blocking(SqliteTable(tmp_path / "t.sqlite", "t", "id", columns=columns, create=True)) as table:
+    with blocking(
+        SqliteTable(tmp_path / "t.sqlite", "t", "id", columns=columns, create=True)
+    ) as table:
         table.put("a", {"n": 2**31 - 1, "big": 2**40})
         with pytest.raises(SchemaMismatchError) as caught:
             table.put("a", {"n": 2**31})
@@ -270,7 +310,9 @@ def test_a_table_locked_for_long_is_tried_again_and_then_named(tmp_path):
 
 
 class FailingCommit(sqlite3.Connection):
-    """A connection whose commits fail as the disk's would, once `done` says whether they happen all the same."""
+    """A connection whose commits fail as the disk's would, once `done` says whether they happen
+    all the same.
+    """
 
     done: bool | None = None
 
@@ -303,7 +345,9 @@ def test_a_write_whose_commit_fails_may_have_been_applied(tmp_path, monkeypatch,
 
 
 def test_a_cancelled_request_does_not_wait_for_the_file_and_the_next_one_is_answered(tmp_path):
-    store = SqliteTable(tmp_path / "t.sqlite", "t", "id", columns=TYPES, create=True, busy_timeout=30.0)
+    store = SqliteTable(
+        tmp_path / "t.sqlite", "t", "id", columns=TYPES, create=True, busy_timeout=30.0
+    )
 
     async def body():
         await store.put(1, {})
@@ -321,7 +365,9 @@ def test_a_cancelled_request_does_not_wait_for_the_file_and_the_next_one_is_answ
 
 
 def test_forgetting_in_a_locked_file_may_be_tried_again(tmp_path):
-    store = SqliteTable(tmp_path / "t.sqlite", "t", "id", columns=TYPES, create=True, busy_timeout=0.05)
+    store = SqliteTable(
+        tmp_path / "t.sqlite", "t", "id", columns=TYPES, create=True, busy_timeout=0.05
+    )
 
     async def body():
         await store.put(1, {})
@@ -365,7 +411,9 @@ def test_a_change_of_the_table_by_others_is_seen_after_one_error(tmp_path):
         with sqlite3.connect(tmp_path / "t.sqlite") as connection:
             connection.execute("ALTER TABLE t RENAME id TO key")
         with pytest.raises(TableError, match="no such column: id"):
-            table.delete("id")  # which would equal the key of every row, if SQLite took the name for a text
+            table.delete(
+                "id"
+            )  # which would equal the key of every row, if SQLite took the name for a text
 
 
 def test_a_pickled_function_opens_the_same_file_from_another_folder(tmp_path, monkeypatch):
@@ -392,8 +440,13 @@ def test_eight_processes_that_write_one_file_lose_nothing(tmp_path):
 def test_ten_thousand_updates_are_applied_and_put_each_default_once(tmp_path):
     columns = {"id": "string", "n": "int", "at": "timestamp", "profile": "string"}
     at = datetime(2013, 7, 1, tzinfo=UTC)
-    messages = [(f"N{n % 1000}", UpdateMessage({"n": n, "at": at}, {"profile": "new"})) for n in range(10_000)]
-    with blocking(SqliteTable(tmp_path / "t.sqlite", "t", "id", columns=columns, create=True)) as table:
+    messages = [
+        (f"N{n % 1000}", UpdateMessage({"n": n, "at": at}, {"profile": "new"}))
+        for n in range(10_000)
+    ]
+    with blocking(
+        SqliteTable(tmp_path / "t.sqlite", "t", "id", columns=columns, create=True)
+    ) as table:
         table.update_messages(messages, UpdateContract.UPDATE_WITH_DEFAULTS)
         assert table.metrics.defaults_put == 1000
         records = table.get_all([f"N{n}" for n in range(1000)])
@@ -420,7 +473,9 @@ def test_a_damaged_file_is_no_fault_of_the_records(tmp_path):
 @pytest.mark.parametrize("create", [True, False])
 def test_a_path_out_of_reach_is_a_lasting_error(tmp_path, create):
     columns = {"k": "string"}
-    function = SqliteTable(path=str(tmp_path / ("x" * 300)), table="t", key="k", columns=columns, create=create)
+    function = SqliteTable(
+        path=str(tmp_path / ("x" * 300)), table="t", key="k", columns=columns, create=create
+    )
     with pytest.raises(TableAccessError, match="too long"):
         function.exists()
     with pytest.raises(TableAccessError, match="too long"):
@@ -453,7 +508,10 @@ def test_a_relative_path_counts_from_where_the_table_is_declared(tmp_path, monke
     monkeypatch.chdir(folders[1])
     with blocking(store) as table:
         table.put(1, {"s": "x"})
-    assert ([file.name for file in folders[0].iterdir()], list(folders[1].iterdir())) == (["t.sqlite"], [])
+    assert ([file.name for file in folders[0].iterdir()], list(folders[1].iterdir())) == (
+        ["t.sqlite"],
+        [],
+    )
 
 
 def test_a_file_that_is_removed_while_it_is_open_takes_no_more_writes(tmp_path):

@@ -8,7 +8,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from dagster_adjunct.resources.bucketing.files import BucketLayout, Generation, bucketed_frame
-from dagster_adjunct.resources.bucketing.writer import WriteOptions, write_arrow_buckets, write_buckets
+from dagster_adjunct.resources.bucketing.writer import (
+    WriteOptions,
+    write_arrow_buckets,
+    write_buckets,
+)
 from dagster_adjunct.resources.errors import ManifestMismatchError
 from dagster_adjunct.resources.objects.local_store import LocalStore
 from dagster_adjunct.resources.schemas.schema import Schema
@@ -26,10 +30,14 @@ def store(tmp_path: Path) -> LocalStore:
     return LocalStore(tmp_path / "a läke, with 100% 'odd' names")
 
 
-def test_spark_and_plain_python_write_the_same_buckets(spark: SparkSession, store: LocalStore) -> None:
+def test_spark_and_plain_python_write_the_same_buckets(
+    spark: SparkSession, store: LocalStore
+) -> None:
     from pyspark.sql import functions as F
 
-    frame = spark.range(300).select(F.concat(F.lit("clé "), F.col("id") % 50).alias("k"), F.col("id").alias("v"))
+    frame = spark.range(300).select(
+        F.concat(F.lit("clé "), F.col("id") % 50).alias("k"), F.col("id").alias("v")
+    )
     options = WriteOptions("d", last_per_key=True)
     by_spark = write_buckets(frame, store, "d/data/one", LAYOUT, options, order_by=["k", "v"])
     in_order = frame.toArrow().sort_by([("k", "ascending"), ("v", "ascending")])
@@ -39,7 +47,10 @@ def test_spark_and_plain_python_write_the_same_buckets(spark: SparkSession, stor
     ]
     assert sum(f.rows for f in by_spark) == 50
 
-    generations = [Generation(0, "d/data/one", tuple(by_spark)), Generation(5, "d/data/two", tuple(by_arrow))]
+    generations = [
+        Generation(0, "d/data/one", tuple(by_spark)),
+        Generation(5, "d/data/two", tuple(by_arrow)),
+    ]
     both = bucketed_frame(spark, store, "dataset 'd'", LAYOUT, generations)
     counted = both.groupBy("k").agg(F.count("*").alias("n"), F.min("v"), F.max("v"))
     assert "Exchange" not in counted._jdf.queryExecution().executedPlan().toString()
@@ -49,7 +60,9 @@ def test_spark_and_plain_python_write_the_same_buckets(spark: SparkSession, stor
     assert {row[0] for row in both.select("__gen").distinct().collect()} == {0, 5}
 
 
-def test_a_digest_does_not_depend_on_the_order_of_rows(spark: SparkSession, store: LocalStore) -> None:
+def test_a_digest_does_not_depend_on_the_order_of_rows(
+    spark: SparkSession, store: LocalStore
+) -> None:
     from pyspark.sql import functions as F
 
     frame = spark.range(100).select(F.col("id").cast("string").alias("k"), F.col("id").alias("v"))
@@ -57,16 +70,25 @@ def test_a_digest_does_not_depend_on_the_order_of_rows(spark: SparkSession, stor
     facts = []
     for attempt, column in (("up", F.col("v")), ("down", -F.col("v"))):
         ordered = frame.withColumn("position", column)
-        files = write_buckets(ordered, store, f"d/data/{attempt}", layout, WriteOptions("d"), order_by=["position"])
+        files = write_buckets(
+            ordered, store, f"d/data/{attempt}", layout, WriteOptions("d"), order_by=["position"]
+        )
         facts.append([(f.bucket, f.rows, f.digest) for f in files])
     assert facts[0] == facts[1]
     other = write_buckets(
-        frame.withColumn("v", F.col("v") + 1), store, "d/data/x", layout, WriteOptions("d"), order_by=[]
+        frame.withColumn("v", F.col("v") + 1),
+        store,
+        "d/data/x",
+        layout,
+        WriteOptions("d"),
+        order_by=[],
     )
     assert [f.digest for f in other] != [digest for _, _, digest in facts[0]]
 
 
-def test_a_join_sorts_only_what_has_several_files_in_a_bucket(spark: SparkSession, store: LocalStore) -> None:
+def test_a_join_sorts_only_what_has_several_files_in_a_bucket(
+    spark: SparkSession, store: LocalStore
+) -> None:
     rows = {f"k{number * 7919 % 1000:04d}": number for number in range(0, 1000, 3)}
     frame = spark.createDataFrame(list(rows.items()), "k string, v bigint")
     files = write_buckets(frame, store, "d/data/one", LAYOUT, WriteOptions("d"), order_by=["k"])
@@ -77,17 +99,23 @@ def test_a_join_sorts_only_what_has_several_files_in_a_bucket(spark: SparkSessio
     keys = spark.createDataFrame([(key,) for key in asked], "k string").repartition(3, "k")
     sorts = []
     for generations in ([one], [one, two]):
-        joined = keys.join(bucketed_frame(spark, store, "d", LAYOUT, generations), "k", "inner").select("k", "v")
+        joined = keys.join(
+            bucketed_frame(spark, store, "d", LAYOUT, generations), "k", "inner"
+        ).select("k", "v")
         plan = joined._jdf.queryExecution().executedPlan().toString()
         assert "SortMergeJoin" in plan
         sorts.append(plan.count(" Sort ["))
         stored = [*rows.items(), *([("k0000", -1), ("z", -2)] if two in generations else [])]
-        assert sorted(map(tuple, joined.collect())) == sorted(pair for pair in stored if pair[0] in asked)
+        assert sorted(map(tuple, joined.collect())) == sorted(
+            pair for pair in stored if pair[0] in asked
+        )
     assert sorts == [1, 2]
 
 
 @pytest.mark.parametrize(
-    ("kind", "value"), [("string", "555"), ("int", 2)], ids=["a text", "the number of the column it moves to"]
+    ("kind", "value"),
+    [("string", "555"), ("int", 2)],
+    ids=["a text", "the number of the column it moves to"],
 )
 def test_a_value_that_moves_from_one_column_to_another_changes_the_digest(
     spark: SparkSession, store: LocalStore, kind: str, value: Any
@@ -97,7 +125,9 @@ def test_a_value_that_moves_from_one_column_to_another_changes_the_digest(
     for attempt, row in enumerate([("Ada", value, None), ("Ada", None, value)]):
         frame = spark.createDataFrame([row], layout.ddl)
         digests.append(
-            write_buckets(frame, store, f"d/data/{attempt}", layout, WriteOptions("d"), order_by=[])[0].digest
+            write_buckets(
+                frame, store, f"d/data/{attempt}", layout, WriteOptions("d"), order_by=[]
+            )[0].digest
         )
     assert digests[0] != digests[1]
 
@@ -119,7 +149,9 @@ def test_a_stray_and_a_missing_file_are_named(spark: SparkSession, store: LocalS
     assert caught.value.key == "d/data/one/part-gone"
 
 
-def test_no_generation_is_an_empty_frame_with_the_columns(spark: SparkSession, store: LocalStore) -> None:
+def test_no_generation_is_an_empty_frame_with_the_columns(
+    spark: SparkSession, store: LocalStore
+) -> None:
     frame = bucketed_frame(spark, store, "dataset 'd'", LAYOUT, [Generation(0, "d/data/none", ())])
     assert frame.columns == ["k", "v", "__gen"]
     assert frame.count() == 0

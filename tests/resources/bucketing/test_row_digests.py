@@ -1,4 +1,6 @@
-"""Digests of rows in Arrow against Spark's, and against a plain xxHash that follows the specification word by word."""
+"""Digests of rows in Arrow against Spark's, and against a plain xxHash that follows the
+specification word by word.
+"""
 
 from __future__ import annotations
 
@@ -32,9 +34,16 @@ from dagster_adjunct.resources.schemas.schema import Schema
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# -- the plain hash: XXH64 as specified, except that numbers are 4 or 8 bytes and decimals are as in Java
+# -- the plain hash: XXH64 as specified, except that numbers are 4 or 8 bytes and decimals are as in
+# Java
 
-PRIMES = (11400714785074694791, 14029467366897019727, 1609587929392839161, 9650029242287828579, 2870177450012600261)
+PRIMES = (
+    11400714785074694791,
+    14029467366897019727,
+    1609587929392839161,
+    9650029242287828579,
+    2870177450012600261,
+)
 EXACT = Context(prec=76)
 
 
@@ -55,17 +64,24 @@ def xxh64(data: bytes, seed: int) -> int:
     else:
         lanes = [seed + one + two, seed + two, seed, seed - one]
         while len(rest) >= 32:
-            lanes = [mixed(lane, word) for lane, word in zip(lanes, struct.unpack("<4Q", rest[:32]), strict=True)]
+            lanes = [
+                mixed(lane, word)
+                for lane, word in zip(lanes, struct.unpack("<4Q", rest[:32]), strict=True)
+            ]
             rest = rest[32:]
         total = sum(rotated(lane, by) for lane, by in zip(lanes, (1, 7, 12, 18), strict=True))
         for lane in lanes:
             total = (total % 2**64 ^ mixed(0, lane)) * one + four
     total = (total + len(data)) % 2**64
     while len(rest) >= 8:
-        total = (rotated(total ^ mixed(0, int.from_bytes(rest[:8], "little")), 27) * one + four) % 2**64
+        total = (
+            rotated(total ^ mixed(0, int.from_bytes(rest[:8], "little")), 27) * one + four
+        ) % 2**64
         rest = rest[8:]
     if len(rest) >= 4:
-        total = (rotated(total ^ int.from_bytes(rest[:4], "little") * one % 2**64, 23) * two + three) % 2**64
+        total = (
+            rotated(total ^ int.from_bytes(rest[:4], "little") * one % 2**64, 23) * two + three
+        ) % 2**64
         rest = rest[4:]
     for byte in rest:
         total = rotated(total ^ byte * five % 2**64, 11) * one % 2**64
@@ -89,10 +105,15 @@ def hashed_bytes(value: object, kind: pa.DataType) -> bytes:
             if kind.precision <= 18:
                 return struct.pack("<q", unscaled)
             sizes = range(1, 17)
-            size = next(size for size in sizes if -(2 ** (8 * size - 1)) <= unscaled < 2 ** (8 * size - 1))
+            size = next(
+                size for size in sizes if -(2 ** (8 * size - 1)) <= unscaled < 2 ** (8 * size - 1)
+            )
             return unscaled.to_bytes(size, "big", signed=True)
         case datetime():
-            return struct.pack("<q", (value.replace(tzinfo=None) - datetime(1970, 1, 1)) // timedelta(microseconds=1))
+            return struct.pack(
+                "<q",
+                (value.replace(tzinfo=None) - datetime(1970, 1, 1)) // timedelta(microseconds=1),
+            )
         case date():
             return struct.pack("<i", (value - date(1970, 1, 1)).days)
     assert isinstance(value, bytes)
@@ -119,7 +140,9 @@ def plain_digests(table: pa.Table, names: Sequence[str]) -> list[int]:
         seed = 42
         for place, name in enumerate(names):
             if row[name] is not None:
-                seed = chained(row[name], table.schema.field(name).type, xxh64(struct.pack("<i", place), seed))
+                seed = chained(
+                    row[name], table.schema.field(name).type, xxh64(struct.pack("<i", place), seed)
+                )
         digests.append(seed - (seed >> 63 << 64))
     return digests
 
@@ -141,7 +164,11 @@ def numbers(bits: int) -> st.SearchStrategy[int]:
 
 def decimals(precision: int, scale: int) -> st.SearchStrategy[Decimal]:
     # Also of few bytes, and around the numbers that need one more.
-    few = st.builds(lambda byte, by: (1 << 8 * byte) // 2 + by, st.integers(0, precision // 3), st.integers(-2, 2))
+    few = st.builds(
+        lambda byte, by: (1 << 8 * byte) // 2 + by,
+        st.integers(0, precision // 3),
+        st.integers(-2, 2),
+    )
     unscaled = st.integers(0, 10**precision - 1) | few.map(lambda number: number % 10**precision)
     signed = st.builds(lambda number, sign: number * sign, unscaled, st.sampled_from([1, -1]))
     return signed.map(lambda number: Decimal(number).scaleb(-scale, EXACT))
@@ -154,7 +181,12 @@ def long_bytes(part: bytes, size: int) -> bytes:
 WHOLE_SECONDS = st.datetimes().map(lambda time: time.replace(microsecond=0))
 KINDS: list[tuple[pa.DataType, st.SearchStrategy[object]]] = [
     (pa.string(), st.text(st.characters(codec="utf-8"), max_size=40)),
-    (pa.string(), st.builds(lambda part, times: part * times, st.text("aé€😀", min_size=1), st.integers(0, 300))),
+    (
+        pa.string(),
+        st.builds(
+            lambda part, times: part * times, st.text("aé€😀", min_size=1), st.integers(0, 300)
+        ),
+    ),
     (pa.binary(), st.binary(max_size=80)),
     (pa.binary(), st.builds(long_bytes, st.binary(min_size=1, max_size=7), st.integers(0, 5000))),
     (pa.int8(), numbers(8)),
@@ -182,7 +214,9 @@ def tables(draw: st.DrawFn) -> pa.Table:
     any_kind = st.sampled_from(KINDS)
     for place in range(draw(st.integers(1, 4))):
         kind, values = draw(any_kind)
-        columns[f"c{place}"] = pa.array(draw(st.lists(st.none() | values, min_size=rows, max_size=rows)), kind)
+        columns[f"c{place}"] = pa.array(
+            draw(st.lists(st.none() | values, min_size=rows, max_size=rows)), kind
+        )
     table, cuts = pa.table(columns), sorted(draw(st.tuples(*[st.integers(0, rows)] * 3)))
     return pa.concat_tables([table.slice(from_, to - from_) for from_, to in pairwise(cuts)])
 
@@ -190,7 +224,9 @@ def tables(draw: st.DrawFn) -> pa.Table:
 @pytest.mark.lengthy
 @given(tables())
 def test_digests_of_any_columns_are_those_of_the_plain_hash(table: pa.Table) -> None:
-    assert row_digests(table, table.column_names).to_pylist() == plain_digests(table, table.column_names)
+    assert row_digests(table, table.column_names).to_pylist() == plain_digests(
+        table, table.column_names
+    )
     some = table.column_names[::-1][: 1 + table.num_columns // 2]
     assert row_digests(table, some).to_pylist() == plain_digests(table, some)
 
@@ -208,7 +244,10 @@ def test_digests_of_many_rows_are_those_of_their_parts() -> None:
     table = many_rows()
     digests = row_digests(table, ["text", "number"])
     parts = [table.slice(start, 1000) for start in range(0, ROWS, 1000)]
-    assert pa.chunked_array([row_digests(part, ["text", "number"]).combine_chunks() for part in parts]) == digests
+    assert (
+        pa.chunked_array([row_digests(part, ["text", "number"]).combine_chunks() for part in parts])
+        == digests
+    )
     assert row_digests(pa.concat_tables(parts), ["text", "number"]) == digests
     assert row_digests(table.slice(0, 0), ["text", "number"]).to_pylist() == []
 
@@ -218,7 +257,12 @@ def test_digests_of_many_rows_are_those_of_their_parts() -> None:
 def test_digests_of_long_values_are_those_of_the_plain_hash(rows: int) -> None:
     draw = random.Random(rows)
     texts = [draw.randbytes(draw.choice([0, 31, 32, 33, 2_000, 2_047, 5_000])) for _ in range(rows)]
-    table = pa.table({"a": pa.array([*texts, None], pa.binary()), "b": pa.array([*reversed(texts), b"x"], pa.binary())})
+    table = pa.table(
+        {
+            "a": pa.array([*texts, None], pa.binary()),
+            "b": pa.array([*reversed(texts), b"x"], pa.binary()),
+        }
+    )
     assert row_digests(table, ["a", "b"]).to_pylist() == plain_digests(table, ["a", "b"])
 
 
@@ -242,9 +286,17 @@ def test_checksums_are_sums_of_digests_that_wrap_around() -> None:
 
 def test_a_type_that_no_schema_may_have_is_rejected() -> None:
     pairs = pa.array([[("k", 1)], None], pa.map_(pa.string(), pa.int32()))
-    for array in (pairs, pairs.slice(1), pa.array([[1], None], pa.list_(pa.int32())), pa.array([1], pa.uint8())):
+    for array in (
+        pairs,
+        pairs.slice(1),
+        pa.array([[1], None], pa.list_(pa.int32())),
+        pa.array([1], pa.uint8()),
+    ):
         with pytest.raises(SchemaMismatchError):
-            row_digests(pa.table({"m": array.drop_null() if array.null_count < len(array) else pairs}), ["m"])
+            row_digests(
+                pa.table({"m": array.drop_null() if array.null_count < len(array) else pairs}),
+                ["m"],
+            )
 
 
 # -- Spark
@@ -252,32 +304,57 @@ def test_a_type_that_no_schema_may_have_is_rejected() -> None:
 TEXTS = ["", "a", "é€😀", "k" * 31, "k" * 32, "ü" * 2500, None]
 SPARK_COLUMNS = {
     "s": pa.array(TEXTS),
-    "raw": pa.array([b"", b"\x00\xff", bytes(range(256)), b"\x80" * 39, b"x" * 63, b"y" * 4097, None]),
+    "raw": pa.array(
+        [b"", b"\x00\xff", bytes(range(256)), b"\x80" * 39, b"x" * 63, b"y" * 4097, None]
+    ),
     "t": pa.array([-128, 127, 0, -1, 1, None, 5], pa.int8()),
     "m": pa.array([-(2**15), 2**15 - 1, 0, -1, None, 1, 5], pa.int16()),
     "i": pa.array([-(2**31), 2**31 - 1, 0, None, -1, 1, 5], pa.int32()),
     "n": pa.array([-(2**63), 2**63 - 1, None, 0, -1, 1, 5], pa.int64()),
     "b": pa.array([True, False, None, True, False, None, True]),
-    "d": pa.array([date(1, 1, 1), date(1969, 12, 31), date(1970, 1, 1), date(9999, 12, 31), None, None, None]),
-    "at": pa.array(
-        [datetime(1, 1, 1), datetime(1969, 12, 31, 23, 59, 59, 999_999), datetime(1970, 1, 1),
-         datetime(9999, 12, 31, 23, 59, 59, 999_999), None, datetime(2013, 1, 1), None], pa.timestamp("us", "UTC"),
+    "d": pa.array(
+        [date(1, 1, 1), date(1969, 12, 31), date(1970, 1, 1), date(9999, 12, 31), None, None, None]
     ),
-    "local": pa.array([datetime(1960, 2, 29, 1, 2, 3, 4), None, *[datetime(2024, 3, 31, 2, 30)] * 5],
-                      pa.timestamp("us")),
+    "at": pa.array(
+        [
+            datetime(1, 1, 1),
+            datetime(1969, 12, 31, 23, 59, 59, 999_999),
+            datetime(1970, 1, 1),
+            datetime(9999, 12, 31, 23, 59, 59, 999_999),
+            None,
+            datetime(2013, 1, 1),
+            None,
+        ],
+        pa.timestamp("us", "UTC"),
+    ),
+    "local": pa.array(
+        [datetime(1960, 2, 29, 1, 2, 3, 4), None, *[datetime(2024, 3, 31, 2, 30)] * 5],
+        pa.timestamp("us"),
+    ),
     "f": pa.array([0.0, -0.0, math.nan, -math.nan, math.inf, 1.5, None], pa.float32()),
     "x": pa.array([-0.0, 0.0, -math.nan, math.nan, -math.inf, 5e-324, None], pa.float64()),
-    "small": pa.array([*map(Decimal, ("-9999999.99", "9999999.99", "0", "-0.01", "1.00", "0.01")), None],
-                      pa.decimal128(9, 2)),
-    "edge": pa.array([*(Decimal(n) for n in (1 - 10**18, 10**18 - 1, 0, -1, 127, 128)), None], pa.decimal128(18, 0)),
-    "large": pa.array([*(Decimal(n) for n in (1 - 10**38, 10**38 - 1, 0, -128, 127, -129)), None],
-                      pa.decimal128(38, 0)),
-    "wide": pa.array([*(Decimal(n).scaleb(-4) for n in (128, 255, 256, -256, -32768, 2**63)), None],
-                     pa.decimal128(30, 4)),
-    "__timestamp": pa.array([datetime(1969, 7, 20, tzinfo=UTC), *[None] * 6], pa.timestamp("us", "UTC")),
+    "small": pa.array(
+        [*map(Decimal, ("-9999999.99", "9999999.99", "0", "-0.01", "1.00", "0.01")), None],
+        pa.decimal128(9, 2),
+    ),
+    "edge": pa.array(
+        [*(Decimal(n) for n in (1 - 10**18, 10**18 - 1, 0, -1, 127, 128)), None],
+        pa.decimal128(18, 0),
+    ),
+    "large": pa.array(
+        [*(Decimal(n) for n in (1 - 10**38, 10**38 - 1, 0, -128, 127, -129)), None],
+        pa.decimal128(38, 0),
+    ),
+    "wide": pa.array(
+        [*(Decimal(n).scaleb(-4) for n in (128, 255, 256, -256, -32768, 2**63)), None],
+        pa.decimal128(30, 4),
+    ),
+    "__timestamp": pa.array(
+        [datetime(1969, 7, 20, tzinfo=UTC), *[None] * 6], pa.timestamp("us", "UTC")
+    ),
     "__tombstone": pa.array([False] * 6 + [True]),
     "__epoch": pa.array([None, 1, *[None] * 5], pa.int32()),
-}  # fmt: skip
+}
 
 
 @pytest.mark.spark
@@ -285,9 +362,22 @@ def test_digests_of_every_type_are_sparks(spark: SparkSession) -> None:
     table = pa.table(SPARK_COLUMNS)
     names = table.column_names
     marks = ("__timestamp", "__tombstone", "__epoch")
-    # Each column alone, all of them, in another order, and the record of a stream with and without its last mark.
-    wanted = [*([name] for name in names), names, names[::-1], ["n", "s", *marks], ["n", "s", *marks[:-1]]]
+    # Each column alone, all of them, in another order, and the record of a stream with and without
+    # its last mark.
+    wanted = [
+        *([name] for name in names),
+        names,
+        names[::-1],
+        ["n", "s", *marks],
+        ["n", "s", *marks[:-1]],
+    ]
     frame = spark.createDataFrame(table).coalesce(1)  # the rows stay in order
-    hashed = frame.select([row_hash(each).alias(f"h{place}") for place, each in enumerate(wanted)]).toArrow()
+    hashed = frame.select(
+        [row_hash(each).alias(f"h{place}") for place, each in enumerate(wanted)]
+    ).toArrow()
     for place, each in enumerate(wanted):
-        assert row_digests(table, each).to_pylist() == hashed.column(place).to_pylist() == plain_digests(table, each)
+        assert (
+            row_digests(table, each).to_pylist()
+            == hashed.column(place).to_pylist()
+            == plain_digests(table, each)
+        )

@@ -19,7 +19,11 @@ from dagster_adjunct.resources.bucketing.files import (
     unpack_footer,
 )
 from dagster_adjunct.resources.bucketing.hashing import assign_buckets
-from dagster_adjunct.resources.bucketing.writer import BucketFileWriter, WriteOptions, write_arrow_buckets
+from dagster_adjunct.resources.bucketing.writer import (
+    BucketFileWriter,
+    WriteOptions,
+    write_arrow_buckets,
+)
 from dagster_adjunct.resources.common import to_json_value
 from dagster_adjunct.resources.errors import (
     MalformedDocumentError,
@@ -38,7 +42,12 @@ KEYED = BucketLayout(SCHEMA, ("k",), 4, key=("k",))
 
 
 def table(rows: list[tuple[str | None, int]]) -> pa.Table:
-    return pa.table({"k": pa.array([k for k, _ in rows], pa.string()), "v": pa.array([v for _, v in rows], pa.int64())})
+    return pa.table(
+        {
+            "k": pa.array([k for k, _ in rows], pa.string()),
+            "v": pa.array([v for _, v in rows], pa.int64()),
+        }
+    )
 
 
 def read(store: ObjectStore, file: BucketFile, folder: str = FOLDER) -> pa.Table:
@@ -49,11 +58,16 @@ def test_rows_land_in_their_buckets_in_order_with_their_facts() -> None:
     store = InMemoryStore()
     rows = [(f"k{i % 13}", i) for i in range(100)]
     layout = BucketLayout(SCHEMA, ("k",), 4, hidden=(("__row", "bigint"),))
-    files = write_arrow_buckets(table(rows), store, FOLDER, layout, WriteOptions("d", number_rows=True))
+    files = write_arrow_buckets(
+        table(rows), store, FOLDER, layout, WriteOptions("d", number_rows=True)
+    )
     numbers = assign_buckets([pa.array([k for k, _ in rows])], 4).tolist()
     for file in files:
         mine = [
-            (k, v, at) for at, (k, v) in enumerate(r for r, n in zip(rows, numbers, strict=True) if n == file.bucket)
+            (k, v, at)
+            for at, (k, v) in enumerate(
+                r for r, n in zip(rows, numbers, strict=True) if n == file.bucket
+            )
         ]
         written = read(store, file)
         assert [tuple(row.values()) for row in written.to_pylist()] == mine
@@ -85,13 +99,22 @@ def test_the_last_row_of_a_key_wins_across_batch_borders(seed: int) -> None:
         return
     assert file is not None
     assert {row["k"]: row["v"] for row in read(store, file).to_pylist()} == alive
-    assert file.stats == {"superseded": len(rows) - len(winners), "deleted": len(winners) - len(alive)}
+    assert file.stats == {
+        "superseded": len(rows) - len(winners),
+        "deleted": len(winners) - len(alive),
+    }
     assert (file.min_key, file.max_key) == ([min(alive)], [max(alive)])
 
 
 def test_a_null_key_is_refused_with_its_column() -> None:
     with pytest.raises(NullKeyError) as caught:
-        write_arrow_buckets(table([("a", 1), (None, 2)]), InMemoryStore(), FOLDER, KEYED, WriteOptions("dataset 'd'"))
+        write_arrow_buckets(
+            table([("a", 1), (None, 2)]),
+            InMemoryStore(),
+            FOLDER,
+            KEYED,
+            WriteOptions("dataset 'd'"),
+        )
     assert caught.value.column == "k"
 
 
@@ -109,9 +132,15 @@ def test_a_row_of_another_bucket_is_refused(claimed: int) -> None:
     assert list(store.list("")) == []
 
 
-@pytest.mark.parametrize("batches", [[[("b", 1), ("a", 2)]], [[("a", 1), ("b", 2)], [("a", 3), ("c", 4)]]])
-def test_rows_that_are_not_in_the_order_of_the_key_are_refused(batches: list[list[tuple[str | None, int]]]) -> None:
-    """Look-ups would not find them, and a join that takes their order for granted would lose them."""
+@pytest.mark.parametrize(
+    "batches", [[[("b", 1), ("a", 2)]], [[("a", 1), ("b", 2)], [("a", 3), ("c", 4)]]]
+)
+def test_rows_that_are_not_in_the_order_of_the_key_are_refused(
+    batches: list[list[tuple[str | None, int]]],
+) -> None:
+    """Look-ups would not find them, and a join that takes their order for granted would lose
+    them.
+    """
     store = InMemoryStore()
     layout = BucketLayout(SCHEMA, (), 1, key=("k",))
     writer = BucketFileWriter(store, FOLDER, 0, layout, WriteOptions("d"))
@@ -127,9 +156,14 @@ def test_rows_that_are_not_in_the_order_of_the_key_are_refused(batches: list[lis
 def test_a_key_of_two_columns_is_in_order_by_the_first_then_the_second() -> None:
     layout = BucketLayout(Schema.of(k="string", v="bigint"), (), 1, key=("k", "v"))
     ascending = table([("a", 1), ("a", 2), ("a", 2), ("b", 1), ("c", -1)])
-    assert write_arrow_buckets(ascending, InMemoryStore(), FOLDER, layout, WriteOptions("d"))[0].rows == 5
+    assert (
+        write_arrow_buckets(ascending, InMemoryStore(), FOLDER, layout, WriteOptions("d"))[0].rows
+        == 5
+    )
     with pytest.raises(ManifestMismatchError, match="not ordered by k, v"):
-        write_arrow_buckets(table([("a", 2), ("a", 1)]), InMemoryStore(), FOLDER, layout, WriteOptions("d"))
+        write_arrow_buckets(
+            table([("a", 2), ("a", 1)]), InMemoryStore(), FOLDER, layout, WriteOptions("d")
+        )
 
 
 def test_a_retried_task_returns_the_facts_of_the_object_that_is_there() -> None:
@@ -157,7 +191,9 @@ def test_the_range_of_a_timestamp_column_stands_in_the_stats() -> None:
     schema = Schema.of(at="timestamp")
     data = pa.table({"at": pa.array([5, None, 3], pa.timestamp("us", tz="UTC"))})
     layout = BucketLayout(schema, (), 1)
-    (file,) = write_arrow_buckets(data, InMemoryStore(), FOLDER, layout, WriteOptions("d", range_of="at"))
+    (file,) = write_arrow_buckets(
+        data, InMemoryStore(), FOLDER, layout, WriteOptions("d", range_of="at")
+    )
     assert file.stats == {"range": [3, 5], "range_nulls": 1}
 
 
@@ -168,7 +204,9 @@ def test_a_layout_without_columns_to_hash_has_one_bucket() -> None:
 
 
 def test_facts_come_back_from_json_or_are_named() -> None:
-    (file,) = write_arrow_buckets(table([("a", 1)]), InMemoryStore(), FOLDER, KEYED, WriteOptions("d"))
+    (file,) = write_arrow_buckets(
+        table([("a", 1)]), InMemoryStore(), FOLDER, KEYED, WriteOptions("d")
+    )
     generation = Generation(3, FOLDER, (file,))
     assert Generation.from_json(generation.to_json()) == generation
     with pytest.raises(MalformedDocumentError) as caught:
@@ -193,21 +231,32 @@ def test_files_with_a_key_bring_their_footer_and_the_first_key_of_each_row_group
     monkeypatch.setattr(writer, "ROWS_PER_GROUP", 10)
     store = InMemoryStore()
     rows = table([(f"k{n:03d}", n) for n in range(35)])
-    (file,) = write_arrow_buckets(rows, store, FOLDER, BucketLayout(SCHEMA, (), 1, key=("k",)), WriteOptions("d"))
+    (file,) = write_arrow_buckets(
+        rows, store, FOLDER, BucketLayout(SCHEMA, (), 1, key=("k",)), WriteOptions("d")
+    )
     assert file.footer is not None
     tail = unpack_footer(file.footer)
     assert store.get(f"{FOLDER}/{file.name}").data.endswith(tail)
     metadata = pq.read_metadata(pa.BufferReader(tail))
     assert metadata.num_row_groups == 4
-    assert json.loads(metadata.metadata[writer.GROUP_KEYS]) == [["k000"], ["k010"], ["k020"], ["k030"]]
+    assert json.loads(metadata.metadata[writer.GROUP_KEYS]) == [
+        ["k000"],
+        ["k010"],
+        ["k020"],
+        ["k030"],
+    ]
 
 
 def test_footers_stand_in_json_only_where_they_are_kept() -> None:
     layout = BucketLayout(SCHEMA, ("k",), 4)
-    (file, *_) = write_arrow_buckets(table([("a", 1)]), InMemoryStore(), FOLDER, layout, WriteOptions("d"))
+    (file, *_) = write_arrow_buckets(
+        table([("a", 1)]), InMemoryStore(), FOLDER, layout, WriteOptions("d")
+    )
     assert file.footer is None, "streams have no key, and no lookups by key"
     assert "footer" not in file.to_json()
-    (keyed, *_) = write_arrow_buckets(table([("a", 1)]), InMemoryStore(), FOLDER, KEYED, WriteOptions("d"))
+    (keyed, *_) = write_arrow_buckets(
+        table([("a", 1)]), InMemoryStore(), FOLDER, KEYED, WriteOptions("d")
+    )
     generation = Generation(1, FOLDER, (keyed,))
     assert Generation.from_json(json.loads(json.dumps(generation.to_json()))) == generation
     assert generation.footer_size == len(keyed.footer or "") > 0
@@ -221,7 +270,9 @@ def test_a_repeated_upload_returns_the_footer_of_the_object_that_is_there() -> N
     store = InMemoryStore()
     layout = BucketLayout(SCHEMA, (), 1, key=("k",))
     first, again = (
-        write_arrow_buckets(table([("a", 1), ("b", 2)][:count]), store, FOLDER, layout, WriteOptions("d"))[0]
+        write_arrow_buckets(
+            table([("a", 1), ("b", 2)][:count]), store, FOLDER, layout, WriteOptions("d")
+        )[0]
         for count in (2, 1)
     )
     assert again == first

@@ -1,4 +1,6 @@
-"""What a field of a text file may hold: the table in docs/sources.md, against a model of it in plain Python."""
+"""What a field of a text file may hold: the table in docs/sources.md, against a model of it in
+plain Python.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,12 @@ from tests.rounds import rounds
 
 DIGITS = frozenset("0123456789")
 BOUNDS = {"tinyint": 7, "smallint": 15, "int": 31, "bigint": 63}
-DECIMALS = {"decimal(5,2)": (5, 2), "decimal(38,18)": (38, 18), "decimal(38,38)": (38, 38), "decimal(3,0)": (3, 0)}
+DECIMALS = {
+    "decimal(5,2)": (5, 2),
+    "decimal(38,18)": (38, 18),
+    "decimal(38,38)": (38, 38),
+    "decimal(3,0)": (3, 0),
+}
 KINDS = (*BOUNDS, "float", "double", *DECIMALS, "boolean", "date", "timestamp", "string", "binary")
 
 
@@ -123,10 +130,14 @@ def moment(text: str) -> dt.datetime:
     zone = rest[at:]
     offset = dt.timedelta()
     if zone != "Z":
-        ends = digits(zone[1:].replace(":", "", 1) if zone[3:4] == ":" and len(zone) == 6 else zone[1:])
+        ends = digits(
+            zone[1:].replace(":", "", 1) if zone[3:4] == ":" and len(zone) == 6 else zone[1:]
+        )
         if len(ends) not in (2, 4) or int(ends[:2]) > 23 or int(ends[2:] or 0) > 59:
             raise Rejected
-        offset = dt.timedelta(hours=int(ends[:2]), minutes=int(ends[2:] or 0)) * (-1 if zone[0] == "-" else 1)
+        offset = dt.timedelta(hours=int(ends[:2]), minutes=int(ends[2:] or 0)) * (
+            -1 if zone[0] == "-" else 1
+        )
     try:
         local = dt.datetime.combine(day(date), dt.time(*clock(rest[:at])), dt.UTC)
         return local - offset
@@ -143,7 +154,11 @@ def model(text: str, kind: str) -> Any:
     if kind in ("float", "double"):
         return near_float(text, kind)
     if kind == "boolean":
-        if text.lower() not in ("true", "false") or text not in (text.lower(), text.upper(), text.title()):
+        if text.lower() not in ("true", "false") or text not in (
+            text.lower(),
+            text.upper(),
+            text.title(),
+        ):
             raise Rejected
         return text.lower() == "true"
     return day(text) if kind == "date" else moment(text)
@@ -165,9 +180,18 @@ def json_model(text: str, kind: str) -> Any:
         raise Rejected
 
     try:
-        value = json.loads(text, parse_float=lambda t: [t], parse_int=lambda t: [t], parse_constant=constant,
-                           object_pairs_hook=pairs)  # fmt: skip
-        written = value[0] if isinstance(value, list) and len(value) == 1 and isinstance(value[0], str) else None
+        value = json.loads(
+            text,
+            parse_float=lambda t: [t],
+            parse_int=lambda t: [t],
+            parse_constant=constant,
+            object_pairs_hook=pairs,
+        )
+        written = (
+            value[0]
+            if isinstance(value, list) and len(value) == 1 and isinstance(value[0], str)
+            else None
+        )
     except ValueError as error:
         raise Rejected from error
     if text.strip().startswith("["):
@@ -198,28 +222,180 @@ def json_model(text: str, kind: str) -> Any:
 
 
 SAMPLES = {
-    "whole": ["0x1F", "0xFFFF", "0b1", "+5", " 5 ", "\t5", "007", "-0", "1_000", "٣", "5", "1.0", "1e2", "-", "", " ",
-              "127", "128", "-128", "-129", "32768", "2147483648", "-9223372036854775808", "9223372036854775808",
-              "0" * 40 + "7", "9" * 40, "--1", "1-", "5\u00a0", "\u00b2", "1,", "NaN"],
-    "real": ["nan", "NaN", "-NAN", "inf", "Inf", "-INF", "Infinity", "infinit", "nan(1)", "+1", "1.", ".5", ".", "+.",
-             "1e400", "1e-400", "1d", "0x1p3", "1_0", "1E5", "1e+5", "1e", "1.5.2", "3.5e38", "1e39", "1e999999"],
-    "decimal": ["1.505", "1.500", "1234.5", "999.99", "-1000", "1e2", "1E-1", "1e5", "1e99", "1e100", "0e99", "0e100",
-                "9" * 38, "9" * 20, "1" + "0" * 37, "0" * 60 + "1.5", "1.5" + "0" * 60, "0.99" + "9" * 36, "1.7e38"],
+    "whole": [
+        "0x1F",
+        "0xFFFF",
+        "0b1",
+        "+5",
+        " 5 ",
+        "\t5",
+        "007",
+        "-0",
+        "1_000",
+        "٣",
+        "5",
+        "1.0",
+        "1e2",
+        "-",
+        "",
+        " ",
+        "127",
+        "128",
+        "-128",
+        "-129",
+        "32768",
+        "2147483648",
+        "-9223372036854775808",
+        "9223372036854775808",
+        "0" * 40 + "7",
+        "9" * 40,
+        "--1",
+        "1-",
+        "5\u00a0",
+        "\u00b2",
+        "1,",
+        "NaN",
+    ],
+    "real": [
+        "nan",
+        "NaN",
+        "-NAN",
+        "inf",
+        "Inf",
+        "-INF",
+        "Infinity",
+        "infinit",
+        "nan(1)",
+        "+1",
+        "1.",
+        ".5",
+        ".",
+        "+.",
+        "1e400",
+        "1e-400",
+        "1d",
+        "0x1p3",
+        "1_0",
+        "1E5",
+        "1e+5",
+        "1e",
+        "1.5.2",
+        "3.5e38",
+        "1e39",
+        "1e999999",
+    ],
+    "decimal": [
+        "1.505",
+        "1.500",
+        "1234.5",
+        "999.99",
+        "-1000",
+        "1e2",
+        "1E-1",
+        "1e5",
+        "1e99",
+        "1e100",
+        "0e99",
+        "0e100",
+        "9" * 38,
+        "9" * 20,
+        "1" + "0" * 37,
+        "0" * 60 + "1.5",
+        "1.5" + "0" * 60,
+        "0.99" + "9" * 36,
+        "1.7e38",
+    ],
     "boolean": ["true", "True", "TRUE", "tRUE", "false", "1", "0", "t", "yes", " true ", "truе"],
-    "time": ["2026-01-31", " 2026-01-31 ", "2026-1-3", "20260131", "2026-02-30", "0000-01-01", "+2026-01-01",
-             "12026-01-01", "2026-01-31T00:00:00", "2026-01-31T10:00:00Z", "2026-01-31 10:00Z", "2026-01-31T10Z",
-             "2026-01-31Z", "2026-01-31T10:00:00+01:00", "2026-01-31T10:00:00+0100", "2026-01-31T10:00:00+01",
-             "2026-01-31T10:00:00.123456Z", "2026-01-31T10:00:00.1234567Z", "2026-01-31T10:00:00.Z",
-             "2026-01-31T10:00:00,5Z", "2026-01-31T10:00:00 Z", "2026-01-31T24:00:00Z", "2026-01-31T23:59:60Z",
-             "2026-01-31t10:00:00z", "20260131T100000Z", "2026-01-31T1000Z", "2026-01-31T10:00:00+24:00",
-             "2026-01-31T10:00:00+01:70", "2026-01-31T10:00:00-23:59", "2026-01-31T10:00:00+1", "2026-W05-6",
-             "9999-12-31T23:59:59.999999+00:01", "9999-12-31T23:59:59-00:01", "0001-01-01T00:00:00+00:01",
-             "2026-01-31T10:00:00+01:00:00", "2026-01-31T10:00:00[UTC]", "now", "today"],
-    "text": ["a", " a ", "é", "YQ==", "YQ=", "YQ", "Y!==", "YWI=", "YWJj", "YQ==YQ==", "=", "NULL", "null"],
-}  # fmt: skip
-JSON_ONLY = ["NaN", "Infinity", "-Infinity", "-NaN", "Inf", "1.", ".5", "01", "-", "[1]", "[]", "{}", '{"a": 1}', "1 2",
-             "true", "false", "null", "TRUE", "'a'", '"\\u0041"', '"\\ud83d"', '"\\x"', "1e400", "-0", "1.0", "1E2",
-             "0.1", "123456789", "9007199254740993", "12.345", "nulll", "1 /* */"]  # fmt: skip
+    "time": [
+        "2026-01-31",
+        " 2026-01-31 ",
+        "2026-1-3",
+        "20260131",
+        "2026-02-30",
+        "0000-01-01",
+        "+2026-01-01",
+        "12026-01-01",
+        "2026-01-31T00:00:00",
+        "2026-01-31T10:00:00Z",
+        "2026-01-31 10:00Z",
+        "2026-01-31T10Z",
+        "2026-01-31Z",
+        "2026-01-31T10:00:00+01:00",
+        "2026-01-31T10:00:00+0100",
+        "2026-01-31T10:00:00+01",
+        "2026-01-31T10:00:00.123456Z",
+        "2026-01-31T10:00:00.1234567Z",
+        "2026-01-31T10:00:00.Z",
+        "2026-01-31T10:00:00,5Z",
+        "2026-01-31T10:00:00 Z",
+        "2026-01-31T24:00:00Z",
+        "2026-01-31T23:59:60Z",
+        "2026-01-31t10:00:00z",
+        "20260131T100000Z",
+        "2026-01-31T1000Z",
+        "2026-01-31T10:00:00+24:00",
+        "2026-01-31T10:00:00+01:70",
+        "2026-01-31T10:00:00-23:59",
+        "2026-01-31T10:00:00+1",
+        "2026-W05-6",
+        "9999-12-31T23:59:59.999999+00:01",
+        "9999-12-31T23:59:59-00:01",
+        "0001-01-01T00:00:00+00:01",
+        "2026-01-31T10:00:00+01:00:00",
+        "2026-01-31T10:00:00[UTC]",
+        "now",
+        "today",
+    ],
+    "text": [
+        "a",
+        " a ",
+        "é",
+        "YQ==",
+        "YQ=",
+        "YQ",
+        "Y!==",
+        "YWI=",
+        "YWJj",
+        "YQ==YQ==",
+        "=",
+        "NULL",
+        "null",
+    ],
+}
+JSON_ONLY = [
+    "NaN",
+    "Infinity",
+    "-Infinity",
+    "-NaN",
+    "Inf",
+    "1.",
+    ".5",
+    "01",
+    "-",
+    "[1]",
+    "[]",
+    "{}",
+    '{"a": 1}',
+    "1 2",
+    "true",
+    "false",
+    "null",
+    "TRUE",
+    "'a'",
+    '"\\u0041"',
+    '"\\ud83d"',
+    '"\\x"',
+    "1e400",
+    "-0",
+    "1.0",
+    "1E2",
+    "0.1",
+    "123456789",
+    "9007199254740993",
+    "12.345",
+    "nulll",
+    "1 /* */",
+]
 LETTERS = "0123456789" * 3 + "+-.eExX_ \t:TZtrufalsinNaI٣"
 
 
@@ -264,7 +440,10 @@ def test_a_csv_field_means_what_the_page_says_or_is_rejected(tmp_path: Path, kin
     for text in drawn_texts(random.Random(f"csv {kind}"), rounds(100, 5_000)):
         field = text if text and not set(text) & set(',"\r\n') else f'"{text}"'
         content = f"id,value\n1,{field}\n"
-        result = outcome(lambda content=content: in_utc(read(tmp_path, "csv", content, kind)[0]), SchemaMismatchError)
+        result = outcome(
+            lambda content=content: in_utc(read(tmp_path, "csv", content, kind)[0]),
+            SchemaMismatchError,
+        )
         assert result == outcome(lambda text=text: csv_model(text, kind), Rejected), repr(text)
         found["rejected" if result == "rejected" else "value"] += 1
     assert found["value"] > 2
@@ -278,7 +457,10 @@ def test_a_json_member_means_what_the_page_says_or_is_rejected(tmp_path: Path, k
     texts = drawn_texts(random.Random(f"json {kind}"), rounds(60, 3_000))
     for text in (*JSON_ONLY, *texts, *map(json.dumps, texts)):
         content = f'{{"id": 1}}\n{{"id": 2, "value": {text}}}\n'
-        result = outcome(lambda content=content: in_utc(read(tmp_path, "jsonl", content, kind)[1]), SchemaMismatchError)
+        result = outcome(
+            lambda content=content: in_utc(read(tmp_path, "jsonl", content, kind)[1]),
+            SchemaMismatchError,
+        )
         expected = outcome(lambda text=text: json_model(text, kind), Rejected)
         if "\\ud83d" in text:  # half of a surrogate pair is no text
             expected = "rejected"
@@ -299,24 +481,46 @@ def test_many_values_are_read_like_each_of_them_alone(tmp_path: Path, kind: str)
             texts.append(text)
     expected = [repr(in_utc(csv_model(text, kind))) for text in texts]
     content = "".join(f"{number},{text}\n" for number, text in enumerate(texts))
-    assert [repr(in_utc(value)) for value in read(tmp_path, "csv", "id,value\n" + content, kind)] == expected
+    assert [
+        repr(in_utc(value)) for value in read(tmp_path, "csv", "id,value\n" + content, kind)
+    ] == expected
 
 
 def test_the_first_field_that_is_no_value_is_named_by_line_and_column(tmp_path: Path) -> None:
-    for field, kind in (("0x1F", "int"), ("1.505", "decimal(5,2)"), ("2026-01-31T10:00:00", "timestamp")):
+    for field, kind in (
+        ("0x1F", "int"),
+        ("1.505", "decimal(5,2)"),
+        ("2026-01-31T10:00:00", "timestamp"),
+    ):
         good = {"int": "1", "decimal(5,2)": "1", "timestamp": "2026-01-31T10:00:00Z"}[kind]
         for format, content in (
             ("csv", f"id,value\n1,{good}\n2,{field}\n3,{field}\n"),
-            ("jsonl", f'{{"id": 1}}\n{{"id": 2, "value": {json.dumps(field)}}}\n{{"id": 3, "value": "x"}}\n'),
+            (
+                "jsonl",
+                (
+                    f'{{"id": 1}}\n{{"id": 2, "value": {json.dumps(field)}}}\n{{"id": 3, "value":'
+                    ' "x"}\n'
+                ),
+            ),
         ):
             with pytest.raises(SchemaMismatchError) as caught:
                 read(tmp_path, format, content, kind)  # type: ignore[arg-type]
-            assert (caught.value.column, caught.value.line) == ("value", 3 if format == "csv" else 2)
+            assert (caught.value.column, caught.value.line) == (
+                "value",
+                3 if format == "csv" else 2,
+            )
 
 
 def test_two_objects_in_a_line_are_rejected_and_empty_lines_are_none(tmp_path: Path) -> None:
-    assert read(tmp_path, "jsonl", '\n{"id": 1, "value": 1}\n \t\r\n{"id": 2, "value": 2}\n\n', "int") == [1, 2]
-    for line in ('{"id": 1} {"id": 2}', '{"id": 1}{"id": 2}', '{"id": 1},{"id": 2}', '{"id": 1}\x0b'):
+    assert read(
+        tmp_path, "jsonl", '\n{"id": 1, "value": 1}\n \t\r\n{"id": 2, "value": 2}\n\n', "int"
+    ) == [1, 2]
+    for line in (
+        '{"id": 1} {"id": 2}',
+        '{"id": 1}{"id": 2}',
+        '{"id": 1},{"id": 2}',
+        '{"id": 1}\x0b',
+    ):
         with pytest.raises(SchemaMismatchError) as caught:
             read(tmp_path, "jsonl", f'{{"id": 0}}\n{line}\n', "int")
         assert caught.value.line == 2

@@ -1,4 +1,6 @@
-"""The same promises for files in a local folder and below an S3 prefix: names, listings, reads of what was listed."""
+"""The same promises for files in a local folder and below an S3 prefix: names, listings, reads
+of what was listed.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +20,15 @@ if TYPE_CHECKING:
 
 Put = Callable[[str, bytes], None]
 NAMES = [
-    "a.csv", "v1/part 1.csv", "v1/größe & co.csv", "v1/100%+#?=&.csv", "v1/deep/er/*[x]{y}.csv", "v10/a.csv",
-    "v2/'quoted' \"twice\".csv", "日本/テスト.csv",
-]  # fmt: skip
+    "a.csv",
+    "v1/part 1.csv",
+    "v1/größe & co.csv",
+    "v1/100%+#?=&.csv",
+    "v1/deep/er/*[x]{y}.csv",
+    "v10/a.csv",
+    "v2/'quoted' \"twice\".csv",
+    "日本/テスト.csv",
+]
 
 
 @pytest.fixture(params=["local", "s3"])
@@ -39,7 +47,9 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, Put, Cal
     bucket, client = server.bucket(), server.client()
     return (
         f"s3://{bucket}/our files",
-        lambda name, data: client.put_object(Bucket=bucket, Key=f"our files/{name}", Body=data) and None,
+        lambda name, data: (
+            client.put_object(Bucket=bucket, Key=f"our files/{name}", Body=data) and None
+        ),
         lambda name: client.delete_object(Bucket=bucket, Key=f"our files/{name}") and None,
     )
 
@@ -54,7 +64,9 @@ def content(tree: FileTree) -> dict[str, bytes]:
     return {file.path: tree.read(file) for file in tree.list()}
 
 
-def test_files_of_any_name_are_listed_and_read(place: tuple[str, Put, Callable[[str], None]]) -> None:
+def test_files_of_any_name_are_listed_and_read(
+    place: tuple[str, Put, Callable[[str], None]],
+) -> None:
     url, put, _ = place
     for name in NAMES:
         put(name, name.encode() * 2)
@@ -69,11 +81,15 @@ def test_files_of_any_name_are_listed_and_read(place: tuple[str, Put, Callable[[
             assert path.read_bytes() == file.path.encode() * 2
 
 
-def test_a_folder_is_listed_without_its_neighbours(place: tuple[str, Put, Callable[[str], None]]) -> None:
+def test_a_folder_is_listed_without_its_neighbours(
+    place: tuple[str, Put, Callable[[str], None]],
+) -> None:
     url, put, _ = place
     for name in NAMES:
         put(name, b"")
-    assert [file.path for file in open_tree(url).list("v1/")] == sorted(n for n in NAMES if n.startswith("v1/"))
+    assert [file.path for file in open_tree(url).list("v1/")] == sorted(
+        n for n in NAMES if n.startswith("v1/")
+    )
     assert open_tree(url).list("v3/") == []
 
 
@@ -81,7 +97,9 @@ def test_nothing_there_is_an_empty_list(place: tuple[str, Put, Callable[[str], N
     assert open_tree(place[0]).list() == []
 
 
-def test_a_file_that_is_not_what_was_listed_is_never_read(place: tuple[str, Put, Callable[[str], None]]) -> None:
+def test_a_file_that_is_not_what_was_listed_is_never_read(
+    place: tuple[str, Put, Callable[[str], None]],
+) -> None:
     url, put, delete = place
     put("v1/a b.csv", b"first")
     tree = open_tree(url)
@@ -115,12 +133,21 @@ def test_equal_contents_have_equal_tags_whenever_they_were_written(
 def test_long_listings_are_read_to_their_end(s3_server: S3Server) -> None:
     bucket, client = s3_server.bucket(), s3_server.client()
     with ThreadPoolExecutor(8) as pool:
-        list(pool.map(lambda number: client.put_object(Bucket=bucket, Key=f"f{number:04d}", Body=b""), range(1005)))
+        list(
+            pool.map(
+                lambda number: client.put_object(Bucket=bucket, Key=f"f{number:04d}", Body=b""),
+                range(1005),
+            )
+        )
     client.put_object(Bucket=bucket, Key="folder/", Body=b"")
-    assert [file.path for file in open_tree(f"s3a://{bucket}").list()] == [f"f{n:04d}" for n in range(1005)]
+    assert [file.path for file in open_tree(f"s3a://{bucket}").list()] == [
+        f"f{n:04d}" for n in range(1005)
+    ]
 
 
-@pytest.mark.parametrize("url", ["s3://", "gs://bucket/x", "file://host/x", "s3//b/x", "C:\\x", "s3:/b", "x\\y"])
+@pytest.mark.parametrize(
+    "url", ["s3://", "gs://bucket/x", "file://host/x", "s3//b/x", "C:\\x", "s3:/b", "x\\y"]
+)
 def test_places_that_can_not_be_files_are_refused(url: str) -> None:
     with pytest.raises(ConfigurationError) as refused:
         open_tree(url)

@@ -35,9 +35,16 @@ from tests.rounds import rounds
 
 PLANES = Schema.of(tailnum="string", seats="int")
 EVERYTHING = Schema.of(
-    id="bigint", name="string", small="tinyint", ok="boolean", ratio="double", price="decimal(10,2)",
-    day="date", at="timestamp", raw="binary",
-)  # fmt: skip
+    id="bigint",
+    name="string",
+    small="tinyint",
+    ok="boolean",
+    ratio="double",
+    price="decimal(10,2)",
+    day="date",
+    at="timestamp",
+    raw="binary",
+)
 NOON = dt.datetime(2026, 1, 31, 12, 0, 0, 123456, tzinfo=dt.UTC)
 
 
@@ -46,7 +53,9 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def rows(folder: Path, name: str, format: FileFormat, schema: Schema = PLANES) -> list[dict[str, Any]]:
+def rows(
+    folder: Path, name: str, format: FileFormat, schema: Schema = PLANES
+) -> list[dict[str, Any]]:
     tree = open_tree(str(folder))
     file = next(file for file in tree.list() if file.path == name)
     records: list[dict[str, Any]] = []
@@ -57,7 +66,9 @@ def rows(folder: Path, name: str, format: FileFormat, schema: Schema = PLANES) -
     return records
 
 
-def refused(folder: Path, name: str, format: FileFormat, *parts: str, schema: Schema = PLANES) -> SchemaMismatchError:
+def refused(
+    folder: Path, name: str, format: FileFormat, *parts: str, schema: Schema = PLANES
+) -> SchemaMismatchError:
     with pytest.raises(SchemaMismatchError) as caught:
         rows(folder, name, format, schema)
     for part in ("dataset 'planes'", name, *parts):
@@ -70,21 +81,33 @@ def refused(folder: Path, name: str, format: FileFormat, *parts: str, schema: Sc
 
 def test_a_csv_file_is_typed_by_the_schema_whatever_the_order_of_its_columns(folder: Path) -> None:
     (folder / "a.csv").write_text(
-        "name,id,small,ok,ratio,price,day,at,raw\n"
-        '"Boeing, ""737""\nMAX",1,-128,true,0.1,12.3,2026-01-31,2026-01-31T13:00:00.123456+01:00,xyz\n'
-        '"",2,,False,1,5,,2026-01-31 12:00:00Z,\n'
-        ",3,,,,,,,\n"
+        'name,id,small,ok,ratio,price,day,at,raw\n"Boeing,'
+        ' ""737""\nMAX",1,-128,true,0.1,12.3,2026-01-31,2026-01-31T13:00:00.123456+01:00,xyz\n"",2,,False,1,5,,2026-01-31'
+        " 12:00:00Z,\n,3,,,,,,,\n"
     )
     first, second, third = rows(folder, "a.csv", "csv", EVERYTHING)
     assert first == {
-        "id": 1, "name": 'Boeing, "737"\nMAX', "small": -128, "ok": True, "ratio": 0.1, "price": Decimal("12.30"),
-        "day": dt.date(2026, 1, 31), "at": NOON, "raw": b"xyz",
-    }  # fmt: skip
-    assert (second["name"], second["small"], second["at"]) == ("", None, NOON.replace(microsecond=0))
+        "id": 1,
+        "name": 'Boeing, "737"\nMAX',
+        "small": -128,
+        "ok": True,
+        "ratio": 0.1,
+        "price": Decimal("12.30"),
+        "day": dt.date(2026, 1, 31),
+        "at": NOON,
+        "raw": b"xyz",
+    }
+    assert (second["name"], second["small"], second["at"]) == (
+        "",
+        None,
+        NOON.replace(microsecond=0),
+    )
     assert [value for value in third.values() if value is not None] == [3]
 
 
-def test_the_byte_order_mark_and_carriage_returns_of_a_csv_file_are_no_content(folder: Path) -> None:
+def test_the_byte_order_mark_and_carriage_returns_of_a_csv_file_are_no_content(
+    folder: Path,
+) -> None:
     (folder / "a.csv").write_bytes("\ufefftailnum,seats\r\nN1,2\r\n".encode())
     assert rows(folder, "a.csv", "csv") == [{"tailnum": "N1", "seats": 2}]
 
@@ -152,12 +175,17 @@ def test_an_infinity_that_a_csv_file_writes_as_a_word_is_read(folder: Path) -> N
 @pytest.mark.parametrize("ending", ["\r", "\n", "\r\n"])
 def test_the_lines_of_a_csv_file_may_end_in_any_way(folder: Path, ending: str) -> None:
     (folder / "a.csv").write_text(ending.join(["tailnum,seats", "N1,2", "N2,3", ""]), newline="")
-    assert rows(folder, "a.csv", "csv") == [{"tailnum": "N1", "seats": 2}, {"tailnum": "N2", "seats": 3}]
+    assert rows(folder, "a.csv", "csv") == [
+        {"tailnum": "N1", "seats": 2},
+        {"tailnum": "N2", "seats": 3},
+    ]
 
 
 @pytest.mark.parametrize("last", ["N2", '"N2"', '""', "", 'N"2', '"N""2"', '"N\n2"'])
 @pytest.mark.parametrize("ending", ["", "\n", "\r\n", "\n\n"])
-def test_the_last_value_of_a_csv_file_may_end_it_in_any_way(folder: Path, last: str, ending: str) -> None:
+def test_the_last_value_of_a_csv_file_may_end_it_in_any_way(
+    folder: Path, last: str, ending: str
+) -> None:
     (folder / "a.csv").write_text(f"seats,tailnum\n1,N1\n2,{last}{ending}", newline="")
     assert len(rows(folder, "a.csv", "csv")) == 2
 
@@ -183,14 +211,25 @@ def test_quotes_are_misplaced_where_a_strict_reader_of_csv_finds_them_so() -> No
         except csv.Error as error:
             expected = "within a quoted" if "unexpected end" in str(error) else "after its closing"
         refusal = reader.quote_error("a.csv")
-        assert (expected in refusal.problem) if refusal and expected else (not refusal and not expected), text
+        assert (
+            (expected in refusal.problem)
+            if refusal and expected
+            else (not refusal and not expected)
+        ), text
         found[expected] += 1
     assert min(found.values()) > 20
 
 
 def test_an_open_value_of_bytes_is_no_value_and_the_header_alone_is_a_file(folder: Path) -> None:
     (folder / "a.csv").write_text('id,raw\n1,"a\n2,b\n')
-    refused(folder, "a.csv", "csv", "line 2", "ends within a quoted value", schema=Schema.of(id="int", raw="binary"))
+    refused(
+        folder,
+        "a.csv",
+        "csv",
+        "line 2",
+        "ends within a quoted value",
+        schema=Schema.of(id="int", raw="binary"),
+    )
     (folder / "b.csv").write_text("tailnum,seats")
     assert rows(folder, "b.csv", "csv") == []
 
@@ -211,7 +250,9 @@ def test_a_csv_value_that_is_not_utf_8_or_has_no_zone_is_refused(folder: Path) -
         ("timestamp", "0001-01-01T00:00:00+01:00"),
     ],
 )
-def test_a_date_that_python_lacks_is_refused_at_the_very_end_of_a_csv_file(folder: Path, kind: str, value: str) -> None:
+def test_a_date_that_python_lacks_is_refused_at_the_very_end_of_a_csv_file(
+    folder: Path, kind: str, value: str
+) -> None:
     (folder / "a.csv").write_text(f"id,when\n1,\n2,{value}\n")
     error = refused(folder, "a.csv", "csv", "line 3", schema=Schema.of(id="int", when=kind))
     assert (error.column, error.line) == ("when", 3)
@@ -231,15 +272,19 @@ def test_compressed_texts_are_read_by_their_ending_and_refused_when_cut(folder: 
 
 def test_a_json_lines_file_is_typed_by_the_schema_and_absent_fields_are_null(folder: Path) -> None:
     (folder / "a.jsonl").write_text(
-        '{"name": "caf\\u00e9", "id": 1, "small": 7, "ok": false, "ratio": 1, "price": "12.3", "day": "2026-01-31",'
-        ' "at": "2026-01-31T12:00:00.123456Z", "raw": "eHl6"}\n\n{"id": 2, "price": 4.25, "name": null}'
+        '{"name": "caf\\u00e9", "id": 1, "small": 7, "ok": false, "ratio": 1, "price": "12.3",'
+        ' "day": "2026-01-31", "at": "2026-01-31T12:00:00.123456Z", "raw": "eHl6"}\n\n{"id": 2,'
+        ' "price": 4.25, "name": null}'
     )
     first, second = rows(folder, "a.jsonl", "jsonl", EVERYTHING)
     assert first == {
         "id": 1, "name": "café", "small": 7, "ok": False, "ratio": 1.0, "price": Decimal("12.30"),
         "day": dt.date(2026, 1, 31), "at": NOON, "raw": b"xyz",
     }  # fmt: skip
-    assert {name: value for name, value in second.items() if value is not None} == {"id": 2, "price": Decimal("4.25")}
+    assert {name: value for name, value in second.items() if value is not None} == {
+        "id": 2,
+        "price": Decimal("4.25"),
+    }
 
 
 @pytest.mark.parametrize(
@@ -269,9 +314,12 @@ def test_a_json_line_that_is_not_as_declared_is_refused_with_file_line_and_colum
 
 
 @pytest.mark.parametrize(
-    ("kind", "value"), [("date", "31.1.2026"), ("timestamp", "2026-01-31T12:00:00"), ("binary", "no base64!")]
+    ("kind", "value"),
+    [("date", "31.1.2026"), ("timestamp", "2026-01-31T12:00:00"), ("binary", "no base64!")],
 )
-def test_texts_of_dates_times_and_bytes_in_json_are_checked(folder: Path, kind: str, value: str) -> None:
+def test_texts_of_dates_times_and_bytes_in_json_are_checked(
+    folder: Path, kind: str, value: str
+) -> None:
     (folder / "a.jsonl").write_text(f'{{"x": "{value}"}}\n')
     refused(folder, "a.jsonl", "jsonl", "'x'", f"declared {kind}", schema=Schema.of(x=kind))
 
@@ -280,7 +328,9 @@ def test_json_lines_longer_than_a_block_and_files_without_lines_are_read(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("dagster_adjunct.resources.files.formats._JSON_BLOCK", 50)
-    lines = [f'{{"tailnum": "{"N" * length}", "seats": {length}}}\n' for length in (1, 200, 3, 120, 0)]
+    lines = [
+        f'{{"tailnum": "{"N" * length}", "seats": {length}}}\n' for length in (1, 200, 3, 120, 0)
+    ]
     (folder / "a.jsonl").write_text("".join(lines))
     assert [row["seats"] for row in rows(folder, "a.jsonl", "jsonl")] == [1, 200, 3, 120, 0]
     (folder / "bad.jsonl").write_text("".join(lines) + "{}\n7\n")
@@ -292,7 +342,9 @@ def test_json_lines_longer_than_a_block_and_files_without_lines_are_read(
 # -- Parquet
 
 
-def test_parquet_keeps_values_whatever_its_encoding_and_the_order_of_its_columns(folder: Path) -> None:
+def test_parquet_keeps_values_whatever_its_encoding_and_the_order_of_its_columns(
+    folder: Path,
+) -> None:
     table = pa.table(
         {
             "at": pa.array([NOON, None], pa.timestamp("ns", "Europe/Berlin")),
@@ -317,9 +369,18 @@ def test_timestamps_that_older_sparks_wrote_as_int96_are_utc(folder: Path) -> No
     ("columns", "parts"),
     [
         ({"tailnum": ["N1"]}, ["column 'seats' is missing"]),
-        ({"tailnum": ["N1"], "seats": pa.array([1], pa.int64())}, ["column 'seats' is bigint, declared int"]),
-        ({"tailnum": [7], "seats": pa.array([1], pa.int32())}, ["column 'tailnum' is bigint, declared string"]),
-        ({"tailnum": ["N1"], "seats": pa.array([1], pa.int32()), "x": [1]}, ["column 'x' is not declared"]),
+        (
+            {"tailnum": ["N1"], "seats": pa.array([1], pa.int64())},
+            ["column 'seats' is bigint, declared int"],
+        ),
+        (
+            {"tailnum": [7], "seats": pa.array([1], pa.int32())},
+            ["column 'tailnum' is bigint, declared string"],
+        ),
+        (
+            {"tailnum": ["N1"], "seats": pa.array([1], pa.int32()), "x": [1]},
+            ["column 'x' is not declared"],
+        ),
         ({"tailnum": [["N1"]], "seats": pa.array([1], pa.int32())}, ["'tailnum'", "list"]),
     ],
 )
@@ -344,13 +405,24 @@ def test_groups_without_rows_are_read_in_parquet(folder: Path, dictionary: bool)
 
 
 def test_a_time_without_a_zone_is_refused_in_parquet(folder: Path) -> None:
-    pq.write_table(pa.table({"at": pa.array([NOON.replace(tzinfo=None)], pa.timestamp("us"))}), folder / "a.parquet")
+    pq.write_table(
+        pa.table({"at": pa.array([NOON.replace(tzinfo=None)], pa.timestamp("us"))}),
+        folder / "a.parquet",
+    )
     refused(folder, "a.parquet", "parquet", "'at'", "time zone", schema=Schema.of(at="timestamp"))
 
 
 def test_damaged_parquet_is_refused_and_never_fewer_records(folder: Path) -> None:
-    table = pa.table({"tailnum": [f"N{i}" for i in range(1000)], "seats": pa.array(range(1000), pa.int32())})
-    pq.write_table(table, folder / "a.parquet", compression="none", use_dictionary=False, write_page_checksum=True)
+    table = pa.table(
+        {"tailnum": [f"N{i}" for i in range(1000)], "seats": pa.array(range(1000), pa.int32())}
+    )
+    pq.write_table(
+        table,
+        folder / "a.parquet",
+        compression="none",
+        use_dictionary=False,
+        write_page_checksum=True,
+    )
     whole = (folder / "a.parquet").read_bytes()
     for name, content in {
         "empty.parquet": b"", "text.parquet": b"tailnum,seats\n", "cut.parquet": whole[:-10],
@@ -361,7 +433,9 @@ def test_damaged_parquet_is_refused_and_never_fewer_records(folder: Path) -> Non
 
 
 def test_the_parts_of_a_large_parquet_file_hold_each_record_once(folder: Path) -> None:
-    table = pa.table({"tailnum": [f"N{i}" for i in range(1000)], "seats": pa.array(range(1000), pa.int32())})
+    table = pa.table(
+        {"tailnum": [f"N{i}" for i in range(1000)], "seats": pa.array(range(1000), pa.int32())}
+    )
     pq.write_table(table, folder / "a.parquet", row_group_size=90)
     tree = open_tree(str(folder))
     file = tree.list()[0]
@@ -380,7 +454,11 @@ def test_the_parts_of_a_large_parquet_file_hold_each_record_once(folder: Path) -
         ("csv", b"tailnum,it's\nN1,2\nhunter2\n", ", line 3"),
         ("csv", b"tailnum,hunter2\nN1,2\n", ': column "it\'s" is declared int'),
         ("csv", b"it's,tailnum,hunter2\n1,N1,2\n", ""),
-        ("jsonl", b'{"tailnum":"N1","it\'s":"hunter2"}\n', ', line 1: column "it\'s" is declared int'),
+        (
+            "jsonl",
+            b'{"tailnum":"N1","it\'s":"hunter2"}\n',
+            ', line 1: column "it\'s" is declared int',
+        ),
         ("jsonl", b'{"tailnum":"N1","hunter2":1}\n', ", line 1"),
         ("jsonl", b"hunter2\n", ", line 1"),
     ],
@@ -402,9 +480,13 @@ def test_errors_tell_the_place_and_no_value_where_a_column_is_sensitive(
 
 def test_large_parquet_files_are_cut_small_files_share_a_task_and_texts_stay_whole() -> None:
     mib = 1024 * 1024
-    files = [ListedFile(name, size * mib, "", NOON) for name, size in (("a", 200), ("b", 10), ("c", 20), ("d", 50))]
+    files = [
+        ListedFile(name, size * mib, "", NOON)
+        for name, size in (("a", 200), ("b", 10), ("c", 20), ("d", 50))
+    ]
     parquet = [
-        [(part.file.path, part.start // mib, part.end // mib) for part in task] for task in plan_tasks(files, "parquet")
+        [(part.file.path, part.start // mib, part.end // mib) for part in task]
+        for task in plan_tasks(files, "parquet")
     ]
     assert parquet == [
         [("a", 0, 66)],
@@ -422,7 +504,9 @@ def test_large_parquet_files_are_cut_small_files_share_a_task_and_texts_stay_who
 
 
 @pytest.mark.parametrize("format", ["csv", "jsonl", "parquet"])
-def test_a_file_that_is_replaced_or_removed_after_it_was_listed_is_noticed(folder: Path, format: FileFormat) -> None:
+def test_a_file_that_is_replaced_or_removed_after_it_was_listed_is_noticed(
+    folder: Path, format: FileFormat
+) -> None:
     path = folder / "a"
     content = {"csv": b"tailnum,seats\nN1,2\n", "jsonl": b'{"tailnum":"N1"}\n'}.get(format)
     if content is None:

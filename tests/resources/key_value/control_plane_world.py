@@ -1,4 +1,6 @@
-"""A backend that only remembers which tables it holds, and can die, or let others run, at each of its steps."""
+"""A backend that only remembers which tables it holds, and can die, or let others run, at each
+of its steps.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,12 @@ from collections.abc import Callable
 from typing import Any
 
 from dagster_adjunct.resources.errors import KeyValueTableNotFoundError
-from dagster_adjunct.resources.key_value.segment import SegmentLimits, TableId, TableSegment, register_segment_backend
+from dagster_adjunct.resources.key_value.segment import (
+    SegmentLimits,
+    TableId,
+    TableSegment,
+    register_segment_backend,
+)
 
 _SPACES: dict[str, dict[str, str]] = {}
 

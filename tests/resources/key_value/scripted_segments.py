@@ -23,20 +23,27 @@ ID = TableId("scope", "table", "00000000000000a1")
 
 
 class Lose:
-    """Raise `error` for a request, `after` or before it was applied; then let others do something."""
+    """Raise `error` for a request, `after` or before it was applied; then let others do
+    something.
+    """
 
-    def __init__(self, error: Exception, *, after: bool = True, then: Callable[[], object] = lambda: None) -> None:
+    def __init__(
+        self, error: Exception, *, after: bool = True, then: Callable[[], object] = lambda: None
+    ) -> None:
         self.error, self.after, self.then = error, after, then
 
 
 class ScriptedSegments:
-    """`script` holds what the next requests meet: an error (nothing happens), a `Lose`, or None for nothing.
+    """`script` holds what the next requests meet: an error (nothing happens), a `Lose`, or None for
+    nothing.
 
-    `repeat` is what all requests meet behind the script's end. `asked` notes each request: its kind, its partition, the
-    number of keys, and when.
+    `repeat` is what all requests meet behind the script's end. `asked` notes each request: its
+    kind, its partition, the number of keys, and when.
     """
 
-    def __init__(self, *, waits: bool = False, horizon: float = 60.0, limits: SegmentLimits | None = None) -> None:
+    def __init__(
+        self, *, waits: bool = False, horizon: float = 60.0, limits: SegmentLimits | None = None
+    ) -> None:
         self.waits, self.horizon = waits, horizon
         self.limits = limits or SegmentLimits()
         self.stored: dict[int, dict[bytes, StoredEntry]] = {}
@@ -83,7 +90,9 @@ class ScriptedSegment:
         self._backend, self._partition = backend, partition
         self._entries = backend.stored.setdefault(partition, {})
 
-    async def apply(self, changes: Sequence[SegmentChange], token: bytes, *, repeated: bool = False) -> None:
+    async def apply(
+        self, changes: Sequence[SegmentChange], token: bytes, *, repeated: bool = False
+    ) -> None:
         fault = self._backend.met("apply", self._partition, len(changes))
         if not (repeated and token in self._backend.tokens):
             self._apply(changes, token)
@@ -98,9 +107,13 @@ class ScriptedSegment:
     async def page(self, within: KeyRange, limit: int, *, values: bool) -> StoredPage:
         assert not within.is_empty
         self._backend.met("page", self._partition, limit)
-        inside = sorted(k for k in self._entries if within.start <= k and (within.end is None or k < within.end))
+        inside = sorted(
+            k for k in self._entries if within.start <= k and (within.end is None or k < within.end)
+        )
         most = min(limit, self._backend.longest_page)
-        return StoredPage.of([self._entries[key] for key in inside[:most]], is_last=len(inside) <= most)
+        return StoredPage.of(
+            [self._entries[key] for key in inside[:most]], is_last=len(inside) <= most
+        )
 
     async def close(self) -> None: ...
 
@@ -110,7 +123,9 @@ class ScriptedSegment:
         for place, change in enumerate(changes):
             entry = self._entries.get(change.key)
             version = None if entry is None else entry.version
-            if change.expected is not ANYTHING and version != (None if change.expected is ABSENT else change.expected):
+            if change.expected is not ANYTHING and version != (
+                None if change.expected is ABSENT else change.expected
+            ):
                 failing[place] = version
         if failing:
             raise ConditionsFailed(failing)

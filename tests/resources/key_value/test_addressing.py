@@ -1,4 +1,6 @@
-"""Table keys, byte by byte, and where they lie. The hash is compared with its definition, written down again here."""
+"""Table keys, byte by byte, and where they lie. The hash is compared with its definition,
+written down again here.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ _KEYS = st.binary(max_size=6)
 
 def partition(family: str | None, key: bytes, partitions: int) -> int:
     """Where a table of so many partitions keeps a key."""
-    coder = EntryCoder(_TABLE, KeyValueTableConfiguration(partitions), SegmentLimits(), _PLAIN, _PLAIN)
+    coder = EntryCoder(
+        _TABLE, KeyValueTableConfiguration(partitions), SegmentLimits(), _PLAIN, _PLAIN
+    )
     prefix = coder.prefix(family)
     return coder.partition(prefix, coder.table_key(prefix, key))
 
@@ -104,7 +108,8 @@ def test_a_table_key_has_these_bytes(family: str | None, key: bytes, stored: byt
 
 
 @pytest.mark.parametrize(
-    ("family", "key"), [("f" * 8190, b"k"), ("é" * 4095, b"k"), ("f", b"k" * 8190), (None, b"k" * 8191)]
+    ("family", "key"),
+    [("f" * 8190, b"k"), ("é" * 4095, b"k"), ("f", b"k" * 8190), (None, b"k" * 8191)],
 )
 def test_a_byte_more_than_fits_is_refused(family: str | None, key: bytes) -> None:
     with pytest.raises(KeyTooLongError) as told:
@@ -126,7 +131,9 @@ def test_a_family_that_is_empty_or_no_text_is_refused(family: str) -> None:
 
 
 @given(st.none() | _FAMILIES, _KEYS, st.none() | _FAMILIES, _KEYS)
-def test_no_two_keys_share_a_table_key(family: str | None, key: bytes, other: str | None, other_key: bytes) -> None:
+def test_no_two_keys_share_a_table_key(
+    family: str | None, key: bytes, other: str | None, other_key: bytes
+) -> None:
     stored = table_key(b"" if family is None else family_prefix(family), key)
     also = table_key(b"" if other is None else family_prefix(other), other_key)
     assert (stored == also) == ((family, key) == (other, other_key))
@@ -134,13 +141,17 @@ def test_no_two_keys_share_a_table_key(family: str | None, key: bytes, other: st
 
 
 @given(_FAMILIES, _KEYS, _KEYS)
-def test_within_a_family_the_order_is_that_of_the_keys(family: str, key: bytes, other: bytes) -> None:
+def test_within_a_family_the_order_is_that_of_the_keys(
+    family: str, key: bytes, other: bytes
+) -> None:
     prefix = family_prefix(family)
     assert (table_key(prefix, key) < table_key(prefix, other)) == (key < other)
 
 
 @given(_FAMILIES, st.none() | _FAMILIES, _KEYS)
-def test_the_range_of_a_family_has_its_keys_and_no_others(family: str, other: str | None, key: bytes) -> None:
+def test_the_range_of_a_family_has_its_keys_and_no_others(
+    family: str, other: str | None, key: bytes
+) -> None:
     stored = table_key(b"" if other is None else family_prefix(other), key)
     assert _has(family_range(family_prefix(family)), stored) == (other == family)
 
@@ -151,13 +162,17 @@ def test_a_part_of_a_family_has_what_begins_so_and_lies_between(
 ) -> None:
     prefix = family_prefix(family)
     part = family_subrange(prefix, beginning, start, end)
-    inside = key.startswith(beginning) and (start is None or start <= key) and (end is None or key < end)
+    inside = (
+        key.startswith(beginning) and (start is None or start <= key) and (end is None or key < end)
+    )
     assert _has(part, table_key(prefix, key)) == inside
     assert not (part.is_empty and inside)
 
 
 @given(_FAMILIES, _KEYS, _KEYS)
-def test_what_is_left_behind_a_key_begins_with_the_next_one(family: str, key: bytes, other: bytes) -> None:
+def test_what_is_left_behind_a_key_begins_with_the_next_one(
+    family: str, key: bytes, other: bytes
+) -> None:
     prefix = family_prefix(family)
     left = family_range(prefix).after(table_key(prefix, key))
     assert _has(left, table_key(prefix, other)) == (other > key)
@@ -172,14 +187,18 @@ def test_the_partition_is_that_of_the_hashes_high_bits(hashed: bytes, partitions
     ("family", "key", "of_16", "of_1000"),
     [("orders", b"k", 1, 98), ("é", b"", 6, 433), (None, b"", 3, 188), (None, b"order-1", 5, 333)],
 )
-def test_these_lie_where_they_always_have(family: str | None, key: bytes, of_16: int, of_1000: int) -> None:
+def test_these_lie_where_they_always_have(
+    family: str | None, key: bytes, of_16: int, of_1000: int
+) -> None:
     assert (partition(family, key, 16), partition(family, key, 1000)) == (of_16, of_1000)
 
 
 @pytest.mark.lengthy
 @pytest.mark.parametrize("name", ["order-{:07d}", "{}"])
 def test_a_million_keys_are_spread_evenly(name: str) -> None:
-    counts = Counter(partition_of(table_key(b"", name.format(n).encode()), 16) for n in range(1_000_000))
+    counts = Counter(
+        partition_of(table_key(b"", name.format(n).encode()), 16) for n in range(1_000_000)
+    )
     assert len(counts) == 16
     assert max(abs(count - 62_500) for count in counts.values()) < 0.03 * 62_500
 

@@ -1,4 +1,6 @@
-"""Any history of one table, with lost replies and requests that fail, is what a dictionary with versions says."""
+"""Any history of one table, with lost replies and requests that fail, is what a dictionary with
+versions says.
+"""
 
 from __future__ import annotations
 
@@ -10,24 +12,42 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dagster_adjunct.errors import ConditionsNotMetError, TableUnavailableError
-from dagster_adjunct.key_value import BlockingKeyValueTable, Insert, KeyVersion, Put, Remove, Replace, TableKey
+from dagster_adjunct.key_value import (
+    BlockingKeyValueTable,
+    Insert,
+    KeyVersion,
+    Put,
+    Remove,
+    Replace,
+    TableKey,
+)
 from dagster_adjunct.resources.key_value import segment as repeating
 from dagster_adjunct.resources.key_value.segment import ReplyLostError
 from tests.resources.key_value.scripted_segments import Lose, ScriptedSegments
 
 _LOST = ReplyLostError("the line is cut.", "")
-_FAULTS = (None, TableUnavailableError("nobody answers.", ""), Lose(_LOST), Lose(_LOST, after=False))
+_FAULTS = (
+    None,
+    TableUnavailableError("nobody answers.", ""),
+    Lose(_LOST),
+    Lose(_LOST, after=False),
+)
 _FAMILIES = st.sampled_from(["f", "g"])
 _KEYS = st.sampled_from("abc")
 # Which version a condition names: the key's own, one that it had, another key's, or none at all.
 _CHANGES = st.lists(
-    st.tuples(st.sampled_from([Insert, Put, Replace, Remove]), _KEYS, st.sampled_from(["own", "old", "other"])),
+    st.tuples(
+        st.sampled_from([Insert, Put, Replace, Remove]),
+        _KEYS,
+        st.sampled_from(["own", "old", "other"]),
+    ),
     min_size=1,
     max_size=3,
     unique_by=lambda change: change[1],
 )
 _STEPS = st.lists(
-    st.tuples(_FAMILIES, _CHANGES, st.lists(st.sampled_from(_FAULTS), max_size=3), st.booleans()), max_size=12
+    st.tuples(_FAMILIES, _CHANGES, st.lists(st.sampled_from(_FAULTS), max_size=3), st.booleans()),
+    max_size=12,
 )
 
 
@@ -42,7 +62,8 @@ def test_a_table_holds_what_a_dictionary_holds(steps: list[Any]) -> None:
     with patch.object(repeating, "_FIRST_PAUSE", 0):
         for number, (family, planned, faults, by_name) in enumerate(steps):
             changes = [
-                _change(kind, key, which, seen.get((family, key), []), never, number) for kind, key, which in planned
+                _change(kind, key, which, seen.get((family, key), []), never, number)
+                for kind, key, which in planned
             ]
             now = {change.key: model.get((family, change.key)) for change in changes}
             failing = {
@@ -75,11 +96,15 @@ def test_a_table_holds_what_a_dictionary_holds(steps: list[Any]) -> None:
                 model.get((key.family or "", key.key)) for key in asked
             ]
     for family in "fg":
-        met = [(entry.key.key, entry.value) for page in table.entries(family) for entry in page.items]
+        met = [
+            (entry.key.key, entry.value) for page in table.entries(family) for entry in page.items
+        ]
         assert met == sorted((key, value) for (f, key), (value, _) in model.items() if f == family)
 
 
-def _change(kind: Any, key: str, which: str, seen: list[KeyVersion], never: KeyVersion, number: int) -> Any:
+def _change(
+    kind: Any, key: str, which: str, seen: list[KeyVersion], never: KeyVersion, number: int
+) -> Any:
     version = {"own": seen[-1:], "old": seen[:1], "other": []}[which] or [never]
     if kind is Remove:
         return Remove(key, None if which == "other" else version[0])

@@ -1,4 +1,6 @@
-"""The operations of a table against a plain dictionary, what is refused before it is sent, and what is said of it."""
+"""The operations of a table against a plain dictionary, what is refused before it is sent, and
+what is said of it.
+"""
 
 from __future__ import annotations
 
@@ -111,7 +113,8 @@ def test_a_condition_that_does_not_hold_tells_the_version_found(table: Table) ->
 def test_a_batch_mixes_changes_and_returns_versions_in_their_order(table: Table) -> None:
     a, b = table.put_all([("a", "1"), ("b", "1")], family="f")
     versions = table.apply(
-        [Replace("b", "2", b), Remove("a", a), Insert("c", "1"), Remove("missing"), Put("d", "1")], family="f"
+        [Replace("b", "2", b), Remove("a", a), Insert("c", "1"), Remove("missing"), Put("d", "1")],
+        family="f",
     )
     assert [version is None for version in versions] == [False, True, False, True, False]
     entries = table.get_all(["a", "b", "c", "d"], family="f")
@@ -141,11 +144,20 @@ def test_a_batch_guards_keys_that_it_does_not_write(table: Table) -> None:
     assert not table.exists("log/2", family="f")
 
 
-def test_a_batch_whose_conditions_do_not_all_hold_changes_nothing_and_names_each(table: Table) -> None:
+def test_a_batch_whose_conditions_do_not_all_hold_changes_nothing_and_names_each(
+    table: Table,
+) -> None:
     a, b = table.put_all([("a", "1"), ("b", "1")], family="f")
     with pytest.raises(ConditionsNotMetError) as caught:
         table.apply(
-            [Insert("a", "2"), Put("c", "2"), Replace("b", "2", b), Replace("d", "2", a), Remove("b2", b)], family="f"
+            [
+                Insert("a", "2"),
+                Put("c", "2"),
+                Replace("b", "2", b),
+                Replace("d", "2", a),
+                Remove("b2", b),
+            ],
+            family="f",
         )
     assert caught.value.failures == (
         FailedCondition("f", "a", None, a),
@@ -184,7 +196,9 @@ def test_a_read_that_fails_leaves_no_coroutine_of_other_partitions(
             table.get_all([f"k{number}" for number in range(20)])
     gc.collect()
     messages = [str(warning.message) for warning in recwarn]
-    assert [message for message in messages if "never awaited" in message] == []  # others are of what ran before
+    assert [
+        message for message in messages if "never awaited" in message
+    ] == []  # others are of what ran before
 
 
 def test_an_empty_batch_does_nothing(table: Table, backend: ScriptedSegments) -> None:
@@ -199,7 +213,11 @@ def test_an_empty_batch_does_nothing(table: Table, backend: ScriptedSegments) ->
 @pytest.mark.parametrize(
     ("write", "error", "facts"),
     [
-        (lambda t: t.apply([Put("a", "1"), Remove("a")], family="f"), KeyValueTableError, {"table": "table"}),
+        (
+            lambda t: t.apply([Put("a", "1"), Remove("a")], family="f"),
+            KeyValueTableError,
+            {"table": "table"},
+        ),
         (lambda t: t.apply([Put("a", "1")], family=None), KeyValueTableError, {"table": "table"}),
         (lambda t: t.put_all([], family=None), KeyValueTableError, {"table": "table"}),
         (lambda t: next(t.keys(None), None), KeyValueTableError, {"table": "table"}),
@@ -214,30 +232,69 @@ def test_an_empty_batch_does_nothing(table: Table, backend: ScriptedSegments) ->
         (lambda t: t.replace("a", "1", b"0" * 16), KeyValueTableError, {"table": "table"}),
         (lambda t: t.remove("a", version="v"), KeyValueTableError, {"table": "table"}),
         (lambda t: t.replace("a", "1", KeyVersion(b"")), KeyValueTableError, {"table": "table"}),
-        (lambda t: t.apply([Remove("a", KeyVersion(None))], family="f"), KeyValueTableError, {"table": "table"}),
+        (
+            lambda t: t.apply([Remove("a", KeyVersion(None))], family="f"),
+            KeyValueTableError,
+            {"table": "table"},
+        ),
         (
             lambda t: t.replace_all([TableEntry(TableKey("f", "a"), "1")], family="f"),
             KeyValueTableError,
             {"table": "table"},
         ),
         (lambda t: t.replace_all(["a"], family="f"), ConfigurationError, {"argument": "entries"}),
-        (lambda t: t.remove_all([TableKey("g", "a")], family="f"), KeyValueTableError, {"table": "table"}),
+        (
+            lambda t: t.remove_all([TableKey("g", "a")], family="f"),
+            KeyValueTableError,
+            {"table": "table"},
+        ),
         (lambda t: t.apply(["a"], family="f"), ConfigurationError, {"argument": "changes"}),
-        (lambda t: t.apply([MustHaveVersion("a", None)], family="f"), KeyValueTableError, {"table": "table"}),
-        (lambda t: t.apply([Put("a", "1"), MustBeAbsent("a")], family="f"), KeyValueTableError, {"table": "table"}),
+        (
+            lambda t: t.apply([MustHaveVersion("a", None)], family="f"),
+            KeyValueTableError,
+            {"table": "table"},
+        ),
+        (
+            lambda t: t.apply([Put("a", "1"), MustBeAbsent("a")], family="f"),
+            KeyValueTableError,
+            {"table": "table"},
+        ),
         (lambda t: t.get_all("abc"), ConfigurationError, {"argument": "keys"}),
         (lambda t: t.put_all(["ab"], family="f"), ConfigurationError, {"argument": "entries"}),
         (lambda t: next(t.keys("f", prefix=5), None), ConfigurationError, {"argument": "prefix"}),
-        (lambda t: next(t.keys("f", prefix="\udfff"), None), ConfigurationError, {"argument": "prefix"}),
+        (
+            lambda t: next(t.keys("f", prefix="\udfff"), None),
+            ConfigurationError,
+            {"argument": "prefix"},
+        ),
         (lambda t: next(t.keys("f", start=5), None), SerializationError, {"table": "table"}),
-        (lambda t: next(t.keys("f", page_size=0), None), ConfigurationError, {"argument": "page_size"}),
-        (lambda t: next(t.all_keys(partitions=[4]), None), ConfigurationError, {"argument": "partitions"}),
-        (lambda t: next(t.all_keys(partitions=[1, 1]), None), ConfigurationError, {"argument": "partitions"}),
-        (lambda t: next(t.all_keys(partitions=[True]), None), ConfigurationError, {"argument": "partitions"}),
+        (
+            lambda t: next(t.keys("f", page_size=0), None),
+            ConfigurationError,
+            {"argument": "page_size"},
+        ),
+        (
+            lambda t: next(t.all_keys(partitions=[4]), None),
+            ConfigurationError,
+            {"argument": "partitions"},
+        ),
+        (
+            lambda t: next(t.all_keys(partitions=[1, 1]), None),
+            ConfigurationError,
+            {"argument": "partitions"},
+        ),
+        (
+            lambda t: next(t.all_keys(partitions=[True]), None),
+            ConfigurationError,
+            {"argument": "partitions"},
+        ),
     ],
 )
 def test_what_a_table_does_not_take_is_refused_before_it_is_sent(
-    backend: ScriptedSegments, write: Callable[[Table], object], error: type[AdjunctError], facts: dict[str, str]
+    backend: ScriptedSegments,
+    write: Callable[[Table], object],
+    error: type[AdjunctError],
+    facts: dict[str, str],
 ) -> None:
     with pytest.raises(error) as caught:
         write(BlockingKeyValueTable(backend.table()))
@@ -249,15 +306,45 @@ def test_what_a_table_does_not_take_is_refused_before_it_is_sent(
     ("limits", "declared", "write", "error", "facts"),
     [
         ({"table_key": 12}, {}, lambda t: t.put("k" * 11, "v"), KeyTooLongError, {"size": 11}),
-        ({"table_key": 12}, {}, lambda t: t.put("k" * 6, "v", family="fffff"), KeyTooLongError, {"size": 11}),
-        ({"family_prefix": 6}, {}, lambda t: t.put("k", "v", family="fffff"), KeyTooLongError, {"size": 5}),
+        (
+            {"table_key": 12},
+            {},
+            lambda t: t.put("k" * 6, "v", family="fffff"),
+            KeyTooLongError,
+            {"size": 11},
+        ),
+        (
+            {"family_prefix": 6},
+            {},
+            lambda t: t.put("k", "v", family="fffff"),
+            KeyTooLongError,
+            {"size": 5},
+        ),
         ({"key": 3}, {}, lambda t: t.get("kkkk", family="f"), KeyTooLongError, {"size": 4}),
         ({}, {"longest_key": 3}, lambda t: t.exists("kkkk"), KeyTooLongError, {"size": 4}),
-        ({"key": 5}, {"longest_key": 3}, lambda t: t.get_all(["kkkk"]), KeyTooLongError, {"size": 4}),
+        (
+            {"key": 5},
+            {"longest_key": 3},
+            lambda t: t.get_all(["kkkk"]),
+            KeyTooLongError,
+            {"size": 4},
+        ),
         ({}, {}, lambda t: t.put("k" * 8191, "v"), KeyTooLongError, {"size": 8191}),
         ({"value": 3}, {}, lambda t: t.put("k", "é" * 2), ValueTooLongError, {"size": 4}),
-        ({"value": 5}, {"longest_value": 3}, lambda t: t.put("k", "vvvv"), ValueTooLongError, {"size": 4}),
-        ({"changes": 2}, {}, lambda t: t.remove_all([*"abc"], family="f"), BatchTooLargeError, {"changes": 3}),
+        (
+            {"value": 5},
+            {"longest_value": 3},
+            lambda t: t.put("k", "vvvv"),
+            ValueTooLongError,
+            {"size": 4},
+        ),
+        (
+            {"changes": 2},
+            {},
+            lambda t: t.remove_all([*"abc"], family="f"),
+            BatchTooLargeError,
+            {"changes": 3},
+        ),
         ({"request": 9}, {}, lambda t: t.put("kkkk", "vvvv"), BatchTooLargeError, {"size": 10}),
         (
             {"request": 20},
@@ -300,7 +387,10 @@ FAMILY = "quay"
         (lambda t: t.put("k", "v", family="f" * 100), {"size": 100, "family": "f" * 80}),
         (lambda t: t.put("k", "v" * 9, family=FAMILY), {"size": 9}),
         (lambda t: t.apply([Insert("k", "v" * 9)], family=FAMILY), {"size": 9}),
-        (lambda t: t.put_all([(c, "v" * 8) for c in "abc"], family=FAMILY), {"size": 45, "changes": 3}),
+        (
+            lambda t: t.put_all([(c, "v" * 8) for c in "abc"], family=FAMILY),
+            {"size": 45, "changes": 3},
+        ),
         (lambda t: t.put_all([(c, "") for c in "abcd"], family=FAMILY), {"changes": 4}),
         (lambda t: t.put(5, "v", family=FAMILY), {"serializer": "TextSerializer"}),
         (lambda t: t.put("k", 5, family=FAMILY), {"serializer": "TextSerializer"}),
@@ -420,47 +510,71 @@ def test_without_a_loop_partitions_are_read_at_once_and_end_before_an_error() ->
     assert sorted(ended) == [0, 1, 3]
 
 
-def test_a_serializer_that_fails_or_makes_no_bytes_is_told_with_the_table(backend: ScriptedSegments) -> None:
+def test_a_serializer_that_fails_or_makes_no_bytes_is_told_with_the_table(
+    backend: ScriptedSegments,
+) -> None:
     def broken(value: Any) -> Any:
         raise ZeroDivisionError("by zero")
 
     for write in (broken, str):
         table = KeyValueTable(
-            ID, KeyValueTableConfiguration(4), backend, FunctionSerializer(write, bytes.decode), TextSerializer()
+            ID,
+            KeyValueTableConfiguration(4),
+            backend,
+            FunctionSerializer(write, bytes.decode),
+            TextSerializer(),
         )
         with pytest.raises(SerializationError) as caught:
             BlockingKeyValueTable(table).get("k")
         assert (caught.value.table, caught.value.serializer) == ("table", "FunctionSerializer")
     BlockingKeyValueTable(backend.table()).put("k", "v", family="f")
     text = TextSerializer()
-    unread = KeyValueTable(ID, KeyValueTableConfiguration(4), backend, text, FunctionSerializer(str.encode, broken))
+    unread = KeyValueTable(
+        ID, KeyValueTableConfiguration(4), backend, text, FunctionSerializer(str.encode, broken)
+    )
     with pytest.raises(SerializationError) as caught:
         BlockingKeyValueTable(unread).get("k", family="f")
     assert (caught.value.serializer, caught.value.family) == ("FunctionSerializer", "f")
 
 
 @pytest.mark.parametrize("wrong", [TextSerializer, str, "text", None])
-def test_what_is_no_serializer_is_refused_when_the_table_is_opened(backend: ScriptedSegments, wrong: Any) -> None:
+def test_what_is_no_serializer_is_refused_when_the_table_is_opened(
+    backend: ScriptedSegments, wrong: Any
+) -> None:
     with pytest.raises(ConfigurationError) as caught:
         KeyValueTable(ID, KeyValueTableConfiguration(4), backend, TextSerializer(), wrong)
     assert caught.value.argument == "value"
 
 
-def test_an_error_of_a_serializer_says_whether_it_is_about_the_key_or_the_value(backend: ScriptedSegments) -> None:
+def test_an_error_of_a_serializer_says_whether_it_is_about_the_key_or_the_value(
+    backend: ScriptedSegments,
+) -> None:
     table = BlockingKeyValueTable(backend.table())
-    with pytest.raises(SerializationError, match="the key 1 can't be serialized: 1 is not a string"):
+    with pytest.raises(
+        SerializationError, match="the key 1 can't be serialized: 1 is not a string"
+    ):
         table.put(1, "v")  # type: ignore[arg-type]
     with pytest.raises(SerializationError, match="a value can't be serialized: 1 is not a string"):
         table.put("k", 1)  # type: ignore[arg-type]
     table.put("k", "v", family="f")
-    whole = KeyValueTable(ID, KeyValueTableConfiguration(4), backend, TextSerializer(), IntegerSerializer())
-    with pytest.raises(SerializationError, match="the stored key b'k' of the family 'f' can't be read: 1 stored bytes"):
+    whole = KeyValueTable(
+        ID, KeyValueTableConfiguration(4), backend, TextSerializer(), IntegerSerializer()
+    )
+    with pytest.raises(
+        SerializationError,
+        match="the stored key b'k' of the family 'f' can't be read: 1 stored bytes",
+    ):
         BlockingKeyValueTable(whole).get("k", family="f")
     table.put("j", "8 bytes!", family="f")
-    with pytest.raises(SerializationError, match="the stored key b'k' of the family 'f' can't be read: 1 stored bytes"):
+    with pytest.raises(
+        SerializationError,
+        match="the stored key b'k' of the family 'f' can't be read: 1 stored bytes",
+    ):
         BlockingKeyValueTable(whole).get_all(["i", "j", "k"], family="f")
     table.put("k", "v")
-    with pytest.raises(SerializationError, match="the value of the stored key b'k' can't be read: 1 stored") as unread:
+    with pytest.raises(
+        SerializationError, match="the value of the stored key b'k' can't be read: 1 stored"
+    ) as unread:
         BlockingKeyValueTable(whole).get("k")
     with pytest.raises(SerializationError) as unwritten:
         BlockingKeyValueTable(whole).put("k", "v")
@@ -480,7 +594,9 @@ def test_a_table_is_pickled_and_closed_and_goes_on(tmp_path: Any) -> None:
     segments = SqliteSegments(tmp_path / "tables.sqlite")
     segments.create(ID, 4)
     text = TextSerializer()
-    with BlockingKeyValueTable(KeyValueTable(ID, KeyValueTableConfiguration(4), segments, text, text)) as table:
+    with BlockingKeyValueTable(
+        KeyValueTable(ID, KeyValueTableConfiguration(4), segments, text, text)
+    ) as table:
         version = table.put("k", "v")
         again = pickle.loads(pickle.dumps(table))
         assert again.get("k").version == version
@@ -507,7 +623,11 @@ def test_an_entry_is_a_pair_of_its_key_and_value_wherever_it_comes_from(table: T
         assert entry is not None
         assert entry == made
         assert hash(entry) == hash(made)
-        assert (entry.key, entry.value, entry.version) == (TableKey("f", "k", version), "v", version)
+        assert (entry.key, entry.value, entry.version) == (
+            TableKey("f", "k", version),
+            "v",
+            version,
+        )
         assert [*entry] == [entry[0], entry[1]] == [entry.key, "v"]
         assert len(entry) == 2
         assert pickle.loads(pickle.dumps(entry)) == copy.deepcopy(entry) == made

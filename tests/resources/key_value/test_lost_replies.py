@@ -36,7 +36,9 @@ def table(backend: ScriptedSegments) -> Any:
         yield table
 
 
-def test_an_insert_that_succeeded_is_no_conflict_when_its_reply_was_lost(backend: Any, table: Any) -> None:
+def test_an_insert_that_succeeded_is_no_conflict_when_its_reply_was_lost(
+    backend: Any, table: Any
+) -> None:
     backend.script = [Lose(LOST)]
     version = table.put_if_absent("k", "1")
     assert table.get("k").version == version
@@ -82,7 +84,9 @@ def test_beyond_the_horizon_the_outcome_is_unknown(backend: Any, table: Any) -> 
     assert times[-1] - times[0] <= 1.0
 
 
-def test_nothing_is_asked_beyond_the_horizon_though_a_pause_was_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_asked_beyond_the_horizon_though_a_pause_was_too_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """As where a machine is stopped for a while: the store may have forgotten the token by then."""
     asked: list[bool] = []
 
@@ -107,7 +111,9 @@ def test_nothing_is_asked_beyond_the_horizon_though_a_pause_was_too_long(monkeyp
 
 
 @pytest.mark.lengthy
-def test_so_it_is_where_the_table_is_out_of_reach_after_a_reply_was_lost(backend: Any, table: Any) -> None:
+def test_so_it_is_where_the_table_is_out_of_reach_after_a_reply_was_lost(
+    backend: Any, table: Any
+) -> None:
     backend.horizon = 1.0
     backend.script, backend.repeat = [Lose(LOST)], AWAY
     with pytest.raises(OutcomeUnknownError) as caught:
@@ -122,7 +128,10 @@ def test_so_it_is_where_the_table_is_out_of_reach_after_a_reply_was_lost(backend
         with pytest.raises(OutcomeUnknownError) as caught:
             table.put("k", "1")
         assert (caught.value.scope, caught.value.table) == ("scope", "table")
-    backend.script, backend.repeat = [Lose(LOST, after=False)], KeyValueTableSealedError("sealed.", "")
+    backend.script, backend.repeat = (
+        [Lose(LOST, after=False)],
+        KeyValueTableSealedError("sealed.", ""),
+    )
     with pytest.raises(KeyValueTableSealedError):
         table.put("k", "1")
 
@@ -138,7 +147,11 @@ def test_what_did_nothing_is_tried_again_and_then_told_as_it_is(
     backend.script = [AWAY]
     assert [entry.value for page in table.all_entries() for entry in page.items] == ["1"]
     backend.repeat = AWAY
-    for request in (lambda: table.put("k", "2"), lambda: table.get("k"), lambda: table.get_all(["k", "l"])):
+    for request in (
+        lambda: table.put("k", "2"),
+        lambda: table.get("k"),
+        lambda: table.get_all(["k", "l"]),
+    ):
         with pytest.raises(TableUnavailableError, match="nobody answers"):
             request()
 

@@ -1,4 +1,6 @@
-"""Any history of managers, some of which die and some of which race: their answers are those of one plain table."""
+"""Any history of managers, some of which die and some of which race: their answers are those of
+one plain table.
+"""
 
 from __future__ import annotations
 
@@ -77,7 +79,10 @@ def asked(manager: KeyValueTableManager, operation: str) -> object:
         st.tuples(
             st.sampled_from(OPERATIONS),
             st.none()
-            | st.tuples(st.sampled_from(["before", "after"]), st.sampled_from(["create", "seal", "delete", "ask"])),
+            | st.tuples(
+                st.sampled_from(["before", "after"]),
+                st.sampled_from(["create", "seal", "delete", "ask"]),
+            ),
         ),
         max_size=12,
     )
@@ -98,8 +103,8 @@ def test_managers_that_die_leave_what_the_next_one_finishes(
         try:
             assert asked(KeyValueTableManager(lake, backend), operation) == expected
         except Died as died:
-            # It has happened, as deaths are behind the commit; unless what others had left came first, or it was asked
-            # whether it may be done.
+            # It has happened, as deaths are behind the commit; unless what others had left came
+            # first, or it was asked whether it may be done.
             came_first = {"create": "delete", "seal": "create"}.get(operation.partition(" ")[0])
             table = table if str(died) in (came_first, "ask") else after
         else:
@@ -114,7 +119,9 @@ def test_managers_that_die_leave_what_the_next_one_finishes(
 
 
 @pytest.mark.lengthy
-@pytest.mark.parametrize("kind", ["crash-before", "crash-after", "lost-after", "lost-before", "throttle"])
+@pytest.mark.parametrize(
+    "kind", ["crash-before", "crash-after", "lost-after", "lost-before", "throttle"]
+)
 def test_a_fault_at_any_request_for_metadata_leaves_each_step_done_or_not_done(kind: Any) -> None:
     story = ("create 1", "seal", "delete")
     broken = 0
@@ -187,7 +194,9 @@ def test_what_racing_managers_answer_could_have_come_one_after_the_other(seed: i
     def manage(number: int) -> None:
         chance = random.Random(seed * 10 + number)
         backend = RememberedTables(lake.url)
-        backend.before = backend.after = lambda step: time.sleep(chance.choice([0, 0, 0.001, 0.003]))
+        backend.before = backend.after = lambda step: time.sleep(
+            chance.choice([0, 0, 0.001, 0.003])
+        )
         manager = KeyValueTableManager(lake, backend)
         start.wait()
         for operation in chance.choices(OPERATIONS[:5], weights=[4, 1, 2, 3, 1], k=6):

@@ -103,16 +103,24 @@ MILLIS = '{"type": "long", "logicalType": "timestamp-millis"}'
 NOON = datetime(2026, 5, 1, 12, tzinfo=UTC)
 TWO = json.dumps(
     ["null"]
-    + [{"type": "record", "name": name, "fields": [{"name": "k", "type": "long"}]} for name in ("First", "Second")]
+    + [
+        {"type": "record", "name": name, "fields": [{"name": "k", "type": "long"}]}
+        for name in ("First", "Second")
+    ]
 )
 
 
 _JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False)
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
     | st.text(st.characters(exclude_categories=["Cs"])),
-    lambda inner: st.lists(inner) | st.dictionaries(st.text(st.characters(exclude_categories=["Cs"])), inner),
+    lambda inner: (
+        st.lists(inner) | st.dictionaries(st.text(st.characters(exclude_categories=["Cs"])), inner)
+    ),
     max_leaves=5,
-)  # fmt: skip
+)
 
 
 @given(st.integers(-(2**63), 2**63 - 1), st.integers(-(2**63), 2**63 - 1))
@@ -134,7 +142,9 @@ def test_json_is_read_as_it_was_written(value: Any) -> None:
 def test_equal_dictionaries_have_equal_bytes() -> None:
     serializer = JsonSerializer()
     assert (
-        serializer.to_bytes({"b": 1, "a": "é"}) == serializer.to_bytes({"a": "é", "b": 1}) == b'{"a":"\xc3\xa9","b":1}'
+        serializer.to_bytes({"b": 1, "a": "é"})
+        == serializer.to_bytes({"a": "é", "b": 1})
+        == b'{"a":"\xc3\xa9","b":1}'
     )
 
 
@@ -153,7 +163,9 @@ def test_equal_dictionaries_have_equal_bytes() -> None:
         (FunctionSerializer(str.encode, bytes.decode), "x", b"x"),
     ],
 )
-def test_a_value_has_these_bytes_and_is_read_from_them(serializer: Any, value: Any, stored: bytes) -> None:
+def test_a_value_has_these_bytes_and_is_read_from_them(
+    serializer: Any, value: Any, stored: bytes
+) -> None:
     assert serializer.to_bytes(value) == stored
     assert pickle.loads(pickle.dumps(serializer)).from_bytes(stored) == value
 
@@ -187,7 +199,9 @@ def test_equal_maps_are_equal_bytes_in_avro() -> None:
 
 def test_avro_is_what_others_write() -> None:
     written = io.BytesIO()
-    fastavro.schemaless_writer(written, fastavro.parse_schema(json.loads(SCHEMA)), {"a": 5, "b": None})
+    fastavro.schemaless_writer(
+        written, fastavro.parse_schema(json.loads(SCHEMA)), {"a": 5, "b": None}
+    )
     assert AvroSerializer(SCHEMA).to_bytes({"a": 5, "b": None}) == written.getvalue()
 
 
@@ -267,9 +281,13 @@ def test_bytes_of_something_else_are_refused(serializer: Any, stored: bytes) -> 
 def test_what_a_model_refuses_is_told_by_its_fields_or_of_the_whole() -> None:
     with pytest.raises(SerializationError, match=r"the whole document: low is above high(\W|$)"):
         ModelSerializer(Range).from_bytes(b'{"low":2,"high":1}')
-    with pytest.raises(SerializationError, match=r"as it was written: the whole document: low is above high\."):
+    with pytest.raises(
+        SerializationError, match=r"as it was written: the whole document: low is above high\."
+    ):
         ModelSerializer(Range).to_bytes(Range.model_construct(low=2, high=1))
-    with pytest.raises(SerializationError, match=r"low: Field required; high: Input should be a valid integer"):
+    with pytest.raises(
+        SerializationError, match=r"low: Field required; high: Input should be a valid integer"
+    ):
         ModelSerializer(Range).from_bytes(b'{"high":"x"}')
 
 

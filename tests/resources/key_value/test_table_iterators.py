@@ -20,7 +20,13 @@ from dagster_adjunct.key_value import (
     KeyValueTableConfiguration,
     TextSerializer,
 )
-from dagster_adjunct.resources.key_value.segment import StoredEntry, TableId, family_prefix, partition_of, table_key
+from dagster_adjunct.resources.key_value.segment import (
+    StoredEntry,
+    TableId,
+    family_prefix,
+    partition_of,
+    table_key,
+)
 from tests.resources.key_value.scripted_segments import ID, ScriptedSegments
 
 Table = BlockingKeyValueTable[str, str]
@@ -35,7 +41,9 @@ def filled(keys: Any, backend: ScriptedSegments | None = None) -> Table:
 
 
 def resumed(pages: Callable[[IteratorState | None], Any], size: int) -> list[Any]:
-    """Return the items of all pages, each asked for anew with the state of the one before, stored as bytes."""
+    """Return the items of all pages, each asked for anew with the state of the one before,
+    stored as bytes.
+    """
     state, items = None, []
     while (page := next(pages(state), None)) is not None:
         assert 1 <= len(page.items) <= size
@@ -53,25 +61,39 @@ def resumed(pages: Callable[[IteratorState | None], Any], size: int) -> list[Any
     st.none() | _KEYS,
 )
 def test_a_family_is_met_in_the_order_of_its_keys_bytes(
-    keys: set[tuple[str | None, str]], size: int, longest: int, prefix: str, start: str | None, end: str | None
+    keys: set[tuple[str | None, str]],
+    size: int,
+    longest: int,
+    prefix: str,
+    start: str | None,
+    end: str | None,
 ) -> None:
     backend = ScriptedSegments()
     table = filled(keys, backend)
     backend.longest_page = longest
     expected = sorted(
-        (key for family, key in keys if family == "f" and key.startswith(prefix)
-         if (start is None or key.encode() >= start.encode()) and (end is None or key.encode() < end.encode())),
+        (
+            key
+            for family, key in keys
+            if family == "f" and key.startswith(prefix)
+            if (start is None or key.encode() >= start.encode())
+            and (end is None or key.encode() < end.encode())
+        ),
         key=str.encode,
-    )  # fmt: skip
+    )
     some: dict[str, Any] = {"prefix": prefix, "start": start, "end": end, "page_size": size}
     at_once = [key.key for page in table.keys("f", **some) for key in page.items]
     assert at_once == expected
     entries = resumed(lambda state: table.entries("f", **some, state=state), size)
-    assert [(entry.key.key, entry.value) for entry in entries] == [(key, f"f {key}") for key in expected]
+    assert [(entry.key.key, entry.value) for entry in entries] == [
+        (key, f"f {key}") for key in expected
+    ]
 
 
 @given(st.sets(st.tuples(st.sampled_from([None, "f", "gg"]), _KEYS)), st.integers(1, 4))
-def test_a_whole_table_is_met_by_partition_then_by_table_key(keys: set[tuple[str | None, str]], size: int) -> None:
+def test_a_whole_table_is_met_by_partition_then_by_table_key(
+    keys: set[tuple[str | None, str]], size: int
+) -> None:
     table = filled(keys)
 
     def stored(address: tuple[str | None, str]) -> tuple[int, bytes]:
@@ -85,8 +107,12 @@ def test_a_whole_table_is_met_by_partition_then_by_table_key(keys: set[tuple[str
     assert [(entry.key.family, entry.key.key, entry.value) for entry in entries] == [
         (f, k, f"{f} {k}") for f, k in expected
     ]
-    assert resumed(lambda state: table.all_keys(page_size=size, state=state), size) == [entry.key for entry in entries]
-    some = resumed(lambda state: table.all_keys(partitions=[3, 1], page_size=size, state=state), size)
+    assert resumed(lambda state: table.all_keys(page_size=size, state=state), size) == [
+        entry.key for entry in entries
+    ]
+    some = resumed(
+        lambda state: table.all_keys(partitions=[3, 1], page_size=size, state=state), size
+    )
     assert [(key.family, key.key) for key in some] == [
         address for partition in (3, 1) for address in expected if stored(address)[0] == partition
     ]
@@ -152,11 +178,16 @@ def test_an_empty_family_or_range_has_no_page_and_an_empty_range_no_request() ->
 
 
 @pytest.mark.parametrize(
-    ("serializer", "key", "prefix"), [(JsonSerializer(), "log/1", b'"log/'), (IntegerSerializer(), 5, b"\x80")]
+    ("serializer", "key", "prefix"),
+    [(JsonSerializer(), "log/1", b'"log/'), (IntegerSerializer(), 5, b"\x80")],
 )
-def test_a_text_is_no_prefix_of_keys_that_are_not_written_as_texts(serializer: Any, key: Any, prefix: bytes) -> None:
+def test_a_text_is_no_prefix_of_keys_that_are_not_written_as_texts(
+    serializer: Any, key: Any, prefix: bytes
+) -> None:
     one_partition = KeyValueTableConfiguration(1)
-    table = BlockingKeyValueTable(KeyValueTable(ID, one_partition, ScriptedSegments(), serializer, TextSerializer()))
+    table = BlockingKeyValueTable(
+        KeyValueTable(ID, one_partition, ScriptedSegments(), serializer, TextSerializer())
+    )
     table.put(key, "v", family="f")
     with pytest.raises(ConfigurationError) as caught:
         next(table.keys("f", prefix="log/"), None)
@@ -178,12 +209,16 @@ def test_a_text_is_no_prefix_of_keys_that_are_not_written_as_texts(serializer: A
         lambda t, s: t.keys("f", state="here"),
     ],
 )
-def test_a_state_is_refused_by_any_other_iteration(use: Callable[[Any, IteratorState], Any]) -> None:
+def test_a_state_is_refused_by_any_other_iteration(
+    use: Callable[[Any, IteratorState], Any],
+) -> None:
     table = filled([("f", "a"), ("f", "b")])
     state = next(table.keys("f", page_size=1)).state
     with pytest.raises(IteratorStateError):
         next(use(table, state), None)
-    assert [key.key for page in table.keys("f", page_size=9, state=state) for key in page.items] == ["b"]
+    assert [
+        key.key for page in table.keys("f", page_size=9, state=state) for key in page.items
+    ] == ["b"]
 
 
 def test_a_state_is_refused_by_other_partitions_and_by_a_table_that_was_created_anew() -> None:

@@ -63,7 +63,9 @@ def test_what_is_not_there_is_created_and_what_is_there_alike_is_not() -> None:
 
 
 def test_a_table_that_is_being_deleted_goes_first() -> None:
-    assert create(table("deleting", partitions=9)) == TableTransition(None, table("deleting", partitions=9))
+    assert create(table("deleting", partitions=9)) == TableTransition(
+        None, table("deleting", partitions=9)
+    )
 
 
 @pytest.mark.parametrize(
@@ -72,7 +74,10 @@ def test_a_table_that_is_being_deleted_goes_first() -> None:
         ({"partitions": 8}, r"partitions 4 \(wanted: 8\)"),
         ({"longest_key": 10}, r"longest_key None \(wanted: 10\)"),
         ({"longest_value": 10}, r"longest_value None \(wanted: 10\)"),
-        ({"backend": {"backend": "sqlite", "path": "/data/b"}}, r"path='/data/a' \(wanted: .*path='/data/b'\)"),
+        (
+            {"backend": {"backend": "sqlite", "path": "/data/b"}},
+            r"path='/data/a' \(wanted: .*path='/data/b'\)",
+        ),
     ],
 )
 def test_another_configuration_is_refused_and_told(other: dict[str, object], told: str) -> None:
@@ -82,7 +87,9 @@ def test_another_configuration_is_refused_and_told(other: dict[str, object], tol
 
 
 def test_limits_are_updated_and_partitions_are_not() -> None:
-    assert decide_update(table(), KeyValueTableConfiguration(4), NAME) == TableTransition(False, table())
+    assert decide_update(table(), KeyValueTableConfiguration(4), NAME) == TableTransition(
+        False, table()
+    )
     wider = KeyValueTableConfiguration(4, longest_key=100, longest_value=200)
     updated = decide_update(table("sealing"), wider, NAME)
     assert updated == TableTransition(True, table("sealing", longest_key=100, longest_value=200))
@@ -117,7 +124,9 @@ def test_what_is_not_there_is_neither_updated_nor_sealed(current: StoredTable | 
 
 
 def test_errors_do_not_suggest_creating_a_table_that_is_being_deleted() -> None:
-    """Who creates it ends the deletion, and that may be one that the store refused to whoever began it."""
+    """Who creates it ends the deletion, and that may be one that the store refused to whoever
+    began it.
+    """
     with pytest.raises(KeyValueTableNotFoundError) as refused:
         require_stored_table(table("deleting"), NAME)
     assert "lost" in refused.value.next_step
@@ -127,7 +136,9 @@ def test_errors_do_not_suggest_creating_a_table_that_is_being_deleted() -> None:
 
 
 def test_what_is_done_is_stored_unless_others_went_on() -> None:
-    assert finish_transition(table("creating", longest_key=7), table("creating")) == table("active", longest_key=7)
+    assert finish_transition(table("creating", longest_key=7), table("creating")) == table(
+        "active", longest_key=7
+    )
     assert finish_transition(table("sealing"), table("sealing")) == table("sealed")
     assert finish_transition(table("deleting"), table("deleting")) is None
     for current in (None, table("sealing"), table("creating", incarnation="a" * 16)):
@@ -144,7 +155,13 @@ def test_an_entry_is_read_as_it_was_stored_and_what_is_none_is_told() -> None:
     with pytest.raises(MalformedDocumentError) as caught:
         parse_stored_entry(StoredTable, {**stored, "format": 2}, "it")
     assert caught.value.document == "the stored entry of it"
-    for broken in ({**stored, "state": "lost"}, {**stored, "incarnation": "../x"}, {**stored, "more": 1}, [], None):
+    for broken in (
+        {**stored, "state": "lost"},
+        {**stored, "incarnation": "../x"},
+        {**stored, "more": 1},
+        [],
+        None,
+    ):
         with pytest.raises(MalformedDocumentError) as caught:
             parse_stored_entry(StoredTable, broken, "it")
         assert caught.value.document == "the stored entry of it"
@@ -152,7 +169,14 @@ def test_an_entry_is_read_as_it_was_stored_and_what_is_none_is_told() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"partitions": 0}, {"partitions": 65_537}, {"partitions": True}, {"partitions": 2.0}, {"longest_key": -1}]
+    "wrong",
+    [
+        {"partitions": 0},
+        {"partitions": 65_537},
+        {"partitions": True},
+        {"partitions": 2.0},
+        {"longest_key": -1},
+    ],
 )
 def test_a_configuration_that_no_backend_could_keep_is_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError) as refused:
@@ -165,7 +189,9 @@ def test_names_of_letters_digits_and_three_signs_are_allowed(good: str) -> None:
     assert check_table_name("scope", good) == good
 
 
-@pytest.mark.parametrize("bad", ["", "_a", "a" * 256, "a/b", "a b", "ä", "a\n", "a\0", None, 7, b"a", "٣"])
+@pytest.mark.parametrize(
+    "bad", ["", "_a", "a" * 256, "a/b", "a b", "ä", "a\n", "a\0", None, 7, b"a", "٣"]
+)
 def test_other_names_are_refused(bad: object) -> None:
     with pytest.raises(InvalidNameError) as caught:
         check_table_name("scope", bad)  # type: ignore[arg-type]
@@ -173,7 +199,9 @@ def test_other_names_are_refused(bad: object) -> None:
 
 
 @given(st.binary(min_size=1, max_size=20), st.integers(1, 1000))
-def test_the_ranges_of_hashes_are_those_that_keys_are_placed_by(prefix: bytes, partitions: int) -> None:
+def test_the_ranges_of_hashes_are_those_that_keys_are_placed_by(
+    prefix: bytes, partitions: int
+) -> None:
     number = partition_of(prefix, partitions)
     first, last = hash_range(number, partitions)
     # Of 128 bits as one number, the low 64 are the first word.

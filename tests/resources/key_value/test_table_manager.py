@@ -1,4 +1,6 @@
-"""The manager of key-value tables: what it answers, races of managers, and crashes between its steps."""
+"""The manager of key-value tables: what it answers, races of managers, and crashes between its
+steps.
+"""
 
 from __future__ import annotations
 
@@ -75,7 +77,9 @@ def state(manager: KeyValueTableManager, name: str = "machines") -> str | None:
 
 
 def manager_table(manager: KeyValueTableManager, name: str) -> BlockingKeyValueTable[str, int]:
-    return BlockingKeyValueTable(manager.open("plant", name, key=TextSerializer(), value=IntegerSerializer()))
+    return BlockingKeyValueTable(
+        manager.open("plant", name, key=TextSerializer(), value=IntegerSerializer())
+    )
 
 
 # -- scopes
@@ -84,7 +88,13 @@ def manager_table(manager: KeyValueTableManager, name: str) -> BlockingKeyValueT
 def test_scopes_are_made_once_and_deleted_once(lake: Lake, backend: RememberedTables) -> None:
     manager = KeyValueTableManager(lake, backend)
     assert manager.list_scopes() == ()
-    assert [manager.create_scope(scope) for scope in ("b", "a", "b", "a-b", "a.b")] == [True, True, False, True, True]
+    assert [manager.create_scope(scope) for scope in ("b", "a", "b", "a-b", "a.b")] == [
+        True,
+        True,
+        False,
+        True,
+        True,
+    ]
     assert manager.list_scopes() == ("a", "a-b", "a.b", "b")
     assert manager.list_scopes(limit=2) == ("a", "a-b")
     assert manager.list_scopes(after="a-b", limit=5) == ("a.b", "b")
@@ -115,7 +125,9 @@ def test_a_missing_scope_is_an_error_of_every_call(manager: KeyValueTableManager
         assert caught.value.scope == "none"
 
 
-def test_names_that_are_not_allowed_are_refused_by_every_call(manager: KeyValueTableManager) -> None:
+def test_names_that_are_not_allowed_are_refused_by_every_call(
+    manager: KeyValueTableManager,
+) -> None:
     for bad in ("", "_a", "a/b", "a" * 256, "ü"):
         calls = [
             lambda bad=bad: manager.create_scope(bad),
@@ -146,18 +158,27 @@ def test_a_table_is_created_once_and_other_configurations_are_refused(
     for other in (KeyValueTableConfiguration(5), KeyValueTableConfiguration(4, longest_key=9)):
         with pytest.raises(KeyValueTableExistsError):
             manager.create("plant", "machines", other)
-    with pytest.raises(KeyValueTableExistsError, match=r"space='memory:.*wanted: space='elsewhere'") as caught:
-        KeyValueTableManager(manager.lake, RememberedTables("elsewhere")).create("plant", "machines", FOUR)
+    with pytest.raises(
+        KeyValueTableExistsError, match=r"space='memory:.*wanted: space='elsewhere'"
+    ) as caught:
+        KeyValueTableManager(manager.lake, RememberedTables("elsewhere")).create(
+            "plant", "machines", FOUR
+        )
     assert (caught.value.scope, caught.value.table) == ("plant", "machines")
     assert list(backend.tables.values()) == ["open"]
 
 
-def test_limits_are_updated_and_another_number_of_partitions_is_refused(manager: KeyValueTableManager) -> None:
+def test_limits_are_updated_and_another_number_of_partitions_is_refused(
+    manager: KeyValueTableManager,
+) -> None:
     with pytest.raises(KeyValueTableNotFoundError):
         manager.update("plant", "machines", FOUR)
     manager.create("plant", "machines", FOUR)
     wider = KeyValueTableConfiguration(4, longest_value=100)
-    assert [manager.update("plant", "machines", wider), manager.update("plant", "machines", wider)] == [True, False]
+    assert [
+        manager.update("plant", "machines", wider),
+        manager.update("plant", "machines", wider),
+    ] == [True, False]
     assert manager.get_configuration("plant", "machines") == wider
     with pytest.raises(KeyValueTableError) as caught:
         manager.update("plant", "machines", KeyValueTableConfiguration(3))
@@ -166,7 +187,9 @@ def test_limits_are_updated_and_another_number_of_partitions_is_refused(manager:
         manager.create("plant", "machines", FOUR)
 
 
-def test_a_table_is_sealed_once_and_deleted_once(manager: KeyValueTableManager, backend: RememberedTables) -> None:
+def test_a_table_is_sealed_once_and_deleted_once(
+    manager: KeyValueTableManager, backend: RememberedTables
+) -> None:
     assert manager.delete("plant", "machines") is False
     with pytest.raises(KeyValueTableNotFoundError):
         manager.seal("plant", "machines")
@@ -175,14 +198,19 @@ def test_a_table_is_sealed_once_and_deleted_once(manager: KeyValueTableManager, 
     assert [manager.seal("plant", "machines"), manager.seal("plant", "machines")] == [True, False]
     assert list(backend.tables.values()) == ["sealed"]
     assert manager.create("plant", "machines", FOUR) is False
-    assert [manager.delete("plant", "machines"), manager.delete("plant", "machines")] == [True, False]
+    assert [manager.delete("plant", "machines"), manager.delete("plant", "machines")] == [
+        True,
+        False,
+    ]
     assert backend.tables == {}
     assert manager.create("plant", "machines", FOUR) is True
     assert manager.describe("plant", "machines").incarnation != first
     assert state(manager) == "active"
 
 
-def test_tables_are_listed_in_order_and_on_from_where_one_was(manager: KeyValueTableManager) -> None:
+def test_tables_are_listed_in_order_and_on_from_where_one_was(
+    manager: KeyValueTableManager,
+) -> None:
     made = ["a", "a-b", "a.b", "b", "z9", "C"]
     manager.create_scope("plant-2")
     manager.create("plant-2", "other", FOUR)
@@ -199,17 +227,23 @@ def test_tables_are_listed_in_order_and_on_from_where_one_was(manager: KeyValueT
     assert caught.value.argument == "limit"
 
 
-def test_segments_tell_the_hashes_of_each_partition_and_where_it_lives(manager: KeyValueTableManager) -> None:
+def test_segments_tell_the_hashes_of_each_partition_and_where_it_lives(
+    manager: KeyValueTableManager,
+) -> None:
     manager.create("plant", "machines", KeyValueTableConfiguration(3))
     segments = manager.segments("plant", "machines")
     incarnation = manager.describe("plant", "machines").incarnation
-    assert [segment.location for segment in segments] == [f"{manager.lake.url}/{incarnation}/{n}" for n in range(3)]
+    assert [segment.location for segment in segments] == [
+        f"{manager.lake.url}/{incarnation}/{n}" for n in range(3)
+    ]
     assert (segments[0].first_hash, segments[-1].last_hash) == (0, 2**52 - 1)
     with pytest.raises(KeyValueTableNotFoundError):
         manager.segments("plant", "others")
 
 
-def test_an_entry_that_cannot_be_read_is_told_of_and_stops_no_other(manager: KeyValueTableManager) -> None:
+def test_an_entry_that_cannot_be_read_is_told_of_and_stops_no_other(
+    manager: KeyValueTableManager,
+) -> None:
     manager.create("plant", "machines", FOUR)
     namespace = MetadataStore(manager.lake).namespace(NAMESPACE, "all")
     namespace.transact(lambda _: ({"plant/newer": {"format": 9}}, None), by="a newer release")
@@ -218,7 +252,10 @@ def test_an_entry_that_cannot_be_read_is_told_of_and_stops_no_other(manager: Key
     assert "has format 9; this release of Adjunct reads format 1" in str(newer.problem)
     with pytest.raises(MalformedDocumentError, match="Upgrade dagster-adjunct"):
         manager.delete("plant", "newer")
-    assert [manager.unregister("plant", "newer"), manager.unregister("plant", "newer")] == [True, False]
+    assert [manager.unregister("plant", "newer"), manager.unregister("plant", "newer")] == [
+        True,
+        False,
+    ]
     assert names(manager) == ["machines"]
     assert manager.seal("plant", "machines")
 
@@ -237,11 +274,15 @@ def test_an_url_is_no_lake_and_told_how_to_open_it() -> None:
 
 
 def test_a_setting_that_a_backend_does_not_have_is_told_with_those_that_it_has() -> None:
-    with pytest.raises(ConfigurationError, match=r"'postgres'.*'dsn'.*It accepts dsn_env, connect, schema"):
+    with pytest.raises(
+        ConfigurationError, match=r"'postgres'.*'dsn'.*It accepts dsn_env, connect, schema"
+    ):
         backend_from({"backend": "postgres", "dsn": "PLANT_DSN"})
 
 
-def test_a_missing_variable_is_an_error_before_anything_is_stored(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_variable_is_an_error_before_anything_is_stored(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
     mistyped = KeyValueTableManager(lake, PostgresSegments(dsn_env="ADJUNCT_MISTYPED"))
     mistyped.create_scope("plant")
     with pytest.raises(ConfigurationError) as caught:
@@ -254,7 +295,9 @@ def test_a_missing_variable_is_an_error_before_anything_is_stored(lake: Lake, mo
         mistyped.create("plant", "t", FOUR)
     monkeypatch.delenv("ADJUNCT_MISTYPED")
     with pytest.raises(ConfigurationError) as caught:
-        KeyValueTableManager(lake, PostgresSegments(dsn_env="ADJUNCT_RIGHT")).create("plant", "t", FOUR)
+        KeyValueTableManager(lake, PostgresSegments(dsn_env="ADJUNCT_RIGHT")).create(
+            "plant", "t", FOUR
+        )
     assert caught.value.setting == "ADJUNCT_MISTYPED"
     assert "--unregister" in "".join(caught.value.__notes__)
 
@@ -277,12 +320,16 @@ def test_a_backend_with_other_settings_is_the_same_place(tmp_path: Path) -> None
     patient = KeyValueTableManager(lake, SqliteSegments(path, busy_timeout=60))
     assert patient.create("plant", "machines", FOUR) is False
     with pytest.raises(KeyValueTableExistsError, match=r"elsewhere\.sqlite") as caught:
-        KeyValueTableManager(lake, SqliteSegments(tmp_path / "elsewhere.sqlite")).create("plant", "machines", FOUR)
+        KeyValueTableManager(lake, SqliteSegments(tmp_path / "elsewhere.sqlite")).create(
+            "plant", "machines", FOUR
+        )
     assert (caught.value.scope, caught.value.table) == ("plant", "machines")
     assert str(path) in patient.segments("plant", "machines")[0].location
 
 
-def test_without_a_backend_tables_lie_beside_a_local_lake_and_in_another_one(tmp_path: Path) -> None:
+def test_without_a_backend_tables_lie_beside_a_local_lake_and_in_another_one(
+    tmp_path: Path,
+) -> None:
     def own(lake: Lake) -> dict[str, Any]:
         return resolve_lake_backend(lake, lake_backends(lake)[0])
 
@@ -301,19 +348,27 @@ def test_a_table_lies_in_the_objects_of_a_lake_that_is_not_local() -> None:
     manager = KeyValueTableManager(lake)
     manager.create_scope("plant")
     assert manager.create("plant", "machines", FOUR) is True
-    assert KeyValueTableManager(lake, ObjectSegments(lake)).create("plant", "machines", FOUR) is False
+    assert (
+        KeyValueTableManager(lake, ObjectSegments(lake)).create("plant", "machines", FOUR) is False
+    )
     with manager_table(pickle.loads(pickle.dumps(manager)), "machines") as table:
         version = table.put("m1", 1)
         stored = table.get("m1")
     assert stored is not None
     assert (stored.value, stored.version) == (1, version)
     assert [item.key for item in lake.store.list("key-values/")] != []
-    (entry,) = [value for key, value in MetadataStore(lake).namespace(NAMESPACE, "all").read().items() if "/" in key]
+    (entry,) = [
+        value
+        for key, value in MetadataStore(lake).namespace(NAMESPACE, "all").read().items()
+        if "/" in key
+    ]
     assert entry["backend"] == {"lake": "objects"}
 
 
 @pytest.mark.parametrize("linked", [False, True])
-def test_the_tables_of_a_lake_that_is_copied_are_not_those_of_the_first(tmp_path: Path, linked: bool) -> None:
+def test_the_tables_of_a_lake_that_is_copied_are_not_those_of_the_first(
+    tmp_path: Path, linked: bool
+) -> None:
     (tmp_path / "link").symlink_to(tmp_path)
     opened_at = tmp_path / "link" if linked else tmp_path
     manager = KeyValueTableManager(open_lake(opened_at / "lake"))
@@ -328,15 +383,27 @@ def test_the_tables_of_a_lake_that_is_copied_are_not_those_of_the_first(tmp_path
     for name, backend in given.items():
         assert KeyValueTableManager(manager.lake, backend).create("plant", name, FOUR) is True
         if name != "claims":
-            assert KeyValueTableManager(manager.lake, backend).create("plant", "machines", FOUR) is False
-    assert KeyValueTableManager(manager.lake, ObjectSegments(tmp_path / "lake")).create("plant", "parts", FOUR) is True
+            assert (
+                KeyValueTableManager(manager.lake, backend).create("plant", "machines", FOUR)
+                is False
+            )
+    assert (
+        KeyValueTableManager(manager.lake, ObjectSegments(tmp_path / "lake")).create(
+            "plant", "parts", FOUR
+        )
+        is True
+    )
     for copy in ("lake", "lake.key-values.sqlite"):
         source, target = tmp_path / copy, tmp_path / copy.replace("lake", "copy", 1)
         shutil.copytree(source, target) if source.is_dir() else shutil.copyfile(source, target)
     copied = KeyValueTableManager(open_lake(tmp_path / "copy"))
     stored = dict(MetadataStore(copied.lake).namespace(NAMESPACE, "all").read().items())
     assert stored["plant/people"]["backend"] == {"lake": "sqlite", "busy_timeout": 3}
-    assert stored["plant/claims"]["backend"] == {"lake": "sqlite", "path": "claims.sqlite", "busy_timeout": 3}
+    assert stored["plant/claims"]["backend"] == {
+        "lake": "sqlite",
+        "path": "claims.sqlite",
+        "busy_timeout": 3,
+    }
     for name in ("machines", "places", "people", "claims", "parts"):
         assert str(tmp_path / "copy") in copied.segments("plant", name)[0].location
         assert copied.delete("plant", name) is True
@@ -370,7 +437,9 @@ def test_a_table_is_read_when_sealed_and_its_handles_end_when_it_is_deleted(tmp_
 # -- races
 
 
-def test_of_managers_that_race_exactly_one_is_told_that_it_was_the_one(lake: Lake, backend: RememberedTables) -> None:
+def test_of_managers_that_race_exactly_one_is_told_that_it_was_the_one(
+    lake: Lake, backend: RememberedTables
+) -> None:
     managers = [KeyValueTableManager(lake, backend) for _ in range(6)]
     with ThreadPoolExecutor(len(managers)) as threads:
         for number in range(5):
@@ -383,13 +452,17 @@ def test_of_managers_that_race_exactly_one_is_told_that_it_was_the_one(lake: Lak
     assert backend.tables == {}
 
 
-def test_racing_creators_of_two_configurations_make_one_of_them(lake: Lake, backend: RememberedTables) -> None:
+def test_racing_creators_of_two_configurations_make_one_of_them(
+    lake: Lake, backend: RememberedTables
+) -> None:
     manager = KeyValueTableManager(lake, backend)
     manager.create_scope("plant")
 
     def create(partitions: int) -> object:
         try:
-            return KeyValueTableManager(lake, backend).create("plant", "t", KeyValueTableConfiguration(partitions))
+            return KeyValueTableManager(lake, backend).create(
+                "plant", "t", KeyValueTableConfiguration(partitions)
+            )
         except KeyValueTableExistsError:
             return "refused"
 
@@ -422,7 +495,10 @@ def test_of_processes_that_race_exactly_one_is_told_that_it_was_the_one(tmp_path
     lake = open_lake(tmp_path / "lake")
     KeyValueTableManager(lake, RememberedTables("here")).create_scope("first")
     command = [sys.executable, "-c", _RACER, lake.url]
-    racers = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(3)]
+    racers = [
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        for _ in range(3)
+    ]
     for racer in racers:
         assert racer.stdout is not None
         assert racer.stdout.readline() == "ready\n"
@@ -488,7 +564,9 @@ def test_a_delete_that_dies_is_finished_by_the_next_call(
     backend.die_at(when, "delete")
     with pytest.raises(Died):
         manager.delete("plant", "machines")
-    assert [(table.name, table.state) for table in manager.list("plant")] == [("machines", "deleting")]
+    assert [(table.name, table.state) for table in manager.list("plant")] == [
+        ("machines", "deleting")
+    ]
     with pytest.raises(KeyValueTableNotFoundError):
         manager.get_configuration("plant", "machines")
     if next_call == "delete":
@@ -522,7 +600,9 @@ def test_a_sealer_that_is_late_has_sealed_the_table_before_it_was_deleted(
 ) -> None:
     manager.create("plant", "machines", FOUR)
     late = RememberedTables(manager.lake.url)
-    late.before = lambda step: None if step != "seal" else manager.delete("plant", "machines") and None
+    late.before = lambda step: (
+        None if step != "seal" else manager.delete("plant", "machines") and None
+    )
     assert KeyValueTableManager(manager.lake, late).seal("plant", "machines") is True
     assert (names(manager), backend.tables) == ([], {})
 
@@ -576,8 +656,9 @@ def test_an_ending_that_the_backend_refuses_has_not_begun(
     other.before = refuse
     with pytest.raises(TableAccessError, match="must be owner") as refused:
         getattr(KeyValueTableManager(manager.lake, other), ending)("plant", "machines")
-    assert "Nothing was started: key-value table 'plant/machines' stays in the state 'active'" in str(
-        refused.value.__notes__
+    assert (
+        "Nothing was started: key-value table 'plant/machines' stays in the state 'active'"
+        in str(refused.value.__notes__)
     )
     assert busy == []
     assert state(manager) == "active"
@@ -594,7 +675,10 @@ def test_a_table_that_took_the_place_of_the_one_asked_about_is_asked_about_itsel
 
     def made_anew(step: str) -> None:
         other.before = refusing
-        assert [manager.delete("plant", "machines"), manager.create("plant", "machines", FOUR)] == [True, True]
+        assert [manager.delete("plant", "machines"), manager.create("plant", "machines", FOUR)] == [
+            True,
+            True,
+        ]
 
     other.before = made_anew
     with pytest.raises(TableAccessError, match="must be owner"):

@@ -1,4 +1,6 @@
-"""Blocking tables of counts, over any backend, and what is done with them in several processes and threads."""
+"""Blocking tables of counts, over any backend, and what is done with them in several processes
+and threads.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ Counts = BlockingKeyValueTable[str, int]
 
 def counts_in(backend: SegmentBackend, table: TableId) -> Counts:
     declared = KeyValueTableConfiguration(1)
-    return BlockingKeyValueTable(KeyValueTable(table, declared, backend, TextSerializer(), IntegerSerializer()))
+    return BlockingKeyValueTable(
+        KeyValueTable(table, declared, backend, TextSerializer(), IntegerSerializer())
+    )
 
 
 def count_up(counts: Counts, key: str) -> None:

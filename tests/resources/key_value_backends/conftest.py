@@ -8,7 +8,11 @@ import pytest
 
 from dagster_adjunct.resources.key_value.segment import SegmentBackend, TableId
 from tests.resources.key_value_backends.segment_handle import Handle, Run
-from tests.resources.key_value_backends.segment_stores import SEGMENT_STORES, SegmentStore, new_table_id
+from tests.resources.key_value_backends.segment_stores import (
+    SEGMENT_STORES,
+    SegmentStore,
+    new_table_id,
+)
 
 
 @pytest.fixture(scope="module", params=SEGMENT_STORES)

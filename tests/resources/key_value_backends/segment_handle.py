@@ -1,4 +1,6 @@
-"""A segment as a test uses it: blocking, with changes in few words and what is stored as a dictionary."""
+"""A segment as a test uses it: blocking, with changes in few words and what is stored as a
+dictionary.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +69,10 @@ class Request:
     @staticmethod
     def of(changes: Iterable[SegmentChange]) -> Request:
         token = new_token()
-        versioned = (change._replace(version=make_version(token, place)) for place, change in enumerate(changes))
+        versioned = (
+            change._replace(version=make_version(token, place))
+            for place, change in enumerate(changes)
+        )
         return Request(token, tuple(versioned))
 
     @property
@@ -107,7 +112,9 @@ class Handle:
         [entry] = self.get(key)
         return None if entry is None else entry.value
 
-    def pages(self, within: KeyRange | None = None, limit: int = 7, *, values: bool = True) -> list[list[StoredEntry]]:
+    def pages(
+        self, within: KeyRange | None = None, limit: int = 7, *, values: bool = True
+    ) -> list[list[StoredEntry]]:
         """Return all pages of a range, each begun behind the one before."""
         left = KeyRange() if within is None else within
         pages: list[list[StoredEntry]] = []
@@ -116,7 +123,9 @@ class Handle:
             left = left.after(page[-1].key)
         return pages
 
-    def entries(self, within: KeyRange | None = None, limit: int = 7, *, values: bool = True) -> list[StoredEntry]:
+    def entries(
+        self, within: KeyRange | None = None, limit: int = 7, *, values: bool = True
+    ) -> list[StoredEntry]:
         return [entry for page in self.pages(within, limit, values=values) for entry in page]
 
     def stored(self, family: str | None = None) -> Stored:

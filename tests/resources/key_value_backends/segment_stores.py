@@ -1,6 +1,7 @@
 """Backends of key-value tables under test, one function a kind: each gives a way to reach a store.
 
-Those that need a server get it by `request.getfixturevalue`, and say so: `marks=pytest.mark.server`.
+Those that need a server get it by `request.getfixturevalue`, and say so:
+`marks=pytest.mark.server`.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ class SegmentStore:
     """`backend()` is a new object each time, as another process would make it."""
 
     backend: Callable[[], SegmentBackend]
-    environment: Mapping[str, str] = field(default_factory=dict)  # what another process needs to reach it
+    environment: Mapping[str, str] = field(
+        default_factory=dict
+    )  # what another process needs to reach it
     in_loop: bool = True  # whether its segments are awaited in an event loop
 
     @contextmanager
@@ -63,7 +66,10 @@ def dynamodb(request: pytest.FixtureRequest, folder: Path) -> SegmentStore:
         patch.setenv(name, value)
     return SegmentStore(
         lambda: DynamoDbSegments(
-            region=REGION, endpoint_url=server.endpoint, credentials_env=tuple(environment), prefix="suite-"
+            region=REGION,
+            endpoint_url=server.endpoint,
+            credentials_env=tuple(environment),
+            prefix="suite-",
         ),
         environment,
     )
@@ -89,7 +95,12 @@ def objects_in_s3(request: pytest.FixtureRequest, folder: Path) -> SegmentStore:
 
 def postgres(request: pytest.FixtureRequest, folder: Path) -> SegmentStore:
     server = request.getfixturevalue("postgres_server")
-    connect = {"host": "127.0.0.1", "port": str(server.port), "user": "adjunct", "dbname": "adjunct"}
+    connect = {
+        "host": "127.0.0.1",
+        "port": str(server.port),
+        "user": "adjunct",
+        "dbname": "adjunct",
+    }
     return SegmentStore(lambda: PostgresSegments(connect=connect))
 
 
@@ -115,8 +126,16 @@ SEGMENT_STORES = [
 ]
 WITHOUT_LOOP = [
     pytest.param(objects_without_loop, id="objects-without-loop"),
-    pytest.param(postgres_without_loop, id="postgres-without-loop", marks=[pytest.mark.server, pytest.mark.long]),
-    pytest.param(dynamodb_without_loop, id="dynamodb-without-loop", marks=[pytest.mark.server, pytest.mark.long]),
+    pytest.param(
+        postgres_without_loop,
+        id="postgres-without-loop",
+        marks=[pytest.mark.server, pytest.mark.long],
+    ),
+    pytest.param(
+        dynamodb_without_loop,
+        id="dynamodb-without-loop",
+        marks=[pytest.mark.server, pytest.mark.long],
+    ),
 ]
 # Asked so often that slow servers take long: those at length only.
 QUICK_STORES = [

@@ -1,4 +1,6 @@
-"""What DynamoDB may answer and DynamoDB Local never does: conflicts, throttling, keys that were not processed."""
+"""What DynamoDB may answer and DynamoDB Local never does: conflicts, throttling, keys that were
+not processed.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,11 @@ from dagster_adjunct.resources.key_value.segment import (
 )
 from dagster_adjunct.resources.key_value_backends import dynamodb
 from dagster_adjunct.resources.key_value_backends.dynamodb import DynamoDbSegment, DynamoDbSegments
-from dagster_adjunct.resources.key_value_backends.dynamodb_layout import PURGE_AFTER, SegmentLayout, TableCalls
+from dagster_adjunct.resources.key_value_backends.dynamodb_layout import (
+    PURGE_AFTER,
+    SegmentLayout,
+    TableCalls,
+)
 from tests.resources.key_value_backends.segment_handle import Run
 
 TABLE = TableId("tests", "fruit", "0123456789abcdef")
@@ -46,7 +52,9 @@ def refused(code: str, **more: Any) -> ClientError:
 
 
 def cancelled(*codes: str, versions: tuple[bytes | None, ...] = ()) -> ClientError:
-    """A transaction cancelled with these reasons, that of the gate first, and the items that conditions met."""
+    """A transaction cancelled with these reasons, that of the gate first, and the items that
+    conditions met.
+    """
     reasons: list[dict[str, Any]] = [{"Code": code} for code in codes]
     for reason, version in zip(reasons[1:], versions, strict=False):
         if version is not None:
@@ -120,7 +128,10 @@ def apply(segment: DynamoDbSegment, *, repeated: bool = False) -> None:
 
 def test_a_conflicting_write_is_retried_each_time_with_another_token() -> None:
     script = Script(
-        cancelled(CONFLICT, NONE, NONE), cancelled(NONE, CONFLICT, NONE), cancelled(NONE, NONE, CONFLICT), OK
+        cancelled(CONFLICT, NONE, NONE),
+        cancelled(NONE, CONFLICT, NONE),
+        cancelled(NONE, NONE, CONFLICT),
+        OK,
     )
     apply(segment_of(script))
     assert script.tokens == ["0", "1", "2", "3"]
@@ -130,7 +141,8 @@ def test_a_conflicting_write_is_retried_each_time_with_another_token() -> None:
 def test_a_conflict_next_to_a_failed_condition_is_checked_again() -> None:
     versions = (b"v of a", b"v of b")
     script = Script(
-        cancelled(NONE, FAILED, CONFLICT, versions=versions), cancelled(CONFLICT, FAILED, FAILED, versions=versions)
+        cancelled(NONE, FAILED, CONFLICT, versions=versions),
+        cancelled(CONFLICT, FAILED, FAILED, versions=versions),
     )
     with pytest.raises(ConditionsFailed) as failed:
         apply(segment_of(script))
@@ -178,7 +190,14 @@ def test_a_lost_try_is_asked_about_under_its_own_token() -> None:
 
 
 def test_what_was_not_found_out_of_a_lost_try_is_not_told_as_nothing_happened() -> None:
-    script = Script(LOST, UNREACHED, refused("ThrottlingException"), cancelled(NONE, CONFLICT, NONE), UNREACHED, OK)
+    script = Script(
+        LOST,
+        UNREACHED,
+        refused("ThrottlingException"),
+        cancelled(NONE, CONFLICT, NONE),
+        UNREACHED,
+        OK,
+    )
     segment = segment_of(script)
     for repeated in (False, True, True, True):
         with pytest.raises(ReplyLostError):
@@ -200,7 +219,9 @@ def test_a_repeat_that_does_not_get_as_far_as_the_write_knows_nothing_of_it_eith
         apply(segment, repeated=True)
 
 
-def test_a_copy_of_a_try_that_stays_under_way_is_not_told_as_nothing_happened(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_copy_of_a_try_that_stays_under_way_is_not_told_as_nothing_happened(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(dynamodb, "PATIENCE", 0.05)
     script = Script(cancelled(NONE, CONFLICT, NONE), *[UNDER_WAY] * 1000)
     segment = segment_of(script)
@@ -221,7 +242,9 @@ def test_after_the_token_of_a_lost_try_was_burnt_its_refusal_is_told() -> None:
     assert failed.value.found == {0: None}
     burning = script.asked[-1]
     assert burning["ClientRequestToken"] == script.asked[0]["ClientRequestToken"]
-    assert not {"a", "b"} & {str(item.get("Put", {}).get("Item", {}).get("s")) for item in burning["TransactItems"]}
+    assert not {"a", "b"} & {
+        str(item.get("Put", {}).get("Item", {}).get("s")) for item in burning["TransactItems"]
+    }
 
 
 def test_a_lost_try_whose_token_was_burnt_before_is_followed_by_a_new_one() -> None:
@@ -257,7 +280,11 @@ def test_a_server_that_remembers_cancelled_requests_is_believed() -> None:
 def test_a_try_rejected_by_newer_gates_is_followed_by_one_with_listed_families() -> None:
     newer = refused(
         "TransactionCanceledException",
-        CancellationReasons=[{"Code": FAILED, "Item": {"n": {"N": "7"}}}, {"Code": NONE}, {"Code": NONE}],
+        CancellationReasons=[
+            {"Code": FAILED, "Item": {"n": {"N": "7"}}},
+            {"Code": NONE},
+            {"Code": NONE},
+        ],
     )
     script = Script(LOST, newer, OK)
     segment = segment_of(script)
@@ -282,14 +309,24 @@ class ScriptOfNewFamilies(Script):
 
 
 @pytest.mark.parametrize(
-    "answer", [refused("AccessDeniedException"), LOST, {}, {"Item": {"n": {"S": "odd"}}}, {"Item": BEYOND, **THEN}]
+    "answer",
+    [
+        refused("AccessDeniedException"),
+        LOST,
+        {},
+        {"Item": {"n": {"S": "odd"}}},
+        {"Item": BEYOND, **THEN},
+    ],
 )
 def test_a_write_is_done_though_families_can_not_be_forgotten_after_it(
     answer: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     script = ScriptOfNewFamilies(OK, answer)
     families = [table_key(family_prefix(f"f{number}"), b"a") for number in range(PURGE_AFTER)]
-    changes = [SegmentChange(one, b"1", make_version(TOKEN, number), ABSENT) for number, one in enumerate(families)]
+    changes = [
+        SegmentChange(one, b"1", make_version(TOKEN, number), ABSENT)
+        for number, one in enumerate(families)
+    ]
     _run[0](segment_of(script).apply(changes, TOKEN))
     assert len(script.asked) == 2
     assert "stay in its list for now" in caplog.text
@@ -317,7 +354,9 @@ def test_a_read_without_an_answer_may_be_repeated(answer: Exception) -> None:
         _run[0](segment_of(Script(answer)).get([key(b"a")]))
 
 
-@pytest.mark.parametrize("other", [{"d": {"B": b""}}, {"v": {"S": "1"}, "d": {"B": b""}}, {"v": {"B": b"v"}}])
+@pytest.mark.parametrize(
+    "other", [{"d": {"B": b""}}, {"v": {"S": "1"}, "d": {"B": b""}}, {"v": {"B": b"v"}}]
+)
 def test_items_that_something_else_has_written_are_told(other: dict[str, Any]) -> None:
     layout = SegmentLayout(0)
     item = {**layout.entry(key(b"a")), **other}
@@ -326,12 +365,16 @@ def test_items_that_something_else_has_written_are_told(other: dict[str, Any]) -
         ({"Responses": {NAME: [item]}}, lambda segment: segment.get([key(b"a"), key(b"b")])),
         ({"Items": [item]}, lambda segment: segment.page(KeyRange(key(b"")), 1, values=True)),
     ):
-        with pytest.raises(TableError, match=f"tests/fruit in DynamoDB, table {NAME}: an item has no "):
+        with pytest.raises(
+            TableError, match=f"tests/fruit in DynamoDB, table {NAME}: an item has no "
+        ):
             _run[0](read(segment_of(Script(answer))))
 
 
 def test_pages_without_anything_in_the_range_do_not_end_it() -> None:
-    items = [{"s": {"B": b"\1" + name}, "v": {"B": b"v"}, "d": {"B": b""}} for name in (b"a", b"b", b"c")]
+    items = [
+        {"s": {"B": b"\1" + name}, "v": {"B": b"v"}, "d": {"B": b""}} for name in (b"a", b"b", b"c")
+    ]
     script = Script(
         {"Items": [], "LastEvaluatedKey": {"s": {"B": b"\1"}}},
         {"Items": items[:1], "LastEvaluatedKey": {"s": {"B": b"\1a"}}},

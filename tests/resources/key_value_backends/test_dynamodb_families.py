@@ -1,4 +1,6 @@
-"""The list of families in DynamoDB Local: those without entries leave it, and no entry is in one that is not listed."""
+"""The list of families in DynamoDB Local: those without entries leave it, and no entry is in one
+that is not listed.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,11 @@ from dagster_adjunct.resources.key_value.segment import (
 )
 from dagster_adjunct.resources.key_value_backends import dynamodb, dynamodb_layout
 from dagster_adjunct.resources.key_value_backends.dynamodb import DynamoDbSegment, DynamoDbSegments
-from dagster_adjunct.resources.key_value_backends.dynamodb_layout import FamilyList, SegmentLayout, TableCalls
+from dagster_adjunct.resources.key_value_backends.dynamodb_layout import (
+    FamilyList,
+    SegmentLayout,
+    TableCalls,
+)
 from tests.rounds import rounds
 from tests.servers.dynamodb import DynamoDbServer, new_name
 from tests.servers.tcp_proxy import TcpProxy
@@ -52,9 +58,11 @@ def table(backend: DynamoDbSegments) -> Iterator[TableId]:
 
 @pytest.fixture
 def eager(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each family without entries is worth a term, and nothing has to settle: the server does one thing at a time.
+    """Each family without entries is worth a term, and nothing has to settle: the server does one
+    thing at a time.
 
-    Who writes looks at the list only where a test does: else one write in some dozen would make requests of its own.
+    Who writes looks at the list only where a test does: else one write in some dozen would make
+    requests of its own.
     """
     monkeypatch.setattr(dynamodb_layout, "PURGE_AFTER", 1_000_000_000)
     monkeypatch.setattr(dynamodb_layout, "SETTLING_SECONDS", 0)
@@ -66,7 +74,9 @@ def eager(monkeypatch: pytest.MonkeyPatch) -> None:
 class Interrupted(TableCalls):
     """Calls of which one, counted from 0, is held up until something else was done."""
 
-    def __init__(self, table: TableId, at: int = -1, meanwhile: Callable[[], Awaitable[Any]] | None = None) -> None:
+    def __init__(
+        self, table: TableId, at: int = -1, meanwhile: Callable[[], Awaitable[Any]] | None = None
+    ) -> None:
         backend = DynamoDbSegments()
         super().__init__(table, name_of(backend, table), backend._connect, 1)
         self._at, self._meanwhile = at, meanwhile
@@ -132,7 +142,10 @@ def listed(server: DynamoDbServer, table: TableId) -> set[bytes]:
 
 
 def test_families_of_jobs_that_are_over_leave_the_list_and_those_with_entries_stay(
-    backend: DynamoDbSegments, table: TableId, dynamodb: DynamoDbServer, monkeypatch: pytest.MonkeyPatch
+    backend: DynamoDbSegments,
+    table: TableId,
+    dynamodb: DynamoDbServer,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(dynamodb_layout, "SETTLING_SECONDS", 0)
     monkeypatch.setattr(dynamodb_layout, "PURGE_AFTER", 16)
@@ -183,7 +196,9 @@ def test_no_entry_is_missed_if_an_insert_precedes_any_request_of_a_purge(
     outcomes = set()
 
     async def interleave(at: int) -> bool:
-        """Insert before the request `at` into a family that the writer knows by heart; False where there is none."""
+        """Insert before the request `at` into a family that the writer knows by heart; False
+        where there is none.
+        """
         family = f"f{at:03d}"
         writer = backend.open(table, 0)
         await write(writer, key(family))
@@ -221,7 +236,9 @@ def test_no_entry_is_missed_if_a_purge_precedes_any_request_of_an_insert(
                 seen = set()
                 plain = Interrupted(table)
 
-                async def forget(plain: Interrupted = plain, family: str = family, seen: set = seen) -> None:
+                async def forget(
+                    plain: Interrupted = plain, family: str = family, seen: set = seen
+                ) -> None:
                     for _ in range(2):
                         await FamilyList(plain, LAYOUT).purge()
                     seen.add(family_prefix(family) in listed(dynamodb, table))
@@ -244,7 +261,9 @@ def test_no_entry_is_missed_if_a_purge_precedes_any_request_of_an_insert(
 def test_a_write_that_learns_a_newer_term_is_sent_again_after_a_slow_connect(
     backend: DynamoDbSegments, table: TableId, eager: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As on a machine that has much to do: a handle's first request took longer than a write may meet others."""
+    """As on a machine that has much to do: a handle's first request took longer than a write may
+    meet others.
+    """
 
     async def work() -> None:
         old = Interrupted(table)
@@ -256,7 +275,9 @@ def test_a_write_that_learns_a_newer_term_is_sent_again_after_a_slow_connect(
         calls = Interrupted(table, 0, lambda: asyncio.sleep(0.3))
         monkeypatch.setattr(dynamodb, "PATIENCE", 0.2)
         await DynamoDbSegment(calls, LAYOUT).apply(
-            [SegmentChange(key("f"), b"v", make_version(new_token(), 0), ANYTHING)], new_token(), repeated=False
+            [SegmentChange(key("f"), b"v", make_version(new_token(), 0), ANYTHING)],
+            new_token(),
+            repeated=False,
         )
         assert await keys_of(segment) == [key("f")]
         await calls.close()
@@ -266,7 +287,11 @@ def test_a_write_that_learns_a_newer_term_is_sent_again_after_a_slow_connect(
 
 
 def test_families_are_purged_only_after_writes_past_a_gate_have_settled(
-    backend: DynamoDbSegments, table: TableId, dynamodb: DynamoDbServer, eager: None, monkeypatch: pytest.MonkeyPatch
+    backend: DynamoDbSegments,
+    table: TableId,
+    dynamodb: DynamoDbServer,
+    eager: None,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     calls = Interrupted(table)
 
@@ -308,7 +333,9 @@ def test_a_lost_write_is_applied_once_though_families_are_purged_meanwhile(
         await write(segment, key("learns"))
         if trouble == "lost-after":
             await write(other, key("learns"))
-            with pytest.raises(ReplyLostError):  # who has not sent it does not know its term, and does not guess
+            with pytest.raises(
+                ReplyLostError
+            ):  # who has not sent it does not know its term, and does not guess
                 await write(other, key("f"), b"mine", ABSENT, token=token, repeated=True)
         version = await write(segment, key("f"), b"mine", ABSENT, token=token, repeated=True)
         (found,) = await segment.get([key("f")])

@@ -78,14 +78,23 @@ def run(segment: TableSegment, work: Callable[[TableSegment], Awaitable[Any]]) -
     return asyncio.run(all_of_it())
 
 
-def put(key: bytes, value: bytes | None = b"", expected: Any = ANYTHING, *, family: str | None = "f") -> SegmentChange:
+def put(
+    key: bytes, value: bytes | None = b"", expected: Any = ANYTHING, *, family: str | None = "f"
+) -> SegmentChange:
     whole = table_key(family_prefix(family) if family else b"", key)
     return SegmentChange(whole, value, b"", expected)
 
 
-async def write(segment: TableSegment, *changes: SegmentChange, token: bytes | None = None, repeated: bool = False):
+async def write(
+    segment: TableSegment,
+    *changes: SegmentChange,
+    token: bytes | None = None,
+    repeated: bool = False,
+):
     token = token or new_token()
-    made = [change._replace(version=make_version(token, place)) for place, change in enumerate(changes)]
+    made = [
+        change._replace(version=make_version(token, place)) for place, change in enumerate(changes)
+    ]
     await segment.apply(made, token, repeated=repeated)
     return [change.version for change in made]
 
@@ -108,7 +117,9 @@ def test_a_table_is_created_once_and_does_not_exist_after_its_deletion(
     backend.create(table, 1)
     (entry,) = run(backend.open(table, 0), lambda segment: segment.get([put(b"k").key]))
     assert (entry.version, entry.value) == (kept[0], b"v")
-    (name,) = [name for name in dynamodb.client().list_tables()["TableNames"] if table.incarnation in name]
+    (name,) = [
+        name for name in dynamodb.client().list_tables()["TableNames"] if table.incarnation in name
+    ]
     assert name.startswith("adjunct-sss")
     assert "-ttt" in name
     assert len(name) == 255
@@ -116,7 +127,9 @@ def test_a_table_is_created_once_and_does_not_exist_after_its_deletion(
     segment = backend.open(table, 0)
     backend.delete(table, 1)
     backend.delete(table, 1)
-    assert not [name for name in dynamodb.client().list_tables()["TableNames"] if table.incarnation in name]
+    assert not [
+        name for name in dynamodb.client().list_tables()["TableNames"] if table.incarnation in name
+    ]
     for work in (
         lambda segment: write(segment, put(b"k")),
         lambda segment: segment.get([put(b"k").key]),
@@ -126,10 +139,18 @@ def test_a_table_is_created_once_and_does_not_exist_after_its_deletion(
             run(segment, work)
 
 
-def test_partitions_and_tables_do_not_see_each_other(backend: DynamoDbSegments, table: TableId) -> None:
-    run(backend.open(table, 0), lambda segment: write(segment, put(b"k", b"0"), put(b"k", b"0", family=None)))
+def test_partitions_and_tables_do_not_see_each_other(
+    backend: DynamoDbSegments, table: TableId
+) -> None:
+    run(
+        backend.open(table, 0),
+        lambda segment: write(segment, put(b"k", b"0"), put(b"k", b"0", family=None)),
+    )
     other = backend.open(table, 1)
-    assert run(other, lambda segment: segment.get([put(b"k").key, put(b"k", family=None).key])) == [None, None]
+    assert run(other, lambda segment: segment.get([put(b"k").key, put(b"k", family=None).key])) == [
+        None,
+        None,
+    ]
     assert run(other, lambda segment: segment.page(KeyRange(), 10, values=True)).entries() == []
 
 
@@ -142,22 +163,40 @@ def test_any_range_of_table_keys_comes_in_their_order_whatever_the_page_size(
 ) -> None:
     chosen = random.Random(5)
     keys = sorted({put(key, family=family).key for family in FAMILIES for key in KEYS})
-    bounds = [b"", b"\0", b"\0\0", b"\0\1", b"\0\2", b"\x80\0", b"\xff\xff", b"\0\1b", *chosen.sample(keys, 12)]
+    bounds = [
+        b"",
+        b"\0",
+        b"\0\0",
+        b"\0\1",
+        b"\0\2",
+        b"\x80\0",
+        b"\xff\xff",
+        b"\0\1b",
+        *chosen.sample(keys, 12),
+    ]
 
     async def work(segment: TableSegment) -> None:
         for start in range(0, len(keys), 40):
-            await write(segment, *(SegmentChange(key, b"v", b"") for key in keys[start : start + 40]))
+            await write(
+                segment, *(SegmentChange(key, b"v", b"") for key in keys[start : start + 40])
+            )
         for limit in (1, 7, 1000):
             assert await every_key(segment, KeyRange(), limit) == keys
-        for start, end in [(chosen.choice(bounds), chosen.choice([None, *bounds])) for _ in range(60)]:
+        for start, end in [
+            (chosen.choice(bounds), chosen.choice([None, *bounds])) for _ in range(60)
+        ]:
             expected = [key for key in keys if key >= start and (end is None or key < end)]
             assert await every_key(segment, KeyRange(start, end), 9) == expected, (start, end)
         for family in FAMILIES[1:]:
             within = family_range(family_prefix(family))
-            assert await every_key(segment, within, 3) == sorted(put(key, family=family).key for key in KEYS)
+            assert await every_key(segment, within, 3) == sorted(
+                put(key, family=family).key for key in KEYS
+            )
         # Families whose keys are gone are passed over.
         await write(segment, *(SegmentChange(key, None, b"") for key in keys[1:-1:2]))
-        assert await every_key(segment, KeyRange(), 2) == [key for key in keys if key not in keys[1:-1:2]]
+        assert await every_key(segment, KeyRange(), 2) == [
+            key for key in keys if key not in keys[1:-1:2]
+        ]
 
     run(backend.open(table, 0), work)
 
@@ -169,16 +208,22 @@ def test_more_small_families_than_are_listed_at_once_come_in_their_order(
 
     async def work(segment: TableSegment) -> None:
         for start in range(0, len(keys), 99):
-            await write(segment, *(SegmentChange(key, b"v", b"") for key in keys[start : start + 99]))
+            await write(
+                segment, *(SegmentChange(key, b"v", b"") for key in keys[start : start + 99])
+            )
         assert [*(await segment.page(KeyRange(), 1000, values=True)).keys] == keys
         assert await every_key(segment, KeyRange(keys[3], keys[-3]), 150) == keys[3:-3]
 
     run(backend.open(table, 0), work)
 
 
-def test_changes_under_conditions_do_what_they_do_to_a_dict(backend: DynamoDbSegments, table: TableId) -> None:
+def test_changes_under_conditions_do_what_they_do_to_a_dict(
+    backend: DynamoDbSegments, table: TableId
+) -> None:
     chosen = random.Random(11)
-    keys = [put(key, family=family).key for family in (None, "f") for key in (b"", b"a", b"b", b"c")]
+    keys = [
+        put(key, family=family).key for family in (None, "f") for key in (b"", b"a", b"b", b"c")
+    ]
     model: dict[bytes, tuple[bytes, bytes]] = {}
     past: list[bytes] = [b"never there 1234"]
 
@@ -188,14 +233,19 @@ def test_changes_under_conditions_do_what_they_do_to_a_dict(backend: DynamoDbSeg
             changes = []
             for place, key in enumerate(chosen.sample(keys, chosen.randint(1, 4))):
                 held = model[key][0] if key in model else chosen.choice(past)
-                expected = chosen.choice([ANYTHING, ABSENT if key not in model else held, held, chosen.choice(past)])
+                expected = chosen.choice(
+                    [ANYTHING, ABSENT if key not in model else held, held, chosen.choice(past)]
+                )
                 value = chosen.choice([None, b"", b"v%d" % place])
                 changes.append(SegmentChange(key, value, make_version(token, place), expected))
             failing = {
                 place: model[change.key][0] if change.key in model else None
                 for place, change in enumerate(changes)
                 if (change.expected is ABSENT and change.key in model)
-                or (isinstance(change.expected, bytes) and model.get(change.key, (None,))[0] != change.expected)
+                or (
+                    isinstance(change.expected, bytes)
+                    and model.get(change.key, (None,))[0] != change.expected
+                )
             }
             if failing:
                 with pytest.raises(ConditionsFailed) as refused:
@@ -210,7 +260,9 @@ def test_changes_under_conditions_do_what_they_do_to_a_dict(backend: DynamoDbSeg
                         model[change.key] = change.version, change.value
                         past.append(change.version)
         entries = await segment.get([*keys, *keys])
-        assert [(e.version, e.value) if e else None for e in entries] == [model.get(key) for key in [*keys, *keys]]
+        assert [(e.version, e.value) if e else None for e in entries] == [
+            model.get(key) for key in [*keys, *keys]
+        ]
 
     run(backend.open(table, 1), work)
 
@@ -222,12 +274,22 @@ def test_a_thousand_keys_are_read_in_order_with_missing_and_repeated_ones(
 
     async def work(segment: TableSegment) -> None:
         for start in range(0, 300, 99):
-            await write(segment, *(SegmentChange(key, b"=" + key, b"") for key in keys[start : min(300, start + 99)]))
+            await write(
+                segment,
+                *(
+                    SegmentChange(key, b"=" + key, b"")
+                    for key in keys[start : min(300, start + 99)]
+                ),
+            )
         asked = random.Random(3).choices(keys, k=1000)
         entries = await segment.get(asked)
-        assert [e and e.value for e in entries] == [b"=" + key if keys.index(key) < 300 else None for key in asked]
+        assert [e and e.value for e in entries] == [
+            b"=" + key if keys.index(key) < 300 else None for key in asked
+        ]
         bare = await segment.get(asked, values=False)
-        assert [e and (e.key, e.version, e.value) for e in bare] == [e and (e.key, e.version, None) for e in entries]
+        assert [e and (e.key, e.version, e.value) for e in bare] == [
+            e and (e.key, e.version, None) for e in entries
+        ]
         assert await segment.get([]) == []
 
     run(backend.open(table, 0), work)
@@ -261,7 +323,9 @@ def test_values_within_the_limits_are_accepted_and_large_ones_make_short_pages(
     run(backend.open(table, 0), work)
 
 
-def test_nothing_is_written_to_a_sealed_table_though_it_is_read(backend: DynamoDbSegments, table: TableId) -> None:
+def test_nothing_is_written_to_a_sealed_table_though_it_is_read(
+    backend: DynamoDbSegments, table: TableId
+) -> None:
     segments = [backend.open(table, partition) for partition in range(2)]
     written: dict[int, int] = {0: 0, 1: 0}
     refused = [0]
@@ -280,7 +344,9 @@ def test_nothing_is_written_to_a_sealed_table_though_it_is_read(backend: DynamoD
             while not all(written.values()):
                 await asyncio.sleep(0.01)
             await asyncio.to_thread(backend.seal, table, 2)
-            return {key for segment in segments for key in await every_key(segment, KeyRange(), 1000)}
+            return {
+                key for segment in segments for key in await every_key(segment, KeyRange(), 1000)
+            }
 
         writers = [writer(number % 2, number) for number in range(6)]
         *_, sealed = await asyncio.gather(*writers, sealing())
@@ -387,7 +453,9 @@ def test_a_request_that_comes_late_is_not_applied_after_its_repeat_was_refused(
     run(behind(proxy, read_timeout=5.0).open(table, 0), work)
 
 
-def test_a_server_out_of_reach_is_told_as_that_and_nothing_happened(proxy: TcpProxy, dynamodb: DynamoDbServer) -> None:
+def test_a_server_out_of_reach_is_told_as_that_and_nothing_happened(
+    proxy: TcpProxy, dynamodb: DynamoDbServer
+) -> None:
     backend = behind(proxy)
     table = new_table()
     backend.create(table, 1)
@@ -395,7 +463,11 @@ def test_a_server_out_of_reach_is_told_as_that_and_nothing_happened(proxy: TcpPr
     async def work(segment: TableSegment) -> None:
         await write(segment, put(b"k"))
         proxy.refuse()
-        for call in (write(segment, put(b"k")), segment.get([put(b"k").key]), segment.page(KeyRange(), 1, values=True)):
+        for call in (
+            write(segment, put(b"k")),
+            segment.get([put(b"k").key]),
+            segment.page(KeyRange(), 1, values=True),
+        ):
             with pytest.raises(TableUnavailableError):
                 await call
         proxy.accept()
@@ -411,7 +483,10 @@ def test_a_backend_travels_without_secrets_and_refuses_what_can_not_work(
     monkeypatch.setenv("THEIR_ID", "adjuncttest")
     monkeypatch.setenv("THEIR_SECRET", "hidden-secret")
     backend = DynamoDbSegments(
-        region="us-east-1", endpoint_url=dynamodb.endpoint, credentials_env=("THEIR_ID", "THEIR_SECRET"), prefix="p."
+        region="us-east-1",
+        endpoint_url=dynamodb.endpoint,
+        credentials_env=("THEIR_ID", "THEIR_SECRET"),
+        prefix="p.",
     )
     described = describe_backend(backend)
     again = [backend_from(described), pickle.loads(pickle.dumps(backend))]

@@ -8,7 +8,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tests.resources.key_value_backends.blocking_counts import Counts, count_up, count_up_in_a_child, counts_in
+from tests.resources.key_value_backends.blocking_counts import (
+    Counts,
+    count_up,
+    count_up_in_a_child,
+    counts_in,
+)
 from tests.resources.key_value_backends.segment_stores import SegmentStore, dynamodb
 
 pytestmark = pytest.mark.server
@@ -45,10 +50,14 @@ def test_threads_share_a_client_and_no_change_is_lost(counts):
 def test_keys_and_families_beyond_one_request_are_asked_for_together(counts):
     expected = {f"{number:03d}": number for number in range(230)}
     for start in range(0, 230, 50):
-        counts.put_all([(key, expected[key]) for key in list(expected)[start : start + 50]], family="f")
+        counts.put_all(
+            [(key, expected[key]) for key in list(expected)[start : start + 50]], family="f"
+        )
     for number in range(5):
         counts.put("k", number, family=f"g{number}")
-    assert [entry.value for entry in counts.get_all(expected, family="f")] == list(expected.values())
+    assert [entry.value for entry in counts.get_all(expected, family="f")] == list(
+        expected.values()
+    )
     entries = [entry for page in counts.all_entries(page_size=40) for entry in page.items]
     assert {(entry.key.family, entry.key.key): entry.value for entry in entries} == {
         **{("f", key): number for key, number in expected.items()},

@@ -1,4 +1,6 @@
-"""One suite on every backend of key-value tables: what `segment.py` promises, sentence by sentence."""
+"""One suite on every backend of key-value tables: what `segment.py` promises, sentence by
+sentence.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,12 @@ from tests.resources.key_value_backends.segment_handle import (
     remove,
     replace,
 )
-from tests.resources.key_value_backends.segment_stores import SEGMENT_STORES, WITHOUT_LOOP, SegmentStore, new_table_id
+from tests.resources.key_value_backends.segment_stores import (
+    SEGMENT_STORES,
+    WITHOUT_LOOP,
+    SegmentStore,
+    new_table_id,
+)
 
 APPLE, PEAR, PLUM, QUINCE = map(of, (b"apple", b"pear", b"plum", b"quince"))
 LARGE = 1 << 20  # bytes: how far a value, or a request, without a limit is tried
@@ -111,10 +118,9 @@ def test_guards_let_a_request_pass_and_write_nothing(handle):
     handle.write(remove(PLUM, plum), guard(APPLE, apple), guard(PEAR), guard(QUINCE))
     assert handle.refused(guard(APPLE)) == {0: apple}
     assert handle.refused(guard(PEAR, apple)) == {0: None}
-    assert handle.refused(put(PLUM, b"x"), guard(APPLE, plum), guard(PEAR, plum), guard(APPLE + b"s")) == {
-        1: apple,
-        2: None,
-    }
+    assert handle.refused(
+        put(PLUM, b"x"), guard(APPLE, plum), guard(PEAR, plum), guard(APPLE + b"s")
+    ) == {1: apple, 2: None}
     assert handle.stored() == {APPLE: (apple, b"red")}
     handle.write(put(APPLE + b"s", b"many"), guard(APPLE, apple))
     assert handle.get(APPLE, values=True) == [(APPLE, apple, b"red")]
@@ -124,9 +130,17 @@ def test_a_request_mixes_changes_over_any_keys_of_a_segment(handle):
     alone, elsewhere = of(b"apple", None), of(b"apple", "cake")
     [apple, pear, _] = handle.write(put(APPLE, b"1"), put(PEAR, b"2"), put(alone, b"3"))
     versions = handle.write(
-        replace(APPLE, apple, b"4"), remove(PEAR, pear), insert(PLUM, b"5"), put(elsewhere, b"6"), remove(alone)
+        replace(APPLE, apple, b"4"),
+        remove(PEAR, pear),
+        insert(PLUM, b"5"),
+        put(elsewhere, b"6"),
+        remove(alone),
     )
-    assert handle.stored() == {APPLE: (versions[0], b"4"), PLUM: (versions[2], b"5"), elsewhere: (versions[3], b"6")}
+    assert handle.stored() == {
+        APPLE: (versions[0], b"4"),
+        PLUM: (versions[2], b"5"),
+        elsewhere: (versions[3], b"6"),
+    }
 
 
 def test_a_request_is_applied_whole_or_names_every_condition_that_does_not_hold(handle):
@@ -144,7 +158,9 @@ def test_a_request_is_applied_whole_or_names_every_condition_that_does_not_hold(
     assert failing == {2: pear, 4: None, 6: None}
     assert handle.stored() == before
     assert handle.get(of(b"apple pie")) == [None]
-    assert handle.refused(put(APPLE, b"x"), insert(PEAR, b"x"), remove(of(b"apple pie"))) == {1: pear}
+    assert handle.refused(put(APPLE, b"x"), insert(PEAR, b"x"), remove(of(b"apple pie"))) == {
+        1: pear
+    }
     assert handle.stored() == before
 
 
@@ -156,7 +172,9 @@ def test_two_segments_have_nothing_in_common(backend, run):
     for key in keys:
         handles[partition_of(key, 2)].write(put(key, key))
     stored = [set(handle.stored()) for handle in handles]
-    assert stored == [{key for key in keys if partition_of(key, 2) == partition} for partition in range(2)]
+    assert stored == [
+        {key for key in keys if partition_of(key, 2) == partition} for partition in range(2)
+    ]
     assert all(stored)
     backend.delete(table, 2)
 
@@ -177,10 +195,26 @@ def test_what_one_handle_has_written_another_one_reads_at_once(segment_store, ha
 
 @pytest.mark.parametrize("family", ["fruit", "f", "\0", "ключ\0ÿ", None])
 def test_keys_and_values_are_any_bytes(handle, family):
-    keys = [b"\0", b"\0\0", b"\xff", b"\xff\xff", b"\0\xff", b"a", b"a\0", b"a\xff", b"'; --", bytes(range(256))]
-    written = {of(key, family): bytes(reversed(key)) * 2 for key in keys} | {of(b"", family): b"of the empty key"}
+    keys = [
+        b"\0",
+        b"\0\0",
+        b"\xff",
+        b"\xff\xff",
+        b"\0\xff",
+        b"a",
+        b"a\0",
+        b"a\xff",
+        b"'; --",
+        bytes(range(256)),
+    ]
+    written = {of(key, family): bytes(reversed(key)) * 2 for key in keys} | {
+        of(b"", family): b"of the empty key"
+    }
     versions = handle.write(*(insert(key, value) for key, value in written.items()))
-    expected = [(key, version, value) for (key, value), version in zip(written.items(), versions, strict=True)]
+    expected = [
+        (key, version, value)
+        for (key, value), version in zip(written.items(), versions, strict=True)
+    ]
     assert handle.get(*written) == expected
     assert handle.entries(limit=3) == sorted(expected)
 
@@ -193,7 +227,9 @@ def test_a_value_may_be_empty_and_is_not_taken_for_a_removal(handle):
 
 
 def longest_keys(limits) -> list[bytes]:
-    """Return table keys that are as long as a backend takes: with a long family, with a long key, and without one."""
+    """Return table keys that are as long as a backend takes: with a long family, with a long
+    key, and without one.
+    """
     prefix = min(limits.family_prefix or MAX_KEY_BYTES + 2, MAX_KEY_BYTES + 2)
     key = min(limits.key if limits.key is not None else MAX_KEY_BYTES, MAX_KEY_BYTES)
     long_family = "f" * (min(prefix, limits.table_key) - 2)
@@ -217,7 +253,9 @@ def test_the_longest_keys_hold_the_longest_values(handle, backend):
 def test_a_request_of_as_many_changes_as_the_backend_takes_is_one(handle, backend):
     keys = [of(b"%06d" % number) for number in range(backend.limits.changes or 1000)]
     versions = handle.write(*(insert(key, key) for key in keys))
-    assert handle.entries(limit=1000) == [(key, ver, key) for key, ver in zip(keys, versions, strict=True)]
+    assert handle.entries(limit=1000) == [
+        (key, ver, key) for key, ver in zip(keys, versions, strict=True)
+    ]
     again = [insert(key, b"x") for key in keys]
     assert handle.refused(*again) == dict(enumerate(versions))
 
@@ -230,7 +268,9 @@ def test_a_request_of_as_many_bytes_as_the_backend_takes_is_one(handle, backend)
         changes.append(insert(key, b"v" * min(largest, left - len(key))))
         left -= len(key) + len(changes[-1].value)
     handle.write(*changes)
-    assert [(entry.key, entry.value) for entry in handle.entries()] == [(key, value) for key, value, *_ in changes]
+    assert [(entry.key, entry.value) for entry in handle.entries()] == [
+        (key, value) for key, value, *_ in changes
+    ]
 
 
 # Reads
@@ -246,7 +286,11 @@ def test_entries_come_in_the_order_in_which_they_were_asked_for_also_repeatedly(
 
 def test_versions_are_read_without_values(handle):
     [apple, pear] = handle.write(put(APPLE, b"1"), put(PEAR, b"2"))
-    assert handle.get(PEAR, PLUM, APPLE, values=False) == [(PEAR, pear, None), None, (APPLE, apple, None)]
+    assert handle.get(PEAR, PLUM, APPLE, values=False) == [
+        (PEAR, pear, None),
+        None,
+        (APPLE, apple, None),
+    ]
     assert handle.get(PEAR, values=False) == [(PEAR, pear, None)]
     assert handle.entries(values=False) == [(APPLE, apple, None), (PEAR, pear, None)]
 
@@ -284,7 +328,9 @@ def test_a_page_says_that_it_is_the_last_where_nothing_is_behind_it(handle):
     within = family_range(family_prefix("one"))
 
     def page(start: int, limit: int, *, values: bool = True):
-        return handle.run(handle.segment.page(KeyRange(keys[start], within.end), limit, values=values))
+        return handle.run(
+            handle.segment.page(KeyRange(keys[start], within.end), limit, values=values)
+        )
 
     for values in (True, False):
         assert [len(page(0, 6, values=values)), page(0, 6, values=values).is_last] == [5, True]
@@ -297,7 +343,16 @@ def test_a_range_has_its_start_and_not_its_end(handle, backend):
     keys = [of(key) for key in (b"a", b"b", b"b\0", b"ba", b"c")]
     keys += [of(b"b", "after"), of(b"b", "a family"), of(b"b", None)]
     handle.write(*map(put, keys))
-    ends = [b"", *keys, of(b"aa"), of(b"b\0\0"), of(b"", "fruit"), of(b"d"), of(b"", None), b"\xff\xff\xff"]
+    ends = [
+        b"",
+        *keys,
+        of(b"aa"),
+        of(b"b\0\0"),
+        of(b"", "fruit"),
+        of(b"d"),
+        of(b"", None),
+        b"\xff\xff\xff",
+    ]
     ranges = [KeyRange(start, end) for start in ends for end in (*ends, None)]
     for within in random.Random(1).sample(ranges, 40) if backend.waits else ranges:
         within_range = [entry.key for entry in handle.entries(within, 3, values=False)]
@@ -317,7 +372,9 @@ def test_a_family_is_a_range_whatever_its_neighbours_are_called(handle):
     for family in ("b", "a", "c", "ba", "b\0", "bb"):
         handle.write(*(put(of(key, family), family.encode()) for key in (b"", b"1", b"\xff")))
     entries = handle.entries(family_range(family_prefix("b")), 2)
-    assert [(entry.key, entry.value) for entry in entries] == [(of(key, "b"), b"b") for key in (b"", b"1", b"\xff")]
+    assert [(entry.key, entry.value) for entry in entries] == [
+        (of(key, "b"), b"b") for key in (b"", b"1", b"\xff")
+    ]
 
 
 def test_an_empty_page_is_the_end(handle):
@@ -428,7 +485,9 @@ def test_creating_what_is_there_leaves_its_entries(handle, backend, table):
     assert handle.stored() == stored
 
 
-def test_handles_of_a_deleted_table_meet_an_error_also_when_it_is_created_anew(handle, backend, table, run):
+def test_handles_of_a_deleted_table_meet_an_error_also_when_it_is_created_anew(
+    handle, backend, table, run
+):
     handle.write(put(APPLE, b"red"))
     backend.delete(table, 1)
     anew = new_table_id()
@@ -461,8 +520,12 @@ def test_deleting_may_be_repeated_and_meet_nothing(backend):
 # Where it lives, and whoever asks
 
 
-@pytest.mark.parametrize("segment_store", SEGMENT_STORES, indirect=True)  # the others are classes of the tests
-def test_a_backend_is_made_anew_from_its_description_and_its_pickle(segment_store, backend, table, handle, run):
+@pytest.mark.parametrize(
+    "segment_store", SEGMENT_STORES, indirect=True
+)  # the others are classes of the tests
+def test_a_backend_is_made_anew_from_its_description_and_its_pickle(
+    segment_store, backend, table, handle, run
+):
     handle.write(put(APPLE, b"red"))
     for again in (backend_from(describe_backend(backend)), pickle.loads(pickle.dumps(backend))):
         assert again.to_dict() == backend.to_dict()

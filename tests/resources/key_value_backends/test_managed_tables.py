@@ -37,21 +37,32 @@ def managers(segment_store) -> Callable[[], KeyValueTableManager]:
 
 
 def opened(manager: KeyValueTableManager) -> BlockingKeyValueTable[str, int]:
-    return BlockingKeyValueTable(manager.open("plant", "machines", key=TextSerializer(), value=IntegerSerializer()))
+    return BlockingKeyValueTable(
+        manager.open("plant", "machines", key=TextSerializer(), value=IntegerSerializer())
+    )
 
 
 def test_backends_accept_paths_and_numbers_where_they_need_text(tmp_path):
     assert SqliteSegments(PurePath(tmp_path, "file")).path == str(tmp_path / "file")
     assert ObjectSegments(tmp_path / "lake").to_dict()["url"] == str(tmp_path / "lake")
-    postgres = PostgresSegments(connect={"sslrootcert": tmp_path, "port": 5433, "connect_timeout": 2.5})
-    assert postgres.connect == {"sslrootcert": str(tmp_path), "port": "5433", "connect_timeout": "2.5"}
+    postgres = PostgresSegments(
+        connect={"sslrootcert": tmp_path, "port": 5433, "connect_timeout": 2.5}
+    )
+    assert postgres.connect == {
+        "sslrootcert": str(tmp_path),
+        "port": "5433",
+        "connect_timeout": "2.5",
+    }
 
 
 def test_a_table_is_created_used_sealed_deleted_and_created_anew(managers):
     manager, other = managers(), managers()
     with pytest.raises(KeyValueTableNotFoundError):
         manager.update("plant", "machines", TWO)
-    assert [manager.delete("plant", "machines"), manager.create("plant", "machines", TWO)] == [False, True]
+    assert [manager.delete("plant", "machines"), manager.create("plant", "machines", TWO)] == [
+        False,
+        True,
+    ]
     assert other.create("plant", "machines", TWO) is False
     with pytest.raises(KeyValueTableExistsError):
         other.create("plant", "machines", KeyValueTableConfiguration(3))
@@ -63,14 +74,19 @@ def test_a_table_is_created_used_sealed_deleted_and_created_anew(managers):
     with opened(manager) as table, opened(other) as far:
         versions = table.put_all([("m1", 1), ("m2", 2)], family="north")
         table.put("alone", 3)
-        assert [e.version for e in far.get_all(["m1", "m2"], family="north") if e is not None] == versions
+        assert [
+            e.version for e in far.get_all(["m1", "m2"], family="north") if e is not None
+        ] == versions
         assert [other.seal("plant", "machines"), manager.seal("plant", "machines")] == [True, False]
         with pytest.raises(KeyValueTableSealedError):
             table.put("m1", 9, family="north")
         with pytest.raises(KeyValueTableSealedError):
             far.remove("alone")
         assert sorted(e.value for page in far.all_entries() for e in page.items) == [1, 2, 3]
-        assert [other.delete("plant", "machines"), manager.delete("plant", "machines")] == [True, False]
+        assert [other.delete("plant", "machines"), manager.delete("plant", "machines")] == [
+            True,
+            False,
+        ]
         assert manager.create("plant", "machines", TWO) is True
         for handle in (table, far):
             with pytest.raises(KeyValueTableNotFoundError):
@@ -114,8 +130,12 @@ def test_of_managers_that_race_one_is_told_that_it_was_the_one(managers):
 
             told = Counter(threads.map(create, zip(racing, configurations, strict=True)))
             same = len(set(configurations)) == 1
-            assert told == ({"True": 1, "False": 3} if same else {"True": 1, "False": 1, "refused": 2})
+            assert told == (
+                {"True": 1, "False": 3} if same else {"True": 1, "False": 1, "refused": 2}
+            )
             with opened(racing[0]) as table:
                 table.put("m1", 1)
             assert sum(threads.map(lambda manager: manager.seal("plant", "machines"), racing)) == 1
-            assert sum(threads.map(lambda manager: manager.delete("plant", "machines"), racing)) == 1
+            assert (
+                sum(threads.map(lambda manager: manager.delete("plant", "machines"), racing)) == 1
+            )

@@ -1,4 +1,6 @@
-"""Key-value tables in objects alone: lost replies, crashes at every request, merges, damage; against a dictionary."""
+"""Key-value tables in objects alone: lost replies, crashes at every request, merges, damage;
+against a dictionary.
+"""
 
 from __future__ import annotations
 
@@ -99,7 +101,9 @@ def flushed(handle: Handle, rounds: int = 1, prefix: bytes = b"filler") -> None:
 # Lost replies
 
 
-def test_a_write_whose_reply_is_lost_is_no_conflict_though_another_wrote_since(inner, table, rival, run):
+def test_a_write_whose_reply_is_lost_is_no_conflict_though_another_wrote_since(
+    inner, table, rival, run
+):
     def overwrite() -> None:
         rival.write(put(APPLE, b"theirs"))
 
@@ -110,7 +114,9 @@ def test_a_write_whose_reply_is_lost_is_no_conflict_though_another_wrote_since(i
 
 
 @pytest.mark.parametrize("rounds", [1, 9])
-def test_a_lost_write_is_found_after_its_log_was_flushed_or_merged(inner, table, rival, run, rounds):
+def test_a_lost_write_is_found_after_its_log_was_flushed_or_merged(
+    inner, table, rival, run, rounds
+):
     def overwrite() -> None:
         rival.write(remove(APPLE))
         flushed(Handle(over(inner).open(table, 0), asyncio.run), rounds)
@@ -136,7 +142,9 @@ def test_repeating_an_applied_request_keeps_what_others_wrote_since(inner, table
 
 def test_after_a_refused_repeat_the_first_attempt_can_not_apply_any_more(inner, table, rival, run):
     """The first attempt is on its way for long: it arrives when its repetition was refused."""
-    store = FaultyStore(inner, [Fault("put_if_match", 1, "lost-before"), Fault("get", 2, "lost-before")])
+    store = FaultyStore(
+        inner, [Fault("put_if_match", 1, "lost-before"), Fault("get", 2, "lost-before")]
+    )
     handle = Handle(over(store).open(table, 0), run)
     before = inner.get(pointer_of(inner)).etag
     request = Request.of([insert(APPLE, b"ours")])
@@ -154,15 +162,25 @@ def test_under_any_faults_every_write_is_applied_once(inner, table, run):
         chosen = random.Random(seed)
         kinds = ["lost-after", "lost-before", "409", "412", "throttle"]
         requests = ["put_if_match", "get", "put_if_absent", "get_range", "delete_many", "list"]
-        plan = [Fault(chosen.choice(requests), chosen.randrange(1, 40), chosen.choice(kinds)) for _ in range(40)]
-        store = FaultyStore(inner, [fault for fault in plan if fault.kind != "412" or "put" in fault.request])
+        plan = [
+            Fault(chosen.choice(requests), chosen.randrange(1, 40), chosen.choice(kinds))
+            for _ in range(40)
+        ]
+        store = FaultyStore(
+            inner, [fault for fault in plan if fault.kind != "412" or "put" in fault.request]
+        )
         handle = Handle(over(store).open(table, 0), run)
         count = of(b"count-%d" % seed)
         surely(handle, Request.of([insert(count, b"0")]))
         for number in range(12):
             [entry] = reading(handle, count)
             assert int(entry.value) == number
-            surely(handle, Request.of([replace(count, entry.version, b"%d" % (number + 1)), put(of(b"f"), LARGE)]))
+            surely(
+                handle,
+                Request.of(
+                    [replace(count, entry.version, b"%d" % (number + 1)), put(of(b"f"), LARGE)]
+                ),
+            )
         handle.run(handle.segment.close())
 
 
@@ -195,7 +213,9 @@ def test_what_was_flushed_and_merged_many_times_is_what_a_dictionary_has(inner, 
                 changes.append(put(key, value))
                 expected[key] = value
         distinct = {change.key: change for change in changes}
-        expected |= {key: change.value for key, change in distinct.items() if change.value is not None}
+        expected |= {
+            key: change.value for key, change in distinct.items() if change.value is not None
+        }
         for key, change in distinct.items():
             if change.value is None:
                 expected.pop(key, None)
@@ -206,13 +226,21 @@ def test_what_was_flushed_and_merged_many_times_is_what_a_dictionary_has(inner, 
     assert stored == expected
     other = Handle(over(inner).open(table, 0), rival.run)
     keys = [of(b"%03d" % number, family) for number in range(400) for family in "ab"]
-    assert [entry and entry.value for entry in other.get(*keys)] == [expected.get(key) for key in keys]
+    assert [entry and entry.value for entry in other.get(*keys)] == [
+        expected.get(key) for key in keys
+    ]
     some = KeyRange(of(b"100", "a"), of(b"300", "a"))
-    assert [entry.key for entry in other.entries(some, 3)] == sorted(k for k in expected if some.start <= k < some.end)
+    assert [entry.key for entry in other.entries(some, 3)] == sorted(
+        k for k in expected if some.start <= k < some.end
+    )
 
 
-def test_a_merge_that_has_the_oldest_run_forgets_removed_keys_and_old_runs_go(inner, table, rival, monkeypatch):
-    monkeypatch.setattr("dagster_adjunct.resources.key_value_backends.objects.segment_core._GRACE", -1)
+def test_a_merge_that_has_the_oldest_run_forgets_removed_keys_and_old_runs_go(
+    inner, table, rival, monkeypatch
+):
+    monkeypatch.setattr(
+        "dagster_adjunct.resources.key_value_backends.objects.segment_core._GRACE", -1
+    )
     for round_ in range(24):
         flushed(rival)
         rival.write(*(remove(of(b"filler-%d" % number)) for number in range(4)))
@@ -220,8 +248,12 @@ def test_a_merge_that_has_the_oldest_run_forgets_removed_keys_and_old_runs_go(in
     assert rival.stored() == {}
 
 
-def test_a_reader_whose_run_was_merged_away_reads_what_stands_now(inner, table, rival, run, monkeypatch):
-    monkeypatch.setattr("dagster_adjunct.resources.key_value_backends.objects.segment_core._GRACE", -1)
+def test_a_reader_whose_run_was_merged_away_reads_what_stands_now(
+    inner, table, rival, run, monkeypatch
+):
+    monkeypatch.setattr(
+        "dagster_adjunct.resources.key_value_backends.objects.segment_core._GRACE", -1
+    )
     rival.write(put(APPLE, b"red"))
     flushed(rival, 7)
 
@@ -242,7 +274,9 @@ def test_a_reader_whose_run_was_merged_away_reads_what_stands_now(inner, table, 
 
 @pytest.mark.lengthy
 @pytest.mark.rounds
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # the crash, in another thread
+@pytest.mark.filterwarnings(
+    "ignore::pytest.PytestUnhandledThreadExceptionWarning"
+)  # the crash, in another thread
 def test_a_crash_at_any_request_leaves_whole_requests_and_a_table_that_goes_on(run):
     for nth in range(1, 200, rounds(14, 7)):
         for kind in ("crash-before", "crash-after"):
@@ -253,7 +287,9 @@ def test_a_crash_at_any_request_leaves_whole_requests_and_a_table_that_goes_on(r
             done = -1
             with suppress(Crash, ReplyLostError):
                 for number in range(40):
-                    handle.write(put(APPLE, b"%d" % number), put(PEAR, b"%d" % number), put(of(b"f"), LARGE))
+                    handle.write(
+                        put(APPLE, b"%d" % number), put(PEAR, b"%d" % number), put(of(b"f"), LARGE)
+                    )
                     done = number
             after = Handle(over(inner).open(table, 0), run)
             entries = after.get(APPLE, PEAR)
@@ -285,7 +321,9 @@ def test_nothing_is_left_of_a_deleted_table_but_what_says_so(inner, table, rival
         rival.write(put(APPLE))
 
 
-@pytest.mark.parametrize(("writes", "keys"), [(4, 1), (1, 16)], ids=["after a commit", "in a commit"])
+@pytest.mark.parametrize(
+    ("writes", "keys"), [(4, 1), (1, 16)], ids=["after a commit", "in a commit"]
+)
 def test_a_run_that_is_written_while_its_table_is_deleted_goes_too(inner, table, run, writes, keys):
     deleted = Fault("put_if_absent", 1, "meanwhile", lambda: over(inner).delete(table, 1))
     handle = Handle(over(FaultyStore(inner, [deleted])).open(table, 0), run)
@@ -357,7 +395,9 @@ def test_inserts_of_new_keys_read_no_blocks(tmp_path, run):
     over(plain).create(table, 1)
     writer = Handle(over(plain).open(table, 0), run)
     for start in range(0, 40_000, 10_000):
-        writer.write(*(put(of(b"%d" % number), b"v" * 50) for number in range(start, start + 10_000)))
+        writer.write(
+            *(put(of(b"%d" % number), b"v" * 50) for number in range(start, start + 10_000))
+        )
     writer.run(writer.segment.close())
     store = FaultyStore(plain)
     handle = Handle(over(store).open(table, 0), run)
@@ -369,7 +409,9 @@ def test_inserts_of_new_keys_read_no_blocks(tmp_path, run):
 
 
 @pytest.mark.lengthy
-def test_a_page_reads_no_more_of_large_values_than_a_part_of_a_run(inner, table, rival, run, monkeypatch):
+def test_a_page_reads_no_more_of_large_values_than_a_part_of_a_run(
+    inner, table, rival, run, monkeypatch
+):
     keys = [of(b"%02d" % number) for number in range(32)]
     rival.write(*(put(key, LARGE) for key in keys))  # too long for the log: one run
     read, get_range = [0], inner.get_range
@@ -437,8 +479,12 @@ class WithoutMemory(FaultyStore):
         raise MemoryError("no memory")
 
 
-@pytest.mark.parametrize(("store", "told"), [(WithoutRoom, "/nowhere"), (WithoutMemory, "MemoryError: no memory")])
-def test_a_write_is_done_whatever_the_upkeep_after_it_raises(inner, table, run, monkeypatch, caplog, store, told):
+@pytest.mark.parametrize(
+    ("store", "told"), [(WithoutRoom, "/nowhere"), (WithoutMemory, "MemoryError: no memory")]
+)
+def test_a_write_is_done_whatever_the_upkeep_after_it_raises(
+    inner, table, run, monkeypatch, caplog, store, told
+):
     monkeypatch.setattr(segment_upkeep, "_IN_MEMORY", 0)
     monkeypatch.setattr(segment_upkeep, "_MANY_RUNS", 8)
     handle = Handle(over(store(inner)).open(table, 0), run)
@@ -448,7 +494,9 @@ def test_a_write_is_done_whatever_the_upkeep_after_it_raises(inner, table, run, 
     assert handle.value(of(b"11-3")) == LARGE
 
 
-def test_a_write_is_done_though_no_thread_can_start_for_the_upkeep_after_it(inner, table, run, monkeypatch, caplog):
+def test_a_write_is_done_though_no_thread_can_start_for_the_upkeep_after_it(
+    inner, table, run, monkeypatch, caplog
+):
     start = threading.Thread.start
 
     def refuse(thread: threading.Thread) -> None:

@@ -1,4 +1,6 @@
-"""Writes to PostgreSQL whose replies are lost: one that happened is found, one that did not is done once, or never."""
+"""Writes to PostgreSQL whose replies are lost: one that happened is found, one that did not is
+done once, or never.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,12 @@ import pytest
 
 from dagster_adjunct.key_value import KeyValueTable, KeyValueTableConfiguration, TextSerializer
 from dagster_adjunct.resources.errors import TableUnavailableError
-from dagster_adjunct.resources.key_value.segment import ConditionsFailed, ReplyLostError, SegmentChange, StoredEntry
+from dagster_adjunct.resources.key_value.segment import (
+    ConditionsFailed,
+    ReplyLostError,
+    SegmentChange,
+    StoredEntry,
+)
 from dagster_adjunct.resources.key_value_backends.postgres import PostgresSegments
 from tests.resources.key_value_backends.segment_handle import (
     Handle,
@@ -27,13 +34,26 @@ from tests.resources.key_value_backends.segment_handle import (
     replace,
     surely,
 )
-from tests.resources.key_value_backends.segment_stores import SegmentStore, postgres, postgres_without_loop
+from tests.resources.key_value_backends.segment_stores import (
+    SegmentStore,
+    postgres,
+    postgres_without_loop,
+)
 from tests.servers.tcp_proxy import TcpProxy
 
 pytestmark = pytest.mark.server
 
 KEY, NEW, OTHER = of(b"the key"), of(b"the new key"), of(b"another key")
-KINDS = ["put", "insert", "replace", "remove", "remove of a version", "batch", "batch of removals", "transaction"]
+KINDS = [
+    "put",
+    "insert",
+    "replace",
+    "remove",
+    "remove of a version",
+    "batch",
+    "batch of removals",
+    "transaction",
+]
 CONDITIONAL = ["insert", "replace", "remove of a version", "batch", "transaction"]
 
 
@@ -100,7 +120,9 @@ def behind(proxy: TcpProxy, store: SegmentStore) -> PostgresSegments:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_write_whose_reply_was_lost_is_found_also_after_another_writers(kind, handle, troubled, proxy):
+def test_a_write_whose_reply_was_lost_is_found_also_after_another_writers(
+    kind, handle, troubled, proxy
+):
     [version] = handle.write(put(KEY, b"before"))
     request = request_of(kind, version)
     expected = after(handle.stored(), request)
@@ -136,7 +158,9 @@ def test_a_write_that_never_arrived_is_done_by_its_first_repeat(kind, handle, tr
 def test_after_a_repeat_with_a_failed_condition_a_late_first_attempt_does_nothing(kind, handle):
     [version] = handle.write(put(KEY, b"before"))
     request = request_of(kind, version)
-    theirs = dict(zip((KEY, NEW), handle.write(put(KEY, b"theirs"), put(NEW, b"theirs")), strict=True))
+    theirs = dict(
+        zip((KEY, NEW), handle.write(put(KEY, b"theirs"), put(NEW, b"theirs")), strict=True)
+    )
     for _ in range(2):
         with pytest.raises(ConditionsFailed) as refused:
             handle.send(request, repeated=True)
@@ -153,7 +177,9 @@ def test_after_a_repeat_with_a_failed_condition_a_late_first_attempt_does_nothin
     assert handle.stored() == {}
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "batch of removals"])  # which waits for nobody
+@pytest.mark.parametrize(
+    "kind", [kind for kind in KINDS if kind != "batch of removals"]
+)  # which waits for nobody
 def test_a_first_attempt_that_still_waits_for_a_lock_and_its_repeat_are_done_once(
     kind, segment_store, table, handle, troubled, proxy, postgres_server
 ):
@@ -200,19 +226,30 @@ def surely_read(handle: Handle, *keys: bytes) -> list[StoredEntry | None]:
 
 def waiting(server, number: int) -> None:
     deadline = time.monotonic() + 60
-    while server.execute("SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'")[0][0] < number:
+    while (
+        server.execute("SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'")[0][0]
+        < number
+    ):
         assert time.monotonic() < deadline
         time.sleep(0.005)
 
 
-@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.long), pytest.param(3, marks=pytest.mark.long)])
-def test_transfers_are_exact_though_requests_and_replies_are_lost(seed, segment_store, handle, table, proxy):
-    """Accounts vanish when they are empty, and come back: inserts, replaces and removals, four writers at once."""
+@pytest.mark.parametrize(
+    "seed", [1, pytest.param(2, marks=pytest.mark.long), pytest.param(3, marks=pytest.mark.long)]
+)
+def test_transfers_are_exact_though_requests_and_replies_are_lost(
+    seed, segment_store, handle, table, proxy
+):
+    """Accounts vanish when they are empty, and come back: inserts, replaces and removals, four
+    writers at once.
+    """
     accounts = [of(b"account %d" % number) for number in range(5)]
     handle.write(*(insert(account, b"10") for account in accounts))
     chance = Random(seed)
     proxy.choose = lambda request: (
-        chance.choice(["lost-before", "lost-after"]) if b"account" in request and chance.random() < 0.1 else None
+        chance.choice(["lost-before", "lost-after"])
+        if b"account" in request and chance.random() < 0.1
+        else None
     )
 
     def writer(number: int) -> int:
@@ -228,8 +265,16 @@ def test_transfers_are_exact_though_requests_and_replies_are_lost(seed, segment_
                 left = int(paying.value) - amount
                 total = amount + (int(paid.value) if paid else 0)
                 changes = [
-                    replace(source, paying.version, b"%d" % left) if left else remove(source, paying.version),
-                    replace(target, paid.version, b"%d" % total) if paid else insert(target, b"%d" % total),
+                    (
+                        replace(source, paying.version, b"%d" % left)
+                        if left
+                        else remove(source, paying.version)
+                    ),
+                    (
+                        replace(target, paid.version, b"%d" % total)
+                        if paid
+                        else insert(target, b"%d" % total)
+                    ),
                 ]
                 try:
                     surely(own, Request.of(changes))
@@ -246,11 +291,15 @@ def test_transfers_are_exact_though_requests_and_replies_are_lost(seed, segment_
     assert sum(int(value or 0) for _, value in handle.stored().values()) == 50
 
 
-def test_a_write_without_an_answer_is_looked_for_before_its_horizon_is_over(segment_store, table, proxy):
+def test_a_write_without_an_answer_is_looked_for_before_its_horizon_is_over(
+    segment_store, table, proxy
+):
     backend = type(segment_store.backend())(
         connect={**segment_store.backend().connect, "port": str(proxy.port)}, horizon=3.0
     )
-    key_values = KeyValueTable(table, KeyValueTableConfiguration(1), backend, TextSerializer(), TextSerializer())
+    key_values = KeyValueTable(
+        table, KeyValueTableConfiguration(1), backend, TextSerializer(), TextSerializer()
+    )
     proxy.next("hangs", holding=b"patience")
 
     async def write() -> None:

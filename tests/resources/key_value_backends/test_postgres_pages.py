@@ -1,4 +1,6 @@
-"""Iterations in PostgreSQL, whose pages from the third on are read ahead: what that keeps, and what it leaves."""
+"""Iterations in PostgreSQL, whose pages from the third on are read ahead: what that keeps, and
+what it leaves.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ APPLICATION = "test_postgres_pages"
 
 
 class Iterated:
-    """A table of 50 keys over a backend of one connection, and the pages of its family one by one."""
+    """A table of 50 keys over a backend of one connection, and the pages of its family one by
+    one.
+    """
 
     def __init__(self, backend: PostgresSegments, blocking: bool) -> None:
         self.backend, self.blocking = backend, blocking
@@ -75,7 +79,9 @@ class Iterated:
 
 
 @pytest.fixture(scope="module")
-def segment_store(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> SegmentStore:
+def segment_store(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> SegmentStore:
     return postgres(request, tmp_path_factory.mktemp("segments"))
 
 
@@ -83,7 +89,8 @@ def segment_store(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempP
 def iterated(request: pytest.FixtureRequest, segment_store: SegmentStore) -> Iterator[Iterated]:
     connect = segment_store.backend().to_dict()["connect"]
     iterated = Iterated(
-        PostgresSegments(connect={**connect, "application_name": APPLICATION}, connections=1), request.param
+        PostgresSegments(connect={**connect, "application_name": APPLICATION}, connections=1),
+        request.param,
     )
     yield iterated
     iterated.close()
@@ -108,10 +115,13 @@ def at_rest(server: PostgresServer) -> int:
 
 
 def remove_behind(iterated: Iterated, server: PostgresServer, place: int) -> None:
-    """Somebody else removes the keys from this place on, once whatever was asked ahead has been answered."""
+    """Somebody else removes the keys from this place on, once whatever was asked ahead has been
+    answered.
+    """
     at_rest(server)
     server.execute(
-        f"DELETE FROM kvt_{iterated.id.incarnation} WHERE convert_from(substr(address, 8), 'UTF8') >= '{KEYS[place]}'"
+        f"DELETE FROM kvt_{iterated.id.incarnation} WHERE convert_from(substr(address, 8), 'UTF8')"
+        f" >= '{KEYS[place]}'"
     )
 
 
@@ -127,14 +137,18 @@ def test_the_third_page_is_read_while_the_second_is_used_and_the_second_is_not(
     assert met_in(iterated.pages()) == KEYS[:20]
 
 
-def test_the_state_of_a_page_is_of_that_page_and_not_of_what_was_read_ahead(iterated: Iterated) -> None:
+def test_the_state_of_a_page_is_of_that_page_and_not_of_what_was_read_ahead(
+    iterated: Iterated,
+) -> None:
     pages = iterated.pages()
     for place in (10, 20, 30):
         state = IteratorState.from_bytes(next(pages).state.to_bytes())
         assert met_in(iterated.pages(state=state)) == KEYS[place:]
 
 
-def test_large_entries_are_not_read_ahead(iterated: Iterated, postgres_server: PostgresServer) -> None:
+def test_large_entries_are_not_read_ahead(
+    iterated: Iterated, postgres_server: PostgresServer
+) -> None:
     """A server that can't send all of an answer waits, and holds its lock on the table."""
     iterated.fill("large" * 10_000)
     pages = iterated.pages()
@@ -150,12 +164,16 @@ def test_who_iterates_may_use_the_only_connection_meanwhile(iterated: Iterated) 
         iterated.call("put", met[0], "again", family=FAMILY)
         iterated.call("put", f"{met[-1][:3]}+", "new", family=FAMILY)
         assert iterated.call("get", f"{met[-1][:3]}+", family=FAMILY).value == "new"
-        assert [len(keys_of(other)) for other in iterated.pages()][:4] == [10] * 4  # another iteration, whole
+        assert [len(keys_of(other)) for other in iterated.pages()][:4] == [
+            10
+        ] * 4  # another iteration, whole
     assert met == sorted(set(met))
     assert set(KEYS) <= set(met)
 
 
-def test_iterations_that_are_left_leave_nothing_behind(iterated: Iterated, postgres_server: PostgresServer) -> None:
+def test_iterations_that_are_left_leave_nothing_behind(
+    iterated: Iterated, postgres_server: PostgresServer
+) -> None:
     kept = []
     for number in range(20):
         pages = iterated.pages()
@@ -164,19 +182,24 @@ def test_iterations_that_are_left_leave_nothing_behind(iterated: Iterated, postg
             kept.append(pages)  # never asked again, and never closed
     assert at_rest(postgres_server) == 1
     assert iterated.call("get", "000", family=FAMILY).value == "a value"
-    iterated.backend.delete(iterated.id, 1)  # it waits for no lock of theirs, which would be held for ever
+    iterated.backend.delete(
+        iterated.id, 1
+    )  # it waits for no lock of theirs, which would be held for ever
     with pytest.raises(KeyValueTableNotFoundError):
         iterated.call("get", "000", family=FAMILY)
 
 
-@pytest.mark.parametrize("between", [lambda iterated: None, lambda iterated: iterated.call("exists", "x")])
+@pytest.mark.parametrize(
+    "between", [lambda iterated: None, lambda iterated: iterated.call("exists", "x")]
+)
 def test_an_iteration_with_a_prefetch_resumes_where_the_connection_was_lost(
     iterated: Iterated, postgres_server: PostgresServer, between: Callable[[Iterated], Any]
 ) -> None:
     pages = iterated.pages()
     met = keys_of(next(pages)) + keys_of(next(pages))
     postgres_server.execute(
-        f"SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE application_name = '{APPLICATION}'"
+        "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE application_name ="
+        f" '{APPLICATION}'"
     )
     between(iterated)
     assert met + met_in(pages) == KEYS
@@ -187,7 +210,9 @@ def test_iterations_at_once_take_turns_over_few_connections_and_each_meets_all(
     segment_store: SegmentStore, connections: int
 ) -> None:
     """Each reads ahead over connections that others use meanwhile; somebody writes beside them."""
-    backend = PostgresSegments(connect=segment_store.backend().to_dict()["connect"], connections=connections)
+    backend = PostgresSegments(
+        connect=segment_store.backend().to_dict()["connect"], connections=connections
+    )
     iterated = Iterated(backend, blocking=True)
 
     def met(number: int) -> list[str]:
@@ -199,7 +224,11 @@ def test_iterations_at_once_take_turns_over_few_connections_and_each_meets_all(
         return keys
 
     async def met_in_loop() -> list[str]:
-        return [entry.key.key async for page in iterated.table.entries(FAMILY, page_size=7) for entry in page.items]
+        return [
+            entry.key.key
+            async for page in iterated.table.entries(FAMILY, page_size=7)
+            for entry in page.items
+        ]
 
     async def all_in_loop() -> list[list[str]]:
         met_by_each = await asyncio.gather(*(met_in_loop() for _ in range(20)))

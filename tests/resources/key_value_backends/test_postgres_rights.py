@@ -1,4 +1,6 @@
-"""Roles that own key-value tables in PostgreSQL, write them and only read them, as the page describes them."""
+"""Roles that own key-value tables in PostgreSQL, write them and only read them, as the page
+describes them.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,12 @@ from dataclasses import dataclass
 
 import pytest
 
-from dagster_adjunct.resources.errors import AdjunctError, TableAccessError, TableError, TableUnavailableError
+from dagster_adjunct.resources.errors import (
+    AdjunctError,
+    TableAccessError,
+    TableError,
+    TableUnavailableError,
+)
 from dagster_adjunct.resources.key_value.manager import KeyValueTableManager
 from dagster_adjunct.resources.key_value.segment import KeyValueTableConfiguration
 from dagster_adjunct.resources.key_value.serializers import IntegerSerializer, TextSerializer
@@ -76,7 +83,9 @@ def managers(roles: None, postgres_server: PostgresServer) -> Managers:
 
 
 def opened(manager: KeyValueTableManager) -> BlockingKeyValueTable[str, int]:
-    return BlockingKeyValueTable(manager.open("plant", "machines", key=TextSerializer(), value=IntegerSerializer()))
+    return BlockingKeyValueTable(
+        manager.open("plant", "machines", key=TextSerializer(), value=IntegerSerializer())
+    )
 
 
 def refused(manager: KeyValueTableManager, ending: str, kind: type[AdjunctError]) -> AdjunctError:
@@ -103,7 +112,11 @@ def test_an_ending_that_the_server_refuses_to_a_writer_has_not_begun(
         assert managers.owner.create("plant", "machines", TWO) is False
         table.put("m3", 3, family="north")
     with opened(managers.reader) as table:
-        assert sorted(entry.value for page in table.all_entries() for entry in page.items) == [1, 2, 3]
+        assert sorted(entry.value for page in table.all_entries() for entry in page.items) == [
+            1,
+            2,
+            3,
+        ]
     assert getattr(managers.owner, ending)("plant", "machines") is True
 
 
@@ -137,7 +150,10 @@ def test_a_table_whose_creation_was_begun_is_deleted_by_those_who_may(
         with pytest.raises(Crash):
             dying.create("plant", "machines", TWO)
         if death is made:
-            assert "stays in the state 'creating'" in refused(managers.writer, "delete", TableAccessError).__notes__[0]
+            assert (
+                "stays in the state 'creating'"
+                in refused(managers.writer, "delete", TableAccessError).__notes__[0]
+            )
             assert managers.owner.delete("plant", "machines") is True
         else:
             assert managers.writer.delete("plant", "machines") is True
@@ -151,8 +167,13 @@ def test_a_read_only_role_reads_and_is_told_the_setting_when_it_writes(
     with opened(managers.writer) as table:
         table.put_all([("m1", 1), ("m2", 2)], family="north")
     with opened(managers.reader) as table:
-        assert [entry and entry.value for entry in table.get_all(["m1", "m3"], family="north")] == [1, None]
-        assert [entry.value for page in table.entries("north", page_size=1) for entry in page.items] == [1, 2]
+        assert [entry and entry.value for entry in table.get_all(["m1", "m3"], family="north")] == [
+            1,
+            None,
+        ]
+        assert [
+            entry.value for page in table.entries("north", page_size=1) for entry in page.items
+        ] == [1, 2]
         for write in (
             lambda: table.put("m1", 9, family="north"),
             lambda: table.put_all([("m1", 9), ("m3", 9)], family="north"),
@@ -161,9 +182,13 @@ def test_a_read_only_role_reads_and_is_told_the_setting_when_it_writes(
             with pytest.raises(TableAccessError, match="default_transaction_read_only"):
                 write()
         with opened(managers.writer) as other:
-            assert [entry and entry.value for entry in other.get_all(["m1", "m3"], family="north")] == [1, None]
+            assert [
+                entry and entry.value for entry in other.get_all(["m1", "m3"], family="north")
+            ] == [1, None]
         for ending in ("seal", "delete"):
-            assert "default_transaction_read_only" in str(refused(managers.reader, ending, TableAccessError))
+            assert "default_transaction_read_only" in str(
+                refused(managers.reader, ending, TableAccessError)
+            )
         assert managers.owner.describe("plant", "machines").state == "active"
         # A session begins with its setting and keeps it: the handle that was refused has new ones.
         for statement in ("ALTER ROLE kv_reader RESET ALL", "GRANT kv_writer TO kv_reader"):
@@ -171,11 +196,15 @@ def test_a_read_only_role_reads_and_is_told_the_setting_when_it_writes(
         table.put("m3", 3, family="north")
 
 
-def test_a_role_whose_sessions_only_read_does_so_in_an_event_loop(managers: Managers, run: Run) -> None:
+def test_a_role_whose_sessions_only_read_does_so_in_an_event_loop(
+    managers: Managers, run: Run
+) -> None:
     managers.owner.create("plant", "machines", TWO)
     with opened(managers.writer) as table:
         table.put("m1", 1)
-    handle = managers.reader.open("plant", "machines", key=TextSerializer(), value=IntegerSerializer())
+    handle = managers.reader.open(
+        "plant", "machines", key=TextSerializer(), value=IntegerSerializer()
+    )
 
     async def work() -> None:
         async with handle:

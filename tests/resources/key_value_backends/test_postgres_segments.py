@@ -1,4 +1,6 @@
-"""Key-value tables in PostgreSQL where it has ways of its own: limits, locks, plans, connections, tokens."""
+"""Key-value tables in PostgreSQL where it has ways of its own: limits, locks, plans,
+connections, tokens.
+"""
 
 from __future__ import annotations
 
@@ -21,13 +23,27 @@ from dagster_adjunct.resources.errors import (
     TableError,
     TableUnavailableError,
 )
-from dagster_adjunct.resources.key_value.segment import ConditionsFailed, ReplyLostError, StoredEntry, TableId
+from dagster_adjunct.resources.key_value.segment import (
+    ConditionsFailed,
+    ReplyLostError,
+    StoredEntry,
+    TableId,
+)
 from dagster_adjunct.resources.key_value_backends import postgres as postgres_segments
 from dagster_adjunct.resources.key_value_backends import postgres_segment
 from dagster_adjunct.resources.key_value_backends import postgres_segment as postgres_key_values
 from dagster_adjunct.resources.key_value_backends.postgres import PostgresSegments
 from dagster_adjunct.resources.key_value_backends.postgres_wire import PostgresWire
-from tests.resources.key_value_backends.segment_handle import Handle, Request, insert, of, put, remove, replace, surely
+from tests.resources.key_value_backends.segment_handle import (
+    Handle,
+    Request,
+    insert,
+    of,
+    put,
+    remove,
+    replace,
+    surely,
+)
 from tests.resources.key_value_backends.segment_stores import SegmentStore, new_table_id, postgres
 from tests.servers.postgres import PostgresServer
 from tests.servers.tcp_proxy import TcpProxy
@@ -65,13 +81,19 @@ def lock(bare: psycopg.Connection[Any], table: TableId, key: bytes) -> None:
 def waiting(server: PostgresServer, number: int = 1) -> None:
     """Return when so many statements wait for a lock."""
     deadline = time.monotonic() + 60
-    while server.execute("SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'") != [(number,)]:
+    while server.execute(
+        "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
+    ) != [(number,)]:
         assert time.monotonic() < deadline
         time.sleep(0.005)
 
 
-def in_threads(store: SegmentStore, table: TableId, work: Callable[[Handle, int], Any], threads: int) -> list[Any]:
-    """Call `work(handle, number)` in threads with a backend and a loop of their own; return the results."""
+def in_threads(
+    store: SegmentStore, table: TableId, work: Callable[[Handle, int], Any], threads: int
+) -> list[Any]:
+    """Call `work(handle, number)` in threads with a backend and a loop of their own; return the
+    results.
+    """
 
     def thread(number: int) -> Any:
         with asyncio.Runner() as runner:
@@ -104,7 +126,9 @@ def test_many_keys_of_any_length_are_read_in_several_requests(handle, monkeypatc
     assert {type(entry) for entry in entries} == {StoredEntry, type(None)}
 
 
-def test_keys_that_are_read_in_several_requests_are_of_one_moment(segment_store, handle, table, monkeypatch):
+def test_keys_that_are_read_in_several_requests_are_of_one_moment(
+    segment_store, handle, table, monkeypatch
+):
     keys, ask, asked = [of(b"%d" % number) for number in range(5)], PostgresWire.ask, []
     handle.write(*(put(key, b"old") for key in keys))
 
@@ -112,7 +136,12 @@ def test_keys_that_are_read_in_several_requests_are_of_one_moment(segment_store,
         answer = await ask(wire, *arguments, **how)
         asked.append(arguments)
         if len(asked) == 1:
-            in_threads(segment_store, table, lambda rival, _: rival.write(*(put(key, b"new") for key in keys)), 1)
+            in_threads(
+                segment_store,
+                table,
+                lambda rival, _: rival.write(*(put(key, b"new") for key in keys)),
+                1,
+            )
         return answer
 
     monkeypatch.setattr(postgres_segment, "_KEYS_AT_ONCE", 2)
@@ -124,12 +153,16 @@ def test_keys_that_are_read_in_several_requests_are_of_one_moment(segment_store,
 def test_keys_that_others_put_while_a_batch_waited_are_removed_with_it(
     segment_store, handle, table, bare, postgres_server
 ):
-    """The batch overwrites what was put after PLUM, so it came later than PLUM and has to remove it."""
+    """The batch overwrites what was put after PLUM, so it came later than PLUM and has to remove
+    it.
+    """
     handle.write(put(APPLE, b"0"))
     lock(bare, table, APPLE)
     batch = Request.of([put(APPLE, b"batch"), remove(PLUM)])
     with ThreadPoolExecutor(1) as pool:
-        others = pool.submit(in_threads, segment_store, table, lambda other, _: surely(other, batch), 1)
+        others = pool.submit(
+            in_threads, segment_store, table, lambda other, _: surely(other, batch), 1
+        )
         waiting(postgres_server)
         handle.write(put(PLUM, b"1"))
         bare.execute(f"UPDATE {rows_of(table)} SET value = 'later'")  # type: ignore[call-overload]
@@ -138,8 +171,12 @@ def test_keys_that_others_put_while_a_batch_waited_are_removed_with_it(
     assert handle.stored() == {APPLE: (batch.versions[0], b"batch")}
 
 
-def test_what_refuses_a_batch_is_told_as_it_stood_at_one_moment(segment_store, handle, table, bare, postgres_server):
-    """What others changed while the batch waited came at once with a key that its statement could not see."""
+def test_what_refuses_a_batch_is_told_as_it_stood_at_one_moment(
+    segment_store, handle, table, bare, postgres_server
+):
+    """What others changed while the batch waited came at once with a key that its statement
+    could not see.
+    """
     [old] = handle.write(put(APPLE, b"0"))
     lock(bare, table, APPLE)
     batch = Request.of([replace(APPLE, old, b"batch"), insert(PLUM, b"batch")])
@@ -160,7 +197,9 @@ def test_what_refuses_a_batch_is_told_as_it_stood_at_one_moment(segment_store, h
 
 
 def test_batches_that_put_and_remove_the_same_keys_at_once_are_whole(segment_store, handle, table):
-    """Whoever reads all keys, at one moment, finds what one batch left. A value tells which keys its batch has put."""
+    """Whoever reads all keys, at one moment, finds what one batch left. A value tells which keys
+    its batch has put.
+    """
     keys = [of(b"%d" % number) for number in range(4)]
     ended, enough = threading.Event(), threading.Event()
 
@@ -184,7 +223,8 @@ def test_batches_that_put_and_remove_the_same_keys_at_once_are_whole(segment_sto
                 chosen = bytes(random.choice(b"-+") for _ in keys)
                 value = chosen + b" %d of %d" % (turn, number)
                 changes = [
-                    put(key, value) if sign == ord("+") else remove(key) for key, sign in zip(keys, chosen, strict=True)
+                    put(key, value) if sign == ord("+") else remove(key)
+                    for key, sign in zip(keys, chosen, strict=True)
                 ]
                 surely(handle, Request.of(random.sample(changes, len(changes))))
         finally:
@@ -201,7 +241,9 @@ def test_a_seal_waits_for_the_writes_under_way_and_reads_go_on_meanwhile(
     lock(bare, table, APPLE)
     write = Request.of([put(APPLE, b"under way")])
     with ThreadPoolExecutor(2) as pool:
-        writing = pool.submit(in_threads, segment_store, table, lambda other, _: other.send(write), 1)
+        writing = pool.submit(
+            in_threads, segment_store, table, lambda other, _: other.send(write), 1
+        )
         waiting(postgres_server)
         sealing = pool.submit(backend.seal, table, 1)
         waiting(postgres_server, 2)
@@ -215,7 +257,9 @@ def test_a_seal_waits_for_the_writes_under_way_and_reads_go_on_meanwhile(
             handle.write(*changes)
 
 
-def test_old_requests_are_forgotten_and_recent_ones_are_not(segment_store, table, run, monkeypatch, postgres_server):
+def test_old_requests_are_forgotten_and_recent_ones_are_not(
+    segment_store, table, run, monkeypatch, postgres_server
+):
     monkeypatch.setattr(postgres_segment, "WRITES_BETWEEN_PRUNING", 1)
     tokens = f"{rows_of(table)}_tokens"
     backend = segment_store.backend()
@@ -223,19 +267,24 @@ def test_old_requests_are_forgotten_and_recent_ones_are_not(segment_store, table
     for _ in range(5):
         handle.write(put(APPLE))
     assert postgres_server.execute(f"SELECT count(*) FROM {tokens}") == [(5,)]
-    age = f"UPDATE {tokens} SET at = at - {round(2 * backend.horizon) + 1} * interval '1 second' RETURNING 1"
+    age = (
+        f"UPDATE {tokens} SET at = at - {round(2 * backend.horizon) + 1} * interval '1 second'"
+        " RETURNING 1"
+    )
     assert len(postgres_server.execute(age)) == 5
     handle.write(put(APPLE))
     assert postgres_server.execute(f"SELECT count(*) FROM {tokens}") == [(1,)]
     run(handle.segment.close())
 
 
-def test_old_requests_are_forgotten_by_blocks_in_a_large_table(segment_store, table, run, monkeypatch, postgres_server):
+def test_old_requests_are_forgotten_by_blocks_in_a_large_table(
+    segment_store, table, run, monkeypatch, postgres_server
+):
     monkeypatch.setattr(postgres_segment, "WRITES_BETWEEN_PRUNING", 1)
     tokens = f"{rows_of(table)}_tokens"
     postgres_server.execute(
-        f"INSERT INTO {tokens} (token, at) SELECT sha224(n::text::bytea), now() - interval '1 day' * (n / 30000) "
-        "FROM generate_series(1, 60000) AS n"
+        f"INSERT INTO {tokens} (token, at) SELECT sha224(n::text::bytea), now() - interval '1 day'"
+        " * (n / 30000) FROM generate_series(1, 60000) AS n"
     )
     handle = Handle(segment_store.backend().open(table, 0), run)
     for _ in range(400):
@@ -330,7 +379,9 @@ def test_a_connection_given_up_in_the_middle_of_a_request_is_not_used_again(back
     assert handle.value(APPLE) == b"0"
 
 
-def test_a_caller_who_is_cancelled_is_free_and_leaves_no_lock_behind(handle, table, bare, run, postgres_server):
+def test_a_caller_who_is_cancelled_is_free_and_leaves_no_lock_behind(
+    handle, table, bare, run, postgres_server
+):
     handle.write(put(APPLE, b"0"), put(PEAR, b"0"))
     lock(bare, table, PEAR)
     request = Request.of([put(APPLE, b"1"), put(PEAR, b"1")])
@@ -341,9 +392,14 @@ def test_a_caller_who_is_cancelled_is_free_and_leaves_no_lock_behind(handle, tab
     assert handle.get(APPLE) == [(APPLE, version, b"2")]
 
 
-def test_a_connection_that_ended_while_nobody_used_it_costs_one_request(handle, run, postgres_server):
+def test_a_connection_that_ended_while_nobody_used_it_costs_one_request(
+    handle, run, postgres_server
+):
     handle.write(put(APPLE, b"0"))
-    end = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid() AND datname = 'adjunct'"
+    end = (
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid() AND"
+        " datname = 'adjunct'"
+    )
     postgres_server.execute(end)
     with pytest.raises(TableUnavailableError):
         handle.get(APPLE)
@@ -369,7 +425,9 @@ def test_a_server_that_is_out_of_reach_has_done_nothing(segment_store, table, ru
         run(handle.segment.close())
 
 
-def test_as_many_requests_run_at_a_time_as_there_are_connections(segment_store, table, bare, run, postgres_server):
+def test_as_many_requests_run_at_a_time_as_there_are_connections(
+    segment_store, table, bare, run, postgres_server
+):
     backend = PostgresSegments(connect=segment_store.backend().connect, connections=3)
     segments = [backend.open(table, partition) for partition in range(3)]
     handle = Handle(segments[0], run)
@@ -379,7 +437,10 @@ def test_as_many_requests_run_at_a_time_as_there_are_connections(segment_store, 
 
     async def work() -> list[Any]:
         requests = [Request.of([put(key, b"1")]) for key in (APPLE, PEAR)]
-        writes = [asyncio.ensure_future(segments[0].apply(request.changes, request.token)) for request in requests]
+        writes = [
+            asyncio.ensure_future(segments[0].apply(request.changes, request.token))
+            for request in requests
+        ]
         answers = await asyncio.gather(*(segment.get([APPLE, PEAR]) for segment in segments * 3))
         assert not any(write.done() for write in writes)
         bare.rollback()
@@ -394,7 +455,9 @@ def test_as_many_requests_run_at_a_time_as_there_are_connections(segment_store, 
 
 def test_people_who_look_at_the_server_find_the_tables_name(table, postgres_server):
     comment = f"SELECT obj_description('{rows_of(table)}'::regclass)"
-    assert postgres_server.execute(comment) == [(f"entries of key-value table {table.scope}/{table.name}",)]
+    assert postgres_server.execute(comment) == [
+        (f"entries of key-value table {table.scope}/{table.name}",)
+    ]
 
 
 def test_nothing_is_left_of_a_table_that_was_deleted(backend, postgres_server):
@@ -402,11 +465,16 @@ def test_nothing_is_left_of_a_table_that_was_deleted(backend, postgres_server):
     backend.create(table, 3)
     backend.seal(table, 3)
     backend.delete(table, 3)
-    for query in ("SELECT FROM pg_class WHERE relname LIKE", "SELECT FROM pg_proc WHERE proname LIKE"):
+    for query in (
+        "SELECT FROM pg_class WHERE relname LIKE",
+        "SELECT FROM pg_proc WHERE proname LIKE",
+    ):
         assert postgres_server.execute(f"{query} '%{table.incarnation}%'") == []
 
 
-def test_a_schema_that_is_missing_and_a_login_that_is_refused_are_told(segment_store, postgres_server, monkeypatch):
+def test_a_schema_that_is_missing_and_a_login_that_is_refused_are_told(
+    segment_store, postgres_server, monkeypatch
+):
     missing = PostgresSegments(connect=segment_store.backend().connect, schema="nowhere")
     with pytest.raises(TableAccessError, match="nowhere"):
         missing.create(new_table_id(), 1)
@@ -417,7 +485,9 @@ def test_a_schema_that_is_missing_and_a_login_that_is_refused_are_told(segment_s
     place = guarded.location(new_table_id(), 1)
     for text in (str(refused.value), repr(guarded), str(guarded.to_dict()), place):
         assert "wrong-secret" not in text
-    assert place.startswith(f"postgresql://127.0.0.1:{postgres_server.port}/adjunct, table public.kvt_")
+    assert place.startswith(
+        f"postgresql://127.0.0.1:{postgres_server.port}/adjunct, table public.kvt_"
+    )
 
 
 def test_what_can_be_no_setting_is_refused():

@@ -1,4 +1,6 @@
-"""Any history of requests leaves on every backend what a dictionary with versions has, and is answered as that is."""
+"""Any history of requests leaves on every backend what a dictionary with versions has, and is
+answered as that is.
+"""
 
 from __future__ import annotations
 
@@ -70,7 +72,11 @@ class SegmentMachine(RuleBasedStateMachine):
     @initialize()
     def neighbours(self) -> None:
         """What lies beside it is not touched."""
-        self.beside = [of(b"", self.family[:-1] + "0" * 9), of(b"\xff", self.family + "\0"), of(b"a", None)]
+        self.beside = [
+            of(b"", self.family[:-1] + "0" * 9),
+            of(b"\xff", self.family + "\0"),
+            of(b"a", None),
+        ]
         self.handle.write(*map(put, self.beside))
 
     def key(self, key: bytes) -> bytes:
@@ -91,7 +97,9 @@ class SegmentMachine(RuleBasedStateMachine):
         failing = {}
         for place, change in enumerate(request.changes):
             version = self.expected.get(change.key, (None,))[0]
-            if change.expected is not ANYTHING and version != (None if change.expected is ABSENT else change.expected):
+            if change.expected is not ANYTHING and version != (
+                None if change.expected is ABSENT else change.expected
+            ):
                 failing[place] = version
         if failing:
             with pytest.raises(ConditionsFailed) as raised:
@@ -119,12 +127,16 @@ class SegmentMachine(RuleBasedStateMachine):
         entries = self.handle.get(*map(self.key, asked), values=values)
         assert entries == [self.stored(self.key(key), values) for key in asked]
 
-    @rule(ends=st.lists(keys, min_size=2, max_size=2), limit=st.integers(1, 9), values=st.booleans())
+    @rule(
+        ends=st.lists(keys, min_size=2, max_size=2), limit=st.integers(1, 9), values=st.booleans()
+    )
     def iterate(self, ends, limit, values) -> None:
         within = KeyRange(*map(self.key, sorted(ends)))
         pages = self.handle.pages(within, limit, values=values)
         inside = sorted(key for key in self.expected if within.start <= key < within.end)
-        assert [entry for page in pages for entry in page] == [self.stored(key, values) for key in inside]
+        assert [entry for page in pages for entry in page] == [
+            self.stored(key, values) for key in inside
+        ]
         assert all(len(page) <= limit for page in pages)
 
     def stored(self, key: bytes, values: bool) -> StoredEntry | None:

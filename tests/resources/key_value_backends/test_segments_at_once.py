@@ -1,4 +1,6 @@
-"""Several at once on every backend: threads, each with a backend and an event loop of its own, as processes have."""
+"""Several at once on every backend: threads, each with a backend and an event loop of its own,
+as processes have.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +12,22 @@ from typing import Any
 
 import pytest
 
-from dagster_adjunct.resources.errors import KeyValueTableNotFoundError, KeyValueTableSealedError, TableUnavailableError
+from dagster_adjunct.resources.errors import (
+    KeyValueTableNotFoundError,
+    KeyValueTableSealedError,
+    TableUnavailableError,
+)
 from dagster_adjunct.resources.key_value.segment import ConditionsFailed
-from tests.resources.key_value_backends.segment_handle import Handle, Request, insert, of, put, remove, replace, surely
+from tests.resources.key_value_backends.segment_handle import (
+    Handle,
+    Request,
+    insert,
+    of,
+    put,
+    remove,
+    replace,
+    surely,
+)
 from tests.resources.key_value_backends.segment_stores import QUICK_STORES, new_table_id
 
 WRITERS = 4
@@ -77,7 +92,10 @@ def test_counting_by_conditional_replaces_loses_nothing(handle, at_once):
         while done < increments:
             [entry] = handle.get(count)
             try:
-                surely(handle, Request.of([replace(count, entry.version, b"%d" % (int(entry.value) + 1))]))
+                surely(
+                    handle,
+                    Request.of([replace(count, entry.version, b"%d" % (int(entry.value) + 1))]),
+                )
                 done += 1
             except ConditionsFailed as error:
                 conflicts.append((entry.version, error.found[0]))
@@ -111,7 +129,10 @@ def test_nobody_sees_a_part_of_a_request(handle, at_once):
 
 
 def test_an_iteration_has_each_stable_entry_once_while_others_change(handle, at_once):
-    stay, come = [of(b"%03d stay" % number) for number in range(40)], [of(b"%03d go" % number) for number in range(40)]
+    stay, come = (
+        [of(b"%03d stay" % number) for number in range(40)],
+        [of(b"%03d go" % number) for number in range(40)],
+    )
     handle.write(*(put(key) for key in stay))
     ended = threading.Event()
 
@@ -145,7 +166,9 @@ def test_no_write_is_applied_after_a_seal_has_returned(handle, at_once, backend,
         for turn in range(100_000):
             key = of(b"%d of %d" % (turn, number))
             try:
-                surely(handle, Request.of([insert(key), put(of(b"last of %d" % number), b"%d" % turn)]))
+                surely(
+                    handle, Request.of([insert(key), put(of(b"last of %d" % number), b"%d" % turn)])
+                )
             except KeyValueTableSealedError:
                 return None
             written.append(key)
@@ -157,7 +180,9 @@ def test_no_write_is_applied_after_a_seal_has_returned(handle, at_once, backend,
     assert {key for key in sealed if b" of " in key and b"last" not in key} == set(written)
 
 
-def test_writers_of_a_table_that_is_deleted_meet_the_error_and_nothing_else(at_once, backend, table):
+def test_writers_of_a_table_that_is_deleted_meet_the_error_and_nothing_else(
+    at_once, backend, table
+):
     under_way = threading.Semaphore(0)
 
     def work(handle: Handle, number: int) -> None:
@@ -173,8 +198,12 @@ def test_writers_of_a_table_that_is_deleted_meet_the_error_and_nothing_else(at_o
 
     def write_on(handle: Handle, number: int) -> None:
         for turn in range(100_000):
-            surely(handle, Request.of([insert(of(b"%d of %d" % (turn, number))), remove(of(b"none"))]))
-            with suppress(TableUnavailableError):  # a server may be at a loss while a table vanishes
+            surely(
+                handle, Request.of([insert(of(b"%d of %d" % (turn, number))), remove(of(b"none"))])
+            )
+            with suppress(
+                TableUnavailableError
+            ):  # a server may be at a loss while a table vanishes
                 handle.get(of(b"0 of 1"))
             under_way.release()
 

@@ -56,12 +56,16 @@ def only_reading(path: Path) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("ending", ["seal", "delete"])
-def test_an_ending_of_a_table_whose_file_may_not_be_written_has_not_begun(path: Path, ending: str) -> None:
+def test_an_ending_of_a_table_whose_file_may_not_be_written_has_not_begun(
+    path: Path, ending: str
+) -> None:
     lake = lake_in(InMemoryStore())
     owner = KeyValueTableManager(lake, SqliteSegments(path))
     owner.create_scope("plant")
     owner.create("plant", "machines", ONE)
-    with BlockingKeyValueTable(owner.open("plant", "machines", key=TextSerializer(), value=TextSerializer())) as table:
+    with BlockingKeyValueTable(
+        owner.open("plant", "machines", key=TextSerializer(), value=TextSerializer())
+    ) as table:
         table.put("m1", "one")
         other = KeyValueTableManager(lake, SqliteSegments(path))
         with only_reading(path), pytest.raises(TableAccessError, match="readonly") as refused:
@@ -72,4 +76,7 @@ def test_an_ending_of_a_table_whose_file_may_not_be_written_has_not_begun(path: 
         assert table.get("m1") is not None
     assert getattr(owner, ending)("plant", "machines") is True
     with closing(sqlite3.connect(path)) as bare:
-        assert bare.execute("SELECT name FROM sqlite_master WHERE name LIKE '%rehearsed%'").fetchall() == []
+        assert (
+            bare.execute("SELECT name FROM sqlite_master WHERE name LIKE '%rehearsed%'").fetchall()
+            == []
+        )

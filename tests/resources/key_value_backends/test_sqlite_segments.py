@@ -1,4 +1,6 @@
-"""What is SQLite's own: its file, its locks, forks, commits that fail, and what is kept of tokens."""
+"""What is SQLite's own: its file, its locks, forks, commits that fail, and what is kept of
+tokens.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,14 @@ from dagster_adjunct.resources.key_value.table import KeyValueTable
 from dagster_adjunct.resources.key_value_backends import sqlite as sqlite_connections
 from dagster_adjunct.resources.key_value_backends import sqlite as sqlite_segment
 from dagster_adjunct.resources.key_value_backends.sqlite import SqliteSegments
-from tests.resources.key_value_backends.segment_handle import Handle, Request, insert, of, put, replace
+from tests.resources.key_value_backends.segment_handle import (
+    Handle,
+    Request,
+    insert,
+    of,
+    put,
+    replace,
+)
 from tests.resources.key_value_backends.segment_stores import new_table_id
 
 APPLE, PEAR = of(b"apple"), of(b"pear")
@@ -78,7 +87,9 @@ def test_the_file_is_in_write_ahead_mode_and_another_client_reads_it(handle, pat
     [version] = handle.write(put(APPLE, b"red"))
     with bare(path) as connection:
         assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
-        rows = connection.execute(f"SELECT partition, key, version, value FROM kvt_{table.incarnation}").fetchall()
+        rows = connection.execute(
+            f"SELECT partition, key, version, value FROM kvt_{table.incarnation}"
+        ).fetchall()
     assert rows == [(0, APPLE, version, b"red")]
 
 
@@ -103,7 +114,9 @@ def test_a_missing_file_is_told_and_not_made(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_file_that_is_removed_or_replaced_while_it_is_open_takes_no_write_any_more(handle, path, tmp_path):
+def test_a_file_that_is_removed_or_replaced_while_it_is_open_takes_no_write_any_more(
+    handle, path, tmp_path
+):
     handle.write(put(APPLE, b"red"))
     with bare(path) as connection:
         connection.execute("VACUUM INTO ?", (str(tmp_path / "copy.sqlite"),))
@@ -181,7 +194,9 @@ def test_a_table_goes_on_when_the_lock_is_given_back(path, table):
     async def put_while_locked() -> None:
         text = TextSerializer()
         backend = SqliteSegments(path, busy_timeout=0.01)
-        async with KeyValueTable(table, KeyValueTableConfiguration(partitions=1), backend, text, text) as kept:
+        async with KeyValueTable(
+            table, KeyValueTableConfiguration(partitions=1), backend, text, text
+        ) as kept:
             with bare(path) as connection:
                 connection.execute("BEGIN IMMEDIATE")
                 writing = asyncio.create_task(kept.put_if_absent("apple", "red", family="fruit"))
@@ -212,7 +227,9 @@ def test_a_file_of_others_becomes_write_ahead_while_they_use_it(tmp_path):
 
 
 OPEN_FILES = Path("/proc/self/fd")
-needs_open_files = pytest.mark.skipif(not OPEN_FILES.is_dir(), reason="needs Linux's list of open files")
+needs_open_files = pytest.mark.skipif(
+    not OPEN_FILES.is_dir(), reason="needs Linux's list of open files"
+)
 
 
 @needs_open_files
@@ -272,7 +289,9 @@ def test_processes_that_are_forked_while_threads_write_lose_nothing(path, table)
             [entry] = mine.get(key)
             try:
                 mine.write(
-                    insert(key, b"1") if entry is None else replace(key, entry.version, b"%d" % (int(entry.value) + 1))
+                    insert(key, b"1")
+                    if entry is None
+                    else replace(key, entry.version, b"%d" % (int(entry.value) + 1))
                 )
                 done += 1
             except ConditionsFailed:
@@ -295,7 +314,9 @@ def test_processes_that_are_forked_while_threads_write_lose_nothing(path, table)
 
 
 class FailingCommits(sqlite_connections.FileConnection):
-    """A connection whose next commit fails as the disk's would; `done`: it has happened all the same."""
+    """A connection whose next commit fails as the disk's would; `done`: it has happened all the
+    same.
+    """
 
     plan: list[bool] = []  # noqa: RUF012 - of all connections
 
@@ -395,7 +416,9 @@ def test_tokens_are_kept_over_the_horizon_and_not_for_ever(handle, path, table, 
 
     def kept() -> int:
         with bare(path) as connection:
-            return connection.execute(f"SELECT count(*) FROM kvt_{table.incarnation}_tokens").fetchone()[0]
+            return connection.execute(
+                f"SELECT count(*) FROM kvt_{table.incarnation}_tokens"
+            ).fetchone()[0]
 
     first = Request.of([insert(APPLE, b"red")])
     handle.send(first)

@@ -1,4 +1,5 @@
-"""A program of a user's own that writes a frame into a key-value table, and reads it, on a Spark cluster.
+"""A program of a user's own that writes a frame into a key-value table, and reads it, on a Spark
+cluster.
 
 Run with the cluster's URL and the port of a PostgreSQL server; it prints what it found as JSON.
 """
@@ -26,7 +27,9 @@ PARTITIONS, ROWS = 4, 20_000
 
 
 def main(master: str, port: str) -> None:
-    backend = PostgresSegments(connect={"host": "127.0.0.1", "port": port, "user": "adjunct", "dbname": "adjunct"})
+    backend = PostgresSegments(
+        connect={"host": "127.0.0.1", "port": port, "user": "adjunct", "dbname": "adjunct"}
+    )
     id = TableId("app", "words", secrets.token_hex(8))
     backend.create(id, PARTITIONS)
     # Functions of this program, which no worker could import.
@@ -36,7 +39,9 @@ def main(master: str, port: str) -> None:
     )
     spark = new_session({}, master=master)
     frame = spark.range(ROWS).selectExpr(
-        "CAST(id AS STRING) AS key", "CAST(CONCAT('v', id) AS BINARY) AS value", "CONCAT('f', id % 50) AS family"
+        "CAST(id AS STRING) AS key",
+        "CAST(CONCAT('v', id) AS BINARY) AS value",
+        "CONCAT('f', id % 50) AS family",
     )
     done = write_key_value_table(frame, table, family="family")
     back = read_key_value_table(table, spark=spark)

@@ -17,12 +17,20 @@ from dagster_adjunct.resources.key_value_frames import PartitionLoad
 
 
 @pytest.mark.parametrize("orders", [[math.nan, math.nan], [-0.0, 0.0], [[math.nan], [math.nan]]])
-def test_rows_of_a_key_with_numbers_that_spark_takes_for_equal_are_refused(tmp_path: Path, orders: list[Any]) -> None:
+def test_rows_of_a_key_with_numbers_that_spark_takes_for_equal_are_refused(
+    tmp_path: Path, orders: list[Any]
+) -> None:
     id, backend = TableId("suite", "t", f"{1:016x}"), SqliteSegments(tmp_path / "tables.sqlite")
     backend.create(id, 1)
-    table = OpenTable(id, KeyValueTableConfiguration(1), backend, BytesSerializer(), BytesSerializer())
+    table = OpenTable(
+        id, KeyValueTableConfiguration(1), backend, BytesSerializer(), BytesSerializer()
+    )
     _, key = table.coder.place("f", b"k")
-    columns = {"partition": pa.array([0, 0], pa.int32()), "table_key": [key, key], "value": [b"1", b"2"]}
+    columns = {
+        "partition": pa.array([0, 0], pa.int32()),
+        "table_key": [key, key],
+        "value": [b"1", b"2"],
+    }
     batch = pa.RecordBatch.from_pydict({**columns, "order": orders})
     with pytest.raises(SchemaMismatchError, match="two rows of the key"):
         PartitionLoad(table).run(iter([batch]))

@@ -1,4 +1,6 @@
-"""Records in key-value tables: what is stored, races between writers, and what becomes of entries when things fail."""
+"""Records in key-value tables: what is stored, races between writers, and what becomes of
+entries when things fail.
+"""
 
 from __future__ import annotations
 
@@ -74,26 +76,45 @@ def rows(lake: Lake | str, key: Any = "id", **settings: Any) -> KeyValueRows:
 
 
 def scripted(**settings: Any) -> tuple[KeyValueRows, ScriptedSegments]:
-    """Return a function over a table of one partition that fails as a test says, and that table's backend."""
+    """Return a function over a table of one partition that fails as a test says, and that
+    table's backend.
+    """
     backend = ScriptedSegments(**settings)
-    return rows(open_lake(f"memory://rows{next(_numbers)}"), stored_in=backend, partitions=1), backend
+    return (
+        rows(open_lake(f"memory://rows{next(_numbers)}"), stored_in=backend, partitions=1),
+        backend,
+    )
 
 
 def stored(lake: Lake, table: str = "records") -> dict[tuple[str | None, str], Any]:
-    """Return what the table holds, by family and key, as anybody reads it who knows that it is JSON."""
+    """Return what the table holds, by family and key, as anybody reads it who knows that it is
+    JSON.
+    """
 
     async def all_of(opened: KeyValueTable[str, Any]) -> dict[tuple[str | None, str], Any]:
-        return {(e.key.family, e.key.key): e.value async for page in opened.all_entries() for e in page.items}
+        return {
+            (e.key.family, e.key.key): e.value
+            async for page in opened.all_entries()
+            for e in page.items
+        }
 
     manager = KeyValueTableManager(lake)
-    return asyncio.run(all_of(manager.open("app", table, key=TextSerializer(), value=JsonSerializer())))
+    return asyncio.run(
+        all_of(manager.open("app", table, key=TextSerializer(), value=JsonSerializer()))
+    )
 
 
 def adding(keys: list[str], conditions: Conditions = PLAIN, offset: int = 0) -> Operation[str]:
     """Return one more of `n` for each key, which begins at 0."""
-    marks = [Mark("s.0", position_of(0, offset, place)) for place in range(len(keys))] if conditions else None
+    marks = (
+        [Mark("s.0", position_of(0, offset, place)) for place in range(len(keys))]
+        if conditions
+        else None
+    )
     values, defaults = [Changes(add={"n": 1})] * len(keys), [{"n": 0}] * len(keys)
-    return Operation(OperationKind.UPDATE, RowEntries(keys, values, defaults, marks), conditions=conditions)
+    return Operation(
+        OperationKind.UPDATE, RowEntries(keys, values, defaults, marks), conditions=conditions
+    )
 
 
 def putting(records: Mapping[str, dict[str, Any]]) -> Operation[str]:
@@ -123,7 +144,10 @@ def test_every_type_of_value_comes_back_as_it_was_and_is_plain_json(lake: Lake) 
     with blocking(function) as table:
         table.put(RECORD["id"], RECORD)
         table.put(2, {"id": 2})
-        assert table.get_all([RECORD["id"], 2, 3]) == {RECORD["id"]: RECORD, 2: {**dict.fromkeys(TYPES), "id": 2}}
+        assert table.get_all([RECORD["id"], 2, 3]) == {
+            RECORD["id"]: RECORD,
+            2: {**dict.fromkeys(TYPES), "id": 2},
+        }
     assert stored(lake) == {
         (None, str(-(2**63))): {
             "id": -(2**63),
@@ -141,29 +165,48 @@ def test_every_type_of_value_comes_back_as_it_was_and_is_plain_json(lake: Lake) 
 
 
 def test_the_first_key_columns_may_be_the_family_and_the_rest_is_the_key(lake: Lake) -> None:
-    columns = {"origin": "string", "day": "date", "price": "decimal(6,2)", "number": "int", "n": "bigint"}
+    columns = {
+        "origin": "string",
+        "day": "date",
+        "price": "decimal(6,2)",
+        "number": "int",
+        "n": "bigint",
+    }
     key = ["origin", "day", "price", "number"]
     one, several = (
         rows(lake, key, columns=columns, family="origin", table="one"),
         rows(lake, key, columns=columns, family=["origin", "day", "price"], table="several"),
     )
-    keys: list[Any] = [("LHR", date(2013, 7, 1), Decimal("12.5"), 7), ("LHR", date(2013, 7, 1), Decimal("-0.0"), -1)]
+    keys: list[Any] = [
+        ("LHR", date(2013, 7, 1), Decimal("12.5"), 7),
+        ("LHR", date(2013, 7, 1), Decimal("-0.0"), -1),
+    ]
     for function in (one, several):
         send(function, Operation(OperationKind.PUT, RowEntries(keys, [{"n": 1}, {"n": 2}])))
         assert numbers(function, *keys) == [1, 2]
-        assert numbers(function, ("LHR", date(2013, 7, 1), Decimal("12.500"), 7)) == [1]  # an equal key
-    assert list(stored(lake, "one")) == [("LHR", '["2013-07-01","0.00",-1]'), ("LHR", '["2013-07-01","12.50",7]')]
+        assert numbers(function, ("LHR", date(2013, 7, 1), Decimal("12.500"), 7)) == [
+            1
+        ]  # an equal key
+    assert list(stored(lake, "one")) == [
+        ("LHR", '["2013-07-01","0.00",-1]'),
+        ("LHR", '["2013-07-01","12.50",7]'),
+    ]
     assert set(stored(lake, "several")) == {
         ('["LHR","2013-07-01","0.00"]', "-1"),
         ('["LHR","2013-07-01","12.50"]', "7"),
     }
 
 
-def test_a_record_whose_family_would_be_empty_has_none_and_is_met_by_its_key_alone(lake: Lake) -> None:
+def test_a_record_whose_family_would_be_empty_has_none_and_is_met_by_its_key_alone(
+    lake: Lake,
+) -> None:
     columns = {"site": "string", "machine": "string", "n": "bigint"}
     function = rows(lake, ["site", "machine"], columns=columns, family="site")
     keys: list[Any] = [("", "m"), ("", ""), ("\0", "m"), ("m", "m"), ("m", "")]
-    send(function, Operation(OperationKind.PUT, RowEntries(keys, [{"n": place} for place in range(5)])))
+    send(
+        function,
+        Operation(OperationKind.PUT, RowEntries(keys, [{"n": place} for place in range(5)])),
+    )
     assert numbers(function, *keys) == [0, 1, 2, 3, 4]
     assert set(stored(lake)) == {(None, "m"), (None, ""), ("\0", "m"), ("m", "m"), ("m", "")}
     send(function, Operation(OperationKind.DELETE, RowEntries(keys[:1])))
@@ -218,7 +261,11 @@ def test_a_key_that_others_keep_changing_holds_up_no_other_key() -> None:
 def test_a_lost_reply_is_settled_and_an_increment_done_once(after: bool) -> None:
     function, backend = scripted()
     send(function, putting({"a": {"n": 1}}))
-    backend.script = [None, Lose(ReplyLostError("a cable"), after=after), Lose(ReplyLostError("a cable"), after=False)]
+    backend.script = [
+        None,
+        Lose(ReplyLostError("a cable"), after=after),
+        Lose(ReplyLostError("a cable"), after=False),
+    ]
     (outcomes,) = send(function, adding(["a"]))
     assert not outcomes.problems
     assert numbers(function, "a") == [2]
@@ -232,7 +279,11 @@ def test_what_is_unknown_and_what_did_nothing_are_told_apart() -> None:
     assert outcomes.problems[0].state is State.UNKNOWN
     assert isinstance(outcomes.problems[0].error, OutcomeUnknownError)
     backend.repeat = TableUnavailableError("closed", "Wait.")
-    for operation in (adding(["a", "b"]), putting({"a": {"n": 7}}), Operation(OperationKind.GET, RowEntries(["a"]))):
+    for operation in (
+        adding(["a", "b"]),
+        putting({"a": {"n": 7}}),
+        Operation(OperationKind.GET, RowEntries(["a"])),
+    ):
         (outcomes,) = send(function, operation)
         assert {problem.state for problem in outcomes.problems.values()} == {State.FAILED}
         assert len(outcomes.problems) == len(operation)
@@ -241,7 +292,10 @@ def test_what_is_unknown_and_what_did_nothing_are_told_apart() -> None:
 def test_entries_that_the_table_does_not_take_are_refused_by_themselves(lake: Lake) -> None:
     backend = ScriptedSegments(limits=SegmentLimits(key=20, value=200, changes=3, request=400))
     function = rows(open_lake("memory://refusing"), stored_in=backend, partitions=1)
-    records = {f"k{n}": {"n": n} for n in range(8)} | {"k" * 21: {"n": 1}, "large": {"text": "x" * 300}}
+    records = {f"k{n}": {"n": n} for n in range(8)} | {
+        "k" * 21: {"n": 1},
+        "large": {"text": "x" * 300},
+    }
     (outcomes,) = send(function, putting(records))
     assert {place: type(problem.error) for place, problem in outcomes.problems.items()} == {
         8: KeyTooLongError,
@@ -275,14 +329,25 @@ def test_what_is_no_record_is_told_and_holds_up_no_other(lake: Lake) -> None:
     assert not replaced.problems
     assert numbers(function, "a", "text") == [2, 5]
     assert asyncio.run(function.forget(-1)) == 0
-    for other in ('{"adjunct_at": "1"', '{"adjunct_at": "1"}', '["adjunct_at"]', '"adjunct_at"', "5"):
+    for other in (
+        '{"adjunct_at": "1"',
+        '{"adjunct_at": "1"}',
+        '["adjunct_at"]',
+        '"adjunct_at"',
+        "5",
+    ):
         asyncio.run(table.put("other", other))
         assert asyncio.run(function.forget(-1)) == 0
 
 
 def test_columns_of_others_are_left_alone_by_updates(lake: Lake) -> None:
     later = rows(lake, columns={**COLUMNS, "added": "array<date>"})
-    send(later, Operation(OperationKind.PUT, RowEntries(["a"], [{"n": 1, "added": [date(2013, 7, 1), None]}])))
+    send(
+        later,
+        Operation(
+            OperationKind.PUT, RowEntries(["a"], [{"n": 1, "added": [date(2013, 7, 1), None]}])
+        ),
+    )
     send(rows(lake), adding(["a"]))
     assert stored(lake)[(None, "a")] == {"id": "a", "n": 2, "added": ["2013-07-01", None]}
 
@@ -290,7 +355,9 @@ def test_columns_of_others_are_left_alone_by_updates(lake: Lake) -> None:
 def test_a_deleted_record_leaves_its_marks_until_they_are_forgotten(lake: Lake) -> None:
     function = rows(lake)
     deleting = Operation(
-        OperationKind.DELETE, RowEntries(["a"], marks=[Mark("s.0", position_of(0, 5))]), conditions=ONCE
+        OperationKind.DELETE,
+        RowEntries(["a"], marks=[Mark("s.0", position_of(0, 5))]),
+        conditions=ONCE,
     )
     again = adding(["a", "b"], ONCE, offset=4)
     first, _, late = send(function, adding(["a", "b"], ONCE, offset=4), deleting, again)
@@ -312,7 +379,9 @@ def test_a_deleted_record_leaves_its_marks_until_they_are_forgotten(lake: Lake) 
 
 
 @pytest.mark.parametrize("named", [False, True], ids=["where the lake keeps them", "in a file"])
-def test_it_travels_and_is_described_without_connections_or_secrets(lake: Lake, tmp_path: Path, named: bool) -> None:
+def test_it_travels_and_is_described_without_connections_or_secrets(
+    lake: Lake, tmp_path: Path, named: bool
+) -> None:
     backend = SqliteSegments(tmp_path / "tables.sqlite") if named else None
     function = rows(lake, key=["id", "n"], family="id", stored_in=backend)
     send(function, Operation(OperationKind.PUT, RowEntries([("a", 1)], [{"text": "x"}])))
@@ -325,12 +394,16 @@ def test_it_travels_and_is_described_without_connections_or_secrets(lake: Lake, 
         assert got.records == [{"id": "a", "n": 1, "text": "x"}]
 
 
-def test_a_relative_lake_travels_as_an_absolute_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_relative_lake_travels_as_an_absolute_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     assert pickle.loads(pickle.dumps(rows("here"))).lake == str(tmp_path / "here")
 
 
-def test_a_table_that_was_created_again_is_found_and_a_sealed_one_rejects_writes(lake: Lake) -> None:
+def test_a_table_that_was_created_again_is_found_and_a_sealed_one_rejects_writes(
+    lake: Lake,
+) -> None:
     function, manager = rows(lake), KeyValueTableManager(lake)
 
     async def through_all() -> list[Any]:
@@ -354,14 +427,18 @@ def test_a_table_that_was_created_again_is_found_and_a_sealed_one_rejects_writes
 
 def test_a_table_that_has_got_limits_since_is_opened_as_it_is(lake: Lake) -> None:
     send(rows(lake), putting({"a": {"n": 1}}))
-    KeyValueTableManager(lake).update("app", "records", KeyValueTableConfiguration(2, longest_value=20))
+    KeyValueTableManager(lake).update(
+        "app", "records", KeyValueTableConfiguration(2, longest_value=20)
+    )
     (put,) = send(rows(lake), putting({"b": {"text": "x" * 20}}))
     assert isinstance(put.problems[0].error, ValueTooLongError)
     (put,) = send(rows(lake, partitions=3), putting({"b": {"n": 1}}))
     assert isinstance(put.problems[0].error, KeyValueTableExistsError)
 
 
-def test_reading_makes_neither_a_lake_nor_a_table_nor_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reading_makes_neither_a_lake_nor_a_table_nor_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     function = rows("lake")
     monkeypatch.chdir("/")
@@ -391,6 +468,8 @@ def test_without_create_a_missing_table_is_an_error(lake: Lake) -> None:
         ({"key": "missing"}, "missing"),
     ],
 )
-def test_what_can_not_work_is_refused_when_it_is_declared(settings: dict[str, Any], names: str) -> None:
+def test_what_can_not_work_is_refused_when_it_is_declared(
+    settings: dict[str, Any], names: str
+) -> None:
     with pytest.raises((ConfigurationError, SchemaMismatchError), match=names):
         rows("memory://never", **settings)

@@ -1,4 +1,6 @@
-"""Requests and answers are lost on the way to PostgreSQL: increments count once, though nothing marks them."""
+"""Requests and answers are lost on the way to PostgreSQL: increments count once, though nothing
+marks them.
+"""
 
 from __future__ import annotations
 
@@ -24,10 +26,14 @@ PARTITIONS = 2
 
 
 class ReachedRows(KeyValueRows):
-    """Rows of a table that is known by its id, so that it can be reached by more ways than the lake says."""
+    """Rows of a table that is known by its id, so that it can be reached by more ways than the
+    lake says.
+    """
 
     def __init__(self, id: TableId, port: int) -> None:
-        super().__init__("memory://none", "app", "rows", "id", columns={"id": "string", "n": "bigint"})
+        super().__init__(
+            "memory://none", "app", "rows", "id", columns={"id": "string", "n": "bigint"}
+        )
         self._backend = PostgresSegments(
             connect={"host": "127.0.0.1", "port": str(port), "user": "adjunct", "dbname": "adjunct"}
         )
@@ -38,18 +44,23 @@ class ReachedRows(KeyValueRows):
 
     def _open_now(self, *, make: bool) -> OpenTable[str, bytes]:
         declared = KeyValueTableConfiguration(PARTITIONS)
-        self._open = OpenTable(self._id, declared, self._backend, TextSerializer(), BytesSerializer())
+        self._open = OpenTable(
+            self._id, declared, self._backend, TextSerializer(), BytesSerializer()
+        )
         return self._open
 
 
 def table_over(function: KeyValueRows) -> RemoteTable[str, object, object]:
     patient = RetryPolicy(attempts=4000, first_wait=0.002, max_wait=0.05, max_total=90)
-    return RemoteTable("rows", key="id", read_function=function, write_function=function, retry=patient)
+    return RemoteTable(
+        "rows", key="id", read_function=function, write_function=function, retry=patient
+    )
 
 
 def adding(keys: list[str]) -> Operation[str]:
     return Operation(
-        OperationKind.UPDATE, RowEntries(keys, [Changes(add={"n": 1})] * len(keys), [{"n": 0}] * len(keys))
+        OperationKind.UPDATE,
+        RowEntries(keys, [Changes(add={"n": 1})] * len(keys), [{"n": 0}] * len(keys)),
     )
 
 

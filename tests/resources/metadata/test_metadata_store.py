@@ -100,7 +100,9 @@ def test_a_snapshot_stays_what_it_was(lake: Lake) -> None:
 def test_a_change_that_meets_another_decides_again(lake: Lake) -> None:
     rival = named(lake)
     put(rival, {"n": 1})
-    namespace, _ = faulty(lake, Fault("put_if_match", 1, "meanwhile", lambda: put(rival, {"n": 10, "other": 1})))
+    namespace, _ = faulty(
+        lake, Fault("put_if_match", 1, "meanwhile", lambda: put(rival, {"n": 10, "other": 1}))
+    )
 
     def add_one(snapshot: NamespaceSnapshot) -> tuple[Contents, int]:
         return {"n": snapshot.get("n") + 1}, snapshot.get("n")
@@ -110,7 +112,9 @@ def test_a_change_that_meets_another_decides_again(lake: Lake) -> None:
 
 
 @pytest.mark.parametrize("kind", ["crash-before", "crash-after"])
-def test_a_crash_at_any_request_shows_all_of_a_change_or_nothing(lake: Lake, small_pages: None, kind: Any) -> None:
+def test_a_crash_at_any_request_shows_all_of_a_change_or_nothing(
+    lake: Lake, small_pages: None, kind: Any
+) -> None:
     before = {f"k{n}": "x" * 50 for n in range(20)}
     after = {**before, **{f"k{n}": "y" * 70 for n in range(0, 20, 3)}, "new": 1}
     seen = []
@@ -142,7 +146,9 @@ def test_a_change_costs_what_it_touches_and_no_more(lake: Lake, small_pages: Non
     assert pages > 100
     namespace, store = faulty(lake)
     put(namespace, {"k0500": 1})
-    assert [request for request, _ in store.requests].count("put_if_absent") == 2  # a page and the manifest
+    assert [request for request, _ in store.requests].count(
+        "put_if_absent"
+    ) == 2  # a page and the manifest
     assert len(store.requests) <= 7
     reader, store = faulty(lake)
     assert reader.read().get("k0500") == 1
@@ -198,7 +204,9 @@ def test_a_document_of_another_form_is_refused(lake: Lake, body: Contents, messa
 
 
 KEYS = st.text(st.sampled_from("abcdefgh"), min_size=1, max_size=3)
-CHANGES = st.dictionaries(KEYS, st.one_of(st.none(), st.integers(0, 3), st.text(max_size=90)), max_size=12)
+CHANGES = st.dictionaries(
+    KEYS, st.one_of(st.none(), st.integers(0, 3), st.text(max_size=90)), max_size=12
+)
 
 
 @pytest.mark.lengthy
@@ -221,7 +229,9 @@ def test_any_changes_are_those_of_a_dictionary(all_changes: list[Contents]) -> N
             assert firsts == sorted(set(firsts))
 
 
-def test_collecting_deletes_what_no_namespace_reaches_and_nothing_else(lake: Lake, small_pages: None) -> None:
+def test_collecting_deletes_what_no_namespace_reaches_and_nothing_else(
+    lake: Lake, small_pages: None
+) -> None:
     others = MetadataStore(lake).namespace("things", "other")
     put(others, {f"o{n}": n for n in range(50)})
     for round_number in range(5):
@@ -231,8 +241,12 @@ def test_collecting_deletes_what_no_namespace_reaches_and_nothing_else(lake: Lak
     reached = {page.key for name in (named(lake), others) for page in name.read().document.pages}
     assert pages > reached
 
-    assert MetadataStore(lake).collect() == 0  # it is all too young: somebody may be about to commit it
-    deleted = MetadataStore(on_clock(lake, lambda: datetime.now(UTC) + timedelta(hours=2))).collect()
+    assert (
+        MetadataStore(lake).collect() == 0
+    )  # it is all too young: somebody may be about to commit it
+    deleted = MetadataStore(
+        on_clock(lake, lambda: datetime.now(UTC) + timedelta(hours=2))
+    ).collect()
     assert deleted == len(pages - reached)
     assert {item.key for item in lake.store.list("metadata/") if "/pages/" in item.key} == reached
     assert (contents(named(lake)), contents(others)) == expected

@@ -1,4 +1,6 @@
-"""One small value without a history: no change is lost where several make them, whatever the store does."""
+"""One small value without a history: no change is lost where several make them, whatever the
+store does.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,9 @@ def test_a_change_costs_one_request_where_nobody_else_made_one() -> None:
     assert asked == ["get", "put_if_absent", *["put_if_match"] * 4]
     mine.forget()
     assert mine.transact(add_one) == 6
-    assert mine.transact(lambda data: (None, json.loads(data or b"{}")["count"])) == 6  # nothing written
+    assert (
+        mine.transact(lambda data: (None, json.loads(data or b"{}")["count"])) == 6
+    )  # nothing written
 
 
 def test_of_changes_at_once_none_is_lost(tmp_path: Path) -> None:
@@ -89,7 +93,9 @@ def test_runs_that_lease_at_once_get_stretches_that_do_not_meet(
 
     def work(run: str) -> None:
         # A clock that stands still for all: what is leased has one measure.
-        leases = BudgetLeases(open_lake(tmp_path), Budget("b", "write", 1.0), run, clock=lambda: 5.0)
+        leases = BudgetLeases(
+            open_lake(tmp_path), Budget("b", "write", 1.0), run, clock=lambda: 5.0
+        )
         for _ in range(10):
             if (got := leases.lease(LeaseRequest(0.03, 1.0))) is not None:
                 leased.append(got)
@@ -102,5 +108,7 @@ def test_runs_that_lease_at_once_get_stretches_that_do_not_meet(
     ordered = sorted(leased, key=lambda stretch: stretch.start)
     assert len(ordered) > 5
     assert all(one.end <= other.start + 1e-6 for one, other in pairwise(ordered))
-    assert sum(one.end - one.start for one in ordered) <= 1.5 + 1e-6  # half a second that came in, and one ahead
+    assert (
+        sum(one.end - one.start for one in ordered) <= 1.5 + 1e-6
+    )  # half a second that came in, and one ahead
     assert [item.key for item in lake.store.list("metadata/")] == ["metadata/budgets/b/write.json"]

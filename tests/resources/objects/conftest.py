@@ -16,8 +16,12 @@ if TYPE_CHECKING:
     from tests.servers.s3 import S3Server
 
 
-@pytest.fixture(params=["memory", "local", "versitygw", pytest.param("moto_s3", marks=pytest.mark.long)])
-def store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ObjectStore:
+@pytest.fixture(
+    params=["memory", "local", "versitygw", pytest.param("moto_s3", marks=pytest.mark.long)]
+)
+def store(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> ObjectStore:
     if request.param == "memory":
         return InMemoryStore()
     if request.param == "local":

@@ -26,7 +26,11 @@ threading.Thread(target=read, args=(file,), daemon=True).start()
 
 def test_the_interpreter_waits_for_threads_that_still_hold_a_file() -> None:
     ended = subprocess.run(
-        [sys.executable, "-c", _LEAVES_A_FILE_TO_A_THREAD], capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", _LEAVES_A_FILE_TO_A_THREAD],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
     )
     assert ended.stdout == "read to the end\n"
 

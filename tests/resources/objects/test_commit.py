@@ -8,7 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from dagster_adjunct.resources.errors import CommitConflictError, ConfigurationError, MalformedDocumentError
+from dagster_adjunct.resources.errors import (
+    CommitConflictError,
+    ConfigurationError,
+    MalformedDocumentError,
+)
 from dagster_adjunct.resources.objects import commit_log
 from dagster_adjunct.resources.objects.commit_log import Commit, CommitLog
 from dagster_adjunct.resources.objects.lake import Lake
@@ -36,12 +40,20 @@ def test_a_commit_is_read_back_as_it_was_made(store: ObjectStore) -> None:
     body = {"text": "ünïcode", "numbers": [1, 2.5, -(2**60)], "none": None, "deep": {"a": [True]}}
     made = log.commit(None, body, by="tests", commit_id="abc")
     assert made == log.current() == log.read(made.manifest_key)
-    assert (made.number, made.id, made.parent, made.by, made.created_at) == (1, "abc", None, "tests", now)
+    assert (made.number, made.id, made.parent, made.by, made.created_at) == (
+        1,
+        "abc",
+        None,
+        "tests",
+        now,
+    )
     assert made.manifest_key == "datasets/planes/manifests/000000000001-abc.json"
     assert made.body == body
 
 
-def test_a_commit_is_not_dated_before_its_parent_whatever_the_clock_says(store: ObjectStore) -> None:
+def test_a_commit_is_not_dated_before_its_parent_whatever_the_clock_says(
+    store: ObjectStore,
+) -> None:
     clock = Clock()
     log = CommitLog(store, "datasets/planes", "dataset", clock=clock)
     first = log.commit(None, {"n": 1}, by="me")
@@ -49,7 +61,11 @@ def test_a_commit_is_not_dated_before_its_parent_whatever_the_clock_says(store: 
     second = log.commit(first, {"n": 2}, by="me")
     clock.forward(hours=2)
     third = log.commit(log.head(), {"n": 3}, by="me")
-    assert [commit.created_at for commit in log.history()] == [clock.now, first.created_at, first.created_at]
+    assert [commit.created_at for commit in log.history()] == [
+        clock.now,
+        first.created_at,
+        first.created_at,
+    ]
     assert (second.created_at, third.created_at) == (first.created_at, clock.now)
 
 
@@ -100,7 +116,9 @@ def test_a_log_is_pickled_without_what_is_kept() -> None:
     assert pickle.loads(pickled).find(made.manifest_key) is None
 
 
-def test_what_a_run_keeps_of_manifests_is_bounded(store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_run_keeps_of_manifests_is_bounded(
+    store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(commit_log, "_KEPT_BYTES", 2_000)
     lake = Lake(store, "tests")
     log, commits = lake.commit_log("streams/a", "stream"), list[Commit]()
@@ -109,11 +127,15 @@ def test_what_a_run_keeps_of_manifests_is_bounded(store: ObjectStore, monkeypatc
             last = commits[-1] if commits else None
             commits.append(log.commit(last, {"n": number, "text": "x" * 400}, by="me"))
             assert log.current() == commits[-1]
-            kept = [data for commit in commits if (data := lake.manifests.find(commit.manifest_key))]
+            kept = [
+                data for commit in commits if (data := lake.manifests.find(commit.manifest_key))
+            ]
             assert 0 < sum(map(len, kept)) <= 2_000
 
 
-def test_a_commit_that_lost_its_race_is_nowhere_though_its_manifest_is_kept(store: ObjectStore) -> None:
+def test_a_commit_that_lost_its_race_is_nowhere_though_its_manifest_is_kept(
+    store: ObjectStore,
+) -> None:
     lake = Lake(store, "tests")
     mine, other = lake.commit_log("streams/a", "stream"), CommitLog(store, "streams/a", "stream")
     with lake.manifests.while_kept():
@@ -133,7 +155,9 @@ def test_history_walks_from_the_newest_to_the_first(log: CommitLog) -> None:
     assert [commit.number for commit in log.history(2)] == [4, 3]
 
 
-def test_a_commit_may_follow_one_whose_manifest_is_damaged(store: ObjectStore, log: CommitLog) -> None:
+def test_a_commit_may_follow_one_whose_manifest_is_damaged(
+    store: ObjectStore, log: CommitLog
+) -> None:
     assert log.head() is None
     first = log.commit(None, {"n": 1}, by="a")
     second = log.commit(first, {"n": 2}, by="a")
@@ -193,7 +217,10 @@ def test_two_committers_race_fifty_commits_and_lose_no_update(store: ObjectStore
 
         def add(current: Commit | None) -> dict[str, Any]:
             body = {"total": 0, "by": {}} if current is None else current.body
-            return {"total": body["total"] + 1, "by": {**body["by"], who: body["by"].get(who, 0) + 1}}
+            return {
+                "total": body["total"] + 1,
+                "by": {**body["by"], who: body["by"].get(who, 0) + 1},
+            }
 
         for _ in range(25):
             log.transact(add, by=who, attempts=200)

@@ -12,7 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dagster_adjunct.resources.errors import CommitConflictError, CommitStateUnknownError, StoreUnavailableError
+from dagster_adjunct.resources.errors import (
+    CommitConflictError,
+    CommitStateUnknownError,
+    StoreUnavailableError,
+)
 from dagster_adjunct.resources.objects.commit_log import Commit, CommitLog
 from dagster_adjunct.resources.objects.local_store import LocalStore
 from dagster_adjunct.resources.objects.store import InMemoryStore
@@ -25,7 +29,9 @@ if TYPE_CHECKING:
 
 
 def _at_second_commit(*plan: Fault) -> tuple[CommitLog, CommitLog, Commit, FaultyStore]:
-    """A log whose next commit meets `plan`, a rival without faults, their common parent, the store."""
+    """A log whose next commit meets `plan`, a rival without faults, their common parent, the
+    store.
+    """
     inner = InMemoryStore()
     rival = CommitLog(inner, "x", "stream")
     parent = rival.commit(None, {"n": 1}, by="rival")
@@ -49,7 +55,9 @@ def test_a_lost_reply_after_success_of_the_first_commit_is_success() -> None:
 
 @pytest.mark.parametrize("kind", ["lost-before", "409", "throttle", "412"])
 def test_a_refusal_while_the_pointer_stands_at_our_parent_is_repeated(kind: FaultKind) -> None:
-    log, rival, parent, store = _at_second_commit(Fault("put_if_match", 1, kind), Fault("put_if_match", 2, kind))
+    log, rival, parent, store = _at_second_commit(
+        Fault("put_if_match", 1, kind), Fault("put_if_match", 2, kind)
+    )
     made = log.commit(parent, {"n": 2}, by="me")
     assert rival.current() == made
     assert [request for request, _ in store.requests].count("put_if_match") == 3
@@ -92,13 +100,18 @@ def test_a_lost_race_is_told_from_a_won_one_below_those_that_came_after() -> Non
         for n in range(3):
             rival.commit(rival.current(), {"later": n}, by="rival")
 
-    store.plan = (Fault("put_if_match", 1, "meanwhile", overtake), Fault("put_if_match", 1, "lost-before"))
+    store.plan = (
+        Fault("put_if_match", 1, "meanwhile", overtake),
+        Fault("put_if_match", 1, "lost-before"),
+    )
     with pytest.raises(CommitConflictError):
         log.commit(parent, {"n": "mine"}, by="me")
 
 
 def test_a_store_that_never_says_leaves_the_state_unknown() -> None:
-    log, rival, parent, _ = _at_second_commit(Fault("put_if_match", 1, "lost-after"), Fault("get", 1, "lost-before"))
+    log, rival, parent, _ = _at_second_commit(
+        Fault("put_if_match", 1, "lost-after"), Fault("get", 1, "lost-before")
+    )
     with pytest.raises(CommitStateUnknownError) as caught:
         log.commit(parent, {"n": 2}, by="me", commit_id="mine")
     assert caught.value.prefix == "x"
@@ -109,7 +122,9 @@ def test_a_store_that_never_says_leaves_the_state_unknown() -> None:
 
 
 def test_a_swap_that_never_gets_through_leaves_the_state_unknown() -> None:
-    log, rival, parent, _ = _at_second_commit(*[Fault("put_if_match", n, "lost-before") for n in range(1, 20)])
+    log, rival, parent, _ = _at_second_commit(
+        *[Fault("put_if_match", n, "lost-before") for n in range(1, 20)]
+    )
     with pytest.raises(CommitStateUnknownError):
         log.commit(parent, {"n": 2}, by="me")
     assert rival.current() == parent
@@ -131,7 +146,9 @@ def test_a_failure_before_the_swap_is_certainly_no_commit() -> None:
         ("put_if_match", "crash-after", True),
     ],
 )
-def test_a_crash_shows_the_whole_commit_or_nothing(request_kind: str, kind: FaultKind, visible: bool) -> None:
+def test_a_crash_shows_the_whole_commit_or_nothing(
+    request_kind: str, kind: FaultKind, visible: bool
+) -> None:
     log, rival, parent, _ = _at_second_commit(Fault(request_kind, 1, kind))
     with pytest.raises(Crash):
         log.commit(parent, {"n": 2}, by="me")
@@ -156,7 +173,9 @@ _FAULTS = st.lists(
 def test_whatever_is_lost_every_commit_is_in_history_exactly_as_reported(
     mine: Sequence[Fault], theirs: Sequence[Fault]
 ) -> None:
-    """Two writers, two faulty networks: "won" is in history once, "lost" never, "unknown" at most once."""
+    """Two writers, two faulty networks: "won" is in history once, "lost" never, "unknown" at
+    most once.
+    """
     inner = InMemoryStore()
     outcome: dict[str, set[str]] = {"won": set(), "lost": set(), "unknown": set()}
     writers = [CommitLog(FaultyStore(inner, plan), "x", "stream") for plan in (mine, theirs)]
@@ -215,7 +234,9 @@ def test_a_folder_that_can_not_be_synced_after_the_swap_is_a_commit(
     written = os.fsync
     calls: list[int] = []
 
-    def failing(file: int) -> None:  # the fourth is the folder of the pointer, which has its name by then
+    def failing(
+        file: int,
+    ) -> None:  # the fourth is the folder of the pointer, which has its name by then
         calls.append(file)
         if len(calls) == 4:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

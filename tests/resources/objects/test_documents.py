@@ -4,7 +4,11 @@ import json
 
 import pytest
 
-from dagster_adjunct.resources.errors import AdjunctError, MalformedDocumentError, ManifestMismatchError
+from dagster_adjunct.resources.errors import (
+    AdjunctError,
+    MalformedDocumentError,
+    ManifestMismatchError,
+)
 from dagster_adjunct.resources.objects.commit_log import CommitLog, read_page, write_page
 from dagster_adjunct.resources.objects.lake import lake_in
 from dagster_adjunct.resources.objects.store import InMemoryStore
@@ -27,7 +31,18 @@ def _change(store: InMemoryStore, key: str, **fields: object) -> None:
 
 
 @pytest.mark.parametrize(
-    "damage", [b"", b"{", b"null", b"[]", b'"text"', b"\xff\xfe", b'{"format": 1}', b'{"format": "one"}', b"{}" * 1000]
+    "damage",
+    [
+        b"",
+        b"{",
+        b"null",
+        b"[]",
+        b'"text"',
+        b"\xff\xfe",
+        b'{"format": 1}',
+        b'{"format": "one"}',
+        b"{}" * 1000,
+    ],
 )
 def test_a_malformed_pointer_names_itself_and_spares_what_was_committed(
     store: InMemoryStore, log: CommitLog, damage: bytes
@@ -53,7 +68,10 @@ def test_a_malformed_pointer_names_itself_and_spares_what_was_committed(
         ({"kind": "stream"}, "expected kind 'dataset'"),
         ({"manifest": "datasets/other/manifests/000000000002-x.json"}, "datasets/other"),
         ({"manifest": "../../etc/passwd"}, "etc/passwd"),
-        ({"format": 7}, "has format 7; this release of Adjunct reads format 1. Upgrade dagster-adjunct"),
+        (
+            {"format": 7},
+            "has format 7; this release of Adjunct reads format 1. Upgrade dagster-adjunct",
+        ),
     ],
 )
 def test_a_pointer_with_a_wrong_field_says_which(
@@ -65,7 +83,9 @@ def test_a_pointer_with_a_wrong_field_says_which(
     assert says in str(caught.value)
 
 
-def test_a_pointer_to_a_missing_manifest_says_which_is_missing(store: InMemoryStore, log: CommitLog) -> None:
+def test_a_pointer_to_a_missing_manifest_says_which_is_missing(
+    store: InMemoryStore, log: CommitLog
+) -> None:
     current = log.current()
     assert current is not None
     store.delete(current.manifest_key)
@@ -75,7 +95,9 @@ def test_a_pointer_to_a_missing_manifest_says_which_is_missing(store: InMemorySt
     assert current.manifest_key in str(caught.value)
 
 
-def test_a_malformed_manifest_names_itself_and_spares_the_others(store: InMemoryStore, log: CommitLog) -> None:
+def test_a_malformed_manifest_names_itself_and_spares_the_others(
+    store: InMemoryStore, log: CommitLog
+) -> None:
     first, second = [info.key for info in store.list("datasets/planes/manifests/")]
     store.put(second, store.get(second).data[:-5])
     with pytest.raises(MalformedDocumentError) as caught:
@@ -92,11 +114,15 @@ def test_a_manifest_under_another_name_is_refused(store: InMemoryStore, log: Com
     assert caught.value.document == second
 
 
-def test_a_manifest_of_a_future_format_is_refused_by_name(store: InMemoryStore, log: CommitLog) -> None:
+def test_a_manifest_of_a_future_format_is_refused_by_name(
+    store: InMemoryStore, log: CommitLog
+) -> None:
     current = log.current()
     assert current is not None
     _change(store, current.manifest_key, format=2, new_field=True)
-    with pytest.raises(MalformedDocumentError, match="has format 2; this release of Adjunct reads format 1") as caught:
+    with pytest.raises(
+        MalformedDocumentError, match="has format 2; this release of Adjunct reads format 1"
+    ) as caught:
         log.current()
     assert current.manifest_key in str(caught.value.document)
 

@@ -1,4 +1,6 @@
-"""A fence: until when a run may write, by clocks that run on while a machine sleeps, in the driver and in tasks."""
+"""A fence: until when a run may write, by clocks that run on while a machine sleeps, in the
+driver and in tasks.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ KEY = "applications/sums/run.json"
 
 
 class Clocks:
-    """Stands in for the module `time` in `passed_time`: a boot clock, and a wall clock that somebody may set."""
+    """Stands in for the module `time` in `passed_time`: a boot clock, and a wall clock that
+    somebody may set.
+    """
 
     CLOCK_MONOTONIC = 1
 
@@ -56,7 +60,12 @@ def store() -> InMemoryStore:
 
 
 def write_lease(store: InMemoryStore, age: float = 0.0, **more: Any) -> None:
-    store.put(KEY, json.dumps({"id": "mine", "run": "first", "ttl": 120.0, "nonce": str(time.time())} | more).encode())
+    store.put(
+        KEY,
+        json.dumps(
+            {"id": "mine", "run": "first", "ttl": 120.0, "nonce": str(time.time())} | more
+        ).encode(),
+    )
     data, info = store._objects[KEY]
     store._objects[KEY] = data, replace(info, modified=info.modified - timedelta(seconds=age))
 
@@ -79,7 +88,9 @@ def test_the_clock_runs_on_while_the_machine_sleeps() -> None:
         (107, -9000, False),
     ],
 )
-def test_a_deadline_has_passed_when_any_clock_says_so(clocks: Clocks, boot: float, wall: float, passed: bool) -> None:
+def test_a_deadline_has_passed_when_any_clock_says_so(
+    clocks: Clocks, boot: float, wall: float, passed: bool
+) -> None:
     deadline = Deadline(read_clocks(), 108)
     clocks.boot += boot
     clocks.wall += wall
@@ -94,7 +105,9 @@ def test_before_its_deadline_a_check_makes_no_request(clocks: Clocks, store: InM
     assert counted.requests == []
 
 
-def test_the_driver_renews_the_lease_before_it_goes_on(clocks: Clocks, store: InMemoryStore) -> None:
+def test_the_driver_renews_the_lease_before_it_goes_on(
+    clocks: Clocks, store: InMemoryStore
+) -> None:
     renewed = []
 
     def renew() -> Deadline:
@@ -108,7 +121,9 @@ def test_the_driver_renews_the_lease_before_it_goes_on(clocks: Clocks, store: In
     assert renewed == [1100]
 
 
-def test_names_of_one_application_share_the_deadline_of_its_lease(clocks: Clocks, store: InMemoryStore) -> None:
+def test_names_of_one_application_share_the_deadline_of_its_lease(
+    clocks: Clocks, store: InMemoryStore
+) -> None:
     renewed: list[Deadline] = []
 
     def renew() -> Deadline:
@@ -146,7 +161,9 @@ def test_a_heartbeat_that_finds_its_object_taken_expires_the_fence(store: InMemo
     heartbeat.end(lambda etag: None)
 
 
-def test_a_task_reads_how_long_the_lease_holds_by_the_stores_clock(clocks: Clocks, store: InMemoryStore) -> None:
+def test_a_task_reads_how_long_the_lease_holds_by_the_stores_clock(
+    clocks: Clocks, store: InMemoryStore
+) -> None:
     write_lease(store, age=100)
     in_task: Fence = pickle.loads(pickle.dumps(fence(store, deadline=Deadline(read_clocks(), 0))))
     assert (in_task.application, in_task.run, in_task.epoch) == ("sums", "first", 3)
@@ -214,7 +231,9 @@ def test_a_task_waits_for_its_driver_to_renew_the_lease_and_then_stops(
     assert sum(pauses[3:]) == pytest.approx(module.PATIENCE)
 
 
-def test_a_store_of_a_run_takes_no_writes_once_its_lease_is_lost(clocks: Clocks, store: InMemoryStore) -> None:
+def test_a_store_of_a_run_takes_no_writes_once_its_lease_is_lost(
+    clocks: Clocks, store: InMemoryStore
+) -> None:
     write_lease(store)
     held = fence(store)
     fenced: Any = FencedStore(store, held)
@@ -238,7 +257,9 @@ def test_a_store_of_a_run_takes_no_writes_once_its_lease_is_lost(clocks: Clocks,
     assert pickle.loads(pickle.dumps(fenced)) is store
 
 
-@pytest.mark.parametrize("page", ["applications", "architecture", "guarantees", "tables", "troubleshooting"])
+@pytest.mark.parametrize(
+    "page", ["applications", "architecture", "guarantees", "tables", "troubleshooting"]
+)
 def test_pages_say_what_the_error_says_of_a_run_that_has_lost_its_lease(page: str) -> None:
     text = (Path(__file__).parents[3] / f"docs/{page}.md").read_text(encoding="utf-8")
     assert module.AFTER_LOSS.removesuffix(".") in " ".join(text.replace("`", "").split())

@@ -27,7 +27,12 @@ from dagster_adjunct.resources.errors import (
 from dagster_adjunct.resources.objects.lake import LakeSettings, LazyLakeStore, lake_in, open_lake
 from dagster_adjunct.resources.objects.local_store import LocalStore
 from dagster_adjunct.resources.objects.s3_store import S3Store
-from dagster_adjunct.resources.objects.store import InMemoryStore, ObjectStore, S3Options, StoreDescriptor
+from dagster_adjunct.resources.objects.store import (
+    InMemoryStore,
+    ObjectStore,
+    S3Options,
+    StoreDescriptor,
+)
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.streams.lake.streams import LakeStreams
 from tests.faulty_store import Fault, FaultKind, FaultyStore
@@ -54,9 +59,15 @@ class _IgnoresBoth(_IgnoresIfMatch, _IgnoresIfNoneMatch):
 
 @pytest.mark.parametrize(
     ("kind", "says"),
-    [(_IgnoresIfNoneMatch, "If-None-Match"), (_IgnoresIfMatch, "If-Match"), (_IgnoresBoth, "If-None-Match")],
+    [
+        (_IgnoresIfNoneMatch, "If-None-Match"),
+        (_IgnoresIfMatch, "If-Match"),
+        (_IgnoresBoth, "If-None-Match"),
+    ],
 )
-def test_a_store_that_ignores_conditions_is_refused_with_the_reason(kind: type[InMemoryStore], says: str) -> None:
+def test_a_store_that_ignores_conditions_is_refused_with_the_reason(
+    kind: type[InMemoryStore], says: str
+) -> None:
     store = kind()
     lake = lake_in(store)
     with pytest.raises(ConditionalWritesUnsupportedError, match=says) as caught:
@@ -81,9 +92,13 @@ def test_a_lake_is_probed_once_at_its_first_write_and_then_only_read(store: Obje
 
 @pytest.mark.parametrize("kind", ["a new lake", "S3"])
 def test_ready_stores_answer_while_another_thread_has_their_lock(kind: str) -> None:
-    """A fork copies a lock as it is: one that each request takes would be locked in some children for ever."""
+    """A fork copies a lock as it is: one that each request takes would be locked in some
+    children for ever.
+    """
     if kind == "S3":
-        s3 = S3Store("s3://bucket/lake", S3Options(endpoint="http://localhost:9", region="eu-west-1"))
+        s3 = S3Store(
+            "s3://bucket/lake", S3Options(endpoint="http://localhost:9", region="eu-west-1")
+        )
         use: Callable[[], object] = s3._client
         lock = s3._lock
     else:
@@ -100,11 +115,17 @@ def test_ready_stores_answer_while_another_thread_has_their_lock(kind: str) -> N
 def test_processes_that_write_to_a_new_lake_together_agree_on_it(store: ObjectStore) -> None:
     lakes = [lake_in(store) for _ in range(4)]
     with ThreadPoolExecutor(4) as pool:
-        list(pool.map(lambda numbered: numbered[1].store.put(f"x{numbered[0]}", b""), enumerate(lakes)))
+        list(
+            pool.map(
+                lambda numbered: numbered[1].store.put(f"x{numbered[0]}", b""), enumerate(lakes)
+            )
+        )
     assert len({lake.id for lake in lakes}) == 1
 
 
-def test_reading_makes_no_lake_and_leaves_nothing_behind(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_reading_makes_no_lake_and_leaves_nothing_behind(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     lake = open_lake(tmp_path / "lake")
     streams = LakeStreams(lake)
     assert streams.list_streams() == []
@@ -182,7 +203,9 @@ def test_prefixes_take_safe_names_only(tmp_path: Path) -> None:
         "",
     ],
 )
-def test_an_address_that_can_not_work_is_refused(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_address_that_can_not_work_is_refused(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigurationError) as refused:
         open_lake(url)
@@ -196,7 +219,11 @@ def test_an_address_that_can_not_work_is_refused(url: str, tmp_path: Path, monke
 def test_an_address_without_a_colon_is_not_told_as_one_that_is_refused(url: str) -> None:
     with pytest.raises(ConfigurationError) as refused:
         open_lake(url)
-    takes = "Write s3://b/x," if url.lower().startswith("s3") else "Write s3://BUCKET/PREFIX or file:///FOLDER,"
+    takes = (
+        "Write s3://b/x,"
+        if url.lower().startswith("s3")
+        else "Write s3://BUCKET/PREFIX or file:///FOLDER,"
+    )
     assert takes in str(refused.value)
 
 
@@ -214,7 +241,9 @@ def test_a_file_in_the_place_of_the_folder_is_refused(tmp_path: Path) -> None:
     assert failure.value.facts == {"argument": "url"}
 
 
-def test_a_folder_whose_name_is_not_utf_8_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_whose_name_is_not_utf_8_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     odd = tmp_path / "caf\udce9"
     odd.mkdir()
     monkeypatch.setenv("ADJUNCT_LAKE", str(odd))
@@ -234,7 +263,9 @@ def test_a_folder_that_the_system_refuses_is_said_as_ours(folder: str) -> None:
     assert failure.value.facts == {"argument": "url"}
 
 
-def test_a_disk_that_fails_is_told_as_what_may_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_fails_is_told_as_what_may_pass(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     lake = open_lake(tmp_path)
     lake.store.put("x", b"")
 
@@ -250,7 +281,9 @@ def test_a_disk_that_fails_is_told_as_what_may_pass(tmp_path: Path, monkeypatch:
 
 def test_an_empty_variable_is_one_that_is_not_set(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in LakeSettings.model_fields:
-        monkeypatch.setenv("ADJUNCT_LAKE_SHARED" if name == "shared" else f"ADJUNCT_S3_{name.upper()}", "")
+        monkeypatch.setenv(
+            "ADJUNCT_LAKE_SHARED" if name == "shared" else f"ADJUNCT_S3_{name.upper()}", ""
+        )
     settings = LakeSettings()
     assert not settings.model_fields_set
     assert (settings.region, settings.shared, settings.attempts) == (None, False, 6)
@@ -285,7 +318,9 @@ def test_no_secret_and_no_connection_travels_in_a_pickle(s3_server: S3Server) ->
     assert current.number == 1
 
 
-def test_a_missing_bucket_and_wrong_credentials_are_said(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_bucket_and_wrong_credentials_are_said(
+    s3_server: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(ConfigurationError, match="the bucket does not exist") as caught:
         open_lake("s3://no-such-bucket-here/lake")
     assert caught.value.url == "s3://no-such-bucket-here/lake"
@@ -344,7 +379,9 @@ def test_who_opened_a_lake_before_it_was_deleted_makes_no_part_of_it_again(tmp_p
     assert [info.key for info in before.store.list("")] == ["_adjunct/lake.json", "y"]
 
 
-def test_a_lake_whose_hidden_folder_alone_is_deleted_is_written_to_as_before(tmp_path: Path) -> None:
+def test_a_lake_whose_hidden_folder_alone_is_deleted_is_written_to_as_before(
+    tmp_path: Path,
+) -> None:
     lake = open_lake(tmp_path)
     lake.store.put("x", b"1")
     shutil.rmtree(tmp_path / ".adjunct-store")
@@ -353,7 +390,9 @@ def test_a_lake_whose_hidden_folder_alone_is_deleted_is_written_to_as_before(tmp
 
 
 class _AnswersARepeat(FaultyStore):
-    """A store whose `nth` conditional write is done, and answered as the repeat of one that was done before."""
+    """A store whose `nth` conditional write is done, and answered as the repeat of one that was
+    done before.
+    """
 
     def __init__(self, inner: ObjectStore, nth: int) -> None:
         super().__init__(inner)
@@ -373,7 +412,9 @@ class _AnswersARepeat(FaultyStore):
 
 
 @pytest.mark.parametrize("nth", [1, 2, 3])
-def test_the_first_write_to_a_lake_that_a_store_does_and_answers_as_refused_makes_it(nth: int) -> None:
+def test_the_first_write_to_a_lake_that_a_store_does_and_answers_as_refused_makes_it(
+    nth: int,
+) -> None:
     inner = InMemoryStore()
     lake = lake_in(_AnswersARepeat(inner, nth))
     lake.store.put("x", b"1")
@@ -382,11 +423,17 @@ def test_the_first_write_to_a_lake_that_a_store_does_and_answers_as_refused_make
 
 @pytest.mark.parametrize("kind", ["lost-after", "lost-before"])
 @pytest.mark.parametrize("request_", ["put_if_absent", "put_if_match"])
-def test_a_lost_reply_to_the_first_write_is_no_store_without_conditional_writes(kind: FaultKind, request_: str) -> None:
+def test_a_lost_reply_to_the_first_write_is_no_store_without_conditional_writes(
+    kind: FaultKind, request_: str
+) -> None:
     for nth in (1, 2, 3):
         inner = InMemoryStore()
         lake = lake_in(FaultyStore(inner, [Fault(request_, nth, kind)]))
-        if (request_, nth, kind) == ("put_if_absent", 3, "lost-before"):  # the document itself: nothing is made
+        if (request_, nth, kind) == (
+            "put_if_absent",
+            3,
+            "lost-before",
+        ):  # the document itself: nothing is made
             with pytest.raises(StoreUnavailableError):
                 lake.store.put("x", b"1")
         lake.store.put("x", b"1")

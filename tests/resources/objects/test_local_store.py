@@ -11,7 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from dagster_adjunct.resources.errors import ConfigurationError, ObjectExistsError, PreconditionFailedError
+from dagster_adjunct.resources.errors import (
+    ConfigurationError,
+    ObjectExistsError,
+    PreconditionFailedError,
+)
 from dagster_adjunct.resources.objects.commit_log import Commit, CommitLog
 from dagster_adjunct.resources.objects.local_store import LocalStore
 from tests.spawned import call_all, spawned
@@ -76,7 +80,9 @@ with store._temporary_file("x", b"half") as temporary, store._lock("CURRENT"):
 def test_a_killed_process_leaves_neither_a_lock_nor_an_object(tmp_path: Path) -> None:
     store = LocalStore(tmp_path)
     etag = store.put("CURRENT", b"one")
-    child = subprocess.Popen([sys.executable, "-c", _HOLD, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    child = subprocess.Popen(
+        [sys.executable, "-c", _HOLD, str(tmp_path)], stdout=subprocess.PIPE, text=True
+    )
     assert child.stdout is not None
     assert child.stdout.readline() == "held\n"
     os.kill(child.pid, signal.SIGKILL)

@@ -53,7 +53,9 @@ def store(moto_s3: S3Server, troubled: TroubledS3) -> S3Store:
 
 
 @pytest.mark.parametrize("trouble", ["503", "500", "lost-before", "lost-after"])
-def test_unconditional_requests_are_repeated(store: S3Store, troubled: TroubledS3, trouble: Trouble) -> None:
+def test_unconditional_requests_are_repeated(
+    store: S3Store, troubled: TroubledS3, trouble: Trouble
+) -> None:
     troubled.next("PUT", trouble, trouble)
     store.put("k", b"x")
     troubled.next("GET", trouble)
@@ -99,7 +101,9 @@ def test_a_create_whose_reply_is_lost_recognizes_an_equal_object_of_another_writ
 
 
 @pytest.mark.parametrize("trouble", ["409", "503"])
-def test_a_replace_that_was_refused_for_now_is_repeated(store: S3Store, troubled: TroubledS3, trouble: Trouble) -> None:
+def test_a_replace_that_was_refused_for_now_is_repeated(
+    store: S3Store, troubled: TroubledS3, trouble: Trouble
+) -> None:
     etag = store.put("k", b"one")
     troubled.next("PUT", trouble, trouble)
     store.put_if_match("k", b"two", etag)
@@ -120,11 +124,15 @@ def test_a_replace_of_unknown_outcome_is_sent_once_and_said(
 
 
 @pytest.mark.parametrize("trouble", ["409", "503", "500", "lost-before", "lost-after"])
-def test_a_commit_gets_through_trouble_exactly_once(store: S3Store, troubled: TroubledS3, trouble: Trouble) -> None:
+def test_a_commit_gets_through_trouble_exactly_once(
+    store: S3Store, troubled: TroubledS3, trouble: Trouble
+) -> None:
     log = CommitLog(store, "streams/x", "stream")
     last = None
     for n in range(3):
-        troubled.next("PUT", *([None, trouble] if n else [trouble]))  # at the pointer, or at the manifest
+        troubled.next(
+            "PUT", *([None, trouble] if n else [trouble])
+        )  # at the pointer, or at the manifest
         last = log.commit(last, {"n": n}, by="tests")
     assert [commit.body["n"] for commit in log.history()] == [2, 1, 0]
 
@@ -137,7 +145,9 @@ class OvertakenStore(S3Store):
 
 
 def _in_parts(server: S3Server, kind: type[S3Store] = S3Store) -> S3Store:
-    options = dataclasses.replace(server.settings.s3_options(), multipart_threshold=5 * MIB, part_size=5 * MIB)
+    options = dataclasses.replace(
+        server.settings.s3_options(), multipart_threshold=5 * MIB, part_size=5 * MIB
+    )
     return kind(server.url(), options)
 
 
@@ -153,7 +163,9 @@ def test_a_large_file_goes_in_parts_and_creates_once(s3_server: S3Server, tmp_pa
         store.upload(path, "data/large")
 
 
-def test_a_large_upload_that_is_overtaken_loses_and_leaves_no_parts(s3_server: S3Server, tmp_path: Path) -> None:
+def test_a_large_upload_that_is_overtaken_loses_and_leaves_no_parts(
+    s3_server: S3Server, tmp_path: Path
+) -> None:
     store = _in_parts(s3_server, OvertakenStore)
     path = tmp_path / "large"
     path.write_bytes(os.urandom(6 * MIB))
@@ -175,7 +187,9 @@ def test_a_large_upload_gets_through_trouble_at_its_end(
     assert store.get("data/large").data == path.read_bytes()
 
 
-def test_listing_and_deleting_go_past_one_page(versitygw: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_listing_and_deleting_go_past_one_page(
+    versitygw: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
     versitygw.set_in(monkeypatch)
     store = S3Store(versitygw.url(), versitygw.settings.s3_options())
     keys = [f"many/{n:04d}" for n in range(1005)]
@@ -189,14 +203,21 @@ def test_listing_and_deleting_go_past_one_page(versitygw: S3Server, monkeypatch:
 def _read_and_commit(store: S3Store, who: int) -> int:
     log = CommitLog(store, "streams/x", "stream")
     for _ in range(5):
-        log.transact(lambda current: {"n": 0 if current is None else current.body["n"] + 1}, by=f"p{who}", attempts=99)
+        log.transact(
+            lambda current: {"n": 0 if current is None else current.body["n"] + 1},
+            by=f"p{who}",
+            attempts=99,
+        )
     return os.getpid()
 
 
 def test_forked_processes_make_clients_of_their_own(s3_server: S3Server) -> None:
     store = S3Store(s3_server.url(), s3_server.settings.s3_options())
     CommitLog(store, "streams/x", "stream").commit(None, {"n": 0}, by="parent")
-    children = [multiprocessing.get_context("fork").Process(target=_read_and_commit, args=(store, n)) for n in range(2)]
+    children = [
+        multiprocessing.get_context("fork").Process(target=_read_and_commit, args=(store, n))
+        for n in range(2)
+    ]
     for child in children:
         child.start()
     _read_and_commit(store, 9)
@@ -212,7 +233,9 @@ def test_server_side_encryption_is_asked_for(s3_server: S3Server) -> None:
     if s3_server.name == "versitygw":
         options = dataclasses.replace(s3_server.settings.s3_options(), sse="AES256")
     else:
-        options = dataclasses.replace(s3_server.settings.s3_options(), sse="aws:kms", sse_kms_key_id="a-key")
+        options = dataclasses.replace(
+            s3_server.settings.s3_options(), sse="aws:kms", sse_kms_key_id="a-key"
+        )
     store = S3Store(s3_server.url(), options)
     assert store._encryption()["ServerSideEncryption"] == options.sse
     if s3_server.name == "moto":
@@ -220,7 +243,9 @@ def test_server_side_encryption_is_asked_for(s3_server: S3Server) -> None:
         assert store._head("k")["SSEKMSKeyId"].endswith("a-key")
 
 
-def test_a_closed_port_and_missing_credentials_are_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_closed_port_and_missing_credentials_are_said(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     closed = S3Options(endpoint="http://127.0.0.1:9", region="us-east-1", attempts=2)
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "a")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "the-secret")
@@ -242,4 +267,6 @@ def test_a_key_is_placed_below_the_prefix_for_spark_too(s3_server: S3Server) -> 
     assert store.url == "s3://bucket/a/prefix"
     assert store.spark_uri("streams/x") == "s3a://bucket/a/prefix/streams/x"
     with pytest.raises(PreconditionFailedError):
-        S3Store(s3_server.url(), s3_server.settings.s3_options()).put_if_match("missing", b"x", '"0"')
+        S3Store(s3_server.url(), s3_server.settings.s3_options()).put_if_match(
+            "missing", b"x", '"0"'
+        )

@@ -160,7 +160,18 @@ def test_a_download_has_all_bytes(store: ObjectStore, tmp_path: Path) -> None:
 
 def test_an_unsafe_key_is_refused_before_anything_is_done(store: ObjectStore) -> None:
     escapes = ["/a", "a/../b", "..", "./a", "a//b", "a/", ""]
-    for key in [*escapes, ".hidden", "a/.b", "a b", "a\\b", "a\x00b", "ä", "a%2e", "x" * 300, "x/" * 500 + "x"]:
+    for key in [
+        *escapes,
+        ".hidden",
+        "a/.b",
+        "a b",
+        "a\\b",
+        "a\x00b",
+        "ä",
+        "a%2e",
+        "x" * 300,
+        "x/" * 500 + "x",
+    ]:
         for use in (store.get, store.head, store.delete, store.spark_uri):
             with pytest.raises(InvalidNameError) as caught:
                 use(key)
@@ -188,7 +199,9 @@ def test_of_racing_creators_exactly_one_wins(store: ObjectStore) -> None:
     with ThreadPoolExecutor(8) as pool:
         for turn in range(8):
             key = f"race/{turn}"
-            winners = [won for won in pool.map(create, [key] * 8, [b"%d" % n for n in range(8)]) if won]
+            winners = [
+                won for won in pool.map(create, [key] * 8, [b"%d" % n for n in range(8)]) if won
+            ]
             assert winners == [store.get(key).data]
 
 

@@ -8,26 +8,95 @@ from random import Random
 from dagster_adjunct.resources.sql.expression import SPARK_FUNCTIONS
 
 FLAT = {
-    "a": "tinyint", "b": "smallint", "c": "int", "d": "bigint", "f": "float", "g": "double", "h": "decimal(10,2)",
-    "s": "string", "t": "boolean", "u": "date", "v": "timestamp", "w": "binary", "End": "string", "order": "int",
-    "date": "date", "value": "string", "year": "int", "a b": "int", "x.y": "string", "left": "double", "user": "string",
-}  # fmt: skip
+    "a": "tinyint",
+    "b": "smallint",
+    "c": "int",
+    "d": "bigint",
+    "f": "float",
+    "g": "double",
+    "h": "decimal(10,2)",
+    "s": "string",
+    "t": "boolean",
+    "u": "date",
+    "v": "timestamp",
+    "w": "binary",
+    "End": "string",
+    "order": "int",
+    "date": "date",
+    "value": "string",
+    "year": "int",
+    "a b": "int",
+    "x.y": "string",
+    "left": "double",
+    "user": "string",
+}
 NESTED = {"xs": "array<int>", "m": "map<string,int>", "st": "struct<p:int,q:string>"}
 TYPES: dict[str, str | None] = {**FLAT, **dict.fromkeys(NESTED)}
 DDL = ", ".join(f"`{name}` {kind}" for name, kind in {**FLAT, **NESTED}.items())
 
 _NAMES = [f"`{name}`" if " " in name or "." in name else name for name in TYPES]
 _LEAVES = [
-    *_NAMES, *_NAMES, "S", "end", "`Value`", "st.p", "ST.Q", "st.zz", "s.x", "nope", "nope.x", "x", "`s.x`", "m.k",
-    "1", "0", "300", "3000000000", "99999999999999999999", "1.5", "0.05", ".5", "2.", "10.00", "00012", "1e3", "1E-2",
-    "1L", "2S", "3Y", "1.5D", "2F", "1.25BD", "-1", "'x'", '"q"', "'it\\'s'", "'a' 'b'", "r'a\\b'", "X'1F'", "true",
-    "null", "date '2020-01-01'", "timestamp '2020-01-01'", "interval 1 day", "interval '1-2' year to month",
-    "current_date", "current_timestamp()", "current_user", "localtimestamp", "uuid()", "pi()", "xs[0]", "m['k']",
+    *_NAMES,
+    *_NAMES,
+    "S",
+    "end",
+    "`Value`",
+    "st.p",
+    "ST.Q",
+    "st.zz",
+    "s.x",
+    "nope",
+    "nope.x",
+    "x",
+    "`s.x`",
+    "m.k",
+    "1",
+    "0",
+    "300",
+    "3000000000",
+    "99999999999999999999",
+    "1.5",
+    "0.05",
+    ".5",
+    "2.",
+    "10.00",
+    "00012",
+    "1e3",
+    "1E-2",
+    "1L",
+    "2S",
+    "3Y",
+    "1.5D",
+    "2F",
+    "1.25BD",
+    "-1",
+    "'x'",
+    '"q"',
+    "'it\\'s'",
+    "'a' 'b'",
+    "r'a\\b'",
+    "X'1F'",
+    "true",
+    "null",
+    "date '2020-01-01'",
+    "timestamp '2020-01-01'",
+    "interval 1 day",
+    "interval '1-2' year to month",
+    "current_date",
+    "current_timestamp()",
+    "current_user",
+    "localtimestamp",
+    "uuid()",
+    "pi()",
+    "xs[0]",
+    "m['k']",
     "/* s */ s",
-]  # fmt: skip
+]
 # What stops a program, or looks into its files, is not called.
 _FUNCTIONS = sorted(
-    name for name in SPARK_FUNCTIONS if "reflect" not in name and "java" not in name and "raise" not in name
+    name
+    for name in SPARK_FUNCTIONS
+    if "reflect" not in name and "java" not in name and "raise" not in name
 )
 _SHAPES = """
 ({}) | -{} | ~{} | not {} | ! {} | {} is null | {} is not null | isnull({}) | {} is true | {} <=> null | abs({})
@@ -67,7 +136,11 @@ sum(c) over (partition by s order by d rows between 1 preceding and current row)
 mask({}, lowerChar => 'q') | nope({}) | upper({}, {}) | date_part('year', {}) | a_udf({}) | explode(array({}))
 to_char({}, '999') | elt(1, {}, {}) | equal_null({}, {}) | zeroifnull({}) | try_add({}, {})
 """.replace("\n", " | ")
-SHAPES = [shape.strip() for shape in _SHAPES.replace("{} | {} ^", "{} \0 {} | {} ^").split(" | ") if shape.strip()]
+SHAPES = [
+    shape.strip()
+    for shape in _SHAPES.replace("{} | {} ^", "{} \0 {} | {} ^").split(" | ")
+    if shape.strip()
+]
 SHAPES = [shape.replace("\0", "|") for shape in SHAPES]
 
 
@@ -88,12 +161,16 @@ class Drawn:
             return self.random.choice(_LEAVES)
         shape = self.random.choice(SHAPES)
         if self.random.random() < 0.1:
-            shape = f"{self.random.choice(_FUNCTIONS)}({', '.join(['{}'] * self.random.randrange(5))})"
+            shape = (
+                f"{self.random.choice(_FUNCTIONS)}({', '.join(['{}'] * self.random.randrange(5))})"
+            )
         return shape.format(*[self._part(left - 1) for _ in range(shape.count("{}"))])
 
     def item(self) -> str:
         """Return an expression as one of a list, with a name or without."""
-        return self.expression() + self.random.choice(("", "", "", " as z", " AS `z z`", " z", " as user"))
+        return self.expression() + self.random.choice(
+            ("", "", "", " as z", " AS `z z`", " z", " as user")
+        )
 
     def items(self) -> list[str]:
         """Return a list in which expressions use the names of those before them."""
@@ -101,9 +178,18 @@ class Drawn:
         made: list[str] = []
         for number, name in enumerate(names):
             shape = self.random.choice(
-                ("{}", "{} + {}", "coalesce({}, {})", "upper({})", "case when t then {} else {} end")
+                (
+                    "{}",
+                    "{} + {}",
+                    "coalesce({}, {})",
+                    "upper({})",
+                    "case when t then {} else {} end",
+                )
             )
-            parts = [self.random.choice((*names[: number + 1], *_NAMES, "1")) for _ in range(shape.count("{}"))]
+            parts = [
+                self.random.choice((*names[: number + 1], *_NAMES, "1"))
+                for _ in range(shape.count("{}"))
+            ]
             made.append(f"{shape.format(*parts)} as {name}")
         return [*self.random.choice(([], [], ["*"], ["* except (s, `a b`)"], ["s"])), *made]
 

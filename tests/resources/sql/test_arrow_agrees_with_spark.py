@@ -1,4 +1,6 @@
-"""What Arrow computes, compared with Spark value by value and type by type, on drawn expressions and records."""
+"""What Arrow computes, compared with Spark value by value and type by type, on drawn expressions
+and records.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from dagster_adjunct.resources.sql.arrow_expressions import ArrowExpression, NeedsSpark, compile_expression
+from dagster_adjunct.resources.sql.arrow_expressions import (
+    ArrowExpression,
+    NeedsSpark,
+    compile_expression,
+)
 from tests.resources.sql.drawn_evaluations import TYPES, DrawnEvaluation
 from tests.rounds import rounds
 
@@ -50,10 +56,18 @@ def differences(spark: SparkSession, seed: int, path: Path) -> Iterator[tuple[An
     frame = spark.read.parquet(str(path))
     for text, kind, values in by_spark(frame, list(computed)):
         expected = computed[text]
-        if (kind, plain(values)) != (expected[0], plain(expected[1])) or values.type != expected[1].type:
-            different = [pair for pair in zip(plain(expected[1]), plain(values), strict=False) if pair[0] != pair[1]]
+        if (kind, plain(values)) != (expected[0], plain(expected[1])) or values.type != expected[
+            1
+        ].type:
+            different = [
+                pair
+                for pair in zip(plain(expected[1]), plain(values), strict=False)
+                if pair[0] != pair[1]
+            ]
             yield text, expected[0], kind, different[:3]
-    conditions = [text for text, (kind, _) in computed.items() if kind == "boolean" and " as " not in text]
+    conditions = [
+        text for text, (kind, _) in computed.items() if kind == "boolean" and " as " not in text
+    ]
     for text in conditions[:FILTERS]:
         expected_rows = computed[text][1].true_count
         if (rows := filtered_rows(frame, text)) != expected_rows:
@@ -61,12 +75,16 @@ def differences(spark: SparkSession, seed: int, path: Path) -> Iterator[tuple[An
 
 
 def by_spark(frame: DataFrame, texts: Sequence[str]) -> Iterator[tuple[str, str, Any]]:
-    """Yield each expression with the type and the values that Spark has for it, or "error" and the error."""
+    """Yield each expression with the type and the values that Spark has for it, or "error" and
+    the error.
+    """
     import pyspark.sql.functions as F
     from pyspark.errors import PySparkException
 
     try:
-        selected = frame.select(*[F.expr(text).alias(f"_{number}") for number, text in enumerate(texts)])
+        selected = frame.select(
+            *[F.expr(text).alias(f"_{number}") for number, text in enumerate(texts)]
+        )
         result = selected.toArrow()
     except PySparkException as error:
         if len(texts) == 1:
@@ -77,7 +95,11 @@ def by_spark(frame: DataFrame, texts: Sequence[str]) -> Iterator[tuple[str, str,
         yield from by_spark(frame, texts[half:])
         return
     for number, text in enumerate(texts):
-        yield text, selected.schema[number].dataType.simpleString(), result.column(number).combine_chunks()
+        yield (
+            text,
+            selected.schema[number].dataType.simpleString(),
+            result.column(number).combine_chunks(),
+        )
 
 
 def filtered_rows(frame: DataFrame, condition: str) -> int | str:

@@ -1,4 +1,6 @@
-"""Expressions evaluated by Arrow: values that Spark's rules give, and reasons why others are left to Spark."""
+"""Expressions evaluated by Arrow: values that Spark's rules give, and reasons why others are
+left to Spark.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +12,28 @@ import pyarrow as pa
 import pytest
 
 from dagster_adjunct.resources.schemas.schema import arrow_type
-from dagster_adjunct.resources.sql.arrow_expressions import ArrowExpression, NeedsSpark, compile_expression
+from dagster_adjunct.resources.sql.arrow_expressions import (
+    ArrowExpression,
+    NeedsSpark,
+    compile_expression,
+)
 
 TYPES = {
-    "a": "int", "b": "int", "n": "bigint", "w": "tinyint", "s": "string", "t": "boolean", "d": "date", "v": "timestamp",
-    "p": "decimal(10,2)", "x": "double", "xs": "array<int>", "Twice": "int", "twice": "int", "two words": "int",
-}  # fmt: skip
+    "a": "int",
+    "b": "int",
+    "n": "bigint",
+    "w": "tinyint",
+    "s": "string",
+    "t": "boolean",
+    "d": "date",
+    "v": "timestamp",
+    "p": "decimal(10,2)",
+    "x": "double",
+    "xs": "array<int>",
+    "Twice": "int",
+    "twice": "int",
+    "two words": "int",
+}
 RECORDS: dict[str, list[Any]] = {
     "a": [1, None, -7],
     "b": [2, 3, None],
@@ -24,7 +42,11 @@ RECORDS: dict[str, list[Any]] = {
     "s": ["Ab ", None, "naïve"],
     "t": [True, None, False],
     "d": [date(2020, 1, 1), None, date(1582, 10, 10)],
-    "v": [datetime(2020, 1, 1, 12, tzinfo=UTC), None, datetime(1969, 12, 31, 23, 59, 59, 999_999, UTC)],
+    "v": [
+        datetime(2020, 1, 1, 12, tzinfo=UTC),
+        None,
+        datetime(1969, 12, 31, 23, 59, 59, 999_999, UTC),
+    ],
     "p": [Decimal("1.50"), None, Decimal("-0.05")],
     "x": [1.5, None, -0.0],
     "two words": [5, 6, 7],
@@ -33,7 +55,9 @@ RECORDS: dict[str, list[Any]] = {
 
 def table(**columns: list[Any]) -> pa.Table:
     given = columns or RECORDS
-    return pa.table({name: pa.array(values, arrow_type(TYPES[name])) for name, values in given.items()})
+    return pa.table(
+        {name: pa.array(values, arrow_type(TYPES[name])) for name, values in given.items()}
+    )
 
 
 def compiled(text: str) -> ArrowExpression:
@@ -84,7 +108,9 @@ def compiled(text: str) -> ArrowExpression:
         ("s like 'na%'", "boolean", [False, None, True]),
     ],
 )
-def test_an_expression_has_the_type_and_values_of_spark(text: str, kind: str, values: list[Any]) -> None:
+def test_an_expression_has_the_type_and_values_of_spark(
+    text: str, kind: str, values: list[Any]
+) -> None:
     expression = compiled(text)
     result = expression.evaluate(table())
     assert (expression.type, result.type) == (kind, arrow_type(kind))
@@ -99,7 +125,10 @@ def test_the_columns_are_those_that_are_read() -> None:
 def test_no_records_and_several_chunks_are_evaluated() -> None:
     assert compiled("if(t, a + 1, 0)").evaluate(table().slice(0, 0)).to_pylist() == []
     assert compiled("1").evaluate(table().slice(0, 0)).type == pa.int32()
-    assert compiled("a + 1").evaluate(pa.concat_tables([table(), table()])).to_pylist() == [2, None, -6] * 2
+    assert (
+        compiled("a + 1").evaluate(pa.concat_tables([table(), table()])).to_pylist()
+        == [2, None, -6] * 2
+    )
 
 
 @pytest.mark.parametrize(
@@ -129,8 +158,16 @@ def test_values_that_only_spark_can_compute_raise(text: str, columns: dict[str, 
 @pytest.mark.parametrize(
     ("text", "columns", "values"),
     [
-        ("case when b <> 0 then a / b end", {"a": [6, 1, 4, None], "b": [3, 0, 1, None]}, [2.0, None, 4.0, None]),
-        ("if(b = 0, 'none', cast(a div b as string))", {"a": [6, 1, 4], "b": [3, 0, 1]}, ["2", "none", "4"]),
+        (
+            "case when b <> 0 then a / b end",
+            {"a": [6, 1, 4, None], "b": [3, 0, 1, None]},
+            [2.0, None, 4.0, None],
+        ),
+        (
+            "if(b = 0, 'none', cast(a div b as string))",
+            {"a": [6, 1, 4], "b": [3, 0, 1]},
+            ["2", "none", "4"],
+        ),
         (
             "case when b = 0 then -1 when a > 2147483646 then a else a + 1 + (a % b) end",
             {"a": [7, 9, 2**31 - 1, 5], "b": [2, 0, 1, 3]},
@@ -141,7 +178,9 @@ def test_values_that_only_spark_can_compute_raise(text: str, columns: dict[str, 
         ("if(true, 1, 1 div 0)", {"a": [1, 2]}, [1, 1]),
     ],
 )
-def test_a_result_that_is_not_chosen_does_not_fail(text: str, columns: dict[str, list[Any]], values: list[Any]) -> None:
+def test_a_result_that_is_not_chosen_does_not_fail(
+    text: str, columns: dict[str, list[Any]], values: list[Any]
+) -> None:
     assert compiled(text).evaluate(table(**columns)).to_pylist() == values
 
 
@@ -182,9 +221,11 @@ def test_a_reason_is_a_noun_phrase(text: str, reason: str) -> None:
         "a = s", "d = s", "d > v", "p / 2", "d + 1", "-null", "xs[0]", "transform(xs, y -> y)", "a is distinct from b",
         "a is unknown", "n + 9223372036854775807 + 1", "n + (cast('9223372036854775807' as bigint) + n) + 1L",
         "a = 5 and a + 2147483647 > 0", "s = 'x' and (t or cast(s as int) > 1)",
-        "starts_with(s, 'x')", "iif(t, a, b)", "ts_or_ds_to_date_str()",  # functions of other engines
+        # functions of other engines
+        "starts_with(s, 'x')", "iif(t, a, b)", "ts_or_ds_to_date_str()",
         "-cast(a as decimal(35,0))",  # Spark rounds it
-        "trim(both s)", "(t b)", "coalesce(a as b, 1)", "string 00", "double 1L",  # no syntax of Spark
+        # no syntax of Spark
+        "trim(both s)", "(t b)", "coalesce(a as b, 1)", "string 00", "double 1L",
         "s in ('x') and cast(s as date) is null", "if(a = 0, b % a = 1, false)", "not (a <> 5 or a + 2147483647 > 0)",
     ],
 )  # fmt: skip

@@ -8,7 +8,14 @@ from dagster_adjunct.resources.errors import PlanningError
 from dagster_adjunct.resources.sql.checking import check_expression
 
 COLUMNS = ("visitor", "shop", "spent", "address", "a b", "user")
-TYPES = {"visitor": "string", "shop": "string", "spent": "double", "address": None, "a b": "int", "user": "string"}
+TYPES = {
+    "visitor": "string",
+    "shop": "string",
+    "spent": "double",
+    "address": None,
+    "a b": "int",
+    "user": "string",
+}
 
 
 def check(text: str, **more: object) -> str | None:

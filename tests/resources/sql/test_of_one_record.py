@@ -7,7 +7,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dagster_adjunct.resources.errors import PlanningError
-from dagster_adjunct.resources.sql.checking import check_condition, check_expression, check_single_record
+from dagster_adjunct.resources.sql.checking import (
+    check_condition,
+    check_expression,
+    check_single_record,
+)
 from dagster_adjunct.resources.sql.expression import AGGREGATE_FUNCTIONS, GENERATOR_FUNCTIONS
 
 if TYPE_CHECKING:
@@ -37,7 +41,9 @@ def test_what_is_not_of_one_record_is_refused(text: str, message: str) -> None:
     assert message in raised.value.problem
     with pytest.raises(PlanningError):
         check_condition(
-            "filter-2", f"({text.removesuffix(' as item').removesuffix(' as total')}) is null", tuple(TYPES)
+            "filter-2",
+            f"({text.removesuffix(' as item').removesuffix(' as total')}) is null",
+            tuple(TYPES),
         )
 
 
@@ -59,7 +65,9 @@ def test_what_is_of_one_record_is_not(text: str) -> None:
 
 def test_a_condition_has_no_window() -> None:
     with pytest.raises(PlanningError) as failure:
-        check_condition("filter-2", "row_number() over (partition by s order by d) = 1", tuple(TYPES))
+        check_condition(
+            "filter-2", "row_number() over (partition by s order by d) = 1", tuple(TYPES)
+        )
     assert failure.value.operator == "filter-2"
     assert "row_number()" in failure.value.problem
 
@@ -78,7 +86,9 @@ def test_what_is_no_truth_is_refused(text: str, message: str) -> None:
     assert message in raised.value.problem
 
 
-@pytest.mark.parametrize("text", ["b and s", "b and xs", "exists(xs, n -> n or b)", "not (n in (1)) and n is not null"])
+@pytest.mark.parametrize(
+    "text", ["b and s", "b and xs", "exists(xs, n -> n or b)", "not (n in (1)) and n is not null"]
+)
 def test_what_may_be_a_truth_is_not(text: str) -> None:
     check_expression("map-2", text, tuple(TYPES), TYPES)
 
@@ -98,6 +108,8 @@ def test_these_are_sparks_own_groups(spark: SparkSession) -> None:
         groups.setdefault(info.getGroup(), set()).add(info.getName())
     aggregates = groups["agg_funcs"] | groups["window_funcs"] | {"schema_of_variant_agg"}
     assert aggregates <= AGGREGATE_FUNCTIONS
-    assert aggregates == AGGREGATE_FUNCTIONS or spark.version < "4.3", "those of the newest release, and no others"
+    assert aggregates == AGGREGATE_FUNCTIONS or spark.version < "4.3", (
+        "those of the newest release, and no others"
+    )
     tables = {"collations", "sql_keywords"}  # stand in FROM only
     assert groups["generator_funcs"] - tables <= GENERATOR_FUNCTIONS

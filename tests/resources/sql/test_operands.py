@@ -1,4 +1,6 @@
-"""Operands that Spark certainly refuses are refused, and nothing else is: over pairs of types, by its own analyser."""
+"""Operands that Spark certainly refuses are refused, and nothing else is: over pairs of types,
+by its own analyser.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +17,20 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 TYPES: dict[str, str | None] = {
-    "c": "int", "d": "bigint", "g": "double", "h": "decimal(10,2)", "s": "string", "t": "boolean", "u": "date",
-    "v": "timestamp", "w": "binary", "xs": "array<int>", "m": "map<string,int>", "st": "struct<p:int>",
+    "c": "int",
+    "d": "bigint",
+    "g": "double",
+    "h": "decimal(10,2)",
+    "s": "string",
+    "t": "boolean",
+    "u": "date",
+    "v": "timestamp",
+    "w": "binary",
+    "xs": "array<int>",
+    "m": "map<string,int>",
+    "st": "struct<p:int>",
     "i": "interval day to second",
-}  # fmt: skip
+}
 OF_TWO = """{} = {} | {} < {} | {} <=> {} | {} in ({}) | {} between {} and null | {} + {} | {} - {} | {} * {} | {} / {}
 | {} % {} | {} is distinct from {} | concat({}, {})"""
 OF_ONE = """upper({}) | trim({}) | length({}) | substring({}, 1, 2) | repeat({}, 2) | unhex({}) | {} like 'a'

@@ -7,7 +7,11 @@ import sys
 
 import pytest
 
-from dagster_adjunct.resources.sql.expression import parse_expression, struct_fields, unknown_functions
+from dagster_adjunct.resources.sql.expression import (
+    parse_expression,
+    struct_fields,
+    unknown_functions,
+)
 
 
 def named(text: str) -> list[str]:
@@ -70,12 +74,16 @@ def test_all_columns_less_some() -> None:
 
 def test_the_fields_of_a_struct_that_is_made() -> None:
     fields = struct_fields(parse_expression("named_struct('a', x, 'b', upper(y)) as update"))
-    assert [(name, [str(column) for column in value.columns]) for name, value in fields] == [("a", ["x"]), ("b", ["y"])]
+    assert [(name, [str(column) for column in value.columns]) for name, value in fields] == [
+        ("a", ["x"]),
+        ("b", ["y"]),
+    ]
     assert struct_fields(parse_expression("upper(y)")) == ()
 
 
 @pytest.mark.parametrize(
-    "text", ["a in (select b from c)", "exists (select 1)", "a between 1", "x:y.z", "a b c", "select a"]
+    "text",
+    ["a in (select b from c)", "exists (select 1)", "a between 1", "x:y.z", "a b c", "select a"],
 )
 def test_of_what_is_not_understood_nothing_is_known(text: str) -> None:
     assert parse_expression(text).unread
@@ -157,7 +165,9 @@ def test_arguments_of_other_forms_are_not_counted(text: str) -> None:
     assert not parse_expression(text).mistake
 
 
-@pytest.mark.parametrize("text", ["a = ')'", r"a = 'it\'s ('", 'a = "\'("', "`a)` + 1", "a -- (", "r'\\' || a"])
+@pytest.mark.parametrize(
+    "text", ["a = ')'", r"a = 'it\'s ('", 'a = "\'("', "`a)` + 1", "a -- (", "r'\\' || a"]
+)
 def test_brackets_within_texts_names_and_comments_are_none(text: str) -> None:
     assert not parse_expression(text).mistake
 
@@ -178,7 +188,13 @@ def test_the_parser_is_loaded_for_the_first_expression_that_is_more_than_a_name(
     [
         ("uper(a) || ours(b) || UPER(c)", ("uper", "ours")),
         ("case when (a) then (b) else (c) end + sum(a) over (partition by (b))", ()),
-        ("a in (1) and not (b) and exists (select 1) and cast(a as decimal(1,0)) between (1) and (2)", ()),
+        (
+            (
+                "a in (1) and not (b) and exists (select 1) and cast(a as decimal(1,0)) between (1)"
+                " and (2)"
+            ),
+            (),
+        ),
         ("count(*) filter (where (a > 1)) + listagg(a) within group (order by b)", ()),
         ("db.ours(a) || `ours`(b) || 'ours(a)'", ()),
         ("a is distinct from (b) or a like any ('x') or a div (2) > 1", ()),

@@ -1,4 +1,6 @@
-"""A SELECT of one table's rows: Spark refuses whatever is refused, and takes whatever is not left to it."""
+"""A SELECT of one table's rows: Spark refuses whatever is refused, and takes whatever is not
+left to it.
+"""
 
 from __future__ import annotations
 
@@ -14,30 +16,45 @@ if TYPE_CHECKING:
 
 TYPES: dict[str, str | None] = {"shop": "string", "city": "string", "size": "int", "current": "int"}
 REFUSED = [
-    "select nope from version", "select v.nope from version v", "select version.size from version v",
-    "select * except (nope) from version", "select upper(city) c from version where c = 'A'",
-    "select * from version where size", "select size from version order by nope",
-    "select city from version group by nope", "select city, count(*) n from version group by city having m > 1",
-    "select * from version where city > 1 and upper(array(size)) = 'A'", "select x.* from version v",
+    "select nope from version",
+    "select v.nope from version v",
+    "select version.size from version v",
+    "select * except (nope) from version",
+    "select upper(city) c from version where c = 'A'",
+    "select * from version where size",
+    "select size from version order by nope",
+    "select city from version group by nope",
+    "select city, count(*) n from version group by city having m > 1",
+    "select * from version where city > 1 and upper(array(size)) = 'A'",
+    "select x.* from version v",
     "select v.* from version v left anti join other o on v.nope = o.size",
-    "select * from version v where transform(array(size), v -> v + nope)[0] > 1", "select city.x from version",
+    "select * from version v where transform(array(size), v -> v + nope)[0] > 1",
+    "select city.x from version",
     "select 1 = 1, 1 = date '2024-01-01' from version",
-]  # fmt: skip
+]
 TAKEN = [
-    "select * from version", "SELECT V.*, upper(city) AS c, c || 'x' FROM version v WHERE v.size > 1 ORDER BY c, Size",
-    "(select distinct city from `version` limit 3)", "select version.city from VERSION where current > 1",
+    "select * from version",
+    "SELECT V.*, upper(city) AS c, c || 'x' FROM version v WHERE v.size > 1 ORDER BY c, Size",
+    "(select distinct city from `version` limit 3)",
+    "select version.city from VERSION where current > 1",
     "select transform(array(named_struct('a', size)), v -> v.a) from version v",
-    "select array(size) as size from version order by size[0] > 1", "select size as n, n + 1 as m, m + n from version",
+    "select array(size) as size from version order by size[0] > 1",
+    "select size as n, n + 1 as m, m + n from version",
     "select * from version where date '2024-01-01' > current_date and city in ('a', 'b') or not shop like 'x%'",
     "select v.city, row_number() over (partition by v.city order by v.size) as n from version v",
-]  # fmt: skip
+]
 LEFT = [
-    "select nope from other", "with version as (select 1 as nope) select nope from version",
-    "select nope from version v join other o using (shop)", "select nope from (select 1 as nope) version",
-    "select o.nope from version v cross join other o", "select nope from version as v(nope, b, c, d)",
-    "select * from version v where exists (select 1 from other where nope = v.size)", "select count(*) from version",
-    "select nope from version lateral view explode(array(size)) t as nope", "select 1 as nope union select 2",
-]  # fmt: skip
+    "select nope from other",
+    "with version as (select 1 as nope) select nope from version",
+    "select nope from version v join other o using (shop)",
+    "select nope from (select 1 as nope) version",
+    "select o.nope from version v cross join other o",
+    "select nope from version as v(nope, b, c, d)",
+    "select * from version v where exists (select 1 from other where nope = v.size)",
+    "select count(*) from version",
+    "select nope from version lateral view explode(array(size)) t as nope",
+    "select 1 as nope union select 2",
+]
 
 
 def told(text: str) -> str:

@@ -1,4 +1,6 @@
-"""Spark's analyser over no records: nothing that it accepts is refused without it, and types and names are its own."""
+"""Spark's analyser over no records: nothing that it accepts is refused without it, and types and
+names are its own.
+"""
 
 from __future__ import annotations
 
@@ -37,8 +39,12 @@ def test_spark_agrees_on_many(spark: SparkSession, seed: int, ansi: str) -> None
         spark.conf.set("spark.sql.ansi.enabled", str(before))
 
 
-def differences(spark: SparkSession, seed: int, expressions: int, lists: int) -> Iterator[tuple[Any, ...]]:
-    """Yield what is judged otherwise than by Spark; enough has to be accepted, and of enough the type be known."""
+def differences(
+    spark: SparkSession, seed: int, expressions: int, lists: int
+) -> Iterator[tuple[Any, ...]]:
+    """Yield what is judged otherwise than by Spark; enough has to be accepted, and of enough the
+    type be known.
+    """
     frame = spark.createDataFrame([], DDL)
     drawn = Drawn(seed)
     accepted = typed = refused = 0
@@ -52,7 +58,11 @@ def differences(spark: SparkSession, seed: int, expressions: int, lists: int) ->
         accepted += 1
         typed += kind is not None
         yield from _unlike(text, kind, error, schema)
-        if kind not in (None, "boolean", "void") and parse_expression(text).alias is None and filters(frame, text):
+        if (
+            kind not in (None, "boolean", "void")
+            and parse_expression(text).alias is None
+            and filters(frame, text)
+        ):
             yield text, kind, "is a condition"
     for _ in range(lists):
         texts = drawn.items()
@@ -69,13 +79,17 @@ def differences(spark: SparkSession, seed: int, expressions: int, lists: int) ->
         if [name for name in known if name] != schema.names:
             yield texts, known, schema.names
         for item, kind in items:
-            if kind is not None and types_differ(schema[str(item.name)].dataType.simpleString(), kind):
+            if kind is not None and types_differ(
+                schema[str(item.name)].dataType.simpleString(), kind
+            ):
                 yield texts, kind, schema[str(item.name)].dataType.simpleString()
     if accepted < expressions * 0.3 or typed < accepted * 0.5 or refused < expressions * 0.05:
         yield "too little is drawn", accepted, typed, refused
 
 
-def _unlike(text: str, kind: str | None, error: PlanningError | None, schema: StructType) -> Iterator[tuple[Any, ...]]:
+def _unlike(
+    text: str, kind: str | None, error: PlanningError | None, schema: StructType
+) -> Iterator[tuple[Any, ...]]:
     if error is not None:
         yield text, str(error), "accepted"
     if len(schema) != 1:

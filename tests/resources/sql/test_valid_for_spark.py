@@ -1,4 +1,6 @@
-"""What is valid for Spark's parser without asking it: the parser accepts all of it, also of texts that are damaged."""
+"""What is valid for Spark's parser without asking it: the parser accepts all of it, also of
+texts that are damaged.
+"""
 
 from __future__ import annotations
 
@@ -26,11 +28,28 @@ USUAL = [
     "`a b` = 'c'",
 ]
 LEFT_TO_SPARK = [
-    "n >", "n > > 1", "n in ()", "n is nul", "case when n then 1 as x", "n as 1", "cast(n as inttt)", "nofn(n)",
-    "date '2026-13-01'", "n >>> 1", "transform(a, x -> x)", "99999999999999999999", "sum(n) over (", "a b c", "",
-    "is not null", "amount -is not null", "cast(n as decimal(10,12))", "case when n > 1 'x' end", "(a as int)",
+    "n >",
+    "n > > 1",
+    "n in ()",
+    "n is nul",
+    "case when n then 1 as x",
+    "n as 1",
+    "cast(n as inttt)",
+    "nofn(n)",
+    "date '2026-13-01'",
+    "n >>> 1",
+    "transform(a, x -> x)",
+    "99999999999999999999",
+    "sum(n) over (",
+    "a b c",
+    "",
+    "is not null",
+    "amount -is not null",
+    "cast(n as decimal(10,12))",
+    "case when n > 1 'x' end",
+    "(a as int)",
     "substring(k from for 2)",
-]  # fmt: skip
+]
 TOKENS = ["and", "(", ")", ",", " as ", "not ", "'", "=", "-", "null", " x ", "1", "."]
 
 
@@ -45,7 +64,9 @@ def test_what_is_not_certain_is_left_to_spark(text: str) -> None:
 
 
 def damaged(random: Random, text: str) -> str:
-    """Return the text with one or two of its tokens left out, twice, elsewhere, or of another text."""
+    """Return the text with one or two of its tokens left out, twice, elsewhere, or of another
+    text.
+    """
     tokens = re.findall(r"\w+|\s+|'[^']*'|[^\w\s]", text)
     for _ in range(random.randint(1, 2)):
         at = random.randrange(len(tokens) + 1)

@@ -40,7 +40,10 @@ def records() -> Callable[..., pa.Table]:
 
     def table(*rows: tuple[str | None, int], **marks: list[object]) -> pa.Table:
         made = pa.table(
-            {"k": pa.array([k for k, _ in rows], pa.string()), "v": pa.array([v for _, v in rows], pa.int64())}
+            {
+                "k": pa.array([k for k, _ in rows], pa.string()),
+                "v": pa.array([v for _, v in rows], pa.int64()),
+            }
         )
         for name, values in marks.items():
             made = made.append_column(name, pa.array(values))

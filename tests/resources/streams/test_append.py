@@ -18,7 +18,11 @@ from dagster_adjunct.resources.objects.lake import Lake, lake_in
 from dagster_adjunct.resources.objects.store import InMemoryStore
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.streams.lake.streams import LakeStreams
-from dagster_adjunct.resources.streams.system import AppendResult, OffsetRange, SystemStreamPartition
+from dagster_adjunct.resources.streams.system import (
+    AppendResult,
+    OffsetRange,
+    SystemStreamPartition,
+)
 from tests.clocks import Clock, on_clock
 from tests.faulty_store import Crash, Fault, FaultyStore
 from tests.resources.streams.stream_helpers import SCHEMA
@@ -37,7 +41,9 @@ def everything(streams: LakeStreams, stream: str = "s") -> list[tuple[object, ..
     return [tuple(row.values()) for row in table.to_pylist()]
 
 
-def test_records_get_dense_offsets_in_the_partition_of_their_key(s: LakeStreams, records: Records) -> None:
+def test_records_get_dense_offsets_in_the_partition_of_their_key(
+    s: LakeStreams, records: Records
+) -> None:
     rows = [("a", 1), ("b", 2), (None, 3), ("a", 4), ("c", 5), (None, 6)]
     s.append("s", records(*rows[:3]), producer="p", sequence=0)
     result = s.append("s", records(*rows[3:]), producer="p", sequence=1)
@@ -53,7 +59,9 @@ def test_records_get_dense_offsets_in_the_partition_of_their_key(s: LakeStreams,
 
 
 def test_a_retried_append_adds_nothing(s: LakeStreams, records: Records, clock: Clock) -> None:
-    first = s.append("s", records(("a", 1), ("b", 2)), producer="p", sequence=7, end_of_dataset="v1")
+    first = s.append(
+        "s", records(("a", 1), ("b", 2)), producer="p", sequence=7, end_of_dataset="v1"
+    )
     before = everything(s)
     clock.forward(minutes=5)
     chunked = pa.concat_tables([records(("a", 1)), records(("b", 2))])
@@ -69,10 +77,19 @@ def test_a_retried_append_adds_nothing(s: LakeStreams, records: Records, clock: 
 
 def test_one_sequence_with_other_contents_is_a_conflict(s: LakeStreams, records: Records) -> None:
     s.append("s", records(("a", 1)), producer="p", sequence=0)
-    for other in (records(("a", 2)), records(("a", 1), ("a", 1)), records(("a", 1), __tombstone=[True])):
+    for other in (
+        records(("a", 2)),
+        records(("a", 1), ("a", 1)),
+        records(("a", 1), __tombstone=[True]),
+    ):
         with pytest.raises(ProducerConflictError) as failure:
             s.append("s", other, producer="p", sequence=0)
-        assert failure.value.facts == {"stream": "lake.s", "producer": "p", "sequence": 0, "newest": 0}
+        assert failure.value.facts == {
+            "stream": "lake.s",
+            "producer": "p",
+            "sequence": 0,
+            "newest": 0,
+        }
     with pytest.raises(ProducerConflictError):
         s.append("s", records(("a", 1)), producer="p", sequence=0, end_of_dataset="v1")
     assert not s.append("s", records(("a", 2)), producer="q", sequence=0).duplicate
@@ -94,14 +111,23 @@ def test_a_producer_whose_counter_begins_again_is_refused_with_its_newest_sequen
         with pytest.raises(ProducerConflictError) as refused:
             append()
         error = refused.value
-        assert (error.stream, error.producer, error.sequence, error.newest) == ("lake.s", "p", sequence, 42)
+        assert (error.stream, error.producer, error.sequence, error.newest) == (
+            "lake.s",
+            "p",
+            sequence,
+            42,
+        )
     assert [item.key for item in s.lake.store.list("streams/s/data/")] == before
     assert s.append("s", records(("a", 1)), producer="p", sequence=43).rows == 1
-    assert s.append("s", records(("a", 12)), producer="p", sequence=12).duplicate, "the oldest that is known"
+    assert s.append("s", records(("a", 12)), producer="p", sequence=12).duplicate, (
+        "the oldest that is known"
+    )
     assert len(everything(s)) == 34
 
 
-def test_other_contents_under_a_known_sequence_are_refused_with_the_newest(s: LakeStreams, records: Records) -> None:
+def test_other_contents_under_a_known_sequence_are_refused_with_the_newest(
+    s: LakeStreams, records: Records
+) -> None:
     for number in range(1, 4):
         s.append("s", records(("a", number)), producer="p", sequence=number)
     assert s.append("s", records(("a", 1)), producer="p", sequence=1).duplicate
@@ -110,9 +136,13 @@ def test_other_contents_under_a_known_sequence_are_refused_with_the_newest(s: La
     assert (refused.value.sequence, refused.value.newest) == (1, 3)
 
 
-def test_sequences_may_have_gaps_and_come_late_within_the_window(s: LakeStreams, records: Records) -> None:
+def test_sequences_may_have_gaps_and_come_late_within_the_window(
+    s: LakeStreams, records: Records
+) -> None:
     for sequence in (5, 9, 7):
-        assert not s.append("s", records(("a", sequence)), producer="p", sequence=sequence).duplicate
+        assert not s.append(
+            "s", records(("a", sequence)), producer="p", sequence=sequence
+        ).duplicate
     assert s.append("s", records(("a", 9)), producer="p", sequence=9).duplicate
 
 
@@ -123,7 +153,9 @@ def test_an_append_of_nothing_only_leaves_its_sequence(s: LakeStreams, records: 
     assert s.describe("s")["segments"] == 0
 
 
-def test_a_crash_between_files_and_commit_leaves_nothing_and_a_retry_adds_once(records: Records) -> None:
+def test_a_crash_between_files_and_commit_leaves_nothing_and_a_retry_adds_once(
+    records: Records,
+) -> None:
     table = records(*[(f"k{i}", i) for i in range(20)])
     for nth in range(1, 40):
         inner = InMemoryStore()
@@ -138,7 +170,9 @@ def test_a_crash_between_files_and_commit_leaves_nothing_and_a_retry_adds_once(r
         streams = LakeStreams(lake_in(inner))
         assert len(everything(streams)) in (0, 20)
         streams.append("s", table, producer="p", sequence=0)
-        assert sorted(str(row[1]) for row in everything(streams)) == sorted(str(i) for i in range(20))
+        assert sorted(str(row[1]) for row in everything(streams)) == sorted(
+            str(i) for i in range(20)
+        )
         if ended:
             assert nth > 6
             return
@@ -166,7 +200,9 @@ def test_records_that_do_not_fit_name_the_column(s: LakeStreams, records: Record
         s.append("s", records(("a", 1), __tombstone=[1]), producer="p", sequence=0)
     assert failure.value.facts == {"stream": "lake.s", "column": "__tombstone"}
     with pytest.raises(SchemaMismatchError) as failure:
-        s.append("s", records(("a", 1), __timestamp=[dt.datetime(2026, 1, 1)]), producer="p", sequence=0)
+        s.append(
+            "s", records(("a", 1), __timestamp=[dt.datetime(2026, 1, 1)]), producer="p", sequence=0
+        )
     assert failure.value.facts == {"stream": "lake.s", "column": "__timestamp"}
     with pytest.raises(ConfigurationError) as failure:
         s.append("s", records(("a", 1)), producer="p", sequence=-1)
@@ -184,20 +220,28 @@ def test_small_integers_are_widened(s: LakeStreams) -> None:
     assert everything(s)[0][1] == 3
 
 
-def test_the_record_time_is_its_column_then_the_mark_then_the_append(streams: LakeStreams, clock: Clock) -> None:
+def test_the_record_time_is_its_column_then_the_mark_then_the_append(
+    streams: LakeStreams, clock: Clock
+) -> None:
     streams.create("t", schema=Schema.of(v="bigint", at="timestamp"), partitions=1, timestamp="at")
     day = dt.datetime(2013, 7, 1, tzinfo=dt.UTC)
     mark = dt.datetime(2020, 1, 1, tzinfo=dt.UTC)
     kind = pa.timestamp("us", tz="UTC")
     table = pa.table(
-        {"v": [1, 2, 3], "at": pa.array([day, day, None], kind), "__timestamp": pa.array([None, mark, None], kind)}
+        {
+            "v": [1, 2, 3],
+            "at": pa.array([day, day, None], kind),
+            "__timestamp": pa.array([None, mark, None], kind),
+        }
     )
     streams.append("t", table, producer="p", sequence=0)
     assert [row[4] for row in everything(streams, "t")] == [day, mark, clock.now]
 
 
 @pytest.mark.lengthy
-def test_the_first_offset_at_a_time_is_found_across_segments(streams: LakeStreams, clock: Clock) -> None:
+def test_the_first_offset_at_a_time_is_found_across_segments(
+    streams: LakeStreams, clock: Clock
+) -> None:
     streams.create("t", schema=Schema.of(v="bigint", at="timestamp"), partitions=1, timestamp="at")
     day = dt.datetime(2013, 1, 1, tzinfo=dt.UTC)
     for part in range(80):
@@ -207,26 +251,43 @@ def test_the_first_offset_at_a_time_is_found_across_segments(streams: LakeStream
     ssp = SystemStreamPartition("lake", "t", 0)
 
     def at(hours: float) -> str:
-        return streams.offset_for_timestamp(ssp, int((day + dt.timedelta(hours=hours)).timestamp() * 1000))
+        return streams.offset_for_timestamp(
+            ssp, int((day + dt.timedelta(hours=hours)).timestamp() * 1000)
+        )
 
-    assert [at(-5), at(0), at(0.5), at(7), at(100), at(239), at(239.1)] == ["0", "0", "1", "7", "100", "239", "240"]
+    assert [at(-5), at(0), at(0.5), at(7), at(100), at(239), at(239.1)] == [
+        "0",
+        "0",
+        "1",
+        "7",
+        "100",
+        "239",
+        "240",
+    ]
     streams.create("empty", schema=Schema.of(v="bigint"), partitions=1)
     assert streams.offset_for_timestamp(SystemStreamPartition("lake", "empty", 0), 0) == "0"
     streams.append("empty", pa.table({"v": [1]}), producer="p", sequence=0)
     now_ms = int(clock.now.timestamp() * 1000)
     assert streams.offset_for_timestamp(SystemStreamPartition("lake", "empty", 0), now_ms) == "0"
-    assert streams.offset_for_timestamp(SystemStreamPartition("lake", "empty", 0), now_ms + 1) == "1"
+    assert (
+        streams.offset_for_timestamp(SystemStreamPartition("lake", "empty", 0), now_ms + 1) == "1"
+    )
 
 
-def test_an_attempt_older_than_the_horizon_can_not_commit(s: LakeStreams, records: Records, clock: Clock) -> None:
+def test_an_attempt_older_than_the_horizon_can_not_commit(
+    s: LakeStreams, records: Records, clock: Clock
+) -> None:
     s.append("s", records(("a", 1)), producer="p", sequence=0)
     slow_store = FaultyStore(
-        s.lake.store, [Fault("upload", 1, "meanwhile", lambda: s.maintain("s", clock.forward(hours=3)))]
+        s.lake.store,
+        [Fault("upload", 1, "meanwhile", lambda: s.maintain("s", clock.forward(hours=3)))],
     )
     stray = s.lake.store.put_if_absent("streams/s/data/1700000000000-dead/part", b"x")
     assert stray
     slow = LakeStreams(Lake(slow_store, "x", clock=Clock()))
-    with pytest.raises(CommitConflictError, match="before the time up to which unlisted files are deleted") as caught:
+    with pytest.raises(
+        CommitConflictError, match="before the time up to which unlisted files are deleted"
+    ) as caught:
         slow.append("s", records(("b", 2)), producer="slow", sequence=0)
     assert caught.value.stream == "lake.s"
     assert [row[1] for row in everything(s)] == [1]
@@ -241,7 +302,14 @@ def test_offsets_order_as_numbers(s: LakeStreams) -> None:
 
 def test_reading_nothing_has_the_right_columns(s: LakeStreams) -> None:
     table = s.read_arrow({ssp: OffsetRange("0", "0") for ssp in s.partitions("s")}, columns=["v"])
-    assert table.column_names == ["v", "__partition", "__offset", "__timestamp", "__tombstone", "__epoch"]
+    assert table.column_names == [
+        "v",
+        "__partition",
+        "__offset",
+        "__timestamp",
+        "__tombstone",
+        "__epoch",
+    ]
     assert table.num_rows == 0
 
 
@@ -256,14 +324,20 @@ def kinds(**columns: pa.Array) -> pa.Table:
     good = {
         "k": pa.array(["a", "b", "c"]),
         "day": pa.array([0, -719_162, 2_932_896], pa.int32()).cast(pa.date32()),
-        "at": pa.array([0, -62_135_596_800_000_000, BAD_TIME - 1], pa.int64()).cast(pa.timestamp("us", "UTC")),
+        "at": (
+            pa.array([0, -62_135_596_800_000_000, BAD_TIME - 1], pa.int64()).cast(
+                pa.timestamp("us", "UTC")
+            )
+        ),
         "name": pa.array(["é", None, "😀"]),
     }
     return pa.table({**good, **columns})
 
 
 def unchecked(values: list[bytes | None], kind: pa.DataType = STRING) -> pa.Array:
-    return pa.array(values, pa.large_binary() if kind == pa.large_string() else pa.binary()).view(kind)
+    return pa.array(values, pa.large_binary() if kind == pa.large_string() else pa.binary()).view(
+        kind
+    )
 
 
 def day(count: int) -> pa.Array:
@@ -277,7 +351,10 @@ def moment(count: int, unit: str = "us", zone: str = "UTC") -> pa.Array:
 UNREADABLE = {
     "day after": ("day", day(2_932_897)),
     "day before": ("day", day(-719_163)),
-    "days of 64 bits": ("day", pa.array([0, None, 253_402_300_800_000], pa.int64()).cast(pa.date64())),
+    "days of 64 bits": (
+        "day",
+        pa.array([0, None, 253_402_300_800_000], pa.int64()).cast(pa.date64()),
+    ),
     "time after": ("at", moment(BAD_TIME)),
     "time before": ("at", moment(-62_135_596_800_000_001)),
     "seconds of a zone": ("at", moment(253_402_300_800, "s", "Europe/Paris")),
@@ -293,7 +370,9 @@ UNREADABLE = {
 
 
 @pytest.mark.parametrize("name", UNREADABLE)
-def test_values_that_python_does_not_have_are_refused_by_column_and_row(streams: LakeStreams, name: str) -> None:
+def test_values_that_python_does_not_have_are_refused_by_column_and_row(
+    streams: LakeStreams, name: str
+) -> None:
     column, values = UNREADABLE[name]
     streams.create("s", schema=KINDS, key=["k"], partitions=2)
     table = kinds(**{column: values})
@@ -318,12 +397,16 @@ def test_the_first_and_the_last_day_are_taken_and_read_again(streams: LakeStream
 def test_values_of_sensitive_columns_are_refused_untold(streams: LakeStreams) -> None:
     streams.create("s", schema=KINDS.with_sensitive("name"), key=["k"], partitions=2)
     with pytest.raises(SchemaMismatchError) as caught:
-        streams.append("s", kinds(name=unchecked([b"ok", None, b"Jos\xe9"])), producer="p", sequence=0)
+        streams.append(
+            "s", kinds(name=unchecked([b"ok", None, b"Jos\xe9"])), producer="p", sequence=0
+        )
     assert caught.value.column == "name"
     assert "Jos" not in str(caught.value)
 
 
-def test_a_writer_that_lost_a_race_reads_before_it_commits_to_that_stream(clock: Clock, records: Records) -> None:
+def test_a_writer_that_lost_a_race_reads_before_it_commits_to_that_stream(
+    clock: Clock, records: Records
+) -> None:
     store = FaultyStore(InMemoryStore())
     streams = LakeStreams(on_clock(lake_in(store), clock))
     streams.create("s", schema=SCHEMA, key=["k"], partitions=4)
@@ -342,13 +425,17 @@ def test_a_writer_that_lost_a_race_reads_before_it_commits_to_that_stream(clock:
     assert rows == [(key, sequence) for key in "ab" for sequence in range(3)]
 
 
-def test_a_snapshot_that_is_written_to_asks_once_and_again_after_a_conflict(clock: Clock, records: Records) -> None:
+def test_a_snapshot_that_is_written_to_asks_once_and_again_after_a_conflict(
+    clock: Clock, records: Records
+) -> None:
     store = FaultyStore(InMemoryStore())
     streams = LakeStreams(on_clock(lake_in(store), clock))
     streams.create("s", schema=SCHEMA, key=["k"], partitions=4)
     wider = Schema((*SCHEMA.fields, *Schema.of(more="int").fields))
 
-    def write(sequence: int, schema: Schema, meanwhile: Callable[[], object] = lambda: None) -> AppendResult:
+    def write(
+        sequence: int, schema: Schema, meanwhile: Callable[[], object] = lambda: None
+    ) -> AppendResult:
         view = streams.snapshot("s")
         assert isinstance(view, LakeStreams)
         assert view.appended("s", "p", sequence) is None
@@ -361,10 +448,19 @@ def test_a_snapshot_that_is_written_to_asks_once_and_again_after_a_conflict(cloc
     assert store.requests.count(("get", "streams/s/CURRENT")) == 1
     write(1, wider, lambda: streams.append("s", records(("b", 7)), producer="q", sequence=0))
     write(2, wider, lambda: streams.append("s", records(("b", 8)), producer="q", sequence=1))
-    again = write(3, wider, lambda: streams.append("s", records(("a", 3)), producer="p", sequence=3))
+    again = write(
+        3, wider, lambda: streams.append("s", records(("a", 3)), producer="p", sequence=3)
+    )
     assert again.duplicate
     rows = sorted(row[:3] for row in everything(streams))
-    assert rows == [("a", 0, None), ("a", 1, None), ("a", 2, None), ("a", 3, None), ("b", 7, None), ("b", 8, None)]
+    assert rows == [
+        ("a", 0, None),
+        ("a", 1, None),
+        ("a", 2, None),
+        ("a", 3, None),
+        ("b", 7, None),
+        ("b", 8, None),
+    ]
 
 
 class CountedAppends(LakeStreams):
@@ -377,11 +473,19 @@ class CountedAppends(LakeStreams):
         return super().append(*given, **more)
 
 
-def test_an_append_that_passes_everything_on_takes_the_options_of_the_extended_one(lake: Lake) -> None:
-    assert [CountedAppends(lake).accepts(name) for name in ("sources", "one_task", "more")] == [True, True, False]
+def test_an_append_that_passes_everything_on_takes_the_options_of_the_extended_one(
+    lake: Lake,
+) -> None:
+    assert [CountedAppends(lake).accepts(name) for name in ("sources", "one_task", "more")] == [
+        True,
+        True,
+        False,
+    ]
 
 
-@pytest.mark.parametrize("rows", [[{"k": "a", "n": 1}, {"n": 2}], [{"k": "a", "n": 1}, {"K": "b", "n": 2}]])
+@pytest.mark.parametrize(
+    "rows", [[{"k": "a", "n": 1}, {"n": 2}], [{"k": "a", "n": 1}, {"K": "b", "n": 2}]]
+)
 def test_a_row_without_a_column_of_the_key_is_refused_though_others_have_it(rows: Any) -> None:
     streams = LakeStreams(lake_in(InMemoryStore()))
     streams.create("s", schema=Schema.of(k="string", n="bigint"), key=["k"], partitions=1)

@@ -1,4 +1,6 @@
-"""What a read asks of rows: exactly the wanted ones pass, and row groups are skipped where that can be."""
+"""What a read asks of rows: exactly the wanted ones pass, and row groups are skipped where that
+can be.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,9 @@ from dagster_adjunct.resources.streams.lake.read import RowRanges, find_row_rang
 
 N = 3
 WIDTHS = st.lists(st.tuples(*[st.integers(0, 6)] * N), min_size=1, max_size=5)
-SPANS = st.dictionaries(st.integers(0, N - 1), st.tuples(st.integers(0, 25), st.integers(0, 25)), max_size=N)
+SPANS = st.dictionaries(
+    st.integers(0, N - 1), st.tuples(st.integers(0, 25), st.integers(0, 25)), max_size=N
+)
 
 
 def segments_of(widths: list[tuple[int, ...]]) -> list[Segment]:
@@ -18,7 +22,9 @@ def segments_of(widths: list[tuple[int, ...]]) -> list[Segment]:
     for number, width in enumerate(widths):
         after = tuple(b + w for b, w in zip(base, width, strict=True))
         files = tuple(FileEntry(p, w, 1, "", None, None, 0) for p, w in enumerate(width) if w)
-        segments.append(Segment(id=number, attempt="a", base=base, next=after, appended=0, files=files))
+        segments.append(
+            Segment(id=number, attempt="a", base=base, next=after, appended=0, files=files)
+        )
         base = after
     return segments
 
@@ -36,7 +42,9 @@ def passes(cut: RowRanges, segment: int, partition: int, row: int) -> bool:
 
 @settings(max_examples=200)
 @given(WIDTHS, SPANS)
-def test_exactly_the_rows_of_the_spans_pass(widths: list[tuple[int, ...]], spans: dict[int, tuple[int, int]]) -> None:
+def test_exactly_the_rows_of_the_spans_pass(
+    widths: list[tuple[int, ...]], spans: dict[int, tuple[int, int]]
+) -> None:
     segments = segments_of(widths)
     cut = find_row_ranges(segments, spans, N)
     for number, segment in enumerate(segments):
@@ -48,7 +56,9 @@ def test_exactly_the_rows_of_the_spans_pass(widths: list[tuple[int, ...]], spans
 
 
 def test_whole_segments_ask_nothing_of_their_rows() -> None:
-    cut = find_row_ranges(segments_of([(4, 4, 4), (9, 2, 0)]), {0: (0, 13), 1: (0, 6), 2: (0, 4)}, N)
+    cut = find_row_ranges(
+        segments_of([(4, 4, 4), (9, 2, 0)]), {0: (0, 13), 1: (0, 6), 2: (0, 4)}, N
+    )
     assert (cut.partitions, cut.rows, cut.clipped_low, cut.clipped_high) == (None, (), (), ())
 
 

@@ -27,7 +27,12 @@ def test_creating_a_stream_twice_changes_nothing(streams: LakeStreams) -> None:
     assert streams.list_streams() == ["s"]
     assert streams.describe("s")["commits"] == 1
     assert first.partitioner == "spark-murmur3"
-    assert [str(ssp) for ssp in streams.partitions("s")] == ["lake.s.0", "lake.s.1", "lake.s.2", "lake.s.3"]
+    assert [str(ssp) for ssp in streams.partitions("s")] == [
+        "lake.s.0",
+        "lake.s.1",
+        "lake.s.2",
+        "lake.s.3",
+    ]
 
 
 def test_another_declaration_is_refused_with_its_differences(streams: LakeStreams) -> None:
@@ -42,7 +47,9 @@ def test_policies_are_changed_by_configure(streams: LakeStreams) -> None:
     streams.create("s", schema=SCHEMA, key=["k"], partitions=1)
     retention, compaction = Retention(max_age=timedelta(days=7)), CompactionPolicy(min_segments=4)
     streams.configure("s", retention=retention, compaction=compaction)
-    streams.create("s", schema=SCHEMA, key=["k"], partitions=1, retention=retention, compaction=compaction)
+    streams.create(
+        "s", schema=SCHEMA, key=["k"], partitions=1, retention=retention, compaction=compaction
+    )
     assert streams.state("s")[1].declaration.retention == retention
 
 
@@ -55,7 +62,9 @@ def test_a_stream_is_declared_again_without_what_was_configured_since(streams: L
     declared = streams.state("s")[1].declaration
     assert (declared.retention, declared.timestamp) == (week, "at")
     with pytest.raises(StreamExistsError, match="retention is") as caught:
-        streams.create("s", schema=schema, key=["k"], partitions=1, retention=Retention(max_bytes=1))
+        streams.create(
+            "s", schema=schema, key=["k"], partitions=1, retention=Retention(max_bytes=1)
+        )
     assert caught.value.stream == "lake.s"
 
 
@@ -104,7 +113,11 @@ def test_a_stream_that_is_not_there_names_those_that_are(streams: LakeStreams) -
     ],
 )
 def test_a_malformed_index_is_named_and_earlier_commits_stay_readable(
-    streams: LakeStreams, records: Callable[..., pa.Table], field: str, value: list[int], problem: str
+    streams: LakeStreams,
+    records: Callable[..., pa.Table],
+    field: str,
+    value: list[int],
+    problem: str,
 ) -> None:
     streams.create("s", schema=SCHEMA, partitions=1)
     streams.append("s", records(("a", 1)), producer="p", sequence=0)

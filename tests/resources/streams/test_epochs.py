@@ -1,4 +1,6 @@
-"""Epochs of records: kept with a stream's records, 0 where none was given, and free where there are none."""
+"""Epochs of records: kept with a stream's records, 0 where none was given, and free where there
+are none.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ def epochs(streams: LakeStreams, stream: str = "s") -> dict[int, int]:
     """Return the epoch of each record by its value."""
     table = streams.read_arrow(streams.all_ranges(stream))
     assert table.column("__epoch").null_count == 0
-    return dict(zip(table.column("v").to_pylist(), table.column("__epoch").to_pylist(), strict=True))
+    return dict(
+        zip(table.column("v").to_pylist(), table.column("__epoch").to_pylist(), strict=True)
+    )
 
 
 def files(streams: LakeStreams, stream: str = "s") -> list[tuple[str, list[str]]]:
@@ -44,21 +48,31 @@ def files(streams: LakeStreams, stream: str = "s") -> list[tuple[str, list[str]]
 
 @pytest.fixture
 def s(streams: LakeStreams) -> LakeStreams:
-    streams.create("s", schema=SCHEMA, key=["k"], partitions=2, compaction=CompactionPolicy(min_segments=2))
+    streams.create(
+        "s", schema=SCHEMA, key=["k"], partitions=2, compaction=CompactionPolicy(min_segments=2)
+    )
     return streams
 
 
-def test_a_table_s_epochs_are_kept_and_where_there_is_none_it_is_0(s: LakeStreams, records: Records) -> None:
+def test_a_table_s_epochs_are_kept_and_where_there_is_none_it_is_0(
+    s: LakeStreams, records: Records
+) -> None:
     s.append("s", records(("a", 1), ("b", 2)), producer="p", sequence=0)
-    given = records(("a", 3), ("b", 4), ("c", 5), ("a", 6)).append_column("__epoch", ints(7, None, 0, 2))
+    given = records(("a", 3), ("b", 4), ("c", 5), ("a", 6)).append_column(
+        "__epoch", ints(7, None, 0, 2)
+    )
     s.append("s", given, producer="p", sequence=1)
     assert epochs(s) == {1: 0, 2: 0, 3: 7, 4: 0, 5: 0, 6: 2}
 
 
-def test_records_without_epochs_have_no_column_for_them_and_zeros_are_none(s: LakeStreams, records: Records) -> None:
+def test_records_without_epochs_have_no_column_for_them_and_zeros_are_none(
+    s: LakeStreams, records: Records
+) -> None:
     rows = [(f"k{i}", i) for i in range(20)]
     s.append("s", records(*rows), producer="p", sequence=0)
-    assert s.append("s", records(*rows, __epoch=ints(*[0] * 20)), producer="p", sequence=0).duplicate
+    assert s.append(
+        "s", records(*rows, __epoch=ints(*[0] * 20)), producer="p", sequence=0
+    ).duplicate
     s.append("s", records(*rows, __epoch=ints(*[0] * 20)), producer="p", sequence=1)
     s.append("s", records(*rows, __epoch=ints(*[1] * 20)), producer="p", sequence=2)
     plain, zeros, ones = (files(s)[at : at + 2] for at in (0, 2, 4))
@@ -66,7 +80,9 @@ def test_records_without_epochs_have_no_column_for_them_and_zeros_are_none(s: La
     assert [("__epoch" in names) for _, names in plain + ones] == [False, False, True, True]
 
 
-def test_the_same_records_of_another_epoch_are_other_records(s: LakeStreams, records: Records) -> None:
+def test_the_same_records_of_another_epoch_are_other_records(
+    s: LakeStreams, records: Records
+) -> None:
     s.append("s", records(("a", 1), __epoch=ints(1)), producer="p", sequence=0)
     assert s.append("s", records(("a", 1), __epoch=ints(1)), producer="p", sequence=0).duplicate
     with pytest.raises(ProducerConflictError):
@@ -80,7 +96,9 @@ def test_an_epoch_is_an_int(s: LakeStreams, records: Records, values: pa.Array) 
     assert failure.value.facts == {"stream": "lake.s", "column": "__epoch"}
 
 
-def test_compaction_keeps_epochs_also_beside_files_without_them(s: LakeStreams, records: Records) -> None:
+def test_compaction_keeps_epochs_also_beside_files_without_them(
+    s: LakeStreams, records: Records
+) -> None:
     expected: dict[int, int] = {}
     for sequence in range(6):
         rows = [(f"k{i}", 10 * sequence + i) for i in range(10)]
@@ -119,7 +137,8 @@ def test_spark_reads_and_writes_epochs_also_beside_files_without_them(
     assert copied(frame, 0)
     with pytest.raises(ProducerConflictError):
         copied(frame.withColumn("__epoch", F.col("__epoch") + 1), 0)
-    # No column says the same as zeros: a batch that was begun before streams had epochs ends as it began.
+    # No column says the same as zeros: a batch that was begun before streams had epochs ends as it
+    # began.
     assert not copied(frame.where("v < 8").drop("__epoch"), 1)
     assert copied(frame.where("v < 8"), 1)
     with pytest.raises(SchemaMismatchError) as caught:

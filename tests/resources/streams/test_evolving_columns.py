@@ -1,4 +1,6 @@
-"""Columns of a stream that are added and widened while it is there: who reads and writes with which."""
+"""Columns of a stream that are added and widened while it is there: who reads and writes with
+which.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dagster_adjunct.resources.errors import AdjunctError, ProducerConflictError, SchemaMismatchError, StreamExistsError
+from dagster_adjunct.resources.errors import (
+    AdjunctError,
+    ProducerConflictError,
+    SchemaMismatchError,
+    StreamExistsError,
+)
 from dagster_adjunct.resources.objects.lake import Lake, lake_in
 from dagster_adjunct.resources.objects.store import InMemoryStore
 from dagster_adjunct.resources.schemas.schema import Schema
@@ -26,7 +33,9 @@ BEFORE = Schema.of(k="string", v="int", n="tinyint")
 
 
 def table(schema: Schema, *rows: tuple[Any, ...]) -> pa.Table:
-    columns = [pa.array([row[i] for row in rows], kind.type) for i, kind in enumerate(schema.to_arrow())]
+    columns = [
+        pa.array([row[i] for row in rows], kind.type) for i, kind in enumerate(schema.to_arrow())
+    ]
     return pa.table(columns, schema=schema.to_arrow())
 
 
@@ -36,7 +45,9 @@ def read(streams: LakeStreams, *columns: str) -> list[tuple[Any, ...]]:
     return [tuple(row[name] for name in names) for row in records.to_pylist()]
 
 
-def test_added_columns_are_null_in_old_records_and_widened_ones_are_cast(streams: LakeStreams) -> None:
+def test_added_columns_are_null_in_old_records_and_widened_ones_are_cast(
+    streams: LakeStreams,
+) -> None:
     streams.create("s", schema=BEFORE, key=["k"], partitions=1)
     streams.append("s", table(BEFORE, ("a", 1, 7)), producer="p", sequence=1)
     identity = streams.info("s").identity
@@ -45,7 +56,9 @@ def test_added_columns_are_null_in_old_records_and_widened_ones_are_cast(streams
     assert info.identity == identity
     streams.append("s", table(NOW, ("b", Decimal("2.50"), "new", 2**40)), producer="p", sequence=2)
     assert read(streams) == [("a", Decimal("1.00"), 7, None), ("b", Decimal("2.50"), 2**40, "new")]
-    assert read(streams, "k", "n") == [("a", 7), ("b", 2**40)], "a reader of the old columns alone goes on"
+    assert read(streams, "k", "n") == [("a", 7), ("b", 2**40)], (
+        "a reader of the old columns alone goes on"
+    )
     commits = streams.describe("s")["commits"]
     streams.create("s", schema=NOW.select(["note", "n", "v", "k"]), key=["k"], partitions=1)
     assert streams.describe("s")["commits"] == commits, "the order of columns says nothing"
@@ -62,7 +75,9 @@ def test_added_columns_are_null_in_old_records_and_widened_ones_are_cast(streams
         (Schema.of(k="binary", v="bigint"), "k is binary, was string, and is a column of the key"),
     ],
 )
-def test_what_old_records_can_not_be_read_with_is_refused(streams: LakeStreams, declared: Schema, message: str) -> None:
+def test_what_old_records_can_not_be_read_with_is_refused(
+    streams: LakeStreams, declared: Schema, message: str
+) -> None:
     streams.create("s", schema=SCHEMA, key=["k"], partitions=2)
     for ask in (streams.create, streams.check_create):
         with pytest.raises(StreamExistsError, match=message):
@@ -96,14 +111,22 @@ def test_a_retry_with_more_columns_is_the_same_append(streams: LakeStreams) -> N
     again = table(NOW, ("a", Decimal(1), "known now", 7))
     assert streams.append("s", again, producer="app", sequence=1).duplicate
     assert read(streams) == [("a", Decimal("1.00"), 7, None)]
-    for other in (("a", Decimal(2), "x", 7), ("a", Decimal("1.50"), "x", 7), ("a", Decimal(1), "x", 2**40)):
+    for other in (
+        ("a", Decimal(2), "x", 7),
+        ("a", Decimal("1.50"), "x", 7),
+        ("a", Decimal(1), "x", 2**40),
+    ):
         with pytest.raises((ProducerConflictError, SchemaMismatchError)):
             streams.append("s", table(NOW, other), producer="app", sequence=1)
     assert len(read(streams)) == 1
 
 
-def test_two_that_append_the_same_sequence_with_old_and_new_columns_add_it_once(lake: Lake, clock: Clock) -> None:
-    """Each of the two begins while the stream has no such sequence, and the other one commits in between."""
+def test_two_that_append_the_same_sequence_with_old_and_new_columns_add_it_once(
+    lake: Lake, clock: Clock
+) -> None:
+    """Each of the two begins while the stream has no such sequence, and the other one commits in
+    between.
+    """
 
     class Racing(LakeStreams):
         race: Callable[[], object] | None = None
@@ -121,7 +144,9 @@ def test_two_that_append_the_same_sequence_with_old_and_new_columns_add_it_once(
     new.race = lambda: old.append("s", less, producer="app", sequence=1)
     assert new.append("s", more, producer="app", sequence=1).duplicate
     old.race = lambda: new.append("s", more, producer="app", sequence=2)
-    with pytest.raises(SchemaMismatchError):  # it knows no note: whether that is the same nobody can tell
+    with pytest.raises(
+        SchemaMismatchError
+    ):  # it knows no note: whether that is the same nobody can tell
         old.append("s", less, producer="app", sequence=2)
     assert [row[3] for row in read(new)] == [None, "x"]
 
@@ -130,7 +155,11 @@ def test_old_files_are_merged_and_found_by_time_as_before(lake: Lake, clock: Clo
     streams = LakeStreams(on_clock(lake, clock))
     schema = Schema.of(k="string", at="timestamp")
     streams.create("s", schema=schema, key=["k"], partitions=1, timestamp="at")
-    streams.configure("s", retention=Retention(max_age=timedelta(days=9)), compaction=CompactionPolicy(min_segments=2))
+    streams.configure(
+        "s",
+        retention=Retention(max_age=timedelta(days=9)),
+        compaction=CompactionPolicy(min_segments=2),
+    )
     for number in range(4):
         now = schema if number < 2 else Schema((*schema.fields, *Schema.of(more="int").fields))
         streams.create("s", schema=now, key=["k"], partitions=1)
@@ -149,14 +178,25 @@ def test_old_files_are_merged_and_found_by_time_as_before(lake: Lake, clock: Clo
 @pytest.mark.lengthy
 @settings(max_examples=25)
 @given(
-    st.lists(st.tuples(st.sampled_from(["add", "widen", "send", "old", "maintain"]), st.integers(-9, 9)), max_size=14)
+    st.lists(
+        st.tuples(st.sampled_from(["add", "widen", "send", "old", "maintain"]), st.integers(-9, 9)),
+        max_size=14,
+    )
 )
-def test_any_order_of_changes_and_appends_reads_as_a_list_of_rows_would(steps: list[tuple[str, int]]) -> None:
+def test_any_order_of_changes_and_appends_reads_as_a_list_of_rows_would(
+    steps: list[tuple[str, int]],
+) -> None:
     clock = Clock()
     streams = LakeStreams(on_clock(lake_in(InMemoryStore()), clock))
     wider = ["tinyint", "smallint", "int", "bigint", "decimal(20,0)"]
     columns = {"k": "string", "c0": "tinyint"}
-    streams.create("s", schema=Schema.of(columns), key=["k"], partitions=2, compaction=CompactionPolicy(min_segments=2))
+    streams.create(
+        "s",
+        schema=Schema.of(columns),
+        key=["k"],
+        partitions=2,
+        compaction=CompactionPolicy(min_segments=2),
+    )
     was, expected = [dict(columns)], []
     for number, (what, value) in enumerate(steps):
         last = f"c{len(columns) - 2}"
@@ -178,7 +218,9 @@ def test_any_order_of_changes_and_appends_reads_as_a_list_of_rows_would(steps: l
     order = list(columns)
     rows = sorted(repr([None if r.get(c) is None else str(r[c]) for c in order]) for r in expected)
     records = streams.read_arrow(streams.all_ranges("s")).to_pylist()
-    assert sorted(repr([None if r[c] is None else str(r[c]) for c in order]) for r in records) == rows
+    assert (
+        sorted(repr([None if r[c] is None else str(r[c]) for c in order]) for r in records) == rows
+    )
 
 
 def test_a_broken_declaration_is_no_silent_change(streams: LakeStreams) -> None:

@@ -1,4 +1,6 @@
-"""Streams written into files of the machine's own: all records, whole or not at all, a part in memory at a time."""
+"""Streams written into files of the machine's own: all records, whole or not at all, a part in
+memory at a time.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ def s(streams: LakeStreams, records: Records) -> LakeStreams:
     streams.create("s", schema=SCHEMA, key=["k"], partitions=3)
     for sequence in range(4):
         rows = [(f"k{i}", 10 * sequence + i) for i in range(10)]
-        streams.append("s", records(*rows), producer="p", sequence=sequence, end_of_dataset=f"v{sequence}")
+        streams.append(
+            "s", records(*rows), producer="p", sequence=sequence, end_of_dataset=f"v{sequence}"
+        )
     return streams
 
 
@@ -38,22 +42,32 @@ def test_one_file_holds_what_a_read_gives(s: LakeStreams, tmp_path: Path) -> Non
 def test_a_folder_holds_the_same_in_files_of_at_most_that_many_records(
     s: LakeStreams, tmp_path: Path, limit: int
 ) -> None:
-    records, files = export_records(s.read_parts(s.all_ranges("s")), tmp_path / "s", records_per_file=limit)
+    records, files = export_records(
+        s.read_parts(s.all_ranges("s")), tmp_path / "s", records_per_file=limit
+    )
     paths = sorted((tmp_path / "s").iterdir())
     assert (records, files) == (40, len(paths)) == (40, -(-40 // limit))
     tables = [pq.read_table(path) for path in paths]
-    assert [len(table) for table in tables] == [*[limit] * (40 // limit), *([40 % limit] if 40 % limit else [])]
+    assert [len(table) for table in tables] == [
+        *[limit] * (40 // limit),
+        *([40 % limit] if 40 % limit else []),
+    ]
     assert pa.concat_tables(tables).equals(s.read_arrow(s.all_ranges("s")))
 
 
 def test_a_stream_without_records_gives_its_columns(streams: LakeStreams, tmp_path: Path) -> None:
     streams.create("s", schema=SCHEMA, key=["k"], partitions=2)
-    assert export_records(streams.read_parts(streams.all_ranges("s")), tmp_path / "s.parquet") == (0, 1)
+    assert export_records(streams.read_parts(streams.all_ranges("s")), tmp_path / "s.parquet") == (
+        0,
+        1,
+    )
     assert pq.read_schema(tmp_path / "s.parquet").names[:2] == ["k", "v"]
 
 
 @pytest.mark.parametrize("limit", [None, 5])
-def test_a_failure_in_the_middle_leaves_nothing(s: LakeStreams, tmp_path: Path, limit: int | None) -> None:
+def test_a_failure_in_the_middle_leaves_nothing(
+    s: LakeStreams, tmp_path: Path, limit: int | None
+) -> None:
     def failing() -> Iterator[pa.Table]:
         for number, part in enumerate(s.read_parts(s.all_ranges("s"))):
             if number == 3:
@@ -67,7 +81,9 @@ def test_a_failure_in_the_middle_leaves_nothing(s: LakeStreams, tmp_path: Path, 
 
 
 @pytest.mark.parametrize("limit", [None, 5])
-def test_what_came_to_be_there_meanwhile_is_not_replaced(s: LakeStreams, tmp_path: Path, limit: int | None) -> None:
+def test_what_came_to_be_there_meanwhile_is_not_replaced(
+    s: LakeStreams, tmp_path: Path, limit: int | None
+) -> None:
     target = tmp_path / ("s.parquet" if limit is None else "s")
 
     def meanwhile() -> Iterator[pa.Table]:
@@ -82,16 +98,27 @@ def test_what_came_to_be_there_meanwhile_is_not_replaced(s: LakeStreams, tmp_pat
         export_records(meanwhile(), target, records_per_file=limit)
     assert failure.value.facts == {"setting": "--to"}
     assert list(tmp_path.iterdir()) == [target]
-    assert target.read_text() == "somebody's" if limit is None else [p.name for p in target.iterdir()] == ["somebody's"]
+    assert (
+        target.read_text() == "somebody's"
+        if limit is None
+        else [p.name for p in target.iterdir()] == ["somebody's"]
+    )
 
 
 @pytest.mark.lengthy
-def test_a_stream_much_larger_than_a_part_takes_the_memory_of_a_few_parts(local_lake: Lake, tmp_path: Path) -> None:
+def test_a_stream_much_larger_than_a_part_takes_the_memory_of_a_few_parts(
+    local_lake: Lake, tmp_path: Path
+) -> None:
     streams = LakeStreams(local_lake)
     streams.create("s", schema=Schema.of(k="string", text="string"), key=[], partitions=1)
     rows = 2 * 65_536
     for sequence in range(6):
-        table = pa.table({"k": [str(i) for i in range(rows)], "text": [f"{sequence}-{i:x}" * 8 for i in range(rows)]})
+        table = pa.table(
+            {
+                "k": [str(i) for i in range(rows)],
+                "text": [f"{sequence}-{i:x}" * 8 for i in range(rows)],
+            }
+        )
         streams.append("s", table, producer="p", sequence=sequence)
         del table
     whole = streams.all_ranges("s")

@@ -1,4 +1,6 @@
-"""What is told of the latest results when the stream that they were made of was rewritten into other partitions."""
+"""What is told of the latest results when the stream that they were made of was rewritten into
+other partitions.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ class Copying:
         """Send on what these offsets of partitions hold."""
         self.sequence += 1
         reader = f"app@{self.streams.info('in').identity}"
-        ranges = tuple(SourceRange(f"lake.in.{p}", start, end, epoch) for p, (start, end) in spans.items())
+        ranges = tuple(
+            SourceRange(f"lake.in.{p}", start, end, epoch) for p, (start, end) in spans.items()
+        )
         rows = [
             row
             for row in self.streams.read_arrow(self.streams.all_ranges("in")).to_pylist()
@@ -72,7 +76,9 @@ def copying(streams: LakeStreams, records: Records) -> Copying:
     return Copying(streams, records)
 
 
-def test_what_is_read_again_after_a_rewriting_replaces_what_was_made_before_it(copying: Copying) -> None:
+def test_what_is_read_again_after_a_rewriting_replaces_what_was_made_before_it(
+    copying: Copying,
+) -> None:
     copying.arrive(*range(1, 20))
     copying.read(0, copying.ends())
     for partitions in (5, 3):
@@ -83,7 +89,9 @@ def test_what_is_read_again_after_a_rewriting_replaces_what_was_made_before_it(c
     copying.read(0, {p: (before[p][1], end) for p, (_, end) in copying.ends().items()})
     assert copying.latest() == list(range(1, 22)), "nor does what is new"
     copying.read(1, {p: span for p, span in before.items() if p != 1}, factor=100)
-    with pytest.raises(ConfigurationError, match=r"lake\.in was repartitioned after 'app' .*--oldest"):
+    with pytest.raises(
+        ConfigurationError, match=r"lake\.in was repartitioned after 'app' .*--oldest"
+    ):
         copying.latest()
     copying.read(1, {1: before[1]}, factor=100)
     assert copying.latest() == [20, 21, *range(100, 2000, 100)]
@@ -106,7 +114,9 @@ def test_results_of_records_that_retention_took_before_the_rewriting_stay(
     assert copying.latest() == [*range(1, 10), *range(1000, 2000, 100)]
 
 
-def test_a_named_reader_is_told_that_what_was_rewritten_was_read_again(copying: Copying, lake: Lake) -> None:
+def test_a_named_reader_is_told_that_what_was_rewritten_was_read_again(
+    copying: Copying, lake: Lake
+) -> None:
     copying.arrive(*range(1, 20))
     copying.read(0, copying.ends())
     read_new(lake, "out", reader="report").commit()
@@ -128,7 +138,9 @@ def test_a_named_reader_is_told_that_what_was_rewritten_was_read_again(copying: 
     assert (batch.replaced, batch.records) == ((), 0)
 
 
-def test_a_named_reader_that_catches_up_in_batches_learns_what_was_replaced(copying: Copying, lake: Lake) -> None:
+def test_a_named_reader_that_catches_up_in_batches_learns_what_was_replaced(
+    copying: Copying, lake: Lake
+) -> None:
     copying.arrive(*range(1, 20))
     copying.read(0, copying.ends())
     first = read_new(lake, "out", reader="report", max_records=5)

@@ -10,7 +10,11 @@ from dagster_adjunct.resources.errors import OffsetOutOfRangeError
 from dagster_adjunct.resources.objects.lake import Lake, lake_in
 from dagster_adjunct.resources.objects.store import InMemoryStore
 from dagster_adjunct.resources.schemas.schema import arrow_type
-from dagster_adjunct.resources.streams.lake.maintenance import MaintenanceResult, count_expired, plan_merges
+from dagster_adjunct.resources.streams.lake.maintenance import (
+    MaintenanceResult,
+    count_expired,
+    plan_merges,
+)
 from dagster_adjunct.resources.streams.lake.manifest import (
     FAN_OUT,
     HIDDEN_COLUMNS,
@@ -20,7 +24,13 @@ from dagster_adjunct.resources.streams.lake.manifest import (
     Segment,
 )
 from dagster_adjunct.resources.streams.lake.streams import LakeStreams
-from dagster_adjunct.resources.streams.system import POSITION, OffsetRange, SourceRange, Sources, SystemStreamPartition
+from dagster_adjunct.resources.streams.system import (
+    POSITION,
+    OffsetRange,
+    SourceRange,
+    Sources,
+    SystemStreamPartition,
+)
 from tests.clocks import Clock, on_clock
 from tests.faulty_store import Crash, Fault, FaultyStore
 from tests.resources.streams.stream_helpers import SCHEMA
@@ -32,7 +42,9 @@ ZERO = SystemStreamPartition("lake", "s", 0)
 
 def segment(number: int, size: int, appended: int = 0) -> Segment:
     file = FileEntry(0, 1, size, "", None, None, 1)
-    return Segment(id=number, attempt="a", base=(number,), next=(number + 1,), appended=appended, files=(file,))
+    return Segment(
+        id=number, attempt="a", base=(number,), next=(number + 1,), appended=appended, files=(file,)
+    )
 
 
 def fill(streams: LakeStreams, records: Records, count: int, start: int = 0) -> None:
@@ -54,7 +66,12 @@ def test_age_and_size_drop_from_the_front() -> None:
     assert count_expired(segments, None, 10**9, unasked) == 0
     assert count_expired(segments, Retention(max_age=timedelta(seconds=3)), 9000, unasked) == 7
     assert count_expired(segments, Retention(max_bytes=250), 9000, unasked) == 8
-    assert count_expired(segments, Retention(max_age=timedelta(seconds=3), max_bytes=100), 9000, unasked) == 9
+    assert (
+        count_expired(
+            segments, Retention(max_age=timedelta(seconds=3), max_bytes=100), 9000, unasked
+        )
+        == 9
+    )
     assert count_expired(segments, Retention(max_age=timedelta(seconds=3)), 10**9, unasked) == 10
 
 
@@ -64,15 +81,21 @@ def test_what_a_clock_that_is_ahead_dates_in_the_future_has_the_age_of_its_files
     ages = {3: 3000, 4: None, 5: 5000, 6: None, 7: 8000}
     for now_ms, dropped in ((3500, 1), (5500, 3), (6500, 4), (8500, 6), (12_000, 8)):
         retention = Retention(max_age=timedelta(seconds=3))
-        assert count_expired(segments, retention, now_ms, lambda one: ages[one.id]) == dropped, now_ms
+        assert count_expired(segments, retention, now_ms, lambda one: ages[one.id]) == dropped, (
+            now_ms
+        )
 
 
-def test_retention_goes_on_after_an_append_by_a_clock_that_is_years_ahead(lake: Lake, records: Records) -> None:
+def test_retention_goes_on_after_an_append_by_a_clock_that_is_years_ahead(
+    lake: Lake, records: Records
+) -> None:
     streams, ahead, later = (
         LakeStreams(on_clock(lake, lambda by=by: datetime.now(UTC) + by))
         for by in (timedelta(0), timedelta(days=3650), timedelta(hours=2))
     )
-    streams.create("s", schema=SCHEMA, partitions=1, retention=Retention(max_age=timedelta(hours=1)))
+    streams.create(
+        "s", schema=SCHEMA, partitions=1, retention=Retention(max_age=timedelta(hours=1))
+    )
     for sequence, writer in enumerate((streams, ahead, streams)):
         writer.append("s", records(("k", sequence)), producer="p", sequence=sequence)
     assert streams.maintain("s").dropped_segments == 0
@@ -84,7 +107,9 @@ def test_only_runs_of_small_neighbours_are_merged() -> None:
     sizes = [10, 10, 10, 90, 10, 10, 90, 40, 40, 40, 10, 10]
     segments = [segment(i, size) for i, size in enumerate(sizes)]
     runs = [[s.id for s in run] for run in plan_merges(segments, policy)]
-    assert runs == [[0, 1, 2]]  # 90 is no small one; two are too few; 40 outweighs the 10 and 10 after it
+    assert runs == [
+        [0, 1, 2]
+    ]  # 90 is no small one; two are too few; 40 outweighs the 10 and 10 after it
     assert plan_merges(segments, None) == []
 
 
@@ -106,7 +131,9 @@ def test_compaction_writes_each_byte_only_when_its_neighbours_have_doubled() -> 
 def test_retention_moves_oldest_and_names_it_to_who_comes_late(
     streams: LakeStreams, records: Records, clock: Clock
 ) -> None:
-    streams.create("s", schema=SCHEMA, partitions=1, retention=Retention(max_age=timedelta(hours=1)))
+    streams.create(
+        "s", schema=SCHEMA, partitions=1, retention=Retention(max_age=timedelta(hours=1))
+    )
     fill(streams, records, 5)
     clock.forward(minutes=50)
     fill(streams, records, 3, start=5)
@@ -126,7 +153,9 @@ def test_retention_moves_oldest_and_names_it_to_who_comes_late(
 
 
 @pytest.mark.lengthy
-def test_compaction_changes_no_offset_marker_or_timestamp(streams: LakeStreams, records: Records, clock: Clock) -> None:
+def test_compaction_changes_no_offset_marker_or_timestamp(
+    streams: LakeStreams, records: Records, clock: Clock
+) -> None:
     streams.create("s", schema=SCHEMA, partitions=1, compaction=CompactionPolicy(min_segments=4))
     for i in range(3 * FAN_OUT):
         fill(streams, records, 1, start=i)
@@ -146,11 +175,14 @@ def test_compaction_changes_no_offset_marker_or_timestamp(streams: LakeStreams, 
     assert len(rows(streams)) == 3 * FAN_OUT + 1
 
 
-def test_an_append_during_compaction_is_kept(streams: LakeStreams, records: Records, clock: Clock) -> None:
+def test_an_append_during_compaction_is_kept(
+    streams: LakeStreams, records: Records, clock: Clock
+) -> None:
     streams.create("s", schema=SCHEMA, partitions=1, compaction=CompactionPolicy(min_segments=4))
     fill(streams, records, 8)
     busy = FaultyStore(
-        streams.lake.store, [Fault("put_if_match", 1, "meanwhile", lambda: fill(streams, records, 3, start=8))]
+        streams.lake.store,
+        [Fault("put_if_match", 1, "meanwhile", lambda: fill(streams, records, 3, start=8))],
     )
     done = LakeStreams(on_clock(Lake(busy, "x"), clock)).maintain("s", clock.now)
     assert done.merged_segments == 8
@@ -164,7 +196,8 @@ def test_two_compactions_at_once_replace_their_inputs_once(
     streams.create("s", schema=SCHEMA, partitions=1, compaction=CompactionPolicy(min_segments=4))
     fill(streams, records, 8)
     busy = FaultyStore(
-        streams.lake.store, [Fault("put_if_match", 1, "meanwhile", lambda: streams.maintain("s", clock.now))]
+        streams.lake.store,
+        [Fault("put_if_match", 1, "meanwhile", lambda: streams.maintain("s", clock.now))],
     )
     done = LakeStreams(on_clock(Lake(busy, "x"), clock)).maintain("s", clock.now)
     assert done.merged_segments == 0
@@ -205,13 +238,19 @@ def test_maintenance_that_crashes_anywhere_loses_nothing(records: Records) -> No
 
 
 @pytest.mark.lengthy
-def test_a_commit_does_not_grow_with_the_number_of_appends(streams: LakeStreams, records: Records) -> None:
+def test_a_commit_does_not_grow_with_the_number_of_appends(
+    streams: LakeStreams, records: Records
+) -> None:
     streams.create("s", schema=SCHEMA, partitions=1)
     sizes = []
     for i in range(8 * FAN_OUT):
         streams.append("s", records(("a", i)), producer="p", sequence=i)
         sizes.append(
-            max(item.size for item in streams.lake.store.list("streams/s/manifests/") if f"{i + 2:012d}" in item.key)
+            max(
+                item.size
+                for item in streams.lake.store.list("streams/s/manifests/")
+                if f"{i + 2:012d}" in item.key
+            )
         )
     assert max(sizes[-2 * FAN_OUT :]) < 1.2 * max(sizes[: 4 * FAN_OUT])
     assert [row[1] for row in rows(streams)] == list(range(8 * FAN_OUT))
@@ -219,16 +258,24 @@ def test_a_commit_does_not_grow_with_the_number_of_appends(streams: LakeStreams,
     assert len(streams.read_arrow({ZERO: OffsetRange("40", "45")})) == 5
 
 
-def test_records_with_and_without_positions_are_merged_again_and_again(streams: LakeStreams, clock: Clock) -> None:
+def test_records_with_and_without_positions_are_merged_again_and_again(
+    streams: LakeStreams, clock: Clock
+) -> None:
     """What was merged of both says that it has none, and its files have them."""
-    streams.create("s", schema=SCHEMA, key=["k"], partitions=1, compaction=CompactionPolicy(min_segments=2))
+    streams.create(
+        "s", schema=SCHEMA, key=["k"], partitions=1, compaction=CompactionPolicy(min_segments=2)
+    )
     source = Sources("lake.in", "app", (SourceRange("lake.in.0", 0, 1),))
     for number in range(6):
         row = pa.table({"k": ["a"], "v": [number]})
         if number == 0:
             for name, value in zip(POSITION, ("lake.in.0", 0, 0, "app"), strict=True):
-                row = row.append_column(name, pa.array([value], arrow_type(dict(HIDDEN_COLUMNS)[name])))
-        streams.append("s", row, producer="p", sequence=number, sources=source if number == 0 else None)
+                row = row.append_column(
+                    name, pa.array([value], arrow_type(dict(HIDDEN_COLUMNS)[name]))
+                )
+        streams.append(
+            "s", row, producer="p", sequence=number, sources=source if number == 0 else None
+        )
         streams.maintain("s", clock.forward(hours=2))
     assert streams.describe("s")["segments"] < 6
     assert streams.read_arrow(streams.all_ranges("s")).column("v").to_pylist() == list(range(6))

@@ -30,7 +30,9 @@ def values(s: LakeStreams, start: int, end: int) -> list[int]:
 
 
 def test_a_range_is_exact_over_segments_and_markers(s: LakeStreams, records: Records) -> None:
-    s.append("s", records(("a", 0), ("b", 1), ("c", 2)), producer="p", sequence=0, end_of_dataset="v1")
+    s.append(
+        "s", records(("a", 0), ("b", 1), ("c", 2)), producer="p", sequence=0, end_of_dataset="v1"
+    )
     s.append("s", records(("d", 4), ("e", 5)), producer="p", sequence=1)
     assert values(s, 0, 6) == [0, 1, 2, 4, 5]
     assert values(s, 1, 5) == [1, 2, 4]
@@ -61,17 +63,29 @@ def test_a_partition_or_stream_too_many_is_refused(s: LakeStreams) -> None:
         s.oldest([SystemStreamPartition("lake", "s", 1)])
     assert failure.value.facts == {"stream": "lake.s", "partition": 1}
     with pytest.raises(ConfigurationError, match=r"lake\.s, lake\.t"):
-        s.read_arrow({ZERO: OffsetRange("0", "0"), SystemStreamPartition("lake", "t", 0): OffsetRange("0", "0")})
+        s.read_arrow(
+            {
+                ZERO: OffsetRange("0", "0"),
+                SystemStreamPartition("lake", "t", 0): OffsetRange("0", "0"),
+            }
+        )
 
 
-def test_markers_take_an_offset_and_count_what_was_delivered(streams: LakeStreams, records: Records) -> None:
+def test_markers_take_an_offset_and_count_what_was_delivered(
+    streams: LakeStreams, records: Records
+) -> None:
     streams.create("m", schema=SCHEMA, key=["k"], partitions=2)
     table = records(*[(f"k{i}", i) for i in range(10)])
     streams.append("m", table.slice(0, 4), producer="p", sequence=0)
     streams.append("m", table.slice(4), producer="p", sequence=1, end_of_dataset="v1")
     streams.append("m", table.slice(0, 3), producer="p", sequence=2, end_of_dataset="v2")
     markers = streams.markers("m")
-    assert [(m.version, m.ssp.partition) for m in markers] == [("v1", 0), ("v1", 1), ("v2", 0), ("v2", 1)]
+    assert [(m.version, m.ssp.partition) for m in markers] == [
+        ("v1", 0),
+        ("v1", 1),
+        ("v2", 0),
+        ("v2", 1),
+    ]
     assert sum(m.rows or 0 for m in markers[:2]) == 10
     assert sum(m.rows or 0 for m in markers[2:]) == 3
     assert [int(m.offset) for m in markers[:2]] == [m.rows for m in markers[:2]]
@@ -82,15 +96,22 @@ def test_markers_take_an_offset_and_count_what_was_delivered(streams: LakeStream
 
 def test_markers_alone_are_told_their_counts(streams: LakeStreams) -> None:
     streams.create("m", schema=SCHEMA, key=["k"], partitions=3)
-    one = streams.append_markers("m", "v1", partitions=[1], rows={1: 5}, checksum="abc", producer="p", sequence=0)
+    one = streams.append_markers(
+        "m", "v1", partitions=[1], rows={1: 5}, checksum="abc", producer="p", sequence=0
+    )
     assert one.next == {0: "0", 1: "1", 2: "0"}
     assert streams.append_markers(
         "m", "v1", partitions=[1], rows={1: 5}, checksum="abc", producer="p", sequence=0
     ).duplicate
     with pytest.raises(ProducerConflictError):
-        streams.append_markers("m", "v1", partitions=[1], rows={1: 6}, checksum="abc", producer="p", sequence=0)
+        streams.append_markers(
+            "m", "v1", partitions=[1], rows={1: 6}, checksum="abc", producer="p", sequence=0
+        )
     streams.append_markers("m", "v2", producer="p", sequence=1)
-    assert [(m.version, m.rows, m.checksum) for m in streams.markers("m")][:2] == [("v1", 5, "abc"), ("v2", 0, None)]
+    assert [(m.version, m.rows, m.checksum) for m in streams.markers("m")][:2] == [
+        ("v1", 5, "abc"),
+        ("v2", 0, None),
+    ]
     with pytest.raises(ConfigurationError) as failure:
         streams.append_markers("m", "v3", partitions=[3], producer="p", sequence=2)
     assert failure.value.facts == {"stream": "lake.m", "argument": "partitions"}
@@ -102,7 +123,9 @@ def test_markers_alone_are_told_their_counts(streams: LakeStreams) -> None:
     assert failure.value.facts == {"stream": "lake.m", "argument": "rows"}
 
 
-def test_an_unknown_option_of_a_read_is_rejected_and_not_ignored(s: LakeStreams, records: Records) -> None:
+def test_an_unknown_option_of_a_read_is_rejected_and_not_ignored(
+    s: LakeStreams, records: Records
+) -> None:
     s.append("s", records(("a", 0)), producer="p", sequence=0)
     with pytest.raises(ConfigurationError) as failure:
         s.read_arrow(s.all_ranges("s"), epoch="latest")  # type: ignore[call-arg]
@@ -129,7 +152,9 @@ def test_a_large_file_is_read_by_ranges(s: LakeStreams) -> None:
     import numpy as np
 
     rows = 500_000
-    keys = pa.array([f"{x:032x}" for x in np.random.default_rng(1).integers(0, 2**62, rows).tolist()])
+    keys = pa.array(
+        [f"{x:032x}" for x in np.random.default_rng(1).integers(0, 2**62, rows).tolist()]
+    )
     s.append("s", pa.table({"k": keys, "v": np.arange(rows)}), producer="p", sequence=0)
     (file,) = s.lake.store.list("streams/s/data/")
     assert file.size > 4 * 1024 * 1024

@@ -1,4 +1,6 @@
-"""Named readers: each record once, whatever dies before the commit, and of two that read at once one wins."""
+"""Named readers: each record once, whatever dies before the commit, and of two that read at once
+one wins.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,12 @@ from dagster_adjunct.resources.errors import (
 from dagster_adjunct.resources.objects import commit_log
 from dagster_adjunct.resources.objects.lake import Lake, lake_in
 from dagster_adjunct.resources.streams.lake.manifest import CompactionPolicy, Retention
-from dagster_adjunct.resources.streams.lake.readers import NewRecords, list_readers, read_new, remove_reader
+from dagster_adjunct.resources.streams.lake.readers import (
+    NewRecords,
+    list_readers,
+    read_new,
+    remove_reader,
+)
 from dagster_adjunct.resources.streams.lake.streams import LakeStreams
 from dagster_adjunct.resources.streams.system import SourceRange, Sources
 from tests.clocks import Clock, on_clock
@@ -85,9 +92,14 @@ def test_what_was_not_committed_is_read_again_under_the_same_number(
 
 
 def test_of_two_at_once_one_commits_and_the_other_is_told_who(lake: Lake, s: LakeStreams) -> None:
-    mine, theirs = read_new(lake, "s", reader="report"), read_new(lake, "s", reader="report", by="the other run")
+    mine, theirs = (
+        read_new(lake, "s", reader="report"),
+        read_new(lake, "s", reader="report", by="the other run"),
+    )
     theirs.commit()
-    with pytest.raises(CommitConflictError, match=r"batch 1 can't be committed: the other run committed batch 1 at"):
+    with pytest.raises(
+        CommitConflictError, match=r"batch 1 can't be committed: the other run committed batch 1 at"
+    ):
         mine.commit()
     assert not mine.committed
     assert read_new(lake, "s", reader="report").records == 0
@@ -119,7 +131,10 @@ def test_what_retention_took_unread_is_an_error_or_told(
     s.append("s", records(("a", 12)), producer="p", sequence=2)
     s.configure("s", retention=Retention(max_age=timedelta(days=1)), compaction=CompactionPolicy())
     s.maintain("s")
-    with pytest.raises(OffsetOutOfRangeError, match=r"retention has passed its position in lake\.s\.\d .*(?s:.*)keep"):
+    with pytest.raises(
+        OffsetOutOfRangeError,
+        match=r"retention has passed its position in lake\.s\.\d .*(?s:.*)keep",
+    ):
         read_new(lake, "s", reader="report")
     (info,) = list_readers(lake, "s")
     assert (info.name, info.behind, info.lost, info.problem) == ("report", 1, 2, "")
@@ -130,7 +145,9 @@ def test_what_retention_took_unread_is_an_error_or_told(
     assert read_new(lake, "s", reader="report").lost == {}
 
 
-def test_a_stream_made_anew_is_refused_until_the_reader_is_forgotten(lake: Lake, s: LakeStreams, clock: Clock) -> None:
+def test_a_stream_made_anew_is_refused_until_the_reader_is_forgotten(
+    lake: Lake, s: LakeStreams, clock: Clock
+) -> None:
     batch = read_new(lake, "s", reader="report")
     batch.commit()
     for item in lake.store.list(f"{lake.stream_prefix('s')}/"):
@@ -138,7 +155,9 @@ def test_a_stream_made_anew_is_refused_until_the_reader_is_forgotten(lake: Lake,
             lake.store.delete(item.key)
     again = LakeStreams(on_clock(lake, clock))
     again.create("s", schema=SCHEMA, key=["k"], partitions=2)
-    with pytest.raises(OffsetOutOfRangeError, match=r"deleted and recreated .*remove-reader s report"):
+    with pytest.raises(
+        OffsetOutOfRangeError, match=r"deleted and recreated .*remove-reader s report"
+    ):
         read_new(lake, "s", reader="report")
     assert "recreated" in list_readers(lake, "s")[0].problem
     assert remove_reader(lake, "lake.s", "report")
@@ -157,7 +176,9 @@ def test_a_batch_of_a_reader_that_was_forgotten_can_t_commit(lake: Lake, s: Lake
 
 
 @pytest.mark.parametrize("outer", ["remove", "commit"])
-def test_a_reader_that_commits_first_while_it_is_removed_can_be_read(lake: Lake, s: LakeStreams, outer: str) -> None:
+def test_a_reader_that_commits_first_while_it_is_removed_can_be_read(
+    lake: Lake, s: LakeStreams, outer: str
+) -> None:
     """At any request of either, the other one runs in between."""
     for nth in range(1, 6):
         name = f"r{nth}"
@@ -170,7 +191,9 @@ def test_a_reader_that_commits_first_while_it_is_removed_can_be_read(lake: Lake,
         assert isinstance(store, FaultyStore)
         store.requests.clear()
         if outer == "commit":
-            store.plan = (Fault("*", nth, "meanwhile", lambda name=name: remove_reader(lake, "s", name)),)
+            store.plan = (
+                Fault("*", nth, "meanwhile", lambda name=name: remove_reader(lake, "s", name)),
+            )
             with suppress(CommitConflictError, CommitStateUnknownError):
                 first.commit()
         else:
@@ -211,7 +234,9 @@ def test_a_reader_is_told_which_sources_were_read_again_since_its_last_commit(
             __source_reader=pa.array(["app"] * count, pa.string()),
         )
         ranges = (SourceRange("lake.in.0", start, end, epoch),)
-        s.append("s", table, producer="app", sequence=sequence, sources=Sources("lake.in", "app", ranges))
+        s.append(
+            "s", table, producer="app", sequence=sequence, sources=Sources("lake.in", "app", ranges)
+        )
 
     with read_new(lake, "s", reader="report") as batch:
         batch.commit()
@@ -230,17 +255,26 @@ def test_a_reader_is_told_which_sources_were_read_again_since_its_last_commit(
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_racing_and_dying_runs_commit_each_record_once(lake: Lake, s: LakeStreams, records: Records, seed: int) -> None:
+def test_racing_and_dying_runs_commit_each_record_once(
+    lake: Lake, s: LakeStreams, records: Records, seed: int
+) -> None:
     chance, sent, counted = random.Random(seed), 10, [0] * 300
     open_batches: list[NewRecords] = []
     for step in range(60):
         what = chance.random()
         if what < 0.3:
             count = chance.randrange(1, 5)
-            s.append("s", records(*[(f"k{i}", sent + i) for i in range(count)]), producer="p", sequence=step + 1)
+            s.append(
+                "s",
+                records(*[(f"k{i}", sent + i) for i in range(count)]),
+                producer="p",
+                sequence=step + 1,
+            )
             sent += count
         elif what < 0.6 or not open_batches:
-            open_batches.append(read_new(lake, "s", reader="r", max_records=chance.choice([None, 1, 4])))
+            open_batches.append(
+                read_new(lake, "s", reader="r", max_records=chance.choice([None, 1, 4]))
+            )
         elif what < 0.7:
             open_batches.pop(chance.randrange(len(open_batches)))
         else:

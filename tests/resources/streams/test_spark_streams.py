@@ -9,7 +9,11 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pytest
 
-from dagster_adjunct.resources.errors import ManifestMismatchError, ProducerConflictError, SchemaMismatchError
+from dagster_adjunct.resources.errors import (
+    ManifestMismatchError,
+    ProducerConflictError,
+    SchemaMismatchError,
+)
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.streams.lake.manifest import CompactionPolicy
@@ -45,17 +49,29 @@ def plan_of(df: DataFrame) -> str:
 def test_spark_reads_what_arrow_reads_over_any_range(
     spark: SparkSession, streams: LakeStreams, records: Records
 ) -> None:
-    streams.create("s", schema=SCHEMA, key=["k"], partitions=4, compaction=CompactionPolicy(min_segments=3))
+    streams.create(
+        "s", schema=SCHEMA, key=["k"], partitions=4, compaction=CompactionPolicy(min_segments=3)
+    )
     chance = random.Random(5)
     keys = [None, "", "a", "bc", "déjà", "x" * 40]
     for sequence in range(8):
-        rows = [(chance.choice(keys) or (chance.choice(keys)), chance.randrange(99)) for _ in range(30)]
+        rows = [
+            (chance.choice(keys) or (chance.choice(keys)), chance.randrange(99)) for _ in range(30)
+        ]
         marks = [chance.random() < 0.2 for _ in rows]
         end = f"v{sequence}" if sequence % 3 == 2 else None
-        streams.append("s", records(*rows, __tombstone=marks), producer="p", sequence=sequence, end_of_dataset=end)
+        streams.append(
+            "s",
+            records(*rows, __tombstone=marks),
+            producer="p",
+            sequence=sequence,
+            end_of_dataset=end,
+        )
         if sequence == 4:
             assert streams.maintain("s").merged_segments == 5
-    upcoming = {ssp: int(offset) for ssp, offset in streams.upcoming(streams.partitions("s")).items()}
+    upcoming = {
+        ssp: int(offset) for ssp, offset in streams.upcoming(streams.partitions("s")).items()
+    }
     ranges = [streams.all_ranges("s")]
     for _ in range(rounds(2, 5)):
         chosen = {}
@@ -85,15 +101,21 @@ def test_a_join_on_the_key_moves_only_the_other_side(
     streams.append("t", table.slice(0, 20), producer="p", sequence=0)
     cut = {ssp: OffsetRange("1", str(int(r.end) - 1)) for ssp, r in streams.all_ranges("s").items()}
     left = streams.read(spark, cut)
-    right = streams.read(spark, streams.all_ranges("t")).select("k", "v").withColumnRenamed("v", "w")
+    right = (
+        streams.read(spark, streams.all_ranges("t")).select("k", "v").withColumnRenamed("v", "w")
+    )
     joined = left.join(right, "k")
     assert "Exchange" not in plan_of(joined)
     assert joined.count() == 300 - 2 * 4
-    moved = left.join(spark.createDataFrame([(f"k{i}", i) for i in range(20)], "k string, w int"), "k")
+    moved = left.join(
+        spark.createDataFrame([(f"k{i}", i) for i in range(20)], "k string, w int"), "k"
+    )
     assert plan_of(moved).count("Exchange hashpartitioning") == 1
 
 
-def test_a_partition_is_sparks_own_hash_of_the_key(spark: SparkSession, streams: LakeStreams) -> None:
+def test_a_partition_is_sparks_own_hash_of_the_key(
+    spark: SparkSession, streams: LakeStreams
+) -> None:
     from pyspark.sql import functions as F
 
     schema = Schema.of(a="string", b="bigint", c="date", v="int")
@@ -107,7 +129,9 @@ def test_a_partition_is_sparks_own_hash_of_the_key(spark: SparkSession, streams:
     streams.append("s", made.toArrow(), producer="arrow", sequence=0)
     streams.append("s", made, producer="spark", sequence=0, order_by=["v"])
     table = streams.read_arrow(streams.all_ranges("s"))
-    frame = spark.createDataFrame(table.select(["a", "b", "c", "__partition"]).rename_columns(["a", "b", "c", "p"]))
+    frame = spark.createDataFrame(
+        table.select(["a", "b", "c", "__partition"]).rename_columns(["a", "b", "c", "p"])
+    )
     assert frame.where("p != pmod(hash(a, b, c), 7)").count() == 0
     assert frame.count() == 400
 
@@ -127,7 +151,12 @@ def test_a_frame_is_appended_once_and_in_the_order_asked_for(
         order = ["__partition", "__offset"]
         frame = df.drop("__timestamp", "__tombstone")
         return streams.append(
-            "copy", frame, producer="app", sequence=sequence, order_by=order, partitioned=partitioned
+            "copy",
+            frame,
+            producer="app",
+            sequence=sequence,
+            order_by=order,
+            partitioned=partitioned,
         ).duplicate
 
     assert not copy(source, 0)
@@ -149,13 +178,26 @@ def test_a_frame_is_appended_once_and_in_the_order_asked_for(
 @pytest.mark.parametrize("name", ["*", "a.b", "e`f"])
 def test_a_column_may_have_any_name(spark: SparkSession, streams: LakeStreams, name: str) -> None:
     streams.create("named", schema=Schema.of({"k": "string", name: "int"}), key=["k"], partitions=2)
-    frame = spark.createDataFrame([("a", 1), ("b", 2), ("c", 3)], ["k", "v"]).selectExpr("k", "int(v)").toDF("k", name)
+    frame = (
+        spark.createDataFrame([("a", 1), ("b", 2), ("c", 3)], ["k", "v"])
+        .selectExpr("k", "int(v)")
+        .toDF("k", name)
+    )
     assert streams.append("named", frame, producer="p", sequence=0).rows == 3
     assert streams.append("named", frame, producer="p", sequence=1, one_task=True).rows == 3
-    assert sorted(streams.read_arrow(streams.all_ranges("named")).column(name).to_pylist()) == [1, 1, 2, 2, 3, 3]
+    assert sorted(streams.read_arrow(streams.all_ranges("named")).column(name).to_pylist()) == [
+        1,
+        1,
+        2,
+        2,
+        3,
+        3,
+    ]
 
 
-def test_a_tombstone_makes_another_content(spark: SparkSession, streams: LakeStreams, records: Records) -> None:
+def test_a_tombstone_makes_another_content(
+    spark: SparkSession, streams: LakeStreams, records: Records
+) -> None:
     from pyspark.sql import functions as F
 
     streams.create("s", schema=SCHEMA, partitions=1)
@@ -165,15 +207,26 @@ def test_a_tombstone_makes_another_content(spark: SparkSession, streams: LakeStr
         streams.append("s", frame.withColumn("__tombstone", F.lit(True)), producer="p", sequence=0)
 
 
-def test_a_frame_that_does_not_fit_names_the_column(spark: SparkSession, streams: LakeStreams) -> None:
+def test_a_frame_that_does_not_fit_names_the_column(
+    spark: SparkSession, streams: LakeStreams
+) -> None:
     streams.create("s", schema=SCHEMA, partitions=1)
     with pytest.raises(SchemaMismatchError) as caught:
-        streams.append("s", spark.createDataFrame([("a", "1")], "k string, v string"), producer="p", sequence=0)
+        streams.append(
+            "s", spark.createDataFrame([("a", "1")], "k string, v string"), producer="p", sequence=0
+        )
     assert (caught.value.stream, caught.value.column) == ("lake.s", "v")
     with pytest.raises(SchemaMismatchError) as caught:
-        streams.append("s", spark.createDataFrame([("a", 1, 2)], "k string, v int, w int"), producer="p", sequence=0)
+        streams.append(
+            "s",
+            spark.createDataFrame([("a", 1, 2)], "k string, v int, w int"),
+            producer="p",
+            sequence=0,
+        )
     assert (caught.value.stream, caught.value.column) == ("lake.s", "w")
-    streams.append("s", spark.createDataFrame([("a", 1)], "k string, v int"), producer="p", sequence=0)
+    streams.append(
+        "s", spark.createDataFrame([("a", 1)], "k string, v int"), producer="p", sequence=0
+    )
     assert streams.read_arrow(streams.all_ranges("s")).column("v").to_pylist() == [1]
 
 
@@ -192,7 +245,9 @@ def test_a_stray_or_missing_file_is_found_before_anything_is_read(
     assert streams.read(spark, streams.all_ranges("s")).count() == 1
 
 
-def test_hundreds_of_small_segments_are_one_scan(spark: SparkSession, streams: LakeStreams, records: Records) -> None:
+def test_hundreds_of_small_segments_are_one_scan(
+    spark: SparkSession, streams: LakeStreams, records: Records
+) -> None:
     streams.create("s", schema=SCHEMA, key=["k"], partitions=2)
     for sequence in range(150):
         streams.append("s", records((f"k{sequence}", sequence)), producer="p", sequence=sequence)
@@ -220,15 +275,19 @@ def test_values_that_python_does_not_have_are_refused_from_spark(
     kinds = Schema.of(k="string", day="date", at="timestamp", name="string")
     streams.create("s", schema=kinds, key=key, partitions=2 if key else 1)
     good = spark.sql(
-        "SELECT * FROM VALUES ('a', date'0001-01-01', timestamp'0001-01-01 00:00:00', 'é', timestamp'2026-01-01'), "
-        "('b', date'9999-12-31', timestamp'9999-12-31 23:59:59.999999', NULL, NULL) AS t(k, day, at, name, __timestamp)"
+        "SELECT * FROM VALUES ('a', date'0001-01-01', timestamp'0001-01-01 00:00:00', 'é',"
+        " timestamp'2026-01-01'), ('b', date'9999-12-31', timestamp'9999-12-31 23:59:59.999999',"
+        " NULL, NULL) AS t(k, day, at, name, __timestamp)"
     )
     frame = good.selectExpr(
-        *[name for name in good.columns if name != column], f"if(k = 'b', {made}, `{column}`) as `{column}`"
+        *[name for name in good.columns if name != column],
+        f"if(k = 'b', {made}, `{column}`) as `{column}`",
     )
     with pytest.raises(SchemaMismatchError) as caught:
         streams.append("s", frame, producer="p", sequence=0)
     assert (caught.value.stream, caught.value.column) == ("lake.s", column)
     assert streams.append("s", good, producer="p", sequence=0).rows == 2
-    rows = {row["k"]: row["day"].year for row in streams.read_arrow(streams.all_ranges("s")).to_pylist()}
+    rows = {
+        row["k"]: row["day"].year for row in streams.read_arrow(streams.all_ranges("s")).to_pylist()
+    }
     assert rows == {"a": 1, "b": 9999}

@@ -19,7 +19,9 @@ def test_partitions_sort_by_number_not_by_text() -> None:
     assert [ssp.partition for ssp in sorted(ssps)] == [1, 2, 10]
 
 
-@pytest.mark.parametrize("text", ["flights.3", "lake.flights", "lake.a.b.3", "lake.flights.03", "lake.flights.-1", ""])
+@pytest.mark.parametrize(
+    "text", ["flights.3", "lake.flights", "lake.a.b.3", "lake.flights.03", "lake.flights.-1", ""]
+)
 def test_what_is_no_partition_is_refused_by_its_text(text: str) -> None:
     with pytest.raises(InvalidNameError) as caught:
         SystemStreamPartition.parse(text)

@@ -32,13 +32,19 @@ from dagster_adjunct.resources.streams.startpoint import (
     describe_startpoint,
     resolve_startpoint_to_offset,
 )
-from dagster_adjunct.resources.streams.system import OffsetRange, StreamSystem, SystemStreamPartition
+from dagster_adjunct.resources.streams.system import (
+    OffsetRange,
+    StreamSystem,
+    SystemStreamPartition,
+)
 from tests.clocks import Clock, on_clock
 from tests.resources.streams.stream_helpers import SCHEMA
 
 SSP = SystemStreamPartition("lake", "s", 0)
 BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
-MS = st.integers(-62_135_596_800_000, 253_402_300_799_999).filter(lambda ms: not 500_000_000 <= ms < 10**10)
+MS = st.integers(-62_135_596_800_000, 253_402_300_799_999).filter(
+    lambda ms: not 500_000_000 <= ms < 10**10
+)
 IDS = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20)
 COMMON: dict[str, Any] = {"creation_timestamp_ms": MS, "id": IDS}
 STARTPOINTS = st.one_of(
@@ -82,7 +88,10 @@ def test_the_stored_form_stays_what_it_is() -> None:
         ({"version": 0}, "version 0; expected 1"),
         ({"version": True}, "version True"),
         ({"version": None}, "version None"),
-        ({"kind": "middle"}, "kind 'middle'; expected one of oldest, upcoming, timestamp, specific"),
+        (
+            {"kind": "middle"},
+            "kind 'middle'; expected one of oldest, upcoming, timestamp, specific",
+        ),
         ({"kind": ["oldest"]}, "kind \\['oldest'\\]"),
         ({"more": 1}, "fields .*more.*; expected creation_timestamp_ms, id, offset"),
         ({"offset": 42}, "offset is 42"),
@@ -93,7 +102,9 @@ def test_the_stored_form_stays_what_it_is() -> None:
         ({"creation_timestamp_ms": True}, "creation_timestamp_ms is True"),
     ],
 )
-def test_a_form_that_is_not_known_is_refused_by_name(change: dict[str, object], message: str) -> None:
+def test_a_form_that_is_not_known_is_refused_by_name(
+    change: dict[str, object], message: str
+) -> None:
     stored = {**StartpointSpecific("42").to_json(), **change}
     with pytest.raises(MalformedDocumentError, match=message) as caught:
         Startpoint.from_json(stored, "startpoint of lake.s.0")
@@ -110,7 +121,9 @@ def test_what_is_no_object_is_no_startpoint(value: object) -> None:
 def test_a_missing_field_is_refused() -> None:
     stored = StartpointTimestamp(5).to_json()
     del stored["timestamp_ms"]
-    with pytest.raises(MalformedDocumentError, match="expected creation_timestamp_ms, id, timestamp_ms"):
+    with pytest.raises(
+        MalformedDocumentError, match="expected creation_timestamp_ms, id, timestamp_ms"
+    ):
         Startpoint.from_json(stored)
 
 
@@ -134,7 +147,9 @@ def test_a_time_that_is_no_whole_number_of_milliseconds_is_refused() -> None:
 
 def fill(streams: LakeStreams, clock: Clock, appends: int, rows: int = 2) -> None:
     """Append to the one partition of `s`: `rows` records a second, `appends` times."""
-    streams.create("s", schema=SCHEMA, partitions=1, retention=Retention(max_age=timedelta(hours=1)))
+    streams.create(
+        "s", schema=SCHEMA, partitions=1, retention=Retention(max_age=timedelta(hours=1))
+    )
     for number in range(appends):
         table = pa.table({"k": ["k"] * rows, "v": pa.array(range(rows), pa.int64())})
         streams.append("s", table, producer="p", sequence=number)
@@ -167,21 +182,37 @@ def filled(request: pytest.FixtureRequest, clock: Clock) -> LakeStreams:
         (at(100), "6"),
     ],
 )
-def test_each_kind_resolves_to_its_record(filled: LakeStreams, startpoint: Startpoint, offset: str) -> None:
+def test_each_kind_resolves_to_its_record(
+    filled: LakeStreams, startpoint: Startpoint, offset: str
+) -> None:
     assert resolve_startpoint_to_offset(filled, SSP, startpoint) == offset
     assert resolve_startpoint_to_offset(filled.snapshot("s"), SSP, startpoint) == offset
 
 
 def test_on_an_empty_partition_everything_is_upcoming(streams: LakeStreams) -> None:
     streams.create("s", schema=SCHEMA, partitions=1)
-    for startpoint in (StartpointOldest(), StartpointUpcoming(), at(-5), at(5), StartpointSpecific("0")):
+    for startpoint in (
+        StartpointOldest(),
+        StartpointUpcoming(),
+        at(-5),
+        at(5),
+        StartpointSpecific("0"),
+    ):
         assert resolve_startpoint_to_offset(streams, SSP, startpoint) == "0"
 
 
-def test_a_specific_offset_outside_of_the_stream_is_refused_with_the_edges(filled: LakeStreams) -> None:
+def test_a_specific_offset_outside_of_the_stream_is_refused_with_the_edges(
+    filled: LakeStreams,
+) -> None:
     with pytest.raises(OffsetOutOfRangeError) as failure:
         resolve_startpoint_to_offset(filled, SSP, StartpointSpecific("7"))
-    assert failure.value.facts == {"stream": "lake.s", "partition": 0, "offset": "7", "oldest": "0", "upcoming": "6"}
+    assert failure.value.facts == {
+        "stream": "lake.s",
+        "partition": 0,
+        "offset": "7",
+        "oldest": "0",
+        "upcoming": "6",
+    }
 
 
 def test_what_retention_dropped_is_refused_and_times_before_it_are_the_oldest(
@@ -196,7 +227,13 @@ def test_what_retention_dropped_is_refused_and_times_before_it_are_the_oldest(
     assert resolve_startpoint_to_offset(streams, SSP, at(0)) == "2"
     with pytest.raises(OffsetOutOfRangeError) as failure:
         resolve_startpoint_to_offset(streams, SSP, StartpointSpecific("1"))
-    assert failure.value.facts == {"stream": "lake.s", "partition": 0, "offset": "1", "oldest": "2", "upcoming": "3"}
+    assert failure.value.facts == {
+        "stream": "lake.s",
+        "partition": 0,
+        "offset": "1",
+        "oldest": "2",
+        "upcoming": "3",
+    }
     streams.maintain("s", clock.forward(hours=9))
     assert resolve_startpoint_to_offset(streams, SSP, StartpointOldest()) == "3"
     assert resolve_startpoint_to_offset(streams, SSP, at(0)) == "3"
@@ -208,8 +245,12 @@ def test_an_offset_in_another_form_names_the_partition(filled: LakeStreams) -> N
     assert failure.value.facts == {"offset": "a3"}
 
 
-@pytest.mark.parametrize("startpoint", [StartpointOldest(), StartpointUpcoming(), at(0), StartpointSpecific("0")])
-def test_a_partition_or_stream_that_is_not_there_is_an_error(filled: LakeStreams, startpoint: Startpoint) -> None:
+@pytest.mark.parametrize(
+    "startpoint", [StartpointOldest(), StartpointUpcoming(), at(0), StartpointSpecific("0")]
+)
+def test_a_partition_or_stream_that_is_not_there_is_an_error(
+    filled: LakeStreams, startpoint: Startpoint
+) -> None:
     with pytest.raises(OffsetOutOfRangeError) as failure:
         resolve_startpoint_to_offset(filled, SystemStreamPartition("lake", "s", 1), startpoint)
     assert failure.value.facts == {"stream": "lake.s", "partition": 1}
@@ -233,10 +274,14 @@ def test_a_system_that_lacks_a_kind_says_so(streams: LakeStreams, clock: Clock) 
 @pytest.mark.lengthy
 @settings(max_examples=40)
 @given(
-    st.lists(st.lists(st.one_of(st.none(), st.integers(-5, 5)), min_size=1, max_size=4), max_size=4),
+    st.lists(
+        st.lists(st.one_of(st.none(), st.integers(-5, 5)), min_size=1, max_size=4), max_size=4
+    ),
     st.integers(-6, 12),
 )
-def test_a_time_gives_the_first_record_at_or_after_it(appends: list[list[int | None]], wanted: int) -> None:
+def test_a_time_gives_the_first_record_at_or_after_it(
+    appends: list[list[int | None]], wanted: int
+) -> None:
     """Records carry times in any order, or none, which is that of their append."""
     clock = Clock()
     streams = LakeStreams(on_clock(lake_in(InMemoryStore()), clock))
@@ -264,11 +309,21 @@ def test_a_time_gives_the_first_record_at_or_after_it(appends: list[list[int | N
 @pytest.mark.parametrize(
     ("ms", "told"),
     [
-        (1_767_225_600_000_000_000, r"looks like nanoseconds \(2026-01-01 00:00 UTC\)\. Give .*: 1767225600000\."),
-        (1_767_225_600_000_000, r"looks like microseconds \(2026-01-01 00:00 UTC\)\. Give .*: 1767225600000\."),
+        (
+            1_767_225_600_000_000_000,
+            r"looks like nanoseconds \(2026-01-01 00:00 UTC\)\. Give .*: 1767225600000\.",
+        ),
+        (
+            1_767_225_600_000_000,
+            r"looks like microseconds \(2026-01-01 00:00 UTC\)\. Give .*: 1767225600000\.",
+        ),
         (253_402_300_800_000, "is not within the years 1 to 9999 in milliseconds"),
         (-62_135_596_800_001, "is not within the years 1 to 9999 in milliseconds"),
-        pytest.param(10**5000, "is not within the years 1 to 9999 in milliseconds since 1970. Give", id="huge"),
+        pytest.param(
+            10**5000,
+            "is not within the years 1 to 9999 in milliseconds since 1970. Give",
+            id="huge",
+        ),
     ],
 )
 def test_a_time_outside_of_the_years_1_to_9999_is_refused_with_a_hint(ms: int, told: str) -> None:
@@ -284,7 +339,9 @@ def test_a_time_outside_of_the_years_1_to_9999_is_refused_with_a_hint(ms: int, t
 
 
 @pytest.mark.parametrize("seconds", [500_000_000, 1_767_225_600, 9_999_999_999])
-def test_seconds_where_milliseconds_belong_are_refused_with_what_they_are(filled: LakeStreams, seconds: int) -> None:
+def test_seconds_where_milliseconds_belong_are_refused_with_what_they_are(
+    filled: LakeStreams, seconds: int
+) -> None:
     for made in (
         lambda ms: StartpointTimestamp(timestamp_ms=ms),
         lambda ms: StartpointOldest(creation_timestamp_ms=ms),
@@ -298,17 +355,26 @@ def test_seconds_where_milliseconds_belong_are_refused_with_what_they_are(filled
 
 @pytest.mark.parametrize(
     ("ms", "text"),
-    [(-62_135_596_800_000, "0001-01-01T00:00:00+00:00"), (253_402_300_799_999, "9999-12-31T23:59:59.999")],
+    [
+        (-62_135_596_800_000, "0001-01-01T00:00:00+00:00"),
+        (253_402_300_799_999, "9999-12-31T23:59:59.999"),
+    ],
 )
-def test_the_first_and_the_last_time_can_be_said_and_found(filled: LakeStreams, ms: int, text: str) -> None:
+def test_the_first_and_the_last_time_can_be_said_and_found(
+    filled: LakeStreams, ms: int, text: str
+) -> None:
     startpoint = StartpointTimestamp(timestamp_ms=ms)
     assert text in describe_startpoint(startpoint)
     oldest, upcoming = filled.oldest([SSP])[SSP], filled.upcoming([SSP])[SSP]
     assert resolve_startpoint_to_offset(filled, SSP, startpoint) == (oldest if ms < 0 else upcoming)
 
 
-@pytest.mark.parametrize("offset", ["0003", "00", "+3", " 3", "3 ", "3\n", "-0", "1_0", "\uff13", "\u0663", "3" * 5000])
-def test_a_number_that_is_written_in_another_way_is_no_offset(filled: LakeStreams, offset: str) -> None:
+@pytest.mark.parametrize(
+    "offset", ["0003", "00", "+3", " 3", "3 ", "3\n", "-0", "1_0", "\uff13", "\u0663", "3" * 5000]
+)
+def test_a_number_that_is_written_in_another_way_is_no_offset(
+    filled: LakeStreams, offset: str
+) -> None:
     with pytest.raises(OffsetOutOfRangeError) as caught:
         resolve_startpoint_to_offset(filled, SSP, StartpointSpecific(offset=offset))
     assert caught.value.offset == offset[:80]

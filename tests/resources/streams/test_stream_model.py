@@ -29,7 +29,9 @@ Row = tuple[str | None, int, bool]
 
 
 class StreamMachine(RuleBasedStateMachine):
-    """The model: per partition a list whose index is the offset; an entry is a record or a marker's version."""
+    """The model: per partition a list whose index is the offset; an entry is a record or a
+    marker's version.
+    """
 
     @initialize()
     def begin(self) -> None:
@@ -55,7 +57,9 @@ class StreamMachine(RuleBasedStateMachine):
                 "__tombstone": pa.array([t for _, _, t in rows], pa.bool_()),
             }
         )
-        result = self.streams.append("s", table, producer="p", sequence=sequence, end_of_dataset=end)
+        result = self.streams.append(
+            "s", table, producer="p", sequence=sequence, end_of_dataset=end
+        )
         return result.duplicate
 
     @rule(rows=ROWS, ended=st.booleans())
@@ -98,20 +102,25 @@ class StreamMachine(RuleBasedStateMachine):
             end = data.draw(st.integers(start, len(entries)))
             ranges[ssp] = OffsetRange(str(start), str(end))
             entries_there = [
-                (ssp.partition, at, entries[at]) for at in range(start, end) if not isinstance(entries[at], str)
+                (ssp.partition, at, entries[at])
+                for at in range(start, end)
+                if not isinstance(entries[at], str)
             ]
             expected += entries_there
             records += len(entries_there)
         table = self.streams.read_arrow(ranges)
         assert [
-            (row["__partition"], row["__offset"], (row["k"], row["v"], row["__tombstone"])) for row in table.to_pylist()
+            (row["__partition"], row["__offset"], (row["k"], row["v"], row["__tombstone"]))
+            for row in table.to_pylist()
         ] == expected
         assert self.streams.records_between(ranges) == records
 
     @invariant()
     def ends_and_markers_are_those_of_the_model(self) -> None:
         upcoming = self.streams.upcoming(self.streams.partitions("s"))
-        assert [int(offset) for offset in upcoming.values()] == [len(entries) for entries in self.log]
+        assert [int(offset) for offset in upcoming.values()] == [
+            len(entries) for entries in self.log
+        ]
         oldest = self.streams.oldest(self.streams.partitions("s"))
         markers = {(m.ssp.partition, int(m.offset), m.version) for m in self.streams.markers("s")}
         assert markers == {
@@ -136,4 +145,6 @@ class StreamMachineWithSmallPages(StreamMachine):
 TestStreamModel = pytest.mark.lengthy(StreamMachine.TestCase)
 TestStreamModelWithSmallPages = pytest.mark.lengthy(StreamMachineWithSmallPages.TestCase)
 TestStreamModel.settings = settings(max_examples=rounds(4, 15), stateful_step_count=40)
-TestStreamModelWithSmallPages.settings = settings(max_examples=rounds(5, 25), stateful_step_count=50)
+TestStreamModelWithSmallPages.settings = settings(
+    max_examples=rounds(5, 25), stateful_step_count=50
+)

@@ -24,14 +24,19 @@ def test_appends_race_and_maintenance_collects_on_s3(
 ) -> None:
     lake = open_lake(s3_server.url(), settings=s3_server.settings)
     streams = LakeStreams(on_clock(lake, clock))
-    policies = {"retention": Retention(max_bytes=10**6), "compaction": CompactionPolicy(min_segments=3)}
+    policies = {
+        "retention": Retention(max_bytes=10**6),
+        "compaction": CompactionPolicy(min_segments=3),
+    }
     streams.create("s", schema=SCHEMA, key=["k"], partitions=2, **policies)
 
     def append(number: int) -> None:
         own = LakeStreams(on_clock(lake, clock))
         for sequence in range(4):
             for _ in range(2):
-                own.append("s", records((f"k{number}", sequence)), producer=f"p{number}", sequence=sequence)
+                own.append(
+                    "s", records((f"k{number}", sequence)), producer=f"p{number}", sequence=sequence
+                )
 
     threads = [Thread(target=append, args=(number,)) for number in range(3)]
     for thread in threads:

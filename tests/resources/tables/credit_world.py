@@ -1,4 +1,6 @@
-"""Runs, and tasks of them, that spend one budget: in time that passes by hand, and what was spent in each window."""
+"""Runs, and tasks of them, that spend one budget: in time that passes by hand, and what was
+spent in each window.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ STEP = 0.01
 
 @dataclass
 class Task:
-    """Sends requests of so many credits one after the other; each takes `pause` seconds in the store."""
+    """Sends requests of so many credits one after the other; each takes `pause` seconds in the
+    store.
+    """
 
     request: float
     pause: float
@@ -37,7 +41,9 @@ class Run:
 
 @dataclass
 class World:
-    """One budget that any number of runs spend; `spent` are the times at which credits were, and how many."""
+    """One budget that any number of runs spend; `spent` are the times at which credits were, and
+    how many.
+    """
 
     rate: float
     now: float = 1000.0
@@ -47,7 +53,13 @@ class World:
     spent_by: dict[str, float] = field(default_factory=dict)
 
     def run(
-        self, name: str, tasks: int = 2, *, request: float | None = None, pause: float = 0.02, **more: float
+        self,
+        name: str,
+        tasks: int = 2,
+        *,
+        request: float | None = None,
+        pause: float = 0.02,
+        **more: float,
     ) -> Run:
         run = Run(name, Demands(self.rate), **more)
         credits = Budget("b", "write", self.rate).largest if request is None else request
@@ -92,7 +104,9 @@ class World:
 
             def decide() -> None:
                 run.demands.lease_takes = run.delay
-                self.timeline, got = lease_credits(self.timeline, run.name, self.now + run.ahead, asked, self.rate)
+                self.timeline, got = lease_credits(
+                    self.timeline, run.name, self.now + run.ahead, asked, self.rate
+                )
                 if got is not None:
                     credits = (got.end - got.start) * self.rate
                     run.demands.leased.add(self.now + got.start, self.now + got.end, credits)
@@ -100,11 +114,17 @@ class World:
             run.pending = (self.now + run.delay, decide)
 
 
-def of_the_rate(spent: Iterable[tuple[float, float]], rate: float, begin: float, end: float) -> list[float]:
-    """Return what was spent in each window of 10 s between these times, a tenth of a second apart, of what may be."""
+def of_the_rate(
+    spent: Iterable[tuple[float, float]], rate: float, begin: float, end: float
+) -> list[float]:
+    """Return what was spent in each window of 10 s between these times, a tenth of a second
+    apart, of what may be.
+    """
     spent = list(spent)
     parts, start = [], begin
     while start + 10 <= end:
-        parts.append(sum(credits for time, credits in spent if start <= time < start + 10) / (rate * 10))
+        parts.append(
+            sum(credits for time, credits in spent if start <= time < start + 10) / (rate * 10)
+        )
         start += 0.1
     return parts

@@ -60,11 +60,17 @@ def totals(sent: Iterable[Message], rounds: int = 1) -> dict[str, int]:
 
 
 def newest(sent: Iterable[Message]) -> dict[str, Message]:
-    """Of each key the message of the greatest time; of equal ones that of the greatest source, then offset."""
+    """Of each key the message of the greatest time; of equal ones that of the greatest source,
+    then offset.
+    """
     kept: dict[str, Message] = {}
     for message in sent:
         here = kept.get(message.key)
-        if here is None or (message.time, message.source, message.offset) > (here.time, here.source, here.offset):
+        if here is None or (message.time, message.source, message.offset) > (
+            here.time,
+            here.source,
+            here.offset,
+        ):
             kept[message.key] = message
     return kept
 
@@ -113,7 +119,12 @@ def keeping_newest(batch: Sequence[Message], epoch: int = 0) -> Operation[Any]:
 
 
 def record_of(message: Message) -> dict[str, Any]:
-    return {"id": message.key, "seen": message.time, "origin": message.source, "number": message.offset}
+    return {
+        "id": message.key,
+        "seen": message.time,
+        "origin": message.source,
+        "number": message.offset,
+    }
 
 
 def batches(sent: Sequence[Message], size: int) -> list[Sequence[Message]]:
@@ -121,7 +132,9 @@ def batches(sent: Sequence[Message], size: int) -> list[Sequence[Message]]:
 
 
 def delivered_again(parts: Sequence[Sequence[Message]], random: Random) -> list[Sequence[Message]]:
-    """The batches of one source as they come when their reader now and then starts again from an older checkpoint."""
+    """The batches of one source as they come when their reader now and then starts again from an
+    older checkpoint.
+    """
     order: list[Sequence[Message]] = []
     done = 0
     while done < len(parts):

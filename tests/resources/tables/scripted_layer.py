@@ -22,7 +22,9 @@ Answer = Callable[[Operation[Any]], Outcomes]
 
 
 class ScriptedLayer:
-    """Answers the n-th operation with the n-th of `answers`, and what comes after them with success."""
+    """Answers the n-th operation with the n-th of `answers`, and what comes after them with
+    success.
+    """
 
     def __init__(self, *answers: Answer) -> None:
         self.answers = list(answers)
@@ -43,7 +45,10 @@ class ScriptedLayer:
 
 
 def well(operation: Operation[Any]) -> Outcomes:
-    return Outcomes(len(operation), list(operation.entries.keys) if operation.kind is OperationKind.GET else None)
+    return Outcomes(
+        len(operation),
+        list(operation.entries.keys) if operation.kind is OperationKind.GET else None,
+    )
 
 
 def busy(state: State = State.FAILED, retry_after: float | None = None) -> Problem:
@@ -62,7 +67,9 @@ def failing(*places: int, problem: Problem | None = None) -> Answer:
 
 
 def puts(*keys: Any) -> Operation[Any]:
-    return Operation(OperationKind.PUT, RowEntries(list(keys), [{"n": n} for n in range(len(keys))]))
+    return Operation(
+        OperationKind.PUT, RowEntries(list(keys), [{"n": n} for n in range(len(keys))])
+    )
 
 
 def gets(*keys: Any) -> Operation[Any]:

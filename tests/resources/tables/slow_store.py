@@ -9,19 +9,29 @@ from typing import Any
 
 from dagster_adjunct.resources.errors import TableError
 from dagster_adjunct.resources.tables.functions import StoreFunction, record_not_found_error
-from dagster_adjunct.resources.tables.operation import Capabilities, Operation, OperationKind, Outcomes, Problem, State
+from dagster_adjunct.resources.tables.operation import (
+    Capabilities,
+    Operation,
+    OperationKind,
+    Outcomes,
+    Problem,
+    State,
+)
 
 BAD = {"bad": True}
 
 
 class SlowStore(StoreFunction[Any, Any, Any]):
-    """Each request takes effect at once, some turns of the event loop after it began, and ends some turns later.
+    """Each request takes effect at once, some turns of the event loop after it began, and ends some
+    turns later.
 
-    `turns` says how many, request by request. The value BAD is refused. Two requests with one key under way at the same
-    time are noted in `overlaps`.
+    `turns` says how many, request by request. The value BAD is refused. Two requests with one key
+    under way at the same time are noted in `overlaps`.
     """
 
-    def __init__(self, turns: Callable[[], int] = lambda: 2, *, at_once: bool = True, if_absent: bool = True) -> None:
+    def __init__(
+        self, turns: Callable[[], int] = lambda: 2, *, at_once: bool = True, if_absent: bool = True
+    ) -> None:
         self.records: dict[Any, dict[str, Any]] = {}
         self.requests: list[tuple[str, list[Any]]] = []
         self.args: list[tuple[object, ...]] = []
@@ -35,7 +45,10 @@ class SlowStore(StoreFunction[Any, Any, Any]):
     @property
     def capabilities(self) -> Capabilities:
         return Capabilities(
-            updates=True, puts_if_absent=self._if_absent, updates_with_defaults=self._at_once, takes_args=True
+            updates=True,
+            puts_if_absent=self._if_absent,
+            updates_with_defaults=self._at_once,
+            takes_args=True,
         )
 
     async def close(self) -> None:
@@ -69,7 +82,10 @@ class SlowStore(StoreFunction[Any, Any, Any]):
     def _apply(self, operation: Operation[Any], keys: list[Any]) -> Outcomes:
         kind, entries, problems, begun = operation.kind, operation.entries, {}, 0
         if kind is OperationKind.GET:
-            return Outcomes(len(keys), [dict(self.records[key]) if key in self.records else None for key in keys])
+            return Outcomes(
+                len(keys),
+                [dict(self.records[key]) if key in self.records else None for key in keys],
+            )
         for place, key in enumerate(keys):
             value = None if entries.values is None else entries.values[place]
             default = None if entries.defaults is None else entries.defaults[place]

@@ -1,4 +1,5 @@
-"""A process that spends credits as a task does, and tells when it got how many: `spend_credits.py REQUEST PAUSE`.
+"""A process that spends credits as a task does, and tells when it got how many: `spend_credits.py
+REQUEST PAUSE`.
 
 The address comes by the standard input, and the end of that ends it.
 """

@@ -1,4 +1,6 @@
-"""What a function answers is looked at: nothing that it did not speak of passes for done, and nothing raw comes out."""
+"""What a function answers is looked at: nothing that it did not speak of passes for done, and
+nothing raw comes out.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,12 @@ from typing import Any
 import pytest
 
 from dagster_adjunct.resources.backends.memory import MemoryTable
-from dagster_adjunct.resources.errors import AdjunctError, RecordNotFoundError, TableError, TableUnavailableError
+from dagster_adjunct.resources.errors import (
+    AdjunctError,
+    RecordNotFoundError,
+    TableError,
+    TableUnavailableError,
+)
 from dagster_adjunct.resources.tables.cache import Cache
 from dagster_adjunct.resources.tables.functions import TableReadFunction
 from dagster_adjunct.resources.tables.operation import Changes, Outcomes, Problem, State
@@ -55,7 +62,9 @@ def test_a_function_answers_for_each_entry(answer):
     function = Answering("answers")
     function.answer = answer
     table = table_over(function, retry=ONCE)
-    with pytest.raises(TableError, match="put of key 1 and 1 more failed: Answering answered a put of 2 entries"):
+    with pytest.raises(
+        TableError, match="put of key 1 and 1 more failed: Answering answered a put of 2 entries"
+    ):
         asyncio.run(table.put_all([(1, {}), (2, {})]))
     with pytest.raises(TableError, match="Answering answered a get of 2 entries"):
         asyncio.run(table.get_all([1, 2]))
@@ -90,7 +99,12 @@ class Raising(MemoryTable):
         raise self.error
 
 
-RAW = [KeyError("a"), asyncio.InvalidStateError("no"), ExceptionGroup("g", [ValueError("x")]), RecursionError("deep")]
+RAW = [
+    KeyError("a"),
+    asyncio.InvalidStateError("no"),
+    ExceptionGroup("g", [ValueError("x")]),
+    RecursionError("deep"),
+]
 
 
 @pytest.mark.parametrize("error", RAW, ids=repr)
@@ -102,7 +116,9 @@ def test_what_a_store_raises_from_its_send_is_told_with_table_operation_and_key(
         (lambda table: table.update("k", {}), "update of key 'k'"),
     ):
         function = Raising(error)
-        with pytest.raises(TableError, match=f"table t: {named} failed: {type(error).__name__}") as told:
+        with pytest.raises(
+            TableError, match=f"table t: {named} failed: {type(error).__name__}"
+        ) as told:
             asyncio.run(request(table_over(function)))
         assert (told.value.__cause__, function.attempts) == (error, 1)
 
@@ -151,7 +167,12 @@ def test_a_get_all_that_returns_no_dictionary_is_an_error_of_the_table():
 @pytest.mark.parametrize("key", [[1], (1, [2]), {"a": 1}])
 def test_a_key_that_is_none_is_refused_in_every_request(key, cache):
     table: Any = table_over(MemoryTable("unhashable"), cache=cache)
-    for request in (table.get(key), table.get_all([key]), table.put(key, {}), table.delete_all([key])):
+    for request in (
+        table.get(key),
+        table.get_all([key]),
+        table.put(key, {}),
+        table.delete_all([key]),
+    ):
         with pytest.raises(TableError, match="got a key that is not hashable"):
             asyncio.run(request)
 
@@ -201,7 +222,9 @@ def test_a_caller_that_is_cancelled_stays_cancelled():
             await asyncio.Event().wait()
 
     async def cancelled(count: int) -> bool:
-        call = asyncio.create_task(table_over(Hanging()).put_all([(key, {}) for key in range(count)]))
+        call = asyncio.create_task(
+            table_over(Hanging()).put_all([(key, {}) for key in range(count)])
+        )
         await asyncio.sleep(0.01)
         call.cancel()
         await asyncio.wait([call])

@@ -10,7 +10,12 @@ import pytest
 from dagster_adjunct.resources.backends.memory import MemoryTable
 from dagster_adjunct.resources.errors import NullKeyError, SchemaMismatchError
 from dagster_adjunct.resources.tables.arrow import ArrowEntries
-from dagster_adjunct.resources.tables.operation import Operation, OperationKind, State, UpdateContract
+from dagster_adjunct.resources.tables.operation import (
+    Operation,
+    OperationKind,
+    State,
+    UpdateContract,
+)
 from dagster_adjunct.resources.tables.table import RemoteTable
 
 
@@ -45,7 +50,11 @@ def test_a_batch_is_cut_by_slices(store):
     entries = entries_of(range(10), [{"n": n} for n in range(10)])
     table = table_over(store, batch_size=4)
     assert asyncio.run(table.send(Operation(OperationKind.PUT, entries))).done == 10
-    assert store.seen == [("put", ArrowEntries, 4), ("put", ArrowEntries, 4), ("put", ArrowEntries, 2)]
+    assert store.seen == [
+        ("put", ArrowEntries, 4),
+        ("put", ArrowEntries, 4),
+        ("put", ArrowEntries, 2),
+    ]
     assert asyncio.run(table.get(9)) == {"n": 9}
 
 
@@ -60,14 +69,22 @@ def test_a_null_record_deletes_in_the_order_of_its_key(store):
 
 def test_a_null_key_is_refused_before_anything_is_sent(store):
     with pytest.raises(NullKeyError) as caught:
-        asyncio.run(table_over(store).send(Operation(OperationKind.PUT, entries_of([1, None], [{"n": 1}, {"n": 2}]))))
+        asyncio.run(
+            table_over(store).send(
+                Operation(OperationKind.PUT, entries_of([1, None], [{"n": 1}, {"n": 2}]))
+            )
+        )
     assert caught.value.table == "t"
     assert store.seen == []
 
 
 def test_a_value_that_python_does_not_have_is_refused_before_anything_is_sent(store):
     times = pa.array([0, 253_402_300_800_000_000], pa.int64()).cast(pa.timestamp("us", tz="UTC"))
-    for bad in (times, pa.ListArray.from_arrays([0, 1, 2], times), pa.array([b"a", b"\xff"]).view(pa.string())):
+    for bad in (
+        times,
+        pa.ListArray.from_arrays([0, 1, 2], times),
+        pa.array([b"a", b"\xff"]).view(pa.string()),
+    ):
         with pytest.raises(SchemaMismatchError) as caught:
             asyncio.run(table_over(store).put_all(pa.table({"id": [1, 2], "n": bad})))
         assert (caught.value.column, caught.value.row) == ("n", 1)

@@ -32,8 +32,18 @@ from dagster_adjunct.tables import (
 
 AT = datetime(2026, 3, 1, 12, tzinfo=UTC)
 COLUMNS = {"id": "string", "n": "bigint", "at": "timestamp", "tags": "array<string>"}
-ROWS = [{"id": f"k{number}", "n": number, "at": AT, "tags": ["a", None][: number % 3]} for number in range(25)]
-SCHEMA = pa.schema({"id": pa.string(), "n": pa.int64(), "at": pa.timestamp("us", "UTC"), "tags": pa.list_(pa.string())})
+ROWS = [
+    {"id": f"k{number}", "n": number, "at": AT, "tags": ["a", None][: number % 3]}
+    for number in range(25)
+]
+SCHEMA = pa.schema(
+    {
+        "id": pa.string(),
+        "n": pa.int64(),
+        "at": pa.timestamp("us", "UTC"),
+        "tags": pa.list_(pa.string()),
+    }
+)
 
 
 @pytest.fixture(params=["memory", "sqlite", pytest.param("postgres", marks=pytest.mark.server)])
@@ -45,12 +55,21 @@ def store(request: Any, tmp_path: Path) -> Any:
     if request.param == "sqlite":
         return SqliteTable(tmp_path / "t.sqlite", "t", "id", columns=COLUMNS, create=True)
     server = request.getfixturevalue("postgres_server")
-    connect = {"host": "127.0.0.1", "port": str(server.port), "user": "adjunct", "dbname": "adjunct"}
-    return PostgresTable(f"arrow_{tmp_path.name}"[-50:], "id", connect=connect, columns=COLUMNS, create=True)
+    connect = {
+        "host": "127.0.0.1",
+        "port": str(server.port),
+        "user": "adjunct",
+        "dbname": "adjunct",
+    }
+    return PostgresTable(
+        f"arrow_{tmp_path.name}"[-50:], "id", connect=connect, columns=COLUMNS, create=True
+    )
 
 
 def table_over(store: Any, **more: Any) -> BlockingTable[Any, Any, Any]:
-    return BlockingTable(RemoteTable("t", key="id", read_function=store, write_function=store, **more))
+    return BlockingTable(
+        RemoteTable("t", key="id", read_function=store, write_function=store, **more)
+    )
 
 
 def batch_of(rows: list[dict[str, Any]]) -> pa.RecordBatch:
@@ -91,7 +110,9 @@ def test_a_table_with_newest_by_goes_by_the_column_of_the_rows() -> None:
 def test_keys_of_several_columns_are_in_the_order_of_the_table() -> None:
     memory = MemoryTable("arrow of two")
     memory.clear()
-    table: Any = RemoteTable("t", key=["site", "machine"], read_function=memory, write_function=memory)
+    table: Any = RemoteTable(
+        "t", key=["site", "machine"], read_function=memory, write_function=memory
+    )
     rows = {"n": [1], "machine": pa.array(["m1"]).dictionary_encode(), "site": ["north"]}
     asyncio.run(table.put_all(pa.table(rows)))
     assert memory.records() == {("north", "m1"): {"n": 1, "machine": "m1", "site": "north"}}
@@ -100,13 +121,27 @@ def test_keys_of_several_columns_are_in_the_order_of_the_table() -> None:
 @pytest.mark.parametrize(
     ("rows", "kind", "says"),
     [
-        (pa.table({"n": [1]}), SchemaMismatchError, "no column 'id', which is part of the key; it has n"),
-        (pa.table([[1], [2], [3]], names=["id", "n", "n"]), SchemaMismatchError, "column 'n' occurs twice"),
-        (pa.table({"id": [[1]], "n": [1]}), SchemaMismatchError, "key column 'id' .* is list<.*can't be a key"),
+        (
+            pa.table({"n": [1]}),
+            SchemaMismatchError,
+            "no column 'id', which is part of the key; it has n",
+        ),
+        (
+            pa.table([[1], [2], [3]], names=["id", "n", "n"]),
+            SchemaMismatchError,
+            "column 'n' occurs twice",
+        ),
+        (
+            pa.table({"id": [[1]], "n": [1]}),
+            SchemaMismatchError,
+            "key column 'id' .* is list<.*can't be a key",
+        ),
         (pa.table({"id": ["a", None], "n": [1, 2]}), NullKeyError, "got None as a key to put"),
     ],
 )
-def test_batches_that_can_not_be_entries_are_refused_before_anything_is_sent(rows: Any, kind: Any, says: str) -> None:
+def test_batches_that_can_not_be_entries_are_refused_before_anything_is_sent(
+    rows: Any, kind: Any, says: str
+) -> None:
     memory = MemoryTable("arrow refused")
     memory.clear()
     with table_over(memory) as table:
@@ -122,7 +157,9 @@ def test_an_operation_takes_entries_and_says_how_a_batch_becomes_some() -> None:
     batch = batch_of(ROWS[:2])
     with table_over(memory) as table:
         for wrong in (batch, pa.Table.from_batches([batch]), [("a", {})], 5, None):
-            with pytest.raises(TableError, match=r"table t got an Operation whose entries are a \w+"):
+            with pytest.raises(
+                TableError, match=r"table t got an Operation whose entries are a \w+"
+            ):
                 table.send(Operation(OperationKind.PUT, wrong))  # type: ignore[arg-type]
         with pytest.raises(TableError, match=r"ArrowEntries.of\(batch, key\)"):
             table.send(Operation(OperationKind.PUT, batch))  # type: ignore[arg-type]

@@ -1,4 +1,6 @@
-"""Any mix of calls made at the same time answers as the same calls made one after the other on a dictionary."""
+"""Any mix of calls made at the same time answers as the same calls made one after the other on a
+dictionary.
+"""
 
 from __future__ import annotations
 
@@ -104,7 +106,9 @@ def plainly(records: dict[str, dict[str, Any]], call: Call) -> Any:
     return "refused" if refused else ("missing", sorted(missing)) if missing else None
 
 
-async def at_the_same_time(table: RemoteTable[Any, Any, Any], store: SlowStore, asked: list[Call]) -> list[Any]:
+async def at_the_same_time(
+    table: RemoteTable[Any, Any, Any], store: SlowStore, asked: list[Call]
+) -> list[Any]:
     tasks = []
     records: dict[str, dict[str, Any]] = {}
     for call in asked:
@@ -145,10 +149,18 @@ def test_calls_made_at_the_same_time_answer_as_on_a_dictionary(
     store = SlowStore(lambda: turns.randrange(4), at_once=at_once)
     batches = BatchProvider(size=size, bytes=most_bytes, delay=delay)
     table = RemoteTable(
-        "t", key="id", read_function=store, write_function=store, batches=batches, in_flight=in_flight, cache=cache
+        "t",
+        key="id",
+        read_function=store,
+        write_function=store,
+        batches=batches,
+        in_flight=in_flight,
+        cache=cache,
     )
     records: dict[str, dict[str, Any]] = {}
-    expected = [plainly(records, call) for call in asked if call.kind not in ("turn", "flush", "close")]
+    expected = [
+        plainly(records, call) for call in asked if call.kind not in ("turn", "flush", "close")
+    ]
     assert asyncio.run(at_the_same_time(table, store, asked)) == expected
     assert store.records == records
     assert store.overlaps == []
@@ -171,10 +183,14 @@ def test_a_caller_that_is_cancelled_harms_no_other(asked, size, delay, at_once, 
     turns = random.Random(seed)
     store = SlowStore(lambda: turns.randrange(4), at_once=at_once)
     batches = BatchProvider(size=size, delay=delay)
-    table = RemoteTable("t", key="id", read_function=store, write_function=store, batches=batches, in_flight=2)
+    table = RemoteTable(
+        "t", key="id", read_function=store, write_function=store, batches=batches, in_flight=2
+    )
 
     def own(call: Call) -> Call:
-        entries = (f"own {e}" if isinstance(e, str) else (f"own {e[0]}", e[1]) for e in call.entries)
+        entries = (
+            f"own {e}" if isinstance(e, str) else (f"own {e[0]}", e[1]) for e in call.entries
+        )
         return Call(call.kind, tuple(entries), call.arg)
 
     async def scenario() -> list[Any]:
@@ -201,4 +217,6 @@ def test_a_caller_that_is_cancelled_harms_no_other(asked, size, delay, at_once, 
     records: dict[str, dict[str, Any]] = {}
     expected = [plainly(records, call) for call, after in asked if after is None]
     assert asyncio.run(scenario()) == expected
-    assert {key: record for key, record in store.records.items() if not key.startswith("own")} == records
+    assert {
+        key: record for key, record in store.records.items() if not key.startswith("own")
+    } == records

@@ -1,4 +1,6 @@
-"""Batches: what is gathered, when it is sent, and what becomes of callers whose entries were in one request."""
+"""Batches: what is gathered, when it is sent, and what becomes of callers whose entries were in
+one request.
+"""
 
 from __future__ import annotations
 
@@ -110,7 +112,11 @@ def test_a_keys_put_delete_and_put_stay_in_order_and_a_get_sees_them():
 
     async def scenario():
         return await asyncio.gather(
-            table.put("a", {"n": 1}), table.get("a"), table.delete("a"), table.get("a"), table.put("a", {"n": 2})
+            table.put("a", {"n": 1}),
+            table.get("a"),
+            table.delete("a"),
+            table.get("a"),
+            table.put("a", {"n": 2}),
         )
 
     assert run(scenario) == [None, {"n": 1}, None, None, None]
@@ -175,7 +181,10 @@ def test_one_entry_that_fails_is_its_callers_problem_only():
 
     async def scenario():
         return await asyncio.gather(
-            table.put("a", {"n": 1}), table.put("b", BAD), table.put("c", {"n": 3}), return_exceptions=True
+            table.put("a", {"n": 1}),
+            table.put("b", BAD),
+            table.put("c", {"n": 3}),
+            return_exceptions=True,
         )
 
     first, second, third = run(scenario)
@@ -296,7 +305,9 @@ def test_flush_waits_for_defaults_that_take_three_requests():
 
     async def scenario():
         message = [("a", UpdateMessage({"n": 1}, {"m": 2}))]
-        task = asyncio.create_task(table.update_messages(message, UpdateContract.UPDATE_WITH_DEFAULTS))
+        task = asyncio.create_task(
+            table.update_messages(message, UpdateContract.UPDATE_WITH_DEFAULTS)
+        )
         await table.flush()
         stored = dict(store.records)
         await task

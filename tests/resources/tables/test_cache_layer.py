@@ -11,7 +11,13 @@ from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.tables.cache import Cache, CachedRecords, CacheLayer
 from dagster_adjunct.resources.tables.functions import TableReadFunction, TableWriteFunction
 from dagster_adjunct.resources.tables.metrics import Meter
-from dagster_adjunct.resources.tables.operation import Operation, OperationKind, Outcomes, RowEntries, State
+from dagster_adjunct.resources.tables.operation import (
+    Operation,
+    OperationKind,
+    Outcomes,
+    RowEntries,
+    State,
+)
 from dagster_adjunct.resources.tables.table import RemoteTable
 from tests.resources.tables.manual_clock import ManualClock
 from tests.resources.tables.scripted_layer import busy, failing, gets, updates
@@ -20,7 +26,9 @@ GET, PUT, DELETE = OperationKind.GET, OperationKind.PUT, OperationKind.DELETE
 
 
 class Store:
-    """Records in a dict, requests in a list; a request of a key in `gates` takes effect, and answers when told to."""
+    """Records in a dict, requests in a list; a request of a key in `gates` takes effect, and
+    answers when told to.
+    """
 
     def __init__(self, **records: object) -> None:
         self.records: dict = dict(records)
@@ -35,7 +43,9 @@ class Store:
         keys = operation.entries.keys
         records = None
         if operation.kind is GET:
-            records = [self.records.get((key, str(operation.args)), self.records.get(key)) for key in keys]
+            records = [
+                self.records.get((key, str(operation.args)), self.records.get(key)) for key in keys
+            ]
         elif operation.kind is PUT:
             self.records.update(zip(keys, operation.entries.values, strict=True))
         elif operation.kind is DELETE:
@@ -197,7 +207,9 @@ def test_a_slow_read_never_covers_a_newer_write():
         await asyncio.sleep(0)
         read, write = store.gates
         for gate, task in (
-            ((read, reading), (write, writing)) if first == "read" else ((write, writing), (read, reading))
+            ((read, reading), (write, writing))
+            if first == "read"
+            else ((write, writing), (read, reading))
         ):
             gate.set_result(None)
             await task
@@ -234,7 +246,10 @@ def test_of_two_writes_the_one_called_last_is_known_whichever_answers_first():
         store = Store()
         layer, _ = cached(store)
         store.held = True
-        writes = [asyncio.create_task(layer.send(Operation(PUT, RowEntries(["a"], [n])))) for n in ("first", "second")]
+        writes = [
+            asyncio.create_task(layer.send(Operation(PUT, RowEntries(["a"], [n]))))
+            for n in ("first", "second")
+        ]
         await asyncio.sleep(0)
         for place in order:
             store.gates[place].set_result(None)
@@ -277,7 +292,9 @@ def test_at_any_interleaving_what_is_read_at_the_end_is_what_the_store_holds(see
 
     async def run() -> None:
         store = Slow()
-        cache = Cache(size=4, on_write=chance.choice(["through", "around"]), absent=chance.random() < 0.5)
+        cache = Cache(
+            size=4, on_write=chance.choice(["through", "around"]), absent=chance.random() < 0.5
+        )
         table = CacheLayer(store, cache, clock=ManualClock())
         order = {key: asyncio.Lock() for key in "abc"}  # the layers below keep the order of a key
 
@@ -285,7 +302,9 @@ def test_at_any_interleaving_what_is_read_at_the_end_is_what_the_store_holds(see
             if chance.random() < 0.5:
                 return await table.send(gets(key))
             kind = chance.choice([PUT, DELETE])
-            return await table.send(Operation(kind, RowEntries([key], [number] if kind is PUT else None)))
+            return await table.send(
+                Operation(kind, RowEntries([key], [number] if kind is PUT else None))
+            )
 
         class Below:
             async def send(self, operation):
@@ -338,7 +357,14 @@ def test_a_cache_and_conditions_are_refused_together():
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"size": 0}, {"size": 2.5}, {"seconds_after_write": 0}, {"seconds_after_read": -1}, {"on_write": "back"}]
+    "wrong",
+    [
+        {"size": 0},
+        {"size": 2.5},
+        {"seconds_after_write": 0},
+        {"seconds_after_read": -1},
+        {"on_write": "back"},
+    ],
 )
 def test_a_cache_that_cannot_work_is_refused(wrong):
     with pytest.raises(ConfigurationError):
@@ -352,7 +378,9 @@ def test_arguments_of_different_types_are_different_requests():
     assert [kept.find(["k"], args, 1.0)[0] for args in ((1,), (True,), (1.0,), ())] == [
         [{"n": number}] for number in range(4)
     ]
-    assert kept.find([("k", (1, int))], (), 1.0) == ([None], [0]), "a key that looks like one with arguments"
+    assert kept.find([("k", (1, int))], (), 1.0) == ([None], [0]), (
+        "a key that looks like one with arguments"
+    )
     kept.forget(["k"])
     assert len(kept) == 0
     kept.keep(["k"], [{"n": 1}], (1,), 0.0)
@@ -375,7 +403,9 @@ def test_a_record_that_can_not_be_copied_is_not_kept():
             self.stored.pop(key, None)
 
     function = Records()
-    table = RemoteTable("t", key="id", read_function=function, write_function=function, cache=Cache())
+    table = RemoteTable(
+        "t", key="id", read_function=function, write_function=function, cache=Cache()
+    )
 
     async def scenario():
         opaque = await table.get("a")

@@ -1,4 +1,6 @@
-"""Compact batches of deletes, puts and updates that wait together: the same outcomes as without merging."""
+"""Compact batches of deletes, puts and updates that wait together: the same outcomes as without
+merging.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ def open_table(path: Path, *, compact: bool) -> RemoteTable:
 
 
 async def apply(table: RemoteTable, writes: list[Write]) -> tuple[list[str], dict[Any, Any]]:
-    """Send all writes at once; return the outcome of each, and the records that are there afterwards."""
+    """Send all writes at once; return the outcome of each, and the records that are there
+    afterwards.
+    """
 
     async def outcome(key: str, kind: str, value: Any) -> str:
         try:
@@ -56,11 +60,19 @@ def draw_write(drawn: random.Random) -> Write:
     key = drawn.choice("xyz")
     kind = drawn.choice(["put", "delete", "set", "add", "append", "both"])
     if kind == "put":
-        return key, kind, {"k": key, "a": drawn.choice([None, 1]), "l": drawn.choice([None, [], [1]])}
+        return (
+            key,
+            kind,
+            {"k": key, "a": drawn.choice([None, 1]), "l": drawn.choice([None, [], [1]])},
+        )
     if kind == "delete":
         return key, kind, None
     if kind == "set":
-        return key, "update", Changes(set={"a": drawn.choice([None, 5]), "s": drawn.choice([None, "q"])})
+        return (
+            key,
+            "update",
+            Changes(set={"a": drawn.choice([None, 5]), "s": drawn.choice([None, "q"])}),
+        )
     if kind == "add":
         return key, "update", Changes(add={"a": drawn.randint(-3, 3)})
     if kind == "append":
@@ -69,7 +81,9 @@ def draw_write(drawn: random.Random) -> Write:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_drawn_writes_have_the_outcomes_that_they_have_one_by_one(seed: int, tmp_path: Path) -> None:
+def test_drawn_writes_have_the_outcomes_that_they_have_one_by_one(
+    seed: int, tmp_path: Path
+) -> None:
     drawn = random.Random(seed)
     writes = [draw_write(drawn) for _ in range(12)]
     done = [

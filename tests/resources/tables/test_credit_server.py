@@ -1,4 +1,6 @@
-"""Credits over real connections, by processes as tasks are, from a real lake: what was granted in 10 s, and to whom."""
+"""Credits over real connections, by processes as tasks are, from a real lake: what was granted
+in 10 s, and to whom.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +19,20 @@ from pathlib import Path
 
 import pytest
 
-from dagster_adjunct.resources.errors import MalformedDocumentError, StoreUnavailableError, TableError
+from dagster_adjunct.resources.errors import (
+    MalformedDocumentError,
+    StoreUnavailableError,
+    TableError,
+)
 from dagster_adjunct.resources.objects.lake import open_lake
 from dagster_adjunct.resources.tables import shared_rate
 from dagster_adjunct.resources.tables.rate import Budget, LeaseInterval, LeaseRequest
-from dagster_adjunct.resources.tables.shared_rate import BudgetLeases, CreditAddress, CreditClient, CreditServer
+from dagster_adjunct.resources.tables.shared_rate import (
+    BudgetLeases,
+    CreditAddress,
+    CreditClient,
+    CreditServer,
+)
 from tests.resources.tables.credit_world import of_the_rate
 
 BUDGET = Budget("orders", "write", 400.0)
@@ -63,7 +74,9 @@ class Spender:
         self.granted: list[tuple[float, float]] = []
         script = Path(__file__).with_name("spend_credits.py")
         command = [sys.executable, str(script), str(request), str(pause)]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
         told = f"{address.host} {address.port} {address.secret.hex()} {BUDGET.name} {BUDGET.rate}\n"
         assert self._process.stdin is not None
         self._process.stdin.write(told)
@@ -92,7 +105,8 @@ class Spender:
 @pytest.mark.lengthy
 def test_two_runs_whose_tasks_are_killed_get_the_rate_in_every_ten_seconds(tmp_path: Path) -> None:
     servers = [
-        CreditServer(lambda budget, run=run: BudgetLeases(open_lake(str(tmp_path)), budget, run)) for run in "ab"
+        CreditServer(lambda budget, run=run: BudgetLeases(open_lake(str(tmp_path)), budget, run))
+        for run in "ab"
     ]
     first, second = (server.serve([BUDGET]) for server in servers)
     spenders = [Spender(first, 50, 0.01), Spender(first, 3, 0.0), Spender(second, 100, 0.1)]
@@ -115,7 +129,8 @@ def test_two_runs_whose_tasks_are_killed_get_the_rate_in_every_ten_seconds(tmp_p
     parts = of_the_rate(granted, BUDGET.rate, began, ended)
     print([round(part, 3) for part in parts])
     assert len(parts) > 20
-    # A busy machine wakes spenders late; in simulated time (test_credits_over_runs.py) each part is within a tenth.
+    # A busy machine wakes spenders late; in simulated time (test_credits_over_runs.py) each part is
+    # within a tenth.
     assert min(parts) >= 0.5
     assert max(parts) <= 1.5, "two runs that each spend the whole rate would be at 2"
 
@@ -138,7 +153,9 @@ def test_a_demand_whose_task_is_gone_is_not_served(serve: Callable[..., CreditSe
         await asyncio.sleep(0.5)
         asking.cancel()
         await greedy.close()
-        await asyncio.wait_for(modest.acquire(budget, 10), 120)  # the other's demand would take 1,000 s
+        await asyncio.wait_for(
+            modest.acquire(budget, 10), 120
+        )  # the other's demand would take 1,000 s
         await modest.close()
 
     asyncio.run(work())
@@ -194,7 +211,9 @@ def test_who_does_not_know_the_secret_gets_nothing_and_none_is_told_it(
     asyncio.run(CreditClient(address).acquire(BUDGET, 1))  # the server goes on
 
 
-def test_a_driver_that_is_gone_is_told(serve: Callable[..., CreditServer], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_driver_that_is_gone_is_told(
+    serve: Callable[..., CreditServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(shared_rate, "_RECONNECT_SECONDS", 0.3)
     server = serve(Plenty())
     address = server.serve([BUDGET])
@@ -214,7 +233,9 @@ def test_a_driver_that_is_gone_is_told(serve: Callable[..., CreditServer], monke
 def test_what_keeps_the_driver_from_leasing_reaches_the_task(
     serve: Callable[..., CreditServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    damaged = serve(Fails(MalformedDocumentError("the budget can't be read.", "Delete it.", document="d")))
+    damaged = serve(
+        Fails(MalformedDocumentError("the budget can't be read.", "Delete it.", document="d"))
+    )
     with pytest.raises(MalformedDocumentError) as caught:
         asyncio.run(CreditClient(damaged.serve([BUDGET])).acquire(BUDGET, 1))
     assert caught.value.document == "d"

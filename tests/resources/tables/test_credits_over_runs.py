@@ -1,4 +1,6 @@
-"""A budget is spent by many tasks of several runs, in simulated time: in every 10 s it is the rate, within a tenth."""
+"""A budget is spent by many tasks of several runs, in simulated time: in every 10 s it is the
+rate, within a tenth.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,13 @@ from pathlib import Path
 import pytest
 
 from dagster_adjunct.resources.objects.lake import open_lake
-from dagster_adjunct.resources.tables.rate import Budget, LeaseRequest, SharedTimeline, divide_fairly, lease_credits
+from dagster_adjunct.resources.tables.rate import (
+    Budget,
+    LeaseRequest,
+    SharedTimeline,
+    divide_fairly,
+    lease_credits,
+)
 from dagster_adjunct.resources.tables.shared_rate import BudgetLeases
 from tests.resources.tables.credit_world import World, of_the_rate
 
@@ -86,7 +94,9 @@ def test_what_nobody_uses_expires() -> None:
     world.pass_(20)
     woke = world.now
     world.pass_(1)
-    assert sum(credits for time, credits in world.spent if time > woke) <= 100 + 50 + 10  # and not 20 s of them
+    assert (
+        sum(credits for time, credits in world.spent if time > woke) <= 100 + 50 + 10
+    )  # and not 20 s of them
 
 
 def test_stretches_of_time_are_never_leased_twice_whatever_clocks_say() -> None:
@@ -97,7 +107,11 @@ def test_stretches_of_time_are_never_leased_twice_whatever_clocks_say() -> None:
             now = 1000 + seed.random() * 10
             before = timeline
             timeline, got = lease_credits(
-                timeline, seed.choice("abc"), now, LeaseRequest(seed.random() * 2, seed.random()), 100.0
+                timeline,
+                seed.choice("abc"),
+                now,
+                LeaseRequest(seed.random() * 2, seed.random()),
+                100.0,
             )
             assert timeline.now >= before.now
             if got is not None:
@@ -110,12 +124,16 @@ def test_stretches_of_time_are_never_leased_twice_whatever_clocks_say() -> None:
 def test_shares_are_what_is_wanted_where_that_fits_and_else_even() -> None:
     assert divide_fairly({"a": 0.2, "b": 0.3}) == {"a": 0.2, "b": 0.3}
     assert divide_fairly({"a": 0.2, "b": 1.0}) == pytest.approx({"a": 0.2, "b": 0.8})
-    assert divide_fairly({"a": 1.0, "b": 1.0, "c": 0.1}) == pytest.approx({"a": 0.45, "b": 0.45, "c": 0.1})
+    assert divide_fairly({"a": 1.0, "b": 1.0, "c": 0.1}) == pytest.approx(
+        {"a": 0.45, "b": 0.45, "c": 0.1}
+    )
     assert divide_fairly({}) == {}
 
 
 @pytest.mark.parametrize("delay", [0.0, 0.05, 0.3])
-def test_a_few_credits_come_at_once_whatever_the_rate_and_however_long_a_lease_takes(delay: float) -> None:
+def test_a_few_credits_come_at_once_whatever_the_rate_and_however_long_a_lease_takes(
+    delay: float,
+) -> None:
     for rate in (1.0, 100.0, 5_000.0):
         world = World(rate)
         run = world.run("few", 1, request=min(1.0, rate / 500), delay=delay)
@@ -129,7 +147,9 @@ def test_a_few_credits_come_at_once_whatever_the_rate_and_however_long_a_lease_t
         assert spent[0] - began < delay + 0.35
 
 
-def test_runs_that_state_other_rates_for_one_budget_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_runs_that_state_other_rates_for_one_budget_are_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     lake = open_lake(str(tmp_path), create=True)
 
     def run(name: str, rate: float) -> BudgetLeases:
@@ -143,7 +163,6 @@ def test_runs_that_state_other_rates_for_one_budget_are_told(tmp_path: Path, cap
         after.lease(LeaseRequest(0.05, 0.1))
         before.lease(LeaseRequest(0.05, 0.1))
     told = [message for message in caplog.messages if "'plant' (write)" in message]
-    assert [("with 1000 " in one.split(",")[0], "with 100 " in one.split(",")[0]) for one in told] == [
-        (True, False),
-        (False, True),
-    ]
+    assert [
+        ("with 1000 " in one.split(",")[0], "with 100 " in one.split(",")[0]) for one in told
+    ] == [(True, False), (False, True)]

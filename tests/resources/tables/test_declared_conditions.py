@@ -45,7 +45,11 @@ def run(*calls):
 
 def test_a_direct_call_that_is_older_than_the_record_changes_nothing(store):
     table = table_over(store, newest_by="at")
-    run(table.put("a", {"at": 5, "n": 1}), table.put("a", {"at": 4, "n": 2}), table.update("a", {"at": 3, "n": 3}))
+    run(
+        table.put("a", {"at": 5, "n": 1}),
+        table.put("a", {"at": 4, "n": 2}),
+        table.update("a", {"at": 3, "n": 3}),
+    )
     assert run(table.get("a")) == [{"at": 5, "n": 1}]
     run(table.put("a", {"at": 5, "n": 4}), table.update("a", Changes(set={"at": 6, "m": 1})))
     assert run(table.get("a")) == [{"at": 6, "n": 4, "m": 1}]
@@ -53,7 +57,9 @@ def test_a_direct_call_that_is_older_than_the_record_changes_nothing(store):
 
 def test_of_equal_times_a_direct_call_comes_after_messages(store):
     table = table_over(store, newest_by="at")
-    message = RowEntries(["a"], [{"at": 5, "n": 1}], None, [Mark("lake.flights.9", position_of(3, 99))])
+    message = RowEntries(
+        ["a"], [{"at": 5, "n": 1}], None, [Mark("lake.flights.9", position_of(3, 99))]
+    )
     run(table.put("a", {"at": 5, "n": 2}), table.send(Operation(OperationKind.PUT, message)))
     assert run(table.get("a")) == [{"at": 5, "n": 2}]
 
@@ -76,7 +82,11 @@ def test_without_a_time_nothing_is_sent(store, kind):
 def test_a_delete_with_its_time_keeps_what_is_late_away(store):
     table = table_over(store, newest_by="at")
     gone = RowEntries(["a"], newest=[7])
-    run(table.put("a", {"at": 5}), table.send(Operation(OperationKind.DELETE, gone)), table.put("a", {"at": 6}))
+    run(
+        table.put("a", {"at": 5}),
+        table.send(Operation(OperationKind.DELETE, gone)),
+        table.put("a", {"at": 6}),
+    )
     assert run(table.get("a")) == [None]
     run(table.put("a", {"at": 8}))
     assert run(table.get("a")) == [{"at": 8}]
@@ -85,7 +95,11 @@ def test_a_delete_with_its_time_keeps_what_is_late_away(store):
 def test_a_delete_says_its_time(store):
     table = table_over(store, newest_by="at")
     run(table.put_all([("a", {"at": 5}), ("b", {"at": 5}), ("c", {"at": 8})]))
-    run(table.delete("a", newest=7), table.delete_all(["b", "c"], newest=7), table.put("a", {"at": 6}))
+    run(
+        table.delete("a", newest=7),
+        table.delete_all(["b", "c"], newest=7),
+        table.put("a", {"at": 6}),
+    )
     assert run(table.get_all(["a", "b", "c"])) == [{"c": {"at": 8}}]
     with pytest.raises(TableError, match=r"delete\('a', newest=…\)"):
         run(table.put("a", None))
@@ -117,8 +131,12 @@ def test_a_message_counts_once_and_a_direct_call_each_time(store):
     table = table_over(store, idempotent=True)
     add = Changes(add={"n": 1})
     marked = RowEntries(["a"], [add], [{"n": 10}], [Mark("s.0", position_of(0, 1))])
-    operation = Operation(OperationKind.UPDATE, marked, contract=UpdateContract.UPDATE_WITH_DEFAULTS)
-    run(table.send(operation), table.send(operation), table.update("a", add), table.update("a", add))
+    operation = Operation(
+        OperationKind.UPDATE, marked, contract=UpdateContract.UPDATE_WITH_DEFAULTS
+    )
+    run(
+        table.send(operation), table.send(operation), table.update("a", add), table.update("a", add)
+    )
     assert run(table.get("a")) == [{"n": 13}]
     assert run(table.update_messages([("a", UpdateMessage(add))])) == [None]
 
@@ -169,9 +187,14 @@ def test_conditions_that_a_store_can_not_check_are_rejected_and_not_dropped(cond
 @pytest.mark.parametrize("conditions", [Conditions(idempotent=True), Conditions(newest_by="at")])
 def test_conditions_of_a_request_need_marks_and_times(store, conditions):
     marks = [Mark("s.0", position_of(0, 1))]
-    for entries in (RowEntries(["a"], [{"at": 1}], newest=[1]), RowEntries(["a"], [{"at": 1}], marks=marks)):
+    for entries in (
+        RowEntries(["a"], [{"at": 1}], newest=[1]),
+        RowEntries(["a"], [{"at": 1}], marks=marks),
+    ):
         if conditions.idempotent and entries.marks:
             continue
         with pytest.raises(TableError, match=r"have no (marks|newest)"):
-            run(table_over(store).send(Operation(OperationKind.PUT, entries, conditions=conditions)))
+            run(
+                table_over(store).send(Operation(OperationKind.PUT, entries, conditions=conditions))
+            )
     assert run(store.get("a")) == [None]

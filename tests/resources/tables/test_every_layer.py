@@ -1,4 +1,6 @@
-"""What a table promises, through every combination of its layers, over functions as users write them."""
+"""What a table promises, through every combination of its layers, over functions as users write
+them.
+"""
 
 from __future__ import annotations
 
@@ -37,9 +39,23 @@ from dagster_adjunct.resources.tables.operation import (
 from dagster_adjunct.resources.tables.rate import RateLimit
 from dagster_adjunct.resources.tables.retry import RetryPolicy
 from dagster_adjunct.resources.tables.table import BlockingTable, RemoteTable
-from tests.resources.tables.plain_oracle import batches, counting, keeping_newest, messages, newest, record_of, totals
+from tests.resources.tables.plain_oracle import (
+    batches,
+    counting,
+    keeping_newest,
+    messages,
+    newest,
+    record_of,
+    totals,
+)
 from tests.resources.tables.troubled_function import TroubledFunction
-from tests.resources.tables.user_function import Broken, Busy, UserFunction, WithoutPutIfAbsent, WithoutUpdate
+from tests.resources.tables.user_function import (
+    Broken,
+    Busy,
+    UserFunction,
+    WithoutPutIfAbsent,
+    WithoutUpdate,
+)
 
 ONLY, DEFAULTS = UpdateContract.UPDATE_ONLY, UpdateContract.UPDATE_WITH_DEFAULTS
 LEFT = (State.FAILED, State.UNKNOWN, State.REFUSED, State.MISSING)
@@ -50,7 +66,9 @@ COMBINATIONS = [
 ]
 
 
-@pytest.fixture(params=COMBINATIONS, ids=lambda on: "+".join(name for name in LAYERS if name in on) or "bare")
+@pytest.fixture(
+    params=COMBINATIONS, ids=lambda on: "+".join(name for name in LAYERS if name in on) or "bare"
+)
 def layers(request) -> frozenset[str]:
     return request.param
 
@@ -65,13 +83,19 @@ def made(layers):
 
 def table_of(function, layers, **more) -> RemoteTable:
     settings = {
-        "retry": RetryPolicy(attempts=4 if "retry" in layers else 1, first_wait=0.001, max_wait=0.002),
+        "retry": RetryPolicy(
+            attempts=4 if "retry" in layers else 1, first_wait=0.001, max_wait=0.002
+        ),
         "rate_limit": RateLimit(1e6, 1e6) if "rate" in layers else None,
-        "batches": BatchProvider(size=7, delay=0.001) if "batch" in layers else BatchProvider(size=1),
+        "batches": (
+            BatchProvider(size=7, delay=0.001) if "batch" in layers else BatchProvider(size=1)
+        ),
     }
     if "cache" in layers and not {"idempotent", "newest_by"} & more.keys():
         settings["cache"] = Cache(absent=True)
-    return RemoteTable("state", key="id", read_function=function, write_function=function, **settings | more)
+    return RemoteTable(
+        "state", key="id", read_function=function, write_function=function, **settings | more
+    )
 
 
 def run(work):
@@ -87,11 +111,14 @@ def every_write(table, key, args=()):
         "delete_all": lambda: table.delete_all(["other", key], *args),
         "update": lambda: table.update(key, {"n": 1}, *args),
         "update_all": lambda: table.update_all([("other", {"n": 1}), (key, {"n": 1})], *args),
-        "update_messages": lambda: table.update_messages([("other", message), (key, message)], DEFAULTS, *args),
+        "update_messages": lambda: table.update_messages(
+            [("other", message), (key, message)], DEFAULTS, *args
+        ),
     }
 
 
-# --- rules ------------------------------------------------------------------------------------------------------------
+# --- rules
+# ------------------------------------------------------------------------------------------------------------
 
 
 def test_a_put_of_none_deletes(made):
@@ -107,7 +134,18 @@ def test_puts_of_records_and_none_take_effect_in_their_order(made):
     function = UserFunction()
     function.records["gone"] = {"n": 0}
     table = made(function)
-    run(table.put_all([("a", {"n": 1}), ("gone", None), ("a", None), ("b", {"n": 2}), ("a", {"n": 3}), ("b", None)]))
+    run(
+        table.put_all(
+            [
+                ("a", {"n": 1}),
+                ("gone", None),
+                ("a", None),
+                ("b", {"n": 2}),
+                ("a", {"n": 3}),
+                ("b", None),
+            ]
+        )
+    )
     assert function.records == {"a": {"n": 3}}
 
 
@@ -131,7 +169,10 @@ def test_an_empty_call_makes_no_request(made):
 def test_a_null_key_is_refused_before_anything_is_sent(made, key):
     function = UserFunction()
     table = made(function)
-    calls = every_write(table, key) | {"get": lambda: table.get(key), "get_all": lambda: table.get_all(["a", key])}
+    calls = every_write(table, key) | {
+        "get": lambda: table.get(key),
+        "get_all": lambda: table.get_all(["a", key]),
+    }
     for name, call in calls.items():
         with pytest.raises(NullKeyError) as caught:
             run(call())
@@ -142,7 +183,10 @@ def test_a_null_key_is_refused_before_anything_is_sent(made, key):
 def test_a_null_update_is_refused_before_anything_is_sent(made):
     function = UserFunction()
     table = made(function)
-    for call in (lambda: table.update("a", None), lambda: table.update_all([("b", {"n": 1}), ("a", None)])):
+    for call in (
+        lambda: table.update("a", None),
+        lambda: table.update_all([("b", {"n": 1}), ("a", None)]),
+    ):
         with pytest.raises(AdjunctError, match=r"state.*'a'"):
             run(call())
     assert function.asked == []
@@ -172,7 +216,9 @@ def test_errors_name_table_operation_and_key_and_keep_their_cause(made, verb):
         with pytest.raises(AdjunctError) as caught:
             run(call())
         assert first_cause(caught.value, Broken) is cause
-        assert all(part in str(caught.value) for part in ("state", verb, "'bad'")), str(caught.value)
+        assert all(part in str(caught.value) for part in ("state", verb, "'bad'")), str(
+            caught.value
+        )
         assert "'x'" not in str(caught.value)
         assert caught.value.table == "state"
 
@@ -193,14 +239,17 @@ def test_of_calls_at_once_only_that_of_the_failing_entry_fails(made):
 
     async def at_once():
         async with table:
-            return await asyncio.gather(*(table.put(n, {"n": n}) for n in range(40)), return_exceptions=True)
+            return await asyncio.gather(
+                *(table.put(n, {"n": n}) for n in range(40)), return_exceptions=True
+            )
 
     answers = run(at_once())
     assert [n for n, answer in enumerate(answers) if answer is not None] == [13]
     assert function.records == {n: {"n": n} for n in range(40) if n != 13}
 
 
-# --- updates ----------------------------------------------------------------------------------------------------------
+# --- updates
+# ----------------------------------------------------------------------------------------------------------
 
 
 def plain(key):
@@ -220,7 +269,9 @@ def while_handling(key):
 
 
 def in_a_group(key):
-    return ExceptionGroup("one of these", [ValueError("not this"), ExceptionGroup("deeper", [plain(key)])])
+    return ExceptionGroup(
+        "one of these", [ValueError("not this"), ExceptionGroup("deeper", [plain(key)])]
+    )
 
 
 def five_deep(key):
@@ -241,9 +292,14 @@ def test_a_missing_record_is_begun_with_its_default_however_the_error_is_wrapped
     function.missing = missing
     function.records["there"] = {"n": 5, "by": "another"}
     table = made(function)
-    messages = [(key, UpdateMessage({"n": 1}, {"n": 0, "by": "default"})) for key in ("there", "new")]
+    messages = [
+        (key, UpdateMessage({"n": 1}, {"n": 0, "by": "default"})) for key in ("there", "new")
+    ]
     run(table.update_messages(messages, DEFAULTS))
-    assert function.records == {"there": {"n": 1, "by": "another"}, "new": {"n": 1, "by": "default"}}
+    assert function.records == {
+        "there": {"n": 1, "by": "another"},
+        "new": {"n": 1, "by": "default"},
+    }
     assert function.keys_asked("put_if_absent") == ["new"]
     assert function.keys_asked("update").count("there") == 1
     assert function.keys_asked("update").count("new") == 2
@@ -277,7 +333,11 @@ def test_a_default_never_erases_what_another_writer_began_meanwhile(made):
         return error
 
     function.missing = missing
-    run(made(function).update_messages([("a", UpdateMessage({"n": 8}, {"n": 0, "by": "default"}))], DEFAULTS))
+    run(
+        made(function).update_messages(
+            [("a", UpdateMessage({"n": 8}, {"n": 0, "by": "default"}))], DEFAULTS
+        )
+    )
     assert function.records == {"a": {"n": 8, "by": "another"}}
 
 
@@ -292,7 +352,9 @@ def test_defaults_without_put_if_absent_are_rejected_before_anything_is_sent(mad
 def test_defaults_that_may_overwrite_are_put_where_that_was_declared(made):
     function = WithoutPutIfAbsent()
     table = made(function, defaults_may_overwrite=True)
-    run(table.update_messages([("a", UpdateMessage({"n": 1}, {"n": 0, "by": "default"}))], DEFAULTS))
+    run(
+        table.update_messages([("a", UpdateMessage({"n": 1}, {"n": 0, "by": "default"}))], DEFAULTS)
+    )
     assert function.records == {"a": {"n": 1, "by": "default"}}
 
 
@@ -313,7 +375,10 @@ def test_an_error_after_a_refused_default_does_not_advise_what_was_used(made):
     table = made(function)
     with pytest.raises(RecordNotFoundError) as without:
         run(table.update_messages([("a", UpdateMessage({"n": 1}))], DEFAULTS))
-    assert "UPDATE_WITH_DEFAULTS" not in without.value.next_step or "default" in without.value.next_step
+    assert (
+        "UPDATE_WITH_DEFAULTS" not in without.value.next_step
+        or "default" in without.value.next_step
+    )
     function.will("put_if_absent", "b", Broken("no space"))
     with pytest.raises(AdjunctError) as refused:
         run(table.update_messages([("b", UpdateMessage({"n": 1}, {"n": 0}))], DEFAULTS))
@@ -323,14 +388,18 @@ def test_an_error_after_a_refused_default_does_not_advise_what_was_used(made):
 
 def test_a_function_without_updates_says_so(made):
     function = WithoutUpdate()
-    for call in (made(function).update("a", {"n": 1}), made(function).update_all([("a", {"n": 1})])):
+    for call in (
+        made(function).update("a", {"n": 1}),
+        made(function).update_all([("a", {"n": 1})]),
+    ):
         with pytest.raises(AdjunctError) as caught:
             run(call)
         assert (caught.value.table, caught.value.function) == ("state", "WithoutUpdate")
     assert function.asked == []
 
 
-# --- arguments --------------------------------------------------------------------------------------------------------
+# --- arguments
+# --------------------------------------------------------------------------------------------------------
 
 
 def test_arguments_reach_the_function_with_every_request(made):
@@ -340,18 +409,29 @@ def test_arguments_reach_the_function_with_every_request(made):
 
     async def all_of_them():
         async with table:
-            for call in (every_write(table, "a", args)["put"], every_write(table, "a", args)["put_all"]):
+            for call in (
+                every_write(table, "a", args)["put"],
+                every_write(table, "a", args)["put_all"],
+            ):
                 await call()
             await table.get("a", *args)
             await table.get_all(["a", "never"], *args)
             await table.update("a", {"n": 2}, *args)
             await table.update_all([("a", {"n": 2})], *args)
-            await table.update_messages([("begun", UpdateMessage({"n": 1}, {"n": 0}))], DEFAULTS, *args)
+            await table.update_messages(
+                [("begun", UpdateMessage({"n": 1}, {"n": 0}))], DEFAULTS, *args
+            )
             await table.delete("a", *args)
             await table.delete_all(["b", "other"], *args)
 
     run(all_of_them())
-    assert {verb for verb, *_ in function.asked} == {"get", "put", "put_if_absent", "update", "delete"}
+    assert {verb for verb, *_ in function.asked} == {
+        "get",
+        "put",
+        "put_if_absent",
+        "update",
+        "delete",
+    }
     assert {repr(given) for *_, given in function.asked} == {repr(args)}
 
 
@@ -372,12 +452,17 @@ def test_a_function_without_use_for_arguments_refuses_them(made):
     store = MemoryTable("no-arguments")
     store.clear()
     table = made(store)
-    for call in (table.put("a", {"n": 1}, "x"), table.get("a", "x"), table.update("a", {"n": 1}, "x")):
+    for call in (
+        table.put("a", {"n": 1}, "x"),
+        table.get("a", "x"),
+        table.update("a", {"n": 1}, "x"),
+    ):
         with pytest.raises(ConfigurationError, match="argument"):
             run(call)
 
 
-# --- order ------------------------------------------------------------------------------------------------------------
+# --- order
+# ------------------------------------------------------------------------------------------------------------
 
 
 def test_calls_for_one_key_take_effect_in_order_though_some_are_retried(made, layers):
@@ -408,9 +493,15 @@ def test_kinds_that_alternate_keep_the_order_of_their_key(made):
         async with table:
             calls = []
             for number in range(10):
-                calls += [table.put("a", {"n": number}), table.update("a", {"m": number}), table.delete("b")]
+                calls += [
+                    table.put("a", {"n": number}),
+                    table.update("a", {"m": number}),
+                    table.delete("b"),
+                ]
                 calls += [table.put("b", {"n": number}), table.delete("a")]
-            await asyncio.gather(*calls, table.put("a", {"n": "last"}), table.update("a", {"m": "too"}))
+            await asyncio.gather(
+                *calls, table.put("a", {"n": "last"}), table.update("a", {"m": "too"})
+            )
 
     run(at_once())
     assert function.records == {"a": {"n": "last", "m": "too"}, "b": {"n": 9}}
@@ -526,7 +617,13 @@ def test_a_record_that_a_caller_changes_is_not_what_others_get(made):
 
 
 def test_a_key_of_several_columns_keeps_their_order_though_the_stores_is_another(tmp_path):
-    store = SqliteTable(tmp_path / "order.sqlite", "t", ["b", "a"], columns=dict.fromkeys("abn", "string"), create=True)
+    store = SqliteTable(
+        tmp_path / "order.sqlite",
+        "t",
+        ["b", "a"],
+        columns=dict.fromkeys("abn", "string"),
+        create=True,
+    )
     table = RemoteTable("state", key=["a", "b"], read_function=store, write_function=store)
 
     async def in_turn():
@@ -539,7 +636,8 @@ def test_a_key_of_several_columns_keeps_their_order_though_the_stores_is_another
     assert run(in_turn()) == {"a": "of a", "b": "of b", "n": "1"}
 
 
-# --- retries ----------------------------------------------------------------------------------------------------------
+# --- retries
+# ----------------------------------------------------------------------------------------------------------
 
 
 def test_only_the_entries_that_failed_are_sent_again():
@@ -557,11 +655,18 @@ def test_an_increment_is_not_applied_again_to_entries_that_had_succeeded():
     store = MemoryTable("increments")
     store.clear()
     troubled = TroubledFunction(store, 5, chance=0.9, forgets=False)
-    table = table_of(troubled, {"retry", "batch"}, retry=RetryPolicy(attempts=60, first_wait=0, max_wait=0))
+    table = table_of(
+        troubled, {"retry", "batch"}, retry=RetryPolicy(attempts=60, first_wait=0, max_wait=0)
+    )
 
     async def count_up():
         await table.put_all([(n, {"n": 0}) for n in range(5)])
-        await asyncio.gather(*(table.update_all([(n % 5, Changes(add={"n": 1})) for n in range(50)]) for _ in range(4)))
+        await asyncio.gather(
+            *(
+                table.update_all([(n % 5, Changes(add={"n": 1})) for n in range(50)])
+                for _ in range(4)
+            )
+        )
         return await table.get_all(range(5))
 
     assert run(count_up()) == {n: {"n": 40} for n in range(5)}
@@ -592,7 +697,9 @@ class FailsFirst(TroubledFunction):
 
 
 def test_messages_waiting_behind_a_given_up_one_are_not_applied(made, layers):
-    """Applied, the later one would make the earlier one look old, and it would be skipped when it comes again."""
+    """Applied, the later one would make the earlier one look old, and it would be skipped when
+    it comes again.
+    """
     store = MemoryTable("behind")
     store.clear()
     function = FailsFirst(store)
@@ -618,15 +725,23 @@ def test_counters_with_marks_are_exact_whatever_fails(made, layers):
     store.clear()
     troubled = TroubledFunction(store, 9, chance=0.6 if "retry" in layers else 0.2)
     sent = messages(31, per_source=40)
-    retry = RetryPolicy(attempts=60, first_wait=0, max_wait=0) if "retry" in layers else RetryPolicy(attempts=1)
+    retry = (
+        RetryPolicy(attempts=60, first_wait=0, max_wait=0)
+        if "retry" in layers
+        else RetryPolicy(attempts=1)
+    )
     table = made(troubled, idempotent=True, retry=retry)
 
     async def source(own):
-        """A reader whose checkpoint is where nothing failed any more: whatever came after it is sent again."""
+        """A reader whose checkpoint is where nothing failed any more: whatever came after it is
+        sent again.
+        """
         waiting = batches(own, 5)
         while waiting:
             answers = await asyncio.gather(*(table.send(counting(batch)) for batch in waiting[:3]))
-            well = next((n for n, outcomes in enumerate(answers) if outcomes.places(*LEFT)), len(answers))
+            well = next(
+                (n for n, outcomes in enumerate(answers) if outcomes.places(*LEFT)), len(answers)
+            )
             waiting = waiting[well:]
 
     async def all_sources():
@@ -644,11 +759,15 @@ def test_the_newest_stays_whatever_fails_and_in_whatever_order_it_comes(made):
     store.clear()
     troubled = TroubledFunction(store, 4, chance=0.6)
     sent = [message for own in messages(32, per_source=40).values() for message in own]
-    table = made(troubled, newest_by="seen", retry=RetryPolicy(attempts=60, first_wait=0, max_wait=0))
+    table = made(
+        troubled, newest_by="seen", retry=RetryPolicy(attempts=60, first_wait=0, max_wait=0)
+    )
 
     async def writer(seed):
         shuffled = Random(seed).sample(sent, len(sent))
-        await asyncio.gather(*(table.send(keeping_newest(batch, epoch=seed)) for batch in batches(shuffled, 5)))
+        await asyncio.gather(
+            *(table.send(keeping_newest(batch, epoch=seed)) for batch in batches(shuffled, 5))
+        )
 
     async def two_writers():
         await asyncio.gather(writer(0), writer(1))
@@ -668,7 +787,9 @@ def test_a_request_that_hangs_is_given_up_and_sent_again():
 
     async def past_it():
         async with table:
-            await asyncio.gather(table.put("a", {"n": 1}), table.put("a", {"n": 2}), table.put("b", {"n": 1}))
+            await asyncio.gather(
+                table.put("a", {"n": 1}), table.put("a", {"n": 2}), table.put("b", {"n": 1})
+            )
             return await table.get("a")
 
     assert run(past_it()) == {"n": 2}
@@ -696,7 +817,8 @@ def test_a_request_that_hangs_every_time_is_an_error_that_keeps_no_other_waiting
     assert function.records == {"a": {"n": 2}, "b": {"n": 1}}
 
 
-# --- closing ----------------------------------------------------------------------------------------------------------
+# --- closing
+# ----------------------------------------------------------------------------------------------------------
 
 
 def test_closing_loses_nothing_that_was_called_before(made):
@@ -751,7 +873,11 @@ def test_every_public_request_of_the_table_has_its_blocking_form():
     def requests(kind):
         return {name for name in dir(kind) if not name.startswith("_")}
 
-    asynchronous = {name for name in requests(RemoteTable) if asyncio.iscoroutinefunction(getattr(RemoteTable, name))}
+    asynchronous = {
+        name
+        for name in requests(RemoteTable)
+        if asyncio.iscoroutinefunction(getattr(RemoteTable, name))
+    }
     assert asynchronous - requests(BlockingTable) <= {"send"}
 
 
@@ -774,7 +900,8 @@ def test_a_call_that_is_cancelled_takes_no_other_with_it(made):
     assert function.records == {n: {"n": n} for n in range(10)} | {"slow": {"n": 2}}
 
 
-# --- what callers hand in ---------------------------------------------------------------------------------------------
+# --- what callers hand in
+# ---------------------------------------------------------------------------------------------
 
 
 def test_views_and_iterators_of_entries_are_as_good_as_lists(made):
@@ -824,7 +951,12 @@ def test_the_entries_of_a_request_are_counted_once_whatever_layers_it_goes_throu
 
     store = MemoryTable("counted-once")
     table = RemoteTable(
-        "t", key="id", read_function=store, write_function=store, cache=Cache(), rate_limit=RateLimit(1e9, 1e9)
+        "t",
+        key="id",
+        read_function=store,
+        write_function=store,
+        cache=Cache(),
+        rate_limit=RateLimit(1e9, 1e9),
     )
     asyncio.run(table.send(Operation(OperationKind.PUT, Counted(["a"], [{"id": "a"}]))))
     assert store.records() == {"a": {"id": "a"}}

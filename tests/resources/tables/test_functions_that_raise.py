@@ -1,4 +1,6 @@
-"""What raises behind a request, in functions of a user's own, repeats nothing that was done, and is told."""
+"""What raises behind a request, in functions of a user's own, repeats nothing that was done, and
+is told.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +10,21 @@ from typing import Any
 
 import pytest
 
-from dagster_adjunct.errors import ConfigurationError, RecordNotFoundError, TableError, TransientError
+from dagster_adjunct.errors import (
+    ConfigurationError,
+    RecordNotFoundError,
+    TableError,
+    TransientError,
+)
 from dagster_adjunct.resources.backends.memory import MemoryTable
 from dagster_adjunct.resources.tables.operation import Changes
-from dagster_adjunct.tables import RateLimit, RemoteTable, RetryPolicy, TableReadFunction, TableWriteFunction
+from dagster_adjunct.tables import (
+    RateLimit,
+    RemoteTable,
+    RetryPolicy,
+    TableReadFunction,
+    TableWriteFunction,
+)
 
 
 class LosesAReply(MemoryTable):
@@ -30,7 +43,9 @@ class LosesAReply(MemoryTable):
         return outcomes
 
 
-@pytest.mark.parametrize("error", [TransientError("the reply was lost", "Ask again."), ConnectionResetError("reset")])
+@pytest.mark.parametrize(
+    "error", [TransientError("the reply was lost", "Ask again."), ConnectionResetError("reset")]
+)
 def test_increments_whose_reply_was_lost_are_not_added_twice(error: Exception) -> None:
     function = LosesAReply(error)
     function.fill({"a": {"n": 0}, "b": {"n": 0}})
@@ -86,7 +101,9 @@ def busy(pause: object = None) -> Exception:
 
 def gathered(function: Any, **declared: Any) -> list[Any]:
     """Add one to three keys at a time, of three callers; return what each is told."""
-    table: Any = RemoteTable("t", key="id", read_function=function, write_function=function, **declared)
+    table: Any = RemoteTable(
+        "t", key="id", read_function=function, write_function=function, **declared
+    )
 
     async def adding() -> list[Any]:
         changes = [table.update(key, 1) for key in ("good", "bad", "better")]
@@ -102,11 +119,17 @@ def raising(problem: object) -> bool:
 @pytest.mark.parametrize(
     ("function", "declared", "told"),
     [
-        (Counters(busy()), {"retry": RetryPolicy(retry_if=raising)}, "retry_if of a retry policy raised"),
+        (
+            Counters(busy()),
+            {"retry": RetryPolicy(retry_if=raising)},
+            "retry_if of a retry policy raised",
+        ),
         (Unsure(OSError("reset")), {}, "Unsure raised AttributeError .* asked whether OSError"),
     ],
 )
-def test_who_can_not_say_whether_an_error_passes_repeats_nothing(function: Any, declared: Any, told: str) -> None:
+def test_who_can_not_say_whether_an_error_passes_repeats_nothing(
+    function: Any, declared: Any, told: str
+) -> None:
     good, bad, better = gathered(function, **declared)
     assert (good, better) == (None, None)
     with pytest.raises(TableError, match=told):
@@ -119,7 +142,11 @@ def test_a_pause_that_is_none_is_left_out(pause: object) -> None:
     function = Counters(busy(pause))
     assert gathered(function, retry=RetryPolicy(first_wait=0.001)) == [None, None, None]
     assert function.counts == {"good": 1, "bad": 1, "better": 1}
-    (told,) = [outcome for outcome in gathered(Counters(busy(pause)), retry=RetryPolicy(1)) if outcome is not None]
+    (told,) = [
+        outcome
+        for outcome in gathered(Counters(busy(pause)), retry=RetryPolicy(1))
+        if outcome is not None
+    ]
     notes = [note for cause in (told, told.__cause__) for note in getattr(cause, "__notes__", ())]
     assert any("retry_after is" in note for note in notes), notes
 
@@ -174,7 +201,10 @@ def test_an_update_of_many_whose_function_raises_midway_is_not_sent_again() -> N
         return await asyncio.gather(*changes, return_exceptions=True)
 
     for key, told in zip(("good", "bad", "better"), asyncio.run(adding()), strict=True):
-        with pytest.raises(TableError, match=f"table t: update of key '{key}' failed: ValueError: the answer can't be"):
+        with pytest.raises(
+            TableError,
+            match=f"table t: update of key '{key}' failed: ValueError: the answer can't be",
+        ):
             raise told
         assert isinstance(told.__cause__, ValueError)
     assert {record["n"] for record in function.content()[0].values()} == {1}
@@ -199,7 +229,9 @@ def test_missing_records_are_those_that_were_asked_for(keys: Any, told: str) -> 
         asyncio.run(table.update_all([("a", 1), ("b", 1)]))
 
 
-@pytest.mark.parametrize("wrong", [{"first_wait": math.inf}, {"first_wait": math.nan}, {"max_wait": -1.0}])
+@pytest.mark.parametrize(
+    "wrong", [{"first_wait": math.inf}, {"first_wait": math.nan}, {"max_wait": -1.0}]
+)
 def test_endless_waits_are_refused_when_they_are_declared(wrong: dict[str, float]) -> None:
     with pytest.raises(ConfigurationError) as caught:
         RetryPolicy(**wrong)  # type: ignore[arg-type]

@@ -45,7 +45,9 @@ def contract(store: SlowStore) -> Layer:
 
 
 def all_of_them(store: SlowStore) -> Layer:
-    below = UpdateContractLayer(FunctionLayer("t", store, store), table="t", capabilities=store.capabilities)
+    below = UpdateContractLayer(
+        FunctionLayer("t", store, store), table="t", capabilities=store.capabilities
+    )
     return BatchLayer(below, table="t", batches=BatchProvider(size=2))
 
 
@@ -65,7 +67,9 @@ def cache(store: SlowStore) -> Layer:
     return CacheLayer(store)
 
 
-LAYERS = pytest.mark.parametrize("layer", [function, batch, contract, retry, rate, attempt, cache, all_of_them])
+LAYERS = pytest.mark.parametrize(
+    "layer", [function, batch, contract, retry, rate, attempt, cache, all_of_them]
+)
 ONE_OR_THREE = pytest.mark.parametrize("at_once", [True, False])
 
 
@@ -75,10 +79,14 @@ def test_a_layer_alone_tells_an_outcome_for_each_entry(layer: Callable[[SlowStor
 
     async def scenario():
         mine = layer(store)
-        put = await mine.send(Operation(PUT, RowEntries("abcde", [{"n": 1}, BAD, {"n": 3}, BAD, {"n": 5}])))
+        put = await mine.send(
+            Operation(PUT, RowEntries("abcde", [{"n": 1}, BAD, {"n": 3}, BAD, {"n": 5}]))
+        )
         got = await mine.send(Operation(GET, RowEntries("abcde")))
         updated = await mine.send(
-            Operation(UPDATE, RowEntries("ab", [{"m": 1}, {"m": 2}]), contract=UpdateContract.UPDATE_ONLY)
+            Operation(
+                UPDATE, RowEntries("ab", [{"m": 1}, {"m": 2}]), contract=UpdateContract.UPDATE_ONLY
+            )
         )
         nothing = await mine.send(Operation(PUT, RowEntries([], [])))
         await mine.close()
@@ -94,7 +102,9 @@ def test_a_layer_alone_tells_an_outcome_for_each_entry(layer: Callable[[SlowStor
 
 @LAYERS
 @ONE_OR_THREE
-def test_a_layer_serves_as_the_function_of_a_table(layer: Callable[[SlowStore], Layer], at_once: bool):
+def test_a_layer_serves_as_the_function_of_a_table(
+    layer: Callable[[SlowStore], Layer], at_once: bool
+):
     store = SlowStore(at_once=at_once)
     mine = LayerAsFunction(layer(store), store.capabilities)
     table = RemoteTable("over", key="id", read_function=mine, write_function=mine)

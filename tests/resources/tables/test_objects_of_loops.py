@@ -57,7 +57,9 @@ def test_an_object_of_a_loop_that_only_was_closed_is_dropped_at_the_next_use() -
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="open files are listed in /proc")
 def test_a_sqlite_table_that_nobody_closed_leaves_neither_files_nor_threads(tmp_path: Path) -> None:
-    store = SqliteTable(str(tmp_path / "a.db"), "t", key="k", columns={"k": "TEXT", "n": "INTEGER"}, create=True)
+    store = SqliteTable(
+        str(tmp_path / "a.db"), "t", key="k", columns={"k": "TEXT", "n": "INTEGER"}, create=True
+    )
     table = RemoteTable("t", key="k", read_function=store, write_function=store)
 
     async def use() -> None:

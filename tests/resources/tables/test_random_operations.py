@@ -1,4 +1,6 @@
-"""Any requests, one by one or at once, leave what they leave in a dict: over functions that fail, and over SQLite."""
+"""Any requests, one by one or at once, leave what they leave in a dict: over functions that
+fail, and over SQLite.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ def whole(key, fields):
 
 
 class Oracle:
-    """What each request does to a dict, said a second time. A record of the table has all columns."""
+    """What each request does to a dict, said a second time. A record of the table has all
+    columns.
+    """
 
     def __init__(self) -> None:
         self.records: dict[str, dict] = {}
@@ -60,7 +64,9 @@ class Oracle:
             self.records.pop(key, None)
 
     def update_messages(self, entries, with_defaults):
-        """The keys that had no record and got none; once a key is missing, its later messages may begin it."""
+        """The keys that had no record and got none; once a key is missing, its later messages
+        may begin it.
+        """
         lacking = []
         for key, update, default in entries:
             if key not in self.records and with_defaults and default is not None:
@@ -84,20 +90,31 @@ CALLS = st.one_of(
     PUT_ALLS,
     DELETES,
     GETS,
-    st.tuples(st.just("update_messages"), st.lists(st.tuples(KEYS, FIELDS, DEFAULTS), max_size=8), st.booleans()),
+    st.tuples(
+        st.just("update_messages"),
+        st.lists(st.tuples(KEYS, FIELDS, DEFAULTS), max_size=8),
+        st.booleans(),
+    ),
 )
-# An update that met no record and is sent again, its answer being lost, may meet what a later one has begun meanwhile.
+# An update that met no record and is sent again, its answer being lost, may meet what a later one
+# has begun meanwhile.
 REPEATABLE = st.one_of(
     PUTS,
     PUT_ALLS,
     DELETES,
     GETS,
-    st.tuples(st.just("update_messages"), st.lists(st.tuples(KEYS, FIELDS, FIELDS), max_size=8), st.just(True)),
+    st.tuples(
+        st.just("update_messages"),
+        st.lists(st.tuples(KEYS, FIELDS, FIELDS), max_size=8),
+        st.just(True),
+    ),
 )
 
 
 class Requests(RuleBasedStateMachine):
-    """Set by the test: `new_store` makes what is below the table, of a seed and a chance to fail."""
+    """Set by the test: `new_store` makes what is below the table, of a seed and a chance to
+    fail.
+    """
 
     calls = CALLS
 
@@ -111,7 +128,11 @@ class Requests(RuleBasedStateMachine):
     def new_store(seed, chance):
         raise NotImplementedError
 
-    @initialize(seed=st.integers(0, 1000), chance=st.sampled_from([0.0, 0.3, 0.7]), size=st.sampled_from([1, 3, 100]))
+    @initialize(
+        seed=st.integers(0, 1000),
+        chance=st.sampled_from([0.0, 0.3, 0.7]),
+        size=st.sampled_from([1, 3, 100]),
+    )
     def declared(self, seed, chance, size):
         store = self.new_store(seed, chance)
         retry = RetryPolicy(attempts=300, first_wait=0, max_wait=0)
@@ -139,11 +160,17 @@ class Requests(RuleBasedStateMachine):
             self.oracle.delete_all(details[0])
             return self.table.delete_all(details[0]), None
         if verb == "get_all":
-            return self.table.get_all(details[0]), {k: dict(v) for k, v in self.oracle.get_all(details[0]).items()}
+            return self.table.get_all(details[0]), {
+                k: dict(v) for k, v in self.oracle.get_all(details[0]).items()
+            }
         entries, with_defaults = details
         lacking = self.oracle.update_messages(entries, with_defaults)
-        contract = UpdateContract.UPDATE_WITH_DEFAULTS if with_defaults else UpdateContract.UPDATE_ONLY
-        messages = [(key, UpdateMessage(update, whole(key, default))) for key, update, default in entries]
+        contract = (
+            UpdateContract.UPDATE_WITH_DEFAULTS if with_defaults else UpdateContract.UPDATE_ONLY
+        )
+        messages = [
+            (key, UpdateMessage(update, whole(key, default))) for key, update, default in entries
+        ]
         return self._lacking(self.table.update_messages(messages, contract)), lacking
 
     async def _lacking(self, updating):
@@ -162,7 +189,9 @@ class Requests(RuleBasedStateMachine):
     @rule(data=st.data())
     def several_at_once(self, data):
         """Called one after the other without waiting: to each key they happen in that order."""
-        pairs = [self.given(call) for call in data.draw(st.lists(self.calls, min_size=2, max_size=10))]
+        pairs = [
+            self.given(call) for call in data.draw(st.lists(self.calls, min_size=2, max_size=10))
+        ]
 
         async def at_once():
             return await asyncio.gather(*(request for request, _ in pairs))
@@ -233,4 +262,7 @@ def test_defaults_put_in_requests_of_their_own_leave_what_a_dict_holds(examples)
 def test_requests_over_sqlite_leave_what_a_dict_holds(tmp_path, examples):
     columns = {"id": "string", "x": "bigint", "y": "bigint"}
     path = tmp_path / "random.sqlite"
-    run_it(lambda *_: SqliteTable(path, f"t{next(_numbers)}", "id", columns=columns, create=True), examples // 2)
+    run_it(
+        lambda *_: SqliteTable(path, f"t{next(_numbers)}", "id", columns=columns, create=True),
+        examples // 2,
+    )

@@ -7,15 +7,29 @@ import pytest
 
 from dagster_adjunct.resources.errors import ConfigurationError, StoreUnavailableError, TableError
 from dagster_adjunct.resources.tables.metrics import Meter
-from dagster_adjunct.resources.tables.operation import Operation, OperationKind, Outcomes, RowEntries, State
-from dagster_adjunct.resources.tables.rate import Budget, RateLayer, RateLimit, per_byte, per_capacity_unit
+from dagster_adjunct.resources.tables.operation import (
+    Operation,
+    OperationKind,
+    Outcomes,
+    RowEntries,
+    State,
+)
+from dagster_adjunct.resources.tables.rate import (
+    Budget,
+    RateLayer,
+    RateLimit,
+    per_byte,
+    per_capacity_unit,
+)
 from dagster_adjunct.resources.tables.retry import Backoff, RetryLayer, RetryPolicy
 from tests.resources.tables.manual_clock import ManualClock
 from tests.resources.tables.scripted_layer import ScriptedLayer, failing, gets, puts, updates
 
 
 class Ledger:
-    """A source that gives at once and writes down who took what; from the n-th demand on it has none."""
+    """A source that gives at once and writes down who took what; from the n-th demand on it has
+    none.
+    """
 
     def __init__(self, refuses_from: int = 10**9, error: Exception | None = None) -> None:
         self.taken: list[tuple[str, str, float]] = []
@@ -40,7 +54,12 @@ def test_reads_and_writes_pay_apart_and_updates_and_deletes_are_writes():
     layer = RateLayer("t", ScriptedLayer(), RateLimit(100, 200), ledger)
     for operation in (gets("a", "b"), puts("a"), updates("a", "b", set={}), deletes("a", "b", "c")):
         asyncio.run(layer.send(operation))
-    assert ledger.taken == [("t", "read", 2), ("t", "write", 1), ("t", "write", 2), ("t", "write", 3)]
+    assert ledger.taken == [
+        ("t", "read", 2),
+        ("t", "write", 1),
+        ("t", "write", 2),
+        ("t", "write", 3),
+    ]
 
 
 def test_what_is_not_limited_asks_for_nothing():
@@ -53,7 +72,11 @@ def test_what_is_not_limited_asks_for_nothing():
 def test_every_attempt_pays():
     ledger = Ledger()
     rate = RateLayer("t", ScriptedLayer(failing(1, 2), failing(0)), RateLimit(None, 100), ledger)
-    asyncio.run(RetryLayer(rate, RetryPolicy(backoff=Backoff.none()), clock=ManualClock()).send(puts("a", "b", "c")))
+    asyncio.run(
+        RetryLayer(rate, RetryPolicy(backoff=Backoff.none()), clock=ManualClock()).send(
+            puts("a", "b", "c")
+        )
+    )
     assert [credits for _, _, credits in ledger.taken] == [3, 2, 1]
 
 
@@ -79,7 +102,10 @@ def test_what_follows_a_failed_entry_of_its_key_in_a_later_part_is_not_sent():
     layer = RateLayer("t", inner, RateLimit(None, 8), clock=ManualClock())
     outcomes = asyncio.run(layer.send(puts("a", "b", "a", "c", "b")))
     assert inner.keys == [["a", "b"], ["c"], ["b"]]
-    assert {place: problem.state for place, problem in outcomes.problems.items()} == {0: State.FAILED, 2: State.FAILED}
+    assert {place: problem.state for place, problem in outcomes.problems.items()} == {
+        0: State.FAILED,
+        2: State.FAILED,
+    }
     again = ScriptedLayer(failing(0), failing(0))
     rate = RateLayer("t", again, RateLimit(None, 8), clock=ManualClock())
     outcomes = asyncio.run(RetryLayer(rate, clock=ManualClock()).send(puts("a", "b", "a", "a")))
@@ -104,15 +130,21 @@ def test_a_credit_function_says_what_a_request_costs():
 def test_bytes_and_capacity_units_are_paid_for_what_is_sent_and_what_comes():
     def cost(credits, operation, records=None):
         ledger = Ledger()
-        inner = ScriptedLayer(*([lambda _: Outcomes(len(records), records)] if records is not None else []))
-        asyncio.run(RateLayer("t", inner, RateLimit(1e9, 1e9, credits=credits), ledger).send(operation))
+        inner = ScriptedLayer(
+            *([lambda _: Outcomes(len(records), records)] if records is not None else [])
+        )
+        asyncio.run(
+            RateLayer("t", inner, RateLimit(1e9, 1e9, credits=credits), ledger).send(operation)
+        )
         return [paid for _, _, paid in ledger.taken if paid]
 
     large = Operation(OperationKind.PUT, RowEntries(["a", "b"], [{"t": "x" * 5000}, {"t": "y"}]))
     assert cost(per_byte, large) == [1 + 1 + 1 + 5000 + 1 + 1]
     assert cost(per_byte, gets("a", "b"), [{"t": "x" * 5000}, None]) == [5001]
     assert cost(per_capacity_unit, large) == [5 + 1]
-    assert cost(per_capacity_unit, gets("a", "b", "c"), [{"t": "x" * 5000}, None, {"t": "z"}]) == [2 + 1 + 1]
+    assert cost(per_capacity_unit, gets("a", "b", "c"), [{"t": "x" * 5000}, None, {"t": "z"}]) == [
+        2 + 1 + 1
+    ]
     assert cost(per_capacity_unit, deletes("a", "b")) == [2]
 
 
@@ -155,7 +187,9 @@ def test_a_source_that_ends_between_parts_leaves_an_outcome_for_each_entry():
     assert inner.keys == [[0, 1], [2, 3]]
     assert outcomes.places(State.REFUSED) == [4, 5]
     away = Ledger(1, StoreUnavailableError("the lake does not answer.", "Wait."))
-    outcomes = asyncio.run(RateLayer("t", ScriptedLayer(), RateLimit(None, 8), away).send(puts(*range(4))))
+    outcomes = asyncio.run(
+        RateLayer("t", ScriptedLayer(), RateLimit(None, 8), away).send(puts(*range(4)))
+    )
     assert outcomes.places(State.FAILED) == [2, 3]  # nothing is wrong with these records
 
 

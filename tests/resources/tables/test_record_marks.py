@@ -1,4 +1,6 @@
-"""Marks of Arrow batches against plain Python: sources, positions, and ordinals over the borders of batches."""
+"""Marks of Arrow batches against plain Python: sources, positions, and ordinals over the borders
+of batches.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +16,19 @@ from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.tables.arrow import MarkedSource, Marking, Marks, Shape, split_batch
 from dagster_adjunct.resources.tables.operation import OperationKind, position_of
 
-SOURCES = {"lake.s.0": MarkedSource("app/lake.s.0", 3), "lake.s.1": MarkedSource("app/lake.s.1@made", 0)}
+SOURCES = {
+    "lake.s.0": MarkedSource("app/lake.s.0", 3),
+    "lake.s.1": MarkedSource("app/lake.s.1@made", 0),
+}
 MARKING = Marking(("__partition",), "__offset", SOURCES, "lake.s", "app/")
 Row = tuple[int, int, str]
 
 
 def batch(rows: list[Row]) -> pa.RecordBatch:
     schema = pa.schema([("__partition", pa.int32()), ("__offset", pa.int64()), ("k", pa.string())])
-    return pa.RecordBatch.from_pylist([dict(zip(schema.names, row, strict=True)) for row in rows], schema=schema)
+    return pa.RecordBatch.from_pylist(
+        [dict(zip(schema.names, row, strict=True)) for row in rows], schema=schema
+    )
 
 
 @settings(max_examples=200)
@@ -29,7 +36,9 @@ def batch(rows: list[Row]) -> pa.RecordBatch:
     st.lists(st.tuples(st.integers(0, 2), st.integers(0, 3), st.sampled_from("abc")), max_size=40),
     st.lists(st.integers(1, 7), min_size=1, max_size=10),
 )
-def test_rows_of_one_message_and_key_are_numbered_wherever_batches_end(rows: list[Row], sizes: list[int]) -> None:
+def test_rows_of_one_message_and_key_are_numbered_wherever_batches_end(
+    rows: list[Row], sizes: list[int]
+) -> None:
     rows = sorted(rows)
     seen: Counter[Row] = Counter()
     expected = []
@@ -50,16 +59,24 @@ def test_rows_of_one_message_and_key_are_numbered_wherever_batches_end(rows: lis
 def test_a_tie_of_rows_that_may_be_others_next_time_is_refused() -> None:
     guessing = Marking(("__partition",), "__offset", SOURCES, "lake.s", "app/", exact=False)
     Marks(guessing, ["k"], "sink").of(batch([(0, 1, "a"), (0, 1, "b"), (0, 2, "a")]))
-    with pytest.raises(ConfigurationError, match=r"sink: the message at offset 1 of 0 yields several .* 'a'"):
+    with pytest.raises(
+        ConfigurationError, match=r"sink: the message at offset 1 of 0 yields several .* 'a'"
+    ):
         Marks(guessing, ["k"], "sink").of(batch([(0, 1, "a"), (0, 1, "a")]))
 
 
 @settings(max_examples=200)
 @given(st.lists(st.tuples(st.sampled_from("abcd"), st.booleans()), min_size=1, max_size=60))
-def test_puts_and_deletes_in_few_operations_end_as_one_by_one(changes: list[tuple[str, bool]]) -> None:
+def test_puts_and_deletes_in_few_operations_end_as_one_by_one(
+    changes: list[tuple[str, bool]],
+) -> None:
     deleted = pa.array([gone for _, gone in changes])
     rows = pa.RecordBatch.from_pydict(
-        {"__tombstone": deleted, "k": pa.array([key for key, _ in changes]), "v": pa.array(range(len(changes)))}
+        {
+            "__tombstone": deleted,
+            "k": pa.array([key for key, _ in changes]),
+            "v": pa.array(range(len(changes))),
+        }
     )
     expected: dict[str, Any] = {}
     switches: Counter[str] = Counter()

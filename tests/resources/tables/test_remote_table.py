@@ -45,7 +45,9 @@ def test_importing_the_table_api_loads_no_heavy_package():
 
 
 def test_a_declaration_travels_without_connections_or_counts(store):
-    table = table_over(store, retry=RetryPolicy(attempts=2), rate_limit=RateLimit(5, 5), batch_size=7)
+    table = table_over(
+        store, retry=RetryPolicy(attempts=2), rate_limit=RateLimit(5, 5), batch_size=7
+    )
     asyncio.run(table.put("a", {"n": 1}))
     data = pickle.dumps(table)
     assert len(data) < 1000
@@ -63,7 +65,14 @@ def test_calls_are_cut_into_batches_and_counted(store):
     asyncio.run(table.delete_all([0, 1]))
     assert records == {n: {"n": n} for n in range(20, 25)}
     did = table.metrics
-    assert (did.reads, did.found, did.writes, did.deletes, did.requests, did.successes) == (10, 5, 25, 2, 5, 5)
+    assert (did.reads, did.found, did.writes, did.deletes, did.requests, did.successes) == (
+        10,
+        5,
+        25,
+        2,
+        5,
+        5,
+    )
     assert (did.batch_sizes.count, did.batch_sizes.total, did.batch_sizes.greatest) == (5, 37, 10)
     assert (did.read_seconds.count, did.write_seconds.count) == (1, 4)
 
@@ -87,7 +96,9 @@ def test_a_null_key_is_refused_before_anything_is_sent(store, key):
         lambda: table.delete_all([key]),
         lambda: table.update(key, {}),
         lambda: table.update_all([(key, {})]),
-        lambda: table.update_messages([("a", message), (key, message)], UpdateContract.UPDATE_WITH_DEFAULTS),
+        lambda: table.update_messages(
+            [("a", message), (key, message)], UpdateContract.UPDATE_WITH_DEFAULTS
+        ),
     ):
         with pytest.raises(NullKeyError) as caught:
             asyncio.run(call())
@@ -101,7 +112,9 @@ def test_none_as_a_value_deletes_also_among_others_and_in_order(store):
     async def scenario():
         await table.put_all([("a", {"n": 1}), ("b", {"n": 1}), ("c", {"n": 1})])
         await table.put("c", None)
-        await table.put_all([("a", None), ("b", {"n": 2}), ("a", {"n": 3}), ("b", None), ("d", None)])
+        await table.put_all(
+            [("a", None), ("b", {"n": 2}), ("a", {"n": 3}), ("b", None), ("d", None)]
+        )
         return await table.get_all(["a", "b", "c", "d"])
 
     assert asyncio.run(scenario()) == {"a": {"n": 3}}
@@ -215,13 +228,18 @@ def test_the_blocking_form_has_the_same_operations(store):
         table.put_all([("b", {"n": 2})])
         table.update("a", {"n": 3})
         table.update_all([("b", {"n": 4})])
-        table.update_messages([("c", UpdateMessage({"n": 5}, {"m": 6}))], UpdateContract.UPDATE_WITH_DEFAULTS)
+        table.update_messages(
+            [("c", UpdateMessage({"n": 5}, {"m": 6}))], UpdateContract.UPDATE_WITH_DEFAULTS
+        )
         table.delete("a")
         table.delete_all(["b"])
         assert table.get("c") == {"n": 5, "m": 6}
         assert table.get_all(["a", "b", "c"]) == {"c": {"n": 5, "m": 6}}
         assert table.metrics.updates == 3
-        assert table.send(Operation(OperationKind.GET, RowEntries(["c", "x"]))).records == [{"n": 5, "m": 6}, None]
+        assert table.send(Operation(OperationKind.GET, RowEntries(["c", "x"]))).records == [
+            {"n": 5, "m": 6},
+            None,
+        ]
         table.flush()
         with pytest.raises(NullKeyError):
             table.get(None)

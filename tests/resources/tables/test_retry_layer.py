@@ -48,14 +48,22 @@ def test_increments_that_had_succeeded_are_not_applied_again():
         store = MemoryTable("increments-under-trouble")
         store.clear()
         troubled = TroubledFunction(store, seed=7, chance=0.8, forgets=False)
-        layer = RetryLayer(FunctionLayer("t", troubled, troubled), RetryPolicy(99, max_total=1e9), clock=ManualClock())
+        layer = RetryLayer(
+            FunctionLayer("t", troubled, troubled),
+            RetryPolicy(99, max_total=1e9),
+            clock=ManualClock(),
+        )
         await layer.send(puts(*range(20)))
         for _ in range(10):
-            assert not (await layer.send(updates(*range(20), *range(20), add={"total": 1}))).problems
+            assert not (
+                await layer.send(updates(*range(20), *range(20), add={"total": 1}))
+            ).problems
         assert troubled.spoilt
         return await store.get_all(range(20))
 
-    assert {key: record["total"] for key, record in asyncio.run(run()).items()} == dict.fromkeys(range(20), 20)
+    assert {key: record["total"] for key, record in asyncio.run(run()).items()} == dict.fromkeys(
+        range(20), 20
+    )
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -67,11 +75,17 @@ def test_what_a_key_ends_with_is_its_last_value_whatever_failed_on_the_way(seed)
         store = MemoryTable(f"last-value-{seed}")
         store.clear()
         troubled = TroubledFunction(store, seed=seed, chance=0.8)
-        layer = RetryLayer(FunctionLayer("t", troubled, troubled), RetryPolicy(99, max_total=1e9), clock=ManualClock())
+        layer = RetryLayer(
+            FunctionLayer("t", troubled, troubled),
+            RetryPolicy(99, max_total=1e9),
+            clock=ManualClock(),
+        )
         assert not (await layer.send(puts(*keys))).problems
         return await store.get_all(range(6))
 
-    assert {key: record["n"] for key, record in asyncio.run(run()).items()} == {k: n for n, k in enumerate(keys)}
+    assert {key: record["n"] for key, record in asyncio.run(run()).items()} == {
+        k: n for n, k in enumerate(keys)
+    }
 
 
 def test_a_function_that_let_a_later_value_overtake_is_sent_that_again_too():
@@ -95,7 +109,9 @@ def test_missing_and_skipped_are_answers_and_refused_is_final():
             },
         )
     )
-    outcomes, meter = sent(layer, updates("a", "b", "c", set={"n": 1}), retry_if=lambda problem: problem.may_pass)
+    outcomes, meter = sent(
+        layer, updates("a", "b", "c", set={"n": 1}), retry_if=lambda problem: problem.may_pass
+    )
     assert len(layer.sent) == 1
     assert sorted(outcomes.problems) == [0, 1, 2]
     assert (meter.metrics().failures, meter.metrics().given_up) == (1, 1)
@@ -147,7 +163,9 @@ def test_no_wait_is_longer_than_the_longest_or_shorter_than_the_first(first, mos
     for n in range(1, 60):
         waits = [policy.wait(n, 0.0) for _ in range(20)]
         assert first <= min(waits) <= max(waits) <= most
-    assert (len(set(waits)) > 1) is (first < most), "the longest waits of many tasks are not all the same"
+    assert (len(set(waits)) > 1) is (first < most), (
+        "the longest waits of many tasks are not all the same"
+    )
 
 
 def test_no_wait_sends_again_without_sleeping():
@@ -206,7 +224,9 @@ def test_a_lost_increment_is_sent_again_unless_the_policy_forbids_it():
     once = layer()
     outcomes, meter = sent(once, adding, unknown="fail")
     assert once.keys[1] == ["b"]  # known to have had no effect
-    assert {place: problem.state for place, problem in outcomes.problems.items()} == {0: State.UNKNOWN}
+    assert {place: problem.state for place, problem in outcomes.problems.items()} == {
+        0: State.UNKNOWN
+    }
     assert meter.metrics().given_up == 1
     for repeatable in (
         updates("a", "b", "c", set={"n": 1}),
@@ -279,7 +299,9 @@ def test_of_many_requests_under_way_only_those_that_take_too_long_are_given_up()
             await asyncio.sleep(start)
             return await layer.send(puts(lasting))
 
-        answers = await asyncio.gather(after(0, 90), after(0, 0.02), after(0.05, 0.02), after(0.05, 80), after(0.3, 70))
+        answers = await asyncio.gather(
+            after(0, 90), after(0, 0.02), after(0.05, 0.02), after(0.05, 80), after(0.3, 70)
+        )
         return [{problem.state for problem in outcomes.problems.values()} for outcomes in answers]
 
     late = {State.UNKNOWN}
@@ -291,8 +313,9 @@ def test_a_request_without_an_answer_is_of_unknown_outcome_and_named():
     layer = AttemptLayer("orders", FunctionLayer("orders", hanging, hanging), 0.02)
     outcomes = asyncio.run(layer.send(puts("a", "b")))
     assert [problem.state for problem in outcomes.problems.values()] == [State.UNKNOWN] * 2
-    assert "table orders: a put of 2 entries, the first with key 'a' had no answer after 0.02 s" in str(
-        outcomes.problems[0].error
+    assert (
+        "table orders: a put of 2 entries, the first with key 'a' had no answer after 0.02 s"
+        in str(outcomes.problems[0].error)
     )
 
 
@@ -309,7 +332,9 @@ def test_a_function_of_single_requests_has_the_time_for_each_of_them():
 
     function, meter = OneHangs(), Meter()
     attempt = AttemptLayer("t", FunctionLayer("t", function, None), 1.5, meter)
-    outcomes = asyncio.run(RetryLayer(attempt, RetryPolicy(first_wait=0), meter).send(gets(*range(400))))
+    outcomes = asyncio.run(
+        RetryLayer(attempt, RetryPolicy(first_wait=0), meter).send(gets(*range(400)))
+    )
     assert outcomes.records == list(range(400))  # 400 / 32 * 0.15 s are more than what one may take
     assert not outcomes.problems
     assert function.asked == Counter(dict.fromkeys(range(400), 1)) + Counter([7])
@@ -319,7 +344,9 @@ def test_a_function_of_single_requests_has_the_time_for_each_of_them():
 def test_a_caller_who_gives_up_is_no_timeout():
     async def run() -> Meter:
         hanging, meter = Hanging(MemoryTable("hanging"), 60), Meter()
-        layer = RetryLayer(AttemptLayer("t", FunctionLayer("t", hanging, hanging), 5, meter), meter=meter)
+        layer = RetryLayer(
+            AttemptLayer("t", FunctionLayer("t", hanging, hanging), 5, meter), meter=meter
+        )
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(layer.send(puts("a")), 0.02)
         return meter

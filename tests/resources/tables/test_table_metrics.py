@@ -43,7 +43,11 @@ def test_a_value_lies_in_its_bucket_which_is_no_wider_than_an_eighth_of_it(value
 @given(st.lists(SECONDS, min_size=1, max_size=60), st.integers(1, 100))
 def test_a_percentile_is_at_most_an_eighth_above_what_sorting_says(values, percent):
     exact = sorted(values)[math.ceil(len(values) * percent / 100) - 1]
-    assert exact <= measured(values).write_seconds.percentile(percent) * (1 + 1e-9) <= exact * 9 / 8 * (1 + 1e-8)
+    assert (
+        exact
+        <= measured(values).write_seconds.percentile(percent) * (1 + 1e-9)
+        <= exact * 9 / 8 * (1 + 1e-8)
+    )
 
 
 @given(st.lists(st.lists(SECONDS, max_size=20), max_size=6))
@@ -60,13 +64,20 @@ def test_what_tasks_measured_adds_up_to_what_one_would_have(tasks):
 def test_what_came_later_is_the_difference():
     early, late = measured([0.1, 0.2]), measured([0.1, 0.2, 3.0])
     assert (late - early).write_seconds.buckets == measured([3.0]).write_seconds.buckets
-    assert (TableMetrics(reads=5, rate_waits=2.5) - TableMetrics(reads=2, rate_waits=1)).to_dict()["reads"] == 3
+    assert (TableMetrics(reads=5, rate_waits=2.5) - TableMetrics(reads=2, rate_waits=1)).to_dict()[
+        "reads"
+    ] == 3
 
 
 def test_metrics_are_numbers():
     numbers = measured([random.Random(1).random() for _ in range(100)]).to_dict()
     assert all(type(value) in (int, float) for value in numbers.values())
-    assert {"write_seconds_mean", "write_seconds_p50", "write_seconds_p99", "write_seconds_max"} <= numbers.keys()
+    assert {
+        "write_seconds_mean",
+        "write_seconds_p50",
+        "write_seconds_p99",
+        "write_seconds_max",
+    } <= numbers.keys()
     assert "read_seconds_p50" not in numbers  # nothing was read
     assert all(type(value) is int for value in TableMetrics().counts().values())
     assert "rate_waits" not in Meter().metrics().counts()
@@ -85,7 +96,9 @@ def test_counting_is_a_few_calls_whatever_was_counted_before():
             count()
         finally:
             sys.setprofile(None)
-        return sum(event in ("call", "c_call") for event in made) - 2  # of `count` itself, and of ending the profile
+        return (
+            sum(event in ("call", "c_call") for event in made) - 2
+        )  # of `count` itself, and of ending the profile
 
     assert calls(lambda: None) == 0
     assert calls(lambda: meter.add("retries")) <= 3
@@ -143,7 +156,12 @@ def test_prometheus_collects_what_the_tables_report():
 
     async def run(name) -> TableMetrics:
         table = RemoteTable(
-            name, key="id", write_function=store, batch_size=10, rate_limit=RateLimit(None, 40), clock=clock
+            name,
+            key="id",
+            write_function=store,
+            batch_size=10,
+            rate_limit=RateLimit(None, 40),
+            clock=clock,
         )
         await table.put_all([(n, {"n": n}) for n in range(25)])
         await table.close()
@@ -162,12 +180,19 @@ def test_prometheus_collects_what_the_tables_report():
     }
     assert samples["adjunct_table_writes_total", ("table", "a")] == 25
     assert samples["adjunct_table_writes_total", ("table", "b")] == 50
-    assert samples["adjunct_table_rate_waits_seconds_total", ("table", "a")] == pytest.approx(did.rate_waits)
-    entries = [samples["adjunct_table_attempt_entries_bucket", ("le", end), ("table", "a")] for end in ("8.0", "16.0")]
+    assert samples["adjunct_table_rate_waits_seconds_total", ("table", "a")] == pytest.approx(
+        did.rate_waits
+    )
+    entries = [
+        samples["adjunct_table_attempt_entries_bucket", ("le", end), ("table", "a")]
+        for end in ("8.0", "16.0")
+    ]
     assert entries == [1, 3]  # 10, 10 and 5
     labels = (("kind", "write"), ("table", "a"))
     assert samples["adjunct_table_attempt_seconds_count", *labels] == 3
-    assert samples["adjunct_table_attempt_seconds_sum", *labels] == pytest.approx(did.write_seconds.total)
+    assert samples["adjunct_table_attempt_seconds_sum", *labels] == pytest.approx(
+        did.write_seconds.total
+    )
 
 
 def test_a_histogram_of_nothing_says_nothing():

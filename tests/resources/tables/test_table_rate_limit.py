@@ -40,7 +40,8 @@ def test_unused_credits_expire_after_half_a_second():
 
 @pytest.mark.lengthy
 @given(
-    rate=st.floats(0.5, 1000), steps=st.lists(st.tuples(st.floats(0, 10), st.integers(1, 50)), min_size=1, max_size=30)
+    rate=st.floats(0.5, 1000),
+    steps=st.lists(st.tuples(st.floats(0, 10), st.integers(1, 50)), min_size=1, max_size=30),
 )
 def test_no_window_sees_more_than_the_rate_and_one_burst(rate, steps):
     clock = ManualClock()
@@ -65,7 +66,12 @@ def test_a_table_reads_and_writes_at_its_own_rates_in_batches_no_larger_than_a_b
     clock = ManualClock()
     store = MemoryTable("rated")
     table = RemoteTable(
-        "rated", key="id", read_function=store, write_function=store, rate_limit=RateLimit(100, 10), clock=clock
+        "rated",
+        key="id",
+        read_function=store,
+        write_function=store,
+        rate_limit=RateLimit(100, 10),
+        clock=clock,
     )
     asyncio.run(table.put_all([(n, {"n": n}) for n in range(100)]))
     assert clock.now() == pytest.approx(10.0)
@@ -76,7 +82,9 @@ def test_a_table_reads_and_writes_at_its_own_rates_in_batches_no_larger_than_a_b
 
 def test_tables_that_name_one_budget_spend_the_same():
     assert RateLimit(100, 10).budgets("a") == (Budget("a", "read", 100), Budget("a", "write", 10))
-    assert RateLimit(None, 10, budget="all").budgets("a") == RateLimit(None, 10, budget="all").budgets("b")
+    assert RateLimit(None, 10, budget="all").budgets("a") == RateLimit(
+        None, 10, budget="all"
+    ).budgets("b")
     assert RateLimit().budgets("a") == ()
     with pytest.raises(InvalidNameError) as caught:
         RateLimit(budget="no/name")
@@ -84,7 +92,9 @@ def test_tables_that_name_one_budget_spend_the_same():
 
 
 def test_a_table_pays_from_the_source_that_it_is_given_also_where_it_has_travelled():
-    table = RemoteTable("paying", key="id", write_function=MemoryTable("paying"), rate_limit=RateLimit(None, 40))
+    table = RemoteTable(
+        "paying", key="id", write_function=MemoryTable("paying"), rate_limit=RateLimit(None, 40)
+    )
     source = Spent()
     paying = table.with_credit_source(source)
     asyncio.run(paying.put_all([(n, {"n": n}) for n in range(25)]))
@@ -115,7 +125,9 @@ def test_a_rate_that_lets_nothing_through_is_refused(rate):
 
 
 def acquire_after_cancelled(bucket: TokenBucket, cancelled: list[float], credits: float) -> None:
-    """Acquire `credits` where waits for others have been cancelled before; fail where those still count."""
+    """Acquire `credits` where waits for others have been cancelled before; fail where those
+    still count.
+    """
 
     async def run() -> None:
         others = [asyncio.create_task(bucket.acquire(wanted)) for wanted in cancelled]
@@ -176,11 +188,16 @@ def test_who_waits_in_another_event_loop_moves_up_too():
     assert not thread.is_alive()
 
 
-@given(steps=st.lists(st.tuples(st.floats(0, 1), st.integers(1, 25), st.booleans()), min_size=1, max_size=20))
+@given(
+    steps=st.lists(
+        st.tuples(st.floats(0, 1), st.integers(1, 25), st.booleans()), min_size=1, max_size=20
+    )
+)
 def test_no_window_sees_more_than_the_rate_where_waits_are_cancelled(steps):
     """Each wait begins some time after the one before, and some are cancelled a moment later.
 
-    Who moves up by that may notice it a quarter of a second late, and then comes together with those behind.
+    Who moves up by that may notice it a quarter of a second late, and then comes together with
+    those behind.
     """
     rate, look = 100.0, 0.25
     clock = HeldClock()

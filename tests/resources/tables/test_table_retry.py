@@ -4,7 +4,12 @@ import asyncio
 
 import pytest
 
-from dagster_adjunct.resources.errors import ConfigurationError, RecordNotFoundError, TableError, TableUnavailableError
+from dagster_adjunct.resources.errors import (
+    ConfigurationError,
+    RecordNotFoundError,
+    TableError,
+    TableUnavailableError,
+)
 from dagster_adjunct.resources.tables.functions import TableWriteFunction, record_not_found_error
 from dagster_adjunct.resources.tables.retry import RetryPolicy
 from dagster_adjunct.resources.tables.table import RemoteTable
@@ -44,7 +49,11 @@ def busy() -> TableUnavailableError:
 
 def table_over(function, clock=None, **policy) -> RemoteTable:
     return RemoteTable(
-        "state", key="id", write_function=function, retry=RetryPolicy(**policy), clock=clock or ManualClock()
+        "state",
+        key="id",
+        write_function=function,
+        retry=RetryPolicy(**policy),
+        clock=clock or ManualClock(),
     )
 
 
@@ -76,7 +85,14 @@ def test_it_gives_up_after_the_attempts_with_the_last_error_as_it_was():
 
 def test_it_never_waits_past_the_total_time():
     clock = ManualClock()
-    table = table_over(Flaky(*(busy() for _ in range(99))), clock, attempts=99, first_wait=1, max_wait=4, max_total=10)
+    table = table_over(
+        Flaky(*(busy() for _ in range(99))),
+        clock,
+        attempts=99,
+        first_wait=1,
+        max_wait=4,
+        max_total=10,
+    )
     with pytest.raises(TableUnavailableError):
         asyncio.run(table.put("a", {}))
     assert 0 < clock.now() <= 10
@@ -144,7 +160,9 @@ class SendsLater(TableWriteFunction[str, dict, dict]):
 
 def test_a_task_that_outlives_its_attempt_still_sends():
     function = SendsLater()
-    table = RemoteTable("t", key="id", write_function=function, retry=RetryPolicy(attempts=1, timeout=30.0))
+    table = RemoteTable(
+        "t", key="id", write_function=function, retry=RetryPolicy(attempts=1, timeout=30.0)
+    )
 
     async def delete():
         await table.delete_all(["a", "b"])

@@ -77,7 +77,9 @@ def test_a_key_that_cannot_be_one_is_its_callers_error_only():
 
     async def scenario():
         wrong = Operation(OperationKind.PUT, RowEntries([["a"]], [{}]))
-        return await asyncio.gather(table.put("b", {}), table.send(wrong), table.put("c", {}), return_exceptions=True)
+        return await asyncio.gather(
+            table.put("b", {}), table.send(wrong), table.put("c", {}), return_exceptions=True
+        )
 
     first, second, third = asyncio.run(scenario())
     assert (first, third) == (None, None)
@@ -103,7 +105,16 @@ def test_views_sets_and_iterators_are_collections_too():
 
 def test_entries_that_are_not_pairs_are_named():
     table = table_over(SlowStore())
-    for wrong in ({"a": {"n": 1}}, {("a", 1)}, frozenset({("a", 1)}), ["ab", "c"], ["ab", "cd"], [("a", 1, 2)], [5], 5):
+    for wrong in (
+        {"a": {"n": 1}},
+        {("a", 1)},
+        frozenset({("a", 1)}),
+        ["ab", "c"],
+        ["ab", "cd"],
+        [("a", 1, 2)],
+        [5],
+        5,
+    ):
         with pytest.raises((TableError, ConfigurationError), match=r"pairs|expected"):
             asyncio.run(table.put_all(wrong))
 
@@ -130,11 +141,14 @@ def test_an_error_names_table_operation_and_key_and_keeps_its_cause():
             return isinstance(error, OSError)
 
     table = table_over(Broken(), retry=RetryPolicy(attempts=1))
-    with pytest.raises(TableError, match="table t: get of key 'a' failed: KeyError: 'what'") as error:
+    with pytest.raises(
+        TableError, match="table t: get of key 'a' failed: KeyError: 'what'"
+    ) as error:
         asyncio.run(table.get("a"))
     assert isinstance(error.value.__cause__, KeyError)
     with pytest.raises(
-        TableUnavailableError, match=r"table t: put of key 'a' and 1 more failed: the store is busy. Wait"
+        TableUnavailableError,
+        match=r"table t: put of key 'a' and 1 more failed: the store is busy. Wait",
     ):
         asyncio.run(table.put_all([("a", {}), ("b", {})]))
     with pytest.raises(TableError, match="table t: delete of key 'a' failed: not allowed") as error:
@@ -160,15 +174,20 @@ def test_an_error_tells_also_of_entries_that_failed_in_other_ways():
     updates = Operation(OperationKind.UPDATE, RowEntries(list("abcde"), [{"n": 1}] * 5))
     error = error_from_outcomes("t", updates, Outcomes(5, problems=problems))
     assert isinstance(error, TableError)
-    assert error.problem == (
-        "table t: update of key 'b' and 1 more failed: ValueError: no number. Also, update of key 'c' failed: "
-        "the store is busy. Also, update of key 'e' failed: there is no record."
+    assert (
+        error.problem
+        == "table t: update of key 'b' and 1 more failed: ValueError: no number. Also, update of"
+        " key 'c' failed: the store is busy. Also, update of key 'e' failed: there is no record."
     )
 
 
 def test_arguments_that_a_function_has_no_use_for_are_refused():
     table = table_over(MemoryTable("takes-no-args"))
-    for call in (lambda: table.get("a", 1), lambda: table.put("a", {}, 1), lambda: table.update("a", {}, 1)):
+    for call in (
+        lambda: table.get("a", 1),
+        lambda: table.put("a", {}, 1),
+        lambda: table.update("a", {}, 1),
+    ):
         with pytest.raises(ConfigurationError, match="does not accept"):
             asyncio.run(call())
 
@@ -185,7 +204,9 @@ class Special(RemoteTable):
     async def send(self, operation):
         entries = operation.entries
         keys = [self._prefix + key for key in entries.keys]
-        return await super().send(operation.with_entries(RowEntries(keys, entries.values, entries.defaults)))
+        return await super().send(
+            operation.with_entries(RowEntries(keys, entries.values, entries.defaults))
+        )
 
 
 def test_a_subclass_of_a_table_stays_one_when_it_travels():
@@ -198,7 +219,9 @@ def test_what_a_subclass_keeps_for_itself_goes_with_it():
     store = MemoryTable("kept")
     table = Special("t", key="id", read_function=store, write_function=store, tenant="acme")
     paying = table.with_credit_source(LocalCredits())
-    for number, instance in enumerate((pickle.loads(pickle.dumps(table)), paying, copy.copy(table), table)):
+    for number, instance in enumerate(
+        (pickle.loads(pickle.dumps(table)), paying, copy.copy(table), table)
+    ):
         asyncio.run(instance.put(f"k{number}", {"n": number}))
         assert (instance.tenant, instance._prefix) == ("acme", "acme/")
         assert instance.metrics.writes == 1, "what it has done is its own"

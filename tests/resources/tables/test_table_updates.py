@@ -42,13 +42,17 @@ class Journal(TableWriteFunction[str, dict, dict]):
 
 
 def table_over(function, **settings) -> RemoteTable:
-    return RemoteTable("state", key="id", write_function=function, **{"defaults_may_overwrite": True} | settings)
+    return RemoteTable(
+        "state", key="id", write_function=function, **{"defaults_may_overwrite": True} | settings
+    )
 
 
 def test_an_update_of_a_known_record_puts_no_default():
     store = Journal()
     store.records["a"] = {"n": 1, "kept": True}
-    asyncio.run(table_over(store).update_messages([("a", UpdateMessage({"n": 2}, {"n": 0}))], WITH_DEFAULTS))
+    asyncio.run(
+        table_over(store).update_messages([("a", UpdateMessage({"n": 2}, {"n": 0}))], WITH_DEFAULTS)
+    )
     assert store.records == {"a": {"n": 2, "kept": True}}
     assert [kind for kind, *_ in store.done] == ["update"]
 
@@ -56,7 +60,11 @@ def test_an_update_of_a_known_record_puts_no_default():
 def test_a_first_update_is_applied_on_top_of_its_default():
     store = Journal()
     table = table_over(store)
-    asyncio.run(table.update_messages([("a", UpdateMessage({"n": 2}, {"n": 0, "born": "x"}))], WITH_DEFAULTS))
+    asyncio.run(
+        table.update_messages(
+            [("a", UpdateMessage({"n": 2}, {"n": 0, "born": "x"}))], WITH_DEFAULTS
+        )
+    )
     assert store.records == {"a": {"n": 2, "born": "x"}}
     assert [kind for kind, *_ in store.done] == ["update", "put", "update"]
     assert (table.metrics.updates, table.metrics.defaults_put, table.metrics.failures) == (1, 1, 0)
@@ -75,7 +83,9 @@ def test_update_only_refuses_a_default_and_names_the_contract_to_use():
     store = Journal()
     store.records["b"] = {}
     messages = [("a", UpdateMessage({"n": 1}, {"n": 0})), ("b", UpdateMessage({"n": 1}))]
-    with pytest.raises(RecordNotFoundError, match=r"UPDATE_ONLY ignores.*UpdateContract\.UPDATE_WITH_DEFAULTS") as e:
+    with pytest.raises(
+        RecordNotFoundError, match=r"UPDATE_ONLY ignores.*UpdateContract\.UPDATE_WITH_DEFAULTS"
+    ) as e:
         asyncio.run(table_over(store).update_messages(messages, ONLY))
     assert e.value.keys == ("a",)
     assert store.records == {"b": {"n": 1}}
@@ -83,11 +93,16 @@ def test_update_only_refuses_a_default_and_names_the_contract_to_use():
 
 @pytest.mark.parametrize(
     ("contract", "help_"),
-    [(ONLY, "if_missing=… of stream.update"), (WITH_DEFAULTS, "give each UpdateMessage a default.$")],
+    [
+        (ONLY, "if_missing=… of stream.update"),
+        (WITH_DEFAULTS, "give each UpdateMessage a default.$"),
+    ],
 )
 def test_an_update_without_default_of_an_unknown_key_says_what_would_have_helped(contract, help_):
     with pytest.raises(RecordNotFoundError, match=f"no default.*{help_}"):
-        asyncio.run(table_over(Journal()).update_messages([("a", UpdateMessage({"n": 1}))], contract))
+        asyncio.run(
+            table_over(Journal()).update_messages([("a", UpdateMessage({"n": 1}))], contract)
+        )
 
 
 def test_a_message_before_any_default_is_reported_and_the_rest_is_applied():
@@ -103,7 +118,9 @@ def test_a_default_that_is_refused_is_the_error_and_the_update_is_tried_again():
     store = Journal(refuse_puts=True)
     table = table_over(store)
     with pytest.raises(RecordNotFoundError, match=r"default could not be put.*read-only") as e:
-        asyncio.run(table.update_messages([("a", UpdateMessage({"n": 1}, {"n": 0}))], WITH_DEFAULTS))
+        asyncio.run(
+            table.update_messages([("a", UpdateMessage({"n": 1}, {"n": 0}))], WITH_DEFAULTS)
+        )
     assert e.value.keys == ("a",)
     assert "UPDATE_WITH_DEFAULTS" not in str(e.value)
     assert [kind for kind, *_ in store.done] == ["update", "put", "update"]

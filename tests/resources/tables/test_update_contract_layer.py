@@ -1,4 +1,6 @@
-"""The update contract as a layer: what an update that meets no record becomes, and what its caller is told."""
+"""The update contract as a layer: what an update that meets no record becomes, and what its
+caller is told.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,12 @@ import asyncio
 import pytest
 
 from dagster_adjunct.resources.backends.memory import MemoryTable
-from dagster_adjunct.resources.errors import ConfigurationError, RecordNotFoundError, TableError, TableUnavailableError
+from dagster_adjunct.resources.errors import (
+    ConfigurationError,
+    RecordNotFoundError,
+    TableError,
+    TableUnavailableError,
+)
 from dagster_adjunct.resources.tables.functions import TableWriteFunction
 from dagster_adjunct.resources.tables.operation import (
     Operation,
@@ -27,9 +34,13 @@ UPDATE = OperationKind.UPDATE
 
 
 class OneAtATime(TableWriteFunction[str, dict, dict]):
-    """A service of single requests; `not_found` makes the error of an update that meets no record."""
+    """A service of single requests; `not_found` makes the error of an update that meets no
+    record.
+    """
 
-    def __init__(self, not_found=lambda key: RecordNotFoundError("no record.", keys=(key,))) -> None:
+    def __init__(
+        self, not_found=lambda key: RecordNotFoundError("no record.", keys=(key,))
+    ) -> None:
         self.records: dict[str, dict] = {}
         self.done: list[tuple[str, str]] = []
         self.not_found = not_found
@@ -104,7 +115,9 @@ def in_a_group_with_others(key):
     return ExceptionGroup("several", [ValueError("noise"), from_another(key)])
 
 
-@pytest.mark.parametrize("wrapped", [from_another, while_handling, in_a_group, in_a_group_with_others])
+@pytest.mark.parametrize(
+    "wrapped", [from_another, while_handling, in_a_group, in_a_group_with_others]
+)
 @pytest.mark.parametrize("batch_size", [1, 100])
 def test_a_missing_record_is_found_among_an_errors_causes_through_every_layer(wrapped, batch_size):
     function = OneAtATime(wrapped)
@@ -120,14 +133,27 @@ def test_only_the_missing_entries_get_a_default_and_a_second_update():
     store.records = {"a": {"n": 1}, "c": {"n": 3}}
     messages = [(key, UpdateMessage({"m": 1}, {"n": 0})) for key in "abcd"]
     asyncio.run(table_over(store).update_messages(messages, WITH_DEFAULTS))
-    assert store.requests == [("update", list("abcd")), ("put-if-absent", ["b", "d"]), ("update", ["b", "d"])]
-    assert store.records == {"a": {"n": 1, "m": 1}, "b": {"n": 0, "m": 1}, "c": {"n": 3, "m": 1}, "d": {"n": 0, "m": 1}}
+    assert store.requests == [
+        ("update", list("abcd")),
+        ("put-if-absent", ["b", "d"]),
+        ("update", ["b", "d"]),
+    ]
+    assert store.records == {
+        "a": {"n": 1, "m": 1},
+        "b": {"n": 0, "m": 1},
+        "c": {"n": 3, "m": 1},
+        "d": {"n": 0, "m": 1},
+    }
 
 
 def test_a_function_that_can_begin_records_gets_one_request():
     store = SlowStore(at_once=True)
     table = table_over(store)
-    asyncio.run(table.update_messages([(key, UpdateMessage({"m": 1}, {"n": 0})) for key in "abc"], WITH_DEFAULTS))
+    asyncio.run(
+        table.update_messages(
+            [(key, UpdateMessage({"m": 1}, {"n": 0})) for key in "abc"], WITH_DEFAULTS
+        )
+    )
     assert store.requests == [("update", list("abc"))]
     assert table.metrics.defaults_put == 3
 
@@ -152,7 +178,9 @@ def test_what_another_writer_begins_between_is_kept():
 
     store = Raced(at_once=False)
     table = table_over(store)
-    asyncio.run(table.update_messages([("a", UpdateMessage({"n": 1}, {"ours": True}))], WITH_DEFAULTS))
+    asyncio.run(
+        table.update_messages([("a", UpdateMessage({"n": 1}, {"ours": True}))], WITH_DEFAULTS)
+    )
     assert store.records == {"a": {"theirs": True, "n": 1}}
     assert table.metrics.defaults_put == 0
 
@@ -165,9 +193,13 @@ def test_a_function_that_cannot_put_if_absent_gets_no_defaults_in_silence():
         asyncio.run(table.update_messages(message, WITH_DEFAULTS))
     assert error.value.argument == "defaults_may_overwrite"
     assert function.done == []
-    asyncio.run(table_over(function, defaults_may_overwrite=True).update_messages(message, WITH_DEFAULTS))
+    asyncio.run(
+        table_over(function, defaults_may_overwrite=True).update_messages(message, WITH_DEFAULTS)
+    )
     assert function.records == {"a": {"m": 0, "n": 1}}
-    asyncio.run(table.update_messages([("a", UpdateMessage({"n": 2}))], WITH_DEFAULTS))  # nothing to put
+    asyncio.run(
+        table.update_messages([("a", UpdateMessage({"n": 2}))], WITH_DEFAULTS)
+    )  # nothing to put
     assert function.records == {"a": {"m": 0, "n": 2}}
 
 
@@ -177,7 +209,9 @@ def test_a_rejected_default_is_reported_with_its_cause():
             raise TableError("the store is read-only.", "Ask for write access.")
 
     with pytest.raises(RecordNotFoundError) as error:
-        asyncio.run(table_over(ReadOnly()).update_messages([("a", UpdateMessage({}, {}))], WITH_DEFAULTS))
+        asyncio.run(
+            table_over(ReadOnly()).update_messages([("a", UpdateMessage({}, {}))], WITH_DEFAULTS)
+        )
     assert error.value.keys == ("a",)
     assert "DEFAULTS" not in str(error.value)
     causes, cause = [], error.value
@@ -198,7 +232,10 @@ def test_a_default_that_fails_a_whole_request_concerns_its_own_key_only():
     table = table_over(function, defaults_may_overwrite=True)
 
     async def scenario():
-        calls = [[(key, UpdateMessage({"n": 1}, {default: 1}))] for key, default in (("a", "m"), ("b", "bad"))]
+        calls = [
+            [(key, UpdateMessage({"n": 1}, {default: 1}))]
+            for key, default in (("a", "m"), ("b", "bad"))
+        ]
         return await asyncio.gather(
             *(table.update_messages(call, WITH_DEFAULTS) for call in calls), return_exceptions=True
         )
@@ -255,13 +292,17 @@ def test_a_default_that_may_not_be_put_concerns_its_own_caller_only():
 @pytest.mark.parametrize("failing", [OperationKind.PUT, UPDATE])
 def test_what_fails_after_the_first_request_does_not_repeat_that(failing):
     def fails(operation):
-        return operation.kind is failing and (failing is OperationKind.PUT or "b" in function.records)
+        return operation.kind is failing and (
+            failing is OperationKind.PUT or "b" in function.records
+        )
 
     function = Counters(fails)
     function.records = {"a": 1}
     first, second = call_both(table_over(function, defaults_may_overwrite=True), b=10)
     assert first is None
-    assert isinstance(second, RecordNotFoundError if failing is OperationKind.PUT else ConfigurationError)
+    assert isinstance(
+        second, RecordNotFoundError if failing is OperationKind.PUT else ConfigurationError
+    )
     assert "a wrong declaration" in str(second)
     assert function.records == {"a": 2} | ({} if failing is OperationKind.PUT else {"b": 10})
 
@@ -274,7 +315,9 @@ def test_a_record_that_is_deleted_right_after_its_default_was_put_is_missing():
             return outcomes
 
     message = [("a", UpdateMessage({"n": 1}, {"m": 0}))]
-    with pytest.raises(RecordNotFoundError, match=r"deleted right after its default was put. Send the update again"):
+    with pytest.raises(
+        RecordNotFoundError, match=r"deleted right after its default was put. Send the update again"
+    ):
         asyncio.run(table_over(Deleted(at_once=False)).update_messages(message, WITH_DEFAULTS))
 
 
@@ -284,7 +327,9 @@ def test_a_lost_answer_to_a_default_is_not_a_missing_record():
             raise TableUnavailableError("no answer.")
 
     table = table_over(Lost(), retry=RetryPolicy(attempts=1))
-    outcomes = asyncio.run(table.send(Operation(UPDATE, RowEntries(["a"], [{}], [{}]), contract=WITH_DEFAULTS)))
+    outcomes = asyncio.run(
+        table.send(Operation(UPDATE, RowEntries(["a"], [{}], [{}]), contract=WITH_DEFAULTS))
+    )
     assert outcomes.places(State.UNKNOWN) == [0]
 
 
@@ -292,7 +337,12 @@ def test_a_group_of_errors_names_its_missing_keys_and_does_not_call_the_others_d
     class Bulk(OneAtATime):
         async def update_all(self, entries, *args):
             raise ExceptionGroup(
-                "some", [RecordNotFoundError("no.", keys=("a",)), RecordNotFoundError("no.", keys=("b",)), *self.others]
+                "some",
+                [
+                    RecordNotFoundError("no.", keys=("a",)),
+                    RecordNotFoundError("no.", keys=("b",)),
+                    *self.others,
+                ],
             )
 
         others: tuple[Exception, ...] = ()
@@ -309,7 +359,9 @@ def test_a_group_of_errors_names_its_missing_keys_and_does_not_call_the_others_d
 def test_an_empty_record_is_a_default():
     store = MemoryTable("an-empty-default")
     store.clear()
-    asyncio.run(table_over(store).update_messages([("a", UpdateMessage({"n": 1}, {}))], WITH_DEFAULTS))
+    asyncio.run(
+        table_over(store).update_messages([("a", UpdateMessage({"n": 1}, {}))], WITH_DEFAULTS)
+    )
     assert asyncio.run(store.get("a")) == {"n": 1}
 
 
@@ -329,4 +381,8 @@ def test_what_is_asked_of_a_key_while_its_record_begins_waits_for_it():
 
     asyncio.run(scenario())
     assert store.records == {"a": {"n": 3, "born": 1}, "b": {}}
-    assert [kind for kind, keys in store.requests if keys == ["a"]] == ["update", "put-if-absent", *["update"] * 3]
+    assert [kind for kind, keys in store.requests if keys == ["a"]] == [
+        "update",
+        "put-if-absent",
+        *["update"] * 3,
+    ]

@@ -1,4 +1,6 @@
-"""Dead letters have what a table refuses for what is in a record; whatever else goes wrong fails the batch."""
+"""Dead letters have what a table refuses for what is in a record; whatever else goes wrong fails
+the batch.
+"""
 
 from __future__ import annotations
 
@@ -128,14 +130,18 @@ def test_an_error_about_the_record_makes_it_a_letter(error: Exception) -> None:
 
 class NoCredits:
     async def acquire(self, budget: Any, credits: float) -> None:
-        raise TableError("the run's driver, which hands out its credits, is gone.", "Check the network.")
+        raise TableError(
+            "the run's driver, which hands out its credits, is gone.", "Check the network."
+        )
 
     async def close(self) -> None:
         pass
 
 
 def test_records_for_which_there_are_no_credits_fail_the_batch() -> None:
-    table: Any = RemoteTable("t", key="id", write_function=MemoryTable("paid"), rate_limit=RateLimit(None, 10))
+    table: Any = RemoteTable(
+        "t", key="id", write_function=MemoryTable("paid"), rate_limit=RateLimit(None, 10)
+    )
     report = sent(table.with_credit_source(NoCredits()))
     assert (report.letters, report.failed) == ([], 2)
 

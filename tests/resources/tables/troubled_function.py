@@ -1,4 +1,6 @@
-"""A function that fails as the contract of outcomes allows it to, entry by entry, by chance or on plan."""
+"""A function that fails as the contract of outcomes allows it to, entry by entry, by chance or
+on plan.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,14 @@ from typing import Any
 
 from dagster_adjunct.resources.errors import TransientError
 from dagster_adjunct.resources.tables.functions import StoreFunction
-from dagster_adjunct.resources.tables.operation import Capabilities, Operation, OperationKind, Outcomes, Problem, State
+from dagster_adjunct.resources.tables.operation import (
+    Capabilities,
+    Operation,
+    OperationKind,
+    Outcomes,
+    Problem,
+    State,
+)
 
 
 class Lost(TransientError):
@@ -18,12 +27,14 @@ class Lost(TransientError):
 class TroubledFunction(StoreFunction):
     """Hands operations to `inner`, and by `chance` spoils some of each.
 
-    Of a key's entries in an operation, some first ones are done and told to be; of the next ones the answer is lost
-    though they are done, unless `forgets` is False; the rest is not done and told to have failed. `seen` are the
-    operations as they came in.
+    Of a key's entries in an operation, some first ones are done and told to be; of the next ones
+    the answer is lost though they are done, unless `forgets` is False; the rest is not done and
+    told to have failed. `seen` are the operations as they came in.
     """
 
-    def __init__(self, inner: StoreFunction, seed: int = 0, chance: float = 0.5, *, forgets: bool = True) -> None:
+    def __init__(
+        self, inner: StoreFunction, seed: int = 0, chance: float = 0.5, *, forgets: bool = True
+    ) -> None:
         self.inner = inner
         self.random = Random(seed)
         self.chance = chance
@@ -55,14 +66,20 @@ class TroubledFunction(StoreFunction):
             told = self.random.randint(0, len(places))
             acted = self.random.randint(told, len(places)) if self.forgets else told
             done += places[:acted]
-            problems |= dict.fromkeys(places[told:acted], Problem(State.UNKNOWN, Lost("the answer was lost.", "Wait.")))
+            problems |= dict.fromkeys(
+                places[told:acted], Problem(State.UNKNOWN, Lost("the answer was lost.", "Wait."))
+            )
             problems |= dict.fromkeys(places[acted:], Problem(State.FAILED, Lost("busy.", "Wait.")))
         self.spoilt += len(problems)
         done.sort()
         answers = await self.inner.send(operation.with_entries(operation.entries.take(done)))
-        told_problems = {done[place]: problem for place, problem in answers.problems.items()} | problems
+        told_problems = {
+            done[place]: problem for place, problem in answers.problems.items()
+        } | problems
         if operation.kind is not OperationKind.GET:
-            return Outcomes(len(operation), problems=told_problems, defaults_put=answers.defaults_put)
+            return Outcomes(
+                len(operation), problems=told_problems, defaults_put=answers.defaults_put
+            )
         records: list[Any] = [None] * len(operation)
         for place, record in zip(done, answers.records or (), strict=True):
             records[place] = None if place in problems else record

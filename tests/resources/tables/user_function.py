@@ -1,4 +1,6 @@
-"""A store as a user writes one, request by request, that tells what it was asked and fails on plan."""
+"""A store as a user writes one, request by request, that tells what it was asked and fails on
+plan.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,11 @@ from collections.abc import Callable
 from typing import Any
 
 from dagster_adjunct.resources.errors import TransientError
-from dagster_adjunct.resources.tables.functions import TableReadFunction, TableWriteFunction, record_not_found_error
+from dagster_adjunct.resources.tables.functions import (
+    TableReadFunction,
+    TableWriteFunction,
+    record_not_found_error,
+)
 
 
 class Busy(TransientError):
@@ -20,10 +26,11 @@ class Broken(Exception):
 
 
 class UserFunction(TableReadFunction, TableWriteFunction):
-    """`asked` are the requests, (verb, key, value, args), in the order in which they came, those that failed too.
+    """`asked` are the requests, (verb, key, value, args), in the order in which they came, those
+    that failed too.
 
-    `plan[verb, key]` is what befalls the next such requests: an error to raise, a number of seconds to take, None.
-    `missing` makes the error of an update that meets no record.
+    `plan[verb, key]` is what befalls the next such requests: an error to raise, a number of seconds
+    to take, None. `missing` makes the error of an update that meets no record.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,6 @@
-"""The streams of a real broker over a lake in memory, and topics whose content the tests know by their own account."""
+"""The streams of a real broker over a lake in memory, and topics whose content the tests know by
+their own account.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ def system_of(kafka: KafkaServer, lake: Lake) -> SystemOf:
     """Make the system `kafka` with these settings."""
 
     def make(topics: dict[str, KafkaTopic] | None = None, **settings: Any) -> KafkaStreams:
-        return KafkaStreams(lake, KafkaSettings("kafka", kafka.bootstrap, topics=topics or {}, **settings))
+        return KafkaStreams(
+            lake, KafkaSettings("kafka", kafka.bootstrap, topics=topics or {}, **settings)
+        )
 
     return make
 

@@ -22,7 +22,9 @@ _BEARER = "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginModule"
 
 @contextmanager
 def guarded_broker(folder: Path) -> Iterator[KafkaServer]:
-    """A broker with the listeners GUARDED (a password, TLS by `ca.pem` in the folder) and TOKENS (OAUTHBEARER)."""
+    """A broker with the listeners GUARDED (a password, TLS by `ca.pem` in the folder) and TOKENS
+    (OAUTHBEARER).
+    """
     _certificates(folder)
     guarded, tokens = "listener.name.guarded", "listener.name.tokens"
     extra = {
@@ -32,9 +34,13 @@ def guarded_broker(folder: Path) -> Iterator[KafkaServer]:
         f"{guarded}.ssl.keystore.location": str(folder / "broker.pem"),
         f"{tokens}.sasl.enabled.mechanisms": "OAUTHBEARER",
         # Without a validator of its own, Kafka takes tokens that nobody has signed.
-        f"{tokens}.oauthbearer.sasl.jaas.config": f'{_BEARER} required unsecuredLoginStringClaim_sub="broker";',
+        f"{tokens}.oauthbearer.sasl.jaas.config": (
+            f'{_BEARER} required unsecuredLoginStringClaim_sub="broker";'
+        ),
     }
-    with start_kafka(folder, extra, listeners={"GUARDED": "SASL_SSL", "TOKENS": "SASL_PLAINTEXT"}) as server:
+    with start_kafka(
+        folder, extra, listeners={"GUARDED": "SASL_SSL", "TOKENS": "SASL_PLAINTEXT"}
+    ) as server:
         yield server
 
 
@@ -64,7 +70,9 @@ def group_settings() -> dict[str, Any]:
 def _token(config: str) -> tuple[str, float]:
     until = time.time() + 600
     parts = {"alg": "none"}, {"sub": "alice", "iat": time.time() - 5, "exp": until}
-    head, claims = (base64.urlsafe_b64encode(json.dumps(part).encode()).decode().rstrip("=") for part in parts)
+    head, claims = (
+        base64.urlsafe_b64encode(json.dumps(part).encode()).decode().rstrip("=") for part in parts
+    )
     return f"{head}.{claims}.", until
 
 
@@ -73,7 +81,9 @@ def _no_token(config: str) -> tuple[str, float]:
 
 
 def _certificates(folder: Path) -> None:
-    """Write `ca.pem`, an authority of our own, and `broker.pem`, a key and a certificate for 127.0.0.1 of it."""
+    """Write `ca.pem`, an authority of our own, and `broker.pem`, a key and a certificate for
+    127.0.0.1 of it.
+    """
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec
@@ -93,8 +103,13 @@ def _certificates(folder: Path) -> None:
             .sign(signer, hashes.SHA256())
         )
 
-    authority, own = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
-    ca = certificate("test authority", authority, "test authority", authority, x509.BasicConstraints(True, None))
+    authority, own = (
+        ec.generate_private_key(ec.SECP256R1()),
+        ec.generate_private_key(ec.SECP256R1()),
+    )
+    ca = certificate(
+        "test authority", authority, "test authority", authority, x509.BasicConstraints(True, None)
+    )
     address = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
     broker = certificate("broker", own, "test authority", authority, address)
     pem = serialization.Encoding.PEM

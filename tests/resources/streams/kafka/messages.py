@@ -1,4 +1,6 @@
-"""Batches of Kafka messages as the source makes them, and formats that the tests of reading and writing share."""
+"""Batches of Kafka messages as the source makes them, and formats that the tests of reading and
+writing share.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,11 @@ from typing import Any
 
 import pyarrow as pa
 
-from dagster_adjunct.resources.streams.kafka.record_formats import KafkaTopic, create_decoder, create_encoder
+from dagster_adjunct.resources.streams.kafka.record_formats import (
+    KafkaTopic,
+    create_decoder,
+    create_encoder,
+)
 
 STREAM = "kafka.flights"
 FIRST = 500
@@ -26,7 +32,10 @@ def batch_of(
 ) -> pa.RecordBatch:
     """Return messages of partition 3, at the offsets from FIRST on."""
     rows = len(values)
-    header_lists = [[{"name": name, "value": value} for name, value in pairs] for pairs in headers or [()] * rows]
+    header_lists = [
+        [{"name": name, "value": value} for name, value in pairs]
+        for pairs in headers or [()] * rows
+    ]
     columns = {
         "__partition": pa.array([3] * rows, pa.int32()),
         "__offset": pa.array(range(FIRST, FIRST + rows), pa.int64()),
@@ -45,8 +54,12 @@ def read(topic: KafkaTopic, *values: bytes | None, **more: Any) -> list[dict[str
     return records.select(topic.schema().names).to_pylist()
 
 
-def written(topic: KafkaTopic, *rows: dict[str, Any], tombstones: Sequence[bool] | None = None) -> list[dict[str, Any]]:
-    """Return the messages of these records: `__key`, `__value`, and `__headers` where they are declared."""
+def written(
+    topic: KafkaTopic, *rows: dict[str, Any], tombstones: Sequence[bool] | None = None
+) -> list[dict[str, Any]]:
+    """Return the messages of these records: `__key`, `__value`, and `__headers` where they are
+    declared.
+    """
     batch = pa.RecordBatch.from_pylist(list(rows), schema=topic.schema().to_arrow())
     if tombstones is not None:
         batch = batch.append_column("__tombstone", pa.array(tombstones))
@@ -63,15 +76,15 @@ def avro_schema(*fields: tuple[str, Any], **defaults: Any) -> str:
 
 
 def descriptor_set() -> bytes:
-    """Return a set with the message air.Flight, as protoc would make it of this file, and with it air.Plane:
+    """Return a set with the message air.Flight, as protoc would make it of this file, and with it
+    air.Plane:
 
-    syntax = "proto3"; package air;
-    message Plane { string tailnum = 1; message Seat { string row = 1; } }
-    enum Status { UNKNOWN = 0; LATE = 1; }
-    message Flight { string tailnum = 1; int32 number = 2; optional int32 delay = 3; uint64 id = 4; Status status = 5;
-      google.protobuf.Timestamp at = 6; google.protobuf.Int64Value weight = 7; Plane plane = 8; repeated int64 legs = 9;
-      repeated Plane spare = 10; bytes raw = 11; double lat = 12; bool on = 13; map<string, int32> seats = 14;
-      sint64 debt = 15; float ratio = 16; uint32 gate = 17; }
+    syntax = "proto3"; package air; message Plane { string tailnum = 1; message Seat { string row =
+    1; } } enum Status { UNKNOWN = 0; LATE = 1; } message Flight { string tailnum = 1; int32 number
+    = 2; optional int32 delay = 3; uint64 id = 4; Status status = 5;
+      google.protobuf.Timestamp at = 6; google.protobuf.Int64Value weight = 7; Plane plane = 8;
+      repeated int64 legs = 9; repeated Plane spare = 10; bytes raw = 11; double lat = 12; bool on =
+      13; map<string, int32> seats = 14; sint64 debt = 15; float ratio = 16; uint32 gate = 17; }
     """
     from google.protobuf import descriptor_pb2, timestamp_pb2, wrappers_pb2
 
@@ -98,19 +111,26 @@ def descriptor_set() -> bytes:
     flight.oneof_decl.add(name="_delay")
     for number, (name, kind, repeated, of) in enumerate(
         (
-            ("tailnum", kinds.TYPE_STRING, False, None), ("number", kinds.TYPE_INT32, False, None),
-            ("delay", kinds.TYPE_INT32, False, None), ("id", kinds.TYPE_UINT64, False, None),
+            ("tailnum", kinds.TYPE_STRING, False, None),
+            ("number", kinds.TYPE_INT32, False, None),
+            ("delay", kinds.TYPE_INT32, False, None),
+            ("id", kinds.TYPE_UINT64, False, None),
             ("status", kinds.TYPE_ENUM, False, ".air.Status"),
             ("at", kinds.TYPE_MESSAGE, False, ".google.protobuf.Timestamp"),
             ("weight", kinds.TYPE_MESSAGE, False, ".google.protobuf.Int64Value"),
-            ("plane", kinds.TYPE_MESSAGE, False, ".air.Plane"), ("legs", kinds.TYPE_INT64, True, None),
-            ("spare", kinds.TYPE_MESSAGE, True, ".air.Plane"), ("raw", kinds.TYPE_BYTES, False, None),
-            ("lat", kinds.TYPE_DOUBLE, False, None), ("on", kinds.TYPE_BOOL, False, None),
-            ("seats", kinds.TYPE_MESSAGE, True, ".air.Flight.SeatsEntry"), ("debt", kinds.TYPE_SINT64, False, None),
-            ("ratio", kinds.TYPE_FLOAT, False, None), ("gate", kinds.TYPE_UINT32, False, None),
+            ("plane", kinds.TYPE_MESSAGE, False, ".air.Plane"),
+            ("legs", kinds.TYPE_INT64, True, None),
+            ("spare", kinds.TYPE_MESSAGE, True, ".air.Plane"),
+            ("raw", kinds.TYPE_BYTES, False, None),
+            ("lat", kinds.TYPE_DOUBLE, False, None),
+            ("on", kinds.TYPE_BOOL, False, None),
+            ("seats", kinds.TYPE_MESSAGE, True, ".air.Flight.SeatsEntry"),
+            ("debt", kinds.TYPE_SINT64, False, None),
+            ("ratio", kinds.TYPE_FLOAT, False, None),
+            ("gate", kinds.TYPE_UINT32, False, None),
         ),
         1,
-    ):  # fmt: skip
+    ):
         label = kinds.LABEL_REPEATED if repeated else kinds.LABEL_OPTIONAL
         field = flight.field.add(name=name, number=number, type=kind, label=label)
         if of is not None:

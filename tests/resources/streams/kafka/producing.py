@@ -1,4 +1,6 @@
-"""What the tests of producing share: an append without a system around it, and a plain consumer as the oracle."""
+"""What the tests of producing share: an append without a system around it, and a plain consumer
+as the oracle.
+"""
 
 from __future__ import annotations
 
@@ -33,12 +35,16 @@ class Seen:
 
 def system_with(kafka: KafkaServer, folder: Path, **topics: KafkaTopic) -> KafkaStreams:
     """Return a system of these streams, over a lake in the folder."""
-    return KafkaStreams(open_lake(folder / "lake"), KafkaSettings("kafka", kafka.bootstrap, topics=topics))
+    return KafkaStreams(
+        open_lake(folder / "lake"), KafkaSettings("kafka", kafka.bootstrap, topics=topics)
+    )
 
 
 def raw(*rows: tuple[str | bytes | None, str | bytes | None], **more: list[Any]) -> pa.Table:
     """Return a table for a raw stream, from pairs of key and value."""
-    encoded = [tuple(cell.encode() if isinstance(cell, str) else cell for cell in row) for row in rows]
+    encoded = [
+        tuple(cell.encode() if isinstance(cell, str) else cell for cell in row) for row in rows
+    ]
     table = pa.table(
         {
             "key": pa.array([key for key, _ in encoded], pa.binary()),
@@ -51,7 +57,9 @@ def raw(*rows: tuple[str | bytes | None, str | bytes | None], **more: list[Any])
 
 
 def seen(kafka: KafkaServer, topic: str, *, isolation: str = "read_committed") -> list[Seen]:
-    """Return all messages of a topic by partition and offset, read without anything of Adjunct's."""
+    """Return all messages of a topic by partition and offset, read without anything of
+    Adjunct's.
+    """
     from confluent_kafka import TopicPartition
 
     records: list[Seen] = []
@@ -84,7 +92,11 @@ def committed(kafka: KafkaServer, group: str, topic: str, partition: int) -> int
 def _consumer(kafka: KafkaServer, isolation: str) -> Iterator[Any]:
     from confluent_kafka import Consumer
 
-    settings = {"bootstrap.servers": kafka.bootstrap, "group.id": "oracle", "enable.partition.eof": True}
+    settings = {
+        "bootstrap.servers": kafka.bootstrap,
+        "group.id": "oracle",
+        "enable.partition.eof": True,
+    }
     consumer = Consumer({**settings, "isolation.level": isolation, "fetch.wait.max.ms": 20})
     try:
         yield consumer

@@ -1,4 +1,6 @@
-"""What the lake remembers of the streams of a Kafka cluster: read as it was stored, compared with what is declared."""
+"""What the lake remembers of the streams of a Kafka cluster: read as it was stored, compared
+with what is declared.
+"""
 
 from __future__ import annotations
 
@@ -41,11 +43,15 @@ def topics_of(lake: Lake) -> DeclaredTopics:
 
 def test_a_created_stream_is_stored_with_its_topic_columns_and_key(lake: Lake) -> None:
     topics_of(lake).remember("made", SCHEMA, ["tailnum"], 3)
-    assert dict(MetadataStore(lake).namespace("kafka-streams", "main").read().items()) == {"made": STORED}
+    assert dict(MetadataStore(lake).namespace("kafka-streams", "main").read().items()) == {
+        "made": STORED
+    }
     assert topics_of(lake).check("made", SCHEMA, ["tailnum"], 3) == topics_of(lake).of("made")
 
 
-def test_another_declaration_names_the_stream_by_its_system_and_what_helps_there(lake: Lake) -> None:
+def test_another_declaration_names_the_stream_by_its_system_and_what_helps_there(
+    lake: Lake,
+) -> None:
     topics_of(lake).remember("made", SCHEMA, ["tailnum"], 3)
     for ask in (topics_of(lake).check, topics_of(lake).remember):
         with pytest.raises(StreamExistsError, match="partitions is 4, expected 3") as caught:

@@ -29,7 +29,11 @@ from dagster_adjunct.resources.streams.kafka.client import KafkaSettings, TopicF
 from dagster_adjunct.resources.streams.kafka.formats import Json, KeyText, Raw, Text, Unfit
 from dagster_adjunct.resources.streams.kafka.produce import _record_times as sent_times
 from dagster_adjunct.resources.streams.kafka.protobuf import Protobuf
-from dagster_adjunct.resources.streams.kafka.record_formats import KafkaTopic, create_decoder, encode_table
+from dagster_adjunct.resources.streams.kafka.record_formats import (
+    KafkaTopic,
+    create_decoder,
+    encode_table,
+)
 from dagster_adjunct.resources.streams.kafka.source import _timestamps
 from dagster_adjunct.resources.streams.kafka.streams import KafkaStreams
 from dagster_adjunct.resources.streams.system import OffsetRange
@@ -50,14 +54,33 @@ if TYPE_CHECKING:
 
 UTC = dt.UTC
 EVERY_TYPE = Schema.of(
-    tailnum="string", on="boolean", tiny="tinyint", small="smallint", seats="int", big="bigint", ratio="float",
-    lat="double", price="decimal(12,2)", day="date", at="timestamp", raw="binary",
-)  # fmt: skip
+    tailnum="string",
+    on="boolean",
+    tiny="tinyint",
+    small="smallint",
+    seats="int",
+    big="bigint",
+    ratio="float",
+    lat="double",
+    price="decimal(12,2)",
+    day="date",
+    at="timestamp",
+    raw="binary",
+)
 ROW = {
-    "tailnum": "N1é", "on": True, "tiny": -128, "small": 32767, "seats": -5, "big": 2**63 - 1, "ratio": 0.5,
-    "lat": 1e-300, "price": Decimal("-9999999999.99"), "day": dt.date(2024, 2, 29),
-    "at": dt.datetime(2024, 1, 1, 8, 30, 0, 5, tzinfo=UTC), "raw": b"\0\xff",
-}  # fmt: skip
+    "tailnum": "N1é",
+    "on": True,
+    "tiny": -128,
+    "small": 32767,
+    "seats": -5,
+    "big": 2**63 - 1,
+    "ratio": 0.5,
+    "lat": 1e-300,
+    "price": Decimal("-9999999999.99"),
+    "day": dt.date(2024, 2, 29),
+    "at": dt.datetime(2024, 1, 1, 8, 30, 0, 5, tzinfo=UTC),
+    "raw": b"\0\xff",
+}
 JSON = KafkaTopic(value=Json(EVERY_TYPE))
 TIMES: list[Any] = [
     ("day", ["null", {"type": "int", "logicalType": "date"}]),
@@ -83,7 +106,9 @@ def test_objects_and_lists_are_json_text_in_a_string_column() -> None:
 
 
 def test_a_column_may_have_another_name_than_its_field() -> None:
-    topic = KafkaTopic(value=Json("id INT, deleted STRING, was INT", names={"deleted": "__deleted", "was": "id2"}))
+    topic = KafkaTopic(
+        value=Json("id INT, deleted STRING, was INT", names={"deleted": "__deleted", "was": "id2"})
+    )
     message = b'{"id":1,"__deleted":"true","id2":2}'
     assert read(topic, message, b'{"deleted":"no"}') == [
         {"id": 1, "deleted": "true", "was": 2}, {"id": None, "deleted": None, "was": None},
@@ -91,8 +116,12 @@ def test_a_column_may_have_another_name_than_its_field() -> None:
     assert written(topic, {"id": 1, "deleted": "true", "was": 2})[0]["__value"] == message
 
 
-@pytest.mark.parametrize(("unit", "number"), [("millis", 1_704_096_000_123), ("micros", 1_704_096_000_123_000)])
-def test_numbers_are_timestamps_where_it_is_declared_what_they_count(unit: Any, number: int) -> None:
+@pytest.mark.parametrize(
+    ("unit", "number"), [("millis", 1_704_096_000_123), ("micros", 1_704_096_000_123_000)]
+)
+def test_numbers_are_timestamps_where_it_is_declared_what_they_count(
+    unit: Any, number: int
+) -> None:
     topic = KafkaTopic(value=Json("at TIMESTAMP", timestamps=unit))
     message = json.dumps({"at": number}).encode()
     at = dt.datetime(2024, 1, 1, 8, 0, 0, 123_000, tzinfo=UTC)
@@ -153,7 +182,9 @@ def test_a_json_message_that_does_not_fit_is_refused_or_kept_whole(message: byte
     assert second == NOTHING | {"bad": message}
 
 
-@pytest.mark.parametrize("columns", ["lat DOUBLE", "lat DOUBLE, ratio FLOAT", "lat DOUBLE, price DECIMAL(5,2)"])
+@pytest.mark.parametrize(
+    "columns", ["lat DOUBLE", "lat DOUBLE, ratio FLOAT", "lat DOUBLE, price DECIMAL(5,2)"]
+)
 @pytest.mark.parametrize("number", ["1e400", "-1e400", "1.7976931348623159e308", "9" * 400])
 def test_a_number_is_not_taken_for_an_infinity(columns: str, number: str) -> None:
     topic = KafkaTopic(value=Json(columns))  # numbers are read in another way beside some types
@@ -184,13 +215,17 @@ _ROWS = st.fixed_dictionaries(
         "at": st.datetimes(timezones=st.just(UTC)), "raw": st.binary(max_size=9),
     }
 )  # fmt: skip
-_SPARSE = st.lists(st.tuples(_ROWS, st.sets(st.sampled_from(EVERY_TYPE.names))), min_size=1, max_size=5)
+_SPARSE = st.lists(
+    st.tuples(_ROWS, st.sets(st.sampled_from(EVERY_TYPE.names))), min_size=1, max_size=5
+)
 
 
 @pytest.mark.lengthy
 @settings(max_examples=60)
 @given(_SPARSE)
-def test_what_is_written_as_json_is_read_as_it_was(made: list[tuple[dict[str, Any], set[str]]]) -> None:
+def test_what_is_written_as_json_is_read_as_it_was(
+    made: list[tuple[dict[str, Any], set[str]]],
+) -> None:
     rows = [row | dict.fromkeys(nulls) for row, nulls in made]
     messages = [record["__value"] for record in written(JSON, *rows)]
     assert read(JSON, *messages) == rows
@@ -199,7 +234,9 @@ def test_what_is_written_as_json_is_read_as_it_was(made: list[tuple[dict[str, An
         assert decoded.keys() == row.keys()
         assert decoded["price"] == row["price"]
         assert decoded["tailnum"] == row["tailnum"]
-        assert decoded["raw"] == (None if row["raw"] is None else base64.b64encode(row["raw"]).decode())
+        assert decoded["raw"] == (
+            None if row["raw"] is None else base64.b64encode(row["raw"]).decode()
+        )
         assert decoded["at"] is None or dt.datetime.fromisoformat(decoded["at"]) == row["at"]
 
 
@@ -217,13 +254,19 @@ def test_a_tombstone_has_its_key_and_nothing_else() -> None:
     topic = KafkaTopic(value=Json("tailnum STRING, seats INT"), key=KeyText("tailnum"))
     given = [b'{"tailnum":"N1","seats":3}', None, b'{"seats":4}']
     batch = create_decoder(topic, STREAM)(batch_of(given, keys=[b"other", b"N2", b"N3"]))
-    assert batch.column("tailnum").to_pylist() == ["N1", "N2", None]  # the value wins, where there is one
+    assert batch.column("tailnum").to_pylist() == [
+        "N1",
+        "N2",
+        None,
+    ]  # the value wins, where there is one
     assert batch.column("seats").to_pylist() == [3, None, 4]
     assert batch.column("__tombstone").to_pylist() == [False, True, False]
 
 
 def test_key_columns_that_the_value_lacks_come_from_every_key() -> None:
-    topic = KafkaTopic(value=Json("seats INT"), key=KeyText("origin STRING, hour TIMESTAMP, no BIGINT"))
+    topic = KafkaTopic(
+        value=Json("seats INT"), key=KeyText("origin STRING, hour TIMESTAMP, no BIGINT")
+    )
     assert topic.schema().names == ("origin", "hour", "no", "seats")
     keys = [b'["EWR","2024-01-01T05:00:00Z","7"]', None, b'["J\xc3\xa9",null,"-1"]']
     assert read(topic, b'{"seats":1}', b'{"seats":2}', None, keys=keys) == [
@@ -233,25 +276,43 @@ def test_key_columns_that_the_value_lacks_come_from_every_key() -> None:
     ]
 
 
-@pytest.mark.parametrize("key", [b"\xff", b"7.0", b"", b"x", b"9223372036854775808", "٣".encode(), b"0x7", b"1_0"])
+@pytest.mark.parametrize(
+    "key", [b"\xff", b"7.0", b"", b"x", b"9223372036854775808", "٣".encode(), b"0x7", b"1_0"]
+)
 def test_a_key_that_can_not_be_read_is_refused_by_name(key: bytes) -> None:
     topic = KafkaTopic(value=Json("seats INT"), key=KeyText("no BIGINT"))
-    with pytest.raises(SchemaMismatchError, match=rf"{STREAM}\.3: the key of the message at offset {FIRST} "):
+    with pytest.raises(
+        SchemaMismatchError, match=rf"{STREAM}\.3: the key of the message at offset {FIRST} "
+    ):
         read(topic, b"{}", keys=[key])
     keeping = KafkaTopic(value=Json("seats INT"), key=KeyText("no BIGINT", malformed="bad_key"))
-    assert read(keeping, b'{"seats":1}', keys=[key]) == [{"no": None, "seats": None, "bad_key": key}]
+    assert read(keeping, b'{"seats":1}', keys=[key]) == [
+        {"no": None, "seats": None, "bad_key": key}
+    ]
 
 
 @settings(max_examples=40)
-@given(st.lists(st.tuples(_TEXTS, st.datetimes(timezones=st.just(UTC)), st.binary(max_size=5)), min_size=1, max_size=4))
-def test_keys_of_several_columns_are_read_as_they_were_written(keys: list[tuple[str, dt.datetime, bytes]]) -> None:
+@given(
+    st.lists(
+        st.tuples(_TEXTS, st.datetimes(timezones=st.just(UTC)), st.binary(max_size=5)),
+        min_size=1,
+        max_size=4,
+    )
+)
+def test_keys_of_several_columns_are_read_as_they_were_written(
+    keys: list[tuple[str, dt.datetime, bytes]],
+) -> None:
     topic = KafkaTopic(value=Json("seats INT"), key=KeyText("a STRING, b TIMESTAMP, c BINARY"))
     rows = [dict(zip("abc", key, strict=True)) | {"seats": 1} for key in keys]
     messages = written(topic, *rows)
-    assert read(topic, *(m["__value"] for m in messages), keys=[m["__key"] for m in messages]) == rows
+    assert (
+        read(topic, *(m["__value"] for m in messages), keys=[m["__key"] for m in messages]) == rows
+    )
 
 
-@pytest.mark.parametrize("text", ["2024-01-01T05:00:00+01:70", "2024-01-0\u0661T05:00:00Z", "20240101T050000Z"])
+@pytest.mark.parametrize(
+    "text", ["2024-01-01T05:00:00+01:70", "2024-01-0\u0661T05:00:00Z", "20240101T050000Z"]
+)
 def test_a_time_in_another_form_is_malformed_in_keys_and_values(text: str) -> None:
     for topic, message, key in (
         (KafkaTopic(value=Json("seats INT"), key=KeyText("hour TIMESTAMP")), b"{}", text.encode()),
@@ -263,8 +324,13 @@ def test_a_time_in_another_form_is_malformed_in_keys_and_values(text: str) -> No
 
 def test_one_key_column_is_its_plain_text() -> None:
     topic = KafkaTopic(value=Json("id BIGINT, seats INT"), key=KeyText("id BIGINT"))
-    messages = written(topic, {"id": 7, "seats": 1}, {"id": 8, "seats": None}, {"id": None, "seats": 2},
-                       tombstones=[False, True, False])  # fmt: skip
+    messages = written(
+        topic,
+        {"id": 7, "seats": 1},
+        {"id": 8, "seats": None},
+        {"id": None, "seats": 2},
+        tombstones=[False, True, False],
+    )
     assert [(m["__key"], m["__value"]) for m in messages] == [
         (b"7", b'{"id":7,"seats":1}'), (b"8", None), (None, b'{"id":null,"seats":2}'),
     ]  # fmt: skip
@@ -288,7 +354,10 @@ def test_a_message_may_be_kept_as_its_text() -> None:
     topic = KafkaTopic(value=Text("envelope"), key=Json("id INT"))
     text = '{"op":"c","é":1.10}'
     record = {"id": 1, "envelope": text}
-    assert read(topic, text.encode(), None, keys=[b'{"id":1}'] * 2) == [record, {"id": 1, "envelope": None}]
+    assert read(topic, text.encode(), None, keys=[b'{"id":1}'] * 2) == [
+        record,
+        {"id": 1, "envelope": None},
+    ]
     assert written(topic, record)[0] == {"__key": b'{"id":1}', "__value": text.encode()}
     with pytest.raises(SchemaMismatchError, match="can't be read as text: not UTF-8 at byte 1"):
         read(topic, b"a\xff")
@@ -301,12 +370,19 @@ def test_headers_become_a_column_and_are_headers_again() -> None:
     topic = KafkaTopic(value=Json("seats INT"), headers="said")
     headers = [[("a", b"\0"), ("a", None), ("é", b"")], []]
     rows = read(topic, b"{}", b"{}", headers=headers)
-    assert [json.loads(row["said"]) for row in rows] == [[["a", "AA=="], ["a", None], ["é", ""]], []]
-    again = [[(h["name"], h["value"]) for h in message["__headers"]] for message in written(topic, *rows)]
+    assert [json.loads(row["said"]) for row in rows] == [
+        [["a", "AA=="], ["a", None], ["é", ""]],
+        [],
+    ]
+    again = [
+        [(h["name"], h["value"]) for h in message["__headers"]] for message in written(topic, *rows)
+    ]
     assert again == headers
 
 
-@pytest.mark.parametrize("text", ["[1]", '[[5, "AA=="]]', '[[null, "AA=="]]', '[["a", 5]]', '[["\\ud800", null]]'])
+@pytest.mark.parametrize(
+    "text", ["[1]", '[[5, "AA=="]]', '[[null, "AA=="]]', '[["a", 5]]', '[["\\ud800", null]]']
+)
 def test_a_text_that_is_no_list_of_headers_is_refused_with_its_column(text: str) -> None:
     topic = KafkaTopic(value=Json("seats INT"), headers="said")
     with pytest.raises(SchemaMismatchError, match="not a list of headers") as failure:
@@ -317,7 +393,10 @@ def test_a_text_that_is_no_list_of_headers_is_refused_with_its_column(text: str)
 @pytest.mark.parametrize(
     ("declare", "message"),
     [
-        (lambda: KafkaTopic(value=Json("id INT"), key=KeyText("id BIGINT")).schema(), "'id' is bigint in the key"),
+        (
+            lambda: KafkaTopic(value=Json("id INT"), key=KeyText("id BIGINT")).schema(),
+            "'id' is bigint in the key",
+        ),
         (lambda: Json("id INT", malformed="id"), "occur twice"),
         (lambda: Json("id INT", malformed=""), "malformed='' is not a column name"),
         (lambda: Json("id INT", timestamps="days"), "expected 'millis' or 'micros'"),  # type: ignore[arg-type]
@@ -345,9 +424,9 @@ def test_records_of_other_columns_are_not_written() -> None:
     from dagster_adjunct.resources.streams.kafka.record_formats import encode_table
 
     topic = KafkaTopic(value=Json("id BIGINT"))
-    assert encode_table(pa.table({"id": pa.array([1], pa.int32())}), topic, STREAM).column("__value").to_pylist() == [
-        b'{"id":1}'
-    ]
+    assert encode_table(pa.table({"id": pa.array([1], pa.int32())}), topic, STREAM).column(
+        "__value"
+    ).to_pylist() == [b'{"id":1}']
     for column, table in (
         ("id", pa.table({"no": [1]})),
         ("no", pa.table({"id": [1], "no": [1]})),
@@ -382,12 +461,24 @@ LOGICAL = avro_schema(
     ("lat", "double"),
 )  # fmt: skip
 FLIGHT = {
-    "tailnum": "N1é", "seats": None, "at": dt.datetime(2024, 1, 1, 1, 2, 3, 456_000, tzinfo=UTC),
-    "precise": dt.datetime(1969, 12, 31, 23, 59, 59, 999_999, tzinfo=UTC), "day": dt.date(1900, 1, 1),
-    "price": Decimal("-1.20"), "id": UUID(int=7), "status": "LATE", "before": "EARLY", "time": dt.time(1, 2, 3),
-    "hash": b"\0\1\2\3", "plane": {"raw": b"\0", "made": None}, "legs": [1, -2], "tags": {"é": "x"}, "any": "text",
-    "ratio": 0.5, "lat": math.inf,
-}  # fmt: skip
+    "tailnum": "N1é",
+    "seats": None,
+    "at": dt.datetime(2024, 1, 1, 1, 2, 3, 456_000, tzinfo=UTC),
+    "precise": dt.datetime(1969, 12, 31, 23, 59, 59, 999_999, tzinfo=UTC),
+    "day": dt.date(1900, 1, 1),
+    "price": Decimal("-1.20"),
+    "id": UUID(int=7),
+    "status": "LATE",
+    "before": "EARLY",
+    "time": dt.time(1, 2, 3),
+    "hash": b"\0\1\2\3",
+    "plane": {"raw": b"\0", "made": None},
+    "legs": [1, -2],
+    "tags": {"é": "x"},
+    "any": "text",
+    "ratio": 0.5,
+    "lat": math.inf,
+}
 
 
 def as_avro(schema: str, row: dict[str, Any]) -> bytes:
@@ -398,17 +489,23 @@ def as_avro(schema: str, row: dict[str, Any]) -> bytes:
 
 def test_an_avro_record_becomes_columns_of_its_types() -> None:
     topic = KafkaTopic(value=Avro(LOGICAL))
-    assert topic.schema().ddl() == (
-        "`tailnum` STRING, `seats` INT, `at` TIMESTAMP, `precise` TIMESTAMP, `day` DATE, `price` DECIMAL(10,2), "
-        "`id` STRING, `status` STRING, `before` STRING, `time` STRING, `hash` BINARY, `plane` STRING, `legs` STRING, "
-        "`tags` STRING, `any` STRING, `ratio` FLOAT, `lat` DOUBLE"
+    assert (
+        topic.schema().ddl()
+        == "`tailnum` STRING, `seats` INT, `at` TIMESTAMP, `precise` TIMESTAMP, `day` DATE, `price`"
+        " DECIMAL(10,2), `id` STRING, `status` STRING, `before` STRING, `time` STRING, `hash`"
+        " BINARY, `plane` STRING, `legs` STRING, `tags` STRING, `any` STRING, `ratio` FLOAT,"
+        " `lat` DOUBLE"
     )
     message = as_avro(LOGICAL, FLIGHT)
     records = read(topic, message, None)
     assert records[0] == FLIGHT | {
-        "id": "00000000-0000-0000-0000-000000000007", "time": "01:02:03", "plane": '{"raw":"AA==","made":null}',
-        "legs": "[1,-2]", "tags": '{"é":"x"}', "any": '"text"',
-    }  # fmt: skip
+        "id": "00000000-0000-0000-0000-000000000007",
+        "time": "01:02:03",
+        "plane": '{"raw":"AA==","made":null}',
+        "legs": "[1,-2]",
+        "tags": '{"é":"x"}',
+        "any": '"text"',
+    }
     assert set(records[1].values()) == {None}
     assert written(topic, records[0])[0]["__value"] == message
 
@@ -421,7 +518,13 @@ def test_avro_that_is_cut_is_refused(cut: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "message", [as_avro(LOGICAL, FLIGHT) + b"\0", b"\xff" * 50, b"{}", as_avro(avro_schema(("a", "int")), {"a": 1})]
+    "message",
+    [
+        as_avro(LOGICAL, FLIGHT) + b"\0",
+        b"\xff" * 50,
+        b"{}",
+        as_avro(avro_schema(("a", "int")), {"a": 1}),
+    ],
 )
 def test_bytes_that_are_not_of_the_avro_schema_are_refused_or_kept(message: bytes) -> None:
     with pytest.raises(SchemaMismatchError, match="not Avro of its schema"):
@@ -446,15 +549,27 @@ def test_text_in_avro_that_is_not_utf_8_is_refused() -> None:
         ("legs", "[1.5]", "'legs' .* not JSON of its Avro type: expected int, found float"),
         ("legs", "[true]", "'legs' .* not JSON of its Avro type: expected int, found bool"),
         ("legs", '{"1":2}', "'legs' .* not JSON of its Avro type: expected array, found dict"),
-        ("legs", "[2147483648]", "'legs' .* not JSON of its Avro type: a number out of the range of int"),
+        (
+            "legs",
+            "[2147483648]",
+            "'legs' .* not JSON of its Avro type: a number out of the range of int",
+        ),
         ("legs", "[null]", "'legs' .* not JSON of its Avro type: expected int, found NoneType"),
         ("tags", '[["a","x"]]', "'tags' .* not JSON of its Avro type: expected map, found list"),
         ("tags", '{"a":1}', "'tags' .* not JSON of its Avro type: expected string, found int"),
         ("status", "GONE", "does not fit its Avro schema"),
         ("hash", b"\0", "does not fit its Avro schema"),
         ("time", "noon", "column 'time' has a text that is not an ISO time-millis[.]"),
-        ("time", "01:02:03.000004", "column 'time' .* not an ISO time-millis: .* digits below a millisecond"),
-        ("time", "01:02:03+01:00", "column 'time' .* not an ISO time-millis: a time-millis has no time zone"),
+        (
+            "time",
+            "01:02:03.000004",
+            "column 'time' .* not an ISO time-millis: .* digits below a millisecond",
+        ),
+        (
+            "time",
+            "01:02:03+01:00",
+            "column 'time' .* not an ISO time-millis: a time-millis has no time zone",
+        ),
         (
             "plane",
             '{"raw":"AA==","made":"2024-01-01T00:00:00"}',
@@ -462,7 +577,9 @@ def test_text_in_avro_that_is_not_utf_8_is_refused() -> None:
         ),
     ],
 )
-def test_a_value_that_avro_would_change_or_refuse_is_not_written(column: str, value: Any, message: str) -> None:
+def test_a_value_that_avro_would_change_or_refuse_is_not_written(
+    column: str, value: Any, message: str
+) -> None:
     topic = KafkaTopic(value=Avro(LOGICAL))
     row = read(topic, as_avro(LOGICAL, FLIGHT))[0]
     with pytest.raises(SchemaMismatchError, match=message) as caught:
@@ -503,8 +620,14 @@ def test_a_local_time_is_not_taken_for_one_of_a_zone() -> None:
         ("k", pa.array([b"\xff"], pa.binary()).view(pa.string())),
     ],
 )
-def test_values_that_python_does_not_have_are_not_written(format: Any, column: str, values: pa.Array) -> None:
-    good = {"k": pa.array(["a"]), "day": pa.array([None], pa.date32()), "at": pa.array([None], values.type)}
+def test_values_that_python_does_not_have_are_not_written(
+    format: Any, column: str, values: pa.Array
+) -> None:
+    good = {
+        "k": pa.array(["a"]),
+        "day": pa.array([None], pa.date32()),
+        "at": pa.array([None], values.type),
+    }
     good["at"] = pa.array([None], pa.timestamp("us", "UTC"))
     table = pa.table(good | {column: values})
     with pytest.raises(SchemaMismatchError) as caught:
@@ -548,9 +671,20 @@ PROTOBUF = KafkaTopic(value=Protobuf(descriptor_set(), "air.Flight"))
 
 def _flight() -> Any:
     flight = message_class("air.Flight")(
-        tailnum="N1é", number=-3, delay=0, id=2**64 - 1, status=1, legs=[1, 2**60], raw=b"\xff", lat=-0.5, on=True,
-        debt=-(2**63), ratio=0.25, gate=2**32 - 1, seats={"a": 1},
-    )  # fmt: skip
+        tailnum="N1é",
+        number=-3,
+        delay=0,
+        id=2**64 - 1,
+        status=1,
+        legs=[1, 2**60],
+        raw=b"\xff",
+        lat=-0.5,
+        on=True,
+        debt=-(2**63),
+        ratio=0.25,
+        gate=2**32 - 1,
+        seats={"a": 1},
+    )
     flight.at.FromDatetime(dt.datetime(2024, 1, 1, 0, 0, 0, 5))
     flight.weight.value = 0
     flight.plane.tailnum = "N2"
@@ -559,24 +693,59 @@ def _flight() -> Any:
 
 
 def test_a_protobuf_message_becomes_columns_of_its_fields() -> None:
-    assert PROTOBUF.schema().ddl() == (
-        "`tailnum` STRING, `number` INT, `delay` INT, `id` DECIMAL(20,0), `status` STRING, `at` TIMESTAMP, "
-        "`weight` BIGINT, `plane` STRING, `legs` STRING, `spare` STRING, `raw` BINARY, `lat` DOUBLE, `on` BOOLEAN, "
-        "`seats` STRING, `debt` BIGINT, `ratio` FLOAT, `gate` BIGINT"
+    assert (
+        PROTOBUF.schema().ddl()
+        == "`tailnum` STRING, `number` INT, `delay` INT, `id` DECIMAL(20,0), `status` STRING, `at`"
+        " TIMESTAMP, `weight` BIGINT, `plane` STRING, `legs` STRING, `spare` STRING, `raw`"
+        " BINARY, `lat` DOUBLE, `on` BOOLEAN, `seats` STRING, `debt` BIGINT, `ratio` FLOAT,"
+        " `gate` BIGINT"
     )
     row = {
-        "tailnum": "N1é", "number": -3, "delay": 0, "id": Decimal(2**64 - 1), "status": "LATE",
-        "at": dt.datetime(2024, 1, 1, 0, 0, 0, 5, tzinfo=UTC), "weight": 0, "plane": '{"tailnum":"N2"}',
-        "legs": '["1","1152921504606846976"]', "spare": '[{"tailnum":"N3"}]', "raw": b"\xff", "lat": -0.5, "on": True,
-        "seats": '{"a":1}', "debt": -(2**63), "ratio": 0.25, "gate": 2**32 - 1,
-    }  # fmt: skip
+        "tailnum": "N1é",
+        "number": -3,
+        "delay": 0,
+        "id": Decimal(2**64 - 1),
+        "status": "LATE",
+        "at": dt.datetime(2024, 1, 1, 0, 0, 0, 5, tzinfo=UTC),
+        "weight": 0,
+        "plane": '{"tailnum":"N2"}',
+        "legs": '["1","1152921504606846976"]',
+        "spare": '[{"tailnum":"N3"}]',
+        "raw": b"\xff",
+        "lat": -0.5,
+        "on": True,
+        "seats": '{"a":1}',
+        "debt": -(2**63),
+        "ratio": 0.25,
+        "gate": 2**32 - 1,
+    }
     empty = {
-        "tailnum": "", "number": 0, "delay": None, "id": Decimal(0), "status": "UNKNOWN", "at": None, "weight": None,
-        "plane": None, "legs": "[]", "spare": "[]", "raw": b"", "lat": 0.0, "on": False, "seats": "{}", "debt": 0,
-        "ratio": 0.0, "gate": 0,
-    }  # fmt: skip
-    assert read(PROTOBUF, _flight().SerializeToString(), b"", None) == [row, empty, dict.fromkeys(row)]
-    messages = [message_class("air.Flight").FromString(m["__value"]) for m in written(PROTOBUF, row, empty)]
+        "tailnum": "",
+        "number": 0,
+        "delay": None,
+        "id": Decimal(0),
+        "status": "UNKNOWN",
+        "at": None,
+        "weight": None,
+        "plane": None,
+        "legs": "[]",
+        "spare": "[]",
+        "raw": b"",
+        "lat": 0.0,
+        "on": False,
+        "seats": "{}",
+        "debt": 0,
+        "ratio": 0.0,
+        "gate": 0,
+    }
+    assert read(PROTOBUF, _flight().SerializeToString(), b"", None) == [
+        row,
+        empty,
+        dict.fromkeys(row),
+    ]
+    messages = [
+        message_class("air.Flight").FromString(m["__value"]) for m in written(PROTOBUF, row, empty)
+    ]
     assert messages == [_flight(), message_class("air.Flight")()]
 
 
@@ -599,7 +768,9 @@ BAD_PROTOBUF = {
 
 @pytest.mark.parametrize("message", BAD_PROTOBUF.values(), ids=BAD_PROTOBUF.keys())
 def test_bytes_that_are_not_the_protobuf_message_are_refused_or_kept(message: bytes) -> None:
-    with pytest.raises(SchemaMismatchError, match=r"can't be read as Protobuf \(air.Flight\): not air.Flight"):
+    with pytest.raises(
+        SchemaMismatchError, match=r"can't be read as Protobuf \(air.Flight\): not air.Flight"
+    ):
         read(PROTOBUF, message)
     keeping = KafkaTopic(value=Protobuf(descriptor_set(), "air.Flight", malformed="bad"))
     record = read(keeping, message)[0]
@@ -614,9 +785,17 @@ def test_protobuf_fields_of_a_newer_schema_are_left_out() -> None:
 
 @pytest.mark.parametrize(
     ("column", "value"),
-    [("status", "GONE"), ("plane", '{"wings":2}'), ("legs", "[]x"), ("id", Decimal(-1)), ("gate", -1)],
+    [
+        ("status", "GONE"),
+        ("plane", '{"wings":2}'),
+        ("legs", "[]x"),
+        ("id", Decimal(-1)),
+        ("gate", -1),
+    ],
 )
-def test_a_value_that_the_protobuf_field_can_not_hold_is_not_written(column: str, value: Any) -> None:
+def test_a_value_that_the_protobuf_field_can_not_hold_is_not_written(
+    column: str, value: Any
+) -> None:
     row = read(PROTOBUF, b"")[0]
     with pytest.raises(SchemaMismatchError) as caught:
         written(PROTOBUF, row | {column: value})
@@ -639,9 +818,13 @@ def test_a_protobuf_declaration_reads_its_file_once_and_travels(tmp_path: Path) 
 
 @pytest.mark.spark
 @pytest.mark.server
-def test_a_format_goes_through_spark_and_a_broker(spark: SparkSession, kafka: KafkaServer, lake: Lake) -> None:
+def test_a_format_goes_through_spark_and_a_broker(
+    spark: SparkSession, kafka: KafkaServer, lake: Lake
+) -> None:
     name = kafka.new_topic(2)
-    topic = KafkaTopic(name, Protobuf(descriptor_set(), "air.Plane"), KeyText("tailnum"), "kafka-murmur2")
+    topic = KafkaTopic(
+        name, Protobuf(descriptor_set(), "air.Plane"), KeyText("tailnum"), "kafka-murmur2"
+    )
     streams = KafkaStreams(lake, KafkaSettings("kafka", kafka.bootstrap, topics={"planes": topic}))
     rows = [(f"N{n}", n == 3) for n in range(20)]
     frame = spark.createDataFrame(rows, "tailnum STRING, __tombstone BOOLEAN")
@@ -652,16 +835,23 @@ def test_a_format_goes_through_spark_and_a_broker(spark: SparkSession, kafka: Ka
     ends = streams.upcoming(streams.partitions("planes"))
     first, bad = streams.partitions("planes")[0], int(ends[streams.partitions("planes")[0]]) - 1
     whole = {ssp: OffsetRange("0", end) for ssp, end in ends.items()}
-    with pytest.raises(SchemaMismatchError, match=rf"kafka\.planes\.0: .* at offset {bad} ") as caught:
+    with pytest.raises(
+        SchemaMismatchError, match=rf"kafka\.planes\.0: .* at offset {bad} "
+    ) as caught:
         _collected(streams, spark, whole)
     assert "malformed=COLUMN" in caught.value.next_step
     collected = _collected(streams, spark, whole | {first: OffsetRange("0", str(bad))})
     assert sorted(collected, key=lambda row: int(row[0][1:])) == rows
 
 
-def _collected(streams: KafkaStreams, spark: SparkSession, ranges: dict[Any, OffsetRange]) -> list[tuple[str, bool]]:
+def _collected(
+    streams: KafkaStreams, spark: SparkSession, ranges: dict[Any, OffsetRange]
+) -> list[tuple[str, bool]]:
     with translate_spark_errors():
-        return [tuple(row) for row in streams.read(spark, ranges).select("tailnum", "__tombstone").collect()]
+        return [
+            tuple(row)
+            for row in streams.read(spark, ranges).select("tailnum", "__tombstone").collect()
+        ]
 
 
 CASES = [
@@ -676,7 +866,9 @@ CASES = [
 
 @pytest.mark.parametrize(("message", "reason"), CASES)
 @pytest.mark.parametrize("columns", ["id INT, name STRING", "id INT, name STRING, day DATE"])
-def test_a_field_in_another_case_is_malformed_and_no_null(message: bytes, reason: str | None, columns: str) -> None:
+def test_a_field_in_another_case_is_malformed_and_no_null(
+    message: bytes, reason: str | None, columns: str
+) -> None:
     topic = KafkaTopic(value=Json(columns))
     good = b'{"id": 2, "name": "y"}'
     if reason is None:

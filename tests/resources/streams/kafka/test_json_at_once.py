@@ -1,4 +1,6 @@
-"""JSON read a batch at once: wherever it answers, the answer is that of reading message by message."""
+"""JSON read a batch at once: wherever it answers, the answer is that of reading message by
+message.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dagster_adjunct.resources.schemas.schema import Schema
-from dagster_adjunct.resources.streams.kafka.formats import Json, Unfit, fast_json_reader, json_converter, row_reader
+from dagster_adjunct.resources.streams.kafka.formats import (
+    Json,
+    Unfit,
+    fast_json_reader,
+    json_converter,
+    row_reader,
+)
 
 SCHEMA = Schema.of(a="bigint", t="tinyint", s="string", d="double", b="boolean")
 NAMES = {"b": "is"}
@@ -33,12 +41,27 @@ NUMBERS = [
     "Inf",
 ]
 values = st.one_of(
-    st.none(), st.booleans(), st.integers(-300, 300), st.floats(allow_nan=False, allow_infinity=False),
-    st.text(max_size=5), st.just([]), st.just({"a": 1}), st.sampled_from(["NaN,", "a: Info", "}{"]),
-).map(lambda value: json.dumps(value, ensure_ascii=False))  # fmt: skip
-texts = st.one_of(values, st.sampled_from(NUMBERS), st.sampled_from(['"\\ud800"', '"\x01"', '"a\nb"', "tru", "[[]"]))
-pairs = st.lists(st.tuples(st.sampled_from(["a", "t", "s", "d", "is", "b", "more", "\\u0061"]), texts), max_size=4)
-objects = pairs.map(lambda members: ("{" + ",".join(f'"{key}": {text}' for key, text in members) + "}").encode())
+    st.none(),
+    st.booleans(),
+    st.integers(-300, 300),
+    st.floats(allow_nan=False, allow_infinity=False),
+    st.text(max_size=5),
+    st.just([]),
+    st.just({"a": 1}),
+    st.sampled_from(["NaN,", "a: Info", "}{"]),
+).map(lambda value: json.dumps(value, ensure_ascii=False))
+texts = st.one_of(
+    values,
+    st.sampled_from(NUMBERS),
+    st.sampled_from(['"\\ud800"', '"\x01"', '"a\nb"', "tru", "[[]"]),
+)
+pairs = st.lists(
+    st.tuples(st.sampled_from(["a", "t", "s", "d", "is", "b", "more", "\\u0061"]), texts),
+    max_size=4,
+)
+objects = pairs.map(
+    lambda members: ("{" + ",".join(f'"{key}": {text}' for key, text in members) + "}").encode()
+)
 odd = st.sampled_from(
     [
         b"",
@@ -98,14 +121,20 @@ def test_what_is_read_at_once_is_what_is_read_one_by_one(data: list[bytes | None
 
 def test_plain_messages_are_read_at_once() -> None:
     rows = [
-        {"a": i, "t": i % 100, "s": f"tëxt NaN {i}", "d": i / 7, "is": i % 2 == 0, "more": [1]} for i in range(1000)
+        {"a": i, "t": i % 100, "s": f"tëxt NaN {i}", "d": i / 7, "is": i % 2 == 0, "more": [1]}
+        for i in range(1000)
     ]
     data: list[bytes | None] = [json.dumps(row).encode() for row in rows]
     data[5] = None
     columns = fast_json_reader(SCHEMA, NAMES)(data)
     assert columns is not None
-    expected = [dict.fromkeys(SCHEMA.names) if i == 5 else {**row, "b": row["is"]} for i, row in enumerate(rows)]
-    assert [column.to_pylist() for column in columns] == [[row[name] for row in expected] for name in SCHEMA.names]
+    expected = [
+        dict.fromkeys(SCHEMA.names) if i == 5 else {**row, "b": row["is"]}
+        for i, row in enumerate(rows)
+    ]
+    assert [column.to_pylist() for column in columns] == [
+        [row[name] for row in expected] for name in SCHEMA.names
+    ]
 
 
 def test_it_gives_up_after_three_batches_in_vain() -> None:
@@ -124,7 +153,8 @@ def test_types_that_need_more_are_left_to_the_exact_reader(kind: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "message", [b"null", b"", b"[]", b"{}null{}", b'{"a":1}{"a":2}', b'{"more":NaN}', b'{"s":"\xff"}']
+    "message",
+    [b"null", b"", b"[]", b"{}null{}", b'{"a":1}{"a":2}', b'{"more":NaN}', b'{"s":"\xff"}'],
 )
 def test_what_is_no_single_object_is_left_to_the_exact_reader(message: bytes) -> None:
     assert fast_json_reader(SCHEMA, {})([message]) is None

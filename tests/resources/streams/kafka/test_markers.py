@@ -16,7 +16,11 @@ from dagster_adjunct.assets.bounded.advance import abandon_version
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.versions.reports import AdvanceReport
-from dagster_adjunct.resources.errors import ConfigurationError, MalformedDocumentError, MarkerConflictError
+from dagster_adjunct.resources.errors import (
+    ConfigurationError,
+    MalformedDocumentError,
+    MarkerConflictError,
+)
 from dagster_adjunct.resources.streams.kafka.record_formats import KafkaTopic
 from dagster_adjunct.resources.streams.kafka.streams import KafkaStreams
 from dagster_adjunct.resources.streams.system import Marker, OffsetRange, SystemStreamPartition
@@ -38,10 +42,14 @@ def topic(kafka: KafkaServer) -> str:
 
 @pytest.fixture
 def system(kafka: KafkaServer, tmp_path: Path, topic: str) -> KafkaStreams:
-    return system_with(kafka, tmp_path, s=KafkaTopic(topic), t=KafkaTopic(kafka.new_topic(2), transactional=True))
+    return system_with(
+        kafka, tmp_path, s=KafkaTopic(topic), t=KafkaTopic(kafka.new_topic(2), transactional=True)
+    )
 
 
-def test_a_version_ends_with_a_marker_in_every_partition(kafka: KafkaServer, system: KafkaStreams, topic: str) -> None:
+def test_a_version_ends_with_a_marker_in_every_partition(
+    kafka: KafkaServer, system: KafkaStreams, topic: str
+) -> None:
     first = system.append("s", RECORDS, producer="p", sequence=0, end_of_dataset="v1")
     second = system.append("s", RECORDS.slice(0, 3), producer="p", sequence=1, end_of_dataset="v2")
     assert (first.rows, second.rows) == (20, 3)
@@ -53,9 +61,14 @@ def test_a_version_ends_with_a_marker_in_every_partition(kafka: KafkaServer, sys
     for marker, result in zip(markers, [first, second] * 3, strict=True):
         assert int(marker.offset) == int(result.next[marker.ssp.partition]) - 1
     places = {(marker.ssp.partition, int(marker.offset)) for marker in markers}
-    marked = [record for record in seen(kafka, topic) if (record.partition, record.offset) in places]
+    marked = [
+        record for record in seen(kafka, topic) if (record.partition, record.offset) in places
+    ]
     assert {(record.key, record.value) for record in marked} == {(None, None)}
-    whole = {SystemStreamPartition("kafka", "s", p): OffsetRange("0", offset) for p, offset in second.next.items()}
+    whole = {
+        SystemStreamPartition("kafka", "s", p): OffsetRange("0", offset)
+        for p, offset in second.next.items()
+    }
     assert system.records_between(whole) == 23
 
 
@@ -77,7 +90,10 @@ def test_markers_alone_tell_counts_and_checksums(system: KafkaStreams) -> None:
     assert result.rows == 0
     assert result.next == {0: "1", 1: "0", 2: "1"}
     zero, two = (SystemStreamPartition("kafka", "s", p) for p in (0, 2))
-    assert system.markers("s") == [Marker(zero, "0", "v1", 5, "abc"), Marker(two, "0", "v1", 0, "abc")]
+    assert system.markers("s") == [
+        Marker(zero, "0", "v1", 5, "abc"),
+        Marker(two, "0", "v1", 0, "abc"),
+    ]
     assert {marker.partitions for marker in system.markers("s")} == {3}
     with pytest.raises(ConfigurationError) as failure:
         system.append_markers("s", "v1", partitions=[3], producer="p", sequence=1)
@@ -88,19 +104,27 @@ def test_markers_alone_tell_counts_and_checksums(system: KafkaStreams) -> None:
     with pytest.raises(ConfigurationError) as failure:
         system.append_markers("s", "v1", partitions=[0], rows={0: -1}, producer="p", sequence=1)
     assert failure.value.facts == {"stream": "kafka.s", "argument": "rows"}
-    system.append_markers("s", "v2", partitions=[0], rows={0: np.int64(7)}, producer="p", sequence=1)  # type: ignore[dict-item]
+    system.append_markers(
+        "s", "v2", partitions=[0], rows={0: np.int64(7)}, producer="p", sequence=1
+    )  # type: ignore[dict-item]
     assert [marker.rows for marker in system.markers("s", {zero: "1"})] == [7]
 
 
 def test_a_marker_says_since_when_its_version_is_valid(system: KafkaStreams) -> None:
     since = datetime(2026, 1, 31, 6, 0, 0, 123456, tzinfo=UTC)
     for stream in ("s", "t"):
-        system.append(stream, RECORDS, producer="p", sequence=0, end_of_dataset="v1", valid_from=since)
-        system.append_markers(stream, "v2", producer="p", sequence=1, valid_from=since.astimezone(EAST))
+        system.append(
+            stream, RECORDS, producer="p", sequence=0, end_of_dataset="v1", valid_from=since
+        )
+        system.append_markers(
+            stream, "v2", producer="p", sequence=1, valid_from=since.astimezone(EAST)
+        )
         assert {marker.valid_from for marker in system.markers(stream)} == {since}
     for version, wrong in (("v3", since.replace(tzinfo=None)), (None, since)):
         with pytest.raises(ConfigurationError) as caught:
-            system.append("s", RECORDS, producer="p", sequence=2, end_of_dataset=version, valid_from=wrong)
+            system.append(
+                "s", RECORDS, producer="p", sequence=2, end_of_dataset=version, valid_from=wrong
+            )
         assert caught.value.argument == "valid_from"
 
 
@@ -125,18 +149,30 @@ def test_markers_of_other_producers_count_and_bad_ones_are_named(
     assert (marker.version, marker.rows, marker.ssp.partition) == ("2013-01-01", 2, 1)
     theirs.produce(topic, partition=1, headers={"adjunct-end-of-dataset": "v2"})
     theirs.flush()
-    with pytest.raises(MalformedDocumentError, match=r"kafka\.s\.1: the end-of-dataset marker at offset 1 is b'v2'"):
+    with pytest.raises(
+        MalformedDocumentError, match=r"kafka\.s\.1: the end-of-dataset marker at offset 1 is b'v2'"
+    ):
         system.markers("s")
 
 
 @pytest.mark.parametrize(
-    "members", ['"row": 5', '"Rows": 5', '"rows": "5"', '"rows": true', '"rows": 5, "rows": 6', '"validFrom": "x"']
+    "members",
+    [
+        '"row": 5',
+        '"Rows": 5',
+        '"rows": "5"',
+        '"rows": true',
+        '"rows": 5, "rows": 6',
+        '"validFrom": "x"',
+    ],
 )
 def test_a_marker_whose_check_would_be_off_is_malformed(
     kafka: KafkaServer, system: KafkaStreams, topic: str, members: str
 ) -> None:
     theirs = kafka.producer()
-    theirs.produce(topic, partition=1, headers={"adjunct-end-of-dataset": f'{{"version": "v1", {members}}}'})
+    theirs.produce(
+        topic, partition=1, headers={"adjunct-end-of-dataset": f'{{"version": "v1", {members}}}'}
+    )
     theirs.flush()
     with pytest.raises(MalformedDocumentError) as caught:
         system.markers("s")
@@ -159,7 +195,10 @@ def test_a_marker_behind_a_malformed_one_without_records_between_replaces_it(
     with pytest.raises(MalformedDocumentError):
         system.markers("s")
     system.append_markers("s", "v1", partitions=[0, 1], producer="p", sequence=0)
-    assert [(m.ssp.partition, m.offset, m.version) for m in system.markers("s")] == [(0, "2", "v1"), (1, "2", "v1")]
+    assert [(m.ssp.partition, m.offset, m.version) for m in system.markers("s")] == [
+        (0, "2", "v1"),
+        (1, "2", "v1"),
+    ]
 
     produce(1, "v2")
     produce(1)
@@ -169,7 +208,9 @@ def test_a_marker_behind_a_malformed_one_without_records_between_replaces_it(
     assert "kafka-delete-records" in caught.value.next_step
     admin = kafka.admin()
     next(iter(admin.delete_records([TopicPartition(topic, 1, 4)]).values())).result(30)
-    assert [(m.offset, m.version) for m in system.markers("s") if m.ssp.partition == 1] == [("5", "v2")]
+    assert [(m.offset, m.version) for m in system.markers("s") if m.ssp.partition == 1] == [
+        ("5", "v2")
+    ]
 
 
 def test_a_compacted_topic_takes_no_markers(kafka: KafkaServer, tmp_path: Path) -> None:
@@ -188,7 +229,9 @@ def test_a_bounded_dataset_is_made_of_the_versions_on_a_topic(
     from dagster_adjunct.resources.streams.kafka.formats import Json, KeyText
 
     value = Json("tailnum STRING, seats INT")
-    declared = KafkaTopic(kafka.new_topic(2), value, KeyText("tailnum"), transactional=transactional)
+    declared = KafkaTopic(
+        kafka.new_topic(2), value, KeyText("tailnum"), transactional=transactional
+    )
     system = system_with(kafka, tmp_path, planes=declared)
     planes = bounded_dataset("planes", input="kafka.planes", key="tailnum", partitions=2)
 
@@ -197,11 +240,15 @@ def test_a_bounded_dataset_is_made_of_the_versions_on_a_topic(
         system.append("planes", table, producer="p", sequence=sequence, end_of_dataset=version)
 
     def advance() -> AdvanceReport:
-        return advance_dataset(planes, lake=system.lake, systems={"kafka": system}, spark=lambda: spark, by="test")
+        return advance_dataset(
+            planes, lake=system.lake, systems={"kafka": system}, spark=lambda: spark, by="test"
+        )
 
     def served() -> dict[str, int]:
         view = StoredVersions(system.lake, planes).current()
-        return {} if view is None else {row.tailnum: row.seats for row in view.frame(spark).collect()}
+        return (
+            {} if view is None else {row.tailnum: row.seats for row in view.frame(spark).collect()}
+        )
 
     def delivered(sequence: int, version: str | None, **seats: int) -> tuple[str, dict[str, int]]:
         send(sequence, version, **seats)
@@ -224,7 +271,10 @@ def test_a_bounded_dataset_is_made_of_the_versions_on_a_topic(
     next(iter(admin.delete_records([cut]).values())).result(30)
     report = advance()
     assert (report.action, report.lost, served()) == ("waiting", ("v3",), {"N4": 4, "N5": 5})
-    assert f"retention took offsets {read} to {begins} of kafka.planes.0 before they were read" in report.summary()
+    assert (
+        f"retention took offsets {read} to {begins} of kafka.planes.0 before they were read"
+        in report.summary()
+    )
     assert delivered(5, "v4", **fleet) == ("sealed", fleet)
 
 
@@ -249,7 +299,9 @@ def test_a_dataset_goes_on_in_a_topic_that_grew_between_two_versions(
     planes = bounded_dataset("planes", input="kafka.planes", key="tailnum", partitions=2)
 
     def advance() -> AdvanceReport:
-        return advance_dataset(planes, lake=system.lake, systems={"kafka": system}, spark=lambda: spark, by="test")
+        return advance_dataset(
+            planes, lake=system.lake, systems={"kafka": system}, spark=lambda: spark, by="test"
+        )
 
     fleets = {f"v{n}": {f"N{number}": number * n for number in range(n, 30)} for n in (1, 2, 3)}
     for partitions, (version, seats) in zip((2, 3, 5), fleets.items(), strict=True):
@@ -262,7 +314,9 @@ def test_a_dataset_goes_on_in_a_topic_that_grew_between_two_versions(
     assert len(advance().sealed) == (0 if read_before else 3)
     stored = StoredVersions(system.lake, planes)
     for version, seats in fleets.items():
-        assert {row.tailnum: row.seats for row in stored.version(version).frame(spark).collect()} == seats
+        assert {
+            row.tailnum: row.seats for row in stored.version(version).frame(spark).collect()
+        } == seats
     assert {record.partition for record in seen(kafka, declared.topic)} == set(range(5))
     assert sum(entry.action == "carry" for entry in stored.history()) == 2 * read_before
     assert advance().action == "up-to-date"
@@ -280,13 +334,17 @@ def test_a_version_whose_topic_got_more_partitions_is_abandoned_as_the_error_say
     def send(version: str, number: int, partitions: int) -> None:
         theirs = kafka.producer()
         for partition in range(partitions):
-            theirs.produce(declared.topic, json.dumps({"k": f"k{partition}", "n": number}), partition=partition)
+            theirs.produce(
+                declared.topic, json.dumps({"k": f"k{partition}", "n": number}), partition=partition
+            )
             header = {"adjunct-end-of-dataset": json.dumps({"version": version})}
             theirs.produce(declared.topic, partition=partition, headers=header)
         assert theirs.flush(30) == 0
 
     def advance() -> AdvanceReport:
-        return advance_dataset(spec, lake=system.lake, systems={"kafka": system}, spark=lambda: spark, by="test")
+        return advance_dataset(
+            spec, lake=system.lake, systems={"kafka": system}, spark=lambda: spark, by="test"
+        )
 
     send("v1", 1, 1)
     grow(kafka, system, "s", 2)

@@ -1,4 +1,6 @@
-"""Offsets of Kafka streams: edges, times and startpoints by the producers' own account; and what looking costs."""
+"""Offsets of Kafka streams: edges, times and startpoints by the producers' own account; and what
+looking costs.
+"""
 
 from __future__ import annotations
 
@@ -47,8 +49,14 @@ def edges(system: StreamSystem, stream: str) -> list[tuple[int, int]]:
 
 
 def first_at(log: TopicLog, time_ms: int, upcoming: int, partition: int = 0) -> int:
-    """Return by the producers' account where the first record at or after a time is, in offset order."""
-    offsets = [e.offset for e in log.seen if e.partition == partition and e.time_ms >= time_ms and e.offset < upcoming]
+    """Return by the producers' account where the first record at or after a time is, in offset
+    order.
+    """
+    offsets = [
+        e.offset
+        for e in log.seen
+        if e.partition == partition and e.time_ms >= time_ms and e.offset < upcoming
+    ]
     return min(offsets, default=upcoming)
 
 
@@ -75,7 +83,11 @@ def test_the_edges_are_the_oldest_offset_that_is_held_and_the_last_stable_one(
 
 def test_offsets_are_ordered_and_counted_as_numbers(system: KafkaStreams) -> None:
     ssp = SystemStreamPartition("kafka", "s", 0)
-    assert [system.compare(*pair) for pair in (("9", "10"), ("10", "10"), ("11", "9"))] == [-1, 0, 1]
+    assert [system.compare(*pair) for pair in (("9", "10"), ("10", "10"), ("11", "9"))] == [
+        -1,
+        0,
+        1,
+    ]
     assert (system.distance(ssp, "9", "12"), system.distance(ssp, "12", "9")) == (3, 0)
     assert system.advance(ssp, "9", 3) == "12"
     for bad in ("-1", "", "1.5", "٣", "latest"):
@@ -128,7 +140,9 @@ def test_a_time_gives_the_first_visible_record_at_or_after_it_in_offset_order(
         assert int(offset) == first_at(log, time_ms, upcoming), time_ms
 
 
-def test_past_the_end_and_on_an_empty_partition_a_time_is_upcoming(system: KafkaStreams, new_log: NewLog) -> None:
+def test_past_the_end_and_on_an_empty_partition_a_time_is_upcoming(
+    system: KafkaStreams, new_log: NewLog
+) -> None:
     log = new_log(3)
     log.write(b"a", b"b", partition=1, times=[BEGIN_MS, BEGIN_MS])
     log.write(b"a", b"b", partition=2)
@@ -137,7 +151,9 @@ def test_past_the_end_and_on_an_empty_partition_a_time_is_upcoming(system: Kafka
     assert [system.offset_for_timestamp(ssp, BEGIN_MS + 1) for ssp in ssps] == ["0", "2", "2"]
 
 
-def test_a_record_that_arrives_while_a_time_is_looked_up_is_not_skipped(system: KafkaStreams, new_log: NewLog) -> None:
+def test_a_record_that_arrives_while_a_time_is_looked_up_is_not_skipped(
+    system: KafkaStreams, new_log: NewLog
+) -> None:
     log = new_log()
     log.write(b"early", times=[BEGIN_MS])
 
@@ -150,7 +166,10 @@ def test_a_record_that_arrives_while_a_time_is_looked_up_is_not_skipped(system: 
             return offsets
 
     system.admin = SlowAnswers(system.settings)
-    assert system.offset_for_timestamp(SystemStreamPartition("kafka", log.name, 0), BEGIN_MS + 5) == "1"
+    assert (
+        system.offset_for_timestamp(SystemStreamPartition("kafka", log.name, 0), BEGIN_MS + 5)
+        == "1"
+    )
 
 
 # -- startpoints
@@ -175,8 +194,14 @@ def test_startpoints_of_all_kinds_resolve(system: KafkaStreams, new_log: NewLog)
             }.items()
         }
         assert resolved == {
-            "oldest": "2", "upcoming": "6", "in": "4", "before": "2", "after": "6", "specific": "3", "end": "6"
-        }  # fmt: skip
+            "oldest": "2",
+            "upcoming": "6",
+            "in": "4",
+            "before": "2",
+            "after": "6",
+            "specific": "3",
+            "end": "6",
+        }
         for offset in ("1", "7", "x"):
             with pytest.raises(OffsetOutOfRangeError) as caught:
                 resolve_startpoint_to_offset(asked, ssp, StartpointSpecific(offset))
@@ -210,8 +235,15 @@ def test_a_snapshot_answers_for_hundreds_of_partitions_in_a_few_requests(
     snapshot = system.snapshot(log.name)
     ssps = snapshot.partitions(log.name)
     requests.clear()
-    kinds = [StartpointOldest(), StartpointUpcoming(), StartpointTimestamp(BEGIN_MS + 1), StartpointSpecific("0")]
-    offsets = [[resolve_startpoint_to_offset(snapshot, ssp, kind) for ssp in ssps] for kind in kinds]
+    kinds = [
+        StartpointOldest(),
+        StartpointUpcoming(),
+        StartpointTimestamp(BEGIN_MS + 1),
+        StartpointSpecific("0"),
+    ]
+    offsets = [
+        [resolve_startpoint_to_offset(snapshot, ssp, kind) for ssp in ssps] for kind in kinds
+    ]
     assert len(requests) <= 4
     assert offsets[0] == ["0"] * count
     assert {p: offset for p, offset in enumerate(offsets[1]) if offset != "0"} == {7: "3", 199: "1"}
@@ -230,12 +262,21 @@ def test_a_created_stream_is_known_to_another_process(
     system: KafkaStreams, system_of: SystemOf, kafka: KafkaServer
 ) -> None:
     made = system.create("made", schema=SCHEMA, key=["tailnum"], partitions=3)
-    assert (made.partitions, made.key, made.schema, made.partitioner) == (3, ("tailnum",), SCHEMA, "kafka-murmur2")
+    assert (made.partitions, made.key, made.schema, made.partitioner) == (
+        3,
+        ("tailnum",),
+        SCHEMA,
+        "kafka-murmur2",
+    )
     other = system_of()
     assert other.info("made") == made
     assert other.create("made", schema=SCHEMA, key=["tailnum"], partitions=3) == made
     topic = other.topic("made")
-    assert (topic.topic, topic.declared.value, topic.declared.key_names) == ("made", Json(SCHEMA), ("tailnum",))
+    assert (topic.topic, topic.declared.value, topic.declared.key_names) == (
+        "made",
+        Json(SCHEMA),
+        ("tailnum",),
+    )
     for schema, key, partitions, what in (
         (Schema.of(tailnum="string"), ["tailnum"], 3, "seats"),
         (SCHEMA, ["seats"], 3, "key"),
@@ -245,7 +286,9 @@ def test_a_created_stream_is_known_to_another_process(
             other.create("made", schema=schema, key=key, partitions=partitions)
 
 
-def test_created_topics_have_the_prefix_and_streams_do_not(system_of: SystemOf, kafka: KafkaServer) -> None:
+def test_created_topics_have_the_prefix_and_streams_do_not(
+    system_of: SystemOf, kafka: KafkaServer
+) -> None:
     system = system_of(prefix="team.")
     info = system.create("prefixed", schema=SCHEMA, key=["tailnum"], partitions=2)
     assert info.name == "prefixed"
@@ -266,7 +309,9 @@ def test_a_topic_that_is_there_is_taken_if_it_has_the_partitions(
 
 
 def test_a_declared_stream_is_created_as_it_is_declared(system_of: SystemOf) -> None:
-    topic = KafkaTopic("declared.topic", value=Json(SCHEMA), key=KeyText("tailnum"), default_offset="upcoming")
+    topic = KafkaTopic(
+        "declared.topic", value=Json(SCHEMA), key=KeyText("tailnum"), default_offset="upcoming"
+    )
     system = system_of({"declared": topic})
     with pytest.raises(StreamNotFoundError) as caught:
         system.info("declared")
@@ -275,22 +320,34 @@ def test_a_declared_stream_is_created_as_it_is_declared(system_of: SystemOf) -> 
         system.create("declared", schema=Schema.of(tailnum="string"), key=["tailnum"], partitions=2)
     assert caught.value.stream == "kafka.declared"
     info = system.create("declared", schema=SCHEMA, key=["tailnum"], partitions=2)
-    assert (info.partitions, info.schema, info.default_offset, info.partitioner) == (2, SCHEMA, "upcoming", "unknown")
+    assert (info.partitions, info.schema, info.default_offset, info.partitioner) == (
+        2,
+        SCHEMA,
+        "upcoming",
+        "unknown",
+    )
     assert "declared" in system.list_streams()
     assert not {"declared.topic", "declared-topic"} & set(system.list_streams())
 
 
-def test_a_topic_that_is_compacted_and_cut_off_does_not_tell_all(system: KafkaStreams, new_log: NewLog) -> None:
+def test_a_topic_that_is_compacted_and_cut_off_does_not_tell_all(
+    system: KafkaStreams, new_log: NewLog
+) -> None:
     kept = system.info(new_log(cleanup_policy="compact", delete_retention_ms=5000).name)
     cut = system.info(new_log(cleanup_policy="compact,delete").name)
-    assert (kept.compacted, kept.tombstones_kept and kept.tombstones_kept.total_seconds()) == (True, 5)
+    assert (kept.compacted, kept.tombstones_kept and kept.tombstones_kept.total_seconds()) == (
+        True,
+        5,
+    )
     assert (cut.compacted, cut.tombstones_kept) == (False, None)
 
 
 # -- the system
 
 
-def test_a_registered_system_opens_by_name_and_the_same_call_may_come_again(lake: Lake, kafka: KafkaServer) -> None:
+def test_a_registered_system_opens_by_name_and_the_same_call_may_come_again(
+    lake: Lake, kafka: KafkaServer
+) -> None:
     given: dict[str, Any] = {"bootstrap_servers": kafka.bootstrap, "topics": {"s": KafkaTopic("t")}}
     assert kafka_system("kafka-again", **given) == kafka_system("kafka-again", **given)
     opened = open_system(lake, "kafka-again")

@@ -22,7 +22,11 @@ from dagster_adjunct.resources.streams.kafka import produce
 from dagster_adjunct.resources.streams.kafka.client import KafkaAdmin, KafkaSettings, TopicFacts
 from dagster_adjunct.resources.streams.kafka.formats import Json, KeyText
 from dagster_adjunct.resources.streams.kafka.partitioner import choose_partitions
-from dagster_adjunct.resources.streams.kafka.produce import SentSpan, TaskAppend, send_without_transaction
+from dagster_adjunct.resources.streams.kafka.produce import (
+    SentSpan,
+    TaskAppend,
+    send_without_transaction,
+)
 from dagster_adjunct.resources.streams.kafka.record_formats import KafkaTopic
 from dagster_adjunct.resources.streams.kafka.streams import KafkaStreams
 from dagster_adjunct.resources.streams.system import OffsetRange, SystemStreamPartition
@@ -40,7 +44,9 @@ KEYS = ["N14228", "", "zürich", "東京", "🛩", "a" * 300, *(f"key-{i}" for i
 
 
 def murmur2(data: bytes) -> int:
-    """MurmurHash2, 32 bits, with the seed of Kafka's Java client, written from the description of the algorithm."""
+    """MurmurHash2, 32 bits, with the seed of Kafka's Java client, written from the description
+    of the algorithm.
+    """
     mask, m = 0xFFFFFFFF, 0x5BD1E995
     h = (0x9747B28C ^ len(data)) & mask
     whole = len(data) // 4 * 4
@@ -61,24 +67,35 @@ def javas_partition(key: bytes, partitions: int) -> int:
 
 def test_partitions_are_chosen_for_keys_of_any_length_as_java_does() -> None:
     drawn = random.Random(7)
-    keys = [drawn.randbytes(length) for length in [*range(70), 255, 256, 257, 1001] for _ in range(3)]
+    keys = [
+        drawn.randbytes(length) for length in [*range(70), 255, 256, 257, 1001] for _ in range(3)
+    ]
     for count in (2, 3, 4, 7):
-        assert choose_partitions(keys, count).tolist() == [javas_partition(key, count) for key in keys]
+        assert choose_partitions(keys, count).tolist() == [
+            javas_partition(key, count) for key in keys
+        ]
 
 
 def test_the_oracle_gives_the_values_of_kafkas_own_tests() -> None:
-    expected = {b"21": -973932308, b"foobar": -790332482, b"a-little-bit-long-string": -985981536, b"abc": 479470107}
+    expected = {
+        b"21": -973932308,
+        b"foobar": -790332482,
+        b"a-little-bit-long-string": -985981536,
+        b"abc": 479470107,
+    }
     assert {key: (murmur2(key) ^ 0x80000000) - 0x80000000 for key in expected} == expected
 
 
 def test_keys_go_where_kafkas_java_clients_put_them(kafka: KafkaServer, tmp_path: Path) -> None:
     topic = kafka.new_topic(7)
     system = system_with(kafka, tmp_path, s=KafkaTopic(topic))
-    result = system.append("s", raw(*[(key, f"v{i}") for i, key in enumerate(KEYS)]), producer="p", sequence=4)
+    result = system.append(
+        "s", raw(*[(key, f"v{i}") for i, key in enumerate(KEYS)]), producer="p", sequence=4
+    )
     records = seen(kafka, topic)
-    assert {record.key.decode(): record.partition for record in records if record.key is not None} == {
-        key: javas_partition(key.encode(), 7) for key in KEYS
-    }
+    assert {
+        record.key.decode(): record.partition for record in records if record.key is not None
+    } == {key: javas_partition(key.encode(), 7) for key in KEYS}
     assert result.rows == len(KEYS) == len(records)
     assert not result.duplicate
     assert {int(p): int(offset) for p, offset in result.next.items()} == {
@@ -98,12 +115,18 @@ def test_records_of_a_frame_keep_the_order_of_their_key(
     frame = spark.createDataFrame(rows, "k string, n bigint").repartition(5)
     result = system.append("ordered", frame, producer="p", sequence=0, order_by=["n"])
     assert result.rows == 5000
-    read = system.read(spark, ranges_of("ordered", result)).orderBy("__partition", "__offset").collect()
+    read = (
+        system.read(spark, ranges_of("ordered", result))
+        .orderBy("__partition", "__offset")
+        .collect()
+    )
     assert sorted((row.k, row.n) for row in read) == sorted(rows)
     for key in {row.k for row in read}:
         numbers = [row.n for row in read if row.k == key]
         assert numbers == sorted(numbers)
-        assert {row["__partition"] for row in read if row.k == key} == {javas_partition(key.encode(), 3)}
+        assert {row["__partition"] for row in read if row.k == key} == {
+            javas_partition(key.encode(), 3)
+        }
 
 
 def ranges_of(stream: str, result: AppendResult) -> dict[SystemStreamPartition, OffsetRange]:
@@ -123,11 +146,15 @@ def test_rows_without_the_key_are_refused_by_column(kafka: KafkaServer, tmp_path
     assert system.append("s", [{"tailnum": None, "seats": 1}], producer="p", sequence=0).rows == 1
 
 
-def test_a_record_carries_its_time_its_epoch_and_who_wrote_it(kafka: KafkaServer, tmp_path: Path) -> None:
+def test_a_record_carries_its_time_its_epoch_and_who_wrote_it(
+    kafka: KafkaServer, tmp_path: Path
+) -> None:
     topic = kafka.new_topic()
     system = system_with(kafka, tmp_path, s=KafkaTopic(topic))
     then = datetime(2013, 1, 1, 5, 15, 0, 123_456, tzinfo=UTC)
-    table = raw(("a", "1"), ("b", None), __timestamp=[then, None], __epoch=pa.array([3, None], pa.int32()))
+    table = raw(
+        ("a", "1"), ("b", None), __timestamp=[then, None], __epoch=pa.array([3, None], pa.int32())
+    )
     system.append("s", table, producer="flüge", sequence=12)
     first, second = seen(kafka, topic)
     assert first.timestamp == 1_357_017_300_123
@@ -160,7 +187,12 @@ def test_a_tombstone_has_no_value_whatever_its_columns_hold(
         sequence=0,
         order_by=["k"],
     )
-    system.append("tombstones", pa.table({"k": ["d"], "n": [4], "__tombstone": [True]}), producer="p", sequence=1)
+    system.append(
+        "tombstones",
+        pa.table({"k": ["d"], "n": [4], "__tombstone": [True]}),
+        producer="p",
+        sequence=1,
+    )
     values = [(record.key, record.value is None) for record in seen(kafka, "tombstones")]
     assert values == [(b"a", False), (b"b", True), (b"c", False), (b"d", True)]
 
@@ -168,7 +200,10 @@ def test_a_tombstone_has_no_value_whatever_its_columns_hold(
 def test_headers_of_adjuncts_own_are_not_carried_on(kafka: KafkaServer, tmp_path: Path) -> None:
     topic = kafka.new_topic()
     system = system_with(kafka, tmp_path, s=KafkaTopic(topic, headers="heads"))
-    heads = '[["trace", "YWJj"], ["none", null], ["adjunct-end-of-dataset", "e30="], ["adjunct-sequence", "OTk="]]'
+    heads = (
+        '[["trace", "YWJj"], ["none", null], ["adjunct-end-of-dataset", "e30="],'
+        ' ["adjunct-sequence", "OTk="]]'
+    )
     system.append("s", raw(("a", "1"), ("b", "2"), heads=[heads, None]), producer="p", sequence=1)
     first, second = seen(kafka, topic)
     ours = {"adjunct-producer": b"p", "adjunct-sequence": b"1"}
@@ -177,7 +212,9 @@ def test_headers_of_adjuncts_own_are_not_carried_on(kafka: KafkaServer, tmp_path
     assert system.markers("s") == []
 
 
-def test_without_transactions_a_repeated_append_is_written_again(kafka: KafkaServer, tmp_path: Path) -> None:
+def test_without_transactions_a_repeated_append_is_written_again(
+    kafka: KafkaServer, tmp_path: Path
+) -> None:
     topic = kafka.new_topic()
     system = system_with(kafka, tmp_path, s=KafkaTopic(topic))
     results = [system.append("s", raw(("a", "1")), producer="p", sequence=7) for _ in range(2)]
@@ -196,7 +233,8 @@ def test_a_record_that_is_too_large_is_named_by_its_key_and_the_limit(
     system = system_with(kafka, tmp_path, s=KafkaTopic(topic))
     table = raw(("small", "1"), ("N14228", "secret" * 10_000))
     with pytest.raises(
-        PermanentError, match=r"kafka\.s: .*'N14228' has 60,006 bytes .* \(20,000 bytes\).*max\.message"
+        PermanentError,
+        match=r"kafka\.s: .*'N14228' has 60,006 bytes .* \(20,000 bytes\).*max\.message",
     ) as e:
         system.append("s", table, producer="p", sequence=0)
     assert "secret" not in str(e.value)
@@ -208,7 +246,9 @@ def test_a_record_that_is_too_large_is_named_by_its_key_and_the_limit(
     assert system.append("s", many, producer="p", sequence=2).rows == 200
 
 
-def test_a_broker_that_refuses_a_record_fails_the_append_by_its_reason(kafka: KafkaServer, tmp_path: Path) -> None:
+def test_a_broker_that_refuses_a_record_fails_the_append_by_its_reason(
+    kafka: KafkaServer, tmp_path: Path
+) -> None:
     topic = kafka.new_topic(1, cleanup_policy="compact")
     system = system_with(kafka, tmp_path, s=KafkaTopic(topic))
     with pytest.raises(PermanentError, match=r"kafka\.s: Kafka rejected.*INVALID_RECORD"):
@@ -219,14 +259,18 @@ def test_a_broker_that_is_not_there_is_a_passing_failure(tmp_path: Path) -> None
     nowhere = KafkaSettings("kafka", f"127.0.0.1:{free_port()}", client={"message.timeout.ms": 300})
     batch = pa.RecordBatch.from_pydict({"__key": [b"k"], "__value": [b"v"]})
     with pytest.raises(StreamUnavailableError) as caught:
-        send_without_transaction(TaskAppend(TopicFacts(nowhere, "s", "t", "id", 1), "p", 0), [batch])
+        send_without_transaction(
+            TaskAppend(TopicFacts(nowhere, "s", "t", "id", 1), "p", 0), [batch]
+        )
     assert (caught.value.stream, caught.value.system) == ("kafka.s", "kafka")
 
 
 def test_an_append_whose_partitions_grow_meanwhile_has_its_result(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The client, which chooses the partitions, knows of the new ones before we do, and may get no offsets."""
+    """The client, which chooses the partitions, knows of the new ones before we do, and may get
+    no offsets.
+    """
 
     class Admin(KafkaAdmin):
         def describe(self, topic: str) -> tuple[str, int] | None:
@@ -244,7 +288,11 @@ def test_an_append_whose_partitions_grow_meanwhile_has_its_result(
     spans = [SentSpan(0, 2, 5, 3), SentSpan(1, None, None, 4), SentSpan(2, 1, 3, 2)]
     monkeypatch.setattr(produce, "produce_batches", lambda *_: (spans, False))
     result = system.append("s", raw(("k", "v")), producer="p", sequence=0)
-    assert (result.first, result.next, result.rows) == ({0: "2", 1: "0", 2: "1"}, {0: "5", 1: "5", 2: "3"}, 9)
+    assert (result.first, result.next, result.rows) == (
+        {0: "2", 1: "0", 2: "1"},
+        {0: "5", 1: "5", 2: "3"},
+        9,
+    )
 
 
 def test_what_kafka_cannot_keep_is_refused(kafka: KafkaServer, tmp_path: Path) -> None:

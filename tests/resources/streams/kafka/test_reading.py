@@ -1,4 +1,6 @@
-"""Reading Kafka: exactly what the producers' own account says is there, in any range, or an error."""
+"""Reading Kafka: exactly what the producers' own account says is there, in any range, or an
+error.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,11 @@ from dagster_adjunct.resources.spark.tasks import translate_spark_errors
 from dagster_adjunct.resources.streams.kafka.client import KafkaSettings, TopicFacts
 from dagster_adjunct.resources.streams.kafka.consume import TopicRange, read_ranges
 from dagster_adjunct.resources.streams.kafka.record_formats import KafkaTopic
-from dagster_adjunct.resources.streams.kafka.source import MAX_TASK_OFFSETS, MIN_TASK_OFFSETS, split_into_tasks
+from dagster_adjunct.resources.streams.kafka.source import (
+    MAX_TASK_OFFSETS,
+    MIN_TASK_OFFSETS,
+    split_into_tasks,
+)
 from dagster_adjunct.resources.streams.kafka.streams import KafkaStreams
 from dagster_adjunct.resources.streams.system import RECORD_META, OffsetRange, SystemStreamPartition
 from tests.resources.streams.kafka.conftest import NewLog, SystemOf
@@ -38,9 +44,15 @@ def whole(system: KafkaStreams, stream: str) -> dict[SystemStreamPartition, Offs
     return {ssp: OffsetRange(oldest[ssp], upcoming[ssp]) for ssp in ssps}
 
 
-def offsets_in(system: KafkaStreams, stream: str, start: int, end: int, partition: int = 0) -> list[int | None]:
+def offsets_in(
+    system: KafkaStreams, stream: str, start: int, end: int, partition: int = 0
+) -> list[int | None]:
     wanted = TopicRange(partition, start, end)
-    return [message.offset() for _, got in read_ranges(system.topic(stream), [wanted]) for message in got]
+    return [
+        message.offset()
+        for _, got in read_ranges(system.topic(stream), [wanted])
+        for message in got
+    ]
 
 
 # -- exact ranges
@@ -117,7 +129,9 @@ def test_headers_are_read_where_declared_and_say_the_epoch(
     assert [row["__epoch"] for row in rows] == [0, 3, 0, 0]
 
 
-def test_end_of_dataset_markers_are_no_records(spark: SparkSession, system: KafkaStreams, new_log: NewLog) -> None:
+def test_end_of_dataset_markers_are_no_records(
+    spark: SparkSession, system: KafkaStreams, new_log: NewLog
+) -> None:
     log = new_log()
     marker = [("adjunct-end-of-dataset", b'{"version": "v1"}')]
     log.write(b"a")
@@ -154,11 +168,15 @@ def test_aborted_and_undecided_transactions_never_appear_in_any_range(
     assert len(visible) < end
     for start in range(end):
         stop = min(start + 1 + start % 4, end)
-        assert offsets_in(system, log.name, start, stop) == [o for o in visible if start <= o < stop]
+        assert offsets_in(system, log.name, start, stop) == [
+            o for o in visible if start <= o < stop
+        ]
     undecided.abort_transaction(30)
 
 
-def test_a_range_that_ends_in_a_hole_is_read_without_waiting_for_more(system: KafkaStreams, new_log: NewLog) -> None:
+def test_a_range_that_ends_in_a_hole_is_read_without_waiting_for_more(
+    system: KafkaStreams, new_log: NewLog
+) -> None:
     log = new_log()
     log.transaction(b"a")
     log.transaction(b"b", commit=False)
@@ -169,9 +187,12 @@ def test_what_compaction_has_left_is_read_whole(
     spark: SparkSession, system: KafkaStreams, kafka: KafkaServer, new_log: NewLog
 ) -> None:
     log = new_log(
-        cleanup_policy="compact", segment_ms=100, min_cleanable_dirty_ratio=0.001, max_compaction_lag_ms=100,
+        cleanup_policy="compact",
+        segment_ms=100,
+        min_cleanable_dirty_ratio=0.001,
+        max_compaction_lag_ms=100,
         delete_retention_ms=600_000,
-    )  # fmt: skip
+    )
     for _ in range(3):
         for key in range(5):
             log.write(*(b"%d" % i for i in range(4)), key=b"k%d" % key)
@@ -180,7 +201,9 @@ def test_what_compaction_has_left_is_read_whole(
     deadline = time.monotonic() + 240
     left = set(log.seen)
     while left != set(newest.values()):
-        assert time.monotonic() < deadline, f"the broker did not compact: {len(left)} of {len(log.seen)} records left"
+        assert time.monotonic() < deadline, (
+            f"the broker did not compact: {len(left)} of {len(log.seen)} records left"
+        )
         time.sleep(0.2)
         log.write(b"roll", key=b"other")  # a segment is closed when the next record comes
         left = {entry for entry in _plainly_read(kafka, log.name) if entry.key != b"other"}
@@ -197,7 +220,9 @@ def test_what_compaction_has_left_is_read_whole(
 
 def _plainly_read(kafka: KafkaServer, topic: str) -> list[Entry]:
     """Read all of partition 0 as any consumer would, without a line of the system under test."""
-    consumer = Consumer({"bootstrap.servers": kafka.bootstrap, "group.id": "oracle", "enable.partition.eof": True})
+    consumer = Consumer(
+        {"bootstrap.servers": kafka.bootstrap, "group.id": "oracle", "enable.partition.eof": True}
+    )
     consumer.assign([TopicPartition(topic, 0, 0)])
     entries: list[Entry] = []
     while True:
@@ -243,12 +268,12 @@ def test_retention_that_passes_a_range_after_it_was_planned_fails_the_task(
     log.delete_before(4)
     with pytest.raises(OffsetOutOfRangeError) as caught:
         _collect(frame)
-    assert (caught.value.stream, caught.value.partition, caught.value.offset, caught.value.oldest) == (
-        f"kafka.{log.name}",
-        0,
-        "0",
-        "4",
-    )
+    assert (
+        caught.value.stream,
+        caught.value.partition,
+        caught.value.offset,
+        caught.value.oldest,
+    ) == (f"kafka.{log.name}", 0, "0", "4")
 
 
 def test_a_topic_that_was_created_again_fails_the_task_though_it_has_the_offsets(
@@ -322,14 +347,18 @@ def test_a_long_range_is_read_by_several_tasks_and_every_record_once(
     frame = system.read(spark, ranges_of(system, log.name, {0: (10, count), 1: (0, 0)}))
     assert frame.rdd.getNumPartitions() == 2
     value = "cast(cast(value AS STRING) AS BIGINT)"
-    totals = frame.selectExpr("count(*)", "count(DISTINCT __offset)", "min(__offset)", f"sum(__offset - {value})")
+    totals = frame.selectExpr(
+        "count(*)", "count(DISTINCT __offset)", "min(__offset)", f"sum(__offset - {value})"
+    )
     assert tuple(totals.collect()[0]) == (count - 10, count - 10, 10, 0)
 
 
 WIDTH = (
     st.integers(0, 2 * MIN_TASK_OFFSETS)
     | st.integers(0, 6 * MAX_TASK_OFFSETS)
-    | st.sampled_from([MIN_TASK_OFFSETS, MIN_TASK_OFFSETS + 1, MAX_TASK_OFFSETS, MAX_TASK_OFFSETS + 1])
+    | st.sampled_from(
+        [MIN_TASK_OFFSETS, MIN_TASK_OFFSETS + 1, MAX_TASK_OFFSETS, MAX_TASK_OFFSETS + 1]
+    )
 )
 WIDTHS = st.lists(st.tuples(st.integers(0, 10**6), WIDTH), max_size=30)
 
@@ -349,7 +378,9 @@ def test_tasks_share_the_ranges_without_gap_or_overlap(widths: list[tuple[int, i
 
 
 def test_brokers_that_do_not_answer_are_a_transient_error_for_driver_and_tasks(lake: Lake) -> None:
-    nobody = KafkaSettings("kafka", f"127.0.0.1:{free_port()}", client={"socket.timeout.ms": 1000, "log_level": 0})
+    nobody = KafkaSettings(
+        "kafka", f"127.0.0.1:{free_port()}", client={"socket.timeout.ms": 1000, "log_level": 0}
+    )
     with pytest.raises(StreamUnavailableError) as error:
         KafkaStreams(lake, nobody).info("s")
     assert error.value.system == "kafka"
@@ -359,6 +390,8 @@ def test_brokers_that_do_not_answer_are_a_transient_error_for_driver_and_tasks(l
 
 
 def _collect(frame: object) -> None:
-    """Run the frame, with the error of ours that made its job fail, as Adjunct's own functions do."""
+    """Run the frame, with the error of ours that made its job fail, as Adjunct's own functions
+    do.
+    """
     with translate_spark_errors():
         frame.collect()  # type: ignore[attr-defined]

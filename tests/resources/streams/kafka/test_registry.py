@@ -1,4 +1,6 @@
-"""Schemas by id from a real registry: each message is read as its writer wrote it; what goes wrong is told apart."""
+"""Schemas by id from a real registry: each message is read as its writer wrote it; what goes
+wrong is told apart.
+"""
 
 from __future__ import annotations
 
@@ -19,19 +21,31 @@ import fastavro
 import pytest
 import requests
 
-from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError, StreamUnavailableError
+from dagster_adjunct.resources.errors import (
+    ConfigurationError,
+    SchemaMismatchError,
+    StreamUnavailableError,
+)
 from dagster_adjunct.resources.streams.kafka.avro import Avro
 from dagster_adjunct.resources.streams.kafka.protobuf import Protobuf
 from dagster_adjunct.resources.streams.kafka.record_formats import KafkaTopic
 from dagster_adjunct.resources.streams.kafka.schema_registry import SchemaRegistry
-from tests.resources.streams.kafka.messages import avro_schema, descriptor_set, message_class, read, written
+from tests.resources.streams.kafka.messages import (
+    avro_schema,
+    descriptor_set,
+    message_class,
+    read,
+    written,
+)
 from tests.servers.ports import free_port
 
 server = pytest.mark.server
 
 MILLIS = {"type": "long", "logicalType": "timestamp-millis"}
 OLD = avro_schema(("tailnum", "string"), ("seats", "int"), ("maker", "string"), ("at", "long"))
-NEW = avro_schema(("tailnum", "string"), ("seats", "long"), ("at", MILLIS), ("engines", "int"), engines=2)
+NEW = avro_schema(
+    ("tailnum", "string"), ("seats", "long"), ("at", MILLIS), ("engines", "int"), engines=2
+)
 PROTO = """syntax = "proto3"; package air;
 message Plane { string tailnum = 1; message Seat { string row = 1; } }
 message Flight { string tailnum = 1; }"""
@@ -77,7 +91,9 @@ def test_each_message_is_read_by_its_writers_schema_and_resolved_to_the_declared
 
 
 @server
-def test_an_alias_reads_a_field_that_its_writer_calls_otherwise(registry_url: str, subject: str) -> None:
+def test_an_alias_reads_a_field_that_its_writer_calls_otherwise(
+    registry_url: str, subject: str
+) -> None:
     writer = avro_schema(("tailnum", "string"), ("__deleted", "string"))
     reader = writer.replace('"name": "__deleted"', '"name": "deleted", "aliases": ["__deleted"]')
     number = post(registry_url, subject, writer)
@@ -109,7 +125,10 @@ def test_a_schema_that_builds_on_others_is_read_with_them(registry_url: str, sub
         (b"\0\x7f\xff\xff\xff\0", "has no schema 2147483647"),
         (b"PROTOBUF", "of the registry is PROTOBUF, not Avro"),
         (b"TRUNCATED", "not Avro of its schema: it ends too early"),
-        (b"INCOMPATIBLE", "its writer's schema can't be resolved to the declared one: .*int is not string"),
+        (
+            b"INCOMPATIBLE",
+            "its writer's schema can't be resolved to the declared one: .*int is not string",
+        ),
     ],
 )
 def test_a_message_whose_schema_can_not_be_used_is_refused_or_kept(
@@ -119,9 +138,11 @@ def test_a_message_whose_schema_can_not_be_used_is_refused_or_kept(
     if message == b"PROTOBUF":
         message = struct.pack(">bI", 0, post(registry_url, subject, PROTO, "PROTOBUF")) + b"\0"
     elif message == b"TRUNCATED":
-        message = framed(post(registry_url, subject, OLD), OLD, {"tailnum": "N1", "seats": 3, "maker": "X", "at": 1})[
-            :-2
-        ]
+        message = framed(
+            post(registry_url, subject, OLD),
+            OLD,
+            {"tailnum": "N1", "seats": 3, "maker": "X", "at": 1},
+        )[:-2]
     elif message == b"INCOMPATIBLE":
         other = avro_schema(("tailnum", "int"))
         message = framed(post(registry_url, subject, other), other, {"tailnum": 1})
@@ -132,7 +153,9 @@ def test_a_message_whose_schema_can_not_be_used_is_refused_or_kept(
 
 
 @server
-def test_writing_registers_the_schema_once_and_others_can_read_it(registry_url: str, subject: str) -> None:
+def test_writing_registers_the_schema_once_and_others_can_read_it(
+    registry_url: str, subject: str
+) -> None:
     registry = SchemaRegistry(registry_url)
     topic = KafkaTopic(value=Avro(NEW, registry=registry, subject=subject))
     row = {"tailnum": "N1", "seats": 1, "at": dt.datetime(2024, 1, 1, tzinfo=dt.UTC), "engines": 3}
@@ -148,10 +171,14 @@ def test_writing_registers_the_schema_once_and_others_can_read_it(registry_url: 
 
 
 @server
-def test_a_schema_that_the_registry_refuses_is_not_written_with(registry_url: str, subject: str) -> None:
+def test_a_schema_that_the_registry_refuses_is_not_written_with(
+    registry_url: str, subject: str
+) -> None:
     post(registry_url, subject, OLD)
     rule = {"compatibility": "BACKWARD"}
-    assert requests.put(f"{registry_url}/config/{subject}", json=rule, timeout=10).status_code == 200
+    assert (
+        requests.put(f"{registry_url}/config/{subject}", json=rule, timeout=10).status_code == 200
+    )
     bad = avro_schema(("tailnum", "int"))
     topic = KafkaTopic(value=Avro(bad, registry=SchemaRegistry(registry_url), subject=subject))
     with pytest.raises(SchemaMismatchError, match="rejects the schema"):
@@ -165,10 +192,13 @@ def test_a_schema_that_the_registry_refuses_is_not_written_with(registry_url: st
 def test_protobuf_with_a_registry_has_the_id_and_the_place_of_its_type(
     registry_url: str, subject: str, name: str
 ) -> None:
-    # The file that the descriptor set has: Plane, then Flight. Indexes are zigzag varints, their count first.
+    # The file that the descriptor set has: Plane, then Flight. Indexes are zigzag varints, their
+    # count first.
     indexes = {"air.Plane": b"\0", "air.Flight": b"\2\2", "air.Plane.Seat": b"\4\0\0"}[name]
     number = post(registry_url, subject, PROTO, "PROTOBUF")
-    declared = Protobuf(descriptor_set(), name, registry=SchemaRegistry(registry_url), subject=subject)
+    declared = Protobuf(
+        descriptor_set(), name, registry=SchemaRegistry(registry_url), subject=subject
+    )
     field = "row" if name.endswith("Seat") else "tailnum"
     sent = message_class("air.Plane").Seat if name.endswith("Seat") else message_class(name)
     message = struct.pack(">bI", 0, number) + indexes + sent(**{field: "N1"}).SerializeToString()
@@ -178,7 +208,9 @@ def test_protobuf_with_a_registry_has_the_id_and_the_place_of_its_type(
     if name != "air.Flight":  # whose unset fields are written too, in another form
         assert written(topic, row)[0]["__value"] == message
     other = struct.pack(">bI", 0, number) + b"\2\x0e" + message[5 + len(indexes) :]
-    with pytest.raises(SchemaMismatchError, match=r"another message type of its file: indexes \[7\]"):
+    with pytest.raises(
+        SchemaMismatchError, match=r"another message type of its file: indexes \[7\]"
+    ):
         read(topic, other)
     for cut in (message[:4], message[:5], message[:5] + b"\xff"):
         with pytest.raises(SchemaMismatchError, match=r"with a schema id|indexes can't be read"):
@@ -196,12 +228,25 @@ def test_a_registry_that_is_down_is_a_passing_trouble_and_says_which() -> None:
         read(topic, b"\0\0\0\0\1abc")
     assert caught.value.url == url
     with pytest.raises(StreamUnavailableError) as caught:
-        written(topic, {"tailnum": "N1", "seats": 1, "at": dt.datetime(2024, 1, 1, tzinfo=dt.UTC), "engines": 3})
+        written(
+            topic,
+            {
+                "tailnum": "N1",
+                "seats": 1,
+                "at": dt.datetime(2024, 1, 1, tzinfo=dt.UTC),
+                "engines": 3,
+            },
+        )
     assert caught.value.url == url
 
 
 @pytest.mark.parametrize(
-    ("url", "login"), [("registry:8081", None), ("http://me:secret@registry", None), ("http://registry", "me:secret")]
+    ("url", "login"),
+    [
+        ("registry:8081", None),
+        ("http://me:secret@registry", None),
+        ("http://registry", "me:secret"),
+    ],
 )
 def test_a_registry_with_a_secret_in_plain_text_is_refused(url: str, login: str | None) -> None:
     with pytest.raises(ConfigurationError) as caught:
@@ -226,7 +271,9 @@ class _Guarded(BaseHTTPRequestHandler):
         status = self.troubles.pop(0) if self.troubles else 200
         if self.headers.get("Authorization") not in ("Basic bWU6cGFzczp3b3Jk", "Bearer a-token"):
             status = 401
-        body = json.dumps({"schema": OLD} if status == 200 else {"error_code": status, "message": "no"}).encode()
+        body = json.dumps(
+            {"schema": OLD} if status == 200 else {"error_code": status, "message": "no"}
+        ).encode()
         self.send_response(status)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
@@ -237,7 +284,9 @@ class _Guarded(BaseHTTPRequestHandler):
         self.rfile.read(int(self.headers["Content-Length"]))
         self.asked.append(self.path)
         forbidden = self.path.endswith("/versions")
-        body = json.dumps({"error_code": 40301, "message": "no"} if forbidden else {"id": 258}).encode()
+        body = json.dumps(
+            {"error_code": 40301, "message": "no"} if forbidden else {"id": 258}
+        ).encode()
         self.send_response(403 if forbidden else 200)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
@@ -249,7 +298,9 @@ class _Guarded(BaseHTTPRequestHandler):
 
 @contextmanager
 def guarded(*troubles: int) -> Iterator[tuple[str, list[str]]]:
-    """A small server in the registry's place: the real one here knows no logins and has no troubles."""
+    """A small server in the registry's place: the real one here knows no logins and has no
+    troubles.
+    """
     asked: list[str] = []
     handler = type("Guarded", (_Guarded,), {"troubles": list(troubles), "asked": asked})
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as listening:
@@ -261,7 +312,9 @@ def guarded(*troubles: int) -> Iterator[tuple[str, list[str]]]:
 @pytest.mark.lengthy
 def test_writing_needs_no_right_to_register_a_schema_that_is_there() -> None:
     with guarded() as (url, asked):
-        topic = KafkaTopic("planes", Avro(avro_schema(("seats", "int")), registry=SchemaRegistry(url)))
+        topic = KafkaTopic(
+            "planes", Avro(avro_schema(("seats", "int")), registry=SchemaRegistry(url))
+        )
         assert written(topic, {"seats": 1})[0]["__value"] == b"\0\0\0\1\2\2"
         assert asked == ["/subjects/planes-value"]
 
@@ -269,7 +322,10 @@ def test_writing_needs_no_right_to_register_a_schema_that_is_there() -> None:
 @pytest.mark.lengthy
 @pytest.mark.parametrize(
     ("given", "value"),
-    [({"login": "env:REGISTRY_LOGIN"}, "me:pass:word"), ({"token": "env:REGISTRY_LOGIN"}, "a-token")],
+    [
+        ({"login": "env:REGISTRY_LOGIN"}, "me:pass:word"),
+        ({"token": "env:REGISTRY_LOGIN"}, "a-token"),
+    ],
 )
 def test_a_registry_is_logged_in_to_and_asked_once_for_each_schema(
     monkeypatch: pytest.MonkeyPatch, given: dict[str, str], value: str
@@ -295,13 +351,19 @@ def test_a_registry_is_logged_in_to_and_asked_once_for_each_schema(
 
 
 @server
-def test_a_field_that_its_writer_has_in_another_case_is_not_its_default(registry_url: str, subject: str) -> None:
+def test_a_field_that_its_writer_has_in_another_case_is_not_its_default(
+    registry_url: str, subject: str
+) -> None:
     writer = avro_schema(("tailnum", "string"), ("Seats", "int"))
-    reader = avro_schema(("tailnum", "string"), ("seats", ["null", "int"])).replace("}]}", ', "default": null}]}')
+    reader = avro_schema(("tailnum", "string"), ("seats", ["null", "int"])).replace(
+        "}]}", ', "default": null}]}'
+    )
     number = post(registry_url, subject, writer)
     message = framed(number, writer, {"tailnum": "N1", "Seats": 3})
     registry = SchemaRegistry(registry_url)
     with pytest.raises(SchemaMismatchError, match="no field 'seats', but 'Seats'"):
         read(KafkaTopic(value=Avro(reader, registry=registry)), message)
     alias = reader.replace('"name": "seats"', '"name": "seats", "aliases": ["Seats"]')
-    assert read(KafkaTopic(value=Avro(alias, registry=registry)), message) == [{"tailnum": "N1", "seats": 3}]
+    assert read(KafkaTopic(value=Avro(alias, registry=registry)), message) == [
+        {"tailnum": "N1", "seats": 3}
+    ]

@@ -1,4 +1,6 @@
-"""Logging in to Kafka: secrets are named, never held; a login that is refused is an error at once."""
+"""Logging in to Kafka: secrets are named, never held; a login that is refused is an error at
+once.
+"""
 
 from __future__ import annotations
 
@@ -59,10 +61,13 @@ def login(broker: KafkaServer) -> Callable[..., KafkaSettings]:
 
     def make(factory: str | None = None, **changed: Any) -> KafkaSettings:
         client = {
-            "security.protocol": "SASL_SSL", "sasl.mechanism": "PLAIN", "sasl.username": guarded.USER,
-            "sasl.password": "env:KAFKA_PASSWORD", "ssl.ca.location": str(broker.folder / "ca.pem"),
+            "security.protocol": "SASL_SSL",
+            "sasl.mechanism": "PLAIN",
+            "sasl.username": guarded.USER,
+            "sasl.password": "env:KAFKA_PASSWORD",
+            "ssl.ca.location": str(broker.folder / "ca.pem"),
             **{key.replace("_", "."): value for key, value in changed.items()},
-        }  # fmt: skip
+        }
         return KafkaSettings("kafka", broker.addresses["GUARDED"], client, factory)
 
     return make
@@ -81,23 +86,39 @@ def test_records_go_over_tls_with_a_password_that_only_the_environment_holds(
     assert (streams.oldest([ssp])[ssp], streams.upcoming([ssp])[ssp]) == ("0", "2")
     assert info.identity is not None
     task = pickle.dumps((streams.topic("private"), TopicRange(0, 0, 2)))
-    for held in (task, repr(info).encode(), repr(streams.topic("private")).encode(), str(settings).encode()):
+    for held in (
+        task,
+        repr(info).encode(),
+        repr(streams.topic("private")).encode(),
+        str(settings).encode(),
+    ):
         assert guarded.PASSWORD.encode() not in held
     command = [sys.executable, "-c", _TASK, base64.b64encode(task).decode()]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+    )
     assert done.stdout == """[b'{"value":"a"}', b'{"value":"b"}']\n""", done.stderr
     bare = {name: value for name, value in os.environ.items() if name != "KAFKA_PASSWORD"}
-    done = subprocess.run(command, cwd=ROOT, env=bare, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        command, cwd=ROOT, env=bare, capture_output=True, text=True, timeout=60, check=False
+    )
     assert "environment variable KAFKA_PASSWORD, which is not set in this process" in done.stderr
 
 
 @server
 @pytest.mark.parametrize("ask", ["topics", "describe", "read", "append"])
 def test_a_wrong_password_is_a_permanent_error_at_once(
-    ask: str, login: Callable[..., KafkaSettings], broker: KafkaServer, monkeypatch: pytest.MonkeyPatch
+    ask: str,
+    login: Callable[..., KafkaSettings],
+    broker: KafkaServer,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     topic = broker.new_topic()
-    identity = KafkaStreams(lake_in(InMemoryStore()), KafkaSettings("kafka", broker.bootstrap)).info(topic).identity
+    identity = (
+        KafkaStreams(lake_in(InMemoryStore()), KafkaSettings("kafka", broker.bootstrap))
+        .info(topic)
+        .identity
+    )
     assert identity is not None
     monkeypatch.setenv("KAFKA_PASSWORD", SECRET)
     streams = KafkaStreams(lake_in(InMemoryStore()), login())
@@ -108,7 +129,9 @@ def test_a_wrong_password_is_a_permanent_error_at_once(
         "read": lambda: list(read_ranges(facts, [TopicRange(0, 0, 5)])),
         "append": lambda: _sent(facts),
     }
-    with pytest.raises(ConfigurationError, match=r"Kafka system 'kafka' .* rejected the connection") as caught:
+    with pytest.raises(
+        ConfigurationError, match=r"Kafka system 'kafka' .* rejected the connection"
+    ) as caught:
         asked[ask]()
     assert SECRET not in str(caught.value)
     assert "credentials" in caught.value.next_step
@@ -128,7 +151,9 @@ def test_a_broker_whose_certificate_is_not_trusted_is_refused(
 ) -> None:
     monkeypatch.setenv("KAFKA_PASSWORD", guarded.PASSWORD)
     guarded._certificates(tmp_path)  # of another authority
-    streams = KafkaStreams(lake_in(InMemoryStore()), login(ssl_ca_location=str(tmp_path / "ca.pem")))
+    streams = KafkaStreams(
+        lake_in(InMemoryStore()), login(ssl_ca_location=str(tmp_path / "ca.pem"))
+    )
     with pytest.raises(ConfigurationError, match="rejected the connection: SSL"):
         streams.info("private")
 
@@ -153,7 +178,9 @@ def test_a_callback_gives_tokens_to_every_kind_of_client(broker: KafkaServer) ->
     settings = _with_tokens(broker, "token_settings")
     streams = KafkaStreams(lake_in(InMemoryStore()), settings)
     topic = broker.new_topic()
-    table = pa.table({"key": pa.array([None], pa.binary()), "value": pa.array([b"\0"], pa.binary())})
+    table = pa.table(
+        {"key": pa.array([None], pa.binary()), "value": pa.array([b"\0"], pa.binary())}
+    )
     streams.append(topic, table, producer="me", sequence=1)
     there = pickle.loads(pickle.dumps(streams.topic(topic)))
     read = read_ranges(there, [TopicRange(0, 0, 1)])
@@ -172,9 +199,17 @@ def test_a_callback_without_a_token_is_a_passing_trouble(broker: KafkaServer) ->
 def test_nothing_that_is_kept_or_shown_holds_a_secret(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KAFKA_PASSWORD", SECRET)
     settings = KafkaSettings("kafka", "127.0.0.1:9", {"sasl.password": "env:KAFKA_PASSWORD"})
-    assert resolve_client_settings(settings) == {"bootstrap.servers": "127.0.0.1:9", "sasl.password": SECRET}
+    assert resolve_client_settings(settings) == {
+        "bootstrap.servers": "127.0.0.1:9",
+        "sasl.password": SECRET,
+    }
     streams = KafkaStreams(lake_in(InMemoryStore()), settings)
-    for held in (pickle.dumps(settings), repr(settings).encode(), repr(streams).encode(), repr(vars(streams)).encode()):
+    for held in (
+        pickle.dumps(settings),
+        repr(settings).encode(),
+        repr(streams).encode(),
+        repr(vars(streams)).encode(),
+    ):
         assert SECRET.encode() not in held
     assert resolve_client_settings(pickle.loads(pickle.dumps(settings)))["sasl.password"] == SECRET
 
@@ -211,8 +246,16 @@ def test_a_setting_that_promises_rest_on_can_not_be_changed(key: str) -> None:
     ("client", "factory", "message"),
     [
         ({"nonsense.setting": 1}, None, "No such configuration property"),
-        ({"security.protocol": "SASL_SSL", "sasl.mechanism": "PLAIN"}, None, "sasl.username and sasl.password must be"),
-        ({"sasl.password": "env:NOT_THERE"}, None, "'sasl.password' is to be taken from the environment variable NOT_"),
+        (
+            {"security.protocol": "SASL_SSL", "sasl.mechanism": "PLAIN"},
+            None,
+            "sasl.username and sasl.password must be",
+        ),
+        (
+            {"sasl.password": "env:NOT_THERE"},
+            None,
+            "'sasl.password' is to be taken from the environment variable NOT_",
+        ),
         ({}, f"{FACTORIES}:nothing", "can't be imported"),
         ({}, "no.such.module:nothing", "can't be imported"),
         ({}, f"{FACTORIES}:login_settings", "failed with KeyError"),
@@ -220,8 +263,12 @@ def test_a_setting_that_promises_rest_on_can_not_be_changed(key: str) -> None:
         ({}, f"{FACTORIES}:group_settings", r"returned group\.id, which Adjunct sets itself"),
     ],
 )
-def test_settings_that_no_client_can_be_made_of_are_refused(client: Any, factory: str | None, message: str) -> None:
-    streams = KafkaStreams(lake_in(InMemoryStore()), KafkaSettings("kafka", "127.0.0.1:9", client, factory))
+def test_settings_that_no_client_can_be_made_of_are_refused(
+    client: Any, factory: str | None, message: str
+) -> None:
+    streams = KafkaStreams(
+        lake_in(InMemoryStore()), KafkaSettings("kafka", "127.0.0.1:9", client, factory)
+    )
     with pytest.raises(ConfigurationError, match=message):
         streams.list_streams()
 
@@ -235,7 +282,9 @@ def test_settings_that_no_client_can_be_made_of_are_refused(client: Any, factory
         ({}, "module:", "expected a function, as"),
     ],
 )
-def test_settings_that_can_not_travel_are_refused(client: Any, factory: str | None, message: str) -> None:
+def test_settings_that_can_not_travel_are_refused(
+    client: Any, factory: str | None, message: str
+) -> None:
     with pytest.raises(ConfigurationError, match=message):
         KafkaSettings("kafka", "127.0.0.1:9", client, factory)
 
@@ -243,8 +292,14 @@ def test_settings_that_can_not_travel_are_refused(client: Any, factory: str | No
 @pytest.mark.parametrize(
     ("client", "kind"),
     [
-        ({"security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "OAUTHBEARER"}, StreamUnavailableError),
-        ({"security.protocol": "SASL_PLAINTEXT", "sasl.mechanisms": "OAUTHBEARER"}, StreamUnavailableError),
+        (
+            {"security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "OAUTHBEARER"},
+            StreamUnavailableError,
+        ),
+        (
+            {"security.protocol": "SASL_PLAINTEXT", "sasl.mechanisms": "OAUTHBEARER"},
+            StreamUnavailableError,
+        ),
         ({}, ConfigurationError),
     ],
 )
@@ -266,7 +321,11 @@ def test_what_librdkafka_says_is_logged_once_for_each_broker_and_cause(
     caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
     settings = KafkaSettings("far", "localhost:1,127.0.0.1:2")
-    kinds: list[tuple[Any, dict[str, Any]]] = [("producer", {}), ("consumer", {"group.id": "g"}), ("admin", {})]
+    kinds: list[tuple[Any, dict[str, Any]]] = [
+        ("producer", {}),
+        ("consumer", {"group.id": "g"}),
+        ("admin", {}),
+    ]
     clients = [new_client(kind, settings, own, BrokerRefusals(settings)) for kind, own in kinds * 2]
     for turn in range(200):
         for client in clients:
@@ -278,13 +337,17 @@ def test_what_librdkafka_says_is_logged_once_for_each_broker_and_cause(
         "Kafka system 'far': 127.0.0.1:2",
         "Kafka system 'far': localhost:1",
     ]
-    assert {(record.name, record.levelname) for record in caplog.records} == {("adjunct.kafka", "ERROR")}
+    assert {(record.name, record.levelname) for record in caplog.records} == {
+        ("adjunct.kafka", "ERROR")
+    }
     assert "rdkafka" not in capfd.readouterr().err
 
 
 def test_causes_that_were_logged_are_kept_within_a_bound(caplog: pytest.LogCaptureFixture) -> None:
     for turn in range(1_500):
-        ClientLog("many").log(logging.ERROR, "", "FAIL", "", f"host{turn}.example:9092: Connect failed")
+        ClientLog("many").log(
+            logging.ERROR, "", "FAIL", "", f"host{turn}.example:9092: Connect failed"
+        )
     ClientLog("many").log(logging.ERROR, "", "FAIL", "", "host1499.example:9092: Connect failed")
     assert len(caplog.records) == 1_500
     assert len(kafka_client._logged) <= 1_000

@@ -13,9 +13,17 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pytest
 
-from dagster_adjunct.resources.errors import CommitConflictError, PermanentError, ProducerConflictError
+from dagster_adjunct.resources.errors import (
+    CommitConflictError,
+    PermanentError,
+    ProducerConflictError,
+)
 from dagster_adjunct.resources.streams.kafka.client import KafkaSettings, TopicFacts
-from dagster_adjunct.resources.streams.kafka.produce import TaskAppend, read_marks, send_in_transaction
+from dagster_adjunct.resources.streams.kafka.produce import (
+    TaskAppend,
+    read_marks,
+    send_in_transaction,
+)
 from dagster_adjunct.resources.streams.kafka.record_formats import KafkaTopic
 from dagster_adjunct.resources.streams.kafka.streams import KafkaStreams
 from dagster_adjunct.resources.streams.system import SystemStreamPartition
@@ -81,9 +89,15 @@ def test_a_frame_goes_in_whole_and_in_order_by_one_task(
     assert system.append("s", frame.drop("i").toArrow(), producer="p", sequence=1).duplicate
     with pytest.raises(ProducerConflictError) as caught:
         system.append("s", frame.where("i > 0"), producer="p", sequence=1, order_by=["i"])
-    assert (caught.value.stream, caught.value.producer, caught.value.sequence) == ("kafka.s", "p", 1)
+    assert (caught.value.stream, caught.value.producer, caught.value.sequence) == (
+        "kafka.s",
+        "p",
+        1,
+    )
     # What Spark knows to be empty has no task, but is a batch all the same.
-    assert system.append("s", frame.where("false"), producer="p", sequence=2, order_by=["i"]).rows == 0
+    assert (
+        system.append("s", frame.where("false"), producer="p", sequence=2, order_by=["i"]).rows == 0
+    )
     assert system.appended("s", "p", 2) is not None
     assert len(seen(kafka, topic)) == 300
 
@@ -92,7 +106,12 @@ def test_an_append_that_fails_leaves_nothing_and_may_be_repeated(
     kafka: KafkaServer, system: KafkaStreams, topic: str
 ) -> None:
     with pytest.raises(PermanentError, match="larger than the topic allows"):
-        system.append("s", pa.concat_tables([RECORDS, raw(("big", "x" * 2_000_000))]), producer="p", sequence=0)
+        system.append(
+            "s",
+            pa.concat_tables([RECORDS, raw(("big", "x" * 2_000_000))]),
+            producer="p",
+            sequence=0,
+        )
     assert seen(kafka, topic) == []
     # It is ended, not left open: what others write behind it is seen at once.
     system.append("s", RECORDS.slice(0, 1), producer="other", sequence=0)
@@ -108,11 +127,17 @@ def test_other_contents_under_a_sequence_that_is_in_are_refused(
     for other in (RECORDS.slice(1), pa.concat_tables([RECORDS, RECORDS.slice(0, 1)])):
         with pytest.raises(ProducerConflictError) as caught:
             system.append("s", other, producer="p", sequence=0)
-        assert (caught.value.stream, caught.value.producer, caught.value.sequence) == ("kafka.s", "p", 0)
+        assert (caught.value.stream, caught.value.producer, caught.value.sequence) == (
+            "kafka.s",
+            "p",
+            0,
+        )
     with pytest.raises(ProducerConflictError):
         system.append("s", RECORDS, producer="p", sequence=0, end_of_dataset="v1")
     # The order does not matter: another run of the same plan may give another.
-    assert system.append("s", RECORDS.take(list(range(19, -1, -1))), producer="p", sequence=0).duplicate
+    assert system.append(
+        "s", RECORDS.take(list(range(19, -1, -1))), producer="p", sequence=0
+    ).duplicate
     assert keys(kafka, topic) == ALL
 
 
@@ -138,7 +163,10 @@ def test_consumed_offsets_are_committed_with_the_records_for_kafkas_own_tools(
     kafka: KafkaServer, system: KafkaStreams, topic: str
 ) -> None:
     flights = kafka.new_topic(2)
-    consumed = {SystemStreamPartition("kafka", flights, 1): "42", SystemStreamPartition("lake", "weather", 0): "7"}
+    consumed = {
+        SystemStreamPartition("kafka", flights, 1): "42",
+        SystemStreamPartition("lake", "weather", 0): "7",
+    }
     system.append("s", RECORDS, producer="delays", sequence=0, consumed=consumed)
     assert committed(kafka, "delays", flights, 1) == 42
     too_large = raw(("big", "x" * 2_000_000))

@@ -39,21 +39,29 @@ class TopicLog:
         self.server, self.name = server, name
         self.seen: list[Entry] = []
 
-    def write(self, *values: bytes | None, partition: int = 0, key: bytes | None = None, **more: Any) -> list[Entry]:
+    def write(
+        self, *values: bytes | None, partition: int = 0, key: bytes | None = None, **more: Any
+    ) -> list[Entry]:
         """Write values (None: a tombstone) outside of any transaction."""
         with self._delivered(self.server.producer()) as (producer, entries):
             self._produce(producer, entries, values, partition, key, **more)
         self.seen += entries
         return entries
 
-    def write_in(self, producer: Producer, *values: bytes | None, partition: int = 0, **more: Any) -> list[Entry]:
-        """Write with somebody else's producer, whose transaction is not ended yet: nothing is to be seen so far."""
+    def write_in(
+        self, producer: Producer, *values: bytes | None, partition: int = 0, **more: Any
+    ) -> list[Entry]:
+        """Write with somebody else's producer, whose transaction is not ended yet: nothing is to
+        be seen so far.
+        """
         entries: list[Entry] = []
         self._produce(producer, entries, values, partition, **more)
         assert producer.flush(30) == 0
         return entries
 
-    def transaction(self, *values: bytes | None, partition: int = 0, commit: bool = True, **more: Any) -> list[Entry]:
+    def transaction(
+        self, *values: bytes | None, partition: int = 0, commit: bool = True, **more: Any
+    ) -> list[Entry]:
         """Write values in a transaction of their own, which is committed or aborted."""
         producer = self.transactional()
         producer.begin_transaction()
@@ -68,14 +76,17 @@ class TopicLog:
         return entries
 
     def wait_until_stable(self, offset: int, partition: int = 0, *, seconds: float = 30) -> None:
-        """Wait until readers get past this offset: brokers end a transaction a moment after they have said so.
+        """Wait until readers get past this offset: brokers end a transaction a moment after they
+        have said so.
 
         After these seconds at the most, since another transaction before it may be open.
         """
         admin, at = self.server.admin(), TopicPartition(self.name, partition)
         until = time.monotonic() + seconds
         while time.monotonic() < until:
-            asked = admin.list_offsets({at: OffsetSpec.latest()}, isolation_level=IsolationLevel.READ_COMMITTED)
+            asked = admin.list_offsets(
+                {at: OffsetSpec.latest()}, isolation_level=IsolationLevel.READ_COMMITTED
+            )
             if asked[at].result(30).offset > offset:
                 return
             time.sleep(0.01)
@@ -90,7 +101,9 @@ class TopicLog:
         admin = self.server.admin()
         at = TopicPartition(self.name, partition, offset)
         next(iter(admin.delete_records([at]).values())).result(30)
-        self.seen = [entry for entry in self.seen if entry.partition != partition or entry.offset >= offset]
+        self.seen = [
+            entry for entry in self.seen if entry.partition != partition or entry.offset >= offset
+        ]
 
     def between(self, ranges: Mapping[int, tuple[int, int]]) -> set[Entry]:
         """Return what a reader of these ranges must see."""
@@ -121,12 +134,23 @@ class TopicLog:
             offset, where = message.offset(), message.partition()
             assert offset is not None
             assert where is not None
-            entries.append(Entry(where, offset, message.key(), message.value(), message.timestamp()[1], headers or []))
+            entries.append(
+                Entry(
+                    where,
+                    offset,
+                    message.key(),
+                    message.value(),
+                    message.timestamp()[1],
+                    headers or [],
+                )
+            )
 
         at = list(times)
         for i, value in enumerate(values):
             own = {"timestamp": at[i]} if at else {}
-            producer.produce(self.name, value, key, partition, on_delivery=delivered, headers=headers, **own)
+            producer.produce(
+                self.name, value, key, partition, on_delivery=delivered, headers=headers, **own
+            )
             producer.poll(0)
         assert producer.flush(30) == 0
 
@@ -134,7 +158,10 @@ class TopicLog:
 def ranges_of(
     system: KafkaStreams, stream: str, ranges: Mapping[int, tuple[int, int]]
 ) -> dict[SystemStreamPartition, OffsetRange]:
-    return {SystemStreamPartition(system.name, stream, p): OffsetRange(str(a), str(b)) for p, (a, b) in ranges.items()}
+    return {
+        SystemStreamPartition(system.name, stream, p): OffsetRange(str(a), str(b))
+        for p, (a, b) in ranges.items()
+    }
 
 
 def entries_of(frame: DataFrame) -> list[Entry]:
