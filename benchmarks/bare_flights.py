@@ -18,7 +18,8 @@ BATCHES = (45_000, 45_000, 45_000, 31_054, 45_000, 45_000, 45_000, 35_722)
 FIRST_HALF = 4
 UPSERT = """
 INSERT INTO aircraft_state VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
-ON CONFLICT (tailnum) DO UPDATE SET last_flight = excluded.last_flight, last_origin = excluded.last_origin,
+ON CONFLICT (tailnum) DO UPDATE SET
+  last_flight = excluded.last_flight, last_origin = excluded.last_origin,
   last_dest = excluded.last_dest, last_time_hour = excluded.last_time_hour,
   last_dep_delay = excluded.last_dep_delay
 """

@@ -102,8 +102,9 @@ class ByHand:
             TableName=self.table,
             Key={"tail": item["tail"]},
             UpdateExpression="SET seen = :s, origin = :o, delay = :d, mark = :p ADD flights :n",
-            ConditionExpression="attribute_exists(tail) AND (attribute_not_exists(seen) OR seen <= :s) AND "
-            "(attribute_not_exists(mark) OR mark < :p)",
+            ConditionExpression="attribute_exists(tail)"
+            " AND (attribute_not_exists(seen) OR seen <= :s)"
+            " AND (attribute_not_exists(mark) OR mark < :p)",
             ExpressionAttributeValues={
                 ":s": item["seen"],
                 ":o": item["origin"],

@@ -111,8 +111,9 @@ def fill(broker: KafkaServer, topic: str, count: int) -> None:
         for n in range(start, min(start + 10_000, count)):
             tail = f"N{n * 7919 % 4000:05d}"
             value = (
-                f'{{"flight":"UA{n % 2000}","origin":"{places[n % 3]}","dest":"{places[n % 6]}","tailnum":"{tail}",'
-                f'"distance":{200 + n % 2500},"delay":{n % 90 - 12}.5,"hour":{1_357_020_000 + n // 50 * 3600}}}'
+                f'{{"flight":"UA{n % 2000}","origin":"{places[n % 3]}","dest":"{places[n % 6]}",'
+                f'"tailnum":"{tail}","distance":{200 + n % 2500},"delay":{n % 90 - 12}.5,'
+                f'"hour":{1_357_020_000 + n // 50 * 3600}}}'
             )
             batch.append({"key": tail, "value": value})
         producer.produce_batch(topic, batch)

@@ -56,7 +56,8 @@ MERGE INTO ice.db.history t USING changes s ON t.k = s.k AND t.until IS NULL AND
 WHEN MATCHED THEN UPDATE SET t.until = s.since
 """,
     """
-MERGE INTO ice.db.history t USING (SELECT * FROM changes WHERE NOT gone) s ON t.k = s.k AND t.since = s.since
+MERGE INTO ice.db.history t USING (SELECT * FROM changes WHERE NOT gone) s
+ON t.k = s.k AND t.since = s.since
 WHEN NOT MATCHED THEN INSERT ({columns}, until) VALUES ({values}, NULL)
 """,
 )

@@ -27,7 +27,9 @@ from benchmarks.quick_starts import application
 from dagster_adjunct import build_definitions
 
 defs = build_definitions(
-    application(os.environ["ADJUNCT_ENGINE"]), lake=os.environ["ADJUNCT_LAKE"], look_every=timedelta(seconds=5)
+    application(os.environ["ADJUNCT_ENGINE"]),
+    lake=os.environ["ADJUNCT_LAKE"],
+    look_every=timedelta(seconds=5),
 )
 """
 

@@ -187,8 +187,7 @@ def run(rounds: int) -> None:
                 for _ in range(rounds):
                     with TemporaryDirectory() as folder:
                         starts.append(start_once(Path(folder), make(streams), streams, until))
-                show(
-                    starts,
-                    f"{streams} stream{'s' if streams > 1 else ''} {what}{', bounded' if until else ''}",
-                )
+                plural = "s" if streams > 1 else ""
+                bounded = ", bounded" if until else ""
+                show(starts, f"{streams} stream{plural} {what}{bounded}")
     print()

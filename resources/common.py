@@ -145,7 +145,9 @@ class CodeLine:
         below it.
         """
         file = Path(self.file)
-        return f"{file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file}:{self.line}"
+        if file.is_relative_to(Path.cwd()):
+            file = file.relative_to(Path.cwd())
+        return f"{file}:{self.line}"
 
     def describe(self) -> str:
         """Return "flights.py, line 12", for messages: without the folder, so the text is the

@@ -25,11 +25,12 @@
     |   |-- BadChangeError, KeyOrderError
     |   |-- PlanningError, PartitionCountMismatchError
     |   |-- OperatorFailedError        an expression or a function of the application failed
-    |   `-- TableError, RecordNotFoundError, TableAccessError, TableNotFoundError, TableReplacedError
+    |   `-- TableError, RecordNotFoundError, TableAccessError, TableNotFoundError,
+    |       TableReplacedError
     `-- TransientError                 the same call may succeed later: retry it
         |-- StoreUnavailableError, StreamUnavailableError
         |-- ApplicationBusyError       another run of the application is active: wait until it ends
-        |-- RunLeaseLostError          the run could not renew its lease, or another run took it over
+        |-- RunLeaseLostError          the run's lease was not renewed, or another run took it over
         |-- SourceChangedError         files were replaced while they were read
         `-- TableUnavailableError
 
@@ -546,11 +547,11 @@ def raise_first(errors: Sequence[Exception], *, describe: Callable[[Exception], 
 # PermanentError
 # |-- KeyValueTableError           also: a request that a table can't take
 # |   |-- ScopeNotFoundError, ScopeNotEmptyError
-# |   |-- KeyValueTableNotFoundError   no such table, or it was deleted (and maybe recreated) since it was opened
+# |   |-- KeyValueTableNotFoundError   no such table, or it was deleted since it was opened
 # |   |-- KeyValueTableExistsError     a table of this name has another configuration
 # |   |-- KeyValueTableSealedError     reads continue, writes are rejected
 # |   |-- KeyTooLongError, ValueTooLongError, BatchTooLargeError   found before anything is sent
-# |   |-- ConditionsNotMetError        nothing was changed; `failures` lists each key with the version found
+# |   |-- ConditionsNotMetError        nothing was changed; `failures` has each key's version
 # |   |-- OutcomeUnknownError          the store did not report whether a write happened
 # |   |-- IteratorStateError           the state of another iteration, or no state at all
 # |   `-- SerializationError           a key or value that its serializer rejects or can't read

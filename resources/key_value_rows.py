@@ -5,9 +5,10 @@ entry's key and, optionally, its family. Nothing is locked: a write that depends
 decided from the version that was read, requires this version, and is decided again after a
 conflict.
 
-    {"seats":149,"tail":"N1","adjunct_applied":{"lake.flights.3":"0000000000:00000000000000000017:000000"}}
-    {"adjunct_deleted":true,"adjunct_at":1372636800.0,"adjunct_newest":["at","2013-07-01T00:00:00Z","lake.flights.3
-    …"]}
+    {"seats":149,"tail":"N1",
+     "adjunct_applied":{"lake.flights.3":"0000000000:00000000000000000017:000000"}}
+    {"adjunct_deleted":true,"adjunct_at":1372636800.0,
+     "adjunct_newest":["at","2013-07-01T00:00:00Z","lake.flights.3 …"]}
 
 A document has the record's columns, including those of its key and without nulls, and the marks
 that conditions need (`Applied`). A deleted record whose marks are kept is a document without

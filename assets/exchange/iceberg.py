@@ -579,7 +579,8 @@ def _with_hidden(hidden: dict[str, str], metadata: TableMetadata) -> TableMetada
 
 
 def _describe_view(view: Held) -> str:
-    return f"{_describe_owner(view)}{' at commit' if isinstance(view, StreamView) else ', version'} {view.version}"
+    kind = " at commit" if isinstance(view, StreamView) else ", version"
+    return f"{_describe_owner(view)}{kind} {view.version}"
 
 
 def _describe_owner(view: Held) -> str:

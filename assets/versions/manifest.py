@@ -112,7 +112,9 @@ class Lost(ManifestPart):
             f"offsets {start} to {int(end) - 1} of {ssp}"
             for ssp, (start, end) in self.ranges.items()
         ]
-        listed = f"{', '.join(ranges[:3])}{f' and of {len(ranges) - 3} more partitions' if len(ranges) > 3 else ''}"
+        listed = ", ".join(ranges[:3])
+        if len(ranges) > 3:
+            listed += f" and of {len(ranges) - 3} more partitions"
         named = ", ".join(map(repr, self.versions))
         lost = (
             f"not whole any more, and left out: {named}"

@@ -84,11 +84,13 @@ class Facts:
 
 
 _RELATION = """
-    SELECT c.oid::bigint, format('%%s.%%s', n.nspname, c.relname), c.relkind::text, c.relpersistence::text,
+    SELECT c.oid::bigint, format('%%s.%%s', n.nspname, c.relname), c.relkind::text,
+        c.relpersistence::text,
         ARRAY(
             SELECT a.attname::text FROM pg_attribute a
             LEFT JOIN pg_index i ON i.indrelid = c.oid
-                AND CASE c.relreplident WHEN 'd' THEN i.indisprimary WHEN 'i' THEN i.indisreplident ELSE false END
+                AND CASE c.relreplident
+                    WHEN 'd' THEN i.indisprimary WHEN 'i' THEN i.indisreplident ELSE false END
             WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
                 AND (c.relreplident = 'f' OR a.attnum = ANY (i.indkey))
         ),
@@ -98,9 +100,11 @@ _RELATION = """
 _COLUMNS = """
     WITH RECURSIVE base(oid, type) AS (
         SELECT oid, oid FROM pg_type WHERE typtype <> 'd'
-        UNION ALL SELECT d.oid, base.type FROM pg_type d JOIN base ON d.typbasetype = base.oid WHERE d.typtype = 'd'
+        UNION ALL SELECT d.oid, base.type FROM pg_type d JOIN base ON d.typbasetype = base.oid
+        WHERE d.typtype = 'd'
     )
-    SELECT a.attname::text, base.type::bigint, (CASE t.typcategory WHEN 'A' THEN t.typelem ELSE 0 END)::bigint,
+    SELECT a.attname::text, base.type::bigint,
+        (CASE t.typcategory WHEN 'A' THEN t.typelem ELSE 0 END)::bigint,
         a.attgenerated::text, a.attnotnull
     FROM pg_attribute a JOIN base ON base.oid = a.atttypid JOIN pg_type t ON t.oid = base.type
     WHERE a.attrelid = %s AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum
@@ -388,7 +392,8 @@ def _unpublished(table: str, what: str) -> ConfigurationError:
 _EARLIER = """
     SELECT EXISTS (
         SELECT FROM ONLY {} r, (SELECT xmin, cmin FROM pg_inherits WHERE inhrelid = %s) a
-        WHERE age(r.xmin) > age(a.xmin) OR (r.xmin = a.xmin AND r.cmin::text::bigint < a.cmin::text::bigint)
+        WHERE age(r.xmin) > age(a.xmin)
+            OR (r.xmin = a.xmin AND r.cmin::text::bigint < a.cmin::text::bigint)
     )
 """
 

@@ -200,9 +200,8 @@ class Slot:
         try:
             _expect(server, server.status == pq.ConnStatus.OK)
             name = f'"{self.name}_moment"'
-            made = server.exec_(
-                f"CREATE_REPLICATION_SLOT {name} TEMPORARY LOGICAL pgoutput EXPORT_SNAPSHOT".encode()
-            )
+            command = f"CREATE_REPLICATION_SLOT {name} TEMPORARY LOGICAL pgoutput EXPORT_SNAPSHOT"
+            made = server.exec_(command.encode())
             _expect(server, made.status == pq.ExecStatus.TUPLES_OK)
             position, exported = ((made.get_value(0, column) or b"").decode() for column in (1, 2))
             high, low = position.split("/")

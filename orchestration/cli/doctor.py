@@ -14,6 +14,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -143,11 +144,9 @@ def examine(reference: str | None, master: str | None, lake_url: str | None) -> 
 
     for dataset in app.datasets:
         if isinstance(dataset.input, FileSource):
-            yield run_check(
-                f"files of {dataset.name}", lambda source=dataset.input: check_files(source)
-            )  # type: ignore[misc]
+            yield run_check(f"files of {dataset.name}", partial(check_files, dataset.input))
     for table in app.tables.values():
-        yield run_check(f"table {table.name}", lambda table=table: check_table(table))  # type: ignore[misc]
+        yield run_check(f"table {table.name}", partial(check_table, table))
 
 
 def run_check(name: str, look: Callable[[], str]) -> Finding:

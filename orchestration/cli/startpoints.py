@@ -439,7 +439,9 @@ def clear_requests(
 ) -> None:
     """Remove startpoints of PARTITIONs that are not applied yet, and stop bounded replays there."""
     if everything == bool(partitions):
-        problem = f"{'PARTITIONs and --all are both given' if everything else 'neither PARTITIONs nor --all are given'}."
+        problem = "neither PARTITIONs nor --all are given."
+        if everything:
+            problem = "PARTITIONs and --all are both given."
         raise ConfigurationError(
             problem, "Give partitions, such as lake.flights.3, or --all.", setting="--all"
         )

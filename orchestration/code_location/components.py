@@ -164,9 +164,9 @@ def _arguments(function: Callable[..., Any]) -> dict[str, tuple[Any, inspect.Par
 
     Options that the function takes as `**options: Unpack[…]` are included, one by one.
     """
-    made = (
-        function if is_dataclass(function) or not isinstance(function, type) else function.__init__
-    )  # type: ignore[misc]
+    made: Any = function
+    if isinstance(function, type) and not is_dataclass(function):
+        made = vars(function)["__init__"]
     hints, parameters = (
         type_hints(inspect.unwrap(made)),
         inspect.signature(function).parameters.values(),

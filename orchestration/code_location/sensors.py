@@ -514,7 +514,8 @@ def describe_waiting(requests: "Sequence[StartpointRequest]") -> str:
         f"{one.ssp} at {describe_startpoint(one.startpoint)}, {one.by}: {one.reason}"
         for one in requests
     ]
-    return f"{len(requests)} startpoint{'s wait' if len(requests) != 1 else ' waits'} ({join_shortened(texts, '; ')})"
+    waiting = "1 startpoint waits" if len(requests) == 1 else f"{len(requests)} startpoints wait"
+    return f"{waiting} ({join_shortened(texts, '; ')})"
 
 
 def startpoints_launcher(
@@ -576,9 +577,8 @@ def startpoints_launcher(
             for ssp in sorted(ssps)
         ]
         if not pending:
-            return Skip(
-                f"No waiting startpoint can be applied by a task. {join_shortened(left, '; ')}".rstrip()
-            )
+            why = join_shortened(left, "; ")
+            return Skip(f"No waiting startpoint can be applied by a task. {why}".rstrip())
         what = "; ".join([describe_waiting(pending), *left[:3]])
         # While a dataset has to be built, no input is read, but a run still applies startpoints for
         # other datasets.

@@ -117,7 +117,8 @@ def default_expression(pairs: Pairs | None) -> tuple[str, ...]:
 
 def struct_expression(pairs: Pairs) -> str:
     """Return the Spark SQL expression of a struct with these fields."""
-    return f"named_struct({', '.join(f'{quote_text(name)}, {expression}' for name, expression in pairs)})"
+    arguments = [f"{quote_text(name)}, {expression}" for name, expression in pairs]
+    return f"named_struct({', '.join(arguments)})"
 
 
 def parse_pairs(what: str, columns: Expressions, *, empty: bool = False) -> Pairs:
@@ -703,7 +704,8 @@ class SendToTable(PassThroughSpec):
                 (UPDATE,),
                 names,
                 f"With a contract table {table} takes updates: give records their form with "
-                ".map(*update_message(…)), or write stream.update(table, set={…}); or leave the contract out.",
+                ".map(*update_message(…)), or write stream.update(table, set={…}); or leave the"
+                " contract out.",
             )
         context.declared.extend(compare_sink_types(sink, types))
         check_sink_columns(context.operator, sink, types)

@@ -317,10 +317,10 @@ def check_fed_datasets(
             problems = [error.problem.rstrip(".")]
         if problems:
             raise PlanningError(
-                f"{operator}: dataset {dataset.name!r} would not accept the records sent to its stream {stream}: "
-                f"{'; '.join(problems)}.",
-                'Keep the type of these columns, with .with_columns(NAME="cast(NAME as TYPE)"); or feed another '
-                "dataset on a stream of its own.",
+                f"{operator}: dataset {dataset.name!r} would not accept the records sent to its"
+                f" stream {stream}: {'; '.join(problems)}.",
+                'Keep the type of these columns, with .with_columns(NAME="cast(NAME as TYPE)"); or'
+                " feed another dataset on a stream of its own.",
                 operator=operator,
                 dataset=dataset.name,
                 stream=stream,

@@ -171,10 +171,9 @@ def _describe_changes(what: str, old: Item, new: Item, without: Sequence[str]) -
             removed = [str(column) for column in before if column not in after]
             parts = [f"new columns {', '.join(added)}"] if added else []
             parts += [f"columns {', '.join(removed)} are gone"] if removed else []
-            yield (
-                f"{what}:"
-                f" {'; '.join(parts) or f'the columns are in another order: {_format_value(after)}'}"
-            )
+            if not parts:
+                parts = [f"the columns are in another order: {_format_value(after)}"]
+            yield f"{what}: {'; '.join(parts)}"
             continue
         wording = _CHANGE_TEXTS.get(name, f"{name} is {{new}}, was {{old}}")
         yield f"{what} {wording.format(new=_format_value(after), old=_format_value(before))}"

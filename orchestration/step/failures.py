@@ -88,10 +88,9 @@ class Failure:
             return f"{what}: {truncate_text(self.part)}: {self.message if show_text else self.kind}"
         if f"[{self.kind}]" in self.message:  # Spark's own text, which ends with what to do
             return f"{what}: {self.message if show_text else self.kind}"
-        return (
-            f"{what} raised"
-            f" {self.kind}{f': {truncate_text(self.message)}' if show_text and self.message else ''}"
-        )
+        if show_text and self.message:
+            return f"{what} raised {self.kind}: {truncate_text(self.message)}"
+        return f"{what} raised {self.kind}"
 
 
 def parse_failure(error: Exception) -> Failure | None:

@@ -338,8 +338,8 @@ class PostgresRequests:
         schema, key = self._statements.schema, self.codec.key
         name = write_plan.idempotency_table_name(self._statements.table, key)
         cursor = await self.connection.execute(
-            """SELECT a.attname FROM pg_attribute a WHERE a.attrelid = to_regclass(%s) AND a.attnum > 0
-               AND NOT a.attisdropped""",
+            """SELECT a.attname FROM pg_attribute a
+               WHERE a.attrelid = to_regclass(%s) AND a.attnum > 0 AND NOT a.attisdropped""",
             (sql.Identifier(schema, name).as_string(self.connection),),
         )
         columns = [column for (column,) in await cursor.fetchall()]

@@ -103,7 +103,8 @@ class PostgresBookkeeping:
         cursor = await self.connection.execute(
             """SELECT to_regclass(%s) IS NOT NULL, to_regclass(%s) IS NOT NULL,
                  pg_relation_filenode(to_regclass(%s))::text,
-                 has_table_privilege(to_regclass(%s), 'SELECT'), has_table_privilege(to_regclass(%s), 'SELECT')""",
+                 has_table_privilege(to_regclass(%s), 'SELECT'),
+                 has_table_privilege(to_regclass(%s), 'SELECT')""",
             (quoted[0], quoted[1], quoted[0], quoted[0], quoted[2]),
         )
         exists, marks, file, readable, kept = await cursor.fetchone() or (

@@ -92,16 +92,20 @@ _SETTINGS = "SET enable_hashjoin = off; SET enable_mergejoin = off; SET jit = of
 
 MISSING_RIGHTS = """
     SELECT current_user,
-      (SELECT array_agg(DISTINCT privilege) FROM unnest(%s::text[], %s::text[]) AS wanted (privilege, name)
-       WHERE NOT has_schema_privilege(n.oid, 'USAGE') OR NOT has_column_privilege(c.oid, name, privilege)),
+      (SELECT array_agg(DISTINCT privilege)
+       FROM unnest(%s::text[], %s::text[]) AS wanted (privilege, name)
+       WHERE NOT has_schema_privilege(n.oid, 'USAGE')
+         OR NOT has_column_privilege(c.oid, name, privilege)),
       current_setting('transaction_read_only')::boolean
-    FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = %s AND c.relname = %s"""
+    FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+    WHERE n.nspname = %s AND c.relname = %s"""
 """The user, which of the privileges it lacks for a column of the table, and whether the session
 is read-only.
 """
 MAY_CREATE = """
     SELECT current_user,
-      coalesce((SELECT has_schema_privilege(oid, 'CREATE') FROM pg_namespace WHERE nspname = %(schema)s),
+      coalesce((SELECT has_schema_privilege(oid, 'CREATE') FROM pg_namespace
+                WHERE nspname = %(schema)s),
                has_database_privilege(current_database(), 'CREATE')),
       current_setting('transaction_read_only')::boolean"""
 """The user, whether it may create a table in the schema, or else the schema, and whether the
@@ -109,7 +113,8 @@ session is read-only.
 """
 DROPS_ROWS = """
     SELECT CASE
-      WHEN EXISTS (SELECT FROM pg_trigger WHERE tgrelid = c.oid AND NOT tgisinternal AND tgtype & 3 = 3)
+      WHEN EXISTS (SELECT FROM pg_trigger
+                   WHERE tgrelid = c.oid AND NOT tgisinternal AND tgtype & 3 = 3)
       THEN 'a trigger'
       WHEN c.relhasrules THEN 'a rule'
       WHEN row_security_active(c.oid) THEN 'a row security policy'
@@ -368,12 +373,13 @@ class Statements:
             excluded += [f"{name} = excluded.{name}" for name in ("newest_of", "newest", "tie")]
             # If the time was stored for another column, its text may be invalid for this column's
             # type.
-            kept = """CASE WHEN b.newest_of = {newest_of} THEN (b.newest::{cast}, b.tie COLLATE "C") """
+            kept = 'CASE WHEN b.newest_of = {newest_of} THEN (b.newest::{cast}, b.tie COLLATE "C") '
             holds.append(kept + "<= (s.{time}, s.__tie) ELSE false END")
             fails.append(kept + "> (s.{time}, s.__tie) ELSE false END")
             holds_excluded.append(
                 "(b.newest IS NULL OR b.newest_of <> {newest_of} OR "
-                """(b.newest::{cast}, b.tie COLLATE "C") <= (excluded.newest::{cast}, excluded.tie))"""
+                '(b.newest::{cast}, b.tie COLLATE "C") <= '
+                "(excluded.newest::{cast}, excluded.tie))"
             )
             # Subqueries take one index lookup per key, two for a key without a mark; joins would
             # read both tables entirely.
@@ -551,7 +557,9 @@ async def read_postgres_columns(
     cursor = await connection.execute(
         """SELECT a.attname, format_type(a.atttypid, a.atttypmod), format_type(a.atttypid, -1),
              coalesce(o.collisdeterministic, true), o.collname
-           FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid JOIN pg_namespace n ON n.oid = c.relnamespace
+           FROM pg_attribute a
+           JOIN pg_class c ON c.oid = a.attrelid
+           JOIN pg_namespace n ON n.oid = c.relnamespace
            LEFT JOIN pg_collation o ON o.oid = a.attcollation
            WHERE n.nspname = %s AND c.relname = %s AND a.attnum > 0 AND NOT a.attisdropped
            ORDER BY a.attnum""",
@@ -564,8 +572,11 @@ async def read_postgres_columns(
     names = [name for name, *_ in rows]
     cursor = await connection.execute(
         """SELECT array_agg(a.attname::text)
-           FROM pg_index i JOIN pg_class c ON c.oid = i.indrelid JOIN pg_namespace n ON n.oid = c.relnamespace
-           JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum = ANY (i.indkey[0:i.indnkeyatts - 1])
+           FROM pg_index i
+           JOIN pg_class c ON c.oid = i.indrelid
+           JOIN pg_namespace n ON n.oid = c.relnamespace
+           JOIN pg_attribute a
+             ON a.attrelid = c.oid AND a.attnum = ANY (i.indkey[0:i.indnkeyatts - 1])
            WHERE n.nspname = %s AND c.relname = %s AND i.indisunique AND i.indpred IS NULL
            GROUP BY i.indexrelid""",
         (schema, table),

@@ -318,13 +318,16 @@ has begun.
 FENCE = r"""
 local known = tonumber(redis.call("HGET", KEYS[#KEYS], ARGV[#ARGV - 1]) or "0")
 if known > tonumber(ARGV[#ARGV]) then return { "fenced", string.format("%.0f", known) } end
-if known < tonumber(ARGV[#ARGV]) then redis.call("HSET", KEYS[#KEYS], ARGV[#ARGV - 1], ARGV[#ARGV]) end
+if known < tonumber(ARGV[#ARGV]) then
+  redis.call("HSET", KEYS[#KEYS], ARGV[#ARGV - 1], ARGV[#ARGV])
+end
 """
 
 _PRELUDE = r"""
 local key, args, call = KEYS[1], ARGV, redis.call
 local time_column, horizon, key_column = args[2], args[3], args[4]
-local sub, match, find, byte, rep, max = string.sub, string.match, string.find, string.byte, string.rep, math.max
+local sub, match, find = string.sub, string.match, string.find
+local byte, rep, max = string.byte, string.rep, math.max
 local NULL, REFUSED = "\0", "adjunct refuses: "
 """
 
@@ -341,7 +344,11 @@ local function bytes_below(a, b)
   local same, step = 0, 64
   while step >= 1 do
     local part = sub(a, same + 1, same + step)
-    if #part == step and part == sub(b, same + 1, same + step) then same = same + step else step = step / 2 end
+    if #part == step and part == sub(b, same + 1, same + step) then
+      same = same + step
+    else
+      step = step / 2
+    end
   end
   local x, y = byte(a, same + 1), byte(b, same + 1)
   return y ~= nil and (x == nil or x < y)
@@ -393,7 +400,8 @@ local function sum(a, b)
   local sb, ib, fb = parsed(b)
   local scale = max(#fa, #fb)
   local x, y = ia .. fa .. rep("0", scale - #fa), ib .. fb .. rep("0", scale - #fb)
-  local width = (math.floor(max(#x, #y) / 14) + 1) * 14  -- 14 digits at a time are exact; the first are 0
+  -- 14 digits at a time are exact; the first are 0.
+  local width = (math.floor(max(#x, #y) / 14) + 1) * 14
   x, y = rep("0", width - #x) .. x, rep("0", width - #y) .. y
   local sign, way = sa, 1
   if sa ~= sb then
@@ -431,7 +439,9 @@ end
 _WITHIN = r"""
 local function within(field, text, most)
   if #text > tonumber(most) then
-    refuse("column " .. field .. " would have " .. #text .. " bytes, and " .. most .. " are allowed")
+    refuse(
+      "column " .. field .. " would have " .. #text .. " bytes, and " .. most .. " are allowed"
+    )
   end
   return text
 end
@@ -450,7 +460,8 @@ local function clean(fields)
   for i = 1, #fields, 2 do new[fields[i]] = true end
   for _, name in ipairs(call("HKEYS", key)) do
     if name == "adjunct_deleted" then tombstone = true end
-    if not new[name] and (name == "adjunct_deleted" or sub(name, 1, 8) ~= "adjunct_") then gone[#gone + 1] = name end
+    local is_column = name == "adjunct_deleted" or sub(name, 1, 8) ~= "adjunct_"
+    if is_column and not new[name] then gone[#gone + 1] = name end
   end
   if gone[1] then call("HDEL", key, unpack(gone)) end
   if tombstone then call("PERSIST", key) end
@@ -464,8 +475,8 @@ end
 """
 
 _CHANGE = r"""
--- Collect the fields that the changes at these places set, and those that they remove. Late changes only add numbers
--- and append.
+-- Collect the fields that the changes at these places set, and those that they remove. Late changes
+-- only add numbers and append.
 local function change(at, to, current, fields, late)
   local removed = {}
   while at <= to do
@@ -476,11 +487,14 @@ local function change(at, to, current, fields, late)
     elseif what == "append" then
       local old, items = current(field) or "[]", args[at + 3]
       if sub(old, 1, 1) ~= "[" then refuse("column " .. field .. " holds no list") end
-      text = within(field, old == "[]" and "[" .. items .. "]" or sub(old, 1, -2) .. "," .. items .. "]", args[at + 2])
+      local list = sub(old, 1, -2) .. "," .. items .. "]"
+      if old == "[]" then list = "[" .. items .. "]" end
+      text = within(field, list, args[at + 2])
       at = at + 4
     elseif what == "merge" then
       local last = at + 3 + tonumber(args[at + 3])
-      text = not late and within(field, merged(field, current(field) or "{}", at + 4, last), args[at + 2])
+      text = not late
+        and within(field, merged(field, current(field) or "{}", at + 4, last), args[at + 2])
       at = last + 1
     else
       if not late then removed[#removed + 1] = field end
@@ -493,8 +507,8 @@ end
 """
 
 _READ_STATE = r"""
-  local known = call("HMGET", key, "adjunct_deleted", key_column, "adjunct_marks", "adjunct_newest_by", "adjunct_time",
-    "adjunct_tie", time_column)
+  local known = call("HMGET", key, "adjunct_deleted", key_column, "adjunct_marks",
+    "adjunct_newest_by", "adjunct_time", "adjunct_tie", time_column)
 """
 
 _CHECK_MARKS = r"""
@@ -529,7 +543,12 @@ _COLLECT_RECORD = r"""
 """
 
 _COLLECT_DELETE = r"""
-  local names = { [3] = "adjunct_marks", [4] = "adjunct_newest_by", [5] = "adjunct_time", [6] = "adjunct_tie" }
+  local names = {
+    [3] = "adjunct_marks",
+    [4] = "adjunct_newest_by",
+    [5] = "adjunct_time",
+    [6] = "adjunct_tie",
+  }
   for i = 3, 6 do
     if known[i] then fields[#fields + 1], fields[#fields + 2] = names[i], known[i] end
   end

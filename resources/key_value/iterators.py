@@ -1,8 +1,10 @@
 """Iterating over a table: `TablePages`, and `IteratorState`, from which another process can
 continue.
 
-| format | kind | incarnation | hash of what is iterated | partition | last key returned | checksum |
-| 1      | 1    | 8           | 16                       | 4         | any               | 8        |   bytes
+Its parts, with their sizes in bytes:
+
+| format | kind | incarnation | hash of what is iterated | partition | last key | checksum |
+| 1      | 1    | 8           | 16                       | 4         | any      | 8        |
 """
 
 from __future__ import annotations

@@ -288,9 +288,7 @@ class DynamoDbSegment:
                     "ProjectionExpression": attributes,
                 }
             }
-            answer: Any = await calls.read(
-                lambda client, request=request: client.batch_get_item(RequestItems=request)
-            )  # type: ignore[misc]
+            answer: Any = await calls.read(partial(_get_items, request))
             for item in answer["Responses"].get(calls.name, ()):
                 key = table_key_of(item) if by_sort_key is None else by_sort_key[item["s"]["B"]]
                 into[key] = _entry(key, item, values)
@@ -764,3 +762,7 @@ def _may_pass(error: BaseException) -> bool:
 
     unreached = isinstance(error.__cause__, EndpointConnectionError | ConnectTimeoutError)
     return isinstance(error, TransientError) and not unreached
+
+
+def _get_items(request: dict[str, Any], client: Any) -> Any:
+    return client.batch_get_item(RequestItems=request)

@@ -93,7 +93,8 @@ _NO_ROOM = re.compile(
 )
 _DAMAGED = re.compile(
     r"^Caused by:"
-    r" (?:java\.lang\.\w+|java\.io\.(?:EOF|FileNotFound)Exception|[\w.$]*\b(?:parquet|zstd)\b[\w.$]*"
+    r" (?:java\.lang\.\w+|java\.io\.(?:EOF|FileNotFound)Exception"
+    r"|[\w.$]*\b(?:parquet|zstd)\b[\w.$]*"
     r"|[\w.]+\.SchemaColumnConvertNotSupportedException): (?P<cause>[^\n]*)",
     re.MULTILINE,
 )

@@ -173,7 +173,8 @@ def quick_jvm_options(java: str, *, keep_classes: bool = False) -> str:
         return f"{_SHORT_LIVED} -XX:SharedArchiveFile={archive} {_QUIETLY}"
     if not keep_classes or not _can_write(archive.parent):
         return _SHORT_LIVED
-    return f"{_SHORT_LIVED} -XX:ArchiveClassesAtExit={archive.with_suffix(f'.{os.getpid()}')} {_QUIETLY}"
+    dumped = archive.with_suffix(f".{os.getpid()}")
+    return f"{_SHORT_LIVED} -XX:ArchiveClassesAtExit={dumped} {_QUIETLY}"
 
 
 def stop_jvm(gateway: Any, options: str) -> None:

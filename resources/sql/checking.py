@@ -437,8 +437,9 @@ _WORD = re.compile("[a-z_]+")
 _NESTED = frozenset({"array", "map", "struct"})
 _COMPARISONS = frozenset({"EQ", "NEQ", "LT", "LTE", "GT", "GTE", "NullSafeEQ", "NullSafeNEQ"})
 _PREDICATES = frozenset({"In", "Between", "Like", "ILike", "RegexpLike", "Is"})
-_FIELDS = """year y years yr yrs yearofweek quarter qtr month mon mons months week w weeks day d days dayofweek dow
-    dayofweek_iso dow_iso doy hour h hours hr hrs minute m min mins minutes second s sec seconds secs"""
+_FIELDS = """year y years yr yrs yearofweek quarter qtr month mon mons months week w weeks day d
+    days dayofweek dow dayofweek_iso dow_iso doy hour h hours hr hrs minute m min mins minutes
+    second s sec seconds secs"""
 _NO_DDL = re.compile(r"[!?;@#%^&*+=/~|$]")
 
 
@@ -613,22 +614,22 @@ _RULES = {
         ("Add Sub Mul Div Mod", _check_arithmetic),
         ("DPipe Concat", _check_concatenation),
         (
-            """Upper Lower Trim Length Initcap Ascii Substring Left Right Pad Repeat Unhex RegexpReplace
-            RegexpExtract Replace Translate RegexpSplit Levenshtein StrPosition Like ILike RegexpLike Contains
-            StartsWith EndsWith""",
+            """Upper Lower Trim Length Initcap Ascii Substring Left Right Pad Repeat Unhex
+            RegexpReplace RegexpExtract Replace Translate RegexpSplit Levenshtein StrPosition Like
+            ILike RegexpLike Contains StartsWith EndsWith""",
             _expects(*_SCALARS),
         ),
         ("Sqrt Exp Ln Round Floor Ceil Pow Sin Cos Tan IsNan", _expects("number", "text")),
         ("Abs Neg", _expects("number", "text", "interval")),
         (
-            """Year Month Day DayOfMonth DayOfWeek DayOfYear Hour Minute Second WeekOfYear LastDay AddMonths
-            NextDay TimeToStr""",
+            """Year Month Day DayOfMonth DayOfWeek DayOfYear Hour Minute Second WeekOfYear LastDay
+            AddMonths NextDay TimeToStr""",
             _expects("time", "text"),
         ),
         ("MD5 SHA SHA2", _expects("text", "binary")),
         (
-            """ArrayDistinct ArraySort ArrayContains ArrayFilter ArraySlice Exists Transform Flatten ArrayToString
-            ArrayMax ArrayMin""",
+            """ArrayDistinct ArraySort ArrayContains ArrayFilter ArraySlice Exists Transform
+            Flatten ArrayToString ArrayMax ArrayMin""",
             _expects("array"),
         ),
         ("ArraySize Explode", _expects("array", "map")),
@@ -645,9 +646,10 @@ _TIME_WORD = r"\s*(now|today|tomorrow|yesterday)(?:\s+[\w/:+-]+)?\s*"  # perhaps
 _QUOTED_TIME = re.compile(rf"(['\"]){_TIME_WORD}\1", re.IGNORECASE)
 _TIME_LITERAL = re.compile(_TIME_WORD, re.IGNORECASE)
 _COMPARES = "EQ NEQ LT LTE GT GTE NullSafeEQ NullSafeNEQ Between In If Case"
-_OF_TIMES = """AddMonths DateAdd DateDiff DateSub Day DayOfMonth DayOfWeek DayOfYear Extract Hour LastDay Minute Month
-    MonthsBetween NextDay Quarter Second TimeStrToTime TimestampAdd TimestampDiff TimestampTrunc TimeToStr TsOrDsAdd
-    TsOrDsDiff TsOrDsToDate TsOrDsToTimestamp WeekOfYear Year"""
+_OF_TIMES = """AddMonths DateAdd DateDiff DateSub Day DayOfMonth DayOfWeek DayOfYear Extract Hour
+    LastDay Minute Month MonthsBetween NextDay Quarter Second TimeStrToTime TimestampAdd
+    TimestampDiff TimestampTrunc TimeToStr TsOrDsAdd TsOrDsDiff TsOrDsToDate TsOrDsToTimestamp
+    WeekOfYear Year"""
 """The syntax nodes that compare, and those whose operands are cast to dates or timestamps."""
 
 

@@ -212,7 +212,8 @@ _DOUBTS = {
     ),
     UNSURE: re.compile(
         r"[^\w"
-        r" \t\r\n.,()=<>!+*/%|'\"`-]|!(?!=)|,\s*[,)]|\(\s*,|(?<!\w)\.|\.(?!\w)|\btry_cast\b|\bunknown\b"
+        r" \t\r\n.,()=<>!+*/%|'\"`-]|!(?!=)|,\s*[,)]|\(\s*,|(?<!\w)\.|\.(?!\w)"
+        r"|\btry_cast\b|\bunknown\b"
         r"|\b(?:both|leading|trailing)\s+(?!from\b)"
         r"|\b(?!(?:and|or|not|when|then|else|case|like|between|div|from|for)\b)[a-z_]\w*\s+\d",
         re.I | re.A,

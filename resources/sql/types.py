@@ -154,27 +154,28 @@ _CAST_TO = {
 # The types of functions that always return the same type, by the names of the parser's nodes.
 _RESULT_TYPES = {
     "boolean": (
-        """EQ NEQ LT LTE GT GTE NullSafeEQ NullSafeNEQ And Or Not Is Between In Like ILike RegexpLike Escape
-        Boolean StartsWith EndsWith Contains ArrayContains IsNan EqualNull Exists MapContainsKey LogicalAnd
-        LogicalOr"""
+        """EQ NEQ LT LTE GT GTE NullSafeEQ NullSafeNEQ And Or Not Is Between In Like ILike
+        RegexpLike Escape Boolean StartsWith EndsWith Contains ArrayContains IsNan EqualNull
+        Exists MapContainsKey LogicalAnd LogicalOr"""
     ),
     "string": (
-        """Upper Lower Trim Initcap RegexpReplace RegexpExtract Replace Translate ConcatWs TimeToStr Hex MD5 SHA
-        SHA2 JSONExtractScalar JSONFormat Soundex Chr SubstringIndex CurrentUser RawString Uuid UnixToStr Typeof Space
-        RegexpSubstr SplitPart Format ToBase64 ParseUrl ArrayToString Dayname Monthname ToChar"""
+        """Upper Lower Trim Initcap RegexpReplace RegexpExtract Replace Translate ConcatWs
+        TimeToStr Hex MD5 SHA SHA2 JSONExtractScalar JSONFormat Soundex Chr SubstringIndex
+        CurrentUser RawString Uuid UnixToStr Typeof Space RegexpSubstr SplitPart Format ToBase64
+        ParseUrl ArrayToString Dayname Monthname ToChar"""
     ),
     "int": (
-        """Length Ascii StrPosition Levenshtein Year Month Day DayOfMonth DayOfWeek DayOfYear Hour Minute Second
-        Quarter WeekOfYear Week ArraySize BitLength RegexpCount RegexpInstr UnixDate BitwiseCount RowNumber Rank
-        DenseRank Ntile"""
+        """Length Ascii StrPosition Levenshtein Year Month Day DayOfMonth DayOfWeek DayOfYear Hour
+        Minute Second Quarter WeekOfYear Week ArraySize BitLength RegexpCount RegexpInstr UnixDate
+        BitwiseCount RowNumber Rank DenseRank Ntile"""
     ),
     "bigint": (
-        """StrToUnix UnixSeconds UnixMillis UnixMicros ArrayPosition Count CountIf ApproxDistinct TimestampDiff
-        Factorial"""
+        """StrToUnix UnixSeconds UnixMillis UnixMicros ArrayPosition Count CountIf ApproxDistinct
+        TimestampDiff Factorial"""
     ),
     "double": (
-        """Sqrt Exp Ln Pow Sin Cos Tan Asin Acos Atan Atan2 Cbrt Degrees Radians MonthsBetween Log Pi Sign Rint
-        Rand Stddev Variance"""
+        """Sqrt Exp Ln Pow Sin Cos Tan Asin Acos Atan Atan2 Cbrt Degrees Radians MonthsBetween Log
+        Pi Sign Rint Rand Stddev Variance"""
     ),
     "date": (
         "TsOrDsToDate TsOrDsAdd LastDay AddMonths CurrentDate NextDay DateTrunc DateFromUnixDate"
@@ -184,8 +185,8 @@ _RESULT_TYPES = {
     "void": "Null",
     "array<string>": "RegexpSplit RegexpExtractAll JSONKeys",
     "array<…>": (
-        """ArrayExcept ArrayIntersect ArrayRemove ArrayAppend ArrayInsert ArraysZip GenerateSeries Flatten
-        ArrayPrepend ArrayAgg ArrayUniqueAgg"""
+        """ArrayExcept ArrayIntersect ArrayRemove ArrayAppend ArrayInsert ArraysZip GenerateSeries
+        Flatten ArrayPrepend ArrayAgg ArrayUniqueAgg"""
     ),
     "map<…>": "VarMap Map MapFromEntries StrToMap",
     "interval…": "Interval MakeInterval",
@@ -202,8 +203,8 @@ _RESULT_TYPES_BY_NAME = {
     "timestamp": "timestamp_seconds timestamp_millis timestamp_micros to_timestamp_ltz",
     "timestamp_ntz": "to_timestamp_ntz",
     "string": (
-        """current_catalog uuid base64 sha1 split_part btrim lcase ucase space format_string printf to_json
-        url_encode url_decode bin conv mask quote format_number to_csv"""
+        """current_catalog uuid base64 sha1 split_part btrim lcase ucase space format_string
+        printf to_json url_encode url_decode bin conv mask quote format_number to_csv"""
     ),
     "array<…>": "array_repeat array_union map_entries map_values zip_with sentences",
     "map<…>": "map_concat map_filter map_zip_with transform_keys transform_values",

@@ -1,10 +1,12 @@
 """The pointer of a segment: the one object that is swapped, with the current state.
 
-    | magic and format | checksum | status | number | time | nonce | length of levels | levels (JSON) | log |
+    | magic and format | checksum | status | number | time | nonce |
+    | length of levels | levels (JSON) | log |
 
 The log has the recent commits in full, oldest first, and grows at its end:
 
-    | length of the rest | length of tokens | tokens | each change: key length, value length, version, key, value |
+    | length of the rest | length of tokens | tokens |
+    | each change: key length, value length, version, key, value |
 
 Older commits are in runs, which `levels` lists, oldest first. A key's entry in the log hides those
 in runs, and one in a newer run those in older runs. The tokens of recent commits are kept with the

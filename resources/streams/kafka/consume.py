@@ -293,9 +293,10 @@ class _RangeConsumer:
                 continue
             position: Any = given[-1].offset()
             self._positions[partition] = position + 1
-            inside = (
-                given if position < wanted.end else [m for m in given if m.offset() < wanted.end]
-            )  # type: ignore[operator]
+            inside = given
+            if position >= wanted.end:
+                end: Any = wanted.end
+                inside = [message for message in given if message.offset() < end]
             if position + 1 >= wanted.end:
                 self.stop_partition(partition)
             if inside:
