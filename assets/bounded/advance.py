@@ -18,9 +18,10 @@ stored as rejected and does not block the next one. Behaviour: SAMZA-1278, "Boun
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.bounded.candidate import (
@@ -32,8 +33,8 @@ from dagster_adjunct.assets.bounded.candidate import (
     validate_candidate,
 )
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, FileSource, QuerySource
-from dagster_adjunct.assets.sources.deliveries import Awaiting, Delivery
-from dagster_adjunct.assets.sources.version_sources import open_source
+from dagster_adjunct.assets.sources.open_source import open_source
+from dagster_adjunct.assets.sources.version_source import Awaiting, Delivery
 from dagster_adjunct.assets.versions import actions
 from dagster_adjunct.assets.versions.dataset_log import DatasetLog, Members, join_version_set
 from dagster_adjunct.assets.versions.manifest import (
@@ -67,78 +68,93 @@ from dagster_adjunct.resources.validation import validated
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+_DROPPED = frozenset({"redelivered", "left_out"})
+"""The counters of records that were dropped."""
+
 
 def build_bounded_report(member: Member) -> AdvanceReport:
     """Return the report of this dataset's advance, with what its next version waits for."""
-    manifest, version = member.manifest, member.manifest.version
-    idle = (
-        member.awaiting is not None
-        and member.awaiting.idle
-        and version is not None
-        and not member.lost
-    )
-    outcomes: list[tuple[object, Action]] = [
-        (member.sealed, "sealed"), (member.rejected, "rejected"), (member.unchanged, "unchanged"),
-        (idle, "up-to-date"), (True, "waiting"),
-    ]  # fmt: skip
-    action = next(action for happened, action in outcomes if happened)
-    dropped = member.notes and not {"redelivered", "left_out"}.isdisjoint(member.counters)
-    notes = ["the version delivered equals the current one"] if action == "unchanged" else []
-    notes += ["nothing new was delivered"] if action == "up-to-date" and not dropped else []
-    notes += [
-        _describe_rejected(member, ref)
-        for id in member.rejected
-        if (ref := manifest.ref(id)) is not None
-    ]
-    unserved = (ref for id in member.unserved if (ref := manifest.ref(id)) is not None)
-    notes += [actions.describe_unserved(manifest, ref) for ref in unserved]
-    newest = max(manifest.versions, key=lambda ref: ref.number, default=None)
-    if newest is not None and newest.state == "rejected" and not member.rejected:
-        notes.append(
-            f"version {newest.name!r} ({newest.id}), delivered last, is rejected: {newest.reason}"
-        )
-    awaiting = (
-        None if idle or member.awaiting is None or not member.awaiting.missing else member.awaiting
-    )
-    if awaiting is not None:
-        begun = awaiting.version
-        wanted = (
-            f"version {begun!r}"
-            if begun
-            else "the first version"
-            if version is None
-            else "the next version"
-        )
-        notes.append(f"{wanted} waits for {awaiting.described}")
-    if manifest.pin is not None:
-        notes.append(
-            f"pinned to {manifest.pin.version} by {manifest.pin.by}: {manifest.pin.reason}"
-        )
+    manifest = member.manifest
+    version = manifest.version
     evaluated = member.last_built or version
-    return AdvanceReport(
+    action = _choose_action(member)
+    awaiting = member.awaiting
+    if awaiting is not None and (_is_idle(member) or not awaiting.missing):
+        awaiting = None
+    lost = [summary.summary() for summary in member.lost]
+    warnings = dict.fromkeys([*member.warnings, *lost, *member.notes])
+    report = AdvanceReport(
         dataset=manifest.name,
         kind=manifest.declaration.kind,
         action=action,
         version=None if version is None else version.id,
         sealed=member.sealed,
         rejected=member.rejected,
-        lost=tuple(name for lost in member.lost for name in lost.versions),
-        evaluated=evaluated.id if evaluated else None,
-        verdicts=evaluated.verdicts if evaluated else (),
-        warnings=tuple(
-            dict.fromkeys(
-                [*member.warnings, *[lost.summary() for lost in member.lost], *member.notes]
-            )
-        ),
+        lost=tuple(chain.from_iterable(lost.versions for lost in member.lost)),
+        warnings=tuple(warnings),
         rows=None if version is None else version.rows,
         counters=member.counters,
         offsets=manifest.offsets,
-        waiting=() if awaiting is None else awaiting.missing,
-        waiting_since=None if awaiting is None else awaiting.since,
         seconds=member.stages.seconds,
         schema=member.source.schema if version is None else version.columns,
-        note="; ".join(notes),
+        note="; ".join(_list_notes(member, action, awaiting)),
     )
+    if evaluated is not None:
+        report = replace(report, evaluated=evaluated.id, verdicts=evaluated.verdicts)
+    if awaiting is not None:
+        report = replace(report, waiting=awaiting.missing, waiting_since=awaiting.since)
+    return report
+
+
+def _choose_action(member: Member) -> Action:
+    """Return what this advance did, in one word."""
+    if member.sealed:
+        return "sealed"
+    if member.rejected:
+        return "rejected"
+    if member.unchanged:
+        return "unchanged"
+    return "up-to-date" if _is_idle(member) else "waiting"
+
+
+def _is_idle(member: Member) -> bool:
+    """Whether nothing has arrived since the served version, and nothing was lost."""
+    if member.awaiting is None or member.lost:
+        return False
+    return member.awaiting.idle and member.manifest.version is not None
+
+
+def _list_notes(member: Member, action: Action, awaiting: Awaiting | None) -> Iterator[str]:
+    """Yield what a reader of the report has to know besides its fields."""
+    manifest = member.manifest
+    if action == "unchanged":
+        yield "the version delivered equals the current one"
+    dropped = bool(member.notes) and not _DROPPED.isdisjoint(member.counters)
+    if action == "up-to-date" and not dropped:
+        yield "nothing new was delivered"
+    for ref in _refs(manifest, member.rejected):
+        yield _describe_rejected(member, ref)
+    for ref in _refs(manifest, member.unserved):
+        yield actions.describe_unserved(manifest, ref)
+    newest = max(manifest.versions, key=lambda ref: ref.number, default=None)
+    if newest is not None and newest.state == "rejected" and not member.rejected:
+        yield f"version {newest.name!r} ({newest.id}), delivered last, is rejected: {newest.reason}"
+    if awaiting is not None:
+        yield f"{_name_awaited(awaiting, manifest)} waits for {awaiting.described}"
+    if manifest.pin is not None:
+        yield f"pinned to {manifest.pin.version} by {manifest.pin.by}: {manifest.pin.reason}"
+
+
+def _refs(manifest: BoundedManifest, ids: Iterable[str]) -> list[VersionRef]:
+    """Return the versions with these ids that are still known."""
+    refs = [manifest.ref(id) for id in ids]
+    return [ref for ref in refs if ref is not None]
+
+
+def _name_awaited(awaiting: Awaiting, manifest: BoundedManifest) -> str:
+    if awaiting.version:
+        return f"version {awaiting.version!r}"
+    return "the first version" if manifest.version is None else "the next version"
 
 
 def _describe_rejected(member: Member, ref: VersionRef) -> str:

@@ -20,7 +20,7 @@ from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.declaration.extractors import Projection
 from dagster_adjunct.assets.declaration.policies import parse_valid_from
 from dagster_adjunct.assets.reading.version_reader import VersionReader
-from dagster_adjunct.assets.sources.deliveries import Awaiting, Delivery, VersionSource
+from dagster_adjunct.assets.sources.version_source import Awaiting, Delivery, VersionSource
 from dagster_adjunct.assets.validation.validators import Candidate, evaluate
 from dagster_adjunct.assets.versions import leases
 from dagster_adjunct.assets.versions.dataset_log import Attempt, DatasetLog

@@ -23,7 +23,7 @@ from dagster_adjunct.assets.reading.diff import VersionDiff, diff_versions
 from dagster_adjunct.assets.reading.key_lookup import FileCache
 from dagster_adjunct.assets.reading.valid_time import VersionsOverTime
 from dagster_adjunct.assets.reading.version_reader import VersionReader
-from dagster_adjunct.assets.sources.deliveries import Awaiting
+from dagster_adjunct.assets.sources.version_source import Awaiting
 from dagster_adjunct.assets.versions import actions, dataset_log
 from dagster_adjunct.assets.versions.actions import HistoryEntry, VersionActions
 from dagster_adjunct.assets.versions.dataset_log import DatasetLog
@@ -507,7 +507,7 @@ class StoredVersions(VersionOperations):
         `manifest` is the newest of the dataset. Builds and commits nothing. Needs the declaration,
         not only the name.
         """
-        from dagster_adjunct.assets.sources.version_sources import open_source
+        from dagster_adjunct.assets.sources.open_source import open_source
 
         assert self.spec is not None
         source = open_source(systems, self.spec, self._lake)

@@ -26,13 +26,13 @@ from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, FileSource
 from dagster_adjunct.assets.declaration.policies import MARKER, natural_sort_key
-from dagster_adjunct.assets.sources.deliveries import (
+from dagster_adjunct.assets.sources.entries import derive_entry_schema
+from dagster_adjunct.assets.sources.version_source import (
     Awaiting,
     Delivery,
     VersionSource,
     contradiction_error,
 )
-from dagster_adjunct.assets.sources.entries import derive_entry_schema
 from dagster_adjunct.assets.versions.manifest import BoundedManifest, Delivered, MarkerFacts
 from dagster_adjunct.assets.versions.version import declaration_from_spec
 from dagster_adjunct.resources.bucketing import hashing

@@ -17,8 +17,8 @@ both.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -54,6 +54,7 @@ from dagster_adjunct.assets.versions.version import POSITION, find_newest_valid_
 from dagster_adjunct.assets.writing.generation import (
     ARROW,
     SPARK,
+    GenerationWriter,
     count_deletions,
     write_generation,
 )
@@ -205,132 +206,208 @@ def select_applicable(
     return changes.where(F.col(PROBLEM).isNull()).drop(PROBLEM, decoding.RAW)
 
 
+@dataclass(frozen=True, slots=True)
+class WrittenChanges:
+    """Changes that were written as one generation, and not yet committed.
+
+    `advance` is the one to continue with: if the ranges had to be committed before their dead
+    letters were sent, it is the one after that commit. `samples` are the first values of the
+    ordering columns.
+    """
+
+    advance: Advance
+    generation: Generation
+    counters: dict[str, int]
+    samples: Samples | None
+
+
+@dataclass(frozen=True, slots=True)
+class _WritePlan:
+    """How the changes of some ranges become one generation.
+
+    Changes at or below `late_from`, a position or a time, are late: they may be older than
+    deletions that are no longer stored. None if none is late, or if rows are placed again.
+    `replaced_from` is the same for changes that a rewind applies again, which are late only if
+    nothing of their key is stored.
+    """
+
+    options: WriteOptions
+    order_by: tuple[str, ...]
+    partitioned: bool
+    late_from: int | None
+    replaced_from: int | None
+
+
+def _plan_write(advance: Advance, *, again: bool) -> _WritePlan:
+    """Return how changes are written; `again` says that a rewind applies them once more."""
+    spec = advance.spec
+    following = spec.following
+    horizon = advance.manifest.horizon
+    has_history = following.history is not None
+    by_offset = following.order is None
+    stored = target_generations(advance)
+    begins = not any(generation.files for generation in stored)
+    options = WriteOptions(f"dataset {spec.name!r}")
+    if has_history:  # a base stores where the validity of a row ends
+        newest = find_newest_valid_from(() if advance.running else stored)
+        over_time = TimelineOptions(fills_ends=begins, newest=newest)
+        options = replace(options, over_time=over_time)
+    elif begins and by_offset:
+        # Ordered by a column, a deletion also wins against later changes with a lower value, so a
+        # base keeps it too.
+        options = replace(options, drop_tombstones=True)
+    replaced_from = None
+    if again and not by_offset and not has_history:
+        replaced_from = horizon
+    places_rows = again and (by_offset or replaced_from is not None)
+    if following.completes or places_rows:
+        completion = RowCompletion(
+            dataset=spec.name,
+            layout=commit.table_layout(advance.source),
+            generations=stored,
+            by_offset=by_offset,
+            set_aside=isinstance(following.on_bad_change, DeadLetters),
+            again=again,
+            horizon=replaced_from,
+        )
+        options = replace(options, completion=completion)
+    late_from = None
+    # A table that is being built has dropped no tombstones yet.
+    if not advance.running and (has_history or not again):
+        late_from = horizon
+    in_one_order = not again and following.order_by is None
+    return _WritePlan(
+        options,
+        order_by=(POSITION,) if in_one_order else (POSITION, OFFSET, PARTITION),
+        partitioned=advance.source.copartitioned and not again,
+        late_from=late_from,
+        replaced_from=replaced_from,
+    )
+
+
+class _ChangeWriter:
+    """Writes files, and takes incomplete and late changes out of their stats.
+
+    Stats and footers are stored in manifests, where these changes don't belong.
+    """
+
+    def __init__(self, write: GenerationWriter) -> None:
+        self._write = write
+        self.incomplete: list[tuple[int, int, str]] = []
+        self.late = 0
+
+    def __call__(self, *rows_and_place: Any, **how: Any) -> list[BucketFile]:
+        return list(map(self._take_stats, self._write(*rows_and_place, **how)))
+
+    def _take_stats(self, file: BucketFile) -> BucketFile:
+        stats = dict(file.stats)
+        self.late += stats.pop("late", 0)
+        if "incomplete" not in stats:
+            return replace(file, stats=stats)
+        self.incomplete += map(tuple, stats.pop("incomplete"))
+        return replace(file, stats=stats, footer=None)  # the footer has the same list
+
+
 def write_changes(
     advance: Advance,
     attempt: Attempt,
     ranges: Ranges,
     rewinding: ActiveRewind | None,
     spark: Callable[[], SparkSession],
-) -> tuple[Advance, Generation, dict[str, int], Samples | None]:
-    """Write the changes of these ranges as one generation; return the advance, the generation,
-    counters and samples.
+) -> WrittenChanges:
+    """Write the changes of these ranges as one generation, and send those that were set aside.
 
-    The samples are the first values of the ordering columns. If the ranges had to be committed
-    before their dead letters were sent, the returned advance is the one after that commit. Raises
-    BadChangeError and NullKeyError for changes that can't be applied.
+    Raises BadChangeError and NullKeyError for changes that can't be applied.
     """
-    source, spec, manifest, lake = (
-        advance.source,
-        advance.spec,
-        advance.manifest,
-        advance.context.lake,
-    )
-    following, late = spec.following, None
+    spec = advance.spec
+    manifest = advance.manifest
+    plan = _plan_write(advance, again=rewinding is not None)
     reached = commit.offsets_after(advance, ranges)
     ahead = {ssp: (offset, advance.ends[ssp]) for ssp, offset in reached.items()}
     changes, samples = read_changes(
-        source, ranges, spark, manifest.positions_from, manifest.first_ordered, ahead
+        advance.source, ranges, spark, manifest.positions_from, manifest.first_ordered, ahead
     )
-    if rewinding is None or following.history is not None:
-        # A table that is being built has dropped no tombstones yet.
-        horizon = None if advance.running else manifest.horizon
-        changes, late = drop_late(changes, horizon, following.on_bad_change)
-    layout, set_aside, over_time = (
-        commit.table_layout(source),
-        isinstance(following.on_bad_change, DeadLetters),
-        None,
-    )
-    stored = target_generations(advance)
-    begins = not any(generation.files for generation in stored)
-    if following.history is not None:  # a base stores where the validity of a row ends
-        newest = find_newest_valid_from(() if advance.running else stored)
-        over_time = TimelineOptions(fills_ends=begins, newest=newest)
-    # Ordered by a column, a deletion also wins against later changes with a lower value, so a base
-    # keeps it too. With history a deletion ends the validity of a row.
-    drop_tombstones = begins and following.order is None and over_time is None
-    by_offset, again = following.order is None, rewinding is not None
-    horizon = manifest.horizon if again and not by_offset and following.history is None else None
-    completion, incomplete, late_again = None, list[tuple[int, int, str]](), 0
-    if following.completes or (again and (by_offset or horizon is not None)):
-        completion = RowCompletion(spec.name, layout, stored, by_offset, set_aside, again, horizon)
-
-    def write_files(*rows_and_place: Any, **how: Any) -> list[BucketFile]:
-        """Write files, and move incomplete and late changes from the files' stats into this call's
-        variables.
-
-        Stats and footers are stored in manifests, where these changes don't belong.
-        """
-        nonlocal late_again
-        files, write = [], ARROW if spark is IN_PROCESS else SPARK
-        for file in write(*rows_and_place, **how):
-            incomplete.extend(map(tuple, file.stats.get("incomplete", ())))
-            late_again += file.stats.get("late", 0)
-            stats = {
-                name: value
-                for name, value in file.stats.items()
-                if name not in ("incomplete", "late")
-            }
-            # The footer has the same list.
-            footer = None if "incomplete" in file.stats else file.footer
-            files.append(replace(file, stats=stats, footer=footer))
-        return files
-
+    on_bad_change = spec.following.on_bad_change
+    set_aside = isinstance(on_bad_change, DeadLetters)
+    changes, count_late = drop_late(changes, plan.late_from, on_bad_change)
+    writer = _ChangeWriter(ARROW if spark is IN_PROCESS else SPARK)
     generation, counters = write_generation(
-        lake,
+        advance.context.lake,
         attempt,
         manifest.next_generation,
-        layout,
+        commit.table_layout(advance.source),
         select_applicable(changes, spec.name, set_aside=set_aside),
-        write_files,
-        WriteOptions(
-            f"dataset {spec.name!r}",
-            drop_tombstones=drop_tombstones,
-            over_time=over_time,
-            completion=completion,
-        ),
-        order_by=(
-            (POSITION,)
-            if rewinding is None and following.order_by is None
-            else (POSITION, OFFSET, PARTITION)
-        ),
-        partitioned=source.copartitioned and rewinding is None,
+        writer,
+        plan.options,
+        order_by=plan.order_by,
+        partitioned=plan.partitioned,
     )
-    if rewinding is not None and late_again and not rewinding.forced:
+    if rewinding is not None and writer.late and not rewinding.forced:
         advance.log.drop(generation)
-        raise DatasetError(
-            f"dataset {spec.name!r}: {late_again:,} of the changes can't be applied again, because"
-            " the dataset has no entries with their keys. The keys may have been deleted:"
-            f" deletions up to position {horizon} are no longer stored, and these changes are not"
-            " newer.",
-            f"Rebuild it: adjunct dataset rebuild {spec.name} MODULE:APP --reason …. With force,"
-            " these changes are set aside as late.",
-            dataset=spec.name,
-        )
-    letters = build_dead_letters(changes, spec, incomplete) if set_aside else None
+        raise _forgotten_deletions_error(spec.name, writer.late, plan.replaced_from)
+    letters = build_dead_letters(changes, spec, writer.incomplete) if set_aside else None
     if letters is not None:
         try:
-            if manifest.quarantining is None and rewinding is None:
-                # First, so that a run that takes over sends the same letters again, which adds
-                # nothing. A rewind that is repeated reads the same ranges.
-                spans = {str(ssp): span for ssp, span in ranges.items()}
-                advance = commit.commit_fields(
-                    advance, quarantining=spans, change=Change(action="quarantine")
-                )
-            identity = (*(rewinding.identity if rewinding is not None else ()), *sorted(incomplete))
-            read_to, distance = commit.offsets_after(advance, ranges), source.system.distance
-            counters["quarantined"] = send_dead_letters(
-                advance.context.systems,
-                spec,
-                letters,
-                producer=dead_letter_producer(advance, identity),
-                sequence=1 + sum(distance(ssp, "0", end) for ssp, end in read_to.items()),
-            )
+            advance = _commit_before_letters(advance, ranges, rewinding)
+            identity = sorted(writer.incomplete)
+            sent = _send_letters(advance, ranges, rewinding, letters, identity)
+            counters["quarantined"] = sent
         except CommitConflictError:
             advance.log.drop(generation)
             raise
-    if late is not None or (horizon is not None and not set_aside):
-        counters["late"] = late_again if late is None else late()
-    return advance, generation, counters, samples
+    if count_late is not None:
+        counters["late"] = count_late()
+    elif plan.replaced_from is not None and not set_aside:
+        counters["late"] = writer.late
+    return WrittenChanges(advance, generation, counters, samples)
+
+
+def _forgotten_deletions_error(dataset: str, late: int, horizon: int | None) -> DatasetError:
+    return DatasetError(
+        f"dataset {dataset!r}: {late:,} of the changes can't be applied again, because"
+        " the dataset has no entries with their keys. The keys may have been deleted:"
+        f" deletions up to position {horizon} are no longer stored, and these changes are not"
+        " newer.",
+        f"Rebuild it: adjunct dataset rebuild {dataset} MODULE:APP --reason …. With force,"
+        " these changes are set aside as late.",
+        dataset=dataset,
+    )
+
+
+def _commit_before_letters(
+    advance: Advance, ranges: Ranges, rewinding: ActiveRewind | None
+) -> Advance:
+    """Commit the ranges whose dead letters are about to be sent.
+
+    A run that takes over then sends the same letters again, which adds nothing. A rewind that is
+    repeated reads the same ranges anyway.
+    """
+    if rewinding is not None or advance.manifest.quarantining is not None:
+        return advance
+    spans = {str(ssp): span for ssp, span in ranges.items()}
+    return commit.commit_fields(advance, quarantining=spans, change=Change(action="quarantine"))
+
+
+def _send_letters(
+    advance: Advance,
+    ranges: Ranges,
+    rewinding: ActiveRewind | None,
+    letters: Any,
+    incomplete: Sequence[tuple[int, int, str]],
+) -> int:
+    """Send the dead letters of these ranges once; return their number."""
+    identity: tuple[object, ...] = tuple(incomplete)
+    if rewinding is not None:
+        identity = (*rewinding.identity, *identity)
+    distance = advance.source.system.distance
+    read_to = commit.offsets_after(advance, ranges)
+    return send_dead_letters(
+        advance.context.systems,
+        advance.spec,
+        letters,
+        producer=dead_letter_producer(advance, identity),
+        sequence=1 + sum(distance(ssp, "0", end) for ssp, end in read_to.items()),
+    )
 
 
 def target_generations(advance: Advance) -> tuple[Generation, ...]:
@@ -413,9 +490,11 @@ def apply_ranges(
             ):
                 if records:
                     advance.stages.begin_build()
-                    advance, generation, counted, samples = write_changes(
-                        advance, attempt, ranges, rewinding, spark
-                    )
+                    written = write_changes(advance, attempt, ranges, rewinding, spark)
+                    advance = written.advance
+                    generation = written.generation
+                    samples = written.samples
+                    counted = written.counters
                     counted["deleted"] += count_deletions(generation)
                     if not bootstrapping:
                         ignored, deletions = (

@@ -14,7 +14,7 @@ from dagster_adjunct.assets.sources.entries import (
     list_extractor_spark_needs,
     list_stream_spark_needs,
 )
-from dagster_adjunct.assets.sources.version_sources import list_query_spark_needs
+from dagster_adjunct.assets.sources.query_source import list_query_spark_needs
 from dagster_adjunct.assets.unbounded.changes import list_format_spark_needs
 from dagster_adjunct.assets.validation.validators import list_spark_validators
 from dagster_adjunct.orchestration.application.application import Application

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions, no_complete_version_error
-from dagster_adjunct.assets.sources.deliveries import Awaiting
-from dagster_adjunct.assets.sources.version_sources import open_source
+from dagster_adjunct.assets.sources.open_source import open_source
+from dagster_adjunct.assets.sources.version_source import Awaiting
 from dagster_adjunct.assets.versions.dataset_log import DatasetLog
 from dagster_adjunct.assets.versions.manifest import as_bounded
 from dagster_adjunct.assets.versions.version import datetime_from_micros

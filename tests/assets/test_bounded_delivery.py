@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dagster_adjunct.assets.sources.deliveries import (
+from dagster_adjunct.assets.sources.markers import (
     CompleteVersion,
     IncompleteVersion,
     check_counts,

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from dagster_adjunct.assets.bounded.advance import abandon_version, advance_version_set
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset, version_set
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
-from dagster_adjunct.assets.sources.deliveries import (
+from dagster_adjunct.assets.sources.markers import (
     CompleteVersion,
     IncompleteVersion,
     MarkedSegment,

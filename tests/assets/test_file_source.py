@@ -28,9 +28,9 @@ from dagster_adjunct.assets.declaration.dataset import (
 from dagster_adjunct.assets.declaration.policies import VersionPartitions
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.sources import file_source
-from dagster_adjunct.assets.sources.deliveries import Awaiting, Delivery
 from dagster_adjunct.assets.sources.file_source import FileVersions
-from dagster_adjunct.assets.sources.version_sources import open_source
+from dagster_adjunct.assets.sources.open_source import open_source
+from dagster_adjunct.assets.sources.version_source import Awaiting, Delivery
 from dagster_adjunct.assets.versions.manifest import (
     Abandoned,
     DatasetManifest,

@@ -21,13 +21,13 @@ from dagster_adjunct.assets.declaration.dataset import (
     bounded_dataset,
 )
 from dagster_adjunct.assets.declaration.policies import VersionPartitions
-from dagster_adjunct.assets.sources.deliveries import Awaiting, Delivery
-from dagster_adjunct.assets.sources.version_sources import (
+from dagster_adjunct.assets.sources.open_source import open_source
+from dagster_adjunct.assets.sources.query_source import (
     QueryVersions,
     _fill_placeholders,
     _generate_version_name,
-    open_source,
 )
+from dagster_adjunct.assets.sources.version_source import Awaiting, Delivery
 from dagster_adjunct.assets.versions.manifest import Abandoned, Delivered
 from dagster_adjunct.resources.errors import (
     AdjunctError,

@@ -23,8 +23,8 @@ from dagster_adjunct.assets.declaration.dataset import (
 )
 from dagster_adjunct.assets.declaration.extractors import Projection, PythonExtractor
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
-from dagster_adjunct.assets.sources.deliveries import Awaiting, Delivery, VersionSource
-from dagster_adjunct.assets.sources.version_sources import open_source
+from dagster_adjunct.assets.sources.open_source import open_source
+from dagster_adjunct.assets.sources.version_source import Awaiting, Delivery, VersionSource
 from dagster_adjunct.assets.versions.manifest import Abandoned, DatasetManifest, Delivered
 from dagster_adjunct.resources.bucketing.hashing import (
     EMPTY_CHECKSUM,

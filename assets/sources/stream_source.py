@@ -1,29 +1,33 @@
-"""Where versions come from: a stream, on which markers in every partition end a version, or a query
-that computes one.
-
-Versions that arrive as files are in `file_source.py`.
-"""
+"""Versions on a stream, on which a marker in every partition ends a version."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import datetime
-from functools import partial
-from itertools import chain, count
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.assets.declaration.dataset import (
-    AdjunctDataset,
-    Computation,
-    FileSource,
-    QuerySource,
-)
-from dagster_adjunct.assets.declaration.snapshots import call_user_function, run_query
-from dagster_adjunct.assets.sources import deliveries, entries
-from dagster_adjunct.assets.sources.deliveries import Awaiting, Delivery, VersionSource
+from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
+from dagster_adjunct.assets.sources import entries
 from dagster_adjunct.assets.sources.entries import Offsets, OpenedStream
+from dagster_adjunct.assets.sources.markers import (
+    CompleteVersion,
+    IncompleteVersion,
+    MarkedSegment,
+    check_counts,
+    check_repeats,
+    describe_redeliveries,
+    find_next_delivery,
+    find_truncated_partitions,
+    resume_after_truncation,
+    settled_from_manifest,
+)
+from dagster_adjunct.assets.sources.version_source import (
+    Awaiting,
+    Delivery,
+    VersionSource,
+    contradiction_error,
+)
 from dagster_adjunct.assets.versions.manifest import (
     BoundedManifest,
     DatasetManifest,
@@ -31,21 +35,11 @@ from dagster_adjunct.assets.versions.manifest import (
     follow_added_partitions,
     follow_repartition,
 )
-from dagster_adjunct.assets.versions.version import declaration_from_spec
 from dagster_adjunct.resources.bucketing import hashing
 from dagster_adjunct.resources.common import split_stream_name
-from dagster_adjunct.resources.errors import DatasetError, EmptyVersionError, SchemaMismatchError
-from dagster_adjunct.resources.lazy_modules import F, pa
-from dagster_adjunct.resources.objects.lake import Lake
-from dagster_adjunct.resources.schemas.schema import (
-    ArrowFrame,
-    Schema,
-    fit_to_schema,
-    named_column,
-    quote_text,
-    repeated_names,
-    to_arrow_table,
-)
+from dagster_adjunct.resources.errors import SchemaMismatchError
+from dagster_adjunct.resources.lazy_modules import pa
+from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 from dagster_adjunct.resources.streams.system import (
     FIRST_OFFSET,
@@ -61,28 +55,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 _NONE: Offsets = {}
-
-
-def open_source(
-    systems: Mapping[str, StreamSystem],
-    spec: AdjunctDataset,
-    lake: Lake,
-    *,
-    partition: str | None = None,
-) -> VersionSource:
-    """Return the version source of a bounded dataset: a stream, files or a query.
-
-    `partition` is the name of the one requested version, if the dataset declares version
-    partitions; a stream delivers versions in its own order. Raises DatasetError for an input that
-    does not fit the dataset.
-    """
-    if isinstance(spec.input, FileSource):
-        from dagster_adjunct.assets.sources.file_source import FileVersions
-
-        return FileVersions(spec, spec.input, partition)
-    if isinstance(spec.input, QuerySource):
-        return QueryVersions(spec, spec.input, partition, now=lake.now)
-    return StreamSource(systems, spec, now=lake.now)
 
 
 class StreamSource(VersionSource):
@@ -144,25 +116,20 @@ class StreamSource(VersionSource):
         Raises MarkerConflictError, and OffsetOutOfRangeError for a recreated stream.
         """
         self._raise_if_recreated(manifest.stream)
-        offsets, settled, reusable = deliveries.settled_from_manifest(manifest)
+        offsets, settled, reusable = settled_from_manifest(manifest)
         oldest = {
             ssp: int(offset)
             for ssp, offset in self._stream.system.oldest(self._stream.ssps).items()
         }
-        markers, truncated = (
-            self._markers(offsets),
-            deliveries.find_truncated_partitions(offsets, oldest),
-        )
+        markers, truncated = (self._markers(offsets), find_truncated_partitions(offsets, oldest))
         name, identity = self.spec.name, self._stream.info.identity
         left_out = self.outside(marker.version for marker in markers) - set(settled)
         settled = {**settled, **{version: {} for version in left_out}}
 
         ranges = {str(ssp): (str(start), str(end)) for ssp, (start, end) in truncated.items()}
         unread = Lost(versions=(), ranges=ranges, at=self._now())
-        ahead = deliveries.resume_after_truncation(
-            name, offsets, oldest, markers, settled, self._count
-        )
-        if isinstance(ahead, deliveries.IncompleteVersion):
+        ahead = resume_after_truncation(name, offsets, oldest, markers, settled, self._count)
+        if isinstance(ahead, IncompleteVersion):
             # The offsets stay: only the next markers tell which versions are lost.
             notes = (unread.summary(),) if manifest.change else ()
             missing = tuple(map(str, ahead.missing))
@@ -179,9 +146,7 @@ class StreamSource(VersionSource):
         # A dataset without a commit only reports losses of versions that it can name.
         names_loss = bool(truncated) and bool(versions or manifest.change)
         lost = unread.model_copy(update={"versions": versions}) if names_loss else None
-        upcoming = deliveries.find_next_delivery(
-            name, start, markers, settled, reusable | set(versions)
-        )
+        upcoming = find_next_delivery(name, start, markers, settled, reusable | set(versions))
 
         counts = {cut: self._count(cut) for cut in upcoming.dropped}
         dropped = {
@@ -189,11 +154,11 @@ class StreamSource(VersionSource):
         }
         outside = tuple(dict.fromkeys(cut.marker.version for cut in counts if cut not in dropped))
         answer: Delivery | Awaiting
-        if isinstance(upcoming, deliveries.CompleteVersion):
+        if isinstance(upcoming, CompleteVersion):
             records = self._stream.counts(
                 {cut.ssp: (str(cut.start), str(cut.end)) for cut in upcoming.segments}
             )
-            deliveries.check_repeats(name, upcoming, markers, records)
+            check_repeats(name, upcoming, markers, records)
             answer = upcoming.delivery(records)
         else:
             missing = tuple(map(str, upcoming.missing))
@@ -205,10 +170,7 @@ class StreamSource(VersionSource):
             left_out=sum(counts.values()) - sum(dropped.values()),
             outside=outside,
             lost=lost,
-            notes=(
-                *deliveries.describe_redeliveries(manifest, dropped),
-                *self.describe_outside(outside),
-            ),
+            notes=(*describe_redeliveries(manifest, dropped), *self.describe_outside(outside)),
             stream=identity,
         )
 
@@ -219,9 +181,9 @@ class StreamSource(VersionSource):
         Counting reads no records. A checksum costs one pass over the records, and is only computed
         if a marker has one in the format of `records_checksum`.
         """
-        complete: deliveries.CompleteVersion = delivery.content
+        complete: CompleteVersion = delivery.content
         records = self._stream.counts(_parse_ranges(delivery))
-        deliveries.check_counts(self.spec.name, complete, records)
+        check_counts(self.spec.name, complete, records)
         promised = {
             cut: hashing.parse_records_checksum(cut.marker.checksum) for cut in complete.segments
         }
@@ -245,7 +207,7 @@ class StreamSource(VersionSource):
                         " records_checksum(df, schema)."
                     )
                     name = self.spec.name
-                    raise deliveries.contradiction_error(
+                    raise contradiction_error(
                         problem, name, delivery.version, checksum, found, step
                     )
         return sum(records.values())
@@ -288,7 +250,7 @@ class StreamSource(VersionSource):
         if refusal is not None:
             raise refusal
 
-    def _count(self, cut: deliveries.MarkedSegment) -> int:
+    def _count(self, cut: MarkedSegment) -> int:
         return self._stream.count({cut.ssp: (str(cut.start), str(cut.end))})
 
     def _markers(self, offsets: Mapping[SystemStreamPartition, int]) -> list[Marker]:
@@ -329,165 +291,3 @@ class StreamSource(VersionSource):
 
 def _parse_ranges(delivery: Delivery) -> dict[SystemStreamPartition, tuple[str, str]]:
     return {SystemStreamPartition.parse(ssp): span for ssp, span in delivery.ranges.items()}
-
-
-def list_query_spark_needs(spec: AdjunctDataset, query: QuerySource) -> list[str]:
-    """Return, in words, why the query can't be run, or entries made, without Spark; empty if
-    they can.
-    """
-    needed = ["its query, which is SQL"] if isinstance(query.query, str) else []
-    return [*needed, *entries.list_extractor_spark_needs(spec)]
-
-
-class QueryVersions(VersionSource):
-    """The one version that a query computes now, named after its partition or else after the time
-    in UTC.
-
-    A query's rows have no order: of several with one key, the one with the greatest values is kept.
-    """
-
-    def __init__(
-        self,
-        spec: AdjunctDataset,
-        query: QuerySource,
-        partition: str | None,
-        *,
-        now: Callable[[], datetime],
-    ) -> None:
-        schema = entries.derive_entry_schema(spec, query.schema)
-        ordered_by = tuple(name for name in schema.names if name not in spec.key)
-        super().__init__(spec, schema, declaration_from_spec(spec, schema), ordered_by)
-        self._query, self._partition, self._now = query, partition, now
-        self._given = False
-
-    def next(self, manifest: BoundedManifest) -> Delivery | Awaiting:
-        """Return the version to compute, on the first call only; it is computed when it is read."""
-        if self._given:
-            return Awaiting(None, (), idle=True)
-        self._given = True
-        version = self._partition or _generate_version_name(manifest, self._now())
-        return Delivery(version, content=Computation(version, self._partition))
-
-    def check(self, delivery: Delivery, spark: Callable[[], SparkSession]) -> int | None:
-        """Return None: the number of rows is not known before they are computed."""
-        return None
-
-    def empty_error(self, delivery: Delivery) -> EmptyVersionError | None:
-        """Return the error for an answer without entries, None if the query may be empty."""
-        if self._query.allow_empty:
-            return None
-        left = (
-            "returned no rows"
-            if self.spec.extractor is None
-            else "returned no rows from which an entry is made"
-        )
-        step = (
-            "Correct the query or what it reads; if it may be empty, declare QuerySource(…,"
-            " allow_empty=True)."
-        )
-        problem = f"{self._what(delivery)} {left}."
-        return EmptyVersionError(problem, step, dataset=self.spec.name, version=delivery.version)
-
-    def list_spark_needs(self) -> list[str]:
-        """Return, in words, why the query can't be run, or entries made, without Spark."""
-        return list_query_spark_needs(self.spec, self._query)
-
-    def records_in_arrow(self, delivery: Delivery) -> pa.Table:
-        """Run the query and return its rows with the columns of META.
-
-        Raises DatasetError if its columns are not the declared ones.
-        """
-        query, what = self._query.query, self._what(delivery)
-        assert not isinstance(query, str), "SQL needs Spark"
-        answer = call_user_function(
-            self.spec, what, "function", partial(query, IN_PROCESS, delivery.content)
-        )
-        if not isinstance(answer, ArrowFrame):
-            step = "Without Spark, return an Arrow table, or a pandas or Polars frame."
-            raise DatasetError(
-                f"{what} returned a {type(answer).__name__}.", step, dataset=self.spec.name
-            )
-        answer = to_arrow_table(answer, what)
-        columns = [(field.name, field.type) for field in Schema.from_arrow(answer.schema).fields]
-        _check_columns(columns, self._query.schema, what)
-        rows, zeros = answer.num_rows, [0] * answer.num_rows
-        marks = (
-            pa.array(zeros, pa.int32()),
-            pa.array(zeros, pa.int64()),
-            pa.nulls(rows, pa.timestamp("us", "UTC")),
-        )
-        answer = fit_to_schema(answer, self._query.schema, what)
-        records = {name: answer.column(name) for name in self._query.schema.names}
-        records |= dict(zip(META, (*marks, pa.array([False] * rows, pa.bool_())), strict=True))
-        return pa.table(records)
-
-    def records_in_spark(self, delivery: Delivery, spark: SparkSession) -> DataFrame:
-        """Run the query and return its rows with the columns of META.
-
-        Raises DatasetError if its columns are not the declared ones.
-        """
-        what, query, computation = self._what(delivery), self._query.query, delivery.content
-        ready: str | Callable[[], object]
-        if isinstance(query, str):
-            ready = _fill_placeholders(query, computation)
-        else:
-            ready = partial(
-                call_user_function, self.spec, what, "function", partial(query, spark, computation)
-            )
-        frame = run_query(self.spec, what, spark, ready)
-        columns = [(field.name, field.dataType.simpleString()) for field in frame.schema.fields]
-        _check_columns(columns, self._query.schema, what)
-        marks = {
-            META[0]: F.lit(0),
-            META[1]: F.lit(0).cast("bigint"),
-            META[2]: F.lit(None).cast("timestamp"),
-        }
-        return frame.select(
-            *[named_column(name) for name in self._query.schema.names],
-            *[value.alias(name) for name, value in marks.items()],
-            F.lit(False).alias(META[3]),
-        )
-
-    def _what(self, delivery: Delivery) -> str:
-        return f"dataset {self.spec.name!r}, version {delivery.version!r}: {self._query}"
-
-
-def _check_columns(columns: Sequence[tuple[str, str]], declared: Schema, what: str) -> None:
-    """Raise DatasetError unless these columns (name and type) are exactly the declared ones, in
-    any order.
-    """
-    types = dict(columns)
-    parts = [(name, "is missing") for name in declared.names if name not in types]
-    parts += [
-        (name, f"({kind}) is not declared") for name, kind in types.items() if name not in declared
-    ]
-    parts += [
-        (field.name, f"is {types[field.name]}, declared {field.type}")
-        for field in declared.fields
-        if field.name in types and types[field.name] != field.type
-    ]
-    parts += [(name, "appears twice") for name in repeated_names(name for name, _ in columns)]
-    if parts:
-        problem = (
-            f"{what} returns other columns than declared:"
-            f" {'; '.join(' '.join(part) for part in parts)}."
-        )
-        step = "Select, name and cast them in the query, or declare the columns that it returns."
-        raise DatasetError(problem, step, column=parts[0][0])
-
-
-def _generate_version_name(manifest: BoundedManifest, now: datetime) -> str:
-    """Return an unused version name made of the time: 20260131T120000Z, or that with a number."""
-    taken = {*manifest.names, *(ref.name for ref in manifest.versions)}
-    time = f"{now:%Y%m%dT%H%M%SZ}"
-    names = chain([time], (f"{time}-{number}" for number in count(2)))
-    return next(name for name in names if name not in taken)
-
-
-def _fill_placeholders(sql: str, computation: Computation) -> str:
-    """Return the SQL with {version} and {partition} replaced by quoted names; other braces are
-    unchanged.
-    """
-    partition = "NULL" if computation.partition is None else quote_text(computation.partition)
-    values = {"{version}": quote_text(computation.version), "{partition}": partition}
-    return re.sub(r"\{version\}|\{partition\}", lambda placeholder: values[placeholder[0]], sql)

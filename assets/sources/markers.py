@@ -1,0 +1,597 @@
+"""End-of-dataset markers: which version on a stream is complete.
+
+In each partition of a stream, the records up to the first marker of an unsettled version belong to
+that version. A version is complete when every partition has delivered its marker, in any order; if
+its markers state how many partitions the stream had, those partitions are enough, because others
+were added later. Records that end with the marker of a settled version (sealed, rejected or
+abandoned) are a re-delivery: they are dropped, counted and reported, unless the marker contradicts
+the sealed version.
+
+Where retention has removed unread records, a dataset resumes with the first complete version. In a
+truncated partition, the records up to the first marker are complete only if that marker states
+their exact count: otherwise the start of the version may be missing. Markers without records may
+repeat those of a removed version. All partitions have their versions in one order, so every version
+before the first common one is lost in all partitions.
+
+All of this is decided from offsets and markers alone, without I/O.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from dagster_adjunct.assets.sources.version_source import Delivery, contradiction_error
+from dagster_adjunct.assets.versions.manifest import BoundedManifest, MarkerFacts
+from dagster_adjunct.resources.errors import MarkerConflictError
+from dagster_adjunct.resources.streams.system import Marker, SystemStreamPartition
+
+Settled = Mapping[str, Mapping[SystemStreamPartition, MarkerFacts]]
+"""The marker facts of each settled version, by version name and partition; {} for a version
+without known markers.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class MarkedSegment:
+    """The records [start, end) of one partition and the marker at `end` that closed them."""
+
+    ssp: SystemStreamPartition
+    start: int
+    end: int
+    marker: Marker
+
+    @property
+    def next(self) -> int:
+        """The offset after the marker, which has an offset of its own."""
+        return self.end + 1
+
+
+@dataclass(frozen=True, slots=True)
+class CompleteVersion:
+    """A version delivered by its partitions: its records, and the re-deliveries to drop before
+    them.
+
+    `offsets` are the next ones to read after it, of all partitions.
+    """
+
+    version: str
+    segments: tuple[MarkedSegment, ...]
+    dropped: tuple[MarkedSegment, ...]
+    offsets: dict[SystemStreamPartition, int]
+
+    def delivery(self, records: Mapping[SystemStreamPartition, int]) -> Delivery:
+        """Return the version as a Delivery; `records` is the number of records that each
+        partition has of it.
+        """
+        return Delivery(
+            self.version,
+            ranges={str(cut.ssp): (str(cut.start), str(cut.end)) for cut in self.segments},
+            markers={
+                str(cut.ssp): MarkerFacts(
+                    offset=cut.end,
+                    rows=records[cut.ssp] if cut.marker.rows is None else cut.marker.rows,
+                    checksum=cut.marker.checksum,
+                    valid_from=cut.marker.valid_from,
+                )
+                for cut in self.segments
+            },
+            content=self,
+            valid_from=tuple(
+                sorted({cut.marker.valid_from for cut in self.segments if cut.marker.valid_from})
+            ),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class IncompleteVersion:
+    """No version is complete. `version` is the one that some partitions have delivered, if any.
+
+    `missing` are the partitions without its marker. `offsets` are the next ones after the
+    re-deliveries in `dropped`; {} if retention has removed unread records, and where to resume
+    depends on the missing markers.
+    """
+
+    version: str | None
+    missing: tuple[SystemStreamPartition, ...]
+    dropped: tuple[MarkedSegment, ...] = ()
+    offsets: dict[SystemStreamPartition, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class _PartitionMarkers:
+    """What one partition has delivered after an offset: its markers, in order.
+
+    `dropped` are the re-deliveries before the next version, `position` is the offset after them,
+    and `segment` is the next version there; None if its marker has not arrived.
+    """
+
+    ssp: SystemStreamPartition
+    markers: tuple[Marker, ...]
+    dropped: tuple[MarkedSegment, ...]
+    position: int
+    segment: MarkedSegment | None
+
+    @classmethod
+    def read(
+        cls,
+        dataset: str,
+        ssp: SystemStreamPartition,
+        offset: int,
+        markers: Sequence[Marker],
+        settled: Settled,
+    ) -> _PartitionMarkers:
+        """Return what the partition has at or after the offset. Raises MarkerConflictError."""
+        remaining = _markers_from(markers, ssp, offset)
+        dropped: list[MarkedSegment] = []
+        position = offset
+        for marker in remaining:
+            segment = MarkedSegment(ssp, position, int(marker.offset), marker)
+            if marker.version not in settled:
+                return cls(ssp, remaining, tuple(dropped), position, segment)
+            _check_repeated(dataset, marker, settled[marker.version].get(ssp))
+            dropped.append(segment)
+            position = segment.next
+        return cls(ssp, remaining, tuple(dropped), position, None)
+
+    def check_repeats(self, dataset: str) -> None:
+        """Raise MarkerConflictError if a later marker of the next version contradicts its first."""
+        if self.segment is None:
+            return
+        first = self.segment.marker
+        for marker in self.markers:
+            if marker.version == first.version:
+                _check_repeated(dataset, marker, first)
+
+
+def _markers_from(
+    markers: Iterable[Marker], ssp: SystemStreamPartition, offset: int
+) -> tuple[Marker, ...]:
+    """Return the markers of a partition at or after an offset, in order."""
+    remaining = [marker for marker in markers if marker.ssp == ssp and int(marker.offset) >= offset]
+    return tuple(sorted(remaining, key=lambda marker: int(marker.offset)))
+
+
+def find_next_delivery(
+    dataset: str,
+    offsets: Mapping[SystemStreamPartition, int],
+    markers: Sequence[Marker],
+    settled: Settled,
+    reusable: Collection[str] = (),
+) -> CompleteVersion | IncompleteVersion:
+    """Return the next complete version after `offsets`, or the partitions that it waits for.
+
+    `markers` are all markers at or after the offsets. `settled` has the facts of markers by version
+    name (empty for an abandoned one). `reusable` names lost or dropped versions, which may be
+    delivered again; their markers alone, repeated without records, are not an empty version. Raises
+    MarkerConflictError if a marker contradicts another one of its version, or if partitions mark
+    different versions as the next.
+    """
+    spans = declared_partition_counts(markers)
+    partitions = [
+        _PartitionMarkers.read(dataset, ssp, offset, markers, settled)
+        for ssp, offset in sorted(offsets.items())
+    ]
+    marked = {each.ssp: each.segment.marker.version for each in partitions if each.segment}
+    version = resolve_next_version(dataset, marked, spans)
+    wanted = [each for each in partitions if has_partition(each.ssp, version, spans)]
+    segments = tuple(each.segment for each in wanted if each.segment is not None)
+    dropped = tuple(segment for each in partitions for segment in each.dropped)
+    position = {each.ssp: each.position for each in partitions}
+    after = position | {segment.ssp: segment.next for segment in segments}
+    complete = version is not None and len(segments) == len(wanted)
+    if complete and _is_repeated_alone(segments, reusable):
+        behind = find_next_delivery(dataset, after, markers, settled, reusable)
+        return replace(behind, dropped=(*dropped, *behind.dropped))
+    for each in wanted:
+        each.check_repeats(dataset)
+    if version is not None and complete:
+        return CompleteVersion(version, segments, dropped, after)
+    missing = tuple(each.ssp for each in wanted if each.segment is None)
+    return IncompleteVersion(version, missing, dropped, position)
+
+
+def _is_repeated_alone(segments: Sequence[MarkedSegment], reusable: Collection[str]) -> bool:
+    """Whether only the markers of a reusable version were delivered again, without records."""
+    if any(segment.marker.version not in reusable for segment in segments):
+        return False
+    return is_bare(segment.marker for segment in segments)
+
+
+def is_bare(markers: Iterable[Marker]) -> bool:
+    """Whether no records precede these markers, by the stream's own count: their producer states
+    none.
+    """
+    return all(marker.counted and marker.rows == 0 for marker in markers)
+
+
+def check_repeats(
+    dataset: str,
+    complete: CompleteVersion,
+    markers: Sequence[Marker],
+    records: Mapping[SystemStreamPartition, int],
+) -> None:
+    """Raise MarkerConflictError if a repeated marker states another count than the records before
+    the first one.
+
+    This covers first markers that state no count; `find_next_delivery` checks the others.
+    """
+    for segment in complete.segments:
+        if segment.marker.rows is not None:
+            continue
+        counted = replace(segment.marker, rows=records[segment.ssp], valid_from=None)
+        for marker in markers:
+            again = marker.ssp == segment.ssp and marker.version == complete.version
+            if again and int(marker.offset) > segment.end:
+                _check_repeated(dataset, marker, counted)
+
+
+def check_counts(
+    dataset: str, complete: CompleteVersion, records: Mapping[SystemStreamPartition, int]
+) -> None:
+    """Raise MarkerConflictError if a partition does not have the number of records that its
+    marker states.
+    """
+    for segment in complete.segments:
+        expected, got = segment.marker.rows, records[segment.ssp]
+        if expected not in (None, got):
+            problem = (
+                f"dataset {dataset!r}, version {complete.version!r}: the marker at offset"
+                f" {segment.marker.offset} of {segment.ssp} expects {expected} records, the"
+                f" partition holds {got} before it."
+            )
+            raise contradiction_error(
+                problem, dataset, complete.version, f"{expected} records", f"{got} records"
+            )
+
+
+def _check_repeated(dataset: str, marker: Marker, before: MarkerFacts | Marker | None) -> None:
+    if before is None:
+        return
+    # A count by the stream is no statement of the producer: the marker may be repeated without its
+    # records.
+    for what, first, now in (
+        ("records", before.rows, None if marker.counted else marker.rows),
+        ("checksum", before.checksum, marker.checksum),
+        ("valid_from", before.valid_from, marker.valid_from),
+    ):
+        if first is not None and now is not None and first != now:
+            problem = (
+                f"dataset {dataset!r}: version {marker.version!r} is marked again at offset"
+                f" {marker.offset} of {marker.ssp} with {what} {now}; it was first delivered there"
+                f" with {first}."
+            )
+            raise contradiction_error(
+                problem, dataset, marker.version, f"{what} {first}", f"{what} {now}"
+            )
+
+
+def declared_partition_counts(markers: Iterable[Marker]) -> dict[str, int]:
+    """Return, by version, the number of partitions that it spans according to its markers: the
+    first N.
+
+    A version that is not in the result spans all partitions.
+    """
+    spans: dict[str, int] = {}
+    for marker in markers:
+        if marker.partitions is not None:
+            count = max(marker.partitions, marker.ssp.partition + 1)
+            spans[marker.version] = max(spans.get(marker.version, 0), count)
+    return spans
+
+
+def has_partition(
+    ssp: SystemStreamPartition, version: str | None, spans: Mapping[str, int]
+) -> bool:
+    """Whether a version spans this partition; `spans` is what `declared_partition_counts`
+    returns.
+    """
+    return version is None or version not in spans or ssp.partition < spans[version]
+
+
+def resolve_next_version(
+    dataset: str, versions: Mapping[SystemStreamPartition, str], spans: Mapping[str, int]
+) -> str | None:
+    """Return the dataset's next version, given the next marked version of each partition; None if
+    none has one.
+
+    Partitions that the version does not span may mark another one. Raises MarkerConflictError if
+    partitions disagree.
+    """
+    names: dict[str, list[SystemStreamPartition]] = {}
+    for ssp, version in versions.items():
+        names.setdefault(version, []).append(ssp)
+    if not names:
+        return None
+    for version in names:
+        others = [ssp for ssp, other in versions.items() if other != version]
+        if not any(has_partition(ssp, version, spans) for ssp in others):
+            return version
+    by_version: list[str] = []
+    for version, ssps in sorted(names.items()):
+        more = " …" if len(ssps) > 3 else ""
+        by_version.append(f"{', '.join(map(str, ssps[:3]))}{more}: {version!r}")
+    raise MarkerConflictError(
+        f"dataset {dataset!r}: partitions mark different versions as the next one"
+        f" ({'; '.join(by_version)}); expected the same versions in the same order in every"
+        " partition.",
+        "If the marker of one version will never arrive, for example in a partition added"
+        f" later, abandon that version: abandon_version(lake, {dataset!r}, VERSION, reason=…,"
+        " by=…).",
+        dataset=dataset,
+    )
+
+
+def describe_redeliveries(
+    manifest: BoundedManifest, dropped: Mapping[MarkedSegment, int]
+) -> tuple[str, ...]:
+    """Return a note for each version whose dropped records may differ from the published ones.
+
+    `dropped` is the number of records of each dropped segment. Only equal checksums in all markers
+    prove that records are equal.
+    """
+    again: dict[str, dict[MarkedSegment, int]] = {}
+    for segment, count in dropped.items():
+        if count:
+            again.setdefault(segment.marker.version, {})[segment] = count
+    return tuple(
+        note
+        for name, segments in again.items()
+        if (note := _describe_redelivery(manifest, name, segments))
+    )
+
+
+def _describe_redelivery(
+    manifest: BoundedManifest, name: str, segments: Mapping[MarkedSegment, int]
+) -> str:
+    """Return the note; "" if the version was delivered again unchanged."""
+    records = sum(segments.values())
+    again = f"version {name!r} was delivered again: its {records:,} record(s) are dropped"
+    if any(abandoned.name == name for abandoned in manifest.abandoned):
+        return (
+            f"{again}, because it was abandoned. To publish them, deliver them under a new version"
+            " name"
+        )
+    earlier = [delivered for delivered in manifest.delivered if delivered.name == name]
+    ref = manifest.ref(earlier[-1].version) if earlier else None
+    if ref is not None and ref.state == "rejected":
+        drop = f"adjunct dataset remove-version {manifest.name} {ref.id} --reason …"
+        way = f"To have them validated, deliver them under a new name, or again after {drop}"
+        return f"{again}, because the rejected one holds the name. {way}"
+    taken = earlier[-1].markers if earlier else {}
+    if all(_has_equal_checksum(segment, taken) for segment in segments):
+        return ""
+    why = _describe_difference(segments, taken)
+    return f"{again}, and {why}. To publish them, deliver them under a new version name"
+
+
+def _has_equal_checksum(segment: MarkedSegment, taken: Mapping[str, MarkerFacts]) -> bool:
+    before = taken.get(str(segment.ssp))
+    if before is None or not before.checksum:
+        return False
+    return before.checksum == segment.marker.checksum
+
+
+def _describe_difference(
+    segments: Mapping[MarkedSegment, int], taken: Mapping[str, MarkerFacts]
+) -> str:
+    """Return how a re-delivery differs from the first delivery, as far as it is known."""
+    why = (
+        "it is unknown whether they equal the first delivery (the markers have no equal checksums)"
+    )
+    for segment, count in segments.items():
+        before = taken.get(str(segment.ssp))
+        if before is not None and before.rows not in (None, count):
+            why = (
+                f"they differ from the first delivery: {segment.ssp} had {before.rows:,} and has"
+                f" {count:,} now"
+            )
+    return why
+
+
+def settled_from_manifest(
+    manifest: BoundedManifest,
+) -> tuple[dict[SystemStreamPartition, int], Settled, frozenset[str]]:
+    """Return the next offsets of a dataset in its stream, the settled versions, and the names that
+    are reusable.
+
+    Settled versions have the facts of their markers, with which re-deliveries are compared;
+    abandoned, rejected and old ones have none. The names of lost, revoked, and
+    rejected-then-dropped versions are reusable: a delivery under one of them is a new version.
+    """
+    offsets = {
+        SystemStreamPartition.parse(text): int(offset) for text, offset in manifest.offsets.items()
+    }
+    rejected = {ref.id for ref in manifest.versions if ref.state == "rejected"}
+    marked: dict[str, Mapping[SystemStreamPartition, MarkerFacts]] = {
+        name: {} for name in manifest.known
+    }
+    for done in manifest.delivered:
+        if done.freed is None:
+            markers = {} if done.version in rejected else done.markers
+            marked[done.name] = {
+                SystemStreamPartition.parse(ssp): facts for ssp, facts in markers.items()
+            }
+    lost = {name for lost in manifest.lost for name in lost.versions}
+    freed = {done.name for done in manifest.delivered if done.freed is not None}
+    return (
+        dict(sorted(offsets.items())),
+        marked | {ended.name: {} for ended in manifest.abandoned},
+        frozenset(lost | freed),
+    )
+
+
+Offsets = Mapping[SystemStreamPartition, int]
+
+
+def find_truncated_partitions(
+    offsets: Offsets, oldest: Offsets
+) -> dict[SystemStreamPartition, tuple[int, int]]:
+    """Return the unread offsets that retention has removed: [first, oldest) by partition."""
+    return {
+        ssp: (offset, oldest[ssp])
+        for ssp, offset in sorted(offsets.items())
+        if offset < oldest[ssp]
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class _RemainingMarkers:
+    """The markers that retention has left in one partition: those from `start` on, in order.
+
+    `is_cut` says whether unread records before `start` were removed. `upcoming` has the first
+    marker of each unsettled version.
+    """
+
+    ssp: SystemStreamPartition
+    start: int
+    is_cut: bool
+    markers: tuple[Marker, ...]
+    upcoming: tuple[Marker, ...]
+
+    @property
+    def versions(self) -> tuple[str, ...]:
+        """The unsettled versions that are marked here, in order."""
+        return tuple(marker.version for marker in self.upcoming)
+
+    def first_of(self, versions: Collection[str]) -> Marker | None:
+        """Return the first marker of one of these versions."""
+        return next((marker for marker in self.upcoming if marker.version in versions), None)
+
+    def may_lack_start(self, marker: Marker) -> bool:
+        """Whether removed records may have belonged to the version that ends with this marker."""
+        return self.is_cut and self.markers[0] is marker
+
+    def has_all_records(self, marker: Marker, count: Callable[[MarkedSegment], int]) -> bool:
+        """Whether all records that the first marker states are still there."""
+        segment = MarkedSegment(self.ssp, self.start, int(marker.offset), marker)
+        return marker.rows is not None and marker.rows == count(segment)
+
+    def position_before(self, marker: Marker) -> int:
+        """Return the offset after the last marker before this one."""
+        earlier = [int(other.offset) for other in self.markers]
+        ends = [offset + 1 for offset in earlier if offset < int(marker.offset)]
+        return max([self.start, *ends])
+
+
+def resume_after_truncation(
+    dataset: str,
+    offsets: Offsets,
+    oldest: Offsets,
+    markers: Sequence[Marker],
+    settled: Settled,
+    count: Callable[[MarkedSegment], int],
+) -> tuple[dict[SystemStreamPartition, int], tuple[str, ...]] | IncompleteVersion:
+    """Return the offsets where a dataset resumes, and the names of the versions that it lost.
+
+    If retention has removed no unread records, these are its own offsets, and no version is lost.
+    Otherwise the lost versions are unknown (IncompleteVersion) until all partitions have the marker
+    of one next version.
+
+    `count` returns the number of records that a segment still has. Markers of settled versions end
+    re-deliveries, as usual. Raises MarkerConflictError if the orders of partitions contradict each
+    other.
+    """
+    cut = find_truncated_partitions(offsets, oldest)
+    if not cut:
+        return dict(offsets), ()
+    remaining: list[_RemainingMarkers] = []
+    for ssp, offset in sorted(offsets.items()):
+        start = max(offset, oldest[ssp])
+        left = _markers_from(markers, ssp, start)
+        upcoming = _first_unsettled(left, settled)
+        remaining.append(_RemainingMarkers(ssp, start, ssp in cut, left, upcoming))
+    spans = declared_partition_counts(markers)
+    common = _find_common_versions(remaining, spans)
+    if not common:
+        return _await_common_version(remaining)
+    nexts = {each.ssp: each.first_of(common) for each in remaining}
+    marked = {ssp: marker.version for ssp, marker in nexts.items() if marker is not None}
+    version = resolve_next_version(dataset, marked, spans)
+    assert version is not None, "there is a common version"
+    firsts: list[tuple[_RemainingMarkers, Marker]] = []
+    for each in remaining:
+        marker = nexts[each.ssp]
+        if marker is not None and has_partition(each.ssp, version, spans):
+            firsts.append((each, marker))
+    lost = _lost_before(dataset, version, [each for each, _ in firsts], spans)
+    positions = {each.ssp: each.start for each in remaining}
+    if _may_lack_records(firsts, count):
+        positions |= {each.ssp: int(marker.offset) + 1 for each, marker in firsts}
+        return positions, (*lost, version)
+    positions |= {each.ssp: each.position_before(marker) for each, marker in firsts}
+    return positions, lost
+
+
+def _find_common_versions(
+    remaining: Sequence[_RemainingMarkers], spans: Mapping[str, int]
+) -> set[str]:
+    """Return the versions that are marked in all partitions that they span."""
+    common: set[str] = set()
+    for version in {version for each in remaining for version in each.versions}:
+        lacking = [each for each in remaining if version not in each.versions]
+        if not any(has_partition(each.ssp, version, spans) for each in lacking):
+            common.add(version)
+    return common
+
+
+def _await_common_version(remaining: Sequence[_RemainingMarkers]) -> IncompleteVersion:
+    """Return what is awaited if no version is marked in all partitions."""
+    silent = tuple(each.ssp for each in remaining if not each.upcoming)
+    if silent:
+        return IncompleteVersion(None, silent)
+    # A truncated partition is ahead: the others have yet to deliver the version that it has.
+    ahead = {each.versions[0] for each in remaining if each.is_cut}
+    version = ahead.pop() if len(ahead) == 1 else None
+    lacking = tuple(each.ssp for each in remaining if version not in each.versions)
+    return IncompleteVersion(version, lacking)
+
+
+def _may_lack_records(
+    firsts: Sequence[tuple[_RemainingMarkers, Marker]], count: Callable[[MarkedSegment], int]
+) -> bool:
+    """Whether retention may have removed the start of the version that these markers end."""
+    unsure = [(each, marker) for each, marker in firsts if each.may_lack_start(marker)]
+    if unsure and is_bare(marker for _, marker in firsts):
+        return True
+    return any(not each.has_all_records(marker, count) for each, marker in unsure)
+
+
+def _lost_before(
+    dataset: str, version: str, partitions: Sequence[_RemainingMarkers], spans: Mapping[str, int]
+) -> tuple[str, ...]:
+    """Return the versions that are marked before this one, which are lost.
+
+    Raises MarkerConflictError if partitions mark different ones; truncated partitions may lack the
+    earliest.
+    """
+    before = {each.ssp: each.versions[: each.versions.index(version)] for each in partitions}
+    longest = max(before.values(), key=len)
+    for each in partitions:
+        marked = before[each.ssp]
+        expected = tuple(name for name in longest if has_partition(each.ssp, name, spans))
+        if each.is_cut:
+            expected = expected[len(expected) - len(marked) :]
+        if marked != expected:
+            orders = "; ".join(
+                f"{ssp}: {', '.join(earlier) or 'none'}" for ssp, earlier in before.items()
+            )
+            raise MarkerConflictError(
+                f"dataset {dataset!r}: retention has removed unread records, and before version"
+                f" {version!r} partitions mark different versions ({orders}); expected the same"
+                " versions in the same order.",
+                "Abandon the version whose marker never arrived in some partition: "
+                f"abandon_version(lake, {dataset!r}, VERSION, reason=…, by=…).",
+                dataset=dataset,
+                version=version,
+            )
+    return longest
+
+
+def _first_unsettled(markers: Sequence[Marker], settled: Settled) -> tuple[Marker, ...]:
+    """Return the first marker of each unsettled version, in order."""
+    first: dict[str, Marker] = {}
+    for marker in markers:
+        if marker.version not in settled:
+            first.setdefault(marker.version, marker)
+    return tuple(first.values())

@@ -1,0 +1,38 @@
+"""Open the version source of a bounded dataset: a stream, files or a query."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, FileSource, QuerySource
+from dagster_adjunct.assets.sources.version_source import VersionSource
+from dagster_adjunct.resources.objects.lake import Lake
+from dagster_adjunct.resources.streams.system import StreamSystem
+
+if TYPE_CHECKING:
+    pass
+
+from dagster_adjunct.assets.sources.file_source import FileVersions
+from dagster_adjunct.assets.sources.query_source import QueryVersions
+from dagster_adjunct.assets.sources.stream_source import StreamSource
+
+
+def open_source(
+    systems: Mapping[str, StreamSystem],
+    spec: AdjunctDataset,
+    lake: Lake,
+    *,
+    partition: str | None = None,
+) -> VersionSource:
+    """Return the version source of a bounded dataset: a stream, files or a query.
+
+    `partition` is the name of the one requested version, if the dataset declares version
+    partitions; a stream delivers versions in its own order. Raises DatasetError for an input that
+    does not fit the dataset.
+    """
+    if isinstance(spec.input, FileSource):
+        return FileVersions(spec, spec.input, partition)
+    if isinstance(spec.input, QuerySource):
+        return QueryVersions(spec, spec.input, partition, now=lake.now)
+    return StreamSource(systems, spec, now=lake.now)

@@ -1,0 +1,195 @@
+"""Versions that a query or a function computes: each computation is a version of its own."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from functools import partial
+from itertools import chain, count
+from typing import TYPE_CHECKING
+
+from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, Computation, QuerySource
+from dagster_adjunct.assets.declaration.snapshots import call_user_function, run_query
+from dagster_adjunct.assets.sources import entries
+from dagster_adjunct.assets.sources.version_source import Awaiting, Delivery, VersionSource
+from dagster_adjunct.assets.versions.manifest import BoundedManifest
+from dagster_adjunct.assets.versions.version import declaration_from_spec
+from dagster_adjunct.resources.errors import DatasetError, EmptyVersionError
+from dagster_adjunct.resources.lazy_modules import F, pa
+from dagster_adjunct.resources.schemas.schema import (
+    ArrowFrame,
+    Schema,
+    fit_to_schema,
+    named_column,
+    quote_text,
+    repeated_names,
+    to_arrow_table,
+)
+from dagster_adjunct.resources.spark.in_process import IN_PROCESS
+from dagster_adjunct.resources.streams.system import META
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+def list_query_spark_needs(spec: AdjunctDataset, query: QuerySource) -> list[str]:
+    """Return, in words, why the query can't be run, or entries made, without Spark; empty if
+    they can.
+    """
+    needed = ["its query, which is SQL"] if isinstance(query.query, str) else []
+    return [*needed, *entries.list_extractor_spark_needs(spec)]
+
+
+class QueryVersions(VersionSource):
+    """The one version that a query computes now, named after its partition or else after the time
+    in UTC.
+
+    A query's rows have no order: of several with one key, the one with the greatest values is kept.
+    """
+
+    def __init__(
+        self,
+        spec: AdjunctDataset,
+        query: QuerySource,
+        partition: str | None,
+        *,
+        now: Callable[[], datetime],
+    ) -> None:
+        schema = entries.derive_entry_schema(spec, query.schema)
+        ordered_by = tuple(name for name in schema.names if name not in spec.key)
+        super().__init__(spec, schema, declaration_from_spec(spec, schema), ordered_by)
+        self._query, self._partition, self._now = query, partition, now
+        self._given = False
+
+    def next(self, manifest: BoundedManifest) -> Delivery | Awaiting:
+        """Return the version to compute, on the first call only; it is computed when it is read."""
+        if self._given:
+            return Awaiting(None, (), idle=True)
+        self._given = True
+        version = self._partition or _generate_version_name(manifest, self._now())
+        return Delivery(version, content=Computation(version, self._partition))
+
+    def check(self, delivery: Delivery, spark: Callable[[], SparkSession]) -> int | None:
+        """Return None: the number of rows is not known before they are computed."""
+        return None
+
+    def empty_error(self, delivery: Delivery) -> EmptyVersionError | None:
+        """Return the error for an answer without entries, None if the query may be empty."""
+        if self._query.allow_empty:
+            return None
+        left = (
+            "returned no rows"
+            if self.spec.extractor is None
+            else "returned no rows from which an entry is made"
+        )
+        step = (
+            "Correct the query or what it reads; if it may be empty, declare QuerySource(…,"
+            " allow_empty=True)."
+        )
+        problem = f"{self._what(delivery)} {left}."
+        return EmptyVersionError(problem, step, dataset=self.spec.name, version=delivery.version)
+
+    def list_spark_needs(self) -> list[str]:
+        """Return, in words, why the query can't be run, or entries made, without Spark."""
+        return list_query_spark_needs(self.spec, self._query)
+
+    def records_in_arrow(self, delivery: Delivery) -> pa.Table:
+        """Run the query and return its rows with the columns of META.
+
+        Raises DatasetError if its columns are not the declared ones.
+        """
+        query, what = self._query.query, self._what(delivery)
+        assert not isinstance(query, str), "SQL needs Spark"
+        answer = call_user_function(
+            self.spec, what, "function", partial(query, IN_PROCESS, delivery.content)
+        )
+        if not isinstance(answer, ArrowFrame):
+            step = "Without Spark, return an Arrow table, or a pandas or Polars frame."
+            raise DatasetError(
+                f"{what} returned a {type(answer).__name__}.", step, dataset=self.spec.name
+            )
+        answer = to_arrow_table(answer, what)
+        columns = [(field.name, field.type) for field in Schema.from_arrow(answer.schema).fields]
+        _check_columns(columns, self._query.schema, what)
+        rows, zeros = answer.num_rows, [0] * answer.num_rows
+        marks = (
+            pa.array(zeros, pa.int32()),
+            pa.array(zeros, pa.int64()),
+            pa.nulls(rows, pa.timestamp("us", "UTC")),
+        )
+        answer = fit_to_schema(answer, self._query.schema, what)
+        records = {name: answer.column(name) for name in self._query.schema.names}
+        records |= dict(zip(META, (*marks, pa.array([False] * rows, pa.bool_())), strict=True))
+        return pa.table(records)
+
+    def records_in_spark(self, delivery: Delivery, spark: SparkSession) -> DataFrame:
+        """Run the query and return its rows with the columns of META.
+
+        Raises DatasetError if its columns are not the declared ones.
+        """
+        what, query, computation = self._what(delivery), self._query.query, delivery.content
+        ready: str | Callable[[], object]
+        if isinstance(query, str):
+            ready = _fill_placeholders(query, computation)
+        else:
+            ready = partial(
+                call_user_function, self.spec, what, "function", partial(query, spark, computation)
+            )
+        frame = run_query(self.spec, what, spark, ready)
+        columns = [(field.name, field.dataType.simpleString()) for field in frame.schema.fields]
+        _check_columns(columns, self._query.schema, what)
+        marks = {
+            META[0]: F.lit(0),
+            META[1]: F.lit(0).cast("bigint"),
+            META[2]: F.lit(None).cast("timestamp"),
+        }
+        return frame.select(
+            *[named_column(name) for name in self._query.schema.names],
+            *[value.alias(name) for name, value in marks.items()],
+            F.lit(False).alias(META[3]),
+        )
+
+    def _what(self, delivery: Delivery) -> str:
+        return f"dataset {self.spec.name!r}, version {delivery.version!r}: {self._query}"
+
+
+def _check_columns(columns: Sequence[tuple[str, str]], declared: Schema, what: str) -> None:
+    """Raise DatasetError unless these columns (name and type) are exactly the declared ones, in
+    any order.
+    """
+    types = dict(columns)
+    parts = [(name, "is missing") for name in declared.names if name not in types]
+    parts += [
+        (name, f"({kind}) is not declared") for name, kind in types.items() if name not in declared
+    ]
+    parts += [
+        (field.name, f"is {types[field.name]}, declared {field.type}")
+        for field in declared.fields
+        if field.name in types and types[field.name] != field.type
+    ]
+    parts += [(name, "appears twice") for name in repeated_names(name for name, _ in columns)]
+    if parts:
+        problem = (
+            f"{what} returns other columns than declared:"
+            f" {'; '.join(' '.join(part) for part in parts)}."
+        )
+        step = "Select, name and cast them in the query, or declare the columns that it returns."
+        raise DatasetError(problem, step, column=parts[0][0])
+
+
+def _generate_version_name(manifest: BoundedManifest, now: datetime) -> str:
+    """Return an unused version name made of the time: 20260131T120000Z, or that with a number."""
+    taken = {*manifest.names, *(ref.name for ref in manifest.versions)}
+    time = f"{now:%Y%m%dT%H%M%SZ}"
+    names = chain([time], (f"{time}-{number}" for number in count(2)))
+    return next(name for name in names if name not in taken)
+
+
+def _fill_placeholders(sql: str, computation: Computation) -> str:
+    """Return the SQL with {version} and {partition} replaced by quoted names; other braces are
+    unchanged.
+    """
+    partition = "NULL" if computation.partition is None else quote_text(computation.partition)
+    values = {"{version}": quote_text(computation.version), "{partition}": partition}
+    return re.sub(r"\{version\}|\{partition\}", lambda placeholder: values[placeholder[0]], sql)
