@@ -250,23 +250,8 @@ class ChangeStreamOptions:
 
     def _problems(self) -> Iterator[tuple[str, str, str]]:
         """Yield what is wrong: the argument, the problem and the next step."""
-        distance, history, column = self.keep_tombstones, self.history, self.valid_from
-        found = f"keep_tombstones is {distance!r} in the order of {describe_order(self.order_by)}"
-        if distance is not None and (self.order is None or distance < 0):
-            problem = (
-                f"{found}: expected a distance, 0 or more, in the unit of the ordering column."
-            )
-            step = (
-                "Leave it out: by offset, deletions are only needed until the next major"
-                " compaction."
-            )
-            yield "keep_tombstones", problem, step
-        if distance is not None and len(self.order_by or ()) > 1:
-            problem = f"{found}: there is no distance between values of several columns."
-            step = (
-                "Leave it out, so that deletions are remembered for ever, or order by one number."
-            )
-            yield "keep_tombstones", problem, step
+        if self.keep_tombstones is not None:
+            yield from self._tombstone_problems(self.keep_tombstones)
         for name in ("max_age", "freshness", "history"):
             span = getattr(self, name)
             if isinstance(span, timedelta) and span <= timedelta(0):
@@ -274,58 +259,76 @@ class ChangeStreamOptions:
                 yield name, problem, "Write, for example, timedelta(days=7)."
         if self.chunk < 1:
             yield "chunk", f"chunk is {self.chunk}: expected 1 or more records.", ""
-        for argument, is_wrong, why in (
-            ()
-            if self.persistent
-            else (
-                ("initial", self.initial is not None, "have an initial snapshot."),
-                (
-                    "on_bad_change",
-                    self.on_bad_change != "fail",
-                    "have dead letters: each run would send the same changes again.",
-                ),
-                (
-                    "on_lost_offset",
-                    self.on_lost_offset == "serve_stale",
-                    'have on_lost_offset="serve_stale": nothing is stored.',
-                ),
-                (
-                    "history",
-                    history is not None,
-                    "keep a history, which would start again in each run.",
-                ),
-            )
-        ):
-            if is_wrong:
+        if not self.persistent:
+            for argument, why in self._needs_of_storage():
                 problem = f"a table with persistent=False can't {why}"
                 yield argument, problem, "Declare persistent=True, or leave it out."
-        if column is not None and (not column or column.startswith("__")):
-            problem = f"valid_from is {column!r}: expected the name of a column."
-            yield "valid_from", problem, "Leave it out to use the record's time."
-        if column is not None and history is None:
-            problem = f"valid_from is {column!r}, but it has no effect without a history."
-            yield (
-                "valid_from",
-                problem,
-                'Declare history=timedelta(…) or "all", or remove valid_from.',
-            )
-        if history is not None and distance is not None:
+        if self.valid_from is not None:
+            yield from self._valid_from_problems(self.valid_from)
+        if self.completes:
+            yield from self._completion_problems()
+
+    def _tombstone_problems(self, distance: int) -> Iterator[tuple[str, str, str]]:
+        argument = "keep_tombstones"
+        found = f"{argument} is {distance!r} in the order of {describe_order(self.order_by)}"
+        if self.order is None or distance < 0:
             problem = (
-                f"keep_tombstones is {distance!r}, but history already says how long deletions are"
+                f"{found}: expected a distance, 0 or more, in the unit of the ordering column."
+            )
+            step = (
+                "Leave it out: by offset, deletions are only needed until the next major"
+                " compaction."
+            )
+            yield argument, problem, step
+        if len(self.order_by or ()) > 1:
+            problem = f"{found}: there is no distance between values of several columns."
+            step = (
+                "Leave it out, so that deletions are remembered for ever, or order by one number."
+            )
+            yield argument, problem, step
+        if self.history is not None:
+            problem = (
+                f"{argument} is {distance!r}, but history already says how long deletions are"
                 " remembered."
             )
-            yield "keep_tombstones", problem, "Remove keep_tombstones."
+            yield argument, problem, f"Remove {argument}."
+
+    def _needs_of_storage(self) -> Iterator[tuple[str, str]]:
+        """Yield the arguments that only a stored table can have, and what it can't do otherwise."""
+        if self.initial is not None:
+            yield "initial", "have an initial snapshot."
+        if self.on_bad_change != "fail":
+            yield (
+                "on_bad_change",
+                "have dead letters: each run would send the same changes again.",
+            )
+        if self.on_lost_offset == "serve_stale":
+            yield "on_lost_offset", 'have on_lost_offset="serve_stale": nothing is stored.'
+        if self.history is not None:
+            yield "history", "keep a history, which would start again in each run."
+
+    def _valid_from_problems(self, column: str) -> Iterator[tuple[str, str, str]]:
+        if not column or column.startswith("__"):
+            problem = f"valid_from is {column!r}: expected the name of a column."
+            yield "valid_from", problem, "Leave it out to use the record's time."
+        if self.history is None:
+            problem = f"valid_from is {column!r}, but it has no effect without a history."
+            step = 'Declare history=timedelta(…) or "all", or remove valid_from.'
+            yield "valid_from", problem, step
+
+    def _completion_problems(self) -> Iterator[tuple[str, str, str]]:
+        """Yield what can't be done with changes that leave out columns."""
         partial = f"but changes ({self.changes.describe()}) may leave out columns"
-        if self.completes and self.order_by is not None:
+        if self.order_by is not None:
             problem = (
                 f"order_by is {self.order_by!r}, {partial}, which keep their stored values, so"
                 " changes must be applied in the order of offsets."
             )
             yield "order_by", problem, "Leave order_by out, or let the source send whole rows."
-        if self.completes and history is not None:
+        if self.history is not None:
             problem = (
-                f"history is {history!r}, {partial}: a late change would have to be completed from"
-                " the values at its time, and so would all changes after it."
+                f"history is {self.history!r}, {partial}: a late change would have to be completed"
+                " from the values at its time, and so would all changes after it."
             )
             yield "history", problem, "Remove history, or let the source send whole rows."
 

@@ -31,6 +31,7 @@ from dagster_adjunct.assets.versions.leases import Lease, record_build
 from dagster_adjunct.assets.versions.manifest import Change, UnboundedManifest, as_unbounded
 from dagster_adjunct.assets.versions.version import (
     POSITION,
+    KeptHistory,
     SealedVersion,
     count_current_rows,
     find_newest_valid_from,
@@ -292,33 +293,15 @@ def merge_generations(
     other row of their key is left.
     """
     spark = context.spark_for(sum(generation.rows for generation in plan.generations))
-    version, major = manifest.version, plan.level == "major"
+    version = manifest.version
     assert version is not None
-    what, history = f"dataset {manifest.name!r}, {plan.level} compaction", version.history
+    what = f"dataset {manifest.name!r}, {plan.level} compaction"
     rows = read_generations(spark, context.lake.store, what, version.layout, plan.generations)
-    horizon = edge = None
-    ordered = history is None and major and version.order_by is not None
-    if history is not None:
-        newest = find_newest_valid_from(plan.generations)
-        if major and forget and newest is not None and history.kept is not None:
-            horizon = newest - 2 * history.kept
-        limit = _highest(manifest.horizon, horizon) if major else None
-        edge = history.edge(newest) if major else None
-        options = WriteOptions(
-            what, over_time=TimelineOptions(fills_ends=major, edge=edge, forget=limit)
-        )
+    if version.history is None:
+        merge = _plan_merge(what, manifest, plan, rows, forget=forget)
+        rows = _drop_expired_rows(rows, manifest)
     else:
-        kept = manifest.declaration.keep_tombstones
-        if ordered and forget and kept is not None:
-            highest = _find_position_bounds(rows)[1]
-            horizon = None if highest is None else highest - kept
-        expires, written = manifest.declaration.expires, manifest.written
-        if expires is not None and written is not None and written.watermark is not None:
-            rows = _drop_expired(rows, expires, written.watermark)
-        limit = _highest(manifest.horizon, horizon) if ordered else None
-        options = WriteOptions(
-            what, drop_tombstones=major and not ordered, forget_to=limit, range_of=expires
-        )
+        merge = _plan_history_merge(what, manifest, plan, version.history, forget=forget)
     generation, counters = write_generation(
         context.lake,
         attempt,
@@ -326,19 +309,87 @@ def merge_generations(
         version.layout,
         rows,
         ARROW if spark is IN_PROCESS else SPARK,
-        options,
+        merge.options,
         order_by=(POSITION, GENERATION_COLUMN),
         partitioned=True,
     )
-    if history is not None:
+    horizon = merge.horizon
+    if version.history is not None:
         horizon = counters.pop("forgotten_to", None)
-    elif ordered:
+    elif merge.is_ordered:
         counters["deleted"] = counters.pop("forgotten", 0)
         # A snapshot row is below any horizon, but not late: without a stored row of its key it is
         # the first one.
         if version.order_by == STREAMED_FIRST:
             horizon = None
-    return MergeResult(attempt, strip_large_footers(generation), counters, horizon, edge)
+    return MergeResult(attempt, strip_large_footers(generation), counters, horizon, merge.pruned_to)
+
+
+@dataclass(frozen=True, slots=True)
+class _Merge:
+    """How generations are merged: see `MergeResult` for `horizon` and `pruned_to`.
+
+    `is_ordered` says that tombstones are kept up to a horizon in the order of a column.
+    """
+
+    options: WriteOptions
+    horizon: int | None = None
+    pruned_to: int | None = None
+    is_ordered: bool = False
+
+
+def _plan_merge(
+    what: str,
+    manifest: UnboundedManifest,
+    plan: CompactionPlan,
+    rows: DataFrame | pa.Table,
+    *,
+    forget: bool,
+) -> _Merge:
+    expires = manifest.declaration.expires
+    if plan.level != "major":
+        return _Merge(WriteOptions(what, range_of=expires))
+    if manifest.version is None or manifest.version.order_by is None:
+        return _Merge(WriteOptions(what, drop_tombstones=True, range_of=expires))
+    horizon = None
+    kept = manifest.declaration.keep_tombstones
+    if forget and kept is not None:
+        _, highest = _find_position_bounds(rows)
+        horizon = None if highest is None else highest - kept
+    limit = _highest(manifest.horizon, horizon)
+    options = WriteOptions(what, forget_to=limit, range_of=expires)
+    return _Merge(options, horizon, is_ordered=True)
+
+
+def _plan_history_merge(
+    what: str,
+    manifest: UnboundedManifest,
+    plan: CompactionPlan,
+    history: KeptHistory,
+    *,
+    forget: bool,
+) -> _Merge:
+    if plan.level != "major":
+        return _Merge(WriteOptions(what, over_time=TimelineOptions()))
+    newest = find_newest_valid_from(plan.generations)
+    horizon = None
+    if forget and newest is not None and history.kept is not None:
+        horizon = newest - 2 * history.kept
+    limit = _highest(manifest.horizon, horizon)
+    edge = history.edge(newest)
+    timeline = TimelineOptions(fills_ends=True, edge=edge, forget=limit)
+    return _Merge(WriteOptions(what, over_time=timeline), horizon, edge)
+
+
+def _drop_expired_rows(
+    rows: DataFrame | pa.Table, manifest: UnboundedManifest
+) -> DataFrame | pa.Table:
+    """Return the rows of a table that have not expired by its watermark."""
+    expires = manifest.declaration.expires
+    watermark = None if manifest.written is None else manifest.written.watermark
+    if expires is None or watermark is None:
+        return rows
+    return _drop_expired(rows, expires, watermark)
 
 
 def _highest(*positions: int | None) -> int | None:

@@ -7,7 +7,7 @@ a version set it moves all members to the version of the same name in the same c
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -723,32 +723,51 @@ def _find_previous(manifests: Members, dataset: str) -> dict[str, VersionRef] | 
         head = mine.ref(mine.head or "")
         before = find_previous_version(mine, head) if head else None
         return {dataset: before} if before else None
-    heads = {name: m.head for name, m in manifests.items()}
-    names = [done.name for done in mine.delivered]
-    if mine.declaration.by_time:
-        order = version_order(mine)
-        named_refs = [
-            (name, ref) for name in names if (ref := find_version(mine, name)) is not None
-        ]
-        names = [name for name, _ in sorted(named_refs, key=lambda named: order(named[1]))]
-
-    def is_head(manifest: BoundedManifest, name: str) -> bool:
-        ref = find_version(manifest, name)
-        return ref is not None and ref.id == manifest.head
-
-    # The name that all members, or else this one, serve now.
-    by_all = [
-        at for at, name in enumerate(names) if all(is_head(m, name) for m in manifests.values())
-    ]
-    served = by_all or [at for at, name in enumerate(names) if is_head(mine, name)] or [len(names)]
-    for name in reversed(names[: served[-1]]):
-        refs = {member: find_version(m, name) for member, m in manifests.items()}
-        sealed = {
-            member: ref for member, ref in refs.items() if ref is not None and ref.state == "sealed"
-        }
-        if (
-            len(sealed) == len(manifests)
-            and {member: ref.id for member, ref in sealed.items()} != heads
-        ):
+    heads = {member: manifest.head for member, manifest in manifests.items()}
+    names = _names_in_order(mine)
+    for name in reversed(names[: _served_place(names, manifests, mine)]):
+        sealed = _find_sealed(manifests, name)
+        if len(sealed) < len(manifests):
+            continue
+        if {member: ref.id for member, ref in sealed.items()} != heads:
             return sealed
     return None
+
+
+def _names_in_order(manifest: BoundedManifest) -> list[str]:
+    """Return the names of delivered versions, oldest first; by time if the dataset is."""
+    names = [done.name for done in manifest.delivered]
+    if not manifest.declaration.by_time:
+        return names
+    order = version_order(manifest)
+    refs = {name: find_version(manifest, name) for name in names}
+    known = [(order(ref), name) for name, ref in refs.items() if ref is not None]
+    return [name for _, name in sorted(known, key=lambda place: place[0])]
+
+
+def _served_place(names: Sequence[str], manifests: Members, mine: BoundedManifest) -> int:
+    """Return the place of the name that all members serve, or else this one; the end if none is."""
+    by_all = [at for at, name in enumerate(names) if _is_served(manifests.values(), name)]
+    if by_all:
+        return by_all[-1]
+    here = [at for at, name in enumerate(names) if _is_served([mine], name)]
+    return here[-1] if here else len(names)
+
+
+def _is_served(manifests: Iterable[BoundedManifest], name: str) -> bool:
+    """Whether all of these datasets serve the version of this name."""
+    for manifest in manifests:
+        ref = find_version(manifest, name)
+        if ref is None or ref.id != manifest.head:
+            return False
+    return True
+
+
+def _find_sealed(manifests: Members, name: str) -> dict[str, VersionRef]:
+    """Return the version of this name in each member that has it sealed."""
+    sealed: dict[str, VersionRef] = {}
+    for member, manifest in manifests.items():
+        ref = find_version(manifest, name)
+        if ref is not None and ref.state == "sealed":
+            sealed[member] = ref
+    return sealed
