@@ -178,7 +178,8 @@ class FakeTable(StoreFunction[Hashable, Record, Any]):
 
     def __init__(self, path: str, replaced: Any) -> None:
         key = getattr(replaced, "key", None)
-        self.path, self.key = path, key if key is None or isinstance(key, str) else tuple(key)
+        self.path = path
+        self.key = key if key is None or isinstance(key, str) else tuple(key)
         self._capabilities: Capabilities = replaced.capabilities
         self._columns: dict[str, str] | None = replaced.column_types()
 
@@ -331,7 +332,8 @@ class TestApplication:
             if isinstance(table, RemoteTable)
         }
         self._app = app._with_tables(self._datasets, self._tables)
-        self._sequence, self._runs = 0, 0
+        self._sequence = 0
+        self._runs = 0
         named = {*app.inputs, *app.outputs, *self._described}
         named |= {
             dataset.stream for dataset in self._datasets.values() if dataset.stream is not None

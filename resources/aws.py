@@ -179,7 +179,8 @@ def stale_reason(error: BaseException) -> tuple[str, str]:
     response = getattr(error, "response", None)
     if not isinstance(response, Mapping):
         return "", ""
-    code, skew = str(response.get("Error", {}).get("Code", "")), clock_skew(response)
+    code = str(response.get("Error", {}).get("Code", ""))
+    skew = clock_skew(response)
     is_skewed = skew is not None and abs(skew) > _MOST_SKEW
     if code in _CLOCK_CODES or (code in _SIGNATURE_CODES and is_skewed):
         apart = "" if skew is None else f": the service's is {skew.total_seconds():+,.0f} s from it"

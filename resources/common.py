@@ -207,10 +207,8 @@ def check_name(kind: str, name: str) -> str:
     if not isinstance(name, str) or not _SAFE.fullmatch(name):
         system, _, stream = str(name).partition(".")
         if kind == "stream" and _SAFE.fullmatch(system) and _SAFE.fullmatch(stream):
-            problem, step = (
-                f"stream name {name!r} includes its system: expected the name alone.",
-                f"Write {stream!r}.",
-            )
+            problem = f"stream name {name!r} includes its system: expected the name alone."
+            step = f"Write {stream!r}."
         else:
             problem = (
                 f"{kind} name {name!r} is not safe: expected 1 to 100 letters, digits, '-' or '_', "
@@ -278,7 +276,8 @@ class ClassRegistry(Generic[T]):
     """
 
     def __init__(self, kind: str, call: str, **ours: str) -> None:
-        self._kind, self._call = kind, call
+        self._kind = kind
+        self._call = call
         self._ours = {name: f"dagster_adjunct.{path}" for name, path in ours.items()}
         self._classes: dict[str, Callable[..., T]] = {}
 
@@ -423,7 +422,8 @@ def first_validation_problem(error: ValidationError) -> str:
 
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_FIRST, _LAST = datetime.min.replace(tzinfo=UTC), datetime.max.replace(tzinfo=UTC)
+_FIRST = datetime.min.replace(tzinfo=UTC)
+_LAST = datetime.max.replace(tzinfo=UTC)
 
 
 _DURATION = re.compile(r"(\d+)\s*(s|m|h|d|w)", re.ASCII)
@@ -583,7 +583,8 @@ class LoopThread:
         thread.
         """
         with self._change:
-            running, self._running = self._running, None
+            running = self._running
+            self._running = None
             if running is None:
                 return
             # A signal handler may call this in a thread that is waiting here, and whose call can't
@@ -614,7 +615,8 @@ class LoopThread:
         selector is shared.
         """
         _parent_loops.append(self._running)
-        self._running, self._change = None, threading.Condition()
+        self._running = None
+        self._change = threading.Condition()
 
 
 class _Running:

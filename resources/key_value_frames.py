@@ -202,7 +202,8 @@ def read_key_value_table(
     While others write, each key appears at most once, and a key that exists throughout appears;
     rows of different pages are of different moments. Seal the table for a frame of one moment.
     """
-    key, value = column_form(table.key_serializer), column_form(table.value_serializer)
+    key = column_form(table.key_serializer)
+    value = column_form(table.value_serializer)
     bytes_ = BytesSerializer()
     stored = BlockingKeyValueTable(
         KeyValueTable(table.id, table.configuration, table.backend, bytes_, bytes_)
@@ -285,7 +286,8 @@ def write_key_value_table(
     Raises SchemaMismatchError for columns of other types, rows without a value and repeated keys,
     NullKeyError, and the errors of a table's writes. Some rows may be written by then.
     """
-    keys, values = column_form(table.key_serializer), column_form(table.value_serializer)
+    keys = column_form(table.key_serializer)
+    values = column_form(table.value_serializer)
     named = {"key": (key, keys.type), "value": (value, values.type)}
     if family is not None:
         named["family"] = (family, "string")
@@ -357,17 +359,16 @@ def _addressed(batch: Any, table: Stored, key: ColumnForm, value: ColumnForm) ->
     names = batch.schema.names
     for name in ("key", "value"):
         if batch.column(name).null_count:
-            problem, step = (
-                f"key-value table {table.id}: a row of the frame has no {name}.",
-                "Filter out such rows.",
-            )
+            problem = f"key-value table {table.id}: a row of the frame has no {name}."
+            step = "Filter out such rows."
             if name == "key":
                 raise NullKeyError(problem, step, table=table.id.name)
             raise SchemaMismatchError(problem, step, column=name)
     if (found := first_unreadable(batch)) is not None:
         raise found.error(f"key-value table {table.id}", "a row of the frame", table=table.id.name)
     families = batch.column("family").to_pylist() if "family" in names else [None] * batch.num_rows
-    partitions, table_keys = [], []
+    partitions = []
+    table_keys = []
     for family, given in zip(families, batch.column("key").to_pylist(), strict=True):
         partition, stored = table.coder.place(family, key.to_bytes(given))
         table_keys.append(stored)

@@ -173,7 +173,8 @@ class RowDocuments:
     """Converts records to documents and back. Errors name the table, the key and the value."""
 
     def __init__(self, codec: RowCodec, columns: Sequence[Column]) -> None:
-        self.codec, self._label = codec, codec.table
+        self.codec = codec
+        self._label = codec.table
         check_not_reserved(codec.table, columns)
         self._write = {column.name: json_encoder(column) for column in columns}
         self._read = {column.name: json_decoder(column) for column in columns}
@@ -303,7 +304,8 @@ def plan_documents(
             unreadable[key] = Problem(State.REFUSED, error)
     fit = [entry for entry in entries if entry.key not in unreadable]
     unfit = {entry.place: unreadable[entry.key] for entry in entries if entry.key in unreadable}
-    codec, newest_by = documents.codec, operation.conditions.newest_by
+    codec = documents.codec
+    newest_by = operation.conditions.newest_by
     applied = {}
     if operation.conditions:
         applied = {key: applied_in(codec, newest_by, document) for key, document in seen.items()}
@@ -314,7 +316,8 @@ def plan_documents(
         key: marks_of(codec, newest_by, applied_to_key, at)
         for key, applied_to_key in plan.applied.items()
     }
-    has_read, begun = needs_stored_rows(operation), operation.kind is OperationKind.UPDATE
+    has_read = needs_stored_rows(operation)
+    begun = operation.kind is OperationKind.UPDATE
     written: dict[Row, SegmentChange] = {}
     for key, new in _new_documents(documents, plan, seen, marks):
         entry = stored_entries.get(key)
@@ -470,7 +473,9 @@ def _without_marks(entry: StoredEntry, before: float) -> SegmentChange | None:
     return SegmentChange(entry.key, to_compact_json(rest).encode(), b"", entry.version)
 
 
-_PAUSE, _LONGEST_PAUSE = 0.005, 0.5  # seconds
+# seconds
+_PAUSE = 0.005
+_LONGEST_PAUSE = 0.5
 _CONTESTED = 30.0  # seconds for which conflicting writes are retried
 
 
@@ -508,7 +513,8 @@ class OptimisticWrites:
         try:
             await rounds(self._round)
         except RetryError:
-            keys, label = list(dict.fromkeys(entry.key for entry in self.left)), self.rows._label
+            keys = list(dict.fromkeys(entry.key for entry in self.left))
+            label = self.rows._label
             contested = errors.TableUnavailableError(
                 f"{label}: writes of {len(keys)} keys conflicted with others for {_CONTESTED:g} s;"
                 f" the first key is {keys[0]!r}.",
@@ -519,7 +525,8 @@ class OptimisticWrites:
 
     async def _round(self) -> bool:
         """Read, decide and write once; return whether entries are left."""
-        entries, self.left = self.left, ()
+        entries = self.left
+        self.left = ()
         stored_entries: Mapping[Row, StoredEntry | None] = {}
         if needs_stored_rows(self.operation):
             keys = list(dict.fromkeys(entry.key for entry in entries))
@@ -531,7 +538,8 @@ class OptimisticWrites:
                 self._give_up(entries, error)
                 return False
             stored_entries = dict(zip(keys, stored, strict=True))
-        documents, fitting = self.rows._documents, self.table.coder.value
+        documents = self.rows._documents
+        fitting = self.table.coder.value
         decision = plan_documents(
             documents,
             self.operation,
@@ -556,7 +564,8 @@ class OptimisticWrites:
         """
         failed: dict[Row, Problem] = {}
         lost: set[Row] = set()
-        fence, fences = self.operation.fence, self.fences
+        fence = self.operation.fence
+        fences = self.fences
         for keys, changes in self._requests(decision):
             try:
                 await self.operation.check_fence()
@@ -589,7 +598,8 @@ class OptimisticWrites:
         # Lists, because conflicts add keys to `_contested` while these requests are sent.
         alone = [key for key in changes if key in self._contested]
         together = [key for key in changes if key not in self._contested]
-        keys, limits = iter(together), self.table.backend.limits
+        keys = iter(together)
+        limits = self.table.backend.limits
         if self.operation.fence is not None and limits.changes is not None:
             limits = replace(limits, changes=limits.changes - 1)
         for part in segment.split_into_requests([changes[key] for key in together], limits):
@@ -641,7 +651,9 @@ class KeyValueRows(StoreTable):
     ) -> None:
         if isinstance(lake, str) and ":" not in lake:  # an executor has another working directory
             lake = str(Path(lake).expanduser().absolute())
-        self.lake, self.scope, self.table = lake, scope, table
+        self.lake = lake
+        self.scope = scope
+        self.table = table
         self._label = f"key-value table {scope}/{table}"
         self._declare(table, key, columns, create=create)
         self.family = (family,) if isinstance(family, str) else tuple(family)
@@ -665,7 +677,8 @@ class KeyValueRows(StoreTable):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the declaration as plain values, without secrets."""
-        stored_in, described = self.stored_in, None
+        stored_in = self.stored_in
+        described = None
         if stored_in is not None:
             described = (
                 dict(stored_in)

@@ -99,7 +99,8 @@ def _runs(
 
     `touched` has the new entries of changed pages, by the number of the page.
     """
-    number, count = 0, max(1, len(document.pages))
+    number = 0
+    count = max(1, len(document.pages))
     while number < count:
         if number not in touched:
             yield document.pages[number]
@@ -126,13 +127,15 @@ def _parts(run: Sequence[tuple[str, Any]]) -> Iterator[list[tuple[str, Any]]]:
     total = sum(sizes)
     target = total / math.ceil(total / PAGE_BYTES)
     part: list[tuple[str, Any]] = []
-    passed, pages = 0, 1
+    passed = 0
+    pages = 1
     for entry, size in zip(run, sizes, strict=True):
         part.append(entry)
         passed += size
         if passed >= target * pages:
             yield part
-            part, pages = [], math.floor(passed / target) + 1
+            part = []
+            pages = math.floor(passed / target) + 1
     if part:
         yield part
 
@@ -277,7 +280,8 @@ class Namespace:
 
         Nothing changes if the other one is empty or this one is not.
         """
-        there, here = other.read(), self.read()
+        there = other.read()
+        here = self.read()
         if not there.version or here.version:
             return
         document = (
@@ -348,7 +352,8 @@ class SharedValue:
             check_name("scope", scope),
             check_name("value", name),
         )
-        self._store, self._key = lake.store, f"metadata/{'/'.join(checked)}.json"
+        self._store = lake.store
+        self._key = f"metadata/{'/'.join(checked)}.json"
         self._seen: StoredObject | None = None
 
     def forget(self) -> None:

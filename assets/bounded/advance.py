@@ -159,7 +159,8 @@ def _name_awaited(awaiting: Awaiting, manifest: BoundedManifest) -> str:
 
 def _describe_rejected(member: Member, ref: VersionRef) -> str:
     """Return a note on a rejected version: the reason and the next steps."""
-    name, source = member.spec.name, member.spec.input
+    name = member.spec.name
+    source = member.spec.input
     again = {FileSource: "complete the folder again", QuerySource: "compute it again"}.get(
         type(source), "deliver it again under the same name"
     )
@@ -499,7 +500,8 @@ def rebase_waiting(group: AdvanceGroup) -> AdvanceGroup | None:
     """
     manifests, rebased = _follow_commits(group)
     for member in group.members:
-        before, now = member.committed, manifests.get(member.name)
+        before = member.committed
+        now = manifests.get(member.name)
         if (before is None) != (now is None) or (before and now and _has_new_delivery(before, now)):
             return None
     return rebased
@@ -575,7 +577,8 @@ def input_position(
             ),
             done,
         )
-        older, recent = delivered[:-MAX_DELIVERIES], delivered[-MAX_DELIVERIES:]
+        older = delivered[:-MAX_DELIVERIES]
+        recent = delivered[-MAX_DELIVERIES:]
         delivered = (*(earlier for earlier in older if earlier.freed), *recent)
         known = (*known, *(earlier.name for earlier in older if not earlier.freed))[-MAX_NAMES:]
     return {
@@ -650,7 +653,8 @@ def commit_waits(group: AdvanceGroup, waits: Mapping[str, Awaiting]) -> AdvanceG
 
 def _waiting_manifest(member: Member, awaiting: Awaiting) -> BoundedManifest | None:
     """Return the manifest with what is awaited, None if nothing changes."""
-    manifest, awaited = member.manifest, None
+    manifest = member.manifest
+    awaited = None
     if awaiting.since is not None:
         awaited = Awaited(version=awaiting.version, missing=awaiting.missing, since=awaiting.since)
     now, before = (each and (each.version, each.missing) for each in (awaited, manifest.awaited))
@@ -676,7 +680,8 @@ def _begin_waiting(member: Member, awaiting: Awaiting, others: str | None) -> Aw
     """
     if awaiting.idle and others is None:
         return awaiting
-    before, version = member.manifest.awaited, awaiting.version or others
+    before = member.manifest.awaited
+    version = awaiting.version or others
     since = (
         before.since if before is not None and before.version == version else member.context.now()
     )
@@ -692,10 +697,8 @@ def apply_delivery(
     publishes it. `switches` makes the version current; otherwise `between` inserts it by time.
     """
     after = _apply_to_manifest(candidate, rejected, switches, between)
-    member, ref = (
-        candidate.member.with_source_report(candidate.delivery).after_commit(after),
-        after.ref(candidate.id),
-    )
+    member = candidate.member.with_source_report(candidate.delivery).after_commit(after)
+    ref = after.ref(candidate.id)
     if ref is None:
         member = replace(member, unchanged=(*member.unchanged, str(candidate.unchanged)))
     elif ref.state == "rejected":
@@ -719,7 +722,9 @@ def _apply_to_manifest(
     """Return the manifest with this delivery: published, rejected because of `rejected`, or
     unchanged.
     """
-    manifest, delivery, version = candidate.member.manifest, candidate.delivery, candidate.version
+    manifest = candidate.member.manifest
+    delivery = candidate.delivery
+    version = candidate.version
     unchanged = candidate.unchanged if rejected is None else None
     ref = _version_ref(candidate, rejected)
     head = {"head": ref.id} if rejected is None and switches else {}
@@ -746,9 +751,11 @@ def _apply_to_manifest(
     if rejected is not None:
         change = Change(action="reject", version=ref.id, reason=commit_reason(delivery, ref.reason))
         return manifest.after(**fields, change=change)
-    action, note = "seal", "" if head else "sealed but not served: a later version stays current"
+    action = "seal"
+    note = "" if head else "sealed but not served: a later version stays current"
     if unchanged is not None:
-        action, note = "unchanged", f"delivered as {delivery.version}"
+        action = "unchanged"
+        note = f"delivered as {delivery.version}"
     change = Change(action=action, version=ref.id, reason=commit_reason(delivery, note))
     return actions.with_served_version(
         candidate.member.log, manifest, **fields, built=version, change=change
@@ -773,7 +780,8 @@ def _version_ref(candidate: CandidateVersion, rejected: CandidateVersion | None)
         same = candidate.member.manifest.ref(candidate.unchanged)
         assert same is not None, "the version that it equals was found in this manifest"
         return same
-    version, reason = candidate.version, ""
+    version = candidate.version
+    reason = ""
     if rejected is not None:
         reason = rejected.problem
         if rejected.member.name != candidate.member.name:
@@ -808,7 +816,8 @@ def publish_candidates(
     "reject".
     """
     rejected = next((candidate for candidate in validated if candidate.problem), None)
-    first, version = validated[0].member, validated[0].delivery.version
+    first = validated[0].member
+    version = validated[0].delivery.version
     candidates = list(validated)
     if rejected is None:
         for at, candidate in enumerate(validated):
@@ -829,7 +838,8 @@ def publish_candidates(
         if rejected is None and all(candidate.unchanged for candidate in done):
             switching.name = "unchanged"
         elif rejected is None and served.isdisjoint(candidate.id for candidate in done):
-            switching.name, switching.detail = "keep", "what is served stays"
+            switching.name = "keep"
+            switching.detail = "what is served stays"
     return group
 
 

@@ -125,7 +125,8 @@ class AdvanceGroup:
         """Commit these members' manifests in one commit and return the group after it. Raises
         CommitConflictError.
         """
-        log, by = members[0].log, members[0].context.by
+        log = members[0].log
+        by = members[0].context.by
         commit = log.commit_all(
             self.commit, {member.name: member.manifest for member in members}, by=by
         )
@@ -239,10 +240,8 @@ def build_candidate(member: Member, delivery: Delivery) -> CandidateVersion:
     if candidate.version is not None:
         with member.stages("unchanged", delivery.version):
             new = candidate.version
-            unchanged, wanted = (
-                _find_equal_version(member, new),
-                (new.name, "revoked", new.valid_from),
-            )
+            unchanged = _find_equal_version(member, new)
+            wanted = (new.name, "revoked", new.valid_from)
             refs = (
                 ref
                 for ref in member.manifest.versions
@@ -279,7 +278,9 @@ def reject_revoked_content(candidates: Sequence[CandidateVersion]) -> list[Candi
 
 
 def _build_version(member: Member, delivery: Delivery, attempt: Attempt) -> SealedVersion:
-    source, spec, manifest = member.source, member.spec, member.manifest
+    source = member.source
+    spec = member.spec
+    manifest = member.manifest
     what = f"dataset {spec.name!r}, version {delivery.version!r}"
     valid_from = None
     if spec.valid_from is not None:
@@ -485,11 +486,13 @@ def validate_candidate(candidate: CandidateVersion) -> CandidateVersion:
     version that it is compared with was discarded concurrently. The build is kept, and the next run
     validates it again.
     """
-    member, version = candidate.member, candidate.version
+    member = candidate.member
+    version = candidate.version
     if version is None or candidate.unchanged or candidate.problem:
         return candidate
     with member.stages("validate", candidate.delivery.version) as validating:
-        lake, holder = member.context.lake, f"validation by {member.context.by}"
+        lake = member.context.lake
+        holder = f"validation by {member.context.by}"
         served = member.manifest.version if member.spec.validators else None
         with leases.lease_served(lake, member.name, served, holder=holder) as lease:
             new = VersionReader(lake.store, member.name, version)

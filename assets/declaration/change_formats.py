@@ -270,7 +270,8 @@ class OperationColumn(_RecordIsRow):
                 pc.ascii_lower(records.column(self.column)), value_set=_string_array(_INSERT)
             )
             for name, mark in marked.items():
-                values, nothing = records.column(name), pc.fill_null(pc.and_(inserts, mark), False)
+                values = records.column(name)
+                nothing = pc.fill_null(pc.and_(inserts, mark), False)
                 named = pc.if_else(nothing, pa.scalar(None, values.type), values)
                 records = records.set_column(records.column_names.index(name), name, named)
             records = records.append_column(KEPT, kept_column(marked, pc.invert(inserts)))
@@ -336,7 +337,9 @@ class DebeziumUnwrapped(_RecordIsRow):
     def decode(
         self, records: DataFrame, schema: Schema, what: str, **asked: Unpack[DecodeOptions]
     ) -> DataFrame:
-        mark, deleted, problem = F.col(TOMBSTONE), F.lit(False), F.lit(None).cast("string")
+        mark = F.col(TOMBSTONE)
+        deleted = F.lit(False)
+        problem = F.lit(None).cast("string")
         if self.deleted is not None:
             mark_text = F.lower(named_column(self.deleted).cast("string"))
             deleted = mark_text == "true"
@@ -361,7 +364,8 @@ class DebeziumUnwrapped(_RecordIsRow):
         if self.unavailable is None:
             return changes_with_spark(records, schema, tombstone, problem)
         written = ~tombstone if self.op is None else ~tombstone & (op != "r")
-        reasons, unknown = [], []
+        reasons = []
+        unknown = []
         for field in (field for field in schema.fields if field.type in _LARGE):
             value = named_column(field.name)
             kept = is_unavailable(self.unavailable, value, field.type)
@@ -427,7 +431,8 @@ class DebeziumUnwrapped(_RecordIsRow):
             written = pc.and_(written, pc.invert(pc.fill_null(snapshot, False)))
         marked = {}
         for field in (field for field in schema.fields if field.type in _LARGE):
-            values, reasons = records.column(field.name), {}
+            values = records.column(field.name)
+            reasons = {}
             unknown = pc.and_(written, is_unavailable_array(self.unavailable, values, field.type))
             if self.completes:
                 marked[field.name] = unknown

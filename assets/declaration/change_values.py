@@ -33,7 +33,8 @@ if TYPE_CHECKING:
     from pyspark.sql import Column
 
 
-_BEGINS, _ENDS = "\x02", "\x03"
+_BEGINS = "\x02"
+_ENDS = "\x03"
 _MARKED = re.compile(f"{_BEGINS}[^{_ENDS}]*{_ENDS}")
 NO_PATH = "\x04"
 """The prefix of the reason why a change lacks a path of `order_by`.
@@ -222,7 +223,8 @@ def _is_misspelt(text: str, word: str) -> bool:
     same = 0
     while same < min(len(text), len(word)) and text[same] == word[same]:
         same += 1
-    mine, other = text[same:], word[same:]
+    mine = text[same:]
+    other = word[same:]
     swapped = mine[:2] == other[1::-1] and mine[2:] == other[2:]
     return swapped or mine[1:] == other[1:] or mine[1:] == other or mine == other[1:]
 
@@ -244,7 +246,8 @@ def find_path_problem(order: Order, path: str) -> tuple[str, str] | None:
     """Return what is wrong with a path of Debezium's envelopes in this order, and the next step;
     None if nothing is.
     """
-    place, outer = order.index(path), _WITHIN.get(path)
+    place = order.index(path)
+    outer = _WITHIN.get(path)
     if outer is not None and outer not in order[:place]:
         wanted = (*order[:place], *_chain(outer), path)
         return (
@@ -301,7 +304,8 @@ _BINLOG = re.compile(
 )  # not a time with a fraction
 _GTID = re.compile(r"^([0-9A-Fa-f]{8}(?:-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}(?::\w+)?):[0-9]{1,20}$")
 _MARIADB_GTID = re.compile(r"^([0-9]+)-[0-9]+-[0-9]{1,20}$")
-_PART, _HEX = "0*([0-9]{1,20})", "0*([0-9A-Fa-f]{1,32})"
+_PART = "0*([0-9]{1,20})"
+_HEX = "0*([0-9A-Fa-f]{1,32})"
 
 
 def ordering_pattern(name: str, sample: str) -> str | None:

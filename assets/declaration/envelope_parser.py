@@ -43,7 +43,9 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
 
-TEXT, UNREAD, BAD = "__text", "__unread", "__bad"
+TEXT = "__text"
+UNREAD = "__unread"
+BAD = "__bad"
 
 
 def with_envelope_json(declared: Envelope, records: DataFrame, what: str) -> DataFrame:
@@ -180,9 +182,15 @@ def _envelope(whole: Column, plain: Mapping[str, Column], nested: Mapping[str, C
 
 
 _PARSED = "__parsed"
-_OP, _RAW, _BEFORE, _AFTER = "__op", "__raw_after", "__before", "__after"
-_RAW_BEFORE, _CHANGE, _ROW = "__raw_before", "__change", "__row"
-_UNAVAILABLE, _INCREMENTAL = "__unavailable", "__incremental"
+_OP = "__op"
+_RAW = "__raw_after"
+_BEFORE = "__before"
+_AFTER = "__after"
+_RAW_BEFORE = "__raw_before"
+_CHANGE = "__change"
+_ROW = "__row"
+_UNAVAILABLE = "__unavailable"
+_INCREMENTAL = "__incremental"
 
 
 def decode_envelopes(
@@ -303,9 +311,11 @@ def _bare_or_wrapped(fields: str) -> str:
 
 def _part(*path: str) -> Column:
     """Return a part of the parsed envelope, or of its payload if it has one."""
-    payload, bare = F.col(_PARSED)["payload"], F.col(_PARSED)
+    payload = F.col(_PARSED)["payload"]
+    bare = F.col(_PARSED)
     for name in path:
-        payload, bare = payload[name], bare[name]
+        payload = payload[name]
+        bare = bare[name]
     return F.when(F.col(_PARSED)["payload"].isNotNull(), payload).otherwise(bare)
 
 
@@ -313,7 +323,8 @@ def _before(declared: Envelope, old: Schema) -> Column:
     """Return the row before the change, completed for Maxwell, whose updates have only the
     changed columns of it.
     """
-    before, after = _part("before"), _part("after")
+    before = _part("before")
+    after = _part("after")
     if declared.layout != "maxwell":
         return before
     whole = F.struct(*[F.coalesce(before[name], after[name]).alias(name) for name in old.names])
@@ -348,7 +359,8 @@ def _problem(
     comparable: bool,
 ) -> Column:
     """Return the reason why a record's change can't be applied, null if it can."""
-    op, writes = F.col(_OP), F.col(_OP).isin("c", "r", "u")
+    op = F.col(_OP)
+    writes = F.col(_OP).isin("c", "r", "u")
     unread = F.col(_PARSED).isNull() | F.col(_PARSED)[BAD].isNotNull()
     shape = F.lit(f"not {declared.name}: ")
     reasons = [
@@ -433,10 +445,8 @@ def _empty_reasons(declared: Envelope, op: Column) -> list[Column]:
 
 def _row_text(side: str) -> Column:
     """Return the row on this side of the envelope as JSON."""
-    bare, wrapped = (
-        F.get_json_object(TEXT, f"$.{side}"),
-        F.get_json_object(TEXT, f"$.payload.{side}"),
-    )
+    bare = F.get_json_object(TEXT, f"$.{side}")
+    wrapped = F.get_json_object(TEXT, f"$.payload.{side}")
     return F.when(F.col(_PARSED)["payload"].isNotNull(), wrapped).otherwise(bare)
 
 
@@ -491,7 +501,8 @@ def _check_path(path: str, *, first: bool) -> Column:
 
     In a snapshot's row, all but the first path may be missing.
     """
-    name, whole = path.removeprefix("source."), F.from_json(F.col(TEXT), _FIELDS)
+    name = path.removeprefix("source.")
+    whole = F.from_json(F.col(TEXT), _FIELDS)
     block = F.coalesce(F.from_json(whole["payload"], _FIELDS), whole)
     source = F.from_json(block["source"], _FIELDS)
     fields = block if name == path else source
@@ -637,7 +648,8 @@ def _check_surrogates(field: Field, row: Column) -> Column:
     """Return the reason for a string with a lone surrogate, which the JSON parser replaces by a
     question mark.
     """
-    value, text = row[field.name], F.col(TEXT)
+    value = row[field.name]
+    text = F.col(TEXT)
     reason = F.lit(f"column {field.name!r} has half of a character: {UTF8}")
     return F.when(value.contains("?") & text.contains("\\u") & text.rlike(_HALF), reason)
 
@@ -665,11 +677,13 @@ def _unavailable(declared: Envelope, schema: Schema) -> Column:
 
 def _unknown_reasons(declared: Envelope, schema: Schema, key: tuple[str, ...]) -> list[Column]:
     """Return the reasons why a change with unavailable values can't be applied."""
-    placeholder, reasons = declared.unavailable, []
+    placeholder = declared.unavailable
+    reasons = []
     for field in schema.fields:
         if placeholder is None:
             break
-        unknown, raw = F.array_contains(_UNAVAILABLE, field.name), F.col(_RAW)[field.name]
+        unknown = F.array_contains(_UNAVAILABLE, field.name)
+        raw = F.col(_RAW)[field.name]
         if may_be_unavailable(field.type) and declared.on_unavailable == "refuse":
             reasons.append(F.when(unknown, F.lit(unavailable_reason(placeholder, field.name))))
         elif may_be_unavailable(field.type):

@@ -123,7 +123,8 @@ def json_from_avro(
         if len(data) < _HEADER.size or data[0] != 0:
             return None, f"not Avro with a schema id: it begins with {data[:5].hex() or 'nothing'}"
         number = _HEADER.unpack_from(data)[1]
-        read, data = by_id.get(number), data[_HEADER.size :]
+        read = by_id.get(number)
+        data = data[_HEADER.size :]
         if read is None:
             known = ", ".join(map(str, sorted(filter(None, by_id)))) or "none"
             return None, f"the Avro schema {number} is not declared: avro_schema has {known}"
@@ -178,7 +179,8 @@ class EnvelopeFormat:
 
     def schema(self, records: Schema, what: str) -> Schema:
         envelope = cast(Envelope, self)
-        value, kind = envelope.value, "string" if envelope.format == "json" else "binary"
+        value = envelope.value
+        kind = "string" if envelope.format == "json" else "binary"
         field = records.field(value, f"{what}: the record")
         if field.type != kind:
             raise SchemaMismatchError(
@@ -464,7 +466,8 @@ def convert_value(declared: Envelope, field: Field, raw: Column, text: Column) -
     if field.type in _INTEGERS:
         return raw.try_cast(field.type)
     if field.type in _FLOATS:
-        value, infinity = raw.cast(field.type), F.lit(float("inf"))
+        value = raw.cast(field.type)
+        infinity = F.lit(float("inf"))
         # An infinite value of JSON, which has no infinity, is a number that is too large. Avro has
         # infinity.
         sent = F.lit(False) if declared.format == "json" else F.abs(raw) == infinity
@@ -501,10 +504,8 @@ def convert_date(declared: Envelope, field: Field, raw: Column) -> Column:
     """Return the date or timestamp that the field declares, null if the value is none; its year
     may be out of range.
     """
-    text, number = (
-        raw_value_text(field, raw),
-        F.when(is_whole_number(raw), F.try_variant_get(raw, "$", "bigint")),
-    )
+    text = raw_value_text(field, raw)
+    number = F.when(is_whole_number(raw), F.try_variant_get(raw, "$", "bigint"))
     if field.type == "date":
         days = F.when(F.abs(number) <= _LAST_DAY, F.date_from_unix_date(number.try_cast("int")))
         return F.coalesce(days, F.when(text.rlike(_DATE), text.try_cast("date")))
@@ -551,7 +552,8 @@ def decimal_from_variable_scale(text: str) -> str | None:
     """
     try:
         parts = json.loads(text)
-        scale, value = parts["scale"], parts["value"]
+        scale = parts["scale"]
+        value = parts["value"]
     except (ValueError, LookupError, TypeError):
         return None
     if (

@@ -201,7 +201,8 @@ class Projection:
     def _entries(self, records: DataFrame, schema: Schema, what: str) -> DataFrame:
         from pyspark.errors import PySparkException
 
-        tombstone, computed = F.col(TOMBSTONE), self._computed
+        tombstone = F.col(TOMBSTONE)
+        computed = self._computed
         expressions = {name: F.expr(computed.get(name, quote_name(name))) for name in schema.names}
         try:
             planned = records.select(*expressions.values()).schema.fields
@@ -216,7 +217,8 @@ class Projection:
             raise
         columns = []
         for field, given in zip(schema.fields, planned, strict=True):
-            kind, expression = given.dataType.simpleString(), expressions[field.name]
+            kind = given.dataType.simpleString()
+            expression = expressions[field.name]
             if not is_assignable(kind, field.type):
                 problem = (
                     f"{what}: the projection declares {field.name} as {field.type}, but "
@@ -284,7 +286,8 @@ class PythonExtractor:
     def schema(self, records: Schema, what: str) -> Schema:
         declared = Schema.from_ddl(self.columns, what)
         for name in self.unchanged:
-            given, field = records.field(name, f"{what}: the record"), declared.field(name)
+            given = records.field(name, f"{what}: the record")
+            field = declared.field(name)
             if given.type != field.type:
                 problem = (
                     f"{what}: extractor {self.factory} declares {name} as unchanged and as"
@@ -306,7 +309,8 @@ class PythonExtractor:
         entries.
         """
         load_function(self, what)  # fail here instead of in every task
-        declared, marks = Schema.from_ddl(self.columns, what), metadata_columns(records.columns)
+        declared = Schema.from_ddl(self.columns, what)
+        marks = metadata_columns(records.columns)
         columns = [(field.name, field.type) for field in declared.fields]
         columns += [(name, records.schema[name].dataType.simpleString()) for name in marks]
         names = records.columns
@@ -323,7 +327,8 @@ class PythonExtractor:
 
         A record without entries becomes a tombstone if it has all columns of the key `deleting`.
         """
-        declared, names = Schema.from_ddl(self.columns, what), records.column_names
+        declared = Schema.from_ddl(self.columns, what)
+        names = records.column_names
         batches = records.combine_chunks().to_batches(max_chunksize=_BATCH) or [
             pa.RecordBatch.from_pylist([], schema=records.schema)
         ]
@@ -515,7 +520,8 @@ def _call_function(
 def _check_entry(
     entry: Any, kept: dict[str, Any], extractor: PythonExtractor, schema: Schema, where: str
 ) -> None:
-    returned, declared = "", f"a dict with {_describe_columns(schema)}"
+    returned = ""
+    declared = f"a dict with {_describe_columns(schema)}"
     if not isinstance(entry, dict):
         returned = f"{_describe_value(entry, bool(extractor.sensitive))} for an entry"
     elif missing := [name for name in schema.names if name not in entry]:

@@ -404,7 +404,8 @@ def check_validators(what: str, validators: Sequence[Validator]) -> None:
         )
 
 
-NAME, MARKER = "name", "marker"
+NAME = "name"
+MARKER = "marker"
 _EXAMPLE = datetime(2026, 11, 30, 12, 30, 15, tzinfo=UTC)
 
 

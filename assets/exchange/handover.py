@@ -71,7 +71,8 @@ def _valid_rows(view: VersionReader | EntriesOverTime | EntriesAt, reader: Reade
     These are the rows that are valid at its moment, now, or for a view over time at any time of the
     history.
     """
-    valid, end = ~pc.field(TOMBSTONE), pc.field(VALID_TO)
+    valid = ~pc.field(TOMBSTONE)
+    end = pc.field(VALID_TO)
     if isinstance(view, VersionReader):
         return valid & end.is_null()
     moment = view.moment if isinstance(view, EntriesAt) else _edge(reader)
@@ -215,10 +216,12 @@ def stream_view(
     ConfigurationError as a read does, and DatasetError if too many ranges are replaced.
     """
     latest = epochs == "latest"
-    streams, name = LakeStreams(lake), unqualify_stream_name(LAKE, stream)
+    streams = LakeStreams(lake)
+    name = unqualify_stream_name(LAKE, stream)
     commit, state = streams.state(name)
     segments = list_segments(state, streams.files_of(name))
-    prefix, what = lake.stream_prefix(name), f"stream {name!r} at commit {commit.number}"
+    prefix = lake.stream_prefix(name)
+    what = f"stream {name!r} at commit {commit.number}"
     files = tuple(
         StoredFile(lake.store, what, segment.folder(prefix), file)
         for number, segment in enumerate(segments)
@@ -306,7 +309,8 @@ class ViewFiles:
         """
         if self.condition is not None or not isinstance(self.view, VersionReader):
             return []
-        paths, wanted = self.paths, self.view.sealed.layout.arrow_schema()
+        paths = self.paths
+        wanted = self.view.sealed.layout.arrow_schema()
         if any(path.startswith("s3://") for path in paths):
             return []
         positioned = self.view.sealed.positioned
@@ -329,7 +333,8 @@ class ViewFiles:
         """
         from pyarrow import dataset
 
-        filesystem, parquet = arrow_filesystem(self.view.store), dataset.ParquetFileFormat()
+        filesystem = arrow_filesystem(self.view.store)
+        parquet = dataset.ParquetFileFormat()
         fragments = [
             parquet.make_fragment(
                 object_location(stored.store, stored.key).removeprefix("s3://"),
@@ -442,7 +447,8 @@ def read_files(view: Held, *, masked: bool = False) -> ViewFiles:
         name: kind for name, kind in reader.sealed.layout.hidden if name not in SHOWN_OVER_TIME
     }
     over_time = reader if isinstance(view, EntriesOverTime) else None
-    files_over_time, condition = _files_with_spans(reader), _valid_rows(view, reader)
+    files_over_time = _files_with_spans(reader)
+    condition = _valid_rows(view, reader)
     return ViewFiles(
         view, files_over_time, {**own, **SHOWN_OVER_TIME}, hidden, condition, over_time=over_time
     )

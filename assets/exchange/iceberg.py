@@ -49,7 +49,9 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-DATASET, VERSION, NAME = "adjunct.dataset", "adjunct.version", "adjunct.version-name"
+DATASET = "adjunct.dataset"
+VERSION = "adjunct.version"
+NAME = "adjunct.version-name"
 GARBAGE = "gc.enabled"
 _COMPACTIONS = 3
 _HIDDEN = {
@@ -197,7 +199,8 @@ def register_in_iceberg(
 def _register(
     files: ViewFiles, catalog: Catalog, identifier: str, properties: dict[str, str]
 ) -> IcebergSnapshot:
-    view, paths = files.view, tuple(files.paths)
+    view = files.view
+    paths = tuple(files.paths)
     lake = lake_in(view.store)
     if not isinstance(view, StreamView):
         _check_sealed(view, lake)
@@ -482,7 +485,8 @@ def _data_files(
     """
     from pyiceberg.io.pyarrow import parquet_files_to_data_files
 
-    view, listed = files.view, dict(zip(files.paths, files.files, strict=True))
+    view = files.view
+    listed = dict(zip(files.paths, files.files, strict=True))
     try:
         known = _with_hidden(files.hidden, transaction.table_metadata)
         data_files = list(parquet_files_to_data_files(table.io, known, iter(paths)))

@@ -12,7 +12,8 @@ from dagster_adjunct.resources.lazy_modules import np, pa, pq
 from dagster_adjunct.resources.objects.arrow_files import object_location
 from dagster_adjunct.resources.objects.store import ObjectStore
 
-PATH_ID, ROW_ID = 2_147_483_546, 2_147_483_545
+PATH_ID = 2_147_483_546
+ROW_ID = 2_147_483_545
 """The field ids that Iceberg reserves for the columns of a position delete file, `file_path` and
 `pos`.
 """

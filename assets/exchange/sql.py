@@ -129,7 +129,8 @@ def _create_view(
             raise _stream_not_found_error(lake, name)
         view = stream_view(lake, stream)
         rows: Any = read_files(view).dataset()
-        schema, columns = view.schema, view.columns
+        schema = view.schema
+        columns = view.columns
     else:
         if dataset not in list_datasets(lake):
             raise _dataset_not_found_error(lake, name, dataset)
@@ -167,7 +168,8 @@ def _quoted(name: str) -> str:
 
 
 def _dataset_not_found_error(lake: Lake, name: str, dataset: str) -> DatasetNotFoundError:
-    datasets, streams = list_datasets(lake), LakeStreams(lake).list_streams()
+    datasets = list_datasets(lake)
+    streams = LakeStreams(lake).list_streams()
     problem = (
         f"the query names {name!r}, and there is no dataset {dataset!r}: the lake has"
         f" {_listed(datasets)}."

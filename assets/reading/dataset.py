@@ -85,7 +85,8 @@ class Dataset(VersionOperations):
 
     def __init__(self, stored: StoredVersions, served: ServedVersion) -> None:
         super().__init__(stored.log)
-        self._stored, self._served = stored, served
+        self._stored = stored
+        self._served = served
         self._watch: Watch | None = None
 
     def __repr__(self) -> str:
@@ -361,12 +362,10 @@ class DatasetTable(TableReadFunction[Any, dict[str, Any]]):
         version: str | None = None,
         refresh_every: float | None = 5.0,
     ) -> None:
-        self.lake, self.dataset, self.version, self.refresh_every = (
-            lake,
-            dataset,
-            version,
-            refresh_every,
-        )
+        self.lake = lake
+        self.dataset = dataset
+        self.version = version
+        self.refresh_every = refresh_every
         what = f"the table of dataset {dataset!r} has refresh_every={refresh_every!r}"
         check_seconds(refresh_every, what, argument="refresh_every", none=True, zero=True)
         self._reset()
@@ -514,6 +513,7 @@ class DatasetTable(TableReadFunction[Any, dict[str, Any]]):
 
     def _close(self) -> None:
         with self._moving:
-            served, self._open = self._open, None
+            served = self._open
+            self._open = None
         if served is not None:
             served.close()

@@ -64,10 +64,13 @@ def compare_tables(
     # rows one by one.
     ordered = bool(np.all(rows[1:] > rows[:-1]))
     there = pa.array(known) if ordered else pa.array(rows)
-    every_old, every_new, common = ordered and bool(known.all()), bool(stays.all()), pa.array(stays)
+    every_old = ordered and bool(known.all())
+    every_new = bool(stays.all())
+    common = pa.array(stays)
     differs = np.zeros(rows.size, np.bool_)
     for name in values:
-        before, after = old.column(name), new.column(name)
+        before = old.column(name)
+        after = new.column(name)
         if not every_old:
             before = before.filter(there) if ordered else before.take(there)
         differs |= _differing(before, after if every_new else after.filter(common))
@@ -334,7 +337,8 @@ def _buckets_to_read(old: VersionReader, new: VersionReader) -> tuple[list[int |
     if layouts[0] != layouts[1]:
         return [None], 0
     comparable = old.schema == new.schema and not (old.sealed.positioned or new.sealed.positioned)
-    mine, theirs = _files_by_bucket(old), _files_by_bucket(new)
+    mine = _files_by_bucket(old)
+    theirs = _files_by_bucket(new)
     buckets: list[int | None] = []
     unchanged = 0
     for bucket in sorted({*mine, *theirs}):

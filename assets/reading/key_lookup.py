@@ -255,7 +255,8 @@ class RowGroup:
         if not key:
             return 0
         *leading, last = key
-        low, high = 0, self.rows
+        low = 0
+        high = self.rows
         for column, value in zip(self._keys, leading, strict=False):
             low, high = (
                 bisect_left(column, value, low, high),
@@ -343,7 +344,8 @@ class _Converted:
     __slots__ = ("_column", "_plain")
 
     def __init__(self, column: Any, plain: Callable[[Any], Plain]) -> None:
-        self._column, self._plain = column, plain
+        self._column = column
+        self._plain = plain
 
     def __getitem__(self, row: Any) -> Any:
         return self._plain(self._column[row].as_py())
@@ -386,7 +388,8 @@ def _reader(column: pa.Array | pa.ChunkedArray) -> Callable[[int], Any]:
 
 
 def _with_nulls(column: pa.Array, read: Callable[[int], Any]) -> Callable[[int], Any]:
-    bits, offset = memoryview(column.buffers()[0]), column.offset
+    bits = memoryview(column.buffers()[0])
+    offset = column.offset
 
     def value(row: int) -> Any:
         at = row + offset
@@ -497,10 +500,12 @@ class KeyFiles:
         cache: FileCache,
     ) -> None:
         self.id = generation.id
-        self._layout, self._cache = layout, cache
+        self._layout = layout
+        self._cache = cache
         self._place = f"{store.url}/{generation.folder}"
         self._as = layout.ddl  # versions with different columns read the same files differently
-        self._types, self._plain = layout.key_types, tuple(map(plain_converter, layout.key_types))
+        self._types = layout.key_types
+        self._plain = tuple(map(plain_converter, layout.key_types))
         self._files = {
             file.bucket: (
                 StoredFile(store, what, generation.folder, file),
@@ -548,7 +553,8 @@ class KeyFiles:
             after = rows.rows if end is None else rows.first_at_or_after(end)
             if after > first:
                 yield rows, first, after
-            group, first = group + 1, 0
+            group = group + 1
+            first = 0
             if (
                 after < rows.rows
                 or group == len(footer.starts)

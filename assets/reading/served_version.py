@@ -43,7 +43,8 @@ class VersionInUse:
 
     def release(self) -> None:
         """Release its lease."""
-        lease, self.lease = self.lease, None
+        lease = self.lease
+        self.lease = None
         if lease is not None:
             lease.release()
 
@@ -94,7 +95,8 @@ class ServedVersion:
         on_damage: OnDamage | None = None,
         holder: str | None = None,
     ) -> None:
-        self._stored, self._leases = stored, leases
+        self._stored = stored
+        self._leases = leases
         self._holder = holder or f"{socket.gethostname()}, process {os.getpid()}"
         self._on_damage: OnDamage = on_damage or (
             stored.spec.on_damage if stored.spec is not None else "fail"
@@ -308,8 +310,10 @@ class ServedVersion:
         with self.moving:
             self._closed = True
             self._replace(None, self._closed_error())
-            lent, self._lent = self._lent, []
-            over_time, self._over_time = self._over_time, {}
+            lent = self._lent
+            self._lent = []
+            over_time = self._over_time
+            self._over_time = {}
         for held in lent:
             self.leave(held)
         for lease in over_time.values():
@@ -394,7 +398,8 @@ class ServedVersion:
         with self.moving:
             if held is not self.held:
                 return  # another call has switched already
-            manifest, version = self._stored.require_manifest(), held.reader.version
+            manifest = self._stored.require_manifest()
+            version = held.reader.version
             if self._fixed is not None:
                 manifest.check_kept(version)  # raises if the version was discarded
                 raise error
@@ -476,7 +481,9 @@ class Watch:
         self.error: Exception | None = None
         self.failing_since: datetime | None = None
         self.refreshed_at: datetime | None = None
-        self._name, self._refresh, self._interval = name, refresh, interval
+        self._name = name
+        self._refresh = refresh
+        self._interval = interval
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"watch-{name}", daemon=True)
 

@@ -253,7 +253,8 @@ def _verify_file(stored: StoredFile, *, layout: BucketLayout, deep: bool) -> lis
 
 
 def _content_problems(stored: StoredFile, layout: BucketLayout) -> list[str]:
-    opened, file = stored.open(), stored.file
+    opened = stored.open()
+    file = stored.file
     if opened.metadata.num_rows != file.rows:
         return [f"it has {opened.metadata.num_rows:,} rows, the manifest lists {file.rows:,}"]
     if problem := columns_problem(opened.schema_arrow, layout):
@@ -308,8 +309,10 @@ def _order_problem(keys: pa.Table, key: Sequence[str]) -> str:
         return ""
     rises = equal = None
     for name in key:
-        before, after = keys.column(name).slice(0, count), keys.column(name).slice(1)
-        greater, same = pc.greater(after, before), pc.equal(after, before)
+        before = keys.column(name).slice(0, count)
+        after = keys.column(name).slice(1)
+        greater = pc.greater(after, before)
+        same = pc.equal(after, before)
         rises = greater if rises is None else pc.or_(rises, pc.and_(equal, greater))
         equal = same if equal is None else pc.and_(equal, same)
     wrong = pc.index(pc.fill_null(rises, False), False).as_py()

@@ -440,7 +440,8 @@ class StoredVersions(VersionOperations):
     ) -> None:
         self.name = spec if isinstance(spec, str) else spec.name
         self.spec = None if isinstance(spec, str) else spec
-        self.log, self._lake = DatasetLog(lake, self.name), lake
+        self.log = DatasetLog(lake, self.name)
+        self._lake = lake
         super().__init__(self.log)
         self._cache = cache or FileCache()
 

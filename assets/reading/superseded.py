@@ -111,7 +111,8 @@ def kept_rows(rows: pa.Table, generation: Any, key: Sequence[str], *, by_time: b
     kept: Any = ~rows.column(TOMBSTONE).to_numpy()
     later = generation != generation.min()
     if by_time or later.any():
-        codes, ranks = key_codes([rows.column(name) for name in key]), [generation]
+        codes = key_codes([rows.column(name) for name in key])
+        ranks = [generation]
         ranks.append(sortable_positions(rows.column(POSITION)))
         ranks += [rows.column(VALID_FROM).cast("int64").to_numpy()] if by_time else []
         contested = np.arange(rows.num_rows)
@@ -245,7 +246,8 @@ class Mask:
         numbers = sorted({generation for generation, _ in self.bits})
         starts = {generation: place * partitions for place, generation in enumerate(numbers)}
         firsts = np.full(len(numbers) * partitions, -1, np.int64)
-        parts, end = [firsts], len(firsts)
+        parts = [firsts]
+        end = len(firsts)
         for (generation, bucket), packed in self.bits.items():
             firsts[starts[generation] + bucket] = end * 64
             parts.append(np.frombuffer(packed + bytes(-len(packed) % 8), "<i8"))
@@ -277,7 +279,8 @@ class Mask:
         """Return the stored mask, or None if it is torn or damaged, or was made for other files
         than `files`.
         """
-        digest, content = data[:_DIGEST], data[_DIGEST:]
+        digest = data[:_DIGEST]
+        content = data[_DIGEST:]
         if hashlib.sha256(content).digest() != digest:
             return None
         table = pa.ipc.open_stream(content).read_all()

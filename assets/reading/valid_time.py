@@ -78,8 +78,10 @@ class VersionsOverTime:
     """
 
     def __init__(self, store: ObjectStore, dataset: str, sealed: Sequence[SealedVersion]) -> None:
-        self.store, self.dataset = store, dataset
-        self.spans, self._cache = version_spans(sealed), FileCache()
+        self.store = store
+        self.dataset = dataset
+        self.spans = version_spans(sealed)
+        self._cache = FileCache()
         if not self.spans:
             problem = (
                 f"dataset {dataset!r} has no sealed version that states since when it is valid."
@@ -93,12 +95,10 @@ class VersionsOverTime:
         for span in self.spans:
             _require_readable_as(dataset, span.version, newest)
         # The version that was sealed last, whose columns, key and buckets are used.
-        self.sealed, self.version, self.schema, self.layout = (
-            newest,
-            newest.id,
-            newest.columns,
-            newest.layout,
-        )
+        self.sealed = newest
+        self.version = newest.id
+        self.schema = newest.columns
+        self.layout = newest.layout
         self.versions = tuple(span.version.id for span in self.spans)
         """The ids of the versions, ordered by the start of their validity."""
         self.edge = to_microseconds(self.spans[0].start)
@@ -245,11 +245,15 @@ def read_rows_over_time(reader: Reader) -> pa.Table:
     if reader.sealed.history is None:
         raise version_reader.no_history_error(reader.dataset)
     rows, generation = read_stored_rows(reader.store, reader.dataset, reader.sealed)
-    numbers, begins = _key_numbers(rows, reader.sealed.key), _micros(rows, VALID_FROM)
+    numbers = _key_numbers(rows, reader.sealed.key)
+    begins = _micros(rows, VALID_FROM)
     order = np.lexsort((generation, sortable_positions(rows.column(POSITION)), begins, numbers))
-    numbers, begins = numbers[order], begins[order]
+    numbers = numbers[order]
+    begins = begins[order]
     newest = ~_same_as_next(numbers, begins)
-    rows, numbers, begins = rows.take(order[newest]), numbers[newest], begins[newest]
+    rows = rows.take(order[newest])
+    numbers = numbers[newest]
+    begins = begins[newest]
     followed = _same_as_next(numbers)
     ends = pa.array(np.roll(begins, -1), pa.int64(), mask=~followed)
     first = pa.array(~np.roll(followed, 1))

@@ -140,10 +140,8 @@ def read_key_history(
     them yet.
     """
     assert sealed.history is not None
-    names, edge = (
-        sealed.columns.names,
-        None if sealed.edge is None else datetime_from_micros(sealed.edge),
-    )
+    names = sealed.columns.names
+    edge = None if sealed.edge is None else datetime_from_micros(sealed.edge)
     at: dict[datetime, _Placed] = {}
     for files in generations:
         for rows, first, after in files.scan(bucket, key, end_of_prefix(key)):
@@ -198,9 +196,14 @@ def _entry_of(placed: _Placed, names: tuple[str, ...]) -> dict[str, Any] | None:
     return None if rows.value(TOMBSTONE, row) else rows.entry(names, row)
 
 
-_AT, _WINNER, _END, _BEGINS, _OLDEST = "__at", "__winner", "__end", "__begins", "__oldest"
+_AT = "__at"
+_WINNER = "__winner"
+_END = "__end"
+_BEGINS = "__begins"
+_OLDEST = "__oldest"
 _NO_GENERATION = -1
-_STORED_END, _STORED_FIRST = "__stored_end", "__stored_first"
+_STORED_END = "__stored_end"
+_STORED_FIRST = "__stored_first"
 
 
 def _aliased_key(key: Sequence[str]) -> list[Column]:
@@ -343,7 +346,8 @@ class RowsOverTime:
 
         There is one for each row of a delta, and for each base row whose interval has changed.
         """
-        keys, of_delta = _aliased_key(self.sealed.key), F.col(GENERATION_COLUMN) != self._base
+        keys = _aliased_key(self.sealed.key)
+        of_delta = F.col(GENERATION_COLUMN) != self._base
         changed = F.broadcast(rows.where(of_delta).select(*keys).distinct())
         touched = rows.join(changed, _same_key(self.sealed.key), "left_semi")
         stored = {_STORED_END: F.col(VALID_TO), _STORED_FIRST: F.col(IS_FIRST)}
@@ -452,8 +456,11 @@ class VersionReader:
         sealed: SealedVersion,
         cache: FileCache | None = None,
     ) -> None:
-        self.store, self.dataset, self.sealed = store, dataset, sealed
-        self.version, self.schema = sealed.id, sealed.columns
+        self.store = store
+        self.dataset = dataset
+        self.sealed = sealed
+        self.version = sealed.id
+        self.schema = sealed.columns
         self.rows = sealed.rows
         """The number of entries; None if counting them needs a merge of deltas."""
         self._layout = sealed.layout
@@ -490,7 +497,8 @@ class VersionReader:
         if self.sealed.history is not None:
             rows = self._over_time(spark).current()
         else:
-            rows, mask = self._scan_all(spark), self._find_mask()
+            rows = self._scan_all(spark)
+            mask = self._find_mask()
             if mask is not None:
                 rows = mask.drop_superseded(rows, self.sealed)
             elif self.sealed.positioned:
@@ -702,7 +710,8 @@ class VersionReader:
             for key, _, row in scans[0]:
                 yield key, row
             return
-        names, by_time = self._names, self.sealed.history is not None
+        names = self._names
+        by_time = self.sealed.history is not None
 
         def rank(match: tuple[tuple[Any, ...], int, Entry]) -> tuple[Any, ...]:
             _, generation, row = match

@@ -108,7 +108,8 @@ def check_repartitioning(
     Raises ConfigurationError for a broadcast dataset, an unchanged number, one outside of 1 to
     100,000, or no reason, and DatasetError during a bootstrap.
     """
-    declared, what = manifest.declaration, f"dataset {log.name!r}"
+    declared = manifest.declaration
+    what = f"dataset {log.name!r}"
     require_reason(reason, what, "repartitioned", dataset=log.name)
     if declared.partitions is None:
         raise errors.ConfigurationError(
@@ -171,22 +172,22 @@ def _rebucket_generation(
     of about `_ROWS_AT_ONCE` rows, so that memory does not grow with the version. Raises
     ManifestMismatchError for damaged files.
     """
-    layout, folder = (
-        replace(version.layout, partitions=partitions),
-        attempt.generation(old.id).folder,
-    )
+    layout = replace(version.layout, partitions=partitions)
+    folder = attempt.generation(old.id).folder
     stored = [StoredFile(log.lake.store, options.what, old.folder, file) for file in old.files]
     passes = -(-max(1, old.rows) // _ROWS_AT_ONCE)
     width = -(-partitions // passes)
     written: list[BucketFile] = []
     for first in range(0, partitions, width):
-        parts, of_parts = [layout.arrow_schema().empty_table()], [np.empty(0, np.int32)]
+        parts = [layout.arrow_schema().empty_table()]
+        of_parts = [np.empty(0, np.int32)]
         for file in stored:
             for rows, buckets in _iterate_bucketed_rows(file, layout):
                 mine = (buckets >= first) & (buckets < first + width)
                 parts.append(rows.filter(pa.array(mine)))
                 of_parts.append(buckets[mine])
-        found, numbers = pa.concat_tables(parts), np.concatenate(of_parts)
+        found = pa.concat_tables(parts)
+        numbers = np.concatenate(of_parts)
         for bucket in np.unique(numbers).tolist():
             # Sorted alone: Arrow copies what it sorts, and at most 2 GB of strings.
             rows = found.filter(pa.array(numbers == bucket)).sort_by(
@@ -267,7 +268,8 @@ def repartition_table(
         nonlocal is_requested
         commit, stored = log.require()
         manifest = as_unbounded(stored)
-        before, version = check_repartitioning(log, manifest, partitions, reason), manifest.version
+        before = check_repartitioning(log, manifest, partitions, reason)
+        version = manifest.version
         assert version is not None, "it has no unfinished bootstrap"
         report = partial(
             RebucketReport,
@@ -413,10 +415,8 @@ def repartition_versions(
     if dry_run:
         manifest = as_bounded(log.require()[1])
         before = check_repartitioning(log, manifest, partitions, reason)
-        ids, rows = (
-            {ref.id: "" for ref in manifest.built},
-            sum(ref.rows or 0 for ref in manifest.built),
-        )
+        ids = {ref.id: "" for ref in manifest.built}
+        rows = sum(ref.rows or 0 for ref in manifest.built)
         return RebucketReport(
             dataset, before, partitions, ids, rows=rows, holding=_list_readers(roots), dry_run=True
         )
@@ -427,9 +427,7 @@ def repartition_versions(
             if new.attempt is not None:
                 delete_attempt(lake, dataset, new.attempt.id)
     spared, _ = delete_doomed(log, after, roots, read_lake_clock(lake, dataset), by=by)
-    ids, rows = (
-        {new.old.id: new.new.id for new in made.values()},
-        sum(new.sealed.stored_rows for new in made.values()),
-    )
+    ids = {new.old.id: new.new.id for new in made.values()}
+    rows = sum(new.sealed.stored_rows for new in made.values())
     pending = tuple(f"{decision.what}: {decision.reason}" for decision in spared)
     return RebucketReport(dataset, before, partitions, ids, pending, rows=rows)

@@ -139,7 +139,8 @@ def plan_retired(
     )
     go: list[RetentionDecision] = []
     stay: list[RetentionDecision] = []
-    retained_from, blocked = manifest.retained_from, ""
+    retained_from = manifest.retained_from
+    blocked = ""
     for retired in sorted(manifest.retired, key=lambda generation: generation.until):
         why = (
             (
@@ -170,7 +171,8 @@ def find_oldest_kept(log: DatasetLog, manifest: UnboundedManifest, policy: Disca
     if policy.keep is None:
         return 0
     lowest = min((retired.until for retired in manifest.retired), default=0)
-    oldest, left = 0, policy.keep
+    oldest = 0
+    left = policy.keep
     for first, last in reversed(manifest.numbers):
         oldest = max(first, last - left + 1)
         left -= last - oldest + 1
@@ -268,7 +270,8 @@ def _plan_versions(
     # The version to serve if the current one is revoked. After a rollback, others that are kept may
     # be newer.
     next_best = head.replaced if head is not None and policy.keep != 1 else None
-    go, stay = [], []
+    go = []
+    stay = []
     for ref in manifest.versions:
         age = listing.now - listing.documents.get(ref.document or "", ref.sealed_at)
         if manifest.pin is not None and manifest.pin.version == ref.id:
@@ -513,7 +516,8 @@ def delete_doomed(
 
 
 def _list_objects(log: DatasetLog, *, commits: bool = False) -> Listing:
-    store, prefix = log.lake.store, log.prefix
+    store = log.lake.store
+    prefix = log.prefix
     now = read_lake_clock(log.lake, log.name)
     folders: dict[str, datetime] = {}
     for item in store.list(f"{prefix}/data/"):
@@ -547,7 +551,8 @@ def _delete_old_records(
 
     Returns the deleted objects.
     """
-    store, limit = log.lake.store, subtract_span(listing.now, policy.grace)
+    store = log.lake.store
+    limit = subtract_span(listing.now, policy.grace)
     held: Mapping[str, str] = {}
     if manifest.versions_are_commits:
         held = version_holders(list_leases(log.lake, log.name), roots(), listing.now)

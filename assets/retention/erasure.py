@@ -574,12 +574,11 @@ class _Erasure(ABC, Generic[M, R]):
     def _unsearched_error(
         self, error: errors.ManifestMismatchError, part: Any
     ) -> errors.ManifestMismatchError:
-        action, about = f"rebuild the dataset ({self.log.name})", {}
+        action = f"rebuild the dataset ({self.log.name})"
+        about = {}
         if isinstance(part, VersionRef):
-            action, about = (
-                f"give the version up (revoke, drop and discard {part.id})",
-                {"version": part.id},
-            )
+            action = f"give the version up (revoke, drop and discard {part.id})"
+            about = {"version": part.id}
         problem = f"{error.problem} It is unknown whether it holds a key, so nothing was erased."
         next_step = f"Restore that object, or {action}, and run the erasure again."
         return error.reworded(problem, next_step, dataset=self.log.name, **about)
@@ -664,7 +663,9 @@ class GenerationErasure(_Erasure[UnboundedManifest, RewrittenGeneration]):
         self, manifest: UnboundedManifest, number: int, commit_id: str, reason: str
     ) -> UnboundedManifest | None:
         self._search_earlier(manifest)
-        version, retired, retained_from = manifest.version, manifest.retired, manifest.retained_from
+        version = manifest.version
+        retired = manifest.retired
+        retained_from = manifest.retained_from
         served = version.generations if version is not None else ()
         hit = [
             self.made[generation.folder] for generation in served if generation.folder in self.made
@@ -698,10 +699,8 @@ class GenerationErasure(_Erasure[UnboundedManifest, RewrittenGeneration]):
             retained_from=retained_from,
             bootstrap=bootstrap,
         )
-        replaced, served_now = (
-            [*discarded, *(made.old.folder for made in hit)],
-            version.id if version and hit else None,
-        )
+        replaced = [*discarded, *(made.old.folder for made in hit)]
+        served_now = version.id if version and hit else None
         return self._with_doomed(manifest, after, replaced, served_now, reason)
 
     def _version_without_keys(
@@ -744,7 +743,8 @@ def _generations_in_use(manifest: UnboundedManifest) -> Iterator[tuple[BucketLay
         yield from (
             (manifest.version.layout, generation) for generation in manifest.version.generations
         )
-    bootstrap, declared = manifest.bootstrap, manifest.declaration
+    bootstrap = manifest.bootstrap
+    declared = manifest.declaration
     if bootstrap.columns is not None:
         layout = build_layout(
             bootstrap.columns,
@@ -776,9 +776,11 @@ class VersionErasure(_Erasure[BoundedManifest, VersionReplacement]):
         return {str(ref.document): ref for ref in manifest.built}
 
     def _replace(self, manifest: BoundedManifest, part: VersionRef) -> VersionReplacement | None:
-        sealed, attempt = self.log.read_version(part), None
+        sealed = self.log.read_version(part)
+        attempt = None
         files = list_stored_files(self.log.lake.store, self.log.name, sealed)
-        affected, new = count_rows_by_file(files, sealed.layout, self.keys), sealed
+        affected = count_rows_by_file(files, sealed.layout, self.keys)
+        new = sealed
         if affected:
             attempt, new = write_on_record(
                 self.log, self.by, partial(self._rewrite, sealed, files, affected)
@@ -839,7 +841,8 @@ def replace_versions(
     def renamed(version: str) -> str:
         return old[version].new.id if version in old else version
 
-    version, pin = manifest.version, manifest.pin
+    version = manifest.version
+    pin = manifest.pin
     versions = (
         _with_current_state(ref, old[ref.id].new) if ref.id in old else ref
         for ref in manifest.versions

@@ -304,7 +304,8 @@ def find_leftovers(
     findings = filter(None, (_search_document(log, keys, key) for key in documents))
     holding |= {finding.object for finding in findings if finding.finding != _UNREADABLE}
     on_record = list_attempts(log.lake, log.name)
-    garbage, builds = [], []
+    garbage = []
+    builds = []
     for entry in sorted(holding):
         renewed = next(
             (renewed for attempt, renewed in on_record.items() if attempt in entry), None
@@ -329,7 +330,8 @@ def delete_superseded_documents(log: DatasetLog) -> int:
     """
     manifest = log.read()[1]
     assert manifest is not None
-    documents, ids = {ref.document for ref in manifest.listed}, {ref.id for ref in manifest.listed}
+    documents = {ref.document for ref in manifest.listed}
+    ids = {ref.id for ref in manifest.listed}
     superseded = [
         item.key
         for item in log.lake.store.list(f"{log.prefix}/versions/")
@@ -537,7 +539,8 @@ def _value_forms(value: Any) -> Iterator[str]:
     elif isinstance(value, bytes):
         yield from (base64.b64encode(value).decode(), value.hex(), repr(value)[2:-1])
     elif isinstance(value, dt.datetime):
-        utc, local = value.replace(tzinfo=None), value.astimezone().replace(tzinfo=None)
+        utc = value.replace(tzinfo=None)
+        local = value.astimezone().replace(tzinfo=None)
         for moment in (value, utc, local):  # Spark's rows have local time without a zone
             yield from (moment.isoformat(), str(moment))
         yield f"{utc.isoformat()}Z"

@@ -69,10 +69,8 @@ def add_order(
 
     `samples` are the first ordering values as far as they are known (see `find_order_samples`).
     """
-    order, string = (
-        spec.following.order or (),
-        change_values.position_type(spec.following.order, schema) == "string",
-    )
+    order = spec.following.order or ()
+    string = change_values.position_type(spec.following.order, schema) == "string"
     if order == change_values.STREAMED_FIRST:
         below = (
             F.when(F.col(SNAPSHOT), F.lit(change_values.SNAPSHOT_ROWS))
@@ -133,7 +131,8 @@ def position_column(name: str, schema: Schema) -> Column:
     """Return the positions that the column gives: the number, or microseconds or days since the
     epoch.
     """
-    value, kind = named_column(name), schema.field(name).type
+    value = named_column(name)
+    kind = schema.field(name).type
     if kind == "timestamp":
         return F.unix_micros(value)
     return F.unix_date(value).cast("bigint") if kind == "date" else value.cast("bigint")
@@ -178,7 +177,8 @@ def decode_rows(source: OpenedStream, records: DataFrame) -> DataFrame:
 
     With dead letters, `__raw` is the record as JSON.
     """
-    spec, following = source.spec, source.spec.following
+    spec = source.spec
+    following = source.spec.following
     schema = relevant_schema(source)
     outside = F.expr(unreadable_condition(TIMESTAMP, "timestamp"))
     records = records.withColumn(TIMESTAMP, F.when(~outside, F.col(TIMESTAMP)))
@@ -215,8 +215,11 @@ def decode_changes(
     dead letters, `__raw` is its record as JSON. `positions_from` is added to positions by offset.
     `samples` are the first ordering values (see `find_order_samples`).
     """
-    spec, entry_schema = source.spec, source.schema
-    what, following, order = describe_input(spec), spec.following, spec.following.order
+    spec = source.spec
+    entry_schema = source.schema
+    what = describe_input(spec)
+    following = spec.following
+    order = spec.following.order
     rows = decode_rows(source, records)
     if order is not None:
         rows = add_order(spec, rows, relevant_schema(source), samples)
@@ -344,12 +347,13 @@ def _reject_unreadable(changes: DataFrame, schema: Schema) -> DataFrame:
     if not fields:
         return changes
     # As SQL: separate Spark calls for each part of each column would take seconds for many columns.
-    names, texts, rules, values = [], [], [], {}
+    names = []
+    texts = []
+    rules = []
+    values = {}
     for field in fields:
-        name, lacking = (
-            quote_name(field.name),
-            unreadable_condition(quote_name(field.name), field.type),
-        )
+        name = quote_name(field.name)
+        lacking = unreadable_condition(quote_name(field.name), field.type)
         text = f"make_valid_utf8({name})" if field.type == "string" else f"cast({name} as string)"
         names.append(f"WHEN {lacking} THEN {quote_text(f'column {field.name!r} is ')}")
         texts.append(f"WHEN {lacking} THEN {text}")
@@ -427,7 +431,8 @@ def _day(days: int) -> str:
 
 def decode_arrow_rows(source: OpenedStream, records: pa.Table) -> pa.Table:
     """Return what `decode_rows` returns, for records in Arrow."""
-    following, schema = source.spec.following, relevant_schema(source)
+    following = source.spec.following
+    schema = relevant_schema(source)
     assert isinstance(following.changes, ArrowChangeFormat), "other formats were rejected before"
     records = _set_column(
         records,
@@ -443,7 +448,9 @@ def decode_arrow_changes(
     source: OpenedStream, records: pa.Table, positions_from: int = 0, samples: Samples | None = None
 ) -> pa.Table:
     """Return what `decode_changes` returns, for records in Arrow."""
-    spec, schema, following = source.spec, source.schema, source.spec.following
+    spec = source.spec
+    schema = source.schema
+    following = source.spec.following
     what = describe_input(spec)
     rows = decode_arrow_rows(source, records)
     if following.order is not None:
@@ -497,7 +504,8 @@ def _add_order_in_arrow(
     string = change_values.position_type(order, schema) == "string"
     none = pa.array([False] * rows.num_rows, pa.bool_())
     snapshot = rows.column(SNAPSHOT) if SNAPSHOT in rows.column_names else none
-    parts, reasons = [], dict[int, str]()
+    parts = []
+    reasons = dict[int, str]()
     for place, (name, value) in enumerate(zip(order, values, strict=True)):
         sample = "0" if samples is None else samples[place]
         missing = pc.and_(value.is_null(), snapshot if place else none)
@@ -524,7 +532,8 @@ def position_array(rows: pa.Table, name: str, schema: Schema) -> pa.ChunkedArray
 
     Strings and decimals are returned unchanged.
     """
-    values, kind = rows.column(name), schema.field(name).type
+    values = rows.column(name)
+    kind = schema.field(name).type
     if kind == "string" or kind.startswith("decimal"):
         return values
     return values.cast("int32").cast("int64") if kind == "date" else values.cast("int64")

@@ -107,7 +107,8 @@ def derive_row_schema(spec: AdjunctDataset, stream_schema: Schema) -> Schema:
     Raises SchemaMismatchError, naming the dataset, if the stream does not fit the declared change
     format or order.
     """
-    what, following = describe_input(spec), spec.following
+    what = describe_input(spec)
+    following = spec.following
     rows = following.changes.schema(stream_schema, what)
     name = following.valid_from
     kind = (
@@ -152,7 +153,8 @@ def select_relevant_columns(spec: AdjunctDataset, rows: Schema) -> Schema:
 
 
 def _check_ordering(spec: AdjunctDataset, rows: Schema, name: str, what: str) -> None:
-    changes, order = spec.following.changes, spec.following.order_by or ()
+    changes = spec.following.changes
+    order = spec.following.order_by or ()
     if name in rows.names:
         kind = rows.field(name).type
         if is_orderable(kind):
@@ -172,7 +174,8 @@ def _check_ordering(spec: AdjunctDataset, rows: Schema, name: str, what: str) ->
             " their like."
         )
     elif (found := find_path_problem(order, name)) is not None:
-        problem, step = f"order_by names {name!r}: {found[0]}.", found[1]
+        problem = f"order_by names {name!r}: {found[0]}."
+        step = found[1]
     else:
         return
     raise errors.SchemaMismatchError(f"{what}: {problem}", step, dataset=spec.name, column=name)
@@ -397,7 +400,9 @@ class OpenedStream:
         Entries then hash like their records: the bucketing columns are unchanged columns of the
         records.
         """
-        spec, info, names = self.spec, self.info, self.spec.partition_by
+        spec = self.spec
+        info = self.info
+        names = self.spec.partition_by
         same = (
             info.partitioner == "spark-murmur3"
             and spec.partitions == info.partitions
@@ -455,7 +460,9 @@ class OpenedStream:
         elif self.spec.follows_changes:
             rebuild = f"adjunct dataset rebuild {self.spec.name} MODULE:APP --reason …"
             ways_on = f"Rebuild the dataset from it ({rebuild}), or declare it under a new name."
-        name, stream, compare = self.spec.name, str(self.spec.input), self.system.compare
+        name = self.spec.name
+        stream = str(self.spec.input)
+        compare = self.system.compare
         beyond = next(
             (
                 ssp
@@ -480,7 +487,8 @@ class OpenedStream:
         elif beyond is None:
             problem = f"dataset {name!r} was read from another stream under the name {stream}."
         else:
-            read, end = read_to[beyond], ends[beyond]
+            read = read_to[beyond]
+            end = ends[beyond]
             problem = (
                 f"dataset {name!r} has read {beyond} up to offset {read}, and the stream ends at"
                 f" {end}."

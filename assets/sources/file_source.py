@@ -136,7 +136,8 @@ def parse_promise(data: bytes) -> Promise:
         return Promise(problem=problem)
     if nulls := [name for name, value in promised.items() if value is None]:
         return Promise(problem=f"states {nulls[0]} null: expected a value, or no such member")
-    rows, checksum = promised.get("rows"), promised.get("checksum")
+    rows = promised.get("rows")
+    checksum = promised.get("checksum")
     if rows is not None and (isinstance(rows, bool) or not isinstance(rows, int) or rows < 0):
         return Promise(problem=f"states rows {rows!r}: expected an integer, 0 or more")
     if checksum is not None and not isinstance(checksum, str):
@@ -211,7 +212,8 @@ class FileVersions(VersionSource):
         schema = derive_entry_schema(spec, files.schema)
         # Of one key, the last record in the last file is kept.
         super().__init__(spec, schema, declaration_from_spec(spec, schema), (PARTITION, OFFSET))
-        self._source, self._partition = files, partition
+        self._source = files
+        self._partition = partition
         self._tree = open_tree(files.url)
         self._seen: list[Folder] | None = None
         self._notes: tuple[str, ...] = ()
@@ -366,7 +368,8 @@ class FileVersions(VersionSource):
         """Return the number of records; None if that needs reading large text files and `must`
         is false.
         """
-        declared, files = self._declared(self._what(delivery)), delivery.content[0].files
+        declared = self._declared(self._what(delivery))
+        files = delivery.content[0].files
         if declared.format == "parquet" or sum(file.size for file in files) <= _MAX_LOCAL_BYTES:
             return formats.count_file_records(declared, files)
         if not must:
@@ -446,7 +449,8 @@ class FileVersions(VersionSource):
         ref = manifest.ref(done.version) if done else None
         # A copy of revoked files is no new delivery.
         if done is not None and (not done.freed or ref is not None):
-            before, copied = done.markers.get(complete.path), self._is_copy(done.markers, folder)
+            before = done.markers.get(complete.path)
+            copied = self._is_copy(done.markers, folder)
             listed = (complete.modified, _listing_digest(folder))
             if copied or (before is not None and (before.completed, before.listing) == listed):
                 copies = {done.name: self._current_markers(folder, done.markers)} if copied else {}
@@ -619,7 +623,8 @@ class FileVersions(VersionSource):
 
     def _describe_changed_folder(self, folder: Folder) -> str:
         """Return a note on a delivered folder with changed contents, and how to publish them."""
-        name, at = folder.path, f"{folder.marker.modified:%F %T}"
+        name = folder.path
+        at = f"{folder.marker.modified:%F %T}"
         rebuild = (
             "rebuild it as a partition (partition=…), or " if self.spec.versions is not None else ""
         )
@@ -707,7 +712,8 @@ class FileVersions(VersionSource):
         )
         if now == folder:
             return
-        before, after = {*folder.files, folder.complete}, {*now.files, now.complete}
+        before = {*folder.files, folder.complete}
+        after = {*now.files, now.complete}
         changes = sorted({file.path for file in before ^ after if file is not None})
         raise SourceChangedError(
             f"{what}: {len(changes)} file(s) in {self._source.url} changed after the version was"

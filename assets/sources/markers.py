@@ -233,7 +233,8 @@ def check_counts(
     marker states.
     """
     for segment in complete.segments:
-        expected, got = segment.marker.rows, records[segment.ssp]
+        expected = segment.marker.rows
+        got = records[segment.ssp]
         if expected not in (None, got):
             problem = (
                 f"dataset {dataset!r}, version {complete.version!r}: the marker at offset"

@@ -92,7 +92,8 @@ def find_order_samples(
     SchemaMismatchError if there are changes that can't be ordered, and none that can.
     """
     spec = source.spec
-    order, rows = spec.following.order_by or (), derive_row_schema(spec, source.records)
+    order = spec.following.order_by or ()
+    rows = derive_row_schema(spec, source.records)
     if not needs_samples(order, rows):
         return known
     nothing: Samples = (None,) * len(order)
@@ -149,7 +150,8 @@ def samples_in_frame(spec: AdjunctDataset, rows: DataFrame, schema: Schema) -> O
     for number, (name, value) in enumerate(zip(order, order_columns(order, schema), strict=True)):
         text = value.cast("string")
         orders = text.rlike(change_values.orderable_pattern(name, order))
-        fits, misfits = known & orders, (known & ~orders) | (lacks & text.isNull())
+        fits = known & orders
+        misfits = (known & ~orders) | (lacks & text.isNull())
         firsts.append(
             F.min(F.when(fits, F.struct(*place, text.alias("text")))).alias(f"fit{number}")
         )
@@ -183,7 +185,8 @@ def samples_in_arrow(spec: AdjunctDataset, rows: pa.Table, schema: Schema) -> Or
     for name in order:
         texts = position_array(rows, name, schema).cast("string").drop_null()
         orders = pc.match_substring_regex(texts, change_values.orderable_pattern(name, order))
-        fits, misfits = texts.filter(orders), texts.filter(pc.invert(orders))
+        fits = texts.filter(orders)
+        misfits = texts.filter(pc.invert(orders))
         values.append(fits[0].as_py() if len(fits) else None)
         problems.append(_problem(name, misfits[0].as_py(), None) if len(misfits) else None)
     return OrderSamples(tuple(values), tuple(problems))

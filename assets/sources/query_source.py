@@ -59,7 +59,9 @@ class QueryVersions(VersionSource):
         schema = entries.derive_entry_schema(spec, query.schema)
         ordered_by = tuple(name for name in schema.names if name not in spec.key)
         super().__init__(spec, schema, declaration_from_spec(spec, schema), ordered_by)
-        self._query, self._partition, self._now = query, partition, now
+        self._query = query
+        self._partition = partition
+        self._now = now
         self._given = False
 
     def next(self, manifest: BoundedManifest) -> Delivery | Awaiting:
@@ -99,7 +101,8 @@ class QueryVersions(VersionSource):
 
         Raises DatasetError if its columns are not the declared ones.
         """
-        query, what = self._query.query, self._what(delivery)
+        query = self._query.query
+        what = self._what(delivery)
         assert not isinstance(query, str), "SQL needs Spark"
         answer = call_user_function(
             self.spec, what, "function", partial(query, IN_PROCESS, delivery.content)
@@ -112,7 +115,8 @@ class QueryVersions(VersionSource):
         answer = to_arrow_table(answer, what)
         columns = [(field.name, field.type) for field in Schema.from_arrow(answer.schema).fields]
         _check_columns(columns, self._query.schema, what)
-        rows, zeros = answer.num_rows, [0] * answer.num_rows
+        rows = answer.num_rows
+        zeros = [0] * answer.num_rows
         marks = (
             pa.array(zeros, pa.int32()),
             pa.array(zeros, pa.int64()),
@@ -128,7 +132,9 @@ class QueryVersions(VersionSource):
 
         Raises DatasetError if its columns are not the declared ones.
         """
-        what, query, computation = self._what(delivery), self._query.query, delivery.content
+        what = self._what(delivery)
+        query = self._query.query
+        computation = delivery.content
         ready: str | Callable[[], object]
         if isinstance(query, str):
             ready = _fill_placeholders(query, computation)

@@ -76,7 +76,9 @@ class StreamSource(VersionSource):
         )
         ordered_by = (OFFSET,) if ordered else (OFFSET, PARTITION)
         super().__init__(spec, stream.schema, stream.declaration, ordered_by)
-        self.copartitioned, self.info, self._now = stream.copartitioned, info, now
+        self.copartitioned = stream.copartitioned
+        self.info = info
+        self._now = now
         self.ordered_by_offset = info.partitions > 1 and not spec.by_offset
         self._system = systems[split_stream_name(str(spec.input))[0]]
         self._seen: tuple[dict[SystemStreamPartition, int], list[Marker]] | None = None
@@ -121,8 +123,10 @@ class StreamSource(VersionSource):
             ssp: int(offset)
             for ssp, offset in self._stream.system.oldest(self._stream.ssps).items()
         }
-        markers, truncated = (self._markers(offsets), find_truncated_partitions(offsets, oldest))
-        name, identity = self.spec.name, self._stream.info.identity
+        markers = self._markers(offsets)
+        truncated = find_truncated_partitions(offsets, oldest)
+        name = self.spec.name
+        identity = self._stream.info.identity
         left_out = self.outside(marker.version for marker in markers) - set(settled)
         settled = {**settled, **{version: {} for version in left_out}}
 
@@ -269,7 +273,8 @@ class StreamSource(VersionSource):
 
         Raises SchemaMismatchError if their columns differ from the stream's declared ones.
         """
-        records, declared = self._stream.read(spark, _parse_ranges(delivery)), self._stream.records
+        records = self._stream.read(spark, _parse_ranges(delivery))
+        declared = self._stream.records
         given = Schema.from_spark(records.drop(*META).schema)
         if given != declared:
             raise SchemaMismatchError(

@@ -109,7 +109,8 @@ def limit_to_complete_transactions(
     if not seen:
         return ranges
     unreadable = sum(row["count"] for row in rows if not row["readable"])
-    since, counts = _first_seen(rows), count_by_transaction(seen)
+    since = _first_seen(rows)
+    counts = count_by_transaction(seen)
     expected = reader.read_ends(since)
     oldest = source.system.oldest(list(ranges))
     trimmed = {ssp.partition for ssp, (start, _) in ranges.items() if start == oldest[ssp] != "0"}
@@ -214,7 +215,8 @@ class _TransactionReader:
         events that report transactions are usually near it; if some are not, the rest of their
         stream is read too.
         """
-        name, what = str(self.declared.transactions), self.what
+        name = str(self.declared.transactions)
+        what = self.what
         system, stream = resolve_stream(
             self.systems, name, f"{what}: its transactions are on {name}"
         )
@@ -233,7 +235,8 @@ class _TransactionReader:
                 stream=name,
             )
         ssps = system.partitions(stream)
-        oldest, ends = system.oldest(ssps), system.upcoming(ssps)
+        oldest = system.oldest(ssps)
+        ends = system.upcoming(ssps)
         near = {
             ssp: system.offset_for_timestamp(ssp, min(since.values()) - _LOOK_BACK_MS)
             for ssp in ssps
@@ -246,7 +249,8 @@ class _TransactionReader:
             before = self._read_events(
                 system, {ssp: (oldest[ssp], near[ssp]) for ssp in ssps}, since
             )
-            begun, expected = begun | before[0], before[1] | expected
+            begun = begun | before[0]
+            expected = before[1] | expected
             missing = since.keys() - begun - expected.keys()
         for transaction in sorted(missing):
             at = since[transaction]

@@ -91,7 +91,8 @@ def load_snapshot(
     columns that do not fit the dataset and for duplicate keys, and what
     `validate_snapshot_position` raises.
     """
-    spec, spark = source.spec, context.spark()
+    spec = source.spec
+    spark = context.spark()
     initial = spec.following.initial
     assert initial is not None
     what = f"dataset {spec.name!r}: {initial.describe()}"
@@ -212,7 +213,8 @@ def validate_snapshot_position(
         {str(ssp): offset for ssp, offset in snapshot.position.items()},
         source.ssps,
     )
-    oldest, upcoming = source.system.oldest(source.ssps), source.system.upcoming(source.ssps)
+    oldest = source.system.oldest(source.ssps)
+    upcoming = source.system.upcoming(source.ssps)
     for ssp, offset in position.items():
         try:
             source.system.compare(offset, offset)
@@ -298,7 +300,8 @@ def _stage_tables(
 ) -> DataFrame | None:
     """Write tables to a folder of the lake and return them as a frame; None if there are none."""
     path = lake.store.staging_dir() / f"{uuid4().hex}.parquet"
-    number, writer = 0, None
+    number = 0
+    writer = None
     try:
         for table in tables:
             with staged_file_errors(lake.store, path, _SNAPSHOT):
@@ -306,9 +309,11 @@ def _stage_tables(
                 writer.write_table(table)
                 size = path.stat().st_size
             if size >= _STAGED_BYTES:
-                number, writer = _upload_part(lake, folder, path, number, writer), None
+                number = _upload_part(lake, folder, path, number, writer)
+                writer = None
         if writer is not None:
-            number, writer = _upload_part(lake, folder, path, number, writer), None
+            number = _upload_part(lake, folder, path, number, writer)
+            writer = None
     finally:
         with suppress(OSError):  # a full disk, say, which was reported already
             if writer is not None:
@@ -334,27 +339,26 @@ def begin_table(advance: Advance, applied: Mapping[str, str]) -> Advance:
     CommitConflictError where another writer committed first, and what `load_snapshot` raises.
     """
     advance = _commit_repartitioned(advance)
-    snapshot, source, decision, first = (
-        advance.snapshot,
-        advance.source,
-        advance.decision,
-        advance.manifest,
-    )
-    attempt, number = advance.log.attempt(), first.next_generation
-    running, used, building, samples = (
-        decision.action == "bootstrap",
-        0,
-        tuple[Generation, ...](),
-        None,
-    )
+    snapshot = advance.snapshot
+    source = advance.source
+    decision = advance.decision
+    first = advance.manifest
+    attempt = advance.log.attempt()
+    number = first.next_generation
+    running = decision.action == "bootstrap"
+    used = 0
+    building = tuple[Generation, ...]()
+    samples = None
     start: Offsets = source.system.oldest(source.ssps)
     if not running:  # without a bootstrap: empty, from the previous table's offsets on
         known = {} if snapshot.manifest is None else offsets_by_partition(snapshot.manifest.offsets)
-        start, used = source.start_offsets(known, start, snapshot.ends), 1
+        start = source.start_offsets(known, start, snapshot.ends)
+        used = 1
     elif snapshot.spec.following.initial is not None:
         with advance.stages("load"):
             loaded, start, samples = load_snapshot(advance.context, source, attempt, number)
-            building, used = (loaded,) if loaded.files else (), 1
+            building = (loaded,) if loaded.files else ()
+            used = 1
         # The bootstrap's target is the end of the stream after the snapshot was loaded.
         advance = replace(
             advance, ends=source.system.upcoming(source.ssps), counters={"loaded": loaded.rows}

@@ -103,7 +103,8 @@ def list_format_spark_needs(spec: AdjunctDataset, records: Schema) -> list[str]:
 
 def check_spark_needs(source: OpenedStream) -> None:
     """Raise ConfigurationError for a table that can't be advanced without Spark."""
-    initial, needed = source.spec.following.initial, list_change_spark_needs(source)
+    initial = source.spec.following.initial
+    needed = list_change_spark_needs(source)
     if initial is not None:
         needed.append(f"its bulk snapshot ({initial.describe()})")
     raise_if_spark_needed(source.spec, needed)
@@ -425,7 +426,8 @@ def apply_changes(advance: Advance) -> tuple[Advance, Action]:
     action taken.
     """
     action: Action = "up-to-date"
-    began, done = time.monotonic(), 0
+    began = time.monotonic()
+    done = 0
     while True:
         running = advance.running
         ranges, last = commit.next_ranges(advance)
@@ -465,10 +467,13 @@ def apply_ranges(
     `reached` says that with them a bootstrap has reached its target; `rewinding` is the rewind that
     applies them again.
     """
-    context, name = advance.context, advance.spec.name
-    attempt, bootstrapping = advance.log.attempt(), advance.running
+    context = advance.context
+    name = advance.spec.name
+    attempt = advance.log.attempt()
+    bootstrapping = advance.running
     generation = attempt.generation(advance.manifest.next_generation)
-    records, samples = advance.source.count(ranges) if ranges else 0, advance.manifest.first_ordered
+    records = advance.source.count(ranges) if ranges else 0
+    samples = advance.manifest.first_ordered
     counters = {"read": records}
     # Changes are completed from rows of the served version, so it is leased.
     completes = advance.spec.following.completes and not bootstrapping
@@ -529,7 +534,9 @@ def _count_ignored(advance: Advance, generation: Generation) -> tuple[int, int]:
     By offset, streamed changes are never older, so none are looked for. With history, older changes
     correct the past.
     """
-    following, lake, name = advance.spec.following, advance.context.lake, advance.spec.name
+    following = advance.spec.following
+    lake = advance.context.lake
+    name = advance.spec.name
     if following.order_by is None or following.history is not None:
         return 0, 0
     stored = target_generations(advance)
@@ -555,12 +562,10 @@ def _manifest_with_changes(
     """Return the manifest with these changes; a chunk without records leaves the version
     unchanged.
     """
-    source, manifest, bootstrap, running = (
-        advance.source,
-        advance.manifest,
-        advance.bootstrap,
-        advance.running,
-    )
+    source = advance.source
+    manifest = advance.manifest
+    bootstrap = advance.bootstrap
+    running = advance.running
     offsets = manifest.offsets | offsets_to_json({ssp: end for ssp, (_, end) in ranges.items()})
     after = manifest.after(
         declaration=source.declaration,

@@ -177,7 +177,8 @@ def commit_fields(advance: Advance, **changes: Any) -> Advance:
 
 def commit_decision(advance: Advance) -> Advance:
     """Commit the decision, unless the stored one has the same action and reason."""
-    stored, made = advance.manifest.decision, advance.decision
+    stored = advance.manifest.decision
+    made = advance.decision
     if stored is not None and (stored.action, stored.reason) == (made.action, made.reason):
         return advance
     return commit_fields(advance, decision=made, change=change_from_decision(made))
@@ -189,11 +190,9 @@ def confirm_caught_up(advance: Advance) -> Advance:
     That is needed only where `effective_max_age` limits how old this knowledge may be, and at most
     once in a tenth of that time.
     """
-    limit, confirmed, now = (
-        effective_max_age(advance.source),
-        advance.manifest.confirmed_at,
-        advance.snapshot.at,
-    )
+    limit = effective_max_age(advance.source)
+    confirmed = advance.manifest.confirmed_at
+    now = advance.snapshot.at
     if advance.manifest.offsets != offsets_to_json(advance.ends):
         return advance  # changes of an unfinished transaction are waiting
     if limit is None or (confirmed is not None and now - confirmed < limit / 10):
@@ -238,12 +237,12 @@ def manifest_with_version(
     """Return the manifest with a new version of these generations served; retires the
     generations that it replaces.
     """
-    number, spec, now = (
-        (advance.commit.number if advance.commit else 0) + 1,
-        advance.spec,
-        advance.context.now(),
-    )
-    history, before, rows = history_from_spec(spec), manifest.version, None
+    number = (advance.commit.number if advance.commit else 0) + 1
+    spec = advance.spec
+    now = advance.context.now()
+    history = history_from_spec(spec)
+    before = manifest.version
+    rows = None
     if history is not None and before is not None and before.history is not None:
         folders = {generation.folder for generation in before.generations}
         if any(
@@ -300,10 +299,8 @@ def table_layout(source: OpenedStream) -> BucketLayout:
     schema = source.schema.with_sensitive(
         *(name for name in spec.sensitive if name in source.schema)
     )
-    over_time, keyed = (
-        spec.following.history is not None,
-        (spec.key, spec.partition_by, spec.partitions),
-    )
+    over_time = spec.following.history is not None
+    keyed = (spec.key, spec.partition_by, spec.partitions)
     return build_layout(
         schema, *keyed, positioned=True, over_time=over_time, position_type=source.position_type
     )
@@ -317,7 +314,9 @@ def evolve_table(advance: Advance) -> Advance:
     compaction rewrites the rows, and drops those that ended before the new history: that is why
     this is committed even without changes.
     """
-    manifest, version, source = advance.manifest, advance.manifest.version, advance.source
+    manifest = advance.manifest
+    version = advance.manifest.version
+    source = advance.source
     assert version is not None, "only a served version evolves"
     history, declared = map(
         describe_history_length, (version.history, history_from_spec(advance.spec))
@@ -342,7 +341,8 @@ def next_ranges(advance: Advance) -> tuple[Ranges, bool]:
     a complete one is enlarged. A bootstrap then reads beyond its target to the end of the
     transaction.
     """
-    system, form = advance.source.system, advance.spec.following.changes
+    system = advance.source.system
+    form = advance.spec.following.changes
     starts = offsets_by_partition(advance.manifest.offsets)
     transactions = isinstance(form, DebeziumEnvelope) and form.transactions is not None
     target = offsets_by_partition(advance.bootstrap.target) if advance.running else advance.ends
@@ -355,7 +355,8 @@ def next_ranges(advance: Advance) -> tuple[Ranges, bool]:
         return begun, all(system.compare(at[ssp], target[ssp]) >= 0 for ssp in starts)
     ends = advance.ends if transactions else target
     lags = {ssp: max(system.distance(ssp, start, ends[ssp]), 0) for ssp, start in starts.items()}
-    lag, chunk = sum(lags.values()), advance.spec.following.chunk
+    lag = sum(lags.values())
+    chunk = advance.spec.following.chunk
     while True:
         shares = {
             ssp: most if lag <= chunk else -(-most * chunk // lag)
@@ -378,7 +379,8 @@ def next_ranges(advance: Advance) -> tuple[Ranges, bool]:
 
 def reaches_target(advance: Advance, ranges: Ranges) -> bool:
     """Whether the table has reached the bootstrap's target once these ranges are applied."""
-    at, target = offsets_after(advance, ranges), offsets_by_partition(advance.bootstrap.target)
+    at = offsets_after(advance, ranges)
+    target = offsets_by_partition(advance.bootstrap.target)
     return all(advance.source.system.compare(at[ssp], end) >= 0 for ssp, end in target.items())
 
 

@@ -122,7 +122,8 @@ def plan_compaction(
             return None
         newest = _select_newest(generations, policy.deltas)
         return CompactionPlan("minor", tuple(newest), f"there are {len(generations)} generations")
-    base, deltas = generations[:1], generations[1:]
+    base = generations[:1]
+    deltas = generations[1:]
     if level == "major":
         return (
             CompactionPlan("major", (*base, *deltas), "asked for")
@@ -133,7 +134,8 @@ def plan_compaction(
         return CompactionPlan("minor", tuple(deltas), "asked for") if len(deltas) > 1 else None
     if not deltas:
         return None
-    changed, stored = sum(delta.rows for delta in deltas), base[0].rows
+    changed = sum(delta.rows for delta in deltas)
+    stored = base[0].rows
     many = len(deltas) >= policy.deltas
     large = changed > policy.fraction * stored
     if changed > policy.rows:
@@ -504,10 +506,8 @@ def _merge_and_commit(
     Returns None where another writer has replaced the inputs. Raises _LateChanges.
     """
     assert manifest.version is not None
-    log, known = (
-        context.log(manifest.name),
-        {generation.folder for generation in manifest.version.generations},
-    )
+    log = context.log(manifest.name)
+    known = {generation.folder for generation in manifest.version.generations}
     attempt = log.attempt()
 
     def once() -> _Current | None:
@@ -568,7 +568,8 @@ def _manifest_with_merged(
     ]
     output = [merged.generation] if merged.generation.files or not others else []
     generations = tuple(sorted((*others, *output), key=lambda generation: generation.id))
-    history, rows = fresh.version.history, None
+    history = fresh.version.history
+    rows = None
     if plan.level == "major" and not others:
         base = merged.generation
         rows = base.rows - count_deletions(base) if history is None else count_current_rows(base)

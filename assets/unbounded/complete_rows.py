@@ -83,8 +83,11 @@ class BucketCompletion:
     """
 
     def __init__(self, declared: RowCompletion, store: ObjectStore | None, bucket: int) -> None:
-        self._declared, self._store, self._bucket = declared, store, bucket
-        self._layout, self._key = declared.layout, list(declared.layout.key)
+        self._declared = declared
+        self._store = store
+        self._bucket = bucket
+        self._layout = declared.layout
+        self._key = list(declared.layout.key)
         self._waiting: list[pa.Table] = []
         self._set_aside: list[tuple[int, int, str]] = []  # partition, offset and reason
         self._late = 0
@@ -116,7 +119,8 @@ class BucketCompletion:
         """Return the rows that are still buffered, completed; None without any."""
         if not self._waiting:
             return None
-        rows, self._waiting = pa.concat_tables(self._waiting), []
+        rows = pa.concat_tables(self._waiting)
+        self._waiting = []
         return self._complete(rows, np.append(True, key_changes(rows, self._key)))
 
     def _complete(self, rows: pa.Table, new: Any) -> pa.Table:
@@ -144,11 +148,15 @@ class BucketCompletion:
         """Return the changes of a rewind, by offset with raised positions, else without late
         ones; and their `new`.
         """
-        by_offset, horizon = self._declared.by_offset, self._declared.horizon
+        by_offset = self._declared.by_offset
+        horizon = self._declared.horizon
         if not len(new) or not (by_offset or horizon is not None):
             return rows, new
-        key, first, lowest = np.cumsum(new) - 1, np.flatnonzero(new), np.iinfo(np.int64).min
-        highest, position = np.full(len(first), lowest), rows.column(POSITION).to_numpy()
+        key = np.cumsum(new) - 1
+        first = np.flatnonzero(new)
+        lowest = np.iinfo(np.int64).min
+        highest = np.full(len(first), lowest)
+        position = rows.column(POSITION).to_numpy()
         keys = rows.select(self._key).take(first)
         for of, found in self._iterate_stored(
             keys, np.arange(len(first)), pa.schema([]), positions=True
@@ -175,20 +183,17 @@ class BucketCompletion:
         """Complete the rows, which are in stream order by key; also return the mask of those
         that can be applied.
         """
-        row, some, position = (
-            np.arange(len(key)),
-            kept.any(axis=1),
-            rows.column(POSITION).to_numpy(),
-        )
-        names, begins = self._layout.schema.names, first[key]
+        row = np.arange(len(key))
+        some = kept.any(axis=1)
+        position = rows.column(POSITION).to_numpy()
+        names = self._layout.schema.names
+        begins = first[key]
         columns = np.flatnonzero(kept.any(axis=0)).tolist()
         stored, lowest, values = self._read_stored(
             rows, key, first, some, [names[index] for index in columns]
         )
-        below, follows = (
-            position < lowest[key],
-            _stream_order(position) >= _stream_order(lowest)[key],
-        )
+        below = position < lowest[key]
+        follows = _stream_order(position) >= _stream_order(lowest)[key]
         late = below
         while True:  # one pass, unless snapshot rows are among streamed changes
             # Whether there is a row before this one: by the last whole row or deletion, or by the
@@ -249,11 +254,14 @@ class BucketCompletion:
             if field.name in columns
         }
         schema = pa.schema(list(types.items()))
-        stored, highest = np.full(len(first), -1), np.full(len(first), np.iinfo(np.int64).min)
-        tables, count = [schema.empty_table()], 0
+        stored = np.full(len(first), -1)
+        highest = np.full(len(first), np.iinfo(np.int64).min)
+        tables = [schema.empty_table()]
+        count = 0
         # By offset, a key whose first change is a whole row or a deletion needs no stored row.
         asked = np.flatnonzero(some[first]) if self._declared.by_offset else np.unique(key[some])
-        keys, by_offset = rows.select(self._key).take(first), self._declared.by_offset
+        keys = rows.select(self._key).take(first)
+        by_offset = self._declared.by_offset
         for of, found in self._iterate_stored(keys, asked, schema, positions=not by_offset):
             position = found.column(POSITION).to_numpy()
             newer = (
@@ -303,7 +311,8 @@ class BucketCompletion:
             set(schema.names) - set(file.schema_arrow.names)
         )  # columns that were added later are null
         read = [name for name in whole.names if name not in constants]
-        numbers, tables = [np.zeros(0, int)], [whole.empty_table()]
+        numbers = [np.zeros(0, int)]
+        tables = [whole.empty_table()]
         for group in range(file.num_row_groups):
             maybe = self._keys_in_range(file.metadata, group, keys)
             if not len(maybe):

@@ -53,7 +53,8 @@ def build_dead_letters(
     if isinstance(changes, pa.Table):
         return _build_arrow_dead_letters(changes, spec, incomplete)
     if incomplete:
-        place, reason = ("__bad_partition", "__bad_offset"), "__reason"
+        place = ("__bad_partition", "__bad_offset")
+        reason = "__reason"
         columns = f"{place[0]} int, {place[1]} bigint, {reason} string"
         known = changes.sparkSession.createDataFrame(list(incomplete), columns)
         same = (F.col(PARTITION) == F.col(place[0])) & (F.col(OFFSET) == F.col(place[1]))
@@ -151,7 +152,9 @@ def dead_letter_producer(advance: Advance, identity: tuple[object, ...]) -> str:
     That is the case after a rebuild, a changed declaration, a compaction that moved the horizon, or
     an erasure of rows from which changes are completed, and in a rewind.
     """
-    spec, extractor, manifest = advance.spec, advance.spec.extractor, advance.manifest
+    spec = advance.spec
+    extractor = advance.spec.extractor
+    manifest = advance.manifest
     facts = (
         spec.following.changes.describe(),
         extractor and extractor.describe(),

@@ -122,7 +122,8 @@ def _row_groups(
 
 
 def _is_outside(statistics: Any, bounds: dict[str, Any]) -> bool:
-    low, high = bounds["min"], bounds["max"]
+    low = bounds["min"]
+    high = bounds["max"]
     # Only of types whose values in statistics compare as the columns do.
     if not isinstance(low, int | str) or type(statistics.min) is not type(low):
         return False

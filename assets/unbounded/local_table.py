@@ -158,10 +158,12 @@ def advance_local(
 
     Raises DatasetError for a declaration that does not fit the stored table.
     """
-    stages, columns = Stages(spec.name, on_stage), columns_of_local_table(spec)
+    stages = Stages(spec.name, on_stage)
+    columns = columns_of_local_table(spec)
     stored = context.log(spec.name).read()[1]
     manifest = None if stored is None else require_local_manifest(stored, spec)
-    policy, compacted = spec.following.compaction, None
+    policy = spec.following.compaction
+    compacted = None
     if manifest is not None and policy.inside_commit:
         with stages("compact"):
             compacted = compact_due(context, manifest, policy)
@@ -204,11 +206,9 @@ def undo_batch(
 
     def undo() -> str | None:
         commit, stored = log.read()
-        attempt, number, now = (
-            log.attempt(),
-            1 if commit is None else commit.number + 1,
-            context.now(),
-        )
+        attempt = log.attempt()
+        number = 1 if commit is None else commit.number + 1
+        now = context.now()
         if stored is None and declared is not None:
             manifest = empty_manifest(declared, attempt, number, now)
         elif stored is not None and stored.declaration.owner == application:
@@ -369,13 +369,11 @@ class LocalTableWriter:
         batch: WritingBatch,
         writer: GenerationWriter = SPARK,
     ) -> None:
-        self._lake, self._spec, self._pinned, self._batch, self._writer = (
-            lake,
-            spec,
-            pinned,
-            batch,
-            writer,
-        )
+        self._lake = lake
+        self._spec = spec
+        self._pinned = pinned
+        self._batch = batch
+        self._writer = writer
         self._log = DatasetLog(lake, spec.name)
         self._schema = columns_of_local_table(spec)
         self._layout: BucketLayout = build_layout(
@@ -524,7 +522,8 @@ class LocalTableWriter:
         written = manifest.written
         if written is None or written.batch < self._batch.number:
             return False
-        name, mine = self._spec.name, str(self._batch)
+        name = self._spec.name
+        mine = str(self._batch)
         if written.batch > self._batch.number or written.undone:
             what = (
                 "it was abandoned"
@@ -706,7 +705,8 @@ def validate_state(lake: Lake, dataset: AdjunctDataset) -> None:
     if stored is None:
         return
     assert isinstance(dataset.input, OwnedBy)
-    was, declared = stored.declaration.kept_for, dataset.input.kept_for
+    was = stored.declaration.kept_for
+    declared = dataset.input.kept_for
     if stored.declaration.expires is None or stored.declaration.owner != dataset.input.application:
         raise errors.DatasetError(
             f"the state of operator {declared} would be stored as {dataset.name!r}, and the lake"
@@ -738,7 +738,8 @@ def create_state(context: Runtime, dataset: AdjunctDataset) -> None:
     def create() -> None:
         commit, stored = log.read()
         if stored is None:
-            attempt, number = log.attempt(), 1 if commit is None else commit.number + 1
+            attempt = log.attempt()
+            number = 1 if commit is None else commit.number + 1
             change = Change(action="begin", reason="an operator keeps its state here")
             manifest = empty_manifest(dataset, attempt, number, context.now()).after(change=change)
             log.commit(commit, manifest, by=context.by, commit_id=attempt.id)

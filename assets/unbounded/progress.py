@@ -88,7 +88,8 @@ def bootstrap_progress(
     """
     bootstrap = manifest.bootstrap
     system = systems[split_stream_name(manifest.declaration.input)[0]]
-    start, target = offsets_by_partition(bootstrap.start), offsets_by_partition(bootstrap.target)
+    start = offsets_by_partition(bootstrap.start)
+    target = offsets_by_partition(bootstrap.target)
     at = offsets_by_partition(manifest.offsets) if bootstrap.state == "running" else target
     total = sum(system.distance(ssp, start[ssp], end) for ssp, end in target.items())
     missing = {ssp: system.distance(ssp, at[ssp], end) for ssp, end in target.items()}
@@ -177,11 +178,10 @@ class StreamPosition:
         """Return the lag of each partition; reads no records."""
         lags = {}
         for ssp, offset in self.offsets.items():
-            oldest, end = self.oldest[ssp], self.ends[ssp]
-            behind, lost = (
-                self.system.distance(ssp, offset, end),
-                self.system.distance(ssp, offset, oldest),
-            )
+            oldest = self.oldest[ssp]
+            end = self.ends[ssp]
+            behind = self.system.distance(ssp, offset, end)
+            lost = self.system.distance(ssp, offset, oldest)
             records = max(behind - lost, 0)
             if records and self.system.counts_unread:
                 records = self.system.records_between(
@@ -248,10 +248,8 @@ class StreamPosition:
         """
         if self.confirmed_at is None:
             return None
-        oldest, youngest = (
-            max((now - self.confirmed_at).total_seconds(), 0.0),
-            _MEASURED_FROM.total_seconds(),
-        )
+        oldest = max((now - self.confirmed_at).total_seconds(), 0.0)
+        youngest = _MEASURED_FROM.total_seconds()
         if oldest <= youngest or not self._has_unread_before(ssp, now - _MEASURED_FROM):
             return min(oldest, youngest)
         while oldest / youngest > _STEP:
@@ -270,7 +268,9 @@ class StreamPosition:
 
 def build_report(advance: Advance, action: Action) -> AdvanceReport:
     """Return the report of an advance: its `action`, the served version and its lag."""
-    manifest, version, decision = advance.manifest, advance.manifest.version, advance.decision
+    manifest = advance.manifest
+    version = advance.manifest.version
+    decision = advance.decision
     system = advance.source.system
     offsets = offsets_by_partition(manifest.offsets)
     lag = {

@@ -163,7 +163,8 @@ def require_matching_manifest(
 
 def assess_continuity(snapshot: TableSnapshot) -> TableContinuity:
     """Return whether the table can be continued, and if not, why."""
-    source, manifest = snapshot.source, snapshot.manifest
+    source = snapshot.source
+    manifest = snapshot.manifest
     if snapshot.damage:
         return TableContinuity("invalid", f"its manifest is damaged ({snapshot.damage})")
     if manifest is None:
@@ -183,7 +184,8 @@ def assess_continuity(snapshot: TableSnapshot) -> TableContinuity:
         if source.system.compare(offset, snapshot.oldest[ssp]) < 0
     ]
     if lost:
-        ssp, oldest = lost[0], snapshot.oldest[lost[0]]
+        ssp = lost[0]
+        oldest = snapshot.oldest[lost[0]]
         problem = (
             f"it continues at offset {offsets[ssp]} of {ssp}, and the oldest in the stream is"
             f" {oldest}"
@@ -205,7 +207,8 @@ def assess_continuity(snapshot: TableSnapshot) -> TableContinuity:
     behind = any(
         source.system.compare(offset, snapshot.ends[ssp]) < 0 for ssp, offset in offsets.items()
     )
-    limit, confirmed = effective_max_age(source), manifest.confirmed_at
+    limit = effective_max_age(source)
+    confirmed = manifest.confirmed_at
     if behind and limit is not None and confirmed is not None and snapshot.at - confirmed > limit:
         return TableContinuity(
             "invalid",
@@ -219,10 +222,8 @@ def describe_changed_partitions(source: OpenedStream, offsets: Offsets) -> str:
     """Return which partitions of the stream were added or removed since the table read these
     offsets, "" for none.
     """
-    added, removed = (
-        sorted(set(source.ssps) - set(offsets)),
-        sorted(set(offsets) - set(source.ssps)),
-    )
+    added = sorted(set(source.ssps) - set(offsets))
+    removed = sorted(set(offsets) - set(source.ssps))
     changed = ((added, "added"), (removed, "removed"))
     return "; ".join(f"{', '.join(map(str, ssps))} {what}" for ssps, what in changed if ssps)
 
@@ -279,15 +280,18 @@ def _overtaken_error(log: DatasetLog, numbers: str = "") -> CommitConflictError:
 
 def _bootstrap_problem(manifest: UnboundedManifest, source: OpenedStream, now: datetime) -> str:
     """Return why a running bootstrap can't be continued, "" if it can."""
-    bootstrap, kept = manifest.bootstrap, source.info.tombstones_kept
+    bootstrap = manifest.bootstrap
+    kept = source.info.tombstones_kept
     if bootstrap.columns is not None and bootstrap.columns != source.schema:
         return (
             "the declared columns have changed since it began"
             f" ({bootstrap.columns.difference(source.schema)})"
         )
-    before, after = manifest.declaration, source.declaration
+    before = manifest.declaration
+    after = source.declaration
     if (before.order_by, before.position_type) != (after.order_by, after.position_type):
-        was, wanted = describe_order(before.order_by), describe_order(after.order_by)
+        was = describe_order(before.order_by)
+        wanted = describe_order(after.order_by)
         return f"the declared order has changed since it began, from {was} to {wanted}"
     if kept is not None and now - bootstrap.started_at > kept:
         return (
@@ -320,7 +324,9 @@ def plan_recovery(
     partitions were changed, OffsetOutOfRangeError and MalformedDocumentError where nothing can be
     decided, and CommitConflictError where another writer committed meanwhile.
     """
-    manifest, source, spec = snapshot.manifest, snapshot.source, snapshot.spec
+    manifest = snapshot.manifest
+    source = snapshot.source
+    spec = snapshot.spec
     # A table that is being rebuilt may have any columns and order.
     served = None if manifest is None or manifest.bootstrap.state == "running" else manifest.version
     if rebuild is None:
@@ -374,11 +380,14 @@ def decide_recovery(snapshot: TableSnapshot) -> Decision:
         action = "continue"
         reason = "the table is valid" if state.store == "valid" else "its bootstrap continues"
     elif state.building:
-        action, reason = "bootstrap", f"the unfinished bootstrap starts again: {state.problem}"
+        action = "bootstrap"
+        reason = f"the unfinished bootstrap starts again: {state.problem}"
     elif lost and spec.following.on_lost_offset == "serve_stale":
-        action, reason = "serve-stale", state.problem
+        action = "serve-stale"
+        reason = state.problem
     elif spec.bootstrap:
-        action, reason = "bootstrap", state.problem or "there is no table yet"
+        action = "bootstrap"
+        reason = state.problem or "there is no table yet"
     else:
         action = "create" if state.store == "none" else "recreate"
         reason = state.problem or "there is no table yet"
@@ -393,7 +402,9 @@ def require_ordered_keys(snapshot: TableSnapshot) -> None:
     the present partitions, so only later changes are read. Streams of the lake are rewritten when
     they are repartitioned.
     """
-    manifest, source, spec = snapshot.manifest, snapshot.source, snapshot.spec
+    manifest = snapshot.manifest
+    source = snapshot.source
+    spec = snapshot.spec
     by_offset = source.only_offsets_order_keys and source.info.partitioner != "spark-murmur3"
     if manifest is None or spec.following.initial is not None or not by_offset:
         return

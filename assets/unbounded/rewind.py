@@ -92,7 +92,8 @@ class ActiveRewind:
         ones.
         """
         bootstrap = after.bootstrap
-        begins, offsets = dict(bootstrap.start), dict(after.offsets)
+        begins = dict(bootstrap.start)
+        offsets = dict(after.offsets)
         for partition in self.plan.partitions:
             name = str(partition.ssp)
             if partition.skipped:
@@ -213,7 +214,9 @@ def resolve_rewind(snapshot: TableSnapshot, positions: Positions, force: Force) 
     Raises DatasetError for partitions of other streams, and OffsetOutOfRangeError for a startpoint
     that the stream does not hold.
     """
-    source, manifest, spec = snapshot.source, snapshot.manifest, snapshot.spec
+    source = snapshot.source
+    manifest = snapshot.manifest
+    spec = snapshot.spec
     foreign = sorted(set(positions) - set(source.ssps))
     if foreign or not positions:
         named = f"{foreign[0]} is none of them" if foreign else "no partition is named"
@@ -270,12 +273,14 @@ def pending_startpoints(
 def _plan_partition(
     snapshot: TableSnapshot, ssp: SystemStreamPartition, startpoint: Startpoint
 ) -> PartitionRewind:
-    system, name = snapshot.source.system, snapshot.spec.name
+    system = snapshot.source.system
+    name = snapshot.spec.name
     try:
         start = resolve_startpoint_to_offset(system, ssp, startpoint)
     except (errors.ConfigurationError, errors.OffsetOutOfRangeError) as error:
         raise error.reworded(f"dataset {name!r}: {error.problem}", error.next_step) from error
-    manifest, taken = snapshot.manifest, None
+    manifest = snapshot.manifest
+    taken = None
     if manifest is not None:  # during a bootstrap, as of its end
         running = manifest.bootstrap.state == "running"
         taken = offsets_by_partition(
@@ -304,10 +309,8 @@ def _refusal_error(
     force.
     """
     spec = source.spec
-    what, rebuild = (
-        f"dataset {spec.name!r}",
-        f"adjunct dataset rebuild {spec.name} MODULE:APP --reason …",
-    )
+    what = f"dataset {spec.name!r}"
+    rebuild = f"adjunct dataset rebuild {spec.name} MODULE:APP --reason …"
     if manifest is None:
         step = (
             "Advance it once, or give startpoints at the oldest offset of every partition to"

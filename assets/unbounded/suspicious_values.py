@@ -36,7 +36,8 @@ def find_suspicious_values(
     form = source.spec.following.changes
     if not isinstance(form, DebeziumEnvelope | MaxwellEnvelope):
         return ()
-    advance, compare = source.system.advance, source.system.compare
+    advance = source.system.advance
+    compare = source.system.compare
     first = {}
     for ssp, (start, end) in ranges.items():
         last = advance(ssp, start, _LOOKED_AT)

@@ -52,7 +52,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
-_KIND, _FORM = "offsets-", "offsets-1:"
+_KIND = "offsets-"
+_FORM = "offsets-1:"
 _STORED = TypeAdapter(dict[str, tuple[str, str]])
 
 
@@ -93,7 +94,10 @@ class TransientVersion:
     def __init__(
         self, dataset: str, schema: Schema, ranges: Ranges, kept: DataFrame, rows: int
     ) -> None:
-        self.dataset, self.schema, self.ranges, self.rows = dataset, schema, ranges, rows
+        self.dataset = dataset
+        self.schema = schema
+        self.ranges = ranges
+        self.rows = rows
         self.version = version_from_ranges(ranges)
         self.kept = kept
 
@@ -141,7 +145,8 @@ class TransientTable:
     ) -> None:
         self.spec = spec
         self.view: TransientVersion | None = None
-        self._systems, self._last = systems, last
+        self._systems = systems
+        self._last = last
         self._samples: Samples | None = None
 
     @cached_property
@@ -161,7 +166,9 @@ class TransientTable:
         next changes and on_lost_offset="fail", or where the stream now ends before offsets that
         were read.
         """
-        source, before, stages = self._source, self.view, Stages(self.spec.name)
+        source = self._source
+        before = self.view
+        stages = Stages(self.spec.name)
         with stages("collect"):
             upcoming = source.system.upcoming(source.ssps)
             if before is None:
@@ -228,7 +235,8 @@ class TransientTable:
         """
         if self.view is not None and self.view.version == version:
             return self.view
-        source, ranges = self._source, dict(ranges_from_version(self.spec.name, version))
+        source = self._source
+        ranges = dict(ranges_from_version(self.spec.name, version))
         if set(ranges) != set(source.ssps):
             raise DatasetError(
                 f"dataset {self.spec.name!r}: the open batch began with offsets of"
@@ -237,7 +245,8 @@ class TransientTable:
                 "Declare the previous input until the batch has ended.",
                 dataset=self.spec.name,
             )
-        oldest, upcoming = source.system.oldest(source.ssps), source.system.upcoming(source.ssps)
+        oldest = source.system.oldest(source.ssps)
+        upcoming = source.system.upcoming(source.ssps)
         for ssp, (start, end) in [*ranges.items()]:
             beyond = source.system.compare(end, upcoming[ssp]) > 0
             lost = start != end and source.system.compare(start, oldest[ssp]) < 0
@@ -275,7 +284,8 @@ class TransientTable:
         After an advance, only changes of an incomplete transaction are unread.
         """
         assert self.view is not None
-        system, ssps = self._source.system, self._source.ssps
+        system = self._source.system
+        ssps = self._source.ssps
         at = StreamPosition(
             system, _end_offsets(self.view.ranges), system.oldest(ssps), system.upcoming(ssps), None
         )
@@ -411,7 +421,8 @@ class TransientTable:
         """
         from pyspark.sql import Window
 
-        spec, rows = self.spec, self._repartition(rows)
+        spec = self.spec
+        rows = self._repartition(rows)
         newest_first = [F.col(name).desc() for name in (POSITION, OFFSET, PARTITION)]
         same_key = Window.partitionBy(*[named_column(name) for name in spec.key]).orderBy(
             *newest_first

@@ -51,7 +51,8 @@ if TYPE_CHECKING:
 Rule = Literal["exact", "additive", "any"]
 SAMPLE_SIZE = 5
 _SELECT = re.compile(r"(?:[\s(]|--[^\n]*\n|/\*.*?\*/)*(select|with)\b", re.IGNORECASE | re.DOTALL)
-VERSION, CURRENT = "version", "current"
+VERSION = "version"
+CURRENT = "current"
 """The tables that a validator's SELECT reads: the candidate, and the served version."""
 
 
@@ -203,7 +204,8 @@ def describe_rule(validator: Validator) -> str:
 
 def check_unique_keys(candidate: Candidate) -> Finding:
     counters = candidate.view.sealed.counters
-    superseded, read = counters.get("superseded", 0), counters.get("read", 0)
+    superseded = counters.get("superseded", 0)
+    read = counters.get("read", 0)
     facts = {"superseded": superseded, "read": read}
     if superseded:
         key = ", ".join(candidate.view.sealed.key)
@@ -240,7 +242,8 @@ def check_no_nulls(candidate: Candidate, *columns: str) -> Finding:
 def check_schema_compatible(candidate: Candidate, rule: Rule) -> Finding:
     if candidate.current is None:
         return Finding(True, "the first version")
-    old, new = candidate.current.schema, candidate.view.schema
+    old = candidate.current.schema
+    new = candidate.view.schema
     before, after = ({field.name: field.type for field in schema.fields} for schema in (old, new))
     removed = [name for name in before if name not in after]
     retyped = [

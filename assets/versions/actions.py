@@ -205,10 +205,8 @@ class VersionActions:
         require_audit_fields("accept", version, reason, by)
 
         def accept(manifests: Members) -> Members:
-            chosen, after = (
-                resolve_versions(manifests, log.name, version),
-                dict[str, BoundedManifest](),
-            )
+            chosen = resolve_versions(manifests, log.name, version)
+            after = dict[str, BoundedManifest]()
             switches = make_current or all(
                 is_after_head(manifests[name], ref) for name, ref in chosen.items()
             )
@@ -232,10 +230,8 @@ class VersionActions:
                     update={"state": "sealed", "reason": f"accepted by {by}: {reason}"}
                 )
                 if switches:
-                    changes, why = (
-                        {"versions": _replace_ref(manifest, accepted), "head": ref.id},
-                        reason,
-                    )
+                    changes = {"versions": _replace_ref(manifest, accepted), "head": ref.id}
+                    why = reason
                 else:
                     changes = {
                         "versions": insert_unserved_version(manifest, accepted, between=between)
@@ -375,11 +371,14 @@ def insert_unserved_version(
     versions by time.
     """
     versions = [ref for ref in manifest.versions if ref.id != new.id]
-    head, order = manifest.ref(manifest.head or ""), version_order(manifest)
+    head = manifest.ref(manifest.head or "")
+    order = version_order(manifest)
     if between and head is not None and order(new) < order(head):
-        later, before = head, manifest.ref(head.replaced or "")
+        later = head
+        before = manifest.ref(head.replaced or "")
         while before is not None and order(new) < order(before) < order(later):
-            later, before = before, manifest.ref(before.replaced or "")
+            later = before
+            before = manifest.ref(before.replaced or "")
         new = new.model_copy(update={"replaced": later.replaced})
         later = later.model_copy(update={"replaced": new.id})
         versions = [later if ref.id == later.id else ref for ref in versions]
@@ -449,7 +448,8 @@ def _free_names(
     These are the names under which `ref` was delivered, and `names`. `at` is the time since when
     they are free.
     """
-    version, delivered = "" if ref is None else ref.id, manifest.delivered
+    version = "" if ref is None else ref.id
+    delivered = manifest.delivered
     free = [
         done
         for done in delivered
@@ -692,7 +692,8 @@ def _follow_switches_back(
 
     In a version set, a switch replaced the versions made under its name; other members kept theirs.
     """
-    at, seen = dict(heads), list[Mapping[str, VersionRef | None]]()
+    at = dict(heads)
+    seen = list[Mapping[str, VersionRef | None]]()
     while not all(ref is not None and ref.state == "sealed" for ref in at.values()):
         seen.append(at)
         refs = {name: ref for name, ref in at.items() if ref is not None}

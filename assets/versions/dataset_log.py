@@ -249,10 +249,8 @@ class DatasetLog:
         stay as they are.
         """
         if parent is not None and parent.manifest_key.startswith(f"{SETS}/"):
-            log, body = (
-                version_set_log(self.lake, parent.manifest_key.split("/")[1]),
-                dict(parent.body),
-            )
+            log = version_set_log(self.lake, parent.manifest_key.split("/")[1])
+            body = dict(parent.body)
             body["members"] = member_bodies(parent) | {
                 name: new.model_dump(mode="json") for name, new in manifests.items()
             }
@@ -263,7 +261,8 @@ class DatasetLog:
             step = "Advance the version set, which completes the join, and try again."
             raise errors.CommitConflictError(problem, step, dataset=self.name)
         else:
-            log, body = self.log, manifests[self.name].model_dump(mode="json")
+            log = self.log
+            body = manifests[self.name].model_dump(mode="json")
             self.list_name(parent)
         try:
             return log.commit(parent, body, by=by, commit_id=commit_id)

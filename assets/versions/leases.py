@@ -59,8 +59,10 @@ def renew_attempt(
 
     Yields a function that stores the build's result in the record.
     """
-    key, body = attempt_key(lake, dataset, attempt), {"attempt": attempt, "by": by}
-    stopped, lock = threading.Event(), threading.Lock()
+    key = attempt_key(lake, dataset, attempt)
+    body = {"attempt": attempt, "by": by}
+    stopped = threading.Event()
+    lock = threading.Lock()
 
     def write(**built: Any) -> None:
         with lock:  # or a concurrent renewal could overwrite the result
@@ -151,8 +153,11 @@ class Lease:
     """
 
     def __init__(self, lake: Lake, dataset: str, versions: Sequence[str], holder: str) -> None:
-        self.dataset, self.versions, self.holder = dataset, tuple(versions), holder
-        self._lake, self._key = lake, f"{lease_folder(lake, dataset)}/{uuid.uuid4().hex}.json"
+        self.dataset = dataset
+        self.versions = tuple(versions)
+        self.holder = holder
+        self._lake = lake
+        self._key = f"{lease_folder(lake, dataset)}/{uuid.uuid4().hex}.json"
         body = partial(lease_body, self.versions, holder, TTL)
         # No other process writes it, so an unexpected object is our own renewal whose reply was
         # lost.
@@ -278,7 +283,8 @@ def list_leases(lake: Lake, dataset: str) -> list[LeaseInfo]:
 def _parse(item: ObjectInfo, data: bytes) -> LeaseInfo:
     try:
         body = json.loads(data)
-        versions, holder = body["versions"], str(body["holder"])
+        versions = body["versions"]
+        holder = str(body["holder"])
         if not isinstance(versions, list) or not all(
             isinstance(version, str) and version for version in versions
         ):

@@ -701,7 +701,8 @@ def follow_repartition(manifest: DatasetManifest, info: StreamInfo) -> DatasetMa
     None if the stream was not repartitioned since the dataset read it, or if the dataset had then
     not read all of the old partitions or had unfinished work.
     """
-    rewritten, stream = info.repartitioned, manifest.declaration.input
+    rewritten = info.repartitioned
+    stream = manifest.declaration.input
     if rewritten is None or info.identity is None or manifest.stream != rewritten.identity:
         return None
     if not has_read_all(manifest, rewritten.identity, rewritten.ended):
@@ -725,7 +726,8 @@ def follow_added_partitions(manifest: DatasetManifest, info: StreamInfo) -> Data
     Added partitions are read from their beginning: a version spans the partitions that the stream
     had when it was marked. Returns None if the stream may have been recreated.
     """
-    had, stream = manifest.declaration.input_partitions, manifest.declaration.input
+    had = manifest.declaration.input_partitions
+    stream = manifest.declaration.input
     same = info.identity is not None and manifest.stream == info.identity
     if manifest.versions_are_commits or not same or not 0 < had < info.partitions:
         return None

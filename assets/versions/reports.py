@@ -148,7 +148,8 @@ class Stages:
 
     def __init__(self, dataset: str = "", on_stage: OnStage = ignore_stage) -> None:
         self.seconds: dict[str, float] = {}
-        self._dataset, self._on_stage = dataset, on_stage
+        self._dataset = dataset
+        self._on_stage = on_stage
 
     @contextmanager
     def __call__(self, stage: str, version: str | None = None) -> Iterator[Stage]:

@@ -556,10 +556,8 @@ def _import_error(module: str, error: BaseException) -> ConfigurationError:
             f"{place}: {key}: {mistake['msg']}.", step, module=module, file=file, line=at
         )
     if isinstance(error, SyntaxError):
-        where, problem = (
-            f"{error.filename}, line {error.lineno}",
-            f"{error.msg}: {(error.text or '').strip()}",
-        )
+        where = f"{error.filename}, line {error.lineno}"
+        problem = f"{error.msg}: {(error.text or '').strip()}"
     else:
         frames = traceback.extract_tb(error.__traceback__)
         theirs = [

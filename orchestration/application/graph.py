@@ -297,7 +297,8 @@ def _remove_cycles(
             made_from[LineageNode("dataset", dataset.name)] = [source]
 
     def is_made_of(node: LineageNode, sought: LineageNode) -> bool:
-        waiting, seen = [node], set[LineageNode]()
+        waiting = [node]
+        seen = set[LineageNode]()
         while waiting:
             one = waiting.pop()
             if one == sought:

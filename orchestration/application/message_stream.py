@@ -58,7 +58,8 @@ from dagster_adjunct.resources.validation import validated_methods
 def check_event_times(graph: OperatorGraph, operator: str, what: str) -> None:
     """Raise PlanningError if records reach `operator` from an input without an event time, or from
     an output stream, which does not store event times; `what` is what needs them."""
-    waiting, seen = [operator], set()
+    waiting = [operator]
+    seen = set()
     while waiting:
         above = graph.operators[waiting.pop()]
         if above.id in seen or above.spec.over_time is not None:  # its results have an event time
@@ -343,7 +344,8 @@ class MessageStream:
                 )
                 raise ConfigurationError(problem, step, argument="function")
             check_as_of(operator, table.dataset, as_of)
-            kind, more = AsOfJoin, {"as_of": AsOf(as_of, before_history, on_null_time)}
+            kind = AsOfJoin
+            more = {"as_of": AsOf(as_of, before_history, on_null_time)}
         elif by_time is not None:
             problem = (
                 f"{operator} has {by_time}= without as_of=: its records are joined with current"
@@ -364,7 +366,9 @@ class MessageStream:
                 )
                 raise ConfigurationError(problem, step, argument="select", operator=operator)
             validate_record_function(operator, function, schema, "record", "entry")
-            kind, more, select = JoinFunction, {"function": function, "schema": schema}, ()
+            kind = JoinFunction
+            more = {"function": function, "schema": schema}
+            select = ()
         spec = build_join(
             kind, operator, table.dataset, on, how, select, prefix, min_match_rate, **more
         )

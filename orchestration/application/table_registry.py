@@ -78,7 +78,9 @@ class RegisteredTables:
     def __init__(
         self, lake: Lake, app: Application, *, by: str, warn: Callable[[str], None]
     ) -> None:
-        self._lake, self._by, self._warn = lake, by, warn
+        self._lake = lake
+        self._by = by
+        self._warn = warn
         targets = (operator.spec.target(app) for operator in app.operators)
         written = {
             target.name for target in targets if target is not None and target.kind == "table"
@@ -326,7 +328,8 @@ async def _retried(table: _Table, request: Callable[[], Awaitable[T]]) -> T:
     """Return the result of a request, which is retried by the table's policy while the store is
     unavailable.
     """
-    loop, attempts = asyncio.get_running_loop(), 0
+    loop = asyncio.get_running_loop()
+    attempts = 0
     began = loop.time()
     while True:
         attempts += 1
@@ -357,7 +360,8 @@ def _place_of(description: dict[str, Any]) -> str:
 def _loss_error(
     lake: str, table: _Table, loss: Loss, now: Presence, before: Presence, written_as: str
 ) -> errors.TableNotFoundError:
-    name, here = table.name, table.place
+    name = table.name
+    here = table.place
     accept = f"adjunct table allow-recreate {name}"
     if loss == "gone" and here != written_as:
         return errors.TableNotFoundError(

@@ -178,8 +178,11 @@ class OffsetState(StoredDocument):
         """Return the state after a commit of offsets that applied these startpoints (id by
         partition).
         """
-        applied, epochs, opened = dict(self.applied), dict(self.epochs), dict(self.opened)
-        resolved, taken = dict(self.resolved), dict[SystemStreamPartition, str]()
+        applied = dict(self.applied)
+        epochs = dict(self.epochs)
+        opened = dict(self.opened)
+        resolved = dict(self.resolved)
+        taken = dict[SystemStreamPartition, str]()
         for ssp, startpoint_id in startpoints.items():
             start = resolved.get(ssp)
             if start is None or start.id != startpoint_id:
@@ -222,7 +225,9 @@ class OffsetState(StoredDocument):
         Outputs may have its results already, which the epochs distinguish from the repeated ones.
         `replays` are the ids of the replays that it read, by partition.
         """
-        now, opened, under_way = dict(self.epochs), dict(self.opened), dict(self.replays)
+        now = dict(self.epochs)
+        opened = dict(self.opened)
+        under_way = dict(self.replays)
         for ssp, epoch in epochs.items():
             opened[ssp] = max(self.opened.get(ssp, 0), epoch)
             if ssp in self.resolved and ssp not in replays:
@@ -476,7 +481,8 @@ class BatchLog:
     """
 
     def __init__(self, lake: Lake, application: str) -> None:
-        self._lake, self._application = lake, application
+        self._lake = lake
+        self._application = application
         self._log = lake.commit_log(lake.application_prefix(application), KIND)
 
     def read(self) -> LoggedState:
@@ -553,7 +559,8 @@ class BatchLog:
         what = f"the open batch of application {self._application!r}"
         require_reason(reason, what, "abandoned", application=self._application)
         logged = self.read()
-        state, intent = logged.state, logged.state.open
+        state = logged.state
+        intent = logged.state.open
         if intent is None:
             problem = f"application {self._application!r} has no open batch to abandon."
             raise errors.ConfigurationError(

@@ -124,10 +124,8 @@ class CheckpointManager:
     """
 
     def __init__(self, lake: Lake, application: Application | str) -> None:
-        self._lake, self._name = (
-            lake,
-            application if isinstance(application, str) else application.name,
-        )
+        self._lake = lake
+        self._name = application if isinstance(application, str) else application.name
         self._is_known = not isinstance(application, str)
         self._log = BatchLog(lake, self._name)
 
@@ -218,7 +216,8 @@ def _describe_change(
 ) -> CheckpointChange | None:
     """Return what a commit changed; None for one that only opened a batch."""
     ended = after.last is not None and after.last != before.last
-    old, new = before.offsets, after.offsets
+    old = before.offsets
+    new = after.offsets
     applied = _added(old.applied, new.applied)
     moved = {
         ssp: (before.checkpoint.get(ssp), after.checkpoint.get(ssp))
@@ -247,20 +246,30 @@ def _iter_replay_changes(
     # The commit that ends a replay closes or skips a batch of it; a cancelled replay is in no open
     # batch.
     read = set(before.open.replays.values()) if before.open is not None else set()
-    was, now = before.offsets.replays, after.offsets.replays
+    was = before.offsets.replays
+    now = after.offsets.replays
     for key, replay in sorted({**was, **now}.items()):
-        old, new = was.get(key), now.get(key)
+        old = was.get(key)
+        new = now.get(key)
         if old == new:
             continue
         what: Literal["began", "moved", "ended", "cancelled"]
         if old is None:
-            what, start, end = "began", replay.start, replay.next
+            what = "began"
+            start = replay.start
+            end = replay.next
         elif new is not None:
-            what, start, end = "moved", old.next, new.next
+            what = "moved"
+            start = old.next
+            end = new.next
         elif key in read:
-            what, start, end = "ended", old.next, old.until
+            what = "ended"
+            start = old.next
+            end = old.until
         else:
-            what, start, end = "cancelled", old.next, old.next
+            what = "cancelled"
+            start = old.next
+            end = old.next
         yield ReplayChange(
             replay.ssp, replay.position, replay.epoch, start, end, replay.until, what
         )

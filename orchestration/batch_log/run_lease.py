@@ -62,7 +62,8 @@ class Process(StoredDocument):
         """Return whether the process is proven to have ended; False if nothing can be proven
         from here.
         """
-        here, is_known = this_process(), bool(self.boot and self.namespace and self.started)
+        here = this_process()
+        is_known = bool(self.boot and self.namespace and self.started)
         if not is_known or (self.boot, self.namespace) != (here.boot, here.namespace):
             return False
         started = _read_start(self.pid)
@@ -250,11 +251,13 @@ class RunLease:
     """A context manager that holds the run lease of an application."""
 
     def __init__(self, lake: Lake, application: str, run: str, claim: Claim) -> None:
-        self._application, self._store = application, lake.store
+        self._application = application
+        self._store = lake.store
         self._key = f"{lake.application_prefix(application)}/run.json"
         self._asked_key = asked_key(lake, application)
         self._clock_key = f"{lake.application_prefix(application)}/clock"
-        self._claim, self._asked = claim, False
+        self._claim = claim
+        self._asked = False
         self._fence: Fence | None = None
         self._failures = 0
         self._holder = Holder(
@@ -293,7 +296,9 @@ class RunLease:
 
     def _begin(self) -> None:
         """Wait for the lease, take it and renew it from now on."""
-        began, pause, waits_for = time.monotonic(), 0.25, ""
+        began = time.monotonic()
+        pause = 0.25
+        waits_for = ""
         now = partial(read_store_clock, self._store, self._clock_key)
         while True:
             stored = read_lease(self._store, self._key)

@@ -126,17 +126,16 @@ def plan(
             proof = verify_plan(
                 Runtime(lake, systems, session_factory(spark), by="verify"), app, planned
             )
-        document, differs = {"plan": document, "spark": proof.to_json()}, bool(proof.differences)
+        document = {"plan": document, "spark": proof.to_json()}
+        differs = bool(proof.differences)
         text = f"{planned.render()}\n{proof.render()}\n"
     elif against is not None:
         older = _read_plan(against)
         # A stored plan contains the notes of its lake too; these are no difference between plans.
         older["notes"] = [note for note in older.get("notes", ()) if note not in lake_notes]
         lines = describe_differences(older, document)
-        document, differs = (
-            {"against": str(against), "differences": lines, "notes": lake_notes},
-            bool(lines),
-        )
+        document = {"against": str(against), "differences": lines, "notes": lake_notes}
+        differs = bool(lines)
         text = "".join(f"{line}\n" for line in lines) or f"The plan equals the one in {against}.\n"
         text += "".join(f"Note: {note}\n" for note in lake_notes)
         what = f"The comparison with {against}"
@@ -285,7 +284,8 @@ def run(
             "--follow is 0: expected a time.", "Give for example 30m.", setting="--follow"
         )
     app = load_application(reference)
-    systems, run = systems_for(app, lake=lake), f"cli-{uuid.uuid4().hex[:12]}"
+    systems = systems_for(app, lake=lake)
+    run = f"cli-{uuid.uuid4().hex[:12]}"
     partitioned = [dataset for dataset in app.datasets if is_advanced_by_partition(dataset)]
     with (
         reporting(app, lake, systems, run) as reporter,

@@ -61,7 +61,8 @@ def show_datasets(lake: Lake) -> None:
             rows.append([name, "unreadable", None, None, None, None])
             continue
         descriptions.append(item)
-        declaration, version = item["declaration"], item["version"] or {}
+        declaration = item["declaration"]
+        version = item["version"] or {}
         spread = declaration["partitions"] or "broadcast"
         count = "merged when read" if version.get("rows") is None else version["rows"]
         rows.append(
@@ -211,7 +212,8 @@ def list_entries(
             end=options.parse_leading_values(name, fields, end) if end else None,
         )
         entries = [entry for _, entry in islice(in_order, limit)]
-        read, columns = opened.version, list(opened.schema.names)
+        read = opened.version
+        columns = list(opened.schema.names)
     output.show_json({"dataset": name, "version": read, "entries": entries})
     output.show_table(
         f"{name} (version {read})",
@@ -564,7 +566,8 @@ def _show_change(
     store: StoredVersions, action: str, before: DatasetManifest, after: BoundedManifest
 ) -> None:
     changed = after != before
-    served, pin = after.version, after.pin
+    served = after.version
+    pin = after.pin
     version = after.change.version if after.change and changed else None
     others = sorted(set(store.log.read_all()[1]) - {store.name})
     note = describe_unserved_version(after) if version else ""

@@ -79,7 +79,9 @@ class Concern(Exception):
 
     def __init__(self, found: str, next_step: str, state: State = "warning") -> None:
         super().__init__(found)
-        self.found, self.next_step, self.state = found, next_step, state
+        self.found = found
+        self.next_step = next_step
+        self.state = state
 
 
 @click.command()
@@ -170,7 +172,8 @@ def check_packages() -> str:
     """
     from packaging.requirements import Requirement
 
-    needed, wrong = 0, []
+    needed = 0
+    wrong = []
     for requirement in map(Requirement, requires(_PACKAGE) or ()):
         is_extra = requirement.marker is not None and not requirement.marker.evaluate({"extra": ""})
         try:
@@ -215,7 +218,8 @@ def check_lake(url: str | None, opened: list[ObjectStore]) -> str:
         return f"there is none at {store.url} yet; the first write creates it"
     probe_conditional_writes(store)
     key = f"{PROBE_PREFIX}{uuid.uuid4().hex}"
-    began, now = time.perf_counter(), utc_now()
+    began = time.perf_counter()
+    now = utc_now()
     store.put(key, b"doctor")
     try:
         head = store.head(key)
@@ -293,7 +297,8 @@ def _spark_reads(spark: SparkSession, store: ObjectStore) -> str:
 
     if not lake_in(store).exists():
         return "the lake is not there yet"
-    folder, sink = f"{PROBE_PREFIX}{uuid.uuid4().hex}", pa.BufferOutputStream()
+    folder = f"{PROBE_PREFIX}{uuid.uuid4().hex}"
+    sink = pa.BufferOutputStream()
     pq.write_table(pa.table({"n": [1, 2, 3]}), sink)
     key = f"{folder}/rows.parquet"
     store.put(key, sink.getvalue().to_pybytes())
@@ -380,7 +385,8 @@ def check_time_zones(zones: Sequence[str], master: str | None) -> str:
         spark = session()
         for zone in zones:
             differing_spans(spark, zone)
-        java, python = java_database(spark), python_database(zones[0])
+        java = java_database(spark)
+        python = python_database(zones[0])
     return f"the rules of {', '.join(zones)} are the same by {java} and by Python's {python}"
 
 
@@ -414,7 +420,8 @@ def check_table(table: RemoteTable[Any, Any, Any]) -> str:
 
     Also that the store's settings keep what is written.
     """
-    conditions, notes = Conditions(table.newest_by, table.idempotent), list[str]()
+    conditions = Conditions(table.newest_by, table.idempotent)
+    notes = list[str]()
     functions = dict.fromkeys(filter(None, (table.read_function, table.write_function)))
 
     async def open_and_close() -> None:

@@ -195,7 +195,8 @@ def _no_lag_error(name: str, owner: str | None) -> ConfigurationError:
 def lag_facts(lake: Lake, manifest: UnboundedManifest) -> dict[str, Any]:
     """Return how far a table is behind its stream as JSON-able values."""
     system = split_stream_name(manifest.declaration.input)[0]
-    systems, now = {system: open_system(lake, system)}, lake.now()
+    systems = {system: open_system(lake, system)}
+    now = lake.now()
     lags = StreamPosition.of(systems, manifest).lags(now)
     return {
         "caught_up_at": manifest.confirmed_at,
@@ -322,7 +323,8 @@ def expire(
                 setting="--keep",
             )
         given["keep"] = None if keep == "all" else int(keep)
-    reports, errors = [], []
+    reports = []
+    errors = []
     for name in names or there:
         try:
             declared = StoredVersions(lake, name).require_manifest().declaration.discard

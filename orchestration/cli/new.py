@@ -17,7 +17,8 @@ from dagster_adjunct.orchestration.cli import options, output
 from dagster_adjunct.resources.errors import ConfigurationError, translate_file_errors
 
 _EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
-_MODULE, _TITLE = "new_project", "new-project"
+_MODULE = "new_project"
+_TITLE = "new-project"
 _COMPONENT = "defs/orders/defs.yaml"
 _IN_YAML = frozenset(
     {"on", "off", "yes", "no", "true", "false", "null"}
@@ -78,10 +79,8 @@ def create_project(name: str, *, in_yaml: bool = False) -> Path:
     with translate_file_errors(folder, "the new project"):
         exists = folder.exists()
     if exists:
-        problem, step = (
-            f"{folder} exists already, and nothing in it is changed.",
-            "Use another name, or remove it.",
-        )
+        problem = f"{folder} exists already, and nothing in it is changed."
+        step = "Use another name, or remove it."
         raise ConfigurationError(problem, step, argument="name")
     if importlib.util.find_spec(module) is not None:
         problem = (

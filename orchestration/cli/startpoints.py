@@ -370,7 +370,8 @@ def set_startpoint(
     It applies once. With an --until… option the run replays that part in addition, and the
     checkpoint does not move.
     """
-    start, until = _pop_position(options, ""), _pop_position(options, "until_")
+    start = _pop_position(options, "")
+    until = _pop_position(options, "until_")
     if start is None:
         problem = "no position is given: where should reading start?"
         step = "Give one of --oldest, --upcoming, --timestamp T, --offset N."

@@ -343,10 +343,8 @@ def check_export_target(target: Path, records_per_file: int | None) -> None:
         step = "Use a name that does, or give --records-per-file for a folder of files."
         raise ConfigurationError(f"--to {target} does not end in .parquet.", step, setting="--to")
     with _file_errors(target):
-        exists, has_folder = (
-            target.exists() or target.is_symlink(),
-            target.absolute().parent.is_dir(),
-        )
+        exists = target.exists() or target.is_symlink()
+        has_folder = target.absolute().parent.is_dir()
     if exists:
         raise _exists(target)
     if not has_folder:
@@ -374,14 +372,13 @@ def _write_files(
                         writer = opened.enter_context(
                             pq.ParquetWriter(next(paths), part.schema, compression="zstd")
                         )
-                        files, room = files + 1, limit or 0
+                        files = files + 1
+                        room = limit or 0
                     now = left if limit is None else left.slice(0, room)
                     writer.write_table(now, row_group_size=_GROUP)
-                left, rows, room = (
-                    left.slice(now.num_rows),
-                    rows + now.num_rows,
-                    room - now.num_rows,
-                )
+                left = left.slice(now.num_rows)
+                rows = rows + now.num_rows
+                room = room - now.num_rows
         with _file_errors(target):
             opened.close()
     return rows, files

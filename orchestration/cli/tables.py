@@ -152,7 +152,8 @@ class _Entries:
         """Open the table. With --json, the error of a failed conditional write lists the keys
         that failed.
         """
-        key, value = serializer_named(self.key_type), serializer_named(self.value_type)
+        key = serializer_named(self.key_type)
+        value = serializer_named(self.value_type)
         table = KeyValueTableManager(self.lake).open(
             *_split_table_name(self.table), key=key, value=value
         )
@@ -234,7 +235,8 @@ def _backend_from_options(lake: Lake, given: dict[str, Any]) -> SegmentBackend |
     settings = {name: given[name] for name in _DETAILS if given[name] is not None}
     for name in settings:
         if _DETAILS[name] not in chosen:
-            option, needed = f"--{name.replace('_', '-')}", f"--{_DETAILS[name]}"
+            option = f"--{name.replace('_', '-')}"
+            needed = f"--{_DETAILS[name]}"
             raise ConfigurationError(f"{option} needs {needed}.", f"Add {needed}.", setting=option)
     if not chosen:
         return None
@@ -339,7 +341,8 @@ def put_entry(
             "Give only one of them.",
             setting="--if-absent",
         )
-    name, content = entries.parse_key(key), _parse_value(entries.value_type, value, "value")
+    name = entries.parse_key(key)
+    content = _parse_value(entries.value_type, value, "value")
     with entries.open() as writing:
         if version is not None:
             written = writing.replace(name, content, _parse_version(version), family=entries.family)
@@ -413,8 +416,11 @@ def iterate_entries(
     Only the last page is shorter than --page-size. Continued after it, the command prints no
     entries, and with --json the state null.
     """
-    family, is_json = entries.family, entries.key_type == "json"
-    prefix, start, end = given["prefix"], given["start"], given["end"]
+    family = entries.family
+    is_json = entries.key_type == "json"
+    prefix = given["prefix"]
+    start = given["start"]
+    end = given["end"]
     within: dict[str, Any] = {
         "prefix": (
             prefix.encode()
@@ -430,7 +436,8 @@ def iterate_entries(
         raise ConfigurationError(problem, "Add --family.", setting=bounds[0])
     behind = None if state is None else _parse_state(state)
     found: list[dict[str, Any]] = []
-    at, ended = None, False
+    at = None
+    ended = False
     with entries.open() as reading:
 
         def pages(most: int) -> Iterator[IteratorPage[Any]]:
@@ -586,7 +593,8 @@ def list_tables(lake: Lake, scope: str, after: str | None, limit: int | None) ->
 @lake_options()
 def show_key_value_table(lake: Lake, table: str) -> None:
     """Show a table's configuration and state, and where its partitions are stored."""
-    manager, names = KeyValueTableManager(lake), _split_table_name(table)
+    manager = KeyValueTableManager(lake)
+    names = _split_table_name(table)
     facts = _facts(manager.describe(*names))
     segments = [asdict(segment) for segment in manager.segments(*names)]
     output.show_json({**facts, "segments": segments})
@@ -607,7 +615,8 @@ def update(lake: Lake, table: str, longest_key: int | None, longest_value: int |
 
     Tables that are open keep the limits that they were opened with.
     """
-    manager, names = KeyValueTableManager(lake), _split_table_name(table)
+    manager = KeyValueTableManager(lake)
+    names = _split_table_name(table)
     partitions = manager.get_configuration(*names).partitions
     updated = manager.update(
         *names, KeyValueTableConfiguration(partitions, longest_key, longest_value)
@@ -641,7 +650,8 @@ def seal(lake: Lake, table: str, yes: bool) -> None:
 @lake_options()
 def delete(lake: Lake, table: str, unregister: bool, yes: bool) -> None:
     """Delete a table and all its entries permanently."""
-    manager, names = KeyValueTableManager(lake), _split_table_name(table)
+    manager = KeyValueTableManager(lake)
+    names = _split_table_name(table)
     if not yes:
         what = "the lake's entry for key-value table" if unregister else "key-value table"
         click.confirm(f"Delete {what} {table} permanently?", abort=True, err=True)

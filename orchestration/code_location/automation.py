@@ -211,7 +211,9 @@ class _Asking(dg.AutomationCondition[Any]):
     """
 
     def __init__(self, kind: str, launcher: Launcher, resource: LakeResource) -> None:
-        self._kind, self._launcher, self._resource = kind, launcher, resource
+        self._kind = kind
+        self._launcher = launcher
+        self._resource = resource
 
     @property
     def name(self) -> str:
@@ -234,13 +236,15 @@ class _Asking(dg.AutomationCondition[Any]):
         if isinstance(answer.decision, Skip):
             return dg.AutomationResult(context, context.get_empty_subset(), cursor=answer.cursor)
         answer.keys.add(context.root_context.key)
-        wanted, partition = context.candidate_subset, answer.decision.partition_key
+        wanted = context.candidate_subset
+        partition = answer.decision.partition_key
         if partition is not None:
             wanted = wanted.compute_intersection_with_partition_keys({partition})
         return dg.AutomationResult(context, wanted, cursor=answer.cursor)
 
     def _ask(self, context: AutomationContext[Any]) -> Answer:
-        current, launcher = _CURRENT.get(), self._launcher
+        current = _CURRENT.get()
+        launcher = self._launcher
         tick = Tick(
             context.asset_graph_view.instance,
             context.log if current is None else current.log,
@@ -335,7 +339,8 @@ def complete_requests(
         }
         rest -= set().union(*runs.values())
         for job, found in launches.items():
-            keys, stays = runs[job], any(decision.run_config for _, decision in found)
+            keys = runs[job]
+            stays = any(decision.run_config for _, decision in found)
             while not stays and (more := {key for key in rest if keys.intersection(parents(key))}):
                 keys |= steps.whole(more)
                 rest -= keys
@@ -361,7 +366,8 @@ def _launches(request: dg.RunRequest, answers: Sequence[Answer]) -> dict[str, li
     """
     launches: dict[str, list[_Launch]] = {}
     for answer in answers:
-        launcher, decision = answer.launcher, answer.decision
+        launcher = answer.launcher
+        decision = answer.decision
         if isinstance(decision, Skip) or decision.partition_key != request.partition_key:
             continue
         if answer.keys.intersection(request.asset_selection or ()):
@@ -413,7 +419,8 @@ class AutomationSensor(dg.AutomationConditionSensorDefinition):
         interval: int,
         metadata: Any = None,
     ) -> None:
-        self._steps, self._keys = steps, keys
+        self._steps = steps
+        self._keys = keys
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", dg.BetaWarning)  # of use_user_code_server
             super().__init__(
@@ -471,7 +478,8 @@ class AutomationSensor(dg.AutomationConditionSensorDefinition):
         """Return the requests after `complete_requests`, with the job and checks that Dagster
         adds to each.
         """
-        tick, repository = _CURRENT.get(), context.repository_def
+        tick = _CURRENT.get()
+        repository = context.repository_def
         if tick is not None and repository is not None:
             graph = repository.asset_graph
             run_requests = complete_requests(

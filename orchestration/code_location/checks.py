@@ -131,7 +131,9 @@ def report_unfinished_bootstrap(run: OpRun, datasets: Mapping[str, dg.AssetKey])
 
 
 def _log_unfinished_bootstrap(run: OpRun, dataset: str, key: dg.AssetKey, error: Exception) -> None:
-    table, progress, unknown_progress = None, None, ""
+    table = None
+    progress = None
+    unknown_progress = ""
     try:
         manifest = StoredVersions(run.lake, dataset).manifest()
         table = None if manifest is None else as_unbounded(manifest)
@@ -234,11 +236,14 @@ def join_check_results(
 ) -> Iterator[dg.AssetCheckResult]:
     """Yield the result of each selected check whose join processed records in this run."""
     for operator, check in checks.items():
-        counted, match = counters.get(operator, {}), app.operator(operator).spec.match
-        rows, unmatched = counted.get("rows", 0), counted.get("unmatched", 0)
+        counted = counters.get(operator, {})
+        match = app.operator(operator).spec.match
+        rows = counted.get("rows", 0)
+        unmatched = counted.get("unmatched", 0)
         if not rows or check.key not in context.selected_asset_check_keys or match is None:
             continue
-        rate, least = (rows - unmatched) / rows, match.min_rate
+        rate = (rows - unmatched) / rows
+        least = match.min_rate
         by_time = {name: counted[name] for name in _BY_TIME if name in counted}
         demanded = "" if least is None else f"; at least {least:.1%} is required"
         demanded += "".join(
@@ -398,7 +403,8 @@ def report_validator_errors(
     try:
         yield
     except ValidatorError as error:
-        key, name = keys.get(error.dataset or ""), error.validator or ""
+        key = keys.get(error.dataset or "")
+        name = error.validator or ""
         if key is not None and name in selected_checks(context, key):
             log_failed_check(context, key, name, str(error))
         raise

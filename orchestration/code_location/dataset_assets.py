@@ -258,7 +258,8 @@ def _dataset_events(
     With a freshness policy, each run that checks the stream is a materialization, even without
     changes: Dagster measures freshness by materializations only.
     """
-    context, facts = run.context, report_metadata(run, member, report, manifest)
+    context = run.context
+    facts = report_metadata(run, member, report, manifest)
     if manifest is not None and (table := as_follower(manifest)) is not None:
         facts |= metadata.lag_metadata(StreamPosition.of(run.systems, table).lags(run.lake.now()))
     if report.version is None:
@@ -285,7 +286,8 @@ def report_metadata(
     if manifest is None:
         return facts
     facts |= metadata.version_metadata(manifest)
-    dataset, version = member.dataset, manifest.version
+    dataset = member.dataset
+    version = manifest.version
     if version is None:
         return facts
     records = None
@@ -349,7 +351,8 @@ def report_served_version(
     Otherwise log an observation if `always`, else nothing. A partitioned dataset never gets a
     materialization here: its partitions stay the same when another version is served.
     """
-    facts, served = metadata.served_metadata(manifest, dataset_uri(lake, dataset)), manifest.version
+    facts = metadata.served_metadata(manifest, dataset_uri(lake, dataset))
+    served = manifest.version
     if (
         served is not None
         and dataset.versions is None
@@ -495,7 +498,8 @@ class _PartitionBuild:
     def run(self, wanted: list[str]) -> PartitionResults:
         from dagster_adjunct.orchestration.planner.planner import open_dataset_systems
 
-        context, dataset = self.op.context, self.member.dataset
+        context = self.op.context
+        dataset = self.member.dataset
         observe_streams(self.op, self.member.streams)
         asked: list[str | None] = [None] if dataset.stream else [*wanted]
         done = self.done
@@ -550,7 +554,8 @@ class _PartitionBuild:
 
         A backfill's page lists its runs with their tags.
         """
-        context, dataset = self.op.context, self.member.dataset.name
+        context = self.op.context
+        dataset = self.member.dataset.name
         for name, why in missing.items():
             text = f"Partition {name} of {dataset} is not materialized: {why.rstrip('.')}."
             context.log.warning(text)

@@ -376,7 +376,9 @@ class AssetGraph:
 
     def __init__(self, names: AdjunctTranslator, preview_rows: int, link_code: bool) -> None:
         self._nodes: dict[dg.AssetKey, LineageNode] = {}
-        self._names, self._preview_rows, self._link_code = names, preview_rows, link_code
+        self._names = names
+        self._preview_rows = preview_rows
+        self._link_code = link_code
         self.datasets: dict[str, DatasetAsset] = {}
         self._declared_by: dict[str, list[Application]] = {}
         self.writers: dict[dg.AssetKey, str] = {}
@@ -554,7 +556,8 @@ class AssetGraph:
         An external asset has no owners or condition of the application, because Definitions.merge
         accepts several assets of one key only if they are equal.
         """
-        names, subject = self._names, asset_subject(app, node)
+        names = self._names
+        subject = asset_subject(app, node)
         metadata = NODE_KINDS[node.kind].declared(app, node.name)
         if external:
             subject = replace(subject, owners=(), external=True, automation_condition=None)

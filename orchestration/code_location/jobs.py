@@ -221,7 +221,8 @@ def iceberg_job(
         def publish_one(
             lake: Lake, member: DatasetAsset
         ) -> tuple[str, Mapping[str, Any], bool] | None:
-            dataset, table = member.dataset.name, tables[member.dataset.name]
+            dataset = member.dataset.name
+            table = tables[member.dataset.name]
             try:
                 snapshot = publish_to_iceberg(
                     lake, dataset, table, spark=adjunct_spark.starter, by=context.run.run_id
@@ -515,11 +516,9 @@ def version_job(application: str, members: Sequence[DatasetAsset]) -> dg.JobDefi
 def _apply_action(
     store: StoredVersions, config: VersionActionConfig, *, by: str
 ) -> BoundedManifest:
-    action, version, why = (
-        config.action,
-        config.version or None,
-        {"reason": config.reason, "by": by},
-    )
+    action = config.action
+    version = config.version or None
+    why = {"reason": config.reason, "by": by}
     if action is VersionAction.unpin:
         return store.unpin(**why)
     if action is VersionAction.rollback:

@@ -160,7 +160,8 @@ def served_metadata(manifest: DatasetManifest, uri: str) -> dict[str, Any]:
     """Return the metadata of the version that a dataset serves, without the report of an
     advance.
     """
-    version, change = manifest.version, manifest.change
+    version = manifest.version
+    change = manifest.change
     facts = {
         "adjunct/version": version.id if version else "none",
         "dagster/uri": uri,
@@ -185,7 +186,8 @@ def stream_metadata(
     except errors.StreamNotFoundError:
         return None
     ssps = system.partitions(stream)
-    oldest, upcoming = system.oldest(ssps), system.upcoming(ssps)
+    oldest = system.oldest(ssps)
+    upcoming = system.upcoming(ssps)
     whole = {ssp: OffsetRange(oldest[ssp], upcoming[ssp]) for ssp in ssps}
     return _known(
         {
@@ -241,7 +243,8 @@ def table_metadata(
 ) -> dict[str, Any]:
     """Return the declared key, location and columns of a remote table."""
     declared = _describe_table(table)
-    columns, name = declared.get("columns"), declared.get("table")
+    columns = declared.get("columns")
+    name = declared.get("table")
     return _known(
         {
             "adjunct/key": dg.MetadataValue.json(list(table.key)),
@@ -269,7 +272,9 @@ def step_metadata(report: StepReport) -> dict[str, Any]:
 
     Also the largest lag of an input's watermark in seconds, and the sizes of state.
     """
-    state, offsets, json = report.state, report.state.offsets, dg.MetadataValue.json
+    state = report.state
+    offsets = report.state.offsets
+    json = dg.MetadataValue.json
     joins = {name: counts for name, counts in report.counters.items() if "unmatched" in counts}
     plotted = ("unmatched", "before_history", "null_times")
     lags = [times.lag.total_seconds() for times in report.watermarks if times.lag is not None]
@@ -425,7 +430,8 @@ def plan_metadata(planned: ExecutionPlan) -> dict[str, Any]:
     """Return a run's plan as text, because Dagster's UI does not draw Mermaid, and as a document
     for `from_json`.
     """
-    text, document = planned.render(), planned.to_json()
+    text = planned.render()
+    document = planned.to_json()
     fence = "`" * max([3, *(len(run) + 1 for run in re.findall("`+", text))])
     shown = text if len(text) <= MAX_PLAN_LENGTH else f"{text[:MAX_PLAN_LENGTH]}\n…\n"
     metadata: dict[str, Any] = {"adjunct/plan": dg.MetadataValue.md(f"{fence}text\n{shown}{fence}")}
@@ -463,7 +469,8 @@ def stream_preview(
     if not rows or not isinstance(system, LakeStreams):
         return {}
     ssps = system.partitions(stream)
-    oldest, upcoming = system.oldest(ssps), system.upcoming(ssps)
+    oldest = system.oldest(ssps)
+    upcoming = system.upcoming(ssps)
     for ssp in ssps:
         if (held := int(upcoming[ssp]) - int(oldest[ssp])) > 0:
             start = str(int(upcoming[ssp]) - min(rows, held))
@@ -554,7 +561,8 @@ def dataset_columns(
         )
     if not isinstance(dataset.extractor, Projection) or records is None:
         return {}
-    taken, computed = identity_sources(source, records), dict(dataset.extractor.select)
+    taken = identity_sources(source, records)
+    computed = dict(dataset.extractor.select)
     return {name: sources_from_sql(computed.get(name, f"`{name}`"), taken) for name in stored}
 
 

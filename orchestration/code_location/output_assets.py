@@ -147,7 +147,8 @@ class ApplicationAssets:
             )
             yield from dataset_assets.missing_check_outputs(context)
             return
-        version, description = _data_version(self.app, report), _describe_batches(self.app, report)
+        version = _data_version(self.app, report)
+        description = _describe_batches(self.app, report)
         for node, spec in self.outputs.items():
             facts = dict(described[node])
             yield from dataset_assets.report_version(
@@ -284,7 +285,10 @@ class StepWork:
     def __call__(self, host: Host) -> "tuple[StepReport, ExecutionPlan]":
         from dagster_adjunct.orchestration.step.run import run_batches
 
-        runtime, tell, app, lasts = host.runtime, host.tell, self.app, self.lasts
+        runtime = host.runtime
+        tell = host.tell
+        app = self.app
+        lasts = self.lasts
         warn = partial(tell, "warning")
         claim = Claim(
             wait=self.wait,
@@ -350,7 +354,9 @@ class Bundled(Generic[T]):
         clock: Callable[[], float] = time.monotonic,
         every: float = 60.0,
     ) -> None:
-        self._report, self._clock, self._every = report, clock, every
+        self._report = report
+        self._clock = clock
+        self._every = every
         self._due = clock() + every
         self._waiting: T | None = None
 
@@ -412,7 +418,8 @@ def log_skipped_datasets(run: checks.OpRun, app: Application) -> dict[str, str]:
     """
     from dagster_adjunct.orchestration.step.progress import NextVersion, find_delivered_version
 
-    log, waiting = run.context.log, {}
+    log = run.context.log
+    waiting = {}
     for dataset in (declared for declared in app.datasets if declared.versions is not None):
         on_demand = is_advanced_by_partition(dataset)
         found = (
@@ -420,7 +427,8 @@ def log_skipped_datasets(run: checks.OpRun, app: Application) -> dict[str, str]:
             if on_demand
             else find_delivered_version(run.lake, run.systems, dataset)
         )
-        version, note = found.version, describe_partitions(dataset)
+        version = found.version
+        note = describe_partitions(dataset)
         if version is not None:
             log.warning(
                 f"Version {version} of {dataset.name} is delivered, but this run does not build it."

@@ -237,7 +237,8 @@ class SparkResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         """Stop the session if this resource has started it. The next use of `spark_session`
         starts another.
         """
-        session, self._session = self._session, None
+        session = self._session
+        self._session = None
         if session is not None and self._ours:
             stop_session(session)
 
@@ -247,7 +248,8 @@ LOADER = "adjunct_loader"
 
 
 def _pandas(table: pa.Table) -> Any:
-    whole, frame = _engine("pandas").Int64Dtype(), table.to_pandas()
+    whole = _engine("pandas").Int64Dtype()
+    frame = table.to_pandas()
     for name in table.column_names:
         column = table.column(name)
         if column.null_count and column.type == pa.int64():  # floats are inexact beyond 2**53
@@ -323,7 +325,8 @@ class AdjunctLoader(dg.ConfigurableIOManager):
         by_partition = get_origin(wanted) is dict
         kind = _kind(context.name, get_args(wanted)[1] if by_partition else wanted)
         lake = open_lake(self.lake)
-        stream, dataset = facts.get(STREAM), facts.get(DATASET, "")
+        stream = facts.get(STREAM)
+        dataset = facts.get(DATASET, "")
         if stream is None and not dataset:
             problem = (
                 f"input {context.name!r} is neither a dataset nor a stream of the definitions of"
@@ -371,7 +374,8 @@ class AdjunctLoader(dg.ConfigurableIOManager):
         view = stream_view(lake, stream)  # raises an error for a stream outside the lake
         names = list(view.schema.names)
         if kind == _SPARK:
-            streams, name = LakeStreams(lake), split_stream_name(stream)[1]
+            streams = LakeStreams(lake)
+            name = split_stream_name(stream)[1]
             records = streams.read(self.spark.spark_session, streams.all_ranges(name))
             return records.filter(f"not {TOMBSTONE}").select(*map(quote_name, names))
         return _FORMS[kind](

@@ -124,13 +124,11 @@ class RunlessReporter:
         systems: Mapping[str, StreamSystem],
         by: str,
     ) -> None:
-        self._instance, self._app, self._lake, self._systems, self._by = (
-            instance,
-            app,
-            lake,
-            systems,
-            by,
-        )
+        self._instance = instance
+        self._app = app
+        self._lake = lake
+        self._systems = systems
+        self._by = by
         self._advanced: list[tuple[AdvanceReport, str | None]] = []
         self._batches: Bundled[StepReport] = Bundled(
             self._report_batches, time.monotonic, _REPORT_SECONDS

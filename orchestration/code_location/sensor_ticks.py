@@ -94,7 +94,8 @@ class Deadline:
 
     def passed(self) -> bool:
         """Whether to stop before the next piece of work."""
-        begun, self.begun = self.begun, True
+        begun = self.begun
+        self.begun = True
         return begun and self.clock() >= self.at
 
 
@@ -147,7 +148,8 @@ def scan_ages(
     return Backlog(scan)
 
 
-FIRST_WAIT, LONGEST_WAIT = 60.0, 3600.0
+FIRST_WAIT = 60.0
+LONGEST_WAIT = 3600.0
 
 
 class LastRequest(StoredDocument):
@@ -315,7 +317,8 @@ class Tick:
 
     def waits_for_pool(self, runs: Sequence[dg.DagsterRun]) -> bool:
         """Whether another run is queued that needs a pool of one of these runs."""
-        held, ids = {pool for run in runs for pool in _pools_of(run)}, {run.run_id for run in runs}
+        held = {pool for run in runs for pool in _pools_of(run)}
+        ids = {run.run_id for run in runs}
         queued = [run for run in self.unfinished_runs if run.status is dg.DagsterRunStatus.QUEUED]
         return any(not held.isdisjoint(_pools_of(run)) for run in queued if run.run_id not in ids)
 

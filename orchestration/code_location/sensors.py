@@ -55,7 +55,8 @@ if TYPE_CHECKING:
 
 # The tag of a run has another value if the code location has been loaded again since it was
 # launched.
-_LOADED_TAG, _LOADED = "adjunct/loaded", uuid4().hex
+_LOADED_TAG = "adjunct/loaded"
+_LOADED = uuid4().hex
 
 
 @validated
@@ -332,13 +333,16 @@ def decide_restart(
         return Skip("No run to restart.")
     if not failed:
         last = records[0].dagster_run
-        what, why = f"The newest run, {last.run_id[:8]},", f"ended as {last.status.value.lower()}"
+        what = f"The newest run, {last.run_id[:8]},"
+        why = f"ended as {last.status.value.lower()}"
         if last.status is dg.DagsterRunStatus.FAILURE:
-            what, why = f"Run {last.run_id[:8]} failed, and", "a batch was committed since it began"
+            what = f"Run {last.run_id[:8]} failed, and"
+            why = "a batch was committed since it began"
         elif last.status in NOT_FINISHED_STATUSES:
             why = "is in progress"
         return Skip(f"{what} {why}: nothing to restart.")
-    newest, first = failed[0].dagster_run.run_id, failed[-1].dagster_run.run_id
+    newest = failed[0].dagster_run.run_id
+    first = failed[-1].dagster_run.run_id
     what = f"Run {newest[:8]} failed"
     if permanent:
         return Skip(f"{what} permanently: {permanent}")
@@ -473,7 +477,8 @@ def _application_runs(
         wanted = dg.RunsFilter(
             job_name=name, updated_after=since, created_after=max(over, default=None)
         )
-        own, page = list[dg.RunRecord](), list[dg.RunRecord]()
+        own = list[dg.RunRecord]()
+        page = list[dg.RunRecord]()
         while len(own) <= MAX_RESTARTS + 1:
             after = page[-1].dagster_run.run_id if page else None
             page = list(tick.instance.get_run_records(wanted, limit=_PAGE, cursor=after))
@@ -611,7 +616,8 @@ def new_versions_launcher(member: DatasetAsset, job: LaunchedJob) -> Launcher:
     Dynamic partitions are created for new names. Versions that are no partitions are reported once,
     and left out. If a run does not build the version, the next one is requested with back-off.
     """
-    dataset, partitions = member.dataset, member.dataset.versions
+    dataset = member.dataset
+    partitions = member.dataset.versions
     assert partitions is not None
 
     def evaluate(tick: Tick) -> dg.RunRequest | Skip:
@@ -680,7 +686,9 @@ def delivered_launchers(
     for_records = f"{to_dagster_name(application)}_new_records"
 
     def evaluate(tick: Tick, mine: str) -> dg.RunRequest | Skip:
-        lake, unit, seen = tick.lake, by_name[mine], tick.cursor.seen
+        lake = tick.lake
+        unit = by_name[mine]
+        seen = tick.cursor.seen
         version, awaited = _next_delivered(lake, unit)
         if version is None:
             return Skip(f"No new version; {awaited}.")
@@ -729,7 +737,8 @@ def stale_launcher(member: DatasetAsset, window: timedelta, job: LaunchedJob) ->
     was never materialized. Dagster may say so for a while after a run has checked it, so the time
     of the last check decides.
     """
-    dataset, keys = member.dataset.name, {member.key}
+    dataset = member.dataset.name
+    keys = {member.key}
 
     def evaluate(tick: Tick) -> dg.RunRequest | Skip:
         known = tick.instance.get_latest_materialization_event(member.key)

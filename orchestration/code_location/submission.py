@@ -96,8 +96,10 @@ STOP_SECONDS = 60.0
 SECRET_REFERENCE = (  # then a name in AWS Secrets Manager, where EMR Serverless reads the secret
     "EMR.secret@"
 )
-_RESULT, _ERROR = "result", "error"
-_ORDER, _OP = "order", "op"
+_RESULT = "result"
+_ERROR = "error"
+_ORDER = "order"
+_OP = "op"
 _POLL_SECONDS = 0.5
 _TTL = timedelta(minutes=1)
 _log = logging.getLogger("adjunct.spark")
@@ -115,10 +117,15 @@ class Exchange(PipesMessageWriterChannel):
         ttl: float | None = None,
         versions: Mapping[str, str] | None = None,
     ) -> None:
-        self.store, self._prefix, self._versions = store, prefix, versions or _versions()
+        self.store = store
+        self._prefix = prefix
+        self._versions = versions or _versions()
         self._ttl = ttl or _TTL.total_seconds()
-        self._lock, self._told, self._is_removed = Lock(), 0, False
-        self._beat, self._beat_at = "", time.monotonic()
+        self._lock = Lock()
+        self._told = 0
+        self._is_removed = False
+        self._beat = ""
+        self._beat_at = time.monotonic()
 
     @classmethod
     def from_params(cls, params: PipesParams) -> Exchange:
@@ -213,7 +220,8 @@ class Exchange(PipesMessageWriterChannel):
             if found is None:
                 return False
             if found.etag != self._beat:
-                self._beat, self._beat_at = found.etag, time.monotonic()
+                self._beat = found.etag
+                self._beat_at = time.monotonic()
         return time.monotonic() - self._beat_at < self._ttl
 
     def remove(self) -> None:
@@ -267,7 +275,9 @@ class Inbox(dg.PipesMessageReader):
         *,
         with_output: bool,
     ) -> None:
-        self._exchange, self._handlers, self._with_output = exchange, handlers, with_output
+        self._exchange = exchange
+        self._handlers = handlers
+        self._with_output = with_output
         self._error: Exception | None = None
         self.is_open = False
         self.results: list[Any] = []

@@ -68,7 +68,8 @@ def find_stream_readers(lake: Lake, name: str) -> Readers:
     """Return the readers of a stream of the lake; also what holds its files, and open batches
     that write to it.
     """
-    qualified, streams = f"lake.{name}", LakeStreams(lake)
+    qualified = f"lake.{name}"
+    streams = LakeStreams(lake)
     commit = streams.log(name).current()
     exists = commit is not None and not is_deletion_commit(commit)
     producers = tuple(streams.state(name)[1].producers) if exists else ()
@@ -233,7 +234,8 @@ def delete_dataset(
             discard.check_deletable(name, commit)
         return commit
 
-    readers, objects = partial(find_dataset_readers, lake, name), partial(list_log_objects, log)
+    readers = partial(find_dataset_readers, lake, name)
+    objects = partial(list_log_objects, log)
     delete = partial(discard.delete_dataset_objects, lake, name, reason=reason, by=by)
     return _delete(
         lake,

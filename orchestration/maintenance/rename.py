@@ -70,7 +70,8 @@ def rename_application(
     after a crash. Raises ConfigurationError if the old name has never run, if the new name has, and
     while a batch is open; ApplicationBusyError while a run is alive.
     """
-    log, new_log = BatchLog(lake, old), BatchLog(lake, new)
+    log = BatchLog(lake, old)
+    new_log = BatchLog(lake, new)
     lake.application_prefix(new)
     require_reason(reason, f"application {old!r}", "renamed", application=old)
     if old == new:
@@ -140,7 +141,8 @@ def _check_logs(log: BatchLog, new_log: BatchLog, old: str, new: str) -> LoggedS
     Raises ConfigurationError if the application has another new name, has an open batch, or if the
     new name has run.
     """
-    logged, existing = log.read(), new_log.read()
+    logged = log.read()
+    existing = new_log.read()
     if logged.state.renamed_to == new:
         return logged
     if logged.state.renamed_to is not None:

@@ -91,7 +91,8 @@ def repartition_stream(
     streams = LakeStreams(lake)
     require_reason(reason, f"stream {name!r}", "repartitioned", stream=f"lake.{name}")
     _, seen = streams.state(name)
-    rows, before = sum(entry.rows for entry in seen.entries()), seen.declaration.partitions
+    rows = sum(entry.rows for entry in seen.entries())
+    before = seen.declaration.partitions
     if dry_run:
         plan_repartitioning(streams, name, seen, partitions)
         carried, datasets, readers = _inspect_readers(lake, name, seen)

@@ -82,7 +82,8 @@ def plan_repartitioning(app: Application, catalog: Catalog, needs: Requirements)
             )
         together = []
         for number, needed in requirements:
-            flow, why = arriving[number], wrong[number]
+            flow = arriving[number]
+            why = wrong[number]
             if not why:
                 why = equal.describe_difference(flow.stream, target)
             if why:
@@ -178,7 +179,9 @@ def find_conflicts(draft: Draft) -> tuple[Conflict, ...]:
 
     Several joins with one dataset have one conflict.
     """
-    needs, groups, counts = draft.needs, draft.groups, draft.counts
+    needs = draft.needs
+    groups = draft.groups
+    counts = draft.counts
     place = {node: number for number, node in enumerate(draft.streams)}
     feeds: dict[str, str] = {}
     reading: dict[str, list[str]] = defaultdict(
@@ -300,7 +303,8 @@ class FixFinder:
 
     def __init__(self, draft: Draft) -> None:
         self._draft = draft
-        app, conflicts = draft.app, draft.counts.conflicts
+        app = draft.app
+        conflicts = draft.counts.conflicts
         self._tried = set(
             conflicts[: min(_MAX_TRIED, max(1, _MAX_TRIED_OPERATORS // len(app.operators)))]
         )
@@ -340,7 +344,8 @@ class FixFinder:
             return True
         inserted = {(item.operator, item.input): item for item in fix.moved}
         changed = (*map(dataset_node, fix.datasets), *fix.given, *(item.node for item in fix.moved))
-        draft, flows = self._draft, self._draft.flows
+        draft = self._draft
+        flows = self._draft.flows
         if inserted:
             flows = trace_flows(draft.app, draft.catalog, apply_insertions(inserted), earlier=flows)
         groups = find_join_groups(draft.app, draft.needs, flows)
@@ -357,11 +362,13 @@ class FixFinder:
         With `at_sources`, an inferred count is changed at the join from which it comes, else before
         this operator.
         """
-        draft, counts = self._draft, self._draft.counts
+        draft = self._draft
+        counts = self._draft.counts
         moved: list[InsertedExchange] = []
         datasets: dict[str, int | None] = {}
         given: dict[str, None] = {}
-        places, seen = [at], {at}
+        places = [at]
+        seen = {at}
         for place in places:  # which grows
             arriving = draft.flows.arriving[place]
             requirements = draft.needs.get(place, (None,) * len(arriving))
@@ -436,8 +443,11 @@ def check_co_partitioning(draft: Draft) -> None:
     It is a PartitionCountMismatchError if partition counts differ. Partitioning columns and hash
     must be equal, too.
     """
-    app, counts, streams = draft.app, draft.counts, draft.streams
-    differing, elsewhere = find_conflicts(draft), _find_mispartitioned(draft)
+    app = draft.app
+    counts = draft.counts
+    streams = draft.streams
+    differing = find_conflicts(draft)
+    elsewhere = _find_mispartitioned(draft)
     if not differing and not elsewhere:
         return
     problems = [
@@ -460,7 +470,8 @@ def check_co_partitioning(draft: Draft) -> None:
     left = [conflict.join for conflict in differing[_MAX_LISTED:]] + [
         where for where, _, _ in elsewhere[_MAX_LISTED:]
     ]
-    line, problem = format_place(app.operator(operator).declared_at), problems[0][1]
+    line = format_place(app.operator(operator).declared_at)
+    problem = problems[0][1]
     if len(problems) > 1:
         lines = [
             f"{format_place(app.operator(where).declared_at) or app.name}: {problem}"
@@ -543,7 +554,9 @@ def _find_mispartitioned(draft: Draft) -> list[tuple[str, str, str]]:
     """Return (operator, problem, next step) for each input that is not partitioned by the
     required columns and hash.
     """
-    app, flows, streams = draft.app, draft.flows, draft.streams
+    app = draft.app
+    flows = draft.flows
+    streams = draft.streams
     found = []
     for operator, requirements in draft.needs.items():
         for number, (needed, flow) in enumerate(

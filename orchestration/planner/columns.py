@@ -339,7 +339,8 @@ def derive_columns(
     unproven: list[str] = []
 
     def derive(operator: Operator) -> None:
-        spec, context = operator.spec, PlanContext(operator.id, app, catalog)
+        spec = operator.spec
+        context = PlanContext(operator.id, app, catalog)
         for text in spec.sql:
             check_single_record(operator.id, text)
         arriving = [after[source] for source in operator.inputs]
@@ -421,7 +422,8 @@ def _note_declared_types(
     shown = abbreviate([f"{pair.column!r} (to be {pair.other_type})" for pair in unknown])
     verb = "the type of {} is" if len(unknown) == 1 else "the types of {} are"
     what = verb.format(f"{shown}, as {unknown[0].other} declares,")
-    column, kind = unknown[0].column, unknown[0].other_type
+    column = unknown[0].column
+    kind = unknown[0].other_type
     step = (
         f'Make the type known: .with_columns({column}="cast({column} as {kind})"), or a function'
         " with schema=. Or leave strict out."

@@ -42,7 +42,8 @@ def plan_joins_by_time(app: Application) -> tuple[JoinByTime, ...]:
     for operator in app.operators:
         match = operator.spec.match
         if match is not None and match.dataset is not None and match.as_of is not None:
-            by, history = match.as_of, app.dataset(match.dataset).following.history
+            by = match.as_of
+            history = app.dataset(match.dataset).following.history
             known = "its retained versions" if history is None else "its whole history"
             if isinstance(history, timedelta):
                 known = f"{str(history).removesuffix(', 0:00:00')} before its newest change"
@@ -72,7 +73,8 @@ def plan_fed_joins(app: Application) -> tuple[FedJoin, ...]:
     sent: dict[str, str] = {}
     joins = []
     for operator in app.operators:
-        match, feeds = operator.spec.match, operator.spec.feeds
+        match = operator.spec.match
+        feeds = operator.spec.feeds
         if match is not None and match.dataset in last:
             last_sent = sent.get(match.dataset) if app.dataset(match.dataset).is_local else None
             if last_sent is None:
@@ -127,7 +129,8 @@ def trace_records_read_again(app: Application) -> dict[str, ReadAgain]:
     """Return, by operator id, which records that are read again it passes on."""
     found: dict[str, ReadAgain] = {}
     for operator in app.operators:
-        spec, before = operator.spec, [found[source] for source in operator.inputs]
+        spec = operator.spec
+        before = [found[source] for source in operator.inputs]
         if spec.reads is not None:
             found[operator.id] = ReadAgain(frozenset({spec.reads}))
         elif spec.over_time is not None:
@@ -198,7 +201,9 @@ def note_state(app: Application) -> Iterator[str]:
 
 def _find_updating_windows(app: Application, operator: Operator) -> list[str]:
     """Return the ids of the windows whose updates, not only final results, reach an operator."""
-    updating, waiting, seen = [], list(operator.inputs), set[str]()
+    updating = []
+    waiting = list(operator.inputs)
+    seen = set[str]()
     while waiting:
         before = app.operator(waiting.pop())
         if before.id in seen or before.spec.keeps_only_final:
@@ -353,7 +358,8 @@ def plan_tables(
     """
     read: dict[str, _Origin] = {}
     tables = []
-    sent, writers = _find_send_conflicts(app, columns), name_writers(app, app.name)
+    sent = _find_send_conflicts(app, columns)
+    writers = name_writers(app, app.name)
     again = trace_records_read_again(app)
     for operator in app.operators:
         read[operator.id] = _trace_origin(operator, app, catalog, read)
@@ -410,7 +416,8 @@ def _find_send_conflicts(
     conflicts = {}
     for sends in to_tables.values():
         for one, changed in sends.items():
-            same_columns, other_columns = [], []
+            same_columns = []
+            other_columns = []
             for other, theirs in sends.items():
                 if other == one:
                     continue
@@ -448,7 +455,8 @@ def _trace_origin(
     before = [read[source] for source in operator.inputs]
     streams = frozenset(stream for one in before for stream in one.streams)
     if spec.ordered_by is not None:
-        ordered, flow = tuple(spec.ordered_by), before[0].flow
+        ordered = tuple(spec.ordered_by)
+        flow = before[0].flow
         return _Origin(
             replace(flow, partitioned_by=ordered),
             streams,
@@ -503,9 +511,12 @@ def _enter_stream(operator: Operator, one: _Origin) -> _Origin:
 def _plan_table(
     operator: Operator, table: AnyTable, before: _Origin, sent: _SendConflicts, again: ReadAgain
 ) -> PlannedTable:
-    by, changed, why = before.flow.partitioned_by, sent.changed, before.why
+    by = before.flow.partitioned_by
+    changed = sent.changed
+    why = before.why
     if not why and before.partitions != 1 and (before.lost_at or not set(by) <= set(table.key)):
-        streams, lost = " and ".join(sorted(before.streams)), before.lost_at
+        streams = " and ".join(sorted(before.streams))
+        lost = before.lost_at
         how = f", which {lost} drops or changes" if lost else ""
         key = ", ".join(table.key)
         why = (
@@ -524,12 +535,15 @@ def _plan_table(
             f"{others} {writes} to it, too, and a batch writes all records of one send before the"
             " next"
         )
-    harm, mends = "", ""
+    harm = ""
+    mends = ""
     if table.newest_by is not None:
-        order, reason = "newest", f"the store keeps the newest record by {table.newest_by}"
+        order = "newest"
+        reason = f"the store keeps the newest record by {table.newest_by}"
         harm, mends = _describe_late_loss(sent)
     elif not why:
-        order, reason = "per key", "all records of a key come from one partition"
+        order = "per key"
+        reason = "all records of a key come from one partition"
         if before.made_by:
             reason = f"{before.made_by} emits results of a key in the order of their time"
         elif before.partitions == 1:
@@ -544,7 +558,9 @@ def _plan_table(
             f" deleted{first}: {why}"
         )
     else:
-        order, reason, harm = "per source partition", why, "an older record may replace a newer one"
+        order = "per source partition"
+        reason = why
+        harm = "an older record may replace a newer one"
         if changed is not None and not changed.set:
             harm = "an older record may append, or add to JSON, after a newer one"
         mends = _suggest_order(
@@ -552,7 +568,8 @@ def _plan_table(
         )
     replay = _describe_replay(order, table, changed is not None and changed.adds)
     left_out = f"unchanged: {describe_holding(sorted(again.held_by))}" if again.held_by else ""
-    names, reached = tuple(sorted(before.streams)), tuple(sorted(again.streams))
+    names = tuple(sorted(before.streams))
+    reached = tuple(sorted(again.streams))
     replay = replay if reached else left_out
     return PlannedTable(
         operator.id,

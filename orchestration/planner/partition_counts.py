@@ -420,7 +420,9 @@ def build_planned_streams(draft: Draft, default_from: str) -> dict[str, PlannedS
 
     `default_from` says where default counts come from.
     """
-    app, catalog, counts = draft.app, draft.catalog, draft.counts
+    app = draft.app
+    catalog = draft.catalog
+    counts = draft.counts
     streams: dict[str, PlannedStream] = {}
     for operator in app.operators:
         for number in range(len(operator.inputs)):
@@ -438,19 +440,20 @@ def build_planned_streams(draft: Draft, default_from: str) -> dict[str, PlannedS
                     "auto_repartition",
                     operator.id,
                 )
-        spec, flow = operator.spec, draft.flows.after[operator.id]
+        spec = operator.spec
+        flow = draft.flows.after[operator.id]
         if spec.role is not None:
-            count, by, partitioner = (
-                counts.partitions[flow.stream],
-                flow.partitioned_by,
-                flow.partitioner,
-            )
+            count = counts.partitions[flow.stream]
+            by = flow.partitioned_by
+            partitioner = flow.partitioner
             _, origin = spec.declared_count(PlanContext(operator.id, app, catalog))
             if (
                 spec.role == "broadcast-input" and spec.reads
             ):  # the flow describes the tasks' copies
                 facts = require_facts(catalog, spec.reads, operator.id)
-                count, by, partitioner = facts.partitions, facts.key, facts.partitioner
+                count = facts.partitions
+                by = facts.key
+                partitioner = facts.partitioner
             name = spec.reads or spec.writes or f"{app.name}-{operator.id}"
             streams[operator.id] = PlannedStream(
                 name, spec.role, count, by, partitioner, origin, operator.id

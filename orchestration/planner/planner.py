@@ -106,7 +106,8 @@ def read_catalog(app: Application, systems: Mapping[str, StreamSystem]) -> Catal
         except StreamNotFoundError as error:
             return error.problem
         evolves = isinstance(system, StreamWriter) and system.evolves
-        numbered, in_arrow = isinstance(system, NumberedOffsets), system.implements("read_arrow")
+        numbered = isinstance(system, NumberedOffsets)
+        in_arrow = system.implements("read_arrow")
         known = (info.partitions, info.key, info.partitioner, info.schema)
         return StreamFacts(name, *known, evolves, numbered, in_arrow, info.identity)
 
@@ -222,7 +223,9 @@ def _iter_spark_needs(
 
 
 def _iter_exchanges(draft: partition_counts.Draft) -> Iterator[Exchange]:
-    app, streams, counts = draft.app, draft.streams, draft.counts.partitions
+    app = draft.app
+    streams = draft.streams
+    counts = draft.counts.partitions
     for operator in app.operators:
         for number in range(len(operator.inputs)):
             item = draft.inserted.get((operator.id, number))
@@ -255,8 +258,10 @@ def _iter_operators(
 ) -> Iterator[PlannedOperator]:
     counts = draft.counts.partitions
     for operator in draft.app.operators:
-        flow, spec = draft.flows.after[operator.id], operator.spec
-        summary, output = spec.summary(), draft.app.outputs.get(spec.writes or "")
+        flow = draft.flows.after[operator.id]
+        spec = operator.spec
+        summary = spec.summary()
+        output = draft.app.outputs.get(spec.writes or "")
         if output is not None and output.description:
             summary = f"{summary}: {output.description}"
         looks_up = None if spec.match is None else spec.match.node.name
@@ -331,7 +336,8 @@ def _stream_label(node: str, streams: Mapping[str, PlannedStream]) -> str:
 
 
 def _iter_notes(draft: partition_counts.Draft) -> Iterator[str]:
-    app, streams = draft.app, draft.streams
+    app = draft.app
+    streams = draft.streams
     for item in draft.inserted.values():
         yield (
             f"auto_repartition: {_stream_label(item.stream, streams)} moves before"

@@ -131,7 +131,8 @@ def _renumber(value: Any, renamed: Mapping[str, str], application: str) -> Any:
 
 
 def _describe_items(part: str, older: Sequence[Item], newer: Sequence[Item]) -> Iterator[str]:
-    before, after = _by_label(part, older), _by_label(part, newer)
+    before = _by_label(part, older)
+    after = _by_label(part, newer)
     yield from (f"{label} is gone" for label in before if label not in after)
     for label, item in after.items():
         if label in before:
@@ -153,7 +154,8 @@ def _by_label(part: str, items: Sequence[Item]) -> dict[str, Item]:
         label = first = f"{what} {template.format(**{**item, 'place': place})}"
         number = 2
         while label in result:  # for example several exchanges at one operator
-            label, number = f"{first} ({number})", number + 1
+            label = f"{first} ({number})"
+            number = number + 1
         result[label] = item
     return result
 
@@ -163,7 +165,8 @@ def _describe_changes(what: str, old: Item, new: Item, without: Sequence[str]) -
     `without`.
     """
     for name in (name for name in new if name in old and name not in without):
-        before, after = _to_lists(old[name]), _to_lists(new[name])
+        before = _to_lists(old[name])
+        after = _to_lists(new[name])
         if before == after:
             continue
         if name == "columns" and isinstance(before, list) and isinstance(after, list):
@@ -188,7 +191,8 @@ def _describe_other_changes(before: Item, newer: Item) -> Iterator[str]:
         yield from (
             f"note {what}: {note}" for note in there.get("notes", ()) if str(note) not in known
         )
-    old, new = _to_lists(before.get("tasks", [])), _to_lists(newer.get("tasks", []))
+    old = _to_lists(before.get("tasks", []))
+    new = _to_lists(newer.get("tasks", []))
     if len(old) != len(new):
         yield f"there are {len(new)} tasks, there were {len(old)}"
     elif old != new:
@@ -533,7 +537,8 @@ def _describe_tasks(tasks: Sequence[Task]) -> list[str]:
     for end in range(1, len(tasks) + 1):
         if end < len(tasks) and _owned(tasks[end]) == _owned(tasks[start]):
             continue
-        first, last = tasks[start], end - 1
+        first = tasks[start]
+        last = end - 1
         name = first.name if start == last else f"{first.name} to {last}"
         start = end
         inputs, buckets = _owned(first)

@@ -261,7 +261,8 @@ def _resolve_handed(
     error for a plan that can't be used. Raises an error for a request without an offset, unless it
     then continues from the checkpoint.
     """
-    resolved, waiting = _Resolving(), list[tuple[str, StartpointRequest]]()
+    resolved = _Resolving()
+    waiting = list[tuple[str, StartpointRequest]]()
     continued: list[tuple[StartpointRequest, str]] = []
     for task, request in (
         (name, one) for name in tasks for one in fan_out.tasks.get(name, {}).values()
@@ -280,7 +281,8 @@ def _resolve_handed(
         request.ssp: request for _, request in sorted(waiting, key=lambda held: held[1].sequence)
     }
     for ssp, request in sorted(newest.items()):
-        stream, before = streams[ssp.qualified_stream], known.resolved.get(ssp)
+        stream = streams[ssp.qualified_stream]
+        before = known.resolved.get(ssp)
         if before is not None and before.id == request.id and before.stream == stream.info.identity:
             resolved.startpoints[ssp] = before
             continue

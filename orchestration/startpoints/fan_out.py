@@ -124,7 +124,11 @@ def decide_fan_out(
     distribution.reassign_orphans(readers.owners, keep)
 
     settled: dict[Target, int] = {}
-    unknown, expired, repeated, blocked, finished = [], [], [], [], []
+    unknown = []
+    expired = []
+    repeated = []
+    blocked = []
+    finished = []
     stuck = {(entry.ssp, entry.task) for entry in state.unreadable if entry.at is None}
     # In the order of their sequences, so that the result does not depend on the storage.
     for request in sorted(requests, key=lambda request: request.sequence):
@@ -172,7 +176,8 @@ def _find_held(
     for entry in state.all_unreadable():
         if entry.at is None:
             continue
-        mine, ssp = readers.tasks.get(entry.at, frozenset()), entry.ssp
+        mine = readers.tasks.get(entry.at, frozenset())
+        ssp = entry.ssp
         if ssp is None or ssp in mine:
             held.setdefault(entry.at, set()).update(mine if ssp is None else [ssp])
         else:  # another task reads the partition now
@@ -200,7 +205,8 @@ class _Distribution:
         }
         self.stranded: dict[str, dict[SystemStreamPartition, StartpointRequest]] = {}
         self.superseded: list[StartpointRequest] = []
-        self._before, self._held = state, held
+        self._before = state
+        self._held = held
         self._handed = {task: dict(mine.handed) for task, mine in state.tasks.items()}
         self._orphans: list[tuple[str, StartpointRequest]] = []
         for task, mine in state.tasks.items():
@@ -213,7 +219,8 @@ class _Distribution:
                     self._orphans.append((task, request))
 
     def give(self, task: str, request: StartpointRequest) -> None:
-        ssp, held = request.ssp, self.pending[task]
+        ssp = request.ssp
+        held = self.pending[task]
         held[ssp] = pick_newer(held[ssp], request) if ssp in held else request
         if held[ssp] is not request:
             self.superseded.append(request)

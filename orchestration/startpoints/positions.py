@@ -178,11 +178,9 @@ def input_positions(
         for ssp in stream.partitions:
             if ssp not in state.checkpoint or ssp in held:
                 continue
-            startpoint, oldest, upcoming = (
-                state.offsets.resolved.get(ssp),
-                stream.oldest[ssp],
-                stream.upcoming[ssp],
-            )
+            startpoint = state.offsets.resolved.get(ssp)
+            oldest = stream.oldest[ssp]
+            upcoming = stream.upcoming[ssp]
             start = startpoint.offset if startpoint else state.checkpoint[ssp]
             if startpoint is not None:
                 positions.startpoints[ssp] = startpoint
@@ -238,7 +236,8 @@ def check_same_streams(
     is in `reset`.
     """
     for name, stream in streams.items():
-        info, before = stream.info, known.streams.get(name)
+        info = stream.info
+        before = known.streams.get(name)
         if before is None or name in reset or not info.was_recreated(before):
             continue
         without = [str(ssp) for ssp in stream.partitions if ssp not in resolved]
@@ -345,7 +344,8 @@ def check_open_batch(
     if not lost:
         return
     first = next(iter(lost))
-    stream, give_up = first.qualified_stream, f"adjunct checkpoint abandon {app.name} --reason …"
+    stream = first.qualified_stream
+    give_up = f"adjunct checkpoint abandon {app.name} --reason …"
     there = {ssp: span for ssp, span in lost.items() if ssp.qualified_stream == stream}
     which = f"{stream}.{','.join(str(ssp.partition) for ssp in there)}"
     if intent.replays:
@@ -416,10 +416,8 @@ def _retention_error(
     """
     of_startpoints = sorted(ssp for ssp in lost if ssp in startpoints)
     where = [ssp for ssp in sorted(lost) if ssp not in startpoints] or of_startpoints
-    shown, numbers = (
-        _describe_spans({ssp: lost[ssp] for ssp in where}),
-        ",".join(str(ssp.partition) for ssp in where),
-    )
+    shown = _describe_spans({ssp: lost[ssp] for ssp in where})
+    numbers = ",".join(str(ssp.partition) for ssp in where)
     oldest = f"adjunct startpoint set MODULE:APP {source.stream}.{numbers} --oldest --reason …"
     if where == of_startpoints:
         whose = dict.fromkeys(_describe_owner(startpoints[ssp]) for ssp in where[:_SHOWN])
@@ -499,7 +497,8 @@ def carry_over_stream(
     before, or has pending startpoints or replays there. All partitions continue with the highest
     epoch that any of them had.
     """
-    rewritten, offsets = info.repartitioned, state.offsets
+    rewritten = info.repartitioned
+    offsets = state.offsets
     if (
         rewritten is None
         or info.identity is None
@@ -607,10 +606,8 @@ def snapshot_stream(systems: Mapping[str, StreamSystem], stream: str) -> StreamS
             for ssp in ssps
         }
 
-    oldest, upcoming = (
-        checked("oldest", system.oldest(ssps)),
-        checked("upcoming", system.upcoming(ssps)),
-    )
+    oldest = checked("oldest", system.oldest(ssps))
+    upcoming = checked("upcoming", system.upcoming(ssps))
     return StreamSnapshot(stream, system, info, ssps, oldest, upcoming)
 
 
@@ -642,7 +639,8 @@ def resolve_request(
     `resolve_startpoint_to_offset`, OffsetOutOfRangeError for an end before the start, and the error
     that `plans` has for the plan.
     """
-    ssp, system = request.ssp, stream.system
+    ssp = request.ssp
+    system = stream.system
     plan = None if plans is None or versions != RECORDED else _find_plan(stream, request, plans)
     position = describe_startpoint(request.startpoint)
     start = (
@@ -689,7 +687,8 @@ def _find_plan(stream: StreamSnapshot, request: StartpointRequest, plans: Plans)
     Raises ConfigurationError for a request without one, OffsetOutOfRangeError if the stream was
     recreated since, and the error that `plans` has instead of a plan.
     """
-    ssp, plan = request.ssp, plans.get(request.recorded or "")
+    ssp = request.ssp
+    plan = plans.get(request.recorded or "")
     if isinstance(plan, PermanentError):
         raise plan
     if plan is None or ssp not in plan.spans or request.until is None:

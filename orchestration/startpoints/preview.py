@@ -101,7 +101,8 @@ class Preview:
 
     def to_json(self) -> dict[str, Any]:
         """Return the preview as JSON values."""
-        asked, until = self.request, self.request.until
+        asked = self.request
+        until = self.request.until
         names = (
             "checkpoint",
             "start",
@@ -137,7 +138,8 @@ def preview_request(
     without reading the dataset's table or the batch log (see `preview_rewinds` and
     `plan_recorded`).
     """
-    ssp, bounded = request.ssp, request.until is not None
+    ssp = request.ssp
+    bounded = request.until is not None
     try:
         versions = choose_versions(app, request)
     except ConfigurationError as error:
@@ -182,7 +184,9 @@ def preview_request(
         )
     if rewinds:
         return with_fields(shown, start=start.offset)
-    end, before, moved = stream.upcoming[ssp], shown.checkpoint, None
+    end = stream.upcoming[ssp]
+    before = shown.checkpoint
+    moved = None
     # The checkpoint of a recreated stream is an offset of the former stream, which can't be
     # compared.
     if before is not None and not stream.info.was_recreated(state.offsets.streams.get(stream.name)):
@@ -283,7 +287,8 @@ def check_previews(previews: Sequence[Preview]) -> None:
 def empty_replay_error(previews: Sequence[Preview]) -> ConfigurationError | None:
     """Return the error for requests that are all replays without any record to read; else None."""
     if all(shown.request.until is not None and shown.offsets == 0 for shown in previews):
-        first, others = previews[0], "" if len(previews) == 1 else ", nor in the other partitions"
+        first = previews[0]
+        others = "" if len(previews) == 1 else ", nor in the other partitions"
         problem = (
             f"{first.request.ssp}: there are no records between the startpoint (offset"
             f" {first.start}) and the end of the replay (offset {first.end}){others}; nothing is"
@@ -310,7 +315,8 @@ def find_replaced(
     replaced = []
     for request in requests:
         for held in by_ssp.get(request.ssp, ()):
-            old, new = held.at or held.request.task, request.task
+            old = held.at or held.request.task
+            new = request.task
             if old == new or (None in (old, new) and (old or new) not in named_only):
                 replaced.append((held, request))
     return replaced

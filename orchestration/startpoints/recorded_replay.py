@@ -160,11 +160,13 @@ def check_all_retained(lake: Lake, plan: RecordedPlan, *, or_spared: bool = Fals
     manifests: dict[str, DatasetManifest | None] = {}
     for dataset, version, batches in plan.versions_read():
         if is_transient(version):
-            manifest, why = None, "its table lived for one run"
+            manifest = None
+            why = "its table lived for one run"
         else:
             if dataset not in manifests:
                 manifests[dataset] = DatasetLog(lake, dataset).read()[1]
-            manifest, why = manifests[dataset], "the dataset was deleted"
+            manifest = manifests[dataset]
+            why = "the dataset was deleted"
         if manifest is not None:
             try:
                 manifest.check_kept(version)
@@ -401,9 +403,11 @@ def collect_main_batches(
     first; it is read only as far back as batches may have read the offsets.
     """
     intents: dict[int, Intent] = {}
-    newest, oldest = None, 0
+    newest = None
+    oldest = 0
     for commit, state in history:
-        newest, oldest = newest or state, commit.number
+        newest = newest or state
+        oldest = commit.number
         done = state.last.intent if state.last is not None else None
         if done is not None and done.batch not in intents and not done.replays:
             ranges = {
@@ -580,7 +584,8 @@ def _split_spans(
     """Return the parts of these spans inside the span `read`, and the parts outside it, without
     empty ones.
     """
-    within, left = [], []
+    within = []
+    left = []
     for start, end in spans:
         first = start if compare(ssp, start, read[0]) >= 0 else read[0]
         last = end if compare(ssp, end, read[1]) <= 0 else read[1]

@@ -98,7 +98,8 @@ def find_reading_tasks(
     request for a stream that only they read. If the application itself reads a dataset's stream,
     the dataset's task gets only requests that name it.
     """
-    named_only, of_datasets = set(), {}
+    named_only = set()
+    of_datasets = {}
     for dataset in list_rewindable_datasets(app):
         task, (system, stream) = dataset_task_name(dataset.name), dataset.system_stream
         if dataset.stream in app.inputs:
@@ -156,7 +157,8 @@ def choose_versions(app: Application, request: StartpointRequest) -> JoinVersion
 
     Raises ConfigurationError if its choice is not possible.
     """
-    asked, default = request.versions, AS_OF if find_as_of_joins(app) else CURRENT
+    asked = request.versions
+    default = AS_OF if find_as_of_joins(app) else CURRENT
     if asked is None:
         return default
     if request.until is None and asked != default:
@@ -452,10 +454,8 @@ class StartpointRequest:
             check_task(self.task)
         for name, value in (("by", self.by), ("reason", self.reason)):
             if not value.strip() or len(value) > _TEXT_LENGTH or not is_storable_text(value):
-                found, expected = (
-                    f"{what}{name}={value!r:.100}",
-                    f"a text of 1 to {_TEXT_LENGTH} characters",
-                )
+                found = f"{what}{name}={value!r:.100}"
+                expected = f"a text of 1 to {_TEXT_LENGTH} characters"
                 step = "Say who asks (by) and why (reason): both are shown with the replay."
                 raise argument_error(found, expected, step, argument=name)
 

@@ -81,7 +81,8 @@ def collect_startpoints(
     The states are `waiting`, `expired` (to be deleted by the next run), `handed` to tasks, running
     `replays` (`left` is the number of offsets still to read), `applied`, and `unreadable` entries.
     """
-    stored, state = open_startpoints(lake, app).read(), application_state(lake, app.name)
+    stored = open_startpoints(lake, app).read()
+    state = application_state(lake, app.name)
 
     def aged_rows(requests: Iterable[StartpointRequest]) -> list[dict[str, Any]]:
         rows = []
@@ -129,7 +130,9 @@ def _request_row(request: StartpointRequest) -> dict[str, Any]:
 
 
 def _replay_row(systems: Mapping[str, StreamSystem], replay: Replay) -> dict[str, Any]:
-    ssp, left, per_cent = replay.ssp, None, None
+    ssp = replay.ssp
+    left = None
+    per_cent = None
     if ssp.system in systems:  # the application may no longer use it
         left, whole = (
             systems[ssp.system].distance(ssp, start, replay.until)
@@ -617,7 +620,8 @@ def request_startpoints(
     """
     startpoints = open_startpoints(lake, app)
     startpoints.check_on()
-    stored, state = startpoints.read(), application_state(lake, app.name)
+    stored = startpoints.read()
+    state = application_state(lake, app.name)
     check_not_renamed(app.name, state)
     plan = plan_application(app, systems=systems) if app.inputs else None
     readers = find_reading_tasks(app, plan, systems)
@@ -632,7 +636,8 @@ def request_startpoints(
     previews = mark_blocked_previews(stored.unreadable, previews)
     previews, recorded = _plan_recorded_versions(lake, app, plan, snapshot_of, previews, stored.at)
     again = find_streams_read_again(previews)
-    tables, keeping_state = describe_remote_tables(plan, again), describe_state_effects(app, again)
+    tables = describe_remote_tables(plan, again)
+    keeping_state = describe_state_effects(app, again)
     there = [*map(PendingStartpoint, stored.waiting), *iter_unapplied(stored.handed, state)]
     replaced = find_replaced(requests, there, readers.named_only)
     refusals = [

@@ -129,7 +129,8 @@ def read_task(application: str, key: str, value: object) -> TaskFanOut:
             request = StartpointRequest.from_json(item, where)
         except MalformedDocumentError as error:
             named = item if isinstance(item, Mapping) else {}
-            ssp, task = _text(named.get("ssp")), _text(named.get("task"))
+            ssp = _text(named.get("ssp"))
+            task = _text(named.get("task"))
             unread.append(Unreadable("fan-out", key, item, str(error), ssp, task, _parts(key)[1]))
         else:
             pending[request.ssp] = request
@@ -348,7 +349,8 @@ class StartpointManager:
                 f"Leave expires_after out for the default, {EXPIRES_AFTER}.",
                 argument="expires_after",
             )
-        self.application, self.lake = name, store.lake
+        self.application = name
+        self.lake = store.lake
         self._is_known = not isinstance(application, str)
         self._is_on = isinstance(application, str) or application.startpoints
         self._requests = store.namespace(REQUESTS, name)
@@ -422,7 +424,8 @@ class StartpointManager:
         now = to_epoch_ms(at)
         # Requests first: a fan-out in between moves requests to tasks, so each is read in at least
         # one of the two.
-        asked, handed = self._checked(self._requests.read()), self._fan_outs.read()
+        asked = self._checked(self._requests.read())
+        handed = self._fan_outs.read()
         requests, unread = read_requests(self.application, asked.items())
         state = read_fan_outs(self.application, handed.items())
         requests.sort(key=lambda request: (request.sequence, request.ssp, request.task or ""))
@@ -621,7 +624,8 @@ class StartpointManager:
             # Requests are read after the fan-outs: one that is still stored had not been handed out
             # and deleted before the fan-outs were read, and the commit fails if these have changed
             # since.
-            asked, now = self._checked(self._requests.read()), to_epoch_ms(self.lake.now())
+            asked = self._checked(self._requests.read())
+            now = to_epoch_ms(self.lake.now())
             requests, unreadable = read_requests(self.application, asked.items())
             after, report, finished = decide_fan_out(
                 before, requests, readers, now, self._expiry_ms, has_taken, complete

@@ -61,7 +61,8 @@ def register_backend(name: str, backend: Callable[..., Any]) -> None:
     _BACKENDS.register(name, backend)
 
 
-describe_function, function_from_description = _BACKENDS.describe, _BACKENDS.from_description
+describe_function = _BACKENDS.describe
+function_from_description = _BACKENDS.from_description
 """`describe_function` returns a registered function's declaration as plain values, such as
 {"backend": "sqlite", …}; `function_from_description` makes a function from them, which is not
 connected yet."""
@@ -351,7 +352,8 @@ def check_encodable(text: str) -> str:
 
 
 def _integer_checker(bits: int) -> Callable[[Any], Any]:
-    least, most = -(2 ** (bits - 1)), 2 ** (bits - 1) - 1
+    least = -(2 ** (bits - 1))
+    most = 2 ** (bits - 1) - 1
 
     def check(value: Any) -> int:
         if not isinstance(value, int) or isinstance(value, bool):

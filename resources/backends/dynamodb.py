@@ -121,7 +121,8 @@ def _create(
 
 
 def _wait_until_active(client: DynamoDBClient, label: str, table: str) -> Any:
-    deadline, pause = time.monotonic() + READY_SECONDS, 0.05
+    deadline = time.monotonic() + READY_SECONDS
+    pause = 0.05
     while True:
         description = _describe_table(client, table)
         if description is not None and description["TableStatus"] in ("ACTIVE", "UPDATING"):
@@ -174,7 +175,8 @@ class _OpenClient:
         under way.
         """
         self.threads.shutdown(wait=wait)
-        live, self.live = self.live, None
+        live = self.live
+        self.live = None
         if live is not None:
             live.client.close()
 
@@ -225,17 +227,19 @@ class DynamoDbTable(StoreTable):
         connect_timeout: float = 3.0,
         read_timeout: float = 15.0,
     ) -> None:
-        self.table, self._label = table, f"DynamoDB table {table!r}"
+        self.table = table
+        self._label = f"DynamoDB table {table!r}"
         self._declare(table, tuple(key) if isinstance(key, Mapping) else key, columns)
-        self.create, self.consistent_reads = create, consistent_reads
-        self.forget_deleted_after, self.threads = forget_deleted_after, threads
-        self.region, self.endpoint_url, self.profile, self.session = (
-            region,
-            endpoint_url,
-            profile,
-            session,
-        )
-        self.connect_timeout, self.read_timeout = connect_timeout, read_timeout
+        self.create = create
+        self.consistent_reads = consistent_reads
+        self.forget_deleted_after = forget_deleted_after
+        self.threads = threads
+        self.region = region
+        self.endpoint_url = endpoint_url
+        self.profile = profile
+        self.session = session
+        self.connect_timeout = connect_timeout
+        self.read_timeout = read_timeout
         one = (credentials_env,) if isinstance(credentials_env, str) else credentials_env
         self.credentials_env = None if one is None else tuple(one)
         self.connection = Connection(
@@ -473,7 +477,8 @@ class DynamoDbTable(StoreTable):
             await self._run_in_threads(
                 lambda part: problems.update(requests.write_batch(operation.kind, part)), parts
             )
-            written, left = left, []
+            written = left
+            left = []
             for entry, earlier in zip(last, written, strict=True):
                 problem = problems.get(entry.place)
                 if problem is not None and problem.state is not State.REFUSED:
@@ -495,7 +500,8 @@ class DynamoDbTable(StoreTable):
 
     async def _run_in_threads(self, work: Callable[[Any], object], parts: Iterable[Any]) -> None:
         """Run `work` for each part, as many at a time as there are threads."""
-        loop, threads = asyncio.get_running_loop(), self._open.here().threads
+        loop = asyncio.get_running_loop()
+        threads = self._open.here().threads
         running = [loop.run_in_executor(threads, work, part) for part in parts]
         try:
             await asyncio.gather(*running)

@@ -15,6 +15,7 @@ from dagster_adjunct.resources.tables.operation import Problem, State
 
 if TYPE_CHECKING:
     from botocore.credentials import Credentials
+    from botocore.exceptions import ClientError
     from botocore.session import Session
     from mypy_boto3_dynamodb import DynamoDBClient
 
@@ -165,78 +166,110 @@ class Connection:
         return Credentials(**values, method="env")
 
 
+_CHECK_ACCESS = (
+    "Check table, region and endpoint_url, and that the credentials may describe, read and write"
+    " the table."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Explanation:
+    """What an error of boto3 means: the error to raise, and whether the request had an effect."""
+
+    what: str
+    step: str = ""
+    kind: type[errors.AdjunctError] = errors.TableError
+    state: State = State.REFUSED
+    pause: float | None = None
+
+
 def problem_from_boto_error(error: BaseException, label: str, *, sent: bool = True) -> Problem:
     """Return the problem of the entries whose request raised `error`, which is one of boto3's or
     ours.
 
     `sent`: DynamoDB may have received the request, so without an answer its outcome is unknown.
     """
-    from botocore import exceptions as boto
-
     if isinstance(error, errors.AdjunctError):
         state = State.FAILED if isinstance(error, errors.TableUnavailableError) else State.REFUSED
         return Problem(state, error, getattr(error, "retry_after", None))
-    kind: type[errors.AdjunctError]
-    state, kind, pause = State.REFUSED, errors.TableError, None
-    what, step = f"a request failed ({type(error).__name__}: {error})", ""
+    code = error_code(error)
+    is_stale = bool(stale_reason(error)[0])
+    if not is_stale and (code in _THROTTLED or _http_status(error) == 429):
+        throttled = throttled_problem(label, code, _retry_after(error))
+        assert throttled.error is not None
+        throttled.error.__cause__ = error
+        return throttled
+    found = _explain(error, sent=sent)
+    known = found.kind(f"{label}: {found.what}.", found.step, table=label)
+    known.__cause__ = error
+    is_of_request = found.kind is errors.TableAccessError or code not in _OF_THE_ENTRY
+    return Problem(found.state, known, found.pause, of_request=is_of_request)
+
+
+def _http_status(error: BaseException) -> int:
+    """Return the status of DynamoDB's answer; 0 for an error without an answer."""
+    response = getattr(error, "response", None)
+    if not isinstance(response, Mapping):
+        return 0
+    return int(response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+
+
+def _explain(error: BaseException, *, sent: bool) -> _Explanation:
+    from botocore import exceptions as boto
+
     stale, stale_step = stale_reason(error)
-    access = (
-        "Check table, region and endpoint_url, and that the credentials may describe, read and"
-        " write the table."
-    )
     if stale:  # the service did nothing
         code = error_code(error) or type(error).__name__
-        state, kind, pause = State.FAILED, errors.TableUnavailableError, _STALE_SECONDS
-        what, step = f"a request was refused ({code}): {stale}", stale_step
-    elif isinstance(error, boto.ClientError):
-        code, text = error_code(error), str(error.response.get("Error", {}).get("Message", ""))
-        status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
-        what, step = (
-            f"DynamoDB rejected the request ({code}: {text})",
-            "Correct the data or the table.",
+        return _Explanation(
+            f"a request was refused ({code}): {stale}",
+            stale_step,
+            errors.TableUnavailableError,
+            State.FAILED,
+            _STALE_SECONDS,
         )
-        if code in _THROTTLED or status == 429:
-            throttled = throttled_problem(label, code, _retry_after(error))
-            assert throttled.error is not None
-            throttled.error.__cause__ = error
-            return throttled
-        if code in _NO_EFFECT or status >= 500:
-            # A server that answers with an internal error may have written before it failed.
-            state, kind = (
-                State.FAILED if code in _NO_EFFECT else State.UNKNOWN,
-                errors.TableUnavailableError,
-            )
-            pause, what = _retry_after(error), f"DynamoDB answered {code} ({text})"
-            step = "The request is retried; if it keeps failing, contact AWS."
-        elif code == "ValidationException" and _OTHER_KEY.search(text):
-            kind, what = (
-                errors.TableAccessError,
-                f"its key is another one than when it was opened ({text})",
-            )
-            step = "Declare the key that the table has now, or use another table; then run again."
-        elif code in _NO_ACCESS:
-            kind, what, step = (
-                errors.TableAccessError,
-                f"it can't be accessed ({code}: {text})",
-                access,
-            )
-    elif isinstance(error, boto.NoCredentialsError | boto.PartialCredentialsError):
-        kind, what, step = errors.TableAccessError, f"it can't be accessed ({error})", access
-    elif isinstance(error, boto.HTTPClientError | boto.ConnectionError | OSError):
+    if isinstance(error, boto.ClientError):
+        return _explain_answer(error)
+    if isinstance(error, boto.NoCredentialsError | boto.PartialCredentialsError):
+        what = f"it can't be accessed ({error})"
+        return _Explanation(what, _CHECK_ACCESS, errors.TableAccessError)
+    if isinstance(error, boto.HTTPClientError | boto.ConnectionError | OSError):
         unconnected = (
             boto.EndpointConnectionError | boto.ConnectTimeoutError | boto.ProxyConnectionError
         )
         sent = sent and not isinstance(error, unconnected)
-        state, kind = State.UNKNOWN if sent else State.FAILED, errors.TableUnavailableError
         lost = "was sent, and no answer came" if sent else "got no answer"
-        what = f"a request {lost} ({type(error).__name__})"
-        step = (
-            "The request is retried; if it keeps failing, check the network and DynamoDB's status."
+        return _Explanation(
+            f"a request {lost} ({type(error).__name__})",
+            "The request is retried; if it keeps failing, check the network and DynamoDB's status.",
+            errors.TableUnavailableError,
+            State.UNKNOWN if sent else State.FAILED,
         )
-    known = kind(f"{label}: {what}.", step, table=label)
-    known.__cause__ = error
-    is_of_request = kind is errors.TableAccessError or error_code(error) not in _OF_THE_ENTRY
-    return Problem(state, known, pause, of_request=is_of_request)
+    return _Explanation(f"a request failed ({type(error).__name__}: {error})")
+
+
+def _explain_answer(error: ClientError) -> _Explanation:
+    code = error_code(error)
+    text = str(error.response.get("Error", {}).get("Message", ""))
+    if code in _NO_EFFECT or _http_status(error) >= 500:
+        # A server that answers with an internal error may have written before it failed.
+        return _Explanation(
+            f"DynamoDB answered {code} ({text})",
+            "The request is retried; if it keeps failing, contact AWS.",
+            errors.TableUnavailableError,
+            State.FAILED if code in _NO_EFFECT else State.UNKNOWN,
+            _retry_after(error),
+        )
+    if code == "ValidationException" and _OTHER_KEY.search(text):
+        return _Explanation(
+            f"its key is another one than when it was opened ({text})",
+            "Declare the key that the table has now, or use another table; then run again.",
+            errors.TableAccessError,
+        )
+    if code in _NO_ACCESS:
+        what = f"it can't be accessed ({code}: {text})"
+        return _Explanation(what, _CHECK_ACCESS, errors.TableAccessError)
+    what = f"DynamoDB rejected the request ({code}: {text})"
+    return _Explanation(what, "Correct the data or the table.")
 
 
 def throttled_problem(label: str, what: str, retry_after: float | None = None) -> Problem:

@@ -26,10 +26,12 @@ from dagster_adjunct.resources.tables.operation import Problem, State
 if TYPE_CHECKING:
     from mypy_boto3_dynamodb import DynamoDBClient
 
-NAME, EPOCH = "name", "epoch"
+NAME = "name"
+EPOCH = "epoch"
 _ITEMS = 32
 _MAX_CONFLICTS = 30
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 0.5
+_FIRST_PAUSE = 0.01
+_LONGEST_PAUSE = 0.5
 _CANCELLED = "TransactionCanceledException"
 _CONFLICT = "TransactionConflict"
 _THROTTLED = ("ThrottlingError", "ProvisionedThroughputExceeded")
@@ -129,7 +131,8 @@ def problem_from_reason(label: str, reason: Reason) -> Problem | None:
     """Return the problem of an action that has cancelled its transaction; None if another one
     has.
     """
-    code, text = reason["Code"], reason.get("Message") or ""
+    code = reason["Code"]
+    text = reason.get("Message") or ""
     if code == "None":
         return None
     if code in _THROTTLED:

@@ -52,7 +52,8 @@ Item = dict[str, AttributeValue]
 Limit = tuple[str, AttributeValue]  # "<=" or ">=", and a number
 
 DIGITS = 38  # that a number can have in DynamoDB
-_LEAST, _GREATEST = Decimal("1E-130"), Decimal("9.9999999999999999999999999999999999999E+125")
+_LEAST = Decimal("1E-130")
+_GREATEST = Decimal("9.9999999999999999999999999999999999999E+125")
 _EXACT = Context(prec=DIGITS, traps=[Inexact, Overflow, Underflow])
 _SUMS = Context(prec=300, traps=[Inexact])  # enough digits for the exact sum of 1E-130 and 9.9E+125
 _MAX_DEPTH = 32  # levels of lists and maps
@@ -413,7 +414,8 @@ class ItemCodec(RowCodec):
                     " number."
                 )
                 raise SchemaMismatchError(problem, "Set the column instead.", column=name)
-            there, bound = Decimal(old["N"]), Decimal(limit["N"])
+            there = Decimal(old["N"])
+            bound = Decimal(limit["N"])
             if there > bound if comparison == "<=" else there < bound:
                 self.sum(name, old, changes.add[name])  # raises an error that tells the sum
 

@@ -238,15 +238,19 @@ class _Expression:
         return request
 
     def _guarded(self) -> list[str]:
-        clauses, guard = [], self.guard
+        clauses = []
+        guard = self.guard
         if guard.position is not None:
             mark = self.name(_mark_attribute(guard.source))
             clauses.append(
                 f"(attribute_not_exists({mark}) OR {mark} < {self.value({'S': guard.position})})"
             )
         if guard.time is not None:
-            known, tie, column = self.name(TIME), self.name(TIE), self.name(guard.column)
-            time, own_tie = self.value(guard.time), self.value({"S": guard.tie})
+            known = self.name(TIME)
+            tie = self.name(TIE)
+            column = self.name(guard.column)
+            time = self.value(guard.time)
+            own_tie = self.value({"S": guard.tie})
             clauses.append(
                 f"({known} < {time} OR ({known} = {time} AND {tie} <= {own_tie}) OR"
                 f" (attribute_not_exists({known}) AND (attribute_not_exists({column}) OR"
@@ -281,7 +285,8 @@ def update_item(key: KeyItem, changes: EncodedChanges, guard: Guard, item: Item)
     are assumed to exist. The request's condition fails if that is wrong.
     """
     expression = _Expression(key, guard)
-    clauses, merged = [expression.present()], {}
+    clauses = [expression.present()]
+    merged = {}
     for name, members in changes.merge.items():
         short = expression.name(name)
         if item and name not in item:
@@ -332,7 +337,8 @@ def _mark_attribute(source: str) -> str:
     return f"{OWN_PREFIX}at:{source}"
 
 
-GETS_AT_ONCE, WRITES_AT_ONCE = 100, 25
+GETS_AT_ONCE = 100
+WRITES_AT_ONCE = 25
 _MAX_REPEATS = 5
 _FIRST_PAUSE = 0.05
 _MAX_CONFLICTS = (
@@ -563,13 +569,17 @@ class TableRequests:
             except RunLeaseLostError:
                 raise
             except TableUnavailableError as error:  # its transaction had no effect
-                began, problem = False, Problem(State.FAILED, error)
+                began = False
+                problem = Problem(State.FAILED, error)
             except AdjunctError as error:
-                began, problem = False, Problem(State.REFUSED, error)
+                began = False
+                problem = Problem(State.REFUSED, error)
             except _ActionRefusedError as refused:
-                began, problem = False, refused.problem
+                began = False
+                problem = refused.problem
             except Exception as error:  # noqa: BLE001 - it becomes the outcome
-                began, problem = False, problem_from_boto_error(error, self.label)
+                began = False
+                problem = problem_from_boto_error(error, self.label)
             put += began
             if problem is not None:
                 problems[entry.place] = problem
@@ -579,8 +589,10 @@ class TableRequests:
         return put
 
     def _write(self, operation: Operation[Any], entry: Entry) -> tuple[bool, Problem | None]:
-        codec, kind = self.codec, operation.kind
-        key, guard = codec.key_item(entry.key), guard_of(operation, entry)
+        codec = self.codec
+        kind = operation.kind
+        key = codec.key_item(entry.key)
+        guard = guard_of(operation, entry)
         if kind is OperationKind.UPDATE:
             return self._update(key, operation, entry, guard)
         if kind is OperationKind.PUT_IF_ABSENT:
@@ -601,7 +613,8 @@ class TableRequests:
     def _update(
         self, key: KeyItem, operation: Operation[Any], entry: Entry, guard: Guard
     ) -> tuple[bool, Problem | None]:
-        entries, changes = operation.entries, self.codec.encode_changes(entry.value)
+        entries = operation.entries
+        changes = self.codec.encode_changes(entry.value)
         given = None if entries.defaults is None else entries.defaults[entry.place]
         default = (
             None
@@ -662,7 +675,8 @@ class TableRequests:
         record was created again meanwhile. An update that is not late, or adds nothing, is SKIPPED
         and stores no mark.
         """
-        late, of_source = changes.late, Guard(source=guard.source, position=guard.position)
+        late = changes.late
+        of_source = Guard(source=guard.source, position=guard.position)
         adds_late = (
             guard.position is not None and guard.time is not None and (late.add or late.append)
         )

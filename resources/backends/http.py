@@ -254,9 +254,14 @@ class HttpTable(
         connections: int = 10,
         timeout: float = 10.0,
     ) -> None:
-        self.base_url, self.path, self.key = base_url.rstrip("/"), path, key_columns(path, key)
-        self.headers, self.secret_headers = dict(headers or {}), dict(secret_headers or {})
-        self.puts_if_absent, self.connections, self.timeout = puts_if_absent, connections, timeout
+        self.base_url = base_url.rstrip("/")
+        self.path = path
+        self.key = key_columns(path, key)
+        self.headers = dict(headers or {})
+        self.secret_headers = dict(secret_headers or {})
+        self.puts_if_absent = puts_if_absent
+        self.connections = connections
+        self.timeout = timeout
         self._label = f"HTTP table {path}"
         for header, name in self.secret_headers.items():
             check_variable_name(f"secret_headers[{header!r}]", name, label=self._label)
@@ -264,7 +269,8 @@ class HttpTable(
         self._clients: PerLoop[_Client] = PerLoop(self._client)
 
     def _check(self) -> None:
-        what, step = f"HTTP table {self.path}", "Use https://host:port/path, without a query."
+        what = f"HTTP table {self.path}"
+        step = "Use https://host:port/path, without a query."
         try:
             parts = urlsplit(self.base_url)
             parts.port  # noqa: B018 - which may be none
@@ -303,7 +309,8 @@ class HttpTable(
                 "Use a path like /planes/{tail} that names each key column once.",
                 argument="path",
             )
-        found, whole = f"{what} has connections={self.connections!r}", "a whole number above 0"
+        found = f"{what} has connections={self.connections!r}"
+        whole = "a whole number above 0"
         check_whole_number(self.connections, found, whole, argument="connections")
         check_seconds(self.timeout, f"{what} has timeout={self.timeout!r}", argument="timeout")
 
@@ -330,7 +337,8 @@ class HttpTable(
         import_package(self._label, "httpx", "http", table=self._label)
         import httpx
 
-        open_, url = self._clients.here(), self.base_url + "/"
+        open_ = self._clients.here()
+        url = self.base_url + "/"
         try:
             async with asyncio.timeout(self.timeout):
                 await open_.client.head(url)
@@ -426,7 +434,8 @@ class HttpTable(
         await self.request("PUT", self.path_of(key), args, body=self.encode(value))
 
     async def put_if_absent(self, key: Key, value: Record, *args: object) -> bool:
-        body, only = self.encode(value), {"If-None-Match": "*"}
+        body = self.encode(value)
+        only = {"If-None-Match": "*"}
         answer = await self.request(
             "PUT", self.path_of(key), args, body=body, headers=only, expected=(412,)
         )
@@ -475,7 +484,8 @@ class HttpTable(
                 raise errors.TableError(problem, step, table=self._label)
             params += cast("Iterable[tuple[str, QueryValue]]", extra.params)
             sent |= dict(extra.headers)
-        open_, url = self._clients.here(), self.base_url + path
+        open_ = self._clients.here()
+        url = self.base_url + path
         try:
             async with open_.turns, asyncio.timeout(self.timeout):
                 await functions.check_run_fence()

@@ -118,7 +118,9 @@ class MemoryTable(DeclaredFunction, StoreFunction[Hashable, Record, Record | Cha
         self._store.applied.clear()
 
     async def send(self, operation: Operation[Any]) -> Outcomes:
-        keys, kind, records = operation.entries.keys, operation.kind, self._store.records
+        keys = operation.entries.keys
+        kind = operation.kind
+        records = self._store.records
         if kind is OperationKind.GET:
             stored = map(records.get, keys)
             return Outcomes(
@@ -153,7 +155,10 @@ class MemoryTable(DeclaredFunction, StoreFunction[Hashable, Record, Record | Cha
         return True
 
     def _write(self, operation: Operation[Any], values: Sequence[Any]) -> Outcomes:
-        entries, kind, store, rules = operation.entries, operation.kind, self._store, self._rules
+        entries = operation.entries
+        kind = operation.kind
+        store = self._store
+        rules = self._rules
         if kind is not OperationKind.DELETE:
             value_of = rules.changes if kind is OperationKind.UPDATE else rules.whole
             values = list(map(value_of, entries.keys, values))

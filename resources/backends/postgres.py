@@ -102,8 +102,11 @@ class PostgresRequests:
     def __init__(
         self, connection: AsyncConnection[Any], statements: Statements, table: PostgresTable
     ) -> None:
-        self.connection, self.codec, self._statements = connection, statements.codec, statements
-        self._declared, self.has_idempotency_table = table, False
+        self.connection = connection
+        self.codec = statements.codec
+        self._statements = statements
+        self._declared = table
+        self.has_idempotency_table = False
         self._staging: set[str] = set()
         self.committing = False
 
@@ -197,7 +200,8 @@ class PostgresRequests:
         Returns None, and writes nothing, if not all records were written: which ones is found out
         row by row.
         """
-        shape, self.committing = batch.shape, False
+        shape = batch.shape
+        self.committing = False
         if shape.conditions.newest_by is not None:
             self.codec.check_order(shape.conditions.newest_by)
         statements = self._statements.staging(shape)
@@ -271,7 +275,9 @@ class PostgresRequests:
     async def open_idempotency_table(self, *, create: bool) -> None:
         from dagster_adjunct.resources.backends.postgres_statements import create_table
 
-        schema, casts, key = self._statements.schema, self._statements.casts, self.codec.key
+        schema = self._statements.schema
+        casts = self._statements.casts
+        key = self.codec.key
         name = write_plan.idempotency_table_name(self._statements.table, key)
         if create:
             types = (
@@ -290,7 +296,8 @@ class PostgresRequests:
         self.has_idempotency_table = True
 
     async def check(self, use: TableUse) -> None:
-        key, names = self.codec.key, self.codec.names
+        key = self.codec.key
+        names = self.codec.names
         kinds = use.kinds
         begins = bool(kinds & {OperationKind.PUT, OperationKind.PUT_IF_ABSENT})
         changed = set(use.columns) & set(names) if OperationKind.UPDATE in kinds else set[str]()
@@ -335,7 +342,8 @@ class PostgresRequests:
 
         from dagster_adjunct.resources.backends.postgres_statements import DROPS_ROWS
 
-        schema, key = self._statements.schema, self.codec.key
+        schema = self._statements.schema
+        key = self.codec.key
         name = write_plan.idempotency_table_name(self._statements.table, key)
         cursor = await self.connection.execute(
             """SELECT a.attname FROM pg_attribute a
@@ -360,7 +368,9 @@ class PostgresRequests:
             )
 
     async def _stored(self, operation: Operation[Any], valid: ValidEntries) -> StoredState:
-        statements, codec, keys = self._statements, self.codec, valid.keys
+        statements = self._statements
+        codec = self.codec
+        keys = valid.keys
         arrays = statements.arrays(codec.key, keys)
         applied: dict[Row, Applied] = {}
         if operation.conditions:
@@ -389,7 +399,9 @@ class PostgresRequests:
         return StoredState(records, applied)
 
     async def _write(self, operation: Operation[Any], plan: WritePlan) -> None:
-        statements, codec, execute = self._statements, self.codec, self.connection.execute
+        statements = self._statements
+        codec = self.codec
+        execute = self.connection.execute
         dropped: dict[Row, str] = {}
         if plan.puts:
             unwritten = await self._places(statements.upsert, self._whole(plan.puts))
@@ -484,8 +496,10 @@ class PostgresTable(SqlTable[PostgresRequests]):
         self._declare(table, key, columns, create=create)
         self.dsn_env = None if dsn_env is None else check_variable_name("dsn_env", dsn_env)
         self.connect = postgres_connection.check_keywords(connect or {})
-        self.connections, self.forget_after = connections, forget_after
-        what, whole = f"PostgreSQL table {table!r} has", "a whole number, at least 1"
+        self.connections = connections
+        self.forget_after = forget_after
+        what = f"PostgreSQL table {table!r} has"
+        whole = "a whole number, at least 1"
         check_whole_number(
             connections, f"{what} connections={connections!r}", whole, argument="connections"
         )

@@ -217,7 +217,8 @@ def _connection_error(
 ) -> errors.AdjunctError:
     message = _redact(str(error), settings)
     kind: type[errors.AdjunctError]
-    kind, what = errors.TableUnavailableError, "can't be reached"
+    kind = errors.TableUnavailableError
+    what = "can't be reached"
     step = (
         "Check that the server runs, listens on this address, and can be reached from here; then"
         " run it again."
@@ -233,7 +234,8 @@ def _connection_error(
         )
         step += "connection reads, or in the variable of the DSN, and start the run again."
     elif any(words in message for words in _FOR_GOOD):
-        kind, what = errors.TableAccessError, "rejected the login"
+        kind = errors.TableAccessError
+        what = "rejected the login"
         step = "Check the connection's user, password and database, and the server's pg_hba.conf."
     return kind(
         f"{label}: PostgreSQL at {format_address(settings)} {what} ({message}).", step, table=label
@@ -260,31 +262,28 @@ def translate_error(error: psycopg.Error, label: str, place: str) -> errors.Adju
     )
     lost = lost or (isinstance(error, psycopg.OperationalError) and not state)
     kind: type[errors.AdjunctError]
-    kind, what, step = (
-        errors.TableError,
-        "the server rejected the request",
-        "Correct the data or the table.",
-    )
+    kind = errors.TableError
+    what = "the server rejected the request"
+    step = "Correct the data or the table."
     if lost or state in _PASSING or state.startswith(_PASSING_CLASSES):
-        kind, what = errors.TableUnavailableError, "the transaction failed"
+        kind = errors.TableUnavailableError
+        what = "the transaction failed"
         step = "The transaction is retried; if it keeps failing, check the server's log."
     elif state == READ_ONLY:
-        kind, what = errors.TableAccessError, "the session is read-only"
+        kind = errors.TableAccessError
+        what = "the session is read-only"
         step = READ_ONLY_STEP
     elif is_against_policy(error):
-        what, step = (
-            "a row security policy rejects the record",
-            "Filter such records out, or correct the policy.",
-        )
+        what = "a row security policy rejects the record"
+        step = "Filter such records out, or correct the policy."
     elif state in _NO_ACCESS:
-        kind, what = errors.TableAccessError, "it can't be accessed"
+        kind = errors.TableAccessError
+        what = "it can't be accessed"
         step = "Check that the table exists and that the user has access to it."
     elif isinstance(error, psycopg.DataError | psycopg.ProgrammingError):
-        kind, what, step = (
-            errors.SchemaMismatchError,
-            "the values do not fit the columns",
-            "Correct the values or the table.",
-        )
+        kind = errors.SchemaMismatchError
+        what = "the values do not fit the columns"
+        step = "Correct the values or the table."
     return kind(f"{label} at {place}: {what} ({' '.join(message.split())}).", step, table=label)
 
 

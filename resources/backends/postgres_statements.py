@@ -149,8 +149,12 @@ class Statements:
     """The SQL statements for one table, composed once after reading its columns."""
 
     def __init__(self, schema: str, table: str, codec: RowCodec, casts: Mapping[str, str]) -> None:
-        self.schema, self.table, self.codec, self.casts = schema, table, codec, casts
-        self._key, self._names = codec.key, codec.names
+        self.schema = schema
+        self.table = table
+        self.codec = codec
+        self.casts = casts
+        self._key = codec.key
+        self._names = codec.names
         self._texts = {name for name, column in codec.columns.items() if column.kind in AS_TEXT}
         self._parts = {
             "table": quote_name(schema, table),
@@ -346,16 +350,15 @@ class Statements:
         """The steps `known`, `fresh` and `passed`, which do in SQL what `Applied` does in Python
         (`write_plan.py`).
         """
-        newest_by, idempotent = shape.conditions.newest_by, shape.conditions.idempotent
+        newest_by = shape.conditions.newest_by
+        idempotent = shape.conditions.idempotent
         values = {"newest_of": "NULL", "newest": "NULL", "tie": "NULL", "applied": "'{{}}'::jsonb"}
-        marks, excluded, holds, fails, holds_excluded, unmarked = (
-            ["at = now()"],
-            ["at = now()"],
-            [],
-            [],
-            [],
-            "",
-        )
+        marks = ["at = now()"]
+        excluded = ["at = now()"]
+        holds = []
+        fails = []
+        holds_excluded = []
+        unmarked = ""
         if idempotent:
             values["applied"] = "jsonb_build_object(s.__source, s.__position)"
             marks.append(f"applied = coalesce(b.applied, '{{{{}}}}') || {values['applied']}")
@@ -413,7 +416,8 @@ class Statements:
         """The texts to insert into the statements that depend on the shape's changes and
         conditions, by name.
         """
-        sets, newest_by = self._sets(shape, "s"), shape.conditions.newest_by or ""
+        sets = self._sets(shape, "s")
+        newest_by = shape.conditions.newest_by or ""
         collate = (
             ' COLLATE "C"' if newest_by and self.codec.column(newest_by).kind is Kind.STRING else ""
         )
@@ -565,7 +569,8 @@ async def read_postgres_columns(
            ORDER BY a.attnum""",
         (schema, table),
     )
-    rows, where = await cursor.fetchall(), f"{label} at {place}"
+    rows = await cursor.fetchall()
+    where = f"{label} at {place}"
     if not rows:
         step = "Correct schema and name, or declare the table with create=True."
         raise TableNotFoundError(f"{where}: the table does not exist.", step, table=label)

@@ -35,7 +35,10 @@ if TYPE_CHECKING:
 
 LEAST = 200  # the fewest entries that are worth a staging table; below, arrays are as fast
 _PLACE = "__place"
-SOURCE, POSITION, TIE, TIME = "__source", "__position", "__tie", "__time"
+SOURCE = "__source"
+POSITION = "__position"
+TIE = "__tie"
+TIME = "__time"
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +171,8 @@ def _marks(
     `written` are the columns of the batch, of which one may be the time.
     """
     marks: dict[str, Any] = {}
-    sources, positions = entries.sources, entries.positions
+    sources = entries.sources
+    positions = entries.positions
     if not conditions:
         return marks
     if sources is None or positions is None or sources.null_count or positions.null_count:
@@ -263,7 +267,8 @@ def _cast_exactly(column: Column | None, array: Any, *, adding: bool) -> Any:
     """
     if column is None:
         return None
-    kind, type_ = column.kind, array.type
+    kind = column.kind
+    type_ = array.type
     if pa.types.is_null(type_):
         return None if adding else array.cast(pa.string())
     if pa.types.is_integer(type_):
@@ -366,7 +371,8 @@ def postgres_checker(column: Column) -> Callable[[Any], Any]:
 
     The server would reject most of them, but cut off blanks at the end.
     """
-    check, most = make_checker(column), _text_limit(column)
+    check = make_checker(column)
+    most = _text_limit(column)
     if most is None:
         return check
 
@@ -546,11 +552,13 @@ def split_repeated_keys(
         return
 
     times = _count_earlier(entries)
-    turn, most = 0, int(times.max())
+    turn = 0
+    most = int(times.max())
     while turn <= most:
         chosen = np.flatnonzero(times == turn)
         if len(chosen) < LEAST:
-            chosen, turn = np.flatnonzero(times >= turn), most
+            chosen = np.flatnonzero(times >= turn)
+            turn = most
         if len(chosen) == len(entries):
             yield None, operation
         else:

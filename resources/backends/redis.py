@@ -149,7 +149,8 @@ class RedisServer:
         from redis.asyncio.retry import Retry
         from redis.backoff import NoBackoff
 
-        self.label, self._timeout = label, timeout
+        self.label = label
+        self._timeout = timeout
         parts = _parts(label, source, url)
         self.place = (
             f"{parts.hostname or 'localhost'}:{parts.port or 6379}"
@@ -176,7 +177,8 @@ class RedisServer:
             raise errors.ConfigurationError(problem, step, setting=source) from None
         self.policy: str | None = None  # the server's eviction policy, once it was read
         self.reading_policy = asyncio.Lock()
-        self._busy, self._idle = 0, asyncio.Event()
+        self._busy = 0
+        self._idle = asyncio.Event()
         self._idle.set()
 
     async def _log_in(self, connection: Any) -> None:
@@ -250,29 +252,28 @@ class RedisServer:
         if isinstance(error, exceptions.NoScriptError):
             return NO_SCRIPT
         kind: type[errors.AdjunctError]
-        state, kind, step = State.REFUSED, errors.TableError, "Correct the data or the server."
+        state = State.REFUSED
+        kind = errors.TableError
+        step = "Correct the data or the server."
         what = f"rejected the request ({text})"
         denied = isinstance(error, exceptions.AuthenticationError | exceptions.NoPermissionError)
         if denied or "unauthenticated" in text:  # Redis' answer to long commands before a login
-            kind, what = errors.TableAccessError, f"rejected the login or the command ({text})"
+            kind = errors.TableAccessError
+            what = f"rejected the login or the command ({text})"
             step = (
                 "Check user, password and rights: HMGET, HGETALL, HSETNX, HINCRBY, EVALSHA, SCRIPT"
                 " LOAD and the script's commands are needed."
             )
         elif type(error).__name__ in _FOR_NOW or text.startswith(_CODES_FOR_NOW):
-            state, kind, what = (
-                State.FAILED,
-                errors.TableUnavailableError,
-                f"does not accept requests now ({text})",
-            )
+            state = State.FAILED
+            kind = errors.TableUnavailableError
+            what = f"does not accept requests now ({text})"
             step = "The request is retried; if it keeps failing, check the server's log and memory."
         elif not isinstance(error, exceptions.ResponseError):
             unanswered = "can't be reached" if lost is State.FAILED else "did not answer"
-            state, kind, what = (
-                lost,
-                errors.TableUnavailableError,
-                f"{unanswered} ({type(error).__name__}: {text})",
-            )
+            state = lost
+            kind = errors.TableUnavailableError
+            what = f"{unanswered} ({type(error).__name__}: {text})"
             step = (
                 "The request is retried; check that the server runs and can be reached from here."
             )
@@ -316,7 +317,8 @@ class RedisCodec(RowCodec):
         largest_value: int,
         horizon: int,
     ) -> None:
-        self._largest, self._horizon = largest_value, horizon
+        self._largest = largest_value
+        self._horizon = horizon
         self._stored = {column.name: redis_records.to_redis_column(column) for column in declared}
         super().__init__(label, key, declared, check=self._encoder_of)
         self._packed_names = {name: pack_argument(name.encode()) for name in self.names}
@@ -346,11 +348,9 @@ class RedisCodec(RowCodec):
         )
 
     def _encoder_of(self, column: Column) -> Callable[[Any], bytes]:
-        check, encode, largest = (
-            make_checker(column),
-            self._stored[column.name].encode,
-            self._largest,
-        )
+        check = make_checker(column)
+        encode = self._stored[column.name].encode
+        largest = self._largest
 
         def encoded(value: Any) -> bytes:
             text = encode(check(value))
@@ -424,7 +424,8 @@ class RedisCodec(RowCodec):
         support to `used`.
         """
         kind = operation.kind
-        count, own = 0, b""
+        count = 0
+        own = b""
         if kind is OperationKind.UPDATE:
             count, own = self._update(operation, entry, used)
         elif kind is not OperationKind.DELETE:
@@ -436,7 +437,8 @@ class RedisCodec(RowCodec):
         return count + 1 + len(conditions), b"".join(map(pack_argument, conditions)) + own
 
     def _conditions(self, operation: Operation[Any], entry: Entry) -> list[bytes]:
-        conditions, marks = operation.conditions, operation.entries.marks
+        conditions = operation.conditions
+        marks = operation.entries.marks
         assert marks is not None  # conditions require marks
         mark = marks[entry.place]
         texts = [] if conditions.newest_by is None else [entry.time, mark.tie.encode()]
@@ -455,7 +457,8 @@ class RedisCodec(RowCodec):
         """Pack checked values as pairs of field and value; columns that are not declared are
         left out.
         """
-        names, parts = self._packed_names, []
+        names = self._packed_names
+        parts = []
         for name, value in checked.items():
             if name in names:
                 text = NULL if value is None else value
@@ -463,13 +466,17 @@ class RedisCodec(RowCodec):
         return 2 * len(parts), b"".join(parts)
 
     def _update(self, operation: Operation[Any], entry: Entry, used: set[str]) -> Packed:
-        values, defaults = operation.entries.values or (), operation.entries.defaults
+        values = operation.entries.values or ()
+        defaults = operation.entries.defaults
         update = values[entry.place]
-        begins, begin = 0, b""
+        begins = 0
+        begin = b""
         if defaults is not None and (default := defaults[entry.place]) is not None:
             used.add("default")
             begins, begin = self._pack_fields(self.whole(entry.key, default))
-        sets, others, more = entry.value.set, 0, b""
+        sets = entry.value.set
+        others = 0
+        more = b""
         if isinstance(update, Changes):
             if (
                 update.remove
@@ -491,7 +498,8 @@ class RedisCodec(RowCodec):
         self, changes: CheckedChanges, remove: Sequence[str], used: set[str]
     ) -> Packed:
         """The packed arguments that add, merge, append and remove."""
-        count, more = 0, []
+        count = 0
+        more = []
         for name, value in changes.add.items():
             column = self._stored[name]
             if self.columns[name].kind is Kind.JSON:
@@ -532,7 +540,8 @@ def pack_script_call(
     if len(entries) == 1:
         count, packed = entries[0]
     else:
-        count, packed = sum(n for n, _ in entries), b"".join([p for _, p in entries])
+        count = sum(n for n, _ in entries)
+        packed = b"".join([p for _, p in entries])
     return b"*%d\r\n$7\r\nEVALSHA\r\n$40\r\n%b\r\n$1\r\n1\r\n$%d\r\n%b\r\n$%d\r\n%d\r\n%b%b" % (
         8 + count,
         digest,
@@ -560,7 +569,8 @@ def pack_fenced_call(
     """Pack a script call that checks the epoch of a run first: the key and arguments of that are
     its last ones.
     """
-    count, packed = sum(n for n, _ in entries), b"".join([p for _, p in entries])
+    count = sum(n for n, _ in entries)
+    packed = b"".join([p for _, p in entries])
     arguments = [b"EVALSHA", digest, b"2", name, bookkeeping.encode(), b"%d" % len(entries)]
     last = [text.encode() for text in _fence_arguments(fence)]
     return b"*%d\r\n%b%b%b%b" % (
@@ -607,11 +617,16 @@ class RedisTable(StoreTable):
         connections: int = 8,
         timeout: float = 10.0,
     ) -> None:
-        self.prefix, self._label = prefix, f"Redis table {prefix}"
+        self.prefix = prefix
+        self._label = f"Redis table {prefix}"
         self._declare(prefix, key, columns)
-        self.url, self.url_env, self.password_env = url, url_env, password_env
-        self.forget_deleted_after, self.largest_value = forget_deleted_after, largest_value
-        self.connections, self.timeout = connections, timeout
+        self.url = url
+        self.url_env = url_env
+        self.password_env = password_env
+        self.forget_deleted_after = forget_deleted_after
+        self.largest_value = largest_value
+        self.connections = connections
+        self.timeout = timeout
         if not prefix or not prefix.isprintable():
             raise errors.ConfigurationError(
                 f"a Redis table has the prefix {prefix!r}; expected printable text.",
@@ -679,7 +694,8 @@ class RedisTable(StoreTable):
 
     async def check_settings(self, conditions: Conditions, *, fenced: bool = False) -> list[str]:
         await self.open()
-        server, policy = self._servers.here(), await self._eviction_policy()
+        server = self._servers.here()
+        policy = await self._eviction_policy()
         check_eviction(self._label, server.place, policy, conditions, fenced=fenced)
         note = note_eviction(self._label, server.place, policy)
         return [] if note is None else [note]
@@ -696,7 +712,9 @@ class RedisTable(StoreTable):
 
     async def _check_eviction(self, operation: Operation[Any]) -> None:
         """Raise ConfigurationError as `check_settings`; log its notes once in this process."""
-        server, conditions, fenced = self._servers.here(), operation.conditions, operation.fenced
+        server = self._servers.here()
+        conditions = operation.conditions
+        fenced = operation.fenced
         if server.policy is None:
             for note in await self.check_settings(conditions, fenced=fenced):
                 if note not in _logged:
@@ -773,7 +791,8 @@ class RedisTable(StoreTable):
         return answers
 
     async def _get(self, operation: Operation[Any]) -> Outcomes:
-        valid, codec = validate_entries(self._codec, operation), self._codec
+        valid = validate_entries(self._codec, operation)
+        codec = self._codec
         records: list[Any] = [None] * len(operation)
         problems = dict(valid.problems)
         commands = [codec.get(entry.key) for entry in valid.entries]
@@ -789,13 +808,15 @@ class RedisTable(StoreTable):
         return Outcomes(len(operation), records, problems)
 
     async def _write(self, operation: Operation[Any]) -> Outcomes:
-        codec, conditions = self._codec, operation.conditions
+        codec = self._codec
+        conditions = operation.conditions
         try:
             await self._check_eviction(operation)
         except errors.TransientError as error:
             return Outcomes.all(len(operation), Problem(State.FAILED, error))  # nothing was sent
         valid = validate_entries(codec, operation)
-        compares, problems = codec.compares(conditions.newest_by), dict(valid.problems)
+        compares = codec.compares(conditions.newest_by)
+        problems = dict(valid.problems)
         by_name: dict[bytes, list[tuple[int, Packed]]] = {}
         used: set[str] = set()
         for entry in valid.entries:

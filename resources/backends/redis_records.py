@@ -119,7 +119,8 @@ def _items(element: Column) -> tuple[Callable[[Any], Any] | None, Callable[[Any]
 
 
 def _decimal_column(column: Column) -> RedisColumn:
-    write, bounds = decimal_writer(column), number_bounds(column)
+    write = decimal_writer(column)
+    bounds = number_bounds(column)
     if bounds is None:
 
         def any_scale(number: Decimal) -> bytes:
@@ -227,7 +228,10 @@ end
 """
 
 
-DONE, SKIPPED, MISSING, BEGUN = 1, 2, 3, 4
+DONE = 1
+SKIPPED = 2
+MISSING = 3
+BEGUN = 4
 _PUTS = (OperationKind.PUT, OperationKind.PUT_IF_ABSENT)
 
 
@@ -246,11 +250,9 @@ def build_script(
     says that the entries have positions, `fenced` that the last arguments are the epoch of a run.
     `changes` are those of "default", "add", "append", "merge" and "remove" that updates need.
     """
-    timed, update, delete = (
-        compares != "-",
-        kind is OperationKind.UPDATE,
-        kind is OperationKind.DELETE,
-    )
+    timed = compares != "-"
+    update = kind is OperationKind.UPDATE
+    delete = kind is OperationKind.DELETE
     changing = bool(changes - {"default"})
     refuses = changing or compares in ("n", "f")
     looks = kind is not OperationKind.PUT or timed or marked

@@ -110,7 +110,8 @@ class Pool(Generic[R]):
     """
 
     def __init__(self, size: int, connect: Callable[[bool], Awaitable[R]]) -> None:
-        self._size, self._connect = size, connect
+        self._size = size
+        self._connect = connect
         self._places = asyncio.Semaphore(size)
         self._closing = asyncio.Lock()
         self._idle: list[R] = []
@@ -239,7 +240,8 @@ class SqlTable(StoreTable, Generic[R]):
         await self._pools.here().close()
 
     async def send(self, operation: Operation[Any]) -> Outcomes:
-        reads, count = operation.kind is OperationKind.GET, len(operation)
+        reads = operation.kind is OperationKind.GET
+        count = len(operation)
         creates = self.create and operation.may_create
         connected = False
         try:

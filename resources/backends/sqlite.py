@@ -101,7 +101,8 @@ def read_sqlite_columns(
     info = connection.execute(
         "SELECT name, type, pk FROM pragma_table_info(?)", (table,)
     ).fetchall()
-    names, types = [name for name, _, _ in info], {name: type_ for name, type_, _ in info}
+    names = [name for name, _, _ in info]
+    types = {name: type_ for name, type_, _ in info}
     _check_generated(connection, label, table, names, declared)
     check_columns_and_key(label, names, declared, key, _unique_column_sets(connection, table, info))
     for name in key:
@@ -247,12 +248,10 @@ class SqliteRequests:
         codec: RowCodec,
         declared: SqliteTable,
     ) -> None:
-        self.connection, self.thread, self.codec, self._declared = (
-            connection,
-            thread,
-            codec,
-            declared,
-        )
+        self.connection = connection
+        self.thread = thread
+        self.codec = codec
+        self._declared = declared
         self.closed = self.committing = self.has_idempotency_table = False
         self._file = file_identity(declared.path)
         self._table = quote_sqlite_name(declared.table)
@@ -330,10 +329,8 @@ class SqliteRequests:
             return error
 
     def _read_state(self, operation: Operation[Any], valid: ValidEntries) -> StoredState:
-        names, newest_by = (
-            write_plan.columns_to_read(operation, valid.entries),
-            operation.conditions.newest_by,
-        )
+        names = write_plan.columns_to_read(operation, valid.entries)
+        newest_by = operation.conditions.newest_by
         keys = valid.keys
         records: dict[Row, dict[str, Any]] = {}
         applied: dict[Row, Applied] = {}
@@ -491,7 +488,8 @@ class SqliteRequests:
                 types |= dict.fromkeys(write_plan.COLUMNS, "TEXT") | {"at": "REAL NOT NULL"}
                 create_sqlite_table(self.connection, name, types, codec.key, " WITHOUT ROWID")
         self._check_idempotency_table(may_be_missing=False)
-        self._idempotency, self.has_idempotency_table = quote_sqlite_name(name), True
+        self._idempotency = quote_sqlite_name(name)
+        self.has_idempotency_table = True
 
     def _check_idempotency_table(self, *, may_be_missing: bool) -> None:
         codec = self.codec
@@ -642,7 +640,8 @@ class SqliteTable(SqlTable[SqliteRequests]):
         self.table = check_identifier("table", table)
         self._label = f"SQLite table {table!r} in {self.path}"
         self._declare(table, key, columns, create=create)
-        self.busy_timeout, self.forget_after = busy_timeout, forget_after
+        self.busy_timeout = busy_timeout
+        self.forget_after = forget_after
         what = f"SQLite table {table!r} has"
         check_seconds(
             busy_timeout,
@@ -791,22 +790,23 @@ class SqliteTable(SqlTable[SqliteRequests]):
         except sqlite3.Error as error:
             code = getattr(error, "sqlite_errorcode", 0) & 0xFF
             kind: type[errors.AdjunctError]
-            kind, what, step = (
-                errors.TableError,
-                "rejected the request",
-                "Correct the data or the table.",
-            )
+            kind = errors.TableError
+            what = "rejected the request"
+            step = "Correct the data or the table."
             if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
-                kind, what = errors.TableUnavailableError, "is locked by another process"
+                kind = errors.TableUnavailableError
+                what = "is locked by another process"
                 step = (
                     "The request is retried; if it keeps failing, find the long transaction, or"
                     " raise busy_timeout."
                 )
             elif requests is not None and requests.committing:
-                kind, what = errors.TableUnavailableError, "may have committed the request or not"
+                kind = errors.TableUnavailableError
+                what = "may have committed the request or not"
                 step = "The request is retried; if it keeps failing, check the disk."
             elif code in _UNUSABLE:
-                kind, what = errors.TableAccessError, "can't be accessed"
+                kind = errors.TableAccessError
+                what = "can't be accessed"
                 step = (
                     "Check that it is an intact SQLite file, that the disk has space, and that this"
                     " user may write the file and its folder. In write-ahead (WAL) mode even"

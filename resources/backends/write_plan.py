@@ -600,7 +600,8 @@ def validate_entries(codec: RowCodec, operation: Operation[Any]) -> ValidEntries
 
     The key of a get that no stored record can have is left out, without a problem.
     """
-    entries, kind = operation.entries, operation.kind
+    entries = operation.entries
+    kind = operation.kind
     to_key = codec.keys_by(
         entries.key_names if isinstance(entries, ArrowEntries) else operation.key
     )
@@ -670,9 +671,12 @@ class _Planner:
         """Plan an entry if its conditions hold, and note that it was applied; return its
         problem, if any.
         """
-        operation, plan, marks = self.operation, self.plan, self.operation.entries.marks
+        operation = self.operation
+        plan = self.plan
+        marks = self.operation.entries.marks
         assert marks is not None  # conditions require marks
-        conditions, mark = operation.conditions, marks[entry.place]
+        conditions = operation.conditions
+        mark = marks[entry.place]
         applied = plan.applied.get(entry.key) or self.applied(entry.key)
         late = applied.is_late(conditions, mark, entry.time)
         if applied.was_applied(conditions, mark) or (late and not operation.applies_late_changes):
@@ -692,10 +696,8 @@ class _Planner:
         """What was applied to the key. If that is unknown, a record's own time counts, as older
         than any message of the same time.
         """
-        applied, newest_by = (
-            self.stored.applied.get(key) or Applied(),
-            self.operation.conditions.newest_by,
-        )
+        applied = self.stored.applied.get(key) or Applied()
+        newest_by = self.operation.conditions.newest_by
         if newest_by is not None and applied.newest is None:
             time = self.stored.records.get(key, {}).get(newest_by)
             applied.of_record = None if time is None else (time, "")
@@ -703,7 +705,8 @@ class _Planner:
 
     def write(self, entry: Entry) -> Problem | None:
         """Plan an entry without regard to conditions; return its problem, if any."""
-        kind, plan = self.operation.kind, self.plan
+        kind = self.operation.kind
+        plan = self.plan
         if kind is OperationKind.UPDATE:
             return self._update(entry)
         if kind is OperationKind.PUT:
@@ -718,12 +721,10 @@ class _Planner:
 
     def _update(self, entry: Entry) -> Problem | None:
         """Plan an update of the existing or planned record, or of the default if there is none."""
-        codec, plan, place, defaults = (
-            self.codec,
-            self.plan,
-            entry.place,
-            self.operation.entries.defaults,
-        )
+        codec = self.codec
+        plan = self.plan
+        place = entry.place
+        defaults = self.operation.entries.defaults
         try:
             if entry.key in self.stored.records:
                 known = plan.changes.get(entry.key) or CheckedChanges({}, {}, {})

@@ -299,7 +299,8 @@ def _check_files(
     listed = {f"{g.folder.rsplit('/', 1)[-1]}/{file.name}" for g in generations for file in g.files}
     seen = {"/".join(unquote(uri).rsplit("/", 2)[-2:]) for uri in spark.table(name).inputFiles()}
     if listed != seen:
-        missing, stray = sorted(listed - seen), sorted(seen - listed)
+        missing = sorted(listed - seen)
+        stray = sorted(seen - listed)
         problem = f"{what}: the manifest lists {len(listed)} files, Spark found {len(seen)}"
         problem += f"{'; missing: ' + ', '.join(missing[:3]) if missing else ''}"
         problem += f"{'; not listed: ' + ', '.join(stray[:3]) if stray else ''}."
@@ -377,7 +378,8 @@ VALID_FROM = "__valid_from"
 VALID_TO = "__valid_to"
 IS_FIRST = "__first"
 HAS_ENDS = "has_ends"
-POSITION, TOMBSTONE = "__position", "__tombstone"
+POSITION = "__position"
+TOMBSTONE = "__tombstone"
 
 
 @dataclass(frozen=True, slots=True)
@@ -416,7 +418,8 @@ class Timeline:
     """
 
     def __init__(self, key: tuple[str, ...], options: TimelineOptions) -> None:
-        self._key, self._options = key, options
+        self._key = key
+        self._options = options
         self._last: pa.Table | None = None
         self._follows_kept = False
         self._pruned = self._forgotten = self._corrections = self._current = 0
@@ -440,7 +443,8 @@ class Timeline:
 
     def rest(self) -> pa.Table | None:
         """Return the row that still waits, after the last batch; None if none does."""
-        last, self._last = self._last, None
+        last = self._last
+        self._last = None
         return None if last is None else self._fill_ends(last, 1)
 
     def stats(self) -> dict[str, Any]:

@@ -109,7 +109,8 @@ def _byte_ranges(array: pa.Array) -> tuple[Bytes, Int64, Int64] | None:
     They are UTF-8, the bytes of a binary value, or the shortest big-endian bytes of a decimal of
     more than 18 digits. None for other types, whose values are hashed as numbers.
     """
-    kind, end = array.type, array.offset + len(array)
+    kind = array.type
+    end = array.offset + len(array)
     if pt.is_string(kind) or pt.is_binary(kind):
         _, offset_buffer, data_buffer = array.buffers()
         offsets = np.frombuffer(offset_buffer, dtype=np.int32)[array.offset : end + 1].astype(
@@ -309,13 +310,11 @@ def _java_bytes(unscaled: int) -> bytes:
 # in memory.
 
 
-_P1, _P2, _P3, _P4, _P5 = (
-    0x9E3779B185EBCA87,
-    0xC2B2AE3D27D4EB4F,
-    0x165667B19E3779F9,
-    0x85EBCA77C2B2AE63,
-    0x27D4EB2F165667C5,
-)
+_P1 = 0x9E3779B185EBCA87
+_P2 = 0xC2B2AE3D27D4EB4F
+_P3 = 0x165667B19E3779F9
+_P4 = 0x85EBCA77C2B2AE63
+_P5 = 0x27D4EB2F165667C5
 _ALL = 0xFFFFFFFFFFFFFFFF
 _ROWS = 32_768  # at once, so that their hashes stay in the processor's cache
 
@@ -358,7 +357,8 @@ def _digest(array: pa.Array, place: int, seeds: UInt64) -> UInt64:
     seed.
     """
     if array.null_count:
-        hashes, valid = seeds.copy(), np.asarray(array.is_valid())
+        hashes = seeds.copy()
+        valid = np.asarray(array.is_valid())
         hashes[valid] = _digest(array.drop_null(), place, seeds[valid])
         return hashes
     kind = array.type
@@ -422,7 +422,8 @@ def _xxhash_stripes(data: Bytes, starts: Int64, stripes: Int64, seeds: UInt64) -
         words = _read(data, starts[:count] + 32 * index, 32).view("<u8").reshape(-1, 4)
         lanes[:count] = _xxhash_round(lanes[:count], words)
     for row in range(int(counts[together]) if together < len(counts) else 0):
-        start, end = starts[row] + 32 * together, starts[row] + 32 * stripes[row]
+        start = starts[row] + 32 * together
+        end = starts[row] + 32 * stripes[row]
         lanes[row] = _xxhash_one_row(data[start:end].tobytes(), lanes[row].tolist())
     first, second, third, fourth = lanes.T
     mixed = (
@@ -538,7 +539,8 @@ def _sum_hash_halves(schema: Schema) -> tuple[Column, Column]:
     For less than 2**31 records, neither overflows.
     """
     hashed = row_hash(schema.names)
-    high, low = F.shiftrightunsigned(hashed, 32), hashed.bitwiseAND(F.lit(0xFFFFFFFF))
+    high = F.shiftrightunsigned(hashed, 32)
+    low = hashed.bitwiseAND(F.lit(0xFFFFFFFF))
     return F.sum(high), F.sum(low)
 
 

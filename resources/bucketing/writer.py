@@ -141,8 +141,11 @@ class BucketFileWriter:
         layout: BucketLayout,
         options: WriteOptions,
     ) -> None:
-        self._store, self._folder, self._bucket = store, folder, bucket
-        self._layout, self._options = layout, options
+        self._store = store
+        self._folder = folder
+        self._bucket = bucket
+        self._layout = layout
+        self._options = options
         self._name = bucket_file_name(bucket, attempt_id(folder))
         # In the store's staging folder, from where a local lake links the file instead of copying
         # it.
@@ -373,7 +376,8 @@ class BucketFileWriter:
         ]
         with self._staged_file_errors():
             self._writer.write_table(table, row_group_size=ROWS_PER_GROUP)
-        self._waiting, self._waiting_rows = [], 0
+        self._waiting = []
+        self._waiting_rows = 0
 
     def _key_at(self, table: pa.Table | None, row: int) -> list[Any] | None:
         if table is None or not self._layout.key:
@@ -470,7 +474,8 @@ class _ScatteredKeys:
         ends = np.concatenate([np.nonzero(differs)[0], [count]])
         room = max(0, _NAMED_KEYS - len(self.named))
         self.named += map(_show_key, batch.select(self._key).take(ends[found][:room]).to_pylist())
-        self._moves, self._varies = bool(moved[-1]), bool(varied[-1])
+        self._moves = bool(moved[-1])
+        self._varies = bool(varied[-1])
 
 
 def _show_key(record: dict[str, Any]) -> str:
@@ -486,9 +491,11 @@ def check_key_order(key: Sequence[str], what: str, last: pa.Table | None, rows: 
     """
     keys = pa.concat_tables([table.select(key) for table in (last, rows) if table is not None])
     count = max(0, keys.num_rows - 1)
-    descends, equal = np.zeros(count, bool), np.ones(count, bool)
+    descends = np.zeros(count, bool)
+    equal = np.ones(count, bool)
     for column in keys.columns:
-        before, after = column.slice(0, count), column.slice(1)
+        before = column.slice(0, count)
+        after = column.slice(1)
         descends |= equal & pc.greater(before, after).to_numpy()
         equal &= pc.equal(before, after).to_numpy()
     if descends.any():
@@ -679,7 +686,8 @@ def _task(
 
         context = TaskContext.get()
         bucket = context.partitionId() if context is not None else 0
-        store, facts = descriptor.open(), []
+        store = descriptor.open()
+        facts = []
         rows = (pa.Table.from_batches([batch]) for batch in batches)
         try:
             for number, tables in _split_by_bucket(rows) if all_buckets else [(bucket, rows)]:
@@ -722,7 +730,8 @@ def _runs(tables: Iterator[pa.Table]) -> Iterator[tuple[int, pa.Table]]:
     same bucket.
     """
     for table in tables:
-        buckets, rows = table.column(_BUCKET), table.drop_columns([_BUCKET])
+        buckets = table.column(_BUCKET)
+        rows = table.drop_columns([_BUCKET])
         start = 0
         while start < len(buckets):
             bucket = buckets[start].as_py()

@@ -150,7 +150,8 @@ class QuoteReader(ArrowReadableFile):
         whole = len(block.rstrip(b'"'))
         letters = np.frombuffer(block, np.uint8)
         quotes = np.flatnonzero(letters[1:whole] == ord('"')) + 1
-        opening, closing = quotes[self._quoted :: 2], quotes[not self._quoted :: 2]
+        opening = quotes[self._quoted :: 2]
+        closing = quotes[not self._quoted :: 2]
         # Usually each second quote closes a value or escapes the next quote, which is checked for
         # all at once.
         if np.isin(
@@ -176,7 +177,9 @@ class QuoteReader(ArrowReadableFile):
             if not self._quoted:
                 if block[start - 1] not in _DELIMITERS:
                     continue  # quotes in the text of a value that is not quoted
-                self._quoted, opened, count = True, [start], count - 1
+                self._quoted = True
+                opened = [start]
+                count = count - 1
             if (
                 count % 2
             ):  # in a pair, the first escapes the second; one without a partner closes the value
@@ -395,7 +398,8 @@ def read_jsonl(
     """Yield the records of a JSON lines file as (number of the first record, table); see
     `DeclaredFiles.tables`.
     """
-    number, line = 0, 1
+    number = 0
+    line = 1
     with tree.on_disk(file) as path:
         for block in _blocks(open_decompressed(path, file.path), where):
             if block.strip(_BLANKS + b"\n"):
@@ -407,14 +411,16 @@ def read_jsonl(
 
 def _blocks(source: Any, where: str) -> Iterator[bytes]:
     """Yield the stream's bytes in blocks of whole lines."""
-    carried, first = b"", True
+    carried = b""
+    first = True
     while True:
         try:
             data = bytes(source.read(_JSON_BLOCK))
         except OSError as error:
             raise unreadable_file_error(where, error) from error
         if first:
-            data, first = data.removeprefix(_BOM), False
+            data = data.removeprefix(_BOM)
+            first = False
         if not data:
             yield carried
             return
@@ -631,10 +637,8 @@ def read_parquet(
     start, end = span or (0, file.size)
     number = 0
     for group in range(parquet.metadata.num_row_groups):
-        rows, column = (
-            parquet.metadata.row_group(group).num_rows,
-            parquet.metadata.row_group(group).column(0),
-        )
+        rows = parquet.metadata.row_group(group).num_rows
+        column = parquet.metadata.row_group(group).column(0)
         # A row group without rows may have no page, so no offset.
         if (
             rows
@@ -645,10 +649,8 @@ def read_parquet(
             at = number
             try:
                 for batch in parquet.iter_batches(_BATCH, row_groups=[group]):
-                    rows_read, label = (
-                        pa.Table.from_batches([batch]),
-                        partial(record_label, "parquet", at),
-                    )
+                    rows_read = pa.Table.from_batches([batch])
+                    label = partial(record_label, "parquet", at)
                     table = fit_to_schema(_with_time_zones(rows_read, int96), schema, where, label)
                     yield at, table
                     at += table.num_rows

@@ -181,7 +181,10 @@ class TableEntry(tuple[Any, ...], Generic[K, V]):
 
 
 _LENGTH_BYTES = 2  # of a family's, in its prefix
-_KEY, _VERSION, _VALUE = itemgetter(0), itemgetter(1), itemgetter(2)  # of a StoredEntry
+# of a StoredEntry
+_KEY = itemgetter(0)
+_VERSION = itemgetter(1)
+_VALUE = itemgetter(2)
 
 
 class EntryCoder(Generic[K, V]):
@@ -212,9 +215,13 @@ class EntryCoder(Generic[K, V]):
         key: Serializer[K],
         value: Serializer[V],
     ) -> None:
-        self.table, self.partitions, self._limits = table, configuration.partitions, limits
-        self.key_serializer, self._value = key, value
-        self._decode_keys, self._decode_values = reader_of_many(key), reader_of_many(value)
+        self.table = table
+        self.partitions = configuration.partitions
+        self._limits = limits
+        self.key_serializer = key
+        self._value = value
+        self._decode_keys = reader_of_many(key)
+        self._decode_values = reader_of_many(value)
         self._family_most = (
             limits.family_prefix if limits.family_prefix is not None else limits.table_key
         )
@@ -245,7 +252,8 @@ class EntryCoder(Generic[K, V]):
             serialized = self.serialize_key(key)
         except errors.KeyValueTableError as error:
             raise error.of_family(_family_of(prefix)) from error.__cause__
-        size, most = len(serialized), self._limits.table_key - _LENGTH_BYTES
+        size = len(serialized)
+        most = self._limits.table_key - _LENGTH_BYTES
         whole = size + len(prefix) - _LENGTH_BYTES if prefix else size
         if size > self._key_most and whole <= segment.MAX_KEY_BYTES:
             self._too_long(f"the key {key!r:.60} has {size:,} bytes", self._key_most, size, prefix)
@@ -264,7 +272,8 @@ class EntryCoder(Generic[K, V]):
                 serialized = list(map(self.key_serializer.to_bytes, keys))
                 longest = max(map(len, serialized), default=0)
             except Exception:  # noqa: BLE001 - raised again below, with the key that it is about
-                serialized, longest = [], self._limits.table_key
+                serialized = []
+                longest = self._limits.table_key
             fits = longest <= self._key_most and longest + len(prefix) <= self._limits.table_key
             if fits and set(map(type, serialized)) <= {bytes}:
                 return list(map(prefix.__add__, serialized))
@@ -384,10 +393,8 @@ class EntryCoder(Generic[K, V]):
             ) from error
 
     def _too_long(self, what: str, most: int, size: int, prefix: bytes) -> NoReturn:
-        problem, next_step = (
-            f"{what}; at most {most:,} are allowed.",
-            "Use a shorter one, such as a hash of it.",
-        )
+        problem = f"{what}; at most {most:,} are allowed."
+        next_step = "Use a shorter one, such as a hash of it."
         raise self.table.error(errors.KeyTooLongError, problem, next_step, size=size).of_family(
             _family_of(prefix)
         )

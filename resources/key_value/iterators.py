@@ -82,7 +82,8 @@ class PageItems(Sequence[T_co]):
     __slots__ = ("_count", "_items", "_list")
 
     def __init__(self, count: int, items: Callable[[], Iterable[T_co]]) -> None:
-        self._count, self._items = count, items
+        self._count = count
+        self._items = items
         self._list: list[T_co] | None = None
 
     def __len__(self) -> int:
@@ -148,13 +149,13 @@ class TablePages(Generic[T]):
         family: str | None,
         values: bool,
     ) -> None:
-        self._open, self._partitions, self._whole, self._make = (
-            open_segment,
-            partitions,
-            within,
-            make,
-        )
-        self._page_size, self._values, self._family = page_size, values, family
+        self._open = open_segment
+        self._partitions = partitions
+        self._whole = within
+        self._make = make
+        self._page_size = page_size
+        self._values = values
+        self._family = family
         end = b"-" if within.end is None else b"+" + within.end
         parts = (within.start, end, ",".join(map(str, partitions)).encode())
         content = b"".join(len(part).to_bytes(4, "big") + part for part in parts)
@@ -163,7 +164,8 @@ class TablePages(Generic[T]):
         self._head = _HEAD.pack(
             _FORMAT, b"e" if values else b"k", bytes.fromhex(table.incarnation), iterated
         )
-        self._place, self._within = 0, within
+        self._place = 0
+        self._within = within
         self._reader: PageReader | None = None  # of the current partition
         try:
             if state is not None:
@@ -184,14 +186,17 @@ class TablePages(Generic[T]):
         """Return the next page, None after the last one."""
         try:
             while self._place < len(self._partitions):
-                partition, within = self._partitions[self._place], self._within
+                partition = self._partitions[self._place]
+                within = self._within
                 page = StoredPage(is_last=True)
                 if not within.is_empty:
                     page = await self._read(partition, within)
                 # After a partition's last page comes the next partition, even if entries have been
                 # added since.
                 if page.is_last or not page:
-                    self._place, self._within, self._reader = self._place + 1, self._whole, None
+                    self._place = self._place + 1
+                    self._within = self._whole
+                    self._reader = None
                 else:
                     self._within = self._whole.after(page.keys[-1])
                 if page:

@@ -77,10 +77,8 @@ def resolve_lake_backend(lake: Lake, description: Mapping[str, Any]) -> dict[str
     """
     if _LAKE not in description:
         return dict(description)
-    root, settings = (
-        lake.store.descriptor.url,
-        {name: v for name, v in description.items() if name != _LAKE},
-    )
+    root = lake.store.descriptor.url
+    settings = {name: v for name, v in description.items() if name != _LAKE}
     if description.items() >= IN_SQLITE.items() and "://" not in root:
         folder = Path(root).resolve()
         path = folder.with_name(f"{folder.name}.key-values.sqlite")
@@ -252,7 +250,8 @@ class TableBackends:
         description = self.description()
         if description == table.backend:
             return True
-        ours, theirs = self._from(description), self._from(table.backend)
+        ours = self._from(description)
+        theirs = self._from(table.backend)
         id = table.id(name)
         try:
             return type(theirs) is type(ours) and theirs.location(id, 0) == ours.location(id, 0)
@@ -420,7 +419,8 @@ def decide_create(
         if getattr(current, field.name) != getattr(wanted, field.name)
     ]
     if not same_backend(current):
-        there, ours = _differing_settings(current, wanted), _differing_settings(wanted, current)
+        there = _differing_settings(current, wanted)
+        ours = _differing_settings(wanted, current)
         differences.append(f"backend {there} (wanted: {ours})")
     if differences:
         problem = f"{name} exists with another configuration: {', '.join(differences)}."
@@ -729,7 +729,8 @@ class KeyValueTableManager:
         """
         table = TableName.checked(scope, name)
         stored = self._existing(table)
-        backend, id = self._backends.of(table, stored), stored.id(table)
+        backend = self._backends.of(table, stored)
+        id = stored.id(table)
         return tuple(
             SegmentInfo(
                 number, *hash_range(number, stored.partitions), backend.location(id, number)
@@ -806,7 +807,8 @@ class KeyValueTableManager:
         """
         if table.state not in UNFINISHED:
             return
-        backend, id = self._backends.of(name, table), table.id(name)
+        backend = self._backends.of(name, table)
+        id = table.id(name)
         steps = {
             TableState.CREATING: backend.create,
             TableState.SEALING: backend.seal,

@@ -437,7 +437,8 @@ def register_segment_backend(name: str, backend: Callable[..., SegmentBackend]) 
     _BACKENDS.register(name, backend)
 
 
-describe_backend, backend_from = _BACKENDS.describe, _BACKENDS.from_description
+describe_backend = _BACKENDS.describe
+backend_from = _BACKENDS.from_description
 """The first returns a registered backend as plain values: {"backend": "sqlite", …}; the second
 is its inverse.
 """
@@ -701,7 +702,8 @@ class _Attempts:
     def __init__(self, horizon: float) -> None:
         self.began = time.monotonic()
         self.lost: ReplyLostError | None = None
-        self._horizon, self._bound = horizon, _FIRST_PAUSE
+        self._horizon = horizon
+        self._bound = _FIRST_PAUSE
 
     async def wait_after(self, error: errors.TransientError) -> None:
         """Pause before the next attempt, longer each time; raise the error if the time for that
@@ -709,7 +711,8 @@ class _Attempts:
         """
         if isinstance(error, ReplyLostError):
             self.lost = error
-        seconds, self._bound = random.uniform(0, self._bound), min(2 * self._bound, _LONGEST_PAUSE)
+        seconds = random.uniform(0, self._bound)
+        self._bound = min(2 * self._bound, _LONGEST_PAUSE)
         limit = min(self._horizon, RETRY_SECONDS) if self.lost is None else self._horizon
         if time.monotonic() + seconds - self.began > limit:
             raise error
@@ -738,7 +741,8 @@ def split_into_requests(
         own = len(change.key) + len(change.value or b"")
         if part and (len(part) == most or size + own > largest):
             yield part
-            part, size = [], 0
+            part = []
+            size = 0
         part.append(change)
         size += own
     if part:

@@ -164,7 +164,9 @@ class AvroSerializer:
         _parsed(self.schema)
 
     def to_bytes(self, value: Any) -> bytes:
-        fastavro, schema, written = _fastavro(), _parsed(self.schema), io.BytesIO()
+        fastavro = _fastavro()
+        schema = _parsed(self.schema)
+        written = io.BytesIO()
         try:
             # It rejects, for example, an int beyond 32 bits, and a boolean given for a number.
             fastavro.validation.validate(value, schema, strict=True)

@@ -78,7 +78,9 @@ class OpenTable(Generic[K, V]):
         key: Serializer[K],
         value: Serializer[V],
     ) -> None:
-        self.id, self.partitions, self.backend = id, configuration.partitions, backend
+        self.id = id
+        self.partitions = configuration.partitions
+        self.backend = backend
         self.coder = EntryCoder(id, configuration, backend.limits, key, value)
         self._segments: dict[int, TableSegment] = {}
 
@@ -101,7 +103,8 @@ class OpenTable(Generic[K, V]):
         they are too many.
         """
         check_limits(self.id, changes, self.backend.limits)
-        opened, horizon = self.segment(partition), self.backend.horizon
+        opened = self.segment(partition)
+        horizon = self.backend.horizon
         await segment.apply_until_settled(
             self.id, opened, changes, token, horizon=horizon, retried=retried
         )
@@ -155,8 +158,11 @@ class KeyValueTable(Generic[K, V]):
         key: Serializer[K],
         value: Serializer[V],
     ) -> None:
-        self.id, self.configuration, self.backend = id, configuration, backend
-        self.key_serializer, self.value_serializer = key, value
+        self.id = id
+        self.configuration = configuration
+        self.backend = backend
+        self.key_serializer = key
+        self.value_serializer = value
         self._open = OpenTable(id, configuration, backend, key, value)
         self._coder = self._open.coder
 
@@ -271,7 +277,8 @@ class KeyValueTable(Generic[K, V]):
         A `TableKey` has its own family. Each partition is read by one request, at a moment of its
         own.
         """
-        coder, requested = self._coder, require_list(self.id, "keys", keys)
+        coder = self._coder
+        requested = require_list(self.id, "keys", keys)
         families: Iterable[str | None] = repeat(family)
         plain: list[Any] = requested
         if TableKey in set(map(type, requested)):
@@ -281,7 +288,8 @@ class KeyValueTable(Generic[K, V]):
             stored_keys = list(map(coder.table_key, prefixes, plain))
         else:
             prefix = coder.prefix(family)
-            prefixes, stored_keys = repeat(prefix), coder.table_keys(prefix, plain)
+            prefixes = repeat(prefix)
+            stored_keys = coder.table_keys(prefix, plain)
         if not stored_keys:
             return []
         if isinstance(prefixes, repeat) and (prefix := next(prefixes)):

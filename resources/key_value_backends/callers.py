@@ -50,5 +50,6 @@ class PerCaller(Generic[T]):
         if not is_blocking():
             return self._loops.take()
         with self._lock:
-            mine, self._threads = self._threads, None
+            mine = self._threads
+            self._threads = None
         return mine[1] if mine is not None and mine[0] == os.getpid() else None

@@ -192,7 +192,8 @@ class DynamoDbSegment:
     """
 
     def __init__(self, calls: TableCalls, layout: SegmentLayout) -> None:
-        self._calls, self._layout = calls, layout
+        self._calls = calls
+        self._layout = layout
         self._families = FamilyList(calls, layout)
         self._lost: dict[bytes, LastTry] = {}  # by token
         self._remembering = threading.Lock()
@@ -270,7 +271,8 @@ class DynamoDbSegment:
 
         Keys that DynamoDB leaves out for lack of capacity are requested again, with growing pauses.
         """
-        calls, patience = self._calls, Patience(_PATIENCE)
+        calls = self._calls
+        patience = Patience(_PATIENCE)
         left: Any = list(map(self._layout.entry, keys))
         attributes = "s, v, d" if values else "s, v"
         by_sort_key: dict[bytes, bytes] | None = None
@@ -318,7 +320,8 @@ class DynamoDbSegment:
         listed = layout.families(
             within if begun is None else KeyRange(key_after_family(begun), within.end)
         )
-        together, after = 1, None
+        together = 1
+        after = None
         while listed is not None:
             answer = await self._calls.query(listed, "s", _FAMILIES_LISTED, after)
             families = [layout.in_family(item["s"]["B"], within) for item in answer["Items"]]
@@ -620,15 +623,14 @@ class DynamoDbSegments:
         )
         self.connection.check(_LABEL)
         if not _PREFIX.fullmatch(prefix):
-            found, expected = (
-                f"{_LABEL} have prefix={prefix!r}",
-                "at most 64 letters, digits, '-', '_' or '.'",
-            )
+            found = f"{_LABEL} have prefix={prefix!r}"
+            expected = "at most 64 letters, digits, '-', '_' or '.'"
             raise argument_error(found, expected, argument="prefix")
         self.prefix = prefix
         self.threads = threads
         self._calls: WeakValueDictionary[TableId, TableCalls] = WeakValueDictionary()
-        self._opening, self._connecting = threading.Lock(), threading.Lock()
+        self._opening = threading.Lock()
+        self._connecting = threading.Lock()
 
     def __repr__(self) -> str:
         where = self.connection.endpoint_url or self.connection.region or "by boto3's configuration"
@@ -653,7 +655,8 @@ class DynamoDbSegments:
 
     def create(self, table: TableId, partitions: int) -> None:
         """Create a table, billed per request, and wait until it accepts requests."""
-        name, tags = self._name(table), {"adjunct:scope": table.scope, "adjunct:table": table.name}
+        name = self._name(table)
+        tags = {"adjunct:scope": table.scope, "adjunct:table": table.name}
 
         def create(client: DynamoDBClient) -> None:
             with dynamodb_errors(table, sent=False):
@@ -687,7 +690,8 @@ class DynamoDbSegments:
 
     def delete(self, table: TableId, partitions: int) -> None:
         """Delete a table and wait until it is gone, because it may accept writes until then."""
-        name, label = self._name(table), table_label(table)
+        name = self._name(table)
+        label = table_label(table)
 
         def delete(client: DynamoDBClient) -> None:
             with dynamodb_errors(table, sent=False):

@@ -82,7 +82,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.005, 0.3
+_FIRST_PAUSE = 0.005
+_LONGEST_PAUSE = 0.3
 
 
 class TableCalls:
@@ -96,7 +97,9 @@ class TableCalls:
     def __init__(
         self, table: TableId, name: str, connect: Callable[[str], DynamoDBClient], threads: int
     ) -> None:
-        self.table, self.name, self.label = table, name, table_label(table)
+        self.table = table
+        self.name = name
+        self.label = table_label(table)
         self._open: PerCaller[_ClientThreads] = PerCaller(
             partial(_ClientThreads, partial(connect, self.label), threads), _ClientThreads.end
         )
@@ -234,7 +237,8 @@ class _ClientThreads:
 
     def end(self, *, wait: bool = False) -> None:
         self.threads.shutdown(wait=wait)
-        client, self._client = self._client, None
+        client = self._client
+        self._client = None
         if client is not None:
             client.close()
 
@@ -258,7 +262,8 @@ LIMITS = SegmentLimits(
     request=4_000_000,  # of 4 MiB: names, versions and hash keys count too
 )
 
-_FIRST_FAMILY, _AFTER_FAMILIES = b"\0\1", b"\x80\0"
+_FIRST_FAMILY = b"\0\1"
+_AFTER_FAMILIES = b"\x80\0"
 _EMPTY_KEY = b"\0\0"
 _ABOVE_ALL = b"\xff" * _LONGEST_SORT_KEY
 
@@ -425,7 +430,8 @@ class FamilyList:
     """
 
     def __init__(self, calls: TableCalls, layout: SegmentLayout) -> None:
-        self._calls, self._layout = calls, layout
+        self._calls = calls
+        self._layout = layout
         self._known: tuple[int, set[bytes]] = (0, set())
         # Starts at random, so that many processes that add a few each purge as often as one that
         # adds many.
@@ -487,7 +493,8 @@ class FamilyList:
         If many of them were listed at the present term or a newer one, so that they can't be
         removed yet, raise all gates to a newer term: then a later purge removes them.
         """
-        calls, layout = self._calls, self._layout
+        calls = self._calls
+        layout = self._layout
         answer: Any = await calls.read(
             lambda client: client.get_item(
                 TableName=calls.name, Key=layout.progress(), ConsistentRead=True

@@ -87,7 +87,9 @@ class PostgresSegments:
         self.schema = check_identifier("schema", schema)
         self.dsn_env = None if dsn_env is None else check_variable_name("dsn_env", dsn_env)
         self.connect = check_keywords(connect or {})
-        self.connections, self.request_timeout, self.horizon = connections, request_timeout, horizon
+        self.connections = connections
+        self.request_timeout = request_timeout
+        self.horizon = horizon
         self._pools: PerCaller[WirePool] = PerCaller(self._new_pool, lambda pool: pool.drop())
 
     def __repr__(self) -> str:
@@ -193,7 +195,8 @@ class PostgresSegments:
         """Return the quoted names: of the entries' table, of the tokens' table, of the function
         that rejects writes.
         """
-        schema, name = self.schema.replace('"', '""'), sql_table_name(table)
+        schema = self.schema.replace('"', '""')
+        name = sql_table_name(table)
         return [f'"{schema}"."{name}{suffix}"' for suffix in ("", "_tokens", "_sealed")]
 
     def _exists(self, connection: psycopg.Connection[Any], name: str) -> bool:

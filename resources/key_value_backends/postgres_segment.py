@@ -253,7 +253,8 @@ class PostgresPages:
         Also request the next one ahead, if this page is full and not the first, and entries are
         small (AHEAD_BYTES).
         """
-        ahead, self._ahead = self._ahead, None
+        ahead = self._ahead
+        self._ahead = None
         unread = ahead[1] if ahead is not None and ahead[0] == (within, limit, values) else None
         pool = self._segment._pool()
         wire = (
@@ -317,7 +318,8 @@ class PostgresSegmentErrors:
         """Return the table's error for one of a request over `wire`, which is closed if it can't
         be used any more.
         """
-        state, words = error.sqlstate, " ".join(str(error).split())
+        state = error.sqlstate
+        words = " ".join(str(error).split())
         cut = state is None or error.diag.severity_nonlocalized in ("FATAL", "PANIC")
         if cut or state == READ_ONLY:  # a session keeps the setting that it started with
             wire.close()
@@ -382,8 +384,11 @@ class PostgresSegment:
         errors: PostgresSegmentErrors,
         kept: float,
     ) -> None:
-        self._pool, self._statements, self._errors = pool, statements, errors
-        self._prefix, self._end = partition.to_bytes(4, "big"), (partition + 1).to_bytes(4, "big")
+        self._pool = pool
+        self._statements = statements
+        self._errors = errors
+        self._prefix = partition.to_bytes(4, "big")
+        self._end = (partition + 1).to_bytes(4, "big")
         self._prune = statements.prune.format(round(kept)).encode()
         self.value_bytes: float | None = None  # average of the last page
 

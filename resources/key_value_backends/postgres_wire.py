@@ -63,7 +63,9 @@ class PostgresWire:
 
     def __init__(self, connection: AsyncConnection[Any] | Connection[Any], patience: float) -> None:
         self.may_be_applied = False
-        self._connection, self._pg, self._patience = connection, connection.pgconn, patience
+        self._connection = connection
+        self._pg = connection.pgconn
+        self._patience = patience
         self._names: dict[str, bytes] = {}
         self._rows = Transformer(connection)
         self._unread: UnreadAnswer | None = None
@@ -146,7 +148,8 @@ class PostgresWire:
         sent again.
         """
         self.may_be_applied = False
-        unread, self._unread = self._unread, None
+        unread = self._unread
+        self._unread = None
         if unread is not None:
             with suppress(psycopg.Error):
                 unread.answer = await self._answer()
@@ -172,7 +175,8 @@ class PostgresWire:
             raise
 
     async def _answer(self) -> PGresult:
-        pg, last = self._pg, None
+        pg = self._pg
+        last = None
         error: PGresult | None = None
         await self._flush()
         try:
@@ -286,7 +290,9 @@ class WirePool:
     """
 
     def __init__(self, size: int, connect: Callable[[], Awaitable[PostgresWire]]) -> None:
-        self._size, self._connect, self._process = size, connect, os.getpid()
+        self._size = size
+        self._connect = connect
+        self._process = os.getpid()
         self._in_loop = not is_blocking()
         self._places = (
             asyncio.Semaphore(size) if self._in_loop else threading.BoundedSemaphore(size)

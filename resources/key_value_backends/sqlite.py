@@ -90,7 +90,8 @@ class SqliteConnections:
     """
 
     def __init__(self, path: str, busy_timeout: float) -> None:
-        self.path, self.busy_timeout = path, busy_timeout
+        self.path = path
+        self.busy_timeout = busy_timeout
         self._idle: list[FileConnection] = []
         self._lock = threading.Lock()
         self._live = 0
@@ -339,12 +340,10 @@ class SqliteSegment:
     def __init__(
         self, connections: SqliteConnections, table: TableId, partition: int, label: str
     ) -> None:
-        self._connections, self._table, self._partition, self._label = (
-            connections,
-            table,
-            partition,
-            label,
-        )
+        self._connections = connections
+        self._table = table
+        self._partition = partition
+        self._label = label
         self._sql = SqliteStatements(table)
         self._writes = 0
 
@@ -365,10 +364,8 @@ class SqliteSegment:
 
     async def get(self, keys: Sequence[bytes], *, values: bool = True) -> list[StoredEntry | None]:
         if len(keys) == 1:
-            query, asked = (
-                self._sql.get if values else self._sql.get_version,
-                (self._partition, keys[0]),
-            )
+            query = self._sql.get if values else self._sql.get_version
+            asked = (self._partition, keys[0])
             row = self._lend(lambda connection: connection.execute(query, asked).fetchone())
             return [None if row is None else StoredEntry._make(row)]
         by_key = self._lend(lambda connection: self._find(connection.execute, keys, values))
@@ -421,7 +418,9 @@ class SqliteSegment:
 
     def _change(self, execute: _Execute, change: SegmentChange) -> bool:
         """Make one change; return whether its condition holds."""
-        sql, expected, where = self._sql, change.expected, (self._partition, change.key)
+        sql = self._sql
+        expected = change.expected
+        where = (self._partition, change.key)
         if change.is_guard:
             return not self._failing(execute, [change], 0)
         if change.value is None:
@@ -516,7 +515,8 @@ class SqliteSegment:
 def _page(rows: Iterator[Any], limit: int, values: bool) -> StoredPage:
     """Return a page of at most `limit` rows; it ends early once its values have _PAGE_BYTES."""
     flat: list[Any] = []
-    size, count = 0.0, 1 if values else _ROWS_ALL_MEASURED
+    size = 0.0
+    count = 1 if values else _ROWS_ALL_MEASURED
     # Items of rows are kept in one list: Python's garbage collector would scan each row.
     while size < _PAGE_BYTES and (part := list(chain.from_iterable(islice(rows, count)))):
         flat += part
@@ -579,7 +579,8 @@ class SqliteSegments:
         return partial(SqliteSegments, **self.to_dict()), ()
 
     def create(self, table: TableId, partitions: int) -> None:
-        label, name = self._label(table), sql_table_name(table)
+        label = self._label(table)
+        name = sql_table_name(table)
         try:
             self._connections.make_file()
         except sqlite3.Error as error:

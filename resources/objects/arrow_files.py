@@ -109,7 +109,8 @@ class RangedFile(ArrowReadableFile):
 
     def __init__(self, size: int, read: Callable[[int, int], bytes | memoryview]) -> None:
         super().__init__()
-        self._size, self._read = size, read
+        self._size = size
+        self._read = read
         self._at = 0
 
     def readable(self) -> bool:

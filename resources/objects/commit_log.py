@@ -216,7 +216,8 @@ def commit_with_rebase(
 
 MANIFESTS_KEPT = 200
 """How many of a log's newest manifests `list_old_manifests` leaves out, whatever their age."""
-_KEPT_BYTES, _KEPT_COMMITS = 64 * 1024 * 1024, 8
+_KEPT_BYTES = 64 * 1024 * 1024
+_KEPT_COMMITS = 8
 
 
 class ManifestCache:
@@ -270,7 +271,9 @@ class ManifestCache:
             self._size -= len(self._kept.pop(of_log.popleft(), b""))
 
     def _clear(self) -> None:
-        self._kept, self._of_log, self._size = {}, {}, 0
+        self._kept = {}
+        self._of_log = {}
+        self._size = 0
 
 
 class CommitLog:
@@ -377,7 +380,8 @@ class CommitLog:
         commit = self.current()
         while commit is not None and limit != 0:
             yield commit
-            limit, commit = None if limit is None else limit - 1, self._parent_of(commit)
+            limit = None if limit is None else limit - 1
+            commit = self._parent_of(commit)
 
     def list_old_manifests(self, limit: datetime) -> list[ObjectInfo]:
         """Return the manifests to delete: those stored before the time `limit`, except the
@@ -488,7 +492,8 @@ class CommitLog:
 
         def decided() -> Callable[[], Commit | None]:
             nonlocal seen
-            current, seen = seen or self.current(), None
+            current = seen or self.current()
+            seen = None
             body = decide(current)
             return lambda: current if body is None else self.commit(current, body, by=by)
 

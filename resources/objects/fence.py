@@ -91,9 +91,14 @@ class Fence:
         deadline: Deadline | None = None,
         renew: Callable[[], Deadline] | None = None,
     ) -> None:
-        self.application, self.run, self.epoch = application, run, epoch
-        self._store, self._key, self._holder = store, key, holder
-        self._held, self._renew = _Held(deadline), renew
+        self.application = application
+        self.run = run
+        self.epoch = epoch
+        self._store = store
+        self._key = key
+        self._holder = holder
+        self._held = _Held(deadline)
+        self._renew = renew
 
     def __reduce__(self) -> tuple[Any, ...]:
         lease = (self._store.descriptor, self._key, self._holder)
@@ -220,7 +225,8 @@ def read_dated(store: ObjectStore, key: str) -> tuple[bytes, datetime] | None:
     """Return an object and when it was written, by the store's clock; None if there is none."""
     while True:
         try:
-            stored, info = store.get(key), store.head(key)
+            stored = store.get(key)
+            info = store.head(key)
         except errors.ObjectNotFoundError:
             return None
         if info is not None and info.etag == stored.etag:

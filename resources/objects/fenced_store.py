@@ -21,7 +21,8 @@ class FencedStore:
     """
 
     def __init__(self, inner: ObjectStore, fence: Fence) -> None:
-        self._inner, self._fence = inner, fence
+        self._inner = inner
+        self._fence = fence
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.__dict__["_inner"], name)

@@ -54,8 +54,13 @@ class Heartbeat:
         log: logging.Logger,
         revives: bool = False,
     ) -> None:
-        self._store, self._key, self._body, self._ttl = store, key, body, ttl
-        self._not_ours, self._log, self._revives = not_ours, log, revives
+        self._store = store
+        self._key = key
+        self._body = body
+        self._ttl = ttl
+        self._not_ours = not_ours
+        self._log = log
+        self._revives = revives
         self.on_renewal: Callable[[Deadline], object] = lambda deadline: None
         self.on_loss: Callable[[], object] = lambda: None
         self._etag: str | None = None
@@ -130,7 +135,8 @@ class Heartbeat:
             self._thread.join()
         with self._lock, suppress(AdjunctError):
             if self._etag is not None:
-                etag, self._etag = self._etag, None
+                etag = self._etag
+                self._etag = None
                 remove(etag)
 
     def end_in_background(self, remove: Callable[[str], object]) -> None:

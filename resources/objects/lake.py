@@ -169,7 +169,8 @@ def open_store(url: str | os.PathLike[str] | None, settings: LakeSettings) -> Ob
     try:
         place.encode()
     except UnicodeEncodeError:
-        found, step = f"lake {place!r} has a name that is not UTF-8", "Choose or rename the folder."
+        found = f"lake {place!r} has a name that is not UTF-8"
+        step = "Choose or rename the folder."
         raise argument_error(found, "a URL or folder in UTF-8", step, argument="url") from None
     return StoreDescriptor(place, options).open()
 
@@ -210,9 +211,11 @@ def check_store_url(url: str, what: str, schemes: Sequence[str] = _SCHEMES) -> N
     scheme, slashes = (named["scheme"], named["slashes"]) if named else ("", "")
     right = " or ".join(form for kind, form in _FORMS.items() if kind in schemes)
     if url != url.strip() or url[:1] in ("'", '"'):
-        problem, right = "begins or ends with a space or a quotation mark", url.strip(" \t\n\r'\"")
+        problem = "begins or ends with a space or a quotation mark"
+        right = url.strip(" \t\n\r'\"")
     elif _WINDOWS.match(url):
-        problem, right = "is a Windows path", "the folder as this machine names it, with slashes"
+        problem = "is a Windows path"
+        right = "the folder as this machine names it, with slashes"
     elif _NO_COLON.match(url):
         problem, (scheme, _, rest) = "has no colon after its scheme", url.partition("//")
         if scheme.lower() in schemes and scheme.lower() != "file":
@@ -224,7 +227,8 @@ def check_store_url(url: str, what: str, schemes: Sequence[str] = _SCHEMES) -> N
         and scheme == "file"
         and (not slashes or urlsplit(url).netloc not in ("", "localhost"))
     ):
-        problem, right = "names a host, or not an absolute folder", _FORMS["file"]
+        problem = "names a host, or not an absolute folder"
+        right = _FORMS["file"]
     elif named and scheme in schemes and scheme != "file" and len(slashes) < 2:
         problem = f"has {'one slash' if slashes else 'no slashes'} after its scheme: expected two"
         right = f"{scheme}://{url[named.end() :]}"

@@ -104,9 +104,11 @@ def _translate_error(error: ClientError | BotoCoreError, what: S3Request) -> err
         kind: type[errors.StoreUnavailableError | errors.ConfigurationError] = (
             errors.StoreUnavailableError
         )
-        problem, step = "got no answer", "Check the endpoint and the network, then run it again."
+        problem = "got no answer"
+        step = "Check the endpoint and the network, then run it again."
     else:
-        kind, problem = errors.ConfigurationError, "could not be sent"
+        kind = errors.ConfigurationError
+        problem = "could not be sent"
         step = (
             "Check boto3's credentials, region and endpoint (AWS_PROFILE, AWS_REGION,"
             " ADJUNCT_S3_ENDPOINT, …)."
@@ -124,13 +126,15 @@ def _describe_answer(error: ClientError) -> str:
     """Return the status and the code of an answer; a HEAD's has no body and so no code but the
     status.
     """
-    status, code = str(_status(error)), str(error.response.get("Error", {}).get("Code", ""))
+    status = str(_status(error))
+    code = str(error.response.get("Error", {}).get("Code", ""))
     return status if code in ("", status) else f"{status} {code}"
 
 
 def _translate_response(error: ClientError, what: S3Request, answer: str) -> errors.AdjunctError:
     details = error.response.get("Error", {})
-    code, message = str(details.get("Code", "")), str(details.get("Message", ""))
+    code = str(details.get("Code", ""))
+    message = str(details.get("Message", ""))
     status = _status(error)
 
     def translated(
@@ -138,7 +142,8 @@ def _translate_response(error: ClientError, what: S3Request, answer: str) -> err
     ) -> errors.AdjunctError:
         return kind(f"{what} was answered {answer}{reason and ': '}{reason}.", step, **about)
 
-    url, key = what.url, what.key
+    url = what.url
+    key = what.key
     if code in _THROTTLED or status == 429:
         return translated(
             StoreBusyError, "Lower the request rate, then run it again.", url=url, key=key
@@ -170,10 +175,8 @@ def _translate_response(error: ClientError, what: S3Request, answer: str) -> err
             errors.ConditionalWritesUnsupportedError, step, "the store does not support it", url=url
         )
     if status in (401, 403):
-        step, reason = (
-            "Check the credentials, the bucket's policy and the clock.",
-            "the credentials do not allow it",
-        )
+        step = "Check the credentials, the bucket's policy and the clock."
+        reason = "the credentials do not allow it"
         return translated(errors.ConfigurationError, step, reason, url=url, key=key)
     if status >= 500 or status == 0 or code == "RequestTimeout":
         return translated(errors.StoreUnavailableError, "Run it again.", url=url, key=key)
@@ -516,7 +519,8 @@ class S3Store(ObjectStore):
             Bucket=self._bucket, Delete={"Objects": objects, "Quiet": True}
         )
         for error in answer.get("Errors", []):
-            key, code = error.get("Key"), error.get("Code")
+            key = error.get("Key")
+            code = error.get("Code")
             refusal = f"{what}: {key} was answered {code}."
             if code == "AccessDenied":
                 step = "Allow s3:DeleteObject on the lake's prefix."

@@ -163,7 +163,9 @@ class Schema:
         """Return the columns in DDL like Spark's, "tailnum STRING, `seats` INT"; `what` names
         the schema in errors.
         """
-        fields, at, end = [], 0, len(text.rstrip())
+        fields = []
+        at = 0
+        end = len(text.rstrip())
         while at < end:
             match = _COLUMN.match(text, at)
             if match is None:
@@ -287,7 +289,8 @@ def is_widening(narrow: str, wide: str) -> bool:
     """
     if narrow == wide:
         return True
-    from_decimal, to_decimal = decimal_digits(narrow), decimal_digits(wide)
+    from_decimal = decimal_digits(narrow)
+    to_decimal = decimal_digits(wide)
     room = to_decimal[0] - to_decimal[1] if to_decimal else 0
     if from_decimal:
         more = room >= from_decimal[0] - from_decimal[1]
@@ -465,12 +468,14 @@ def _misfit_error(
     ):
         words, about = place(found.row)
         return found.error(what, words, hidden=sensitive, **about)
-    start, count = 0, len(column)
+    start = 0
+    count = len(column)
     while count > 1:  # find the first row by bisection
         half = count // 2
         try:
             _cast_safely(column.slice(start, half), kind)
-            start, count = start + half, count - half
+            start = start + half
+            count = count - half
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
             count = half
     words, about = place(start)
@@ -556,7 +561,9 @@ def incompatible_changes(
     called = {name.lower(): name for name in now}
     changes = []
     for field in stored.fields:
-        name, was, kind = field.name, field.type, now.get(field.name)
+        name = field.name
+        was = field.type
+        kind = now.get(field.name)
         if kind is None and name.lower() in called:
             changes.append(f"{name} ({was}) is renamed to {called[name.lower()]}")
         elif kind is None:

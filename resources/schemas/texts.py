@@ -34,7 +34,8 @@ class TextMisfit(ValueError):
 
     def __init__(self, row: int, reason: str) -> None:
         super().__init__(reason)
-        self.row, self.reason = row, reason
+        self.row = row
+        self.reason = reason
 
 
 @dataclass(frozen=True, slots=True)

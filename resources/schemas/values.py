@@ -17,7 +17,8 @@ from dagster_adjunct.resources.lazy_modules import np, pa, pc, pt
 
 CHECKED_TYPES = ("string", "date", "timestamp")
 Errors = Literal["backslashreplace", "replace"]
-YEARS, UTF8 = "years are 1 to 9999", "text is UTF-8"
+YEARS = "years are 1 to 9999"
+UTF8 = "text is UTF-8"
 DAYS = (-719_162, 2_932_896)
 """0001-01-01 and 9999-12-31, in days since 1970."""
 MICROS = (DAYS[0] * 86_400_000_000, (DAYS[1] + 1) * 86_400_000_000 - 1)
@@ -74,7 +75,8 @@ class UnreadableValue:
         """Return a description of the problem; `place` is the location of the row, `hidden`
         masks the value.
         """
-        value, where = "***" if hidden else self.text, f" of {place}" if place else ""
+        value = "***" if hidden else self.text
+        where = f" of {place}" if place else ""
         return f"column {self.column!r}{where} is {value}, which Python can't hold: {self.rule}"
 
     def error(
@@ -100,7 +102,8 @@ def first_unreadable(
     ):
         column = records.column(place)
         if _has_unreadable(column):
-            row, kind = next(iter(_unreadable_rows(column))), column.type
+            row = next(iter(_unreadable_rows(column)))
+            kind = column.type
             kind = kind.value_type if pt.is_dictionary(kind) else kind
             rule = (
                 f"{YEARS}, and {UTF8}"
@@ -176,7 +179,8 @@ def _has_unreadable(column: pa.Array | pa.ChunkedArray) -> bool:
         return any(map(_has_unreadable, column.chunks))
     if pt.is_date(kind) or pt.is_timestamp(kind):
         ends = pc.min_max(column)
-        low, high = ends["min"].value, ends["max"].value
+        low = ends["min"].value
+        high = ends["max"].value
         least, most = _bounds(kind)
         return low is not None and (low < least or high > most)
     if pt.is_string(kind) or pt.is_large_string(kind) or pt.is_string_view(kind):

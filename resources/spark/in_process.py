@@ -66,7 +66,8 @@ def is_in_process(master: str | None) -> bool:
 
 def has_running_session() -> bool:
     """Return whether this process has a Spark session already, without loading PySpark."""
-    pyspark, connect = sys.modules.get("pyspark"), sys.modules.get("pyspark.sql.connect.session")
+    pyspark = sys.modules.get("pyspark")
+    connect = sys.modules.get("pyspark.sql.connect.session")
     if connect is not None and connect.SparkSession.getActiveSession() is not None:
         return True
     return pyspark is not None and pyspark.SparkContext._active_spark_context is not None

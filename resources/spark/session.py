@@ -120,7 +120,8 @@ def check_java() -> str:
 
     Raises ConfigurationError, which says what to install or unset.
     """
-    home, on_path = os.environ.get("JAVA_HOME"), shutil.which("java")
+    home = os.environ.get("JAVA_HOME")
+    on_path = shutil.which("java")
     java = str(Path(home) / "bin" / "java") if home else on_path
     version = _java_version(java)
     if java is not None and version is not None and version >= MINIMUM_JAVA:
@@ -499,10 +500,8 @@ def stop_session(session: SparkSession) -> None:
         session.stop()
         return
     context = session.sparkContext
-    options, gateway = (
-        context.getConf().get("spark.driver.extraJavaOptions", None) or "",
-        context._gateway,
-    )
+    options = context.getConf().get("spark.driver.extraJavaOptions", None) or ""
+    gateway = context._gateway
     tuning.wait_for_workers(context)
     session.stop()
     tuning.stop_jvm(gateway, options)
@@ -568,7 +567,8 @@ def _check_master(master: str, *, is_elsewhere: bool = False) -> None:
     """
     if _GATEWAY in os.environ:
         return
-    problem, step = "Spark has no such master", _MASTER_STEP
+    problem = "Spark has no such master"
+    step = _MASTER_STEP
     if _MASTER.fullmatch(master):
         if (
             master != "yarn"

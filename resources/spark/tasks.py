@@ -233,7 +233,9 @@ def _corresponding_error(text: str) -> AdjunctError | None:
     refused = _REFUSED.search(text)
     if refused and (refused["code"] in STALE_CODES or refused["code"] == "null"):
         return _stale_error(refused["status"], refused["code"], _UNREAD.search(text))
-    cut_off, unread, damaged = _CUT_OFF.search(text), _UNREAD.search(text), _DAMAGED.search(text)
+    cut_off = _CUT_OFF.search(text)
+    unread = _UNREAD.search(text)
+    damaged = _DAMAGED.search(text)
     file = unread["file"] if unread else None
     if cut_off:  # the object itself may be intact
         what = f"Spark's read of {file}" if file else "Spark's request to the store"
@@ -256,7 +258,8 @@ def _corresponding_error(text: str) -> AdjunctError | None:
             f" another application. Or give the session a larger stack than {STACK_SIZE}, with"
             " -Xss128m in spark.driver.extraJavaOptions and spark.executor.extraJavaOptions.",
         )
-    raised, full = _RAISED.search(text), _NO_ROOM.search(text)
+    raised = _RAISED.search(text)
+    full = _NO_ROOM.search(text)
     if raised and (kind := _error_class(raised["name"])):
         # The JVM's stack trace follows the message.
         message = re.split(
@@ -280,12 +283,11 @@ def _stale_error(status: str, code: str, unread: re.Match[str] | None) -> Adjunc
 
     `unread` has the file that Spark was reading, if it was.
     """
-    answer, reason = f"{status} {code}", "the credentials have expired, or a clock is wrong"
+    answer = f"{status} {code}"
+    reason = "the credentials have expired, or a clock is wrong"
     if code == "null":
-        answer, reason = (
-            f"{status} to a HEAD, which states no code",
-            f"{reason}, or the credentials do not allow it",
-        )
+        answer = f"{status} to a HEAD, which states no code"
+        reason = f"{reason}, or the credentials do not allow it"
     step = (
         "Renew the credentials of Spark's driver and executors, then run it again. adjunct doctor"
         " says what is wrong."
@@ -450,7 +452,8 @@ def fetch_small(frame: DataFrame, largest: int) -> pa.Table | None:
     # Spark's process would run out of memory before `toArrow` failed, so Spark leaves out the
     # values of large rows: all values are in one struct, which is null for a large row. `if(false,
     # null, …)` makes its members nullable, too.
-    names, nullable = frame.columns, {field.name: field.nullable for field in frame.schema.fields}
+    names = frame.columns
+    nullable = {field.name: field.nullable for field in frame.schema.fields}
     members = ", ".join(
         f"'c{number}',"
         f" {quote_name(name) if nullable[name] else f'if(false, null, {quote_name(name)})'}"
@@ -477,7 +480,8 @@ def _text_of(field: StructField) -> str | None:
 
     None where all values have few bytes, and for hidden columns.
     """
-    kind, name = field.dataType.simpleString(), quote_name(field.name)
+    kind = field.dataType.simpleString()
+    name = quote_name(field.name)
     if kind.startswith(("array<", "map<", "struct<", "variant")):
         return f"to_json(named_struct('value', {name}))"
     if field.name.startswith("__") or not kind.startswith(("binary", "string", "char", "varchar")):

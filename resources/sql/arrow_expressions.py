@@ -90,7 +90,8 @@ def _compile(text: str, types: tuple[tuple[str, str], ...]) -> ArrowExpression |
         return "a subquery" if "subquery" in expression.unread else UNSURE
     if unknown := unknown_functions(text):  # the parser also knows functions of other engines
         return f"function {unknown[0]}"
-    compiler, tree = _Compiler(dict(types)), expression.tree
+    compiler = _Compiler(dict(types))
+    tree = expression.tree
     try:
         value = compiler.column(str(expression.column)) if tree is None else compiler.value(tree)
     except _NotCompiled as reason:
@@ -239,7 +240,8 @@ class _Compiler:
         found = [column for column in self._types if column.lower() == name.lower()]
         if len(found) != 1 or (found[0] != name and not name.isascii()):
             raise _NotCompiled(f"the {'ambiguous' if found else 'unknown'} column {name}")
-        column, kind = found[0], self._types[found[0]].replace(" ", "")
+        column = found[0]
+        kind = self._types[found[0]].replace(" ", "")
         if not is_storable(kind):
             raise _NotCompiled(f"a column of type {kind}")
         self.columns[column] = None
@@ -413,7 +415,8 @@ def choose_by_row(
     condition = pc.fill_null(condition, False)
     if isinstance(condition, pa.Scalar):
         return (result if condition.as_py() else otherwise)(table)
-    parts, places = [], []
+    parts = []
+    places = []
     for compute, flags in ((result, condition), (otherwise, pc.invert(condition))):
         rows = table.filter(flags)
         part = compute(rows)
@@ -807,7 +810,9 @@ def _search(name: str) -> Rule:
 def _like(compiler: _Compiler, node: exp.Expr) -> _Value:
     text, value = compiler.sides(node)
     pattern = value.literal if isinstance(value.literal, str) else "_"
-    part, first, last = pattern.strip("%"), pattern.startswith("%"), pattern.endswith("%")
+    part = pattern.strip("%")
+    first = pattern.startswith("%")
+    last = pattern.endswith("%")
     if "_" in part or "%" in part:
         raise _NotCompiled("LIKE with a pattern that is no prefix, suffix or part")
     name = (

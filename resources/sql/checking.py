@@ -125,10 +125,8 @@ def check_expression(
     lets this one use them. Raises PlanningError, with operator and column, for a missing column, a
     field of a column that has none, a hidden column, and a syntax error.
     """
-    expression, scope = (
-        parse_expression(text),
-        _Scope(operator, columns, types or {}, side, next_step, aliases or {}),
-    )
+    expression = parse_expression(text)
+    scope = _Scope(operator, columns, types or {}, side, next_step, aliases or {})
     if expression.mistake:
         raise scope.error(
             f"{text!r} is not a Spark SQL expression: {expression.mistake}.", next_step
@@ -160,7 +158,8 @@ class _Scope:
 
     def check(self, expression: Expression) -> str | None:
         """Return the type of an expression. Raises PlanningError as `check_expression` does."""
-        text, types = expression.text, self.types
+        text = expression.text
+        types = self.types
         for name in expression.columns:
             self.check_reference(expression, name)
         for excepted in expression.excepted:
@@ -218,7 +217,8 @@ class _Scope:
 
     def _find_column(self, name: str) -> str | None:
         """Return the column of this name, ignoring case; None if there is none."""
-        columns, lower = self.columns or (), name.lower()
+        columns = self.columns or ()
+        lower = name.lower()
         return (
             name
             if name in columns
@@ -675,9 +675,11 @@ def relative_datetime_literals(text: str, types: Mapping[str, str | None]) -> tu
 
 
 def _becomes_a_time(operands: Operands, literal: exp.Expr) -> bool:
-    node, parent = literal, literal.parent
+    node = literal
+    parent = literal.parent
     while parent is not None and type(parent).__name__ == "Paren":
-        node, parent = parent, parent.parent
+        node = parent
+        parent = parent.parent
     if parent is None:
         return False
     kind = type(parent).__name__

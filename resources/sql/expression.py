@@ -317,7 +317,8 @@ def parse_expression(text: str) -> Expression:
     """
     plain = _PLAIN.fullmatch(text)
     if plain is not None and plain["column"].lower() not in _VALUES:
-        name, alias = _unquote(plain["column"]), _unquote(plain["alias"])
+        name = _unquote(plain["column"])
+        alias = _unquote(plain["alias"])
         columns = (ColumnName((name or "",), plain.start("column")),)
         return Expression(text, alias, alias or name, name, columns)
     if text.strip() == "*":
@@ -383,11 +384,14 @@ def argument_count_problem(function: str, given: int | None) -> str:
     least, _, most = allowed.partition("-")
     if allowed.endswith("+"):
         least = allowed[:-1]
-        is_allowed, allowed = given >= int(least), f"{least} or more"
+        is_allowed = given >= int(least)
+        allowed = f"{least} or more"
     elif most:
-        is_allowed, allowed = int(least) <= given <= int(most), f"{least} to {most}"
+        is_allowed = int(least) <= given <= int(most)
+        allowed = f"{least} to {most}"
     else:
-        is_allowed, allowed = str(given) in allowed.split(","), allowed.replace(",", " or ")
+        is_allowed = str(given) in allowed.split(",")
+        allowed = allowed.replace(",", " or ")
     return (
         ""
         if is_allowed

@@ -155,7 +155,8 @@ def _has_over_clause(tokens: list[Token], opened: int) -> bool:
 
 def find_calls(text: str) -> tuple[Call, ...]:
     """Return the calls of functions by plain names, without a database or quotes."""
-    tokens, calls = _tokens(text), []
+    tokens = _tokens(text)
+    calls = []
     for at, (token, following) in enumerate(pairwise(tokens)):
         before = tokens[at - 1].token_type if at > 0 else None
         named = (
@@ -166,13 +167,16 @@ def find_calls(text: str) -> tuple[Call, ...]:
         if named and following.token_type is TokenType.L_PAREN:
             is_compared = before in (TokenType.LIKE, TokenType.ILIKE, TokenType.RLIKE)
             is_word = token.token_type is TokenType.VAR
-            counted, over = _count_arguments(tokens, at + 2), _has_over_clause(tokens, at + 1)
+            counted = _count_arguments(tokens, at + 2)
+            over = _has_over_clause(tokens, at + 1)
             calls.append(Call(token.text.lower(), counted, is_word, is_compared, over))
     return tuple(calls)
 
 
 def _count_arguments(tokens: list[Token], start: int) -> int | None:
-    depth, commas, stars = 0, 0, False
+    depth = 0
+    commas = 0
+    stars = False
     for at in range(start, len(tokens)):
         kind = tokens[at].token_type
         if kind in (TokenType.L_PAREN, TokenType.L_BRACKET):
@@ -217,11 +221,13 @@ def expression_from_tree(text: str, tree: exp.Expr) -> Expression:
     columns = [node for node in nodes if isinstance(node, exp.Column)]
     alias = None
     if isinstance(tree, exp.Alias):
-        alias, tree = tree.alias, tree.this
+        alias = tree.alias
+        tree = tree.this
     if isinstance(tree, exp.Star):
         excepted = tuple(item.name for item in tree.args.get("except_") or ())
         return Expression(text, alias, star=True, excepted=excepted, tree=tree)
-    column, name = None, alias
+    column = None
+    name = alias
     if isinstance(tree, exp.Column) and not isinstance(tree.this, exp.Star):
         name = alias or tree.name
         column = tree.name if len(tree.parts) == 1 else None
@@ -362,7 +368,8 @@ def _read_single_table(text: str, tree: exp.Select, alias: str) -> SelectParts |
     expressions = [
         replace(expression_from_tree(text, one), number=number) for number, one in enumerate(trees)
     ]
-    items, others = expressions[: len(tree.expressions)], expressions[len(tree.expressions) :]
+    items = expressions[: len(tree.expressions)]
+    others = expressions[len(tree.expressions) :]
     return SelectParts(
         items=tuple(items),
         where=None if where is None else others.pop(),

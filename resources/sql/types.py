@@ -38,7 +38,8 @@ def arithmetic_type(operator: str, one: Digits, other: Digits) -> str | None:
     """
     (precision, scale), (others_precision, others_scale) = one, other
     most = max(scale, others_scale)
-    whole, others_whole = precision - scale, others_precision - others_scale
+    whole = precision - scale
+    others_whole = others_precision - others_scale
     if operator in ("Add", "Sub"):
         return _decimal(max(whole, others_whole) + most + 1, most)
     if operator == "Mul":
@@ -131,7 +132,8 @@ def _inside(type_: str | None) -> str | None:
 
 def _parts(text: str) -> Iterator[str]:
     """Split the text at commas that are not within brackets: into "string", "array<int>"."""
-    depth, start = 0, 0
+    depth = 0
+    start = 0
     for at, sign in enumerate(text):
         depth += (sign in "<(") - (sign in ">)")
         if sign == "," and depth == 0:
@@ -267,7 +269,8 @@ def _number(known: KnownTypes, node: exp.Expr) -> str | None:
 
 
 def _rounded(known: KnownTypes, node: exp.Expr) -> str | None:
-    kind, places = known.type(node.this), node.args.get("decimals")
+    kind = known.type(node.this)
+    places = node.args.get("decimals")
     digits = digits_as_decimal(kind)
     if kind in NUMBERS:
         return kind
@@ -304,9 +307,11 @@ def _digits(known: KnownTypes, node: exp.Expr | None) -> Digits | None:
 
 
 def _arithmetic(known: KnownTypes, node: exp.Expr) -> str | None:
-    left, right = known.type(node.this), known.type(node.args.get("expression"))
+    left = known.type(node.this)
+    right = known.type(node.args.get("expression"))
     if any(kind is not None and kind.startswith("decimal(") for kind in (left, right)):
-        one, other = _digits(known, node.this), _digits(known, node.args.get("expression"))
+        one = _digits(known, node.this)
+        other = _digits(known, node.args.get("expression"))
         if one is not None and other is not None:
             return arithmetic_type(type(node).__name__, one, other)
         return "double" if {left, right} & {"float", "double"} else None
@@ -382,7 +387,8 @@ def _keys(known: KnownTypes, node: exp.Expr) -> str | None:
 
 
 def _transformed(known: KnownTypes, node: exp.Expr) -> str | None:
-    function, element = node.args.get("expression"), element_type(known.type(node.this))
+    function = node.args.get("expression")
+    element = element_type(known.type(node.this))
     if function is None or element is None or len(function.expressions) > 2:
         return "array<…>"
     variables = [variable.name.lower() for variable in function.expressions]

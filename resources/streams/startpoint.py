@@ -28,7 +28,8 @@ from dagster_adjunct.resources.validation import validated, validated_methods
 
 VERSION = 1
 # The years 1 to 9999, which every system and file format can represent.
-MIN_MS, MAX_MS = -62_135_596_800_000, 253_402_300_799_999
+MIN_MS = -62_135_596_800_000
+MAX_MS = 253_402_300_799_999
 _FINER_UNITS = (("microseconds", 1_000), ("nanoseconds", 1_000_000))
 # A number that is a time from 1985 on in microseconds or nanoseconds is probably in that unit.
 _LIKELY_MS = 500_000_000_000
@@ -236,9 +237,12 @@ def resolve_startpoint_to_offset(
 
     if not isinstance(startpoint, StartpointSpecific):
         return bound(startpoint.kind)
-    offset, oldest, upcoming = startpoint.offset, bound("oldest"), bound("upcoming")
+    offset = startpoint.offset
+    oldest = bound("oldest")
+    upcoming = bound("upcoming")
     try:
-        above, below = system.compare(oldest, offset), system.compare(offset, upcoming)
+        above = system.compare(oldest, offset)
+        below = system.compare(offset, upcoming)
     except OffsetOutOfRangeError as error:
         raise error.reworded(f"startpoint of {ssp}: {error.problem}", error.next_step) from error
     if above > 0 or below > 0:
@@ -306,7 +310,8 @@ def check_timestamp_ms(name: str, value: object, what: str = "startpoint") -> No
         )
         raise ConfigurationError(problem, f"Give milliseconds: {value * 1000}.", argument=name)
     if not MIN_MS <= value <= MAX_MS:
-        looks, step = "", "Give milliseconds: int(moment.timestamp() * 1000)."
+        looks = ""
+        step = "Give milliseconds: int(moment.timestamp() * 1000)."
         for unit, n in _FINER_UNITS:
             if _LIKELY_MS <= value // n <= MAX_MS:
                 moment = time_from_micros(value // n * 1000)

@@ -131,10 +131,8 @@ def check_producer(producer: str, sequence: int) -> None:
         raise common.argument_error(
             f"producer {producer!r} is not a name", expected, step, argument="producer"
         )
-    found, step = (
-        f"sequence {sequence!r} of producer {producer!r}",
-        "Use the same number in every retry of an append.",
-    )
+    found = f"sequence {sequence!r} of producer {producer!r}"
+    step = "Use the same number in every retry of an append."
     common.check_whole_number(
         sequence, found, "an integer from 0", argument="sequence", least=0, next_step=step
     )
@@ -781,7 +779,8 @@ class NumberedOffsets(StreamSystem):
     """A stream system whose offsets are growing numbers, written in decimal digits."""
 
     def compare(self, left: str, right: str) -> int:
-        a, b = parse_offset(left, self.name), parse_offset(right, self.name)
+        a = parse_offset(left, self.name)
+        b = parse_offset(right, self.name)
         return (a > b) - (a < b)
 
     def distance(self, ssp: SystemStreamPartition, start: str, end: str) -> int:

@@ -278,7 +278,9 @@ class Marks:
     """
 
     def __init__(self, marking: Marking, key: Sequence[str], what: str) -> None:
-        self._marking, self._key, self._what = marking, tuple(key), what
+        self._marking = marking
+        self._key = tuple(key)
+        self._what = what
         self._last: tuple[Any, ...] | None = None
         self._ordinal = 0
 
@@ -332,7 +334,8 @@ class Marks:
             here = message(row)
             if here == message(row - 1):
                 ordinals[row] = self._next_ordinal(int(ordinals[row - 1]), here)
-        self._last, self._ordinal = message(count - 1), int(ordinals[-1])
+        self._last = message(count - 1)
+        self._ordinal = int(ordinals[-1])
         return pa.array(ordinals)
 
     def _next_ordinal(self, ordinal: int, message: tuple[Any, ...]) -> int:
@@ -354,8 +357,10 @@ def _pad_digits(column: Any, width: int) -> Any:
     return pc.utf8_lpad(column.cast(pa.int64()).cast(pa.string()), width=width, padding="0")
 
 
-UPDATE, DEFAULT = "update", "default"
-TOMBSTONE, TIMESTAMP = "__tombstone", "__timestamp"
+UPDATE = "update"
+DEFAULT = "default"
+TOMBSTONE = "__tombstone"
+TIMESTAMP = "__timestamp"
 
 
 @dataclass(frozen=True, slots=True)

@@ -97,7 +97,9 @@ class BatchProvider:
         """Split entries into requests; yield each one's first index, and the index after its
         last.
         """
-        count, size, most = len(entries), self.size, self.bytes
+        count = len(entries)
+        size = self.size
+        most = self.bytes
         if most is not None and entries.nbytes > most:
             if isinstance(entries, RowEntries):
                 columns = [
@@ -504,7 +506,8 @@ def _block_followers(ticket: Ticket, operation: Operation[Any], outcomes: Outcom
     }
     if operation.rerun:
         ticket.order.blocked.update(given_up)
-    waiting, seen = list(ticket.behind) if given_up else [], set[Ticket]()
+    waiting = list(ticket.behind) if given_up else []
+    seen = set[Ticket]()
     while waiting:
         behind = waiting.pop()
         if behind not in seen:
@@ -613,7 +616,8 @@ class _Batches:
 
     async def _answer_calls(self, request: _Request, ticket: Ticket) -> None:
         await ticket.acquire()
-        operation, members = request.operation, request.members
+        operation = request.operation
+        members = request.members
         async with self._slots:
             try:
                 outcomes = await send_unblocked(ticket, operation, self._below)
@@ -717,7 +721,8 @@ class BatchLayer:
         check_whole_number(
             in_flight, f"table {table}: in_flight={in_flight!r}", "1 or more", argument="in_flight"
         )
-        self._below, self._provider = below, batches or BatchProvider()
+        self._below = below
+        self._provider = batches or BatchProvider()
         if self._provider.compact:
             self._below = CompactLayer(below, function, meter or Meter())
         self._batches = PerLoop(lambda: _Batches(self._below, self._provider, in_flight))

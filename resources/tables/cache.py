@@ -120,7 +120,8 @@ class CachedRecords:
 
         A record is None if nothing is kept, or if it is known that the key has no record.
         """
-        kept, idle = self._kept, self._after_read
+        kept = self._kept
+        idle = self._after_read
         records: list[Any] = []
         unknown: list[int] = []
         if not kept:
@@ -147,12 +148,11 @@ class CachedRecords:
 
         A record of None says that the key has none, which is kept only with `Cache.absent`.
         """
-        kept, written_until, read_until = (
-            self._kept,
-            now + self._after_write,
-            now + self._after_read,
-        )
-        places, absent = _cache_keys(keys, args), self._absent
+        kept = self._kept
+        written_until = now + self._after_write
+        read_until = now + self._after_read
+        places = _cache_keys(keys, args)
+        absent = self._absent
         if not kept.keys().isdisjoint(places):
             for at in places:
                 if at in kept:
@@ -257,7 +257,9 @@ class CacheLayer:
         await self._inner.close()
 
     async def _read(self, operation: Operation[Any]) -> Outcomes:
-        keys, args, now = operation.entries.keys, operation.args, self._clock.now()
+        keys = operation.entries.keys
+        args = operation.args
+        now = self._clock.now()
         with self._lock:
             records, unknown = self._kept.find(keys, args, now)
             began = self._number
@@ -282,24 +284,25 @@ class CacheLayer:
     ) -> None:
         with self._lock:
             if outcomes is not None and outcomes.records is not None:
-                records, problems, numbers = outcomes.records, outcomes.problems, self._numbers
+                records = outcomes.records
+                problems = outcomes.problems
+                numbers = self._numbers
                 if problems or numbers:
                     kept = [
                         place
                         for place, key in enumerate(keys)
                         if place not in problems and numbers.get(key, -1) <= began
                     ]
-                    keys, records = (
-                        [keys[place] for place in kept],
-                        [records[place] for place in kept],
-                    )
+                    keys = [keys[place] for place in kept]
+                    records = [records[place] for place in kept]
                 self._keep(keys, records, args)
             self._reads -= 1
             if not self._reads:
                 self._numbers.clear()
 
     async def _write(self, operation: Operation[Any]) -> Outcomes:
-        keys, token = operation.entries.keys, object()
+        keys = operation.entries.keys
+        token = object()
         with self._lock:
             self._forget(keys)
             self._writing.update(dict.fromkeys(keys, token))
@@ -315,7 +318,9 @@ class CacheLayer:
     def _end_write(
         self, operation: Operation[Any], outcomes: Outcomes | None, token: object, before: int
     ) -> None:
-        keys, args, values = operation.entries.keys, operation.args, operation.entries.values
+        keys = operation.entries.keys
+        args = operation.args
+        values = operation.entries.values
         puts = (
             operation.kind in (OperationKind.PUT, OperationKind.DELETE) and not operation.conditions
         )

@@ -81,7 +81,8 @@ class _Merging:
     def take(self, changes: Changes) -> bool:
         """Add the changes of one more update; return whether that is possible."""
         assigned = {*self.set, *self.remove, *changes.set, *changes.remove}
-        added, appended = {*self.add, *changes.add}, {*self.append, *changes.append}
+        added = {*self.add, *changes.add}
+        appended = {*self.append, *changes.append}
         if (
             assigned & added
             or assigned & appended
@@ -177,7 +178,8 @@ class CompactLayer:
                 else operation.with_entries(entries.take(places))
             )
             return await self._send(sent, is_first=is_first)
-        outcomes, values = Outcomes(len(places)), entries.values or ()
+        outcomes = Outcomes(len(places))
+        values = entries.values or ()
         for kind in (OperationKind.PUT, OperationKind.DELETE):
             deletes = kind is OperationKind.DELETE
             own = [at for at, place in enumerate(places) if (values[place] is None) is deletes]
@@ -207,7 +209,8 @@ class CompactLayer:
         defaults = None if entries.defaults is None else [one.default for one in sent]
         rows = RowEntries(keys, [one.value for one in sent], defaults)
         outcomes = await self.below.send(operation.with_entries(rows))
-        problems, apart = dict(misfits), list[int]()
+        problems = dict(misfits)
+        apart = list[int]()
         for at, one in enumerate(sent):
             problem = outcomes.problems.get(at)
             if problem is not None and len(one.places) > 1 and _had_no_effect(problem, one.value):
@@ -285,10 +288,8 @@ def _merge_entries(operation: Operation[Any], places: Sequence[int]) -> list[_Se
     A merged update has the first default: no later one would be used. So they need all to have one,
     or none.
     """
-    values, defaults = (
-        operation.entries.values or (),
-        operation.entries.defaults or [None] * len(operation),
-    )
+    values = operation.entries.values or ()
+    defaults = operation.entries.defaults or [None] * len(operation)
     own = [defaults[place] for place in places]
     alike = len({default is None for default in own}) == 1
     merged = (

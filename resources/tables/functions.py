@@ -55,10 +55,13 @@ def outcomes_from_missing(
     not_found = [cause for cause in causes(error) if isinstance(cause, errors.RecordNotFoundError)]
     if operation.kind is not OperationKind.UPDATE or not not_found:
         return None
-    count, missing = len(operation), Problem(State.MISSING, error)
+    count = len(operation)
+    missing = Problem(State.MISSING, error)
     if count == 1:
         return Outcomes.all(1, missing)
-    keys, lacking, wrong = operation.entries.keys, set[Any](), ""
+    keys = operation.entries.keys
+    lacking = set[Any]()
+    wrong = ""
     if any(isinstance(cause.keys, str | bytes) for cause in not_found):
         wrong = f"with keys={not_found[0].keys!r:.60}, which is one string"
     else:
@@ -274,7 +277,9 @@ class TableFunction:
         By default it calls the operation's `_all` method (such as `put_all`) once, if a subclass
         overrides it, else the method for one entry (`put`) for each entry.
         """
-        entries, args, kind = operation.entries, operation.args, operation.kind
+        entries = operation.entries
+        args = operation.args
+        kind = operation.kind
         several = _METHODS[kind][1]
         base = TableWriteFunction if kind.writes else TableReadFunction
         if not several or getattr(type(self), several) is getattr(base, several):
@@ -301,7 +306,8 @@ class TableFunction:
         """
         if operation.fence is None:
             operation = replace(operation, fence=RUN_FENCE.get())
-        one, args = getattr(self, _METHODS[operation.kind][0]), operation.args
+        one = getattr(self, _METHODS[operation.kind][0])
+        args = operation.args
         if operation.kind in (OperationKind.GET, OperationKind.DELETE):
             return await _send_one_by_one(self, operation, lambda key, _: one(key, *args))
         return await _send_one_by_one(self, operation, lambda key, value: one(key, value, *args))
@@ -649,7 +655,8 @@ def check_conditions(
     """Raise for conditions that the function can't check, and for entries without the marks or
     times that they need.
     """
-    conditions, entries = operation.conditions, operation.entries
+    conditions = operation.conditions
+    entries = operation.entries
     what = f"table {table}: a {operation.kind.value}"
     for name, wanted in (
         ("newest_by", conditions.newest_by is not None),
@@ -777,7 +784,8 @@ def _fits(outcomes: object, operation: Operation[Any]) -> bool:
     for place, problem in outcomes.problems.items():
         if not isinstance(place, int) or not 0 <= place < count or not isinstance(problem, Problem):
             return False
-        pause, error = problem.retry_after, problem.error
+        pause = problem.retry_after
+        error = problem.error
         timed = pause is None or (isinstance(pause, int | float) and 0 <= pause < math.inf)
         if (
             not timed

@@ -167,7 +167,9 @@ class Meter:
         self._counts: dict[str, Any] = {
             f.name: f.default for f in fields(TableMetrics) if f.type != "Histogram"
         }
-        self._reads, self._writes, self._sizes = Histogram(), Histogram(), Histogram()
+        self._reads = Histogram()
+        self._writes = Histogram()
+        self._sizes = Histogram()
 
     def add(self, name: str, amount: float = 1, present: int = 0) -> None:
         """Add to one count of `TableMetrics`, by name; for reads also the number of keys with a
@@ -194,7 +196,9 @@ class Meter:
     def metrics(self) -> TableMetrics:
         """The current counts."""
         with self._counting:
-            reads, writes, sizes = self._reads.copy(), self._writes.copy(), self._sizes.copy()
+            reads = self._reads.copy()
+            writes = self._writes.copy()
+            sizes = self._sizes.copy()
             return TableMetrics(
                 **self._counts, read_seconds=reads, write_seconds=writes, batch_sizes=sizes
             )

@@ -805,7 +805,8 @@ class PerLoop(Generic[T]):
     """
 
     def __init__(self, make: Callable[[], T], drop: Callable[[T], object] = lambda _: None) -> None:
-        self._make, self._drop = make, drop
+        self._make = make
+        self._drop = drop
         self._of: dict[asyncio.AbstractEventLoop, tuple[T, AsyncGenerator[None]]] = {}
         self._last: tuple[asyncio.AbstractEventLoop, T] | None = None
         self._lock = threading.Lock()

@@ -16,7 +16,8 @@ from dagster_adjunct.resources.validation import validated
 
 BOOKKEEPING_SUFFIX = "__adjunct_runs"
 """What follows a table's name in that of its book-keeping."""
-ID, RUNS = "id", "runs"
+ID = "id"
+RUNS = "runs"
 """The names of the book-keeping's numbers."""
 
 Loss = Literal["gone", "replaced", "truncated", "marks", "older"]

@@ -45,7 +45,8 @@ from dagster_adjunct.resources.validation import validated
 KEPT_SECONDS = 0.5
 LARGEST_SECONDS = 0.25
 
-READ, WRITE = "read", "write"
+READ = "read"
+WRITE = "write"
 
 
 class Budget(NamedTuple):
@@ -146,7 +147,8 @@ class TokenBucket:
         """Add the credits that have arrived since the last call; return the present time."""
         now = self._clock.now()
         earned = (now - self._filled_at) * self.rate
-        self._credits, self._filled_at = min(self.rate * KEPT_SECONDS, self._credits + earned), now
+        self._credits = min(self.rate * KEPT_SECONDS, self._credits + earned)
+        self._filled_at = now
         return now
 
     def _give_back(self, wait: _Wait) -> None:
@@ -385,7 +387,8 @@ class RateLayer:
                 return cost
             what = f"gave {cost!r:.60}"
         except Exception as error:  # noqa: BLE001 - it is the cause
-            what, wrong = f"raised {type(error).__name__}: {error}", error
+            what = f"raised {type(error).__name__}: {error}"
+            wrong = error
         problem = f"table {self.table}: credits of the rate limit {what}"
         step = (
             "a number of credits, 0 or more, for the operation, and after a get also for its"
@@ -536,7 +539,8 @@ def divide_fairly(wanted: Mapping[str, float]) -> dict[str, float]:
     Who wants less than an equal part gets it; the others share the rest equally.
     """
     got: dict[str, float] = {}
-    left, waiting = 1.0, sorted(wanted, key=lambda name: wanted[name])
+    left = 1.0
+    waiting = sorted(wanted, key=lambda name: wanted[name])
     for place, name in enumerate(waiting):
         got[name] = min(wanted[name], left / (len(waiting) - place))
         left -= got[name]

@@ -168,7 +168,8 @@ class _CreditInterval:
     def drop(self, credits: float) -> None:
         """Remove the first credits, and the time in which they arrive."""
         if self.credits - credits <= _EPSILON:
-            self.start, self.credits = self.end, 0.0
+            self.start = self.end
+            self.credits = 0.0
         else:
             self.start += (self.end - self.start) * credits / self.credits
             self.credits -= credits
@@ -296,7 +297,9 @@ class Demands:
         )  # those that are left when the lease arrives
         if held >= max(waiting, target * 2 / 3):
             return None
-        self._requested_at, self._spent, self._used_before = now, 0.0, used
+        self._requested_at = now
+        self._spent = 0.0
+        self._used_before = used
         return LeaseRequest(
             min(MAX_AHEAD_SECONDS + KEPT_SECONDS, (target - held) / self.rate), share
         )
@@ -337,7 +340,9 @@ class CreditServer:
         host: str = "127.0.0.1",
         bind: str | None = None,
     ) -> None:
-        self._leases, self._host, self._bind = leases, host, bind or host
+        self._leases = leases
+        self._host = host
+        self._bind = bind or host
         self._secret = secrets.token_bytes(32)
         self._budgets: dict[tuple[str, str], _BudgetServer] = {}
         self._thread = LoopThread("adjunct-credits")
@@ -362,7 +367,8 @@ class CreditServer:
         return CreditAddress(self._host, self._server.sockets[0].getsockname()[1], self._secret)
 
     async def _close(self) -> None:
-        server, self._server = self._server, None
+        server = self._server
+        self._server = None
         if server is not None:
             server.close()
         tasks = asyncio.all_tasks() - {asyncio.current_task()}
@@ -434,7 +440,8 @@ class _BudgetServer:
     """Serves one budget: pays its demands, and leases credits for them."""
 
     def __init__(self, demands: Demands, leases: BudgetLeases) -> None:
-        self._demands, self._leases = demands, leases
+        self._demands = demands
+        self._leases = leases
         self._waiting: dict[Demand, asyncio.Future[dict[str, Any]]] = {}
         self._changed = asyncio.Event()
         self._leasing: asyncio.Task[None] | None = None
@@ -512,9 +519,11 @@ class BudgetLeases:
         self, lake: Lake, budget: Budget, run: str, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._value = SharedValue(lake, "budgets", budget.name, budget.tag)
-        self._rate, self._logged_rates = budget.rate, set[float]()
+        self._rate = budget.rate
+        self._logged_rates = set[float]()
         self._where = f"the budget {budget.name!r} ({budget.tag}) in {lake.url}"
-        self._run, self._clock = run, clock
+        self._run = run
+        self._clock = clock
         self._ahead = time.time() - clock()  # how far the budget's timeline is ahead of `clock`
 
     def lease(self, request: LeaseRequest) -> LeaseInterval | None:
@@ -524,7 +533,8 @@ class BudgetLeases:
         Raises StoreUnavailableError (if a lease was stored nevertheless, it expires unused),
         CommitConflictError after many conflicts, and MalformedDocumentError.
         """
-        others, rates = False, set[float]()
+        others = False
+        rates = set[float]()
 
         def decide(data: bytes | None) -> tuple[bytes, LeaseInterval | None]:
             nonlocal others, rates
@@ -613,7 +623,8 @@ class _BudgetConnection:
     """
 
     def __init__(self, address: CreditAddress, budget: Budget) -> None:
-        self._address, self._budget = address, budget
+        self._address = address
+        self._budget = budget
         self._turn = asyncio.Lock()
         self._waiting: dict[
             object, float
@@ -644,7 +655,8 @@ class _BudgetConnection:
         """Return the callers for which to make the next demand, and their credits: the first one,
         and others after it that fit into the same demand.
         """
-        first, left = dict[object, float](), self._budget.rate * _TOGETHER_SECONDS
+        first = dict[object, float]()
+        left = self._budget.rate * _TOGETHER_SECONDS
         for caller, credits in self._waiting.items():
             left -= credits
             if first and left < 0:
@@ -705,7 +717,8 @@ class RunCredits:
     """
 
     def __init__(self, lake: Lake) -> None:
-        self._lake, self._run = lake, uuid.uuid4().hex[:12]
+        self._lake = lake
+        self._run = uuid.uuid4().hex[:12]
         self._servers: dict[str, CreditServer] = {}  # by the address at which tasks reach them
 
     def __enter__(self) -> Self:

@@ -82,7 +82,9 @@ class BulkReader:
         bare.__setstate__(
             bare.__getstate__() | {"cache": None}
         )  # this reader has the cache, for all tasks
-        self._table, self._spark, self._here = bare, spark, BlockingTable(bare)
+        self._table = bare
+        self._spark = spark
+        self._here = BlockingTable(bare)
         self._meter = Meter()
         self._cache = (
             None
@@ -98,7 +100,8 @@ class BulkReader:
         `args` are the extra arguments of the table's function. If the table gives up a key, its
         error is raised.
         """
-        before, self._tasks = self._metrics(), tasks
+        before = self._metrics()
+        self._tasks = tasks
         gets = Operation(OperationKind.GET, RowEntries(keys), args, key=self._key)
         outcomes = self.ask(gets) if self._cache is None else run_blocking(self._cache.send(gets))
         if (
@@ -145,7 +148,8 @@ class BulkReader:
         )
         ask = _reading_task(self._table, gets.args, self._key)
         answered: dict[Any, Any] = {}
-        metrics, failed = TableMetrics(), None
+        metrics = TableMetrics()
+        failed = None
         for row in frame.mapInArrow(ask, "answer binary").collect():
             records, counted, error = pickle.loads(row.answer)
             answered |= records
@@ -179,7 +183,9 @@ def _reading_task(
     ) -> tuple[dict[Any, Any], TableMetrics, errors.AdjunctError | None]:
         # An error is returned, not raised: the table has retried already, and Spark would retry the
         # task.
-        before, records, error = table.metrics, dict[Any, Any](), None
+        before = table.metrics
+        records = dict[Any, Any]()
+        error = None
         gets = Operation(OperationKind.GET, RowEntries(keys), args, key=key)
         try:
             async with table:
@@ -237,13 +243,15 @@ class TaskReport:
         Entries rejected for their content become dead letters, up to one more than that, which
         counts as a failure and shows that there are too many. All other problems are failures.
         """
-        entries, kind = part.operation.entries, part.operation.kind.value
+        entries = part.operation.entries
+        kind = part.operation.kind.value
         for place, problem in sorted(outcomes.problems.items()):
             if (
                 problem.state is State.SKIPPED
             ):  # its condition failed, which the table's metrics count
                 continue
-            key, is_rejected = entries.keys[place], is_record_rejected(problem)
+            key = entries.keys[place]
+            is_rejected = is_record_rejected(problem)
             if at_most is not None and is_rejected and len(self.letters) < at_most + 1:
                 value = None if entries.values is None else entries.values[place]
                 row = part.batch.slice(part.rows[place], 1)
@@ -256,7 +264,8 @@ class TaskReport:
                 self.keys.append(repr(key))
             # A cause that concerns all records says more than the first record that is rejected.
             if self.error is None or (self.unfit and not is_rejected):
-                self.error, self.unfit = _error_from_problem(problem), is_rejected
+                self.error = _error_from_problem(problem)
+                self.unfit = is_rejected
 
 
 def _error_from_problem(problem: Problem) -> errors.AdjunctError:
@@ -461,7 +470,8 @@ def _failure_error(
     rejected records would have become dead letters if the batch had not failed.
     """
     first = next((report for report in failed if not report.unfit), failed[0])
-    error, count = first.error, sum(report.failed for report in failed)
+    error = first.error
+    count = sum(report.failed for report in failed)
     assert error is not None
     if not count:
         return error
@@ -481,7 +491,8 @@ def _sort_records(df: DataFrame, write: TableWrite) -> tuple[DataFrame, TableWri
     With marks they are sorted by source position, then key, then all other columns; without by
     source position only.
     """
-    marking, position = write.marking, [name for name in _POSITION if name in df.columns]
+    marking = write.marking
+    position = [name for name in _POSITION if name in df.columns]
     if marking is None:
         return df.sortWithinPartitions(*position), write
     names = dict.fromkeys([*marking.order, *write.table.key, *position])
@@ -559,7 +570,9 @@ class _Sending:
     """Sends a task's records to the table."""
 
     def __init__(self, write: TableWrite, what: str) -> None:
-        self._write, self._what, self._shape = write, what, write.shape
+        self._write = write
+        self._what = what
+        self._shape = write.shape
         self._marks = None if write.marking is None else Marks(write.marking, write.table.key, what)
         self._report = TaskReport()
 
@@ -589,10 +602,8 @@ class _Sending:
 
         The others become dead letters; without those, the first of them is an error.
         """
-        write, names = (
-            self._write,
-            [name for name in batch.schema.names if not name.startswith("__")],
-        )
+        write = self._write
+        names = [name for name in batch.schema.names if not name.startswith("__")]
         found = first_unreadable(batch, names)
         if found is None:
             return batch
@@ -615,12 +626,14 @@ class _Sending:
         """Return the dead letter of a row with values that Python can't represent, which
         `readable_value` replaces.
         """
-        found, write = first_unreadable(row, names), self._write
+        found = first_unreadable(row, names)
+        write = self._write
         assert found is not None
         record: Any = {name: readable_value(row.column(name)[0]) for name in names}
         kind = "put" if write.contract is None else "update"
         if TOMBSTONE in row.schema.names and row.column(TOMBSTONE)[0].as_py():
-            kind, record = "delete", None
+            kind = "delete"
+            record = None
         elif write.contract is not None:
             update = record[UPDATE] if isinstance(record[UPDATE], dict) else {}
             record = Changes(**update, remove=write.remove) if write.typed else update

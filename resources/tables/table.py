@@ -145,10 +145,8 @@ def check_request(table: str, key: Sequence[str], operation: Operation[Any]) -> 
     entries = operation.entries
     place = entries.null_key()
     if place is not None:
-        found, named = (
-            f"{entries.keys[place]!r} as a key to {operation.kind.value}",
-            " and ".join(key),
-        )
+        found = f"{entries.keys[place]!r} as a key to {operation.kind.value}"
+        named = " and ".join(key)
         problem = f"table {table} got {found}; {named} must not be null."
         raise errors.NullKeyError(
             problem, "Filter such records out before they reach the table.", table=table
@@ -266,12 +264,10 @@ def _describe_failures(operation: Operation[Any], outcomes: Outcomes, places: Se
     return f"{operation.kind.value} of key {shown}{more} failed: {reason}{end}"
 
 
-GET, PUT, DELETE, UPDATE = (
-    OperationKind.GET,
-    OperationKind.PUT,
-    OperationKind.DELETE,
-    OperationKind.UPDATE,
-)
+GET = OperationKind.GET
+PUT = OperationKind.PUT
+DELETE = OperationKind.DELETE
+UPDATE = OperationKind.UPDATE
 _COUNTED_AS = {
     GET: "reads",
     PUT: "writes",
@@ -353,7 +349,9 @@ class RemoteTable(Generic[K, V, U]):
             BatchProvider() if batch_size is None else BatchProvider(size=batch_size)
         )
         self.in_flight = in_flight
-        self.newest_by, self.idempotent, self.on_replay = newest_by, idempotent, on_replay
+        self.newest_by = newest_by
+        self.idempotent = idempotent
+        self.on_replay = on_replay
         self.fenced = fenced
         self.defaults_may_overwrite = defaults_may_overwrite
         self.cache = cache
@@ -375,7 +373,8 @@ class RemoteTable(Generic[K, V, U]):
         self.credit_source: CreditSource | None = None
         self.fence: Fence | None = None
         self.may_create = True
-        self._meter, self._reported = Meter(), TableMetrics()
+        self._meter = Meter()
+        self._reported = TableMetrics()
         assert self._layers  # raises if the layers can't be composed
 
     def _check_columns(self) -> None:
@@ -405,7 +404,8 @@ class RemoteTable(Generic[K, V, U]):
 
         The write function must support them, and a table with a cache can't have them.
         """
-        table, function = f"table {self.name}", self.write_function
+        table = f"table {self.name}"
+        function = self.write_function
         declared = (
             ("newest_by", self.newest_by is not None),
             ("idempotent", self.idempotent),
@@ -505,7 +505,8 @@ class RemoteTable(Generic[K, V, U]):
 
     def __setstate__(self, state: dict[str, object]) -> None:
         self.__dict__.update(state)
-        self._meter, self._reported = Meter(), TableMetrics()
+        self._meter = Meter()
+        self._reported = TableMetrics()
 
     def with_credit_source(self, source: CreditSource) -> RemoteTable[K, V, U]:
         """Return a copy of this table that gets its credits from `source`, also in tasks."""
@@ -521,7 +522,8 @@ class RemoteTable(Generic[K, V, U]):
         it.
         """
         table = copy.copy(self)
-        table.fence, table.may_create = fence, may_create
+        table.fence = fence
+        table.may_create = may_create
         return table
 
     async def announce(self) -> None:
@@ -551,7 +553,8 @@ class RemoteTable(Generic[K, V, U]):
         """Send waiting operations, and return when everything requested so far is answered."""
         await self._layers.batch.flush()
         if has_metrics_hooks():
-            before, self._reported = self._reported, self.metrics
+            before = self._reported
+            self._reported = self.metrics
             report_metrics(self.name, self._reported - before)
 
     async def close(self) -> None:
@@ -787,7 +790,8 @@ class RemoteTable(Generic[K, V, U]):
                 )
 
     def _count_entries(self, operation: Operation[Any], outcomes: Outcomes) -> None:
-        count, records = self._meter.add, outcomes.records
+        count = self._meter.add
+        records = outcomes.records
         present = len(records) - records.count(None) if records else 0
         done = outcomes.done
         if operation.kind is PUT and operation.entries.null_value() is not None:
@@ -805,7 +809,8 @@ class RemoteTable(Generic[K, V, U]):
             count("skipped", skipped)
 
 
-_ONCE, _MARKED = Conditions(None, True), Conditions(keeps_marks=True)
+_ONCE = Conditions(None, True)
+_MARKED = Conditions(keeps_marks=True)
 
 
 def _read_time(value: Any, column: str) -> Any:

@@ -138,7 +138,8 @@ class UpdateContractLayer:
         outcomes, apart = await self._send_part(operation)
         if len(operation) == 1 or not apart:
             return outcomes
-        entries, parts = operation.entries, list[Outcomes]()
+        entries = operation.entries
+        parts = list[Outcomes]()
         failed: dict[Hashable, Problem] = {}
         for place, key in enumerate(entries.keys):
             if key in failed:  # the earlier entry may still succeed, and must not be overtaken
@@ -230,12 +231,11 @@ def explain_missing_records(table: str, operation: Operation[Any], outcomes: Out
         f" {len(keys)} key{'s' if len(keys) > 1 else ''} ({shown})"
     )
     if operation.contract is UpdateContract.UPDATE_WITH_DEFAULTS and had_default:
-        why, help_ = "; it was deleted right after its default was put.", "Send the update again."
+        why = "; it was deleted right after its default was put."
+        help_ = "Send the update again."
     elif operation.contract is UpdateContract.UPDATE_WITH_DEFAULTS:
-        why, help_ = (
-            ", and the message has no default.",
-            "Put the record first, or give each UpdateMessage a default.",
-        )
+        why = ", and the message has no default."
+        help_ = "Put the record first, or give each UpdateMessage a default."
     elif had_default:
         why = ", and the contract UPDATE_ONLY ignores the default."
         help_ = "Send it with UpdateContract.UPDATE_WITH_DEFAULTS."

@@ -235,7 +235,8 @@ def read_pointer(
 
 def _with_log(state: SegmentState, log: bytes) -> SegmentState:
     """Return the state with this log, of which the state's own log is the beginning."""
-    recent, tokens = {**state.recent}, {**state.tokens}
+    recent = {**state.recent}
+    tokens = {**state.tokens}
     for commit, writes in read_log(log, len(state.log)):
         recent.update(writes)
         tokens.update(dict.fromkeys(commit.tokens, commit.number))
@@ -311,19 +312,22 @@ class PointerObject:
     """
 
     def __init__(self, store: ObjectStore, key: str) -> None:
-        self.store, self.key = store, key
+        self.store = store
+        self.key = key
         self.last: SegmentState | None = (
             None  # the last state that this process has read or written
         )
         self.swaps = 0  # how many this process has made
-        self._sharing, self._reading = threading.Lock(), threading.Lock()
+        self._sharing = threading.Lock()
+        self._reading = threading.Lock()
         self._next: Future[SegmentState | None] | None = (
             None  # of the next shared GET: its state, None if it failed
         )
 
     def read(self) -> SegmentState:
         """Return the current state, by one GET."""
-        stored, last = self.store.get(self.key), self.last
+        stored = self.store.get(self.key)
+        last = self.last
         if last is not None and last.etag == stored.etag:
             return last
         self.last = read_pointer(
@@ -337,7 +341,8 @@ class PointerObject:
         Threads that call this during a GET share the next one.
         """
         with self._sharing:
-            leads, shared = self._next is None, self._next or Future()
+            leads = self._next is None
+            shared = self._next or Future()
             self._next = shared
         if not leads:
             return shared.result() or self.read()
@@ -460,7 +465,8 @@ class SwapBackoff:
         """
         now = time.monotonic()
         weight = 0.5 if others > self._rivals else 1 - 0.5 ** ((now - self._last) / _HALF_LIFE)
-        self._last, self._losses = now, 0
+        self._last = now
+        self._losses = 0
         self._rivals += weight * (min(others, _MOST) - self._rivals)
         self._try_takes += 0.25 * (min(seconds, 1.0) - self._try_takes)
 

@@ -59,7 +59,9 @@ class Columns:
     __slots__ = ("keys", "values", "versions")
 
     def __init__(self, keys: list[bytes], versions: list[bytes], values: list[Value]) -> None:
-        self.keys, self.versions, self.values = keys, versions, values
+        self.keys = keys
+        self.versions = versions
+        self.values = values
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -134,7 +136,8 @@ def read_block(data: bytes) -> Columns:
     keys = [data[start:end] for start, end in pairwise(bounds)]
     values: list[Value]
     if REMOVED in lengths:
-        values, at = [], bounds[-1]
+        values = []
+        at = bounds[-1]
         for length in lengths:
             values.append(None if length == REMOVED else data[at : at + length])
             at += 0 if length == REMOVED else length
@@ -296,7 +299,8 @@ class RunWriter:
         self._checksums.append(zlib.crc32(block))
         self._counts.append(len(self._open))
         self._firsts.append(self._open.keys[0])
-        self._open, self._size = Columns([], [], []), 0
+        self._open = Columns([], [], [])
+        self._size = 0
 
 
 def read_footer(data: bytes, where: str) -> RunIndex:
@@ -376,7 +380,9 @@ class RunObjects:
     """
 
     def __init__(self, store: ObjectStore, prefix: str, cache: BlockCache) -> None:
-        self.store, self.prefix, self._cache = store, prefix, cache
+        self.store = store
+        self.prefix = prefix
+        self._cache = cache
 
     def key(self, run: str) -> str:
         """Return the object key of the run with this id."""
@@ -425,7 +431,8 @@ class RunObjects:
         return _at_once(lambda one: self.blocks(one[0], one[1], one[2], one[2])[0], wanted)
 
     def _fetch(self, key: str, index: RunIndex, numbers: range) -> dict[int, Columns]:
-        start, end = index.offsets[numbers[0]], index.offsets[numbers[-1] + 1]
+        start = index.offsets[numbers[0]]
+        end = index.offsets[numbers[-1] + 1]
         data = self.store.get_range(key, start, end - start)
         return self._keep(key, index, numbers, data)
 

@@ -116,7 +116,8 @@ def decide_commit(
 
     `applied_before` are the tokens of repeated requests that an earlier commit has applied.
     """
-    decision, current = CommitDecision(), dict(versions)
+    decision = CommitDecision()
+    current = dict(versions)
     for request in requests:
         if request.token in applied_before:
             decision.before.append(request)
@@ -141,7 +142,9 @@ class GroupCommit:
     """Commits the writes to a segment that threads of this process submit."""
 
     def __init__(self, core: SegmentCore) -> None:
-        self.process, self.core, self.upkeep = os.getpid(), core, SegmentUpkeep(core)
+        self.process = os.getpid()
+        self.core = core
+        self.upkeep = SegmentUpkeep(core)
         self._waiting: list[QueuedWrite] = []
         self._running = False
         self._lock = threading.Lock()
@@ -210,7 +213,8 @@ class GroupCommit:
             joining = self._take(group)
             group += joining
             if state is None:
-                state, fresh = self.core.pointer.read(), True
+                state = self.core.pointer.read()
+                fresh = True
             elif joining:
                 fresh = False
             try:
@@ -218,7 +222,8 @@ class GroupCommit:
             except (
                 errors.ObjectNotFoundError
             ) as error:  # the run has been merged and deleted meanwhile
-                reads, state = reads + 1, None
+                reads = reads + 1
+                state = None
                 if reads == _READS:
                     raise self.core.missing_run_error(error) from error
                 continue
@@ -236,7 +241,8 @@ class GroupCommit:
                 )  # before the answer, so that a caller who then closes waits for it
                 _answer(decision)
                 return
-            state, fresh = now, True
+            state = now
+            fresh = True
         problem = f"other writers of {self.core.pointer.key!r} were faster for {_PATIENCE:.0f} s."
         step = "Try again, with more partitions or fewer writers."
         raise errors.TableUnavailableError(problem, step, table=str(self.core.table))
@@ -287,7 +293,8 @@ class GroupCommit:
         return won, now
 
     def _won(self, state: SegmentState, began: float) -> None:
-        seen, self._seen = self._seen, (state.number, self.core.pointer.swaps)
+        seen = self._seen
+        self._seen = (state.number, self.core.pointer.swaps)
         others = self._seen[0] - seen[0] - (self._seen[1] - seen[1]) if seen[0] else 0
         self._backoff.record_win(others, time.monotonic() - began)
 
@@ -374,7 +381,8 @@ class ObjectSegments:
                 " to S3Options."
             )
             raise errors.ConfigurationError(problem, "Pass fields of S3Options.", argument="s3")
-        self._given, self._s3 = os.fspath(url) if isinstance(url, os.PathLike) else url, s3
+        self._given = os.fspath(url) if isinstance(url, os.PathLike) else url
+        self._s3 = s3
         self._cache_bytes = cache_bytes
         self._cache = BlockCache(cache_bytes)
 
@@ -452,7 +460,8 @@ class ObjectSegments:
             pass
 
     def _core(self, table: TableId, partition: int) -> SegmentCore:
-        store, prefix = self._lake.store, _prefix(table, partition)
+        store = self._lake.store
+        prefix = _prefix(table, partition)
         return SegmentCore(
             table, PointerObject(store, f"{prefix}/CURRENT"), RunObjects(store, prefix, self._cache)
         )

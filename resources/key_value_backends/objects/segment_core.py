@@ -63,9 +63,11 @@ def size_class(run: RunRef) -> int:
     """Return the class of a run by its size: 0 if it is newly flushed, 1 if it is about eight
     times as large, …
     """
-    number, bound = 0, _SMALLEST
+    number = 0
+    bound = _SMALLEST
     while run.size > bound:
-        number, bound = number + 1, bound * _FAN
+        number = number + 1
+        bound = bound * _FAN
     return number
 
 
@@ -95,7 +97,8 @@ class SegmentView:
     """Reads one state of a segment. Raises the errors of `RunObjects`."""
 
     def __init__(self, state: SegmentState, objects: RunObjects) -> None:
-        self.state, self._objects = state, objects
+        self.state = state
+        self._objects = objects
 
     def find(self, keys: Iterable[bytes]) -> dict[bytes, Versioned | None]:
         """Return the version and value of each key, None for a missing one."""
@@ -149,7 +152,8 @@ class SegmentView:
         for run in range(search.run - 1, -1, -1):
             index = self._indexes[run]
             if may_hold(index.filter, search.hashed) and (block := index.block_of(search.key)) >= 0:
-                search.run, search.block = run, block
+                search.run = run
+                search.block = block
                 return True
         return False
 
@@ -170,13 +174,11 @@ class RunPart:
     def __init__(
         self, objects: RunObjects, run: RunRef, index: RunIndex, wanted: int, end: bytes | None
     ) -> None:
-        self._objects, self._run, self._index, self._wanted, self._end = (
-            objects,
-            run,
-            index,
-            wanted,
-            end,
-        )
+        self._objects = objects
+        self._run = run
+        self._index = index
+        self._wanted = wanted
+        self._end = end
         self._held: dict[int, Columns] = {}
 
     def reach(self, within: KeyRange) -> bytes | None:
@@ -221,7 +223,9 @@ class RunPart:
 
         Stops at the key `end`, and once the blocks have _PART bytes.
         """
-        index, last, counted = self._index, first, 0
+        index = self._index
+        last = first
+        counted = 0
         while last < len(index.firsts) and (end is None or index.firsts[last] < end):
             if counted >= wanted or index.offsets[last] - index.offsets[first] >= _PART:
                 break
@@ -499,7 +503,8 @@ class SegmentUpkeep:
     def _take_request(self) -> bool:
         """Return whether upkeep was requested again; if not, mark the thread as stopped."""
         with self._lock:
-            asked, self._asked = self._asked, False
+            asked = self._asked
+            self._asked = False
             if not asked:
                 self._mark_stopped()
             return asked
@@ -537,7 +542,8 @@ class SegmentUpkeep:
                 or now.levels.collected != state.levels.collected
             ):
                 return None
-            after, newer = now.following(now_in_ms()), now.log[len(state.log) :]
+            after = now.following(now_in_ms())
+            newer = now.log[len(state.log) :]
             return after.with_levels(newer, runs=(*now.levels.runs, run), flushed=state.number)
 
         self._swap(flushed, run.id, lambda levels: run in levels.runs)
@@ -636,7 +642,8 @@ class SegmentUpkeep:
         size: int,
         facts: dict[str, int],
     ) -> RunRef:
-        store, key = self._core.pointer.store, self._core.objects.key(run)
+        store = self._core.pointer.store
+        key = self._core.objects.key(run)
 
         def write(file: BinaryIO) -> RunRef:
             writer = RunWriter(file.write)
@@ -664,7 +671,8 @@ class SegmentUpkeep:
         They are listed before a swap, after which none of them can still become part of the
         segment.
         """
-        pointer, prefix = self._core.pointer, self._core.objects.key("")
+        pointer = self._core.pointer
+        prefix = self._core.objects.key("")
         listed = {item.key.removeprefix(prefix) for item in pointer.store.list(prefix)}
         if not listed - _referenced_runs(pointer.read().levels):
             return

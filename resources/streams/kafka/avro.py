@@ -387,7 +387,8 @@ class Avro:
     def writer(self, what: str, subject: str) -> FormatWriter:
         from fastavro import schemaless_writer
 
-        schema, head = parse_avro_schema(self.schema), b""
+        schema = parse_avro_schema(self.schema)
+        head = b""
         if self.registry is not None:
             head = schema_registry.encode_schema_id(
                 self.registry.register(self.subject or subject, self.schema)

@@ -437,7 +437,8 @@ class KafkaAdmin:
         """Return the names of all topics."""
         from confluent_kafka import KafkaException
 
-        deadline, part = time.monotonic() + response_timeout(self.settings), 1.0
+        deadline = time.monotonic() + response_timeout(self.settings)
+        part = 1.0
         while True:
             # In steps of growing length, since the client does not report a rejection while it
             # waits.
@@ -524,10 +525,8 @@ class KafkaAdmin:
         wanted = {TopicPartition(topic, partition): spec for partition in partitions}
         if not wanted:
             return {}
-        what, deadline = (
-            f"the offsets of topic {topic!r}",
-            time.monotonic() + response_timeout(self.settings),
-        )
+        what = f"the offsets of topic {topic!r}"
+        deadline = time.monotonic() + response_timeout(self.settings)
         while True:
             asked = self._connected().list_offsets(
                 wanted, isolation_level=IsolationLevel.READ_COMMITTED

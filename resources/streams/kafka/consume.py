@@ -236,7 +236,8 @@ class _RangeConsumer:
 
         limit = client.response_timeout(self._topic.settings)
         with closing(self._consumer):
-            name, ranges = self._topic.topic, self._left.values()
+            name = self._topic.topic
+            ranges = self._left.values()
             self._consumer.assign(
                 [TopicPartition(name, wanted.partition, wanted.start) for wanted in ranges]
             )
@@ -247,10 +248,8 @@ class _RangeConsumer:
                     wanted.end - self._positions[partition]
                     for partition, wanted in self._left.items()
                 )
-                got, ended = (
-                    self._consumer.consume(min(MAX_MESSAGES, width), _POLL_SECONDS),
-                    list[int](),
-                )
+                got = self._consumer.consume(min(MAX_MESSAGES, width), _POLL_SECONDS)
+                ended = list[int]()
                 if any(message.error() for message in got):
                     got, ended = self._handle_errors(got)
                 for share in self._group_by_partition(got):
@@ -310,7 +309,8 @@ class _RangeConsumer:
         """
         ended = []
         for message in got:
-            error, wanted = message.error(), self._left.get(message.partition())  # type: ignore[arg-type]
+            error = message.error()
+            wanted = self._left.get(message.partition())  # type: ignore[arg-type]
             if error is None or error.code() == error.GROUP_AUTHORIZATION_FAILED:  # we use no group
                 continue
             if (
@@ -329,7 +329,8 @@ class _RangeConsumer:
     def _read_error(self, error: KafkaError, wanted: TopicRange | None) -> AdjunctError:
         from confluent_kafka import TopicPartition
 
-        topic, settings = self._topic, self._topic.settings
+        topic = self._topic
+        settings = self._topic.settings
         if wanted is None:
             return client.translate_kafka_error(error, settings, f"topic {topic.topic!r}")
         ssp = topic.ssp(wanted.partition)

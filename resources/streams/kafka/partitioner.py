@@ -18,7 +18,9 @@ from dagster_adjunct.resources.streams.system import order_keys_step
 if TYPE_CHECKING:
     from confluent_kafka import Message
 
-_SEED, _FACTOR, _MASK = 0x9747B28C, 0x5BD1E995, 0xFFFFFFFF
+_SEED = 0x9747B28C
+_FACTOR = 0x5BD1E995
+_MASK = 0xFFFFFFFF
 _TOGETHER_BYTES = 64  # the longest keys that are hashed together
 
 
@@ -73,7 +75,8 @@ def check_key_partitions(topic: TopicFacts, partition: int, got: Sequence[Messag
     Does nothing unless `topic.keys_checked_for` names a dataset. A message without a key is in the
     wrong partition, too, if its value has the key's columns.
     """
-    declared, reader = topic.declared, topic.keys_checked_for
+    declared = topic.declared
+    reader = topic.keys_checked_for
     if not reader or declared.partitioner != "kafka-murmur2" or topic.partitions == 1:
         return
     keys: list[Any] = [message.key() for message in got]
@@ -85,7 +88,8 @@ def check_key_partitions(topic: TopicFacts, partition: int, got: Sequence[Messag
     if not len(wrong):
         return
     place = int(wrong[0])
-    offset, right = got[place].offset(), int(chosen[place])
+    offset = got[place].offset()
+    right = int(chosen[place])
     where = "has no key, so that any partition may have newer ones of its entry"
     if right >= 0:
         where = f"has a key of partition {right} of {topic.partitions}"

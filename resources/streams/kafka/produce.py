@@ -215,7 +215,8 @@ class Sender:
         if transactional_id is not None:
             own["transactional.id"] = transactional_id
         self._seconds = delivery_seconds(given)
-        self._target, self._fence = target, fence
+        self._target = target
+        self._fence = fence
         self._first: dict[int, int | None] = {}
         self._last: dict[int, int | None] = {}
         self._rows: dict[int, int] = {}
@@ -233,7 +234,8 @@ class Sender:
         """
         from confluent_kafka import KafkaException
 
-        produce, topic = self.producer.produce, self._target.topic
+        produce = self.producer.produce
+        topic = self._target.topic
         for key, value, timestamp, headers in records:
             if self._fence is not None:
                 self._fence.check()
@@ -334,7 +336,8 @@ class Sender:
             if self._failure is None:
                 self._failure = self.translate_error(error, message.key())
             return
-        partition, offset = message.partition(), message.offset()
+        partition = message.partition()
+        offset = message.offset()
         # If the reply to an earlier try was lost, the broker already has the records and returns no
         # offsets.
         known = offset if offset is not None and offset >= 0 else None
@@ -477,7 +480,8 @@ def send_in_transaction(
     if last is not None and append.sequence == last.sequence:
         for batch in batches:
             deque(digest.count_through(records_from_batch(batch, append)), maxlen=0)
-        sequence, name = append.sequence, str(append.target)
+        sequence = append.sequence
+        name = str(append.target)
         check_same_contents(
             name, append.producer, sequence, sequence, last.digest, digest.of(append)
         )

@@ -294,7 +294,8 @@ class Protobuf:
 
     def writer(self, what: str, subject: str) -> FormatWriter:
         message = self._message_class()
-        fields, head = list(message.DESCRIPTOR.fields), b""
+        fields = list(message.DESCRIPTOR.fields)
+        head = b""
         if self.registry is not None:
             subject = self.subject or subject
             registered = self.registry.latest(subject)

@@ -49,7 +49,9 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 _TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
-KEY, VALUE, HEADERS = "__key", "__value", "__headers"
+KEY = "__key"
+VALUE = "__value"
+HEADERS = "__headers"
 BatchFunction = Callable[["pa.RecordBatch"], "pa.RecordBatch"]
 
 
@@ -110,14 +112,16 @@ class KafkaTopic:
         Raises ConfigurationError if the key's and the value's formats declare a column with
         different types.
         """
-        key, value = self.key_format(), self.value
+        key = self.key_format()
+        value = self.value
         shared = set(key.columns().names) & set(value.columns().names) if key else set()
         fields = [
             field for field in (key.columns().fields if key else ()) if field.name not in shared
         ]
         for name in shared:
             assert key is not None
-            here, there = key.columns().field(name).type, value.columns().field(name).type
+            here = key.columns().field(name).type
+            there = value.columns().field(name).type
             if here != there:
                 problem = (
                     f"Kafka column {name!r} is {here} in the key ({key.describe()}) and {there} in"
@@ -157,7 +161,9 @@ def create_decoder(topic: KafkaTopic, stream: str) -> BatchFunction:
     has a column for malformed bytes. `stream` ("kafka.flights") is for errors. Create one in each
     task.
     """
-    schema, key, value = topic.schema(), topic.key_format(), topic.value
+    schema = topic.schema()
+    key = topic.key_format()
+    value = topic.value
     read_value = value.reader()
     read_key = key.reader() if key else None
     key_names = key.columns().names if key else ()
@@ -166,7 +172,8 @@ def create_decoder(topic: KafkaTopic, stream: str) -> BatchFunction:
     out = records_schema(schema)
 
     def run(batch: pa.RecordBatch) -> pa.RecordBatch:
-        data, keys = batch.column(VALUE).to_pylist(), batch.column(KEY).to_pylist()
+        data = batch.column(VALUE).to_pylist()
+        keys = batch.column(KEY).to_pylist()
         tombstones = batch.column(VALUE).is_null()
         bad_values: RowProblems = {}
         bad_keys: RowProblems = {}
@@ -222,7 +229,8 @@ def _unreadable_error(
 ) -> SchemaMismatchError:
     """Return the error for the first message that can't be read."""
     row = min(bad)
-    partition, offset = batch.column(PARTITION)[row].as_py(), batch.column(OFFSET)[row].as_py()
+    partition = batch.column(PARTITION)[row].as_py()
+    offset = batch.column(OFFSET)[row].as_py()
     problem = (
         f"{stream}.{partition}: the {which} of the message at offset {offset} can't be read as "
     )
@@ -312,7 +320,9 @@ def create_encoder(topic: KafkaTopic, stream: str) -> BatchFunction:
     """Return a function from a batch of records to messages; see `encode_frame`. Create one in
     each task.
     """
-    key, value, written = topic.key_format(), topic.value, topic.written_schema()
+    key = topic.key_format()
+    value = topic.value
+    written = topic.written_schema()
     subject = topic.name_for(split_stream_name(stream)[1])
     write_value = value.writer(stream, f"{subject}-value")
     write_key = key.writer(stream, f"{subject}-key") if key else None

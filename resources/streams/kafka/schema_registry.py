@@ -146,10 +146,8 @@ class SchemaRegistry:
 
     def latest(self, subject: str) -> RegisteredSchema:
         """Return the newest schema of a subject. Raises as `schema` does."""
-        path, step = (
-            _versions_path(subject, "latest"),
-            "Register its schema, or correct the subject.",
-        )
+        path = _versions_path(subject, "latest")
+        step = "Register its schema, or correct the subject."
         body = self._get(path, f"subject {subject!r}", step)
         return self._with_references(int(body["id"]), body)
 
@@ -160,7 +158,8 @@ class SchemaRegistry:
 
         Raises SchemaMismatchError if the registry rejects it as incompatible with earlier versions.
         """
-        path, request = f"/subjects/{quote(subject, safe='')}", {"schema": text}
+        path = f"/subjects/{quote(subject, safe='')}"
+        request = {"schema": text}
         body = self._request("POST", path, request) or self._request(
             "POST", f"{path}/versions", request
         )
@@ -172,7 +171,8 @@ class SchemaRegistry:
     def _with_references(self, number: int, body: Mapping[str, Any]) -> RegisteredSchema:
         texts: list[str] = []
         for reference in body.get("references") or ():
-            subject, version = reference["subject"], reference["version"]
+            subject = reference["subject"]
+            version = reference["version"]
             what = f"version {version} of {subject!r}, to which schema {number} refers"
             found = self._get(
                 _versions_path(subject, version), what, "Register that version again."
@@ -236,7 +236,8 @@ class SchemaRegistry:
         raise StreamUnavailableError(problem, "Check whether it is up, then retry.", url=self.url)
 
     def _parse_response(self, answer: Any, path: str) -> Any:
-        what, status = f"schema registry {self.url}", answer.status_code
+        what = f"schema registry {self.url}"
+        status = answer.status_code
         try:
             body = answer.json()
         except ValueError:

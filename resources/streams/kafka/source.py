@@ -93,7 +93,8 @@ class KafkaSource(DataSource):
 
 class _TopicReader(DataSourceReader):
     def __init__(self, topic: TopicFacts, ranges: Sequence[TopicRange]) -> None:
-        self.topic, self.ranges = topic, ranges
+        self.topic = topic
+        self.ranges = ranges
 
     def partitions(self) -> Sequence[InputPartition]:
         # If there were none, Spark would add a partition of another class.
@@ -143,7 +144,8 @@ def read_record_batches(
         else record_formats.create_decoder(declared, str(topic))
     )
     for wanted, got in read_ranges(topic, ranges):
-        kept, headers = got, [message.headers() for message in got]
+        kept = got
+        headers = [message.headers() for message in got]
         if any(headers) and any(map(is_marker, headers)):
             kept = [message for message in got if not is_marker(message.headers())]
             headers = [message.headers() for message in kept]

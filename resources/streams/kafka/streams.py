@@ -76,7 +76,8 @@ class _CreatedStream(StoredDocument):
     declaration: StreamDeclaration
 
     def known(self) -> KafkaTopic:
-        schema, key = self.declaration.columns, self.declaration.key
+        schema = self.declaration.columns
+        key = self.declaration.key
         if not key:
             return KafkaTopic(self.topic, Json(schema))
         return KafkaTopic(
@@ -226,7 +227,8 @@ class KafkaStreams(NumberedOffsets, StreamWriter):
         can be a stream's.
         """
         topics = self._declarations.topics()
-        there, taken = set(self.admin.topics()), set(topics.values())
+        there = set(self.admin.topics())
+        taken = set(topics.values())
         named = {stream for stream, topic in topics.items() if topic in there}
         return sorted(
             named
@@ -482,10 +484,8 @@ class KafkaStreams(NumberedOffsets, StreamWriter):
             starts = {
                 ssp.partition: system.parse_offset(offset, str(ssp)) for ssp, offset in mine.items()
             }
-        oldest, upcoming = (
-            self.admin.oldest(facts.topic, starts),
-            self.admin.upcoming(facts.topic, starts),
-        )
+        oldest = self.admin.oldest(facts.topic, starts)
+        upcoming = self.admin.upcoming(facts.topic, starts)
         ranges = [
             TopicRange(p, max(at, oldest[p]), upcoming[p]) for p, at in sorted(starts.items())
         ]
@@ -541,7 +541,8 @@ class KafkaStreams(NumberedOffsets, StreamWriter):
         spans, duplicate = sent
         if duplicate:
             return produce.result_from_spans(spans, duplicate=True)
-        target, deadline = append.target, time.monotonic() + _VISIBLE_SECONDS
+        target = append.target
+        deadline = time.monotonic() + _VISIBLE_SECONDS
         ends = dict.fromkeys(range(target.partitions), 0)
         for span in spans:
             ends[span.partition] = max(span.next or 0, ends.get(span.partition, 0))
@@ -673,7 +674,8 @@ class KafkaStreams(NumberedOffsets, StreamWriter):
         order.
         """
         wanted = partitions if self._answers is None else range(facts.partitions)
-        oldest, upcoming = self.admin.oldest, self.admin.upcoming
+        oldest = self.admin.oldest
+        upcoming = self.admin.upcoming
         return self._ask_once(
             (facts.stream, "offsets"),
             lambda: (oldest(facts.topic, wanted), upcoming(facts.topic, wanted)),
@@ -702,10 +704,8 @@ class KafkaStreams(NumberedOffsets, StreamWriter):
         oldest, upcoming = self._offsets(facts, [ssp.partition for ssp in ranges])
         wanted = []
         for ssp, given in ranges.items():
-            start, end = (
-                system.parse_offset(given.start, str(ssp)),
-                system.parse_offset(given.end, str(ssp)),
-            )
+            start = system.parse_offset(given.start, str(ssp))
+            end = system.parse_offset(given.end, str(ssp))
             system.check_range(
                 ssp, start, end, oldest[ssp.partition], upcoming[ssp.partition], last=_LAST
             )

@@ -184,7 +184,8 @@ def decide_append(
         raise CommitConflictError(problem, step, stream=f"lake.{append.stream}")
     before = find_sequence(state.producers, append.producer, append.sequence, append.stream)
     if before is not None:
-        newest, name = state.producers[append.producer][-1].sequence, f"lake.{append.stream}"
+        newest = state.producers[append.producer][-1].sequence
+        name = f"lake.{append.stream}"
         system.check_same_contents(
             name, append.producer, append.sequence, newest, before.digest, append.digest
         )
@@ -305,10 +306,8 @@ def select_earlier_columns(data: Any, before: Schema, order_by: Sequence[str]) -
     types = dict(data.dtypes)
     columns = []
     for name in [name for name in data.columns if name in kept]:
-        column, kind = (
-            schemas.named_column(name),
-            before.field(name).type if name in before else types[name],
-        )
+        column = schemas.named_column(name)
+        kind = before.field(name).type if name in before else types[name]
         narrows = kind != types[name] and schemas.is_widening(kind, types[name])
         columns.append(column.try_cast(kind).alias(name) if narrows else column)
     return data.select(*columns)
@@ -542,10 +541,8 @@ class LakeAppends(StreamStates):
         if sent is not None:
             data = select_earlier_columns(data, declaration.columns, order_by)
             if sent.partitions:
-                declaration, partitioned = (
-                    declaration.model_copy(update={"partitions": sent.partitions}),
-                    False,
-                )
+                declaration = declaration.model_copy(update={"partitions": sent.partitions})
+                partitioned = False
         attempt = f"{append.started:013d}-{uuid.uuid4().hex[:12]}"
         folder = manifest.data_folder(self.lake.stream_prefix(append.stream), attempt)
         options = WriteOptions(
@@ -627,7 +624,8 @@ class LakeAppends(StreamStates):
             None if rows is None else {p: int(count) for p, count in rows.items()}
         )  # JSON has no NumPy integers
         marker = NewMarker(version, chosen, counts, checksum, valid_micros)
-        started, digest = self.now_ms(), content_digest((), marker.content())
+        started = self.now_ms()
+        digest = content_digest((), marker.content())
         append = Append(
             stream,
             producer,

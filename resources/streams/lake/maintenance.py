@@ -157,7 +157,8 @@ def merge_files(
         writer = BucketFileWriter(
             stored.store, manifest.data_folder(prefix, attempt), partition, layout, options
         )
-        done, expected = write_bucket_file(writer, rows), sum(file.rows for _, file in parts)
+        done = write_bucket_file(writer, rows)
+        expected = sum(file.rows for _, file in parts)
         check_row_count(
             prefix, f"compaction of partition {partition}", done.rows if done else 0, expected
         )
@@ -458,7 +459,8 @@ def _find_unreachable(
     Objects that left the index less than the grace period ago, and those on hold, are still in use.
     Includes old manifests.
     """
-    store, prefix = streams.lake.store, streams.lake.stream_prefix(stream)
+    store = streams.lake.store
+    prefix = streams.lake.stream_prefix(stream)
     waiting = {entry.key for entry in state.dropped}
     reached = {segment.folder(prefix) for segment in manifest.list_segments(state, pages)} | waiting
     for attempts in list_retained_attempts(streams.lake, stream).values():

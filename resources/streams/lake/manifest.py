@@ -632,7 +632,8 @@ def apply_fold(state: StreamState, fold: Fold | None) -> StreamState:
     """
     if fold is None or fold.made < state.horizon:
         return state
-    level, count = fold.page.level, len(fold.entries)
+    level = fold.page.level
+    count = len(fold.entries)
     rows: list[tuple[IndexEntry, ...]] = [state.tail, *state.levels, ()]
     if level >= len(rows) or rows[level - 1][:count] != fold.entries:
         return state

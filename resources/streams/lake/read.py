@@ -105,7 +105,8 @@ def open_segment_file(files: StreamFiles, segment: Segment, file: FileEntry) -> 
     """Return the open file of a segment. Raises ManifestMismatchError if it is missing or
     damaged.
     """
-    prefix, key = files.prefix, segment.key_of(files.prefix, file)
+    prefix = files.prefix
+    key = segment.key_of(files.prefix, file)
     step = (
         "Restore the object from a backup or an older object version; other ranges stay readable."
     )
@@ -151,7 +152,8 @@ def _read_file(
     these columns.
     """
     base = segment.base[file.partition]
-    low, high = span[0] - base, span[1] - base
+    low = span[0] - base
+    high = span[1] - base
     parquet = open_segment_file(files, segment, file)
     for group, least, greatest, _ in iter_row_groups(parquet, ROW):
         if (
@@ -245,14 +247,19 @@ def find_row_ranges(
     files = [
         (i, segment, file.partition) for i, segment in enumerate(segments) for file in segment.files
     ]
-    lows, highs = [0] * len(segments) * partitions, [0] * len(segments) * partitions
-    clipped_low, clipped_high, rows, longest = set(), set(), [], 0
+    lows = [0] * len(segments) * partitions
+    highs = [0] * len(segments) * partitions
+    clipped_low = set()
+    clipped_high = set()
+    rows = []
+    longest = 0
     for i, segment, p in files:
         if p not in wanted:
             continue
         start, end = spans[p]
         width = segment.next[p] - segment.base[p]
-        low, high = max(start - segment.base[p], 0), min(end - segment.base[p], width)
+        low = max(start - segment.base[p], 0)
+        high = min(end - segment.base[p], width)
         lows[i * partitions + p], highs[i * partitions + p] = low, high
         longest = max(longest, width)
         if low > 0:
@@ -300,7 +307,8 @@ def read_frame(
     each is a generation of the bucketed table. What differs by segment and partition (the first
     offset, the time of the append) is looked up in array literals.
     """
-    schema, n = declaration.columns, declaration.partitions
+    schema = declaration.columns
+    n = declaration.partitions
     segments = [segment for segment in touched if manifest.has_records_in(segment, spans)]
     generations = [segment.generation(i, files.prefix) for i, segment in enumerate(segments)]
     frame = bucketed_frame(spark, files.store, files.prefix, declaration.layout, generations)
@@ -409,10 +417,8 @@ def spans_from_ranges(
     spans: dict[int, Span] = {}
     for ssp, given in ranges.items():
         system.check_partition(ssp, len(state.next))
-        start, end = (
-            system.parse_offset(given.start, str(ssp)),
-            system.parse_offset(given.end, str(ssp)),
-        )
+        start = system.parse_offset(given.start, str(ssp))
+        end = system.parse_offset(given.end, str(ssp))
         system.check_range(ssp, start, end, state.oldest[ssp.partition], state.next[ssp.partition])
         spans[ssp.partition] = (start, end)
     return spans
@@ -468,7 +474,8 @@ class LakeReads(StreamStates, NumberedOffsets):
         outside of these ranges, has replaced. Then records without a source position raise
         ConfigurationError, unless `without_position="keep"`.
         """
-        spark, positions = resolve_session(spark), options.get("positions", False)
+        spark = resolve_session(spark)
+        positions = options.get("positions", False)
         at = self._locate(ranges, **options)
         wanted = positions or bool(at.replaced)
         frame = read_frame(
@@ -510,7 +517,8 @@ class LakeReads(StreamStates, NumberedOffsets):
         **options: Unpack[ReadOptions],
     ) -> Iterator[pa.Table]:
         at = self._locate(ranges, **options)
-        declared, positions = at.state.declaration.columns, options.get("positions", False)
+        declared = at.state.declaration.columns
+        positions = options.get("positions", False)
         schema = declared if columns is None else declared.select(columns)
         yield with_meta_columns(schema.to_arrow(), positions=positions).empty_table()
 
@@ -528,7 +536,8 @@ class LakeReads(StreamStates, NumberedOffsets):
         self, ranges: Mapping[SystemStreamPartition, OffsetRange], columns: Sequence[str]
     ) -> Callable[[int], Iterator[pa.Table]]:
         at = self._locate(ranges)
-        schema, store = at.state.declaration.columns.select(columns), at.files.store.descriptor
+        schema = at.state.declaration.columns.select(columns)
+        store = at.files.store.descriptor
         return partial(read_partition, store, at.files.prefix, schema, at.segments, at.spans)
 
     def _locate(
@@ -540,7 +549,8 @@ class LakeReads(StreamStates, NumberedOffsets):
     ) -> _Located:
         stream = system.require_one_stream(self.name, ranges)
         _, state = self.state(stream)
-        spans, files = spans_from_ranges(state, ranges), self.files_of(stream)
+        spans = spans_from_ranges(state, ranges)
+        files = self.files_of(stream)
         segments = list(
             manifest.walk_segments(
                 state, files, lambda entry: manifest.overlaps_spans(entry, spans)
@@ -568,7 +578,8 @@ class LakeReads(StreamStates, NumberedOffsets):
     ) -> list[Marker]:
         _, state = self.state(stream)
         ssps = [SystemStreamPartition(self.name, stream, p) for p in range(len(state.next))]
-        since, known = dict.fromkeys(ssps, "0") if since is None else since, set(ssps)
+        since = dict.fromkeys(ssps, "0") if since is None else since
+        known = set(ssps)
         starts = {
             ssp.partition: system.parse_offset(offset, str(ssp))
             for ssp, offset in since.items()

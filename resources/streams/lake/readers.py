@@ -188,7 +188,8 @@ def read_new(
     read all of it.
     """
     check_name("reader", reader)
-    streams, stream = LakeStreams(lake), unqualify_stream_name(LAKE, stream)
+    streams = LakeStreams(lake)
+    stream = unqualify_stream_name(LAKE, stream)
     who = f"reader {reader!r}"
     if max_records is not None:
         check_whole_number(
@@ -243,7 +244,8 @@ def read_new(
     )
     known = translate_coverage(position.read, state.read, lineage_lookup(streams))
     replaced = manifest.find_replaced_since(known, state.read)
-    records, number = streams.records_between(ranges), 1 if parent is None else parent.number + 1
+    records = streams.records_between(ranges)
+    number = 1 if parent is None else parent.number + 1
     facts = (
         stream,
         reader,
@@ -269,7 +271,9 @@ def list_readers(lake: Lake, stream: str) -> list[ReaderInfo]:
     for name in sorted(key.split("/")[-2] for key in keys if key.endswith("/CURRENT")):
         commit = _reader_log(lake, stream, name).current()
         if commit is not None:
-            position, behind, lost = _follow_repartitions(_parse(commit, lake), state), 0, 0
+            position = _follow_repartitions(_parse(commit, lake), state)
+            behind = 0
+            lost = 0
             problem = _find_problem(position, state)
             if not problem:
                 for offset, oldest, upcoming in zip(

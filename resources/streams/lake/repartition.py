@@ -112,7 +112,8 @@ def plan_rewrite(
                 if rows is not None
             )
             appended = max(in_partition[index][1] for in_partition in marked)
-            first, wrong = markers[0], None if None in given else miscounted
+            first = markers[0]
+            wrong = None if None in given else miscounted
             valid_from = next(
                 (marker.valid_from for marker in markers if marker.valid_from is not None), None
             )
@@ -223,7 +224,8 @@ def plan_repartitioning(
     Raises ConfigurationError for what can't be repartitioned.
     """
     stored = state.declaration
-    what, about = f"stream {stream!r}", {"stream": f"lake.{stream}"}
+    what = f"stream {stream!r}"
+    about = {"stream": f"lake.{stream}"}
     if not stored.key:
         step = "Declare a stream with a key under another name, and append its records there."
         raise ConfigurationError(
@@ -252,7 +254,8 @@ def _write_step(
     folder = manifest.data_folder(prefix, attempt)
     options = WriteOptions(prefix, number_rows=True, range_of=TIMESTAMP)
     hidden = (EPOCH, *find_position_columns(stored, [cut.segment]))
-    before, layout = old.layout_of(hidden), new.layout_of(hidden)
+    before = old.layout_of(hidden)
+    layout = new.layout_of(hidden)
     writers: dict[int, BucketFileWriter] = {}
     expected = 0
     try:
@@ -314,7 +317,8 @@ def _build_state(
     segments: list[Segment] = []
     counted = [0] * n
     for step in steps:
-        base, number = at, len(segments)
+        base = at
+        number = len(segments)
         if isinstance(step, RewriteStep):
             attempt, files = written[step.segment.id, step.ranges]
             rows = {file.partition: file.rows for file in files}

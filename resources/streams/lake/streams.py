@@ -117,7 +117,9 @@ def evolve_declaration(
 
 def _describe_stream(name: str, state: StreamState) -> StreamInfo:
     """Return the stream's properties, for `LakeStreams.info`."""
-    declared, rewritten, repartitioned = state.declaration, state.rewritten, None
+    declared = state.declaration
+    rewritten = state.rewritten
+    repartitioned = None
     if rewritten is not None:
         ended, went_on = (tuple(map(str, offsets)) for offsets in (rewritten.ended, rewritten.next))
         repartitioned = Repartitioning(rewritten.id, ended, went_on)
@@ -196,7 +198,8 @@ class LakeStreams(LakeReads, LakeAppends, StreamWriter):
         show` shows them.
         """
         commit, state = self.state(stream)
-        entries, declared = state.entries(), state.declaration
+        entries = state.entries()
+        declared = state.declaration
         return {
             "name": stream,
             "partitions": declared.partitions,
