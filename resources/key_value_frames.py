@@ -159,11 +159,10 @@ class PartitionLoad:
             assert self._number in (None, number)  # Spark has partitioned the rows by this column
             self._number = number
             self.rows += batch.num_rows
-            orders = (
-                batch.column("order").to_pylist()
-                if "order" in batch.schema.names
-                else [None] * batch.num_rows
-            )
+            if "order" in batch.schema.names:
+                orders = batch.column("order").to_pylist()
+            else:
+                orders = [None] * batch.num_rows
             yield from zip(
                 batch.column("table_key").to_pylist(),
                 batch.column("value").to_pylist(),

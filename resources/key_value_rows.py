@@ -680,11 +680,10 @@ class KeyValueRows(StoreTable):
         stored_in = self.stored_in
         described = None
         if stored_in is not None:
-            described = (
-                dict(stored_in)
-                if isinstance(stored_in, Mapping)
-                else segment.describe_backend(stored_in)
-            )
+            if isinstance(stored_in, Mapping):
+                described = dict(stored_in)
+            else:
+                described = segment.describe_backend(stored_in)
         return {
             **super().to_dict(),
             "lake": self._url,
@@ -727,9 +726,9 @@ class KeyValueRows(StoreTable):
             found = self._manager(make=False).describe(self.scope, self.table)
         except _NOT_CREATED:
             return NO_TABLE
-        return (
-            NO_TABLE if found.state == "deleting" else Presence(exists=True, id=found.incarnation)
-        )
+        if found.state == "deleting":
+            return NO_TABLE
+        return Presence(exists=True, id=found.incarnation)
 
     async def open(self) -> None:
         """Look up the table in the lake, unless the first write may have to create it. Raises
@@ -864,11 +863,9 @@ class KeyValueRows(StoreTable):
 
     def _record(self, key: Row, stored: bytes) -> dict[str, Any] | None:
         document = self._documents.from_bytes(stored, key)
-        return (
-            None
-            if DELETED in document
-            else self._documents.record(document, self._codec.names, key)
-        )
+        if DELETED in document:
+            return None
+        return self._documents.record(document, self._codec.names, key)
 
     def _outcome(self, error: errors.AdjunctError) -> Problem:
         """Return the problem of an entry whose request failed with this error."""
@@ -878,20 +875,16 @@ class KeyValueRows(StoreTable):
 
     def _manager(self, *, make: bool) -> KeyValueTableManager:
         lake = open_lake(self.lake, create=make) if isinstance(self.lake, str) else self.lake
-        backend = (
-            segment.backend_from(self.stored_in)
-            if isinstance(self.stored_in, Mapping)
-            else self.stored_in
-        )
+        backend = self.stored_in
+        if isinstance(backend, Mapping):
+            backend = segment.backend_from(backend)
         return KeyValueTableManager(lake, backend)
 
     async def _opened(self, *, make: bool) -> Table:
         opened = self._open
-        return (
-            opened
-            if opened is not None
-            else await asyncio.to_thread(self._open_now, make=make and self.create)
-        )
+        if opened is not None:
+            return opened
+        return await asyncio.to_thread(self._open_now, make=make and self.create)
 
     def _open_now(self, *, make: bool) -> Table:
         with self._opening:

@@ -359,9 +359,10 @@ def abandon_version(lake: Lake, dataset: str, version: str, *, reason: str, by: 
     def abandon(manifest: BoundedManifest) -> BoundedManifest | None:
         if any(abandoned.name == version for abandoned in manifest.abandoned):
             return None
-        awaited = (
-            None if manifest.awaited and manifest.awaited.version == version else manifest.awaited
-        )
+        if manifest.awaited and manifest.awaited.version == version:
+            awaited = None
+        else:
+            awaited = manifest.awaited
         return manifest.after(
             abandoned=(*manifest.abandoned, ended), awaited=awaited, change=change
         )
@@ -638,11 +639,10 @@ def commit_waits(group: AdvanceGroup, waits: Mapping[str, Awaiting]) -> AdvanceG
     def commit(group: AdvanceGroup) -> AdvanceGroup:
         members = []
         for member in group.members:
-            start = (
-                Awaiting(None, (), offsets=member.manifest.offsets)
-                if member.committed is None
-                else None
-            )
+            if member.committed is None:
+                start = Awaiting(None, (), offsets=member.manifest.offsets)
+            else:
+                start = None
             answer = waits.get(member.name, start)
             if answer is not None and (after := _waiting_manifest(member, answer)) is not None:
                 members.append(member.after_commit(after))
@@ -682,9 +682,10 @@ def _begin_waiting(member: Member, awaiting: Awaiting, others: str | None) -> Aw
         return awaiting
     before = member.manifest.awaited
     version = awaiting.version or others
-    since = (
-        before.since if before is not None and before.version == version else member.context.now()
-    )
+    if before is not None and before.version == version:
+        since = before.since
+    else:
+        since = member.context.now()
     return replace(awaiting, version=version, idle=False, since=since)
 
 

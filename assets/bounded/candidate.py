@@ -168,11 +168,9 @@ class CandidateVersion:
         """Write its document and return the candidate with it; a version that was not built has
         none.
         """
-        return (
-            self
-            if self.version is None
-            else replace(self, document=self.member.log.write_version(self.version))
-        )
+        if self.version is None:
+            return self
+        return replace(self, document=self.member.log.write_version(self.version))
 
     def is_stored(self) -> bool:
         """Whether its document and all its files still exist: a discard may have deleted them as
@@ -211,9 +209,10 @@ def build_candidate(member: Member, delivery: Delivery) -> CandidateVersion:
     log = member.log
     fingerprint = _build_fingerprint(member, delivery)
     with member.stages("build", delivery.version) as building:
-        candidate = (
-            None if fingerprint is None else _find_finished_build(member, delivery, fingerprint)
-        )
+        if fingerprint is None:
+            candidate = None
+        else:
+            candidate = _find_finished_build(member, delivery, fingerprint)
         if candidate is None:
             member.stages.begin_build(delivery.version)
             attempt = log.attempt()
@@ -247,11 +246,10 @@ def build_candidate(member: Member, delivery: Delivery) -> CandidateVersion:
                 for ref in member.manifest.versions
                 if (ref.name, ref.state, ref.valid_from) == wanted
             )
-            revoked = (
-                None
-                if unchanged
-                else next((ref for ref in refs if _has_same_content(member, ref, new)), None)
-            )
+            if unchanged:
+                revoked = None
+            else:
+                revoked = next((ref for ref in refs if _has_same_content(member, ref, new)), None)
             return replace(candidate, unchanged=unchanged, revoked=revoked)
     return candidate
 

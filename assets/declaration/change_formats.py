@@ -226,11 +226,9 @@ class OperationColumn(_RecordIsRow):
         whether it is.
         """
         suffix = self.missing
-        return (
-            {}
-            if suffix is None
-            else {name: name + suffix for name in names if name + suffix in names}
-        )
+        if suffix is None:
+            return {}
+        return {name: name + suffix for name in names if name + suffix in names}
 
     def decode(
         self, records: DataFrame, schema: Schema, what: str, **asked: Unpack[DecodeOptions]
@@ -388,9 +386,10 @@ class DebeziumUnwrapped(_RecordIsRow):
                     F.when(within, F.lit(nested_unavailable_reason(self.unavailable, field.name)))
                 )
         if self.completes:
-            names = (
-                F.array_compact(F.array(*unknown)) if unknown else F.array().cast("array<string>")
-            )
+            if unknown:
+                names = F.array_compact(F.array(*unknown))
+            else:
+                names = F.array().cast("array<string>")
             records = records.withColumn(KEPT, F.when(written, names))
         return changes_with_spark(records, schema, tombstone, F.coalesce(problem, *reasons))
 
@@ -467,11 +466,9 @@ class DebeziumUnwrapped(_RecordIsRow):
             return None
         if (op or "").lower() == "t":
             return TRUNCATE
-        return (
-            None
-            if mark or (op or "").lower() in ("c", "r", "u", "d")
-            else unknown_operation_reason(op)
-        )
+        if mark or (op or "").lower() in ("c", "r", "u", "d"):
+            return None
+        return unknown_operation_reason(op)
 
     def describe(self) -> str:
         names = [name for name in (self.deleted, self.op) if name is not None]
@@ -512,11 +509,9 @@ def kept_matrix(kept: pa.ChunkedArray, names: Sequence[str]) -> Any:
 
 
 def _read_column(records: pa.Table, name: str | None) -> list[Any]:
-    return (
-        [None] * records.num_rows
-        if name is None
-        else readable_values(records.column(name), "replace")
-    )
+    if name is None:
+        return [None] * records.num_rows
+    return readable_values(records.column(name), "replace")
 
 
 def _string_array(texts: Sequence[str]) -> pa.Array:

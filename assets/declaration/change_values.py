@@ -361,9 +361,10 @@ def incomparable_reason(name: str, sample: str | None) -> str:
     """
     if sample is None:
         return f" in {name!r} can't be ordered: expected a bigint"
-    expected = (
-        "a whole number" if re.search(NUMBER_PATTERN, sample) else f"one like {quote_value(sample)}"
-    )
+    if re.search(NUMBER_PATTERN, sample):
+        expected = "a whole number"
+    else:
+        expected = f"one like {quote_value(sample)}"
     return f" in {name!r} can't be ordered: expected {expected}"
 
 
@@ -524,11 +525,9 @@ def inserted_unavailable_reason(name: str) -> str:
 
 
 def _bytes(placeholder: str) -> bytes:
-    return (
-        bytes.fromhex(placeholder[len(_HEX_PREFIX) :])
-        if placeholder.startswith(_HEX_PREFIX)
-        else placeholder.encode()
-    )
+    if placeholder.startswith(_HEX_PREFIX):
+        return bytes.fromhex(placeholder[len(_HEX_PREFIX) :])
+    return placeholder.encode()
 
 
 @lru_cache(maxsize=64)

@@ -167,11 +167,10 @@ def bucket_columns(
     Raises ConfigurationError unless exactly one of `partitions` and `broadcast=True` is given.
     """
     if broadcast == (partitions is not None):
-        given = (
-            "both partitions and broadcast=True"
-            if broadcast
-            else "neither partitions nor broadcast=True"
-        )
+        if broadcast:
+            given = "both partitions and broadcast=True"
+        else:
+            given = "neither partitions nor broadcast=True"
         problem = f"dataset {name!r} has {given}: expected exactly one."
         step = (
             "Write partitions=N to partition it by key, or broadcast=True for one copy on every"
@@ -454,11 +453,10 @@ def bounded_dataset(
     spread = bucket_columns(name, key, partitions, partition_by, broadcast)
     # Partitions in Dagster and versions over time stay by default: a month's backfill must not be
     # discarded.
-    policy = (
-        DiscardPolicy(keep=3 if versions is None and valid_from is None else None)
-        if discard is None
-        else discard
-    )
+    if discard is None:
+        policy = DiscardPolicy(keep=3 if versions is None and valid_from is None else None)
+    else:
+        policy = discard
     return AdjunctDataset(
         name,
         "bounded",

@@ -62,11 +62,9 @@ def with_envelope_json(declared: Envelope, records: DataFrame, what: str) -> Dat
         )
     if declared.layout == "documents":
         return records.withColumn(TEXT, _document_envelope())
-    return (
-        records.withColumn(TEXT, _maxwell_envelope(declared.table))
-        if declared.layout == "maxwell"
-        else records
-    )
+    if declared.layout == "maxwell":
+        return records.withColumn(TEXT, _maxwell_envelope(declared.table))
+    return records
 
 
 # MongoDB: the row is a string with a document in extended JSON.
@@ -661,11 +659,10 @@ def _unavailable(declared: Envelope, schema: Schema) -> Column:
     lack values, too, because Debezium sends an update of the key as a delete and a create.
     """
     placeholder = declared.unavailable
-    fields = (
-        []
-        if placeholder is None
-        else [field for field in schema.fields if may_be_unavailable(field.type)]
-    )
+    if placeholder is None:
+        fields = []
+    else:
+        fields = [field for field in schema.fields if may_be_unavailable(field.type)]
     # Raw binary values and decimals are strings.
     unknown = [
         F.when(is_unavailable(placeholder or "", F.col(_RAW)[field.name], "string"), field.name)

@@ -536,11 +536,9 @@ def _plain_decimals(scale: int):  # type: ignore[no-untyped-def]  # Spark's own 
     def plain(text: str | None) -> str | None:
         if text is None:
             return None
-        return (
-            decimal_from_variable_scale(text)
-            if text.startswith("{")
-            else decimal_from_unscaled(text, scale)
-        )
+        if text.startswith("{"):
+            return decimal_from_variable_scale(text)
+        return decimal_from_unscaled(text, scale)
 
     return plain
 

@@ -404,11 +404,10 @@ def load_function(extractor: PythonExtractor, what: str) -> Function:
     except AdjunctError:
         raise
     except Exception as error:  # the user's code
-        failed = (
-            "can't be imported"
-            if isinstance(error, ImportError | AttributeError | SyntaxError)
-            else "failed"
-        )
+        if isinstance(error, ImportError | AttributeError | SyntaxError):
+            failed = "can't be imported"
+        else:
+            failed = "failed"
         problem = (
             f"{what}: the extractor's factory {extractor.factory} {failed} ({type(error).__name__}:"
             f" {error})."
@@ -497,11 +496,10 @@ def _call_function(
         entries = list(returned) if iterable else []
     except Exception as error:
         # The message may contain values of the record.
-        text = (
-            "the message is not shown, because columns are sensitive"
-            if extractor.sensitive
-            else str(error)
-        )
+        if extractor.sensitive:
+            text = "the message is not shown, because columns are sensitive"
+        else:
+            text = str(error)
         line = failing_line(error)
         text += "" if line is None else f" ({line.describe()})"
         problem = f"{where}: extractor {extractor.factory} failed: {type(error).__name__}: {text}."
@@ -606,11 +604,10 @@ def _function_error(
 
 
 def _describe_value(value: Any, hidden: bool) -> str:
-    zone = (
-        " without a zone"
-        if isinstance(value, dt.datetime) and not is_missing(value) and value.utcoffset() is None
-        else ""
-    )
+    if isinstance(value, dt.datetime) and not is_missing(value) and value.utcoffset() is None:
+        zone = " without a zone"
+    else:
+        zone = ""
     text = "*** (sensitive)" if hidden else repr(str(value)[:100])
     return f"the {type(value).__name__}{zone} {text}"
 

@@ -450,9 +450,10 @@ def parse_valid_from(
         if len(times) == 1 and fits_utc(times[0]):
             return times[0]
         listed = ", ".join(f"{time:%Y-%m-%d %H:%M:%S %Z}" for time in times)
-        problem = (
-            f"its markers have different times ({listed})" if times else "no marker has a time"
-        )
+        if times:
+            problem = f"its markers have different times ({listed})"
+        else:
+            problem = "no marker has a time"
         if len(times) == 1:
             problem = f"its markers have a time outside the years 1 to 9999 of UTC ({listed})"
         raise MarkerConflictError(
@@ -464,18 +465,16 @@ def parse_valid_from(
             version=version,
         )
     try:
-        named = (
-            datetime.fromisoformat(version)
-            if valid_from == NAME
-            else datetime.strptime(version, valid_from)
-        )
+        if valid_from == NAME:
+            named = datetime.fromisoformat(version)
+        else:
+            named = datetime.strptime(version, valid_from)
         return (named if named.tzinfo is not None else named.replace(tzinfo=zone)).astimezone(UTC)
     except (ValueError, OverflowError) as error:
-        expected = (
-            "a date or time such as 2026-01-31"
-            if valid_from == NAME
-            else f"a name in the form {valid_from!r}"
-        )
+        if valid_from == NAME:
+            expected = "a date or time such as 2026-01-31"
+        else:
+            expected = f"a name in the form {valid_from!r}"
         problem = f"{what}: its name does not say since when it is valid: expected {expected}."
         step = "Deliver it under such a name, or change valid_from=…."
         raise MarkerConflictError(problem, step, dataset=dataset, version=version) from error

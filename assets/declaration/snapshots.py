@@ -125,11 +125,10 @@ class ParquetSnapshot:
         spark: SparkSession,
     ) -> Snapshot:
         what = f"dataset {spec.name!r}: {self.describe()}"
-        position = (
-            self._recorded(spec, what, spark)
-            if isinstance(self.position, str)
-            else dict(self.position)
-        )
+        if isinstance(self.position, str):
+            position = self._recorded(spec, what, spark)
+        else:
+            position = dict(self.position)
         reader = spark.read if self._is_file else spark.read.option("pathGlobFilter", "*.parquet")
         rows = _translate_read_errors(spec, what, lambda: reader.parquet(_for_spark(self.url)))
         return Snapshot(rows, resolve_position(spec, what, position, ssps))
@@ -204,11 +203,9 @@ class QuerySnapshot:
         return Snapshot(run_query(spec, what, spark, query), position)
 
     def describe(self) -> str:
-        return (
-            f"query ({self.sql})"
-            if self.query is None
-            else f"query {getattr(self.query, '__name__', 'function')}"
-        )
+        if self.query is None:
+            return f"query ({self.sql})"
+        return f"query {getattr(self.query, '__name__', 'function')}"
 
 
 def resolve_position(
@@ -247,11 +244,9 @@ def resolve_position(
 
 def _given_position(spec: AdjunctDataset, what: str, position: Any) -> Any:
     """Return the declared position, or what the declared function returns."""
-    return (
-        call_user_function(spec, what, "position function", position)
-        if callable(position)
-        else position
-    )
+    if callable(position):
+        return call_user_function(spec, what, "position function", position)
+    return position
 
 
 _CONNECTION_ERRORS = {
@@ -292,9 +287,9 @@ def _pairs(given: Any) -> list[tuple[Any, Any]] | None:
     if isinstance(given, str) or not isinstance(given, Iterable):
         return None
     pairs = list(given.items() if isinstance(given, Mapping) else given)
-    return (
-        pairs if all(isinstance(pair, list | tuple) and len(pair) == 2 for pair in pairs) else None
-    )
+    if all(isinstance(pair, list | tuple) and len(pair) == 2 for pair in pairs):
+        return pairs
+    return None
 
 
 def _is_offset(offset: object) -> bool:
@@ -332,9 +327,10 @@ def run_query(
     spec: AdjunctDataset, what: str, spark: SparkSession, query: str | Callable[[], object]
 ) -> DataFrame:
     """Return the result of SQL, or of a function, as a Spark frame. Raises DatasetError."""
-    rows = (
-        query() if callable(query) else _translate_read_errors(spec, what, lambda: spark.sql(query))
-    )
+    if callable(query):
+        rows = query()
+    else:
+        rows = _translate_read_errors(spec, what, lambda: spark.sql(query))
     frame = to_spark_frame(rows, spark, what)
     if frame is None:
         problem = f"{what} returned a {type(rows).__name__}."

@@ -227,9 +227,10 @@ def stream_view(
         for number, segment in enumerate(segments)
         for file in segment.generation(number, prefix).files
     )
-    replaced = (
-        find_replaced_results(streams, name, state, segments, without_position) if latest else []
-    )
+    if latest:
+        replaced = find_replaced_results(streams, name, state, segments, without_position)
+    else:
+        replaced = []
     if len(replaced) > _MOST_CONDITIONS:
         raise DatasetError(
             f"stream {name!r}: replaced records are in {len(replaced):,} ranges, more than other"

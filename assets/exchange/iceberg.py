@@ -588,9 +588,9 @@ def _describe_view(view: Held) -> str:
 
 
 def _describe_owner(view: Held) -> str:
-    return (
-        f"stream {view.stream!r}" if isinstance(view, StreamView) else f"dataset {view.dataset!r}"
-    )
+    if isinstance(view, StreamView):
+        return f"stream {view.stream!r}"
+    return f"dataset {view.dataset!r}"
 
 
 def _registered_versions(table: Table) -> set[str]:

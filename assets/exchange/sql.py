@@ -179,11 +179,10 @@ def _dataset_not_found_error(lake: Lake, name: str, dataset: str) -> DatasetNotF
             problem, f'For the stream write "lake.{dataset}".', dataset=dataset
         )
     near = difflib.get_close_matches(dataset, datasets, n=1)
-    step = (
-        f"Did you mean {near[0]}?"
-        if near
-        else f"Streams are {_listed([f'lake.{each}' for each in streams])}."
-    )
+    if near:
+        step = f"Did you mean {near[0]}?"
+    else:
+        step = f"Streams are {_listed([f'lake.{each}' for each in streams])}."
     return DatasetNotFoundError(problem, step, dataset=dataset)
 
 

@@ -404,11 +404,9 @@ class DatasetTable(TableReadFunction[Any, dict[str, Any]]):
 
     def column_types(self) -> dict[str, str] | None:
         served = self._open
-        return (
-            None
-            if served is None
-            else {field.name: field.type for field in served.require().reader.schema.fields}
-        )
+        if served is None:
+            return None
+        return {field.name: field.type for field in served.require().reader.schema.fields}
 
     def problem_of(self, error: BaseException, *, sent: bool = True) -> Problem:
         return super().problem_of(error, sent=False)  # a failed read can be repeated
@@ -494,9 +492,10 @@ class DatasetTable(TableReadFunction[Any, dict[str, Any]]):
         """
         with self._moving:
             if self._open is None:
-                lake = (
-                    open_lake(self.lake, create=False) if isinstance(self.lake, str) else self.lake
-                )
+                if isinstance(self.lake, str):
+                    lake = open_lake(self.lake, create=False)
+                else:
+                    lake = self.lake
                 stored = StoredVersions(lake, self.dataset)
                 self._open = ServedVersion(
                     stored, None if self.version is None else stored.version(self.version)

@@ -588,11 +588,10 @@ class KeyFiles:
     def _footer(self, file: StoredFile) -> Footer:
         def load() -> tuple[Footer, int]:
             stored = file.file.footer
-            tail = (
-                unpack_footer(stored)
-                if stored is not None
-                else file.reading(lambda: _read_tail(file))
-            )
+            if stored is not None:
+                tail = unpack_footer(stored)
+            else:
+                tail = file.reading(lambda: _read_tail(file))
             metadata = file.reading(lambda: pq.read_metadata(pa.BufferReader(tail)))
             if metadata.num_rows != file.file.rows:
                 raise file.damaged(f"it has {metadata.num_rows} rows")

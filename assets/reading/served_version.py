@@ -425,9 +425,10 @@ class ServedVersion:
                 error,
             )
             self._move_to(other)
-            self._avoided = (
-                served.version if served is not None and served.version != other.version else None
-            )
+            if served is not None and served.version != other.version:
+                self._avoided = served.version
+            else:
+                self._avoided = None
 
     def _keeps_replacement(self, held: VersionInUse, served: VersionReader) -> bool:
         """Whether to go on with `held`: it replaces this served version, which is damaged, and

@@ -97,11 +97,10 @@ def resolve_version(
 
 def _validate_request(dataset: str, version: str | None, as_of: AsOf | None) -> None:
     if (version is None) == (as_of is None):
-        asked = (
-            "neither version nor as_of"
-            if version is None
-            else f"both version {version!r} and as_of {as_of}"
-        )
+        if version is None:
+            asked = "neither version nor as_of"
+        else:
+            asked = f"both version {version!r} and as_of {as_of}"
         problem = f"dataset {dataset!r}: {asked} is given, expected one of the two."
         raise errors.ConfigurationError(
             problem, "Give version= or as_of=.", argument="as_of", dataset=dataset
@@ -115,19 +114,15 @@ def _validate_request(dataset: str, version: str | None, as_of: AsOf | None) -> 
 
 def _matches_commit(commit: Commit, as_of: AsOf | None) -> bool:
     """Whether the commit has this number or id, or was made at or before this time."""
-    return (
-        commit.created_at <= as_of
-        if isinstance(as_of, datetime)
-        else as_of in (commit.number, commit.id)
-    )
+    if isinstance(as_of, datetime):
+        return commit.created_at <= as_of
+    return as_of in (commit.number, commit.id)
 
 
 def _describe_as_of(as_of: AsOf | None) -> str:
-    return (
-        f"at {as_of:%Y-%m-%d %H:%M:%S %Z}"
-        if isinstance(as_of, datetime)
-        else f"after commit {as_of}"
-    )
+    if isinstance(as_of, datetime):
+        return f"at {as_of:%Y-%m-%d %H:%M:%S %Z}"
+    return f"after commit {as_of}"
 
 
 def read_batch_version(log: DatasetLog, manifest: DatasetManifest, version: str) -> SealedVersion:
@@ -469,9 +464,9 @@ class StoredVersions(VersionOperations):
 
     def reader_of(self, manifest: DatasetManifest | None) -> VersionReader | None:
         """Return a reader of the version that this manifest of the dataset serves, or None."""
-        return (
-            None if manifest is None or manifest.version is None else self._reader(manifest.version)
-        )
+        if manifest is None or manifest.version is None:
+            return None
+        return self._reader(manifest.version)
 
     def require_current(self, systems: Mapping[str, StreamSystem] | None = None) -> VersionReader:
         """Return a reader of the served version, or raise NoSealedVersionError saying what the next
@@ -512,11 +507,9 @@ class StoredVersions(VersionOperations):
 
         assert self.spec is not None
         source = open_source(systems, self.spec, self._lake)
-        known = (
-            source.first_manifest()
-            if manifest is None
-            else source.follow_repartition(manifest) or manifest
-        )
+        known: DatasetManifest = source.first_manifest()
+        if manifest is not None:
+            known = source.follow_repartition(manifest) or manifest
         offered = source.next(as_bounded(known))
         return offered if isinstance(offered, Awaiting) else None
 
@@ -643,11 +636,10 @@ def no_version_error(
     )
     if _is_computed(spec, manifest):
         # With names, the dataset's asset has a partition for each version.
-        by_name = (
-            spec.versions is not None
-            if spec
-            else bool(manifest and manifest.declaration.order == "name")
-        )
+        if spec:
+            by_name = spec.versions is not None
+        else:
+            by_name = bool(manifest and manifest.declaration.order == "name")
         command = (
             f"adjunct dataset advance {name} MODULE:APP{' --partition NAME' if by_name else ''}"
         )
@@ -707,7 +699,11 @@ def _describe_cause(
     rejected = next((ref for ref in reversed(refs) if ref.state == "rejected"), None)
     refused = f"version {rejected.name!r} was rejected ({rejected.reason})" if rejected else ""
     if not is_computed:
-        source = manifest.declaration.input if manifest else spec.input if spec else "its input"
+        source: object = "its input"
+        if manifest:
+            source = manifest.declaration.input
+        elif spec:
+            source = spec.input
         waiting = (
             waiting
             or f"no version has been marked as complete in every partition of {source} and sealed"
@@ -725,11 +721,9 @@ def _follows_changes(spec: AdjunctDataset | None, manifest: DatasetManifest | No
 
 def _is_computed(spec: AdjunctDataset | None, manifest: DatasetManifest | None) -> bool:
     """Whether a query computes the versions."""
-    return (
-        isinstance(spec.input, QuerySource)
-        if spec
-        else manifest is not None and manifest.declaration.computed
-    )
+    if spec:
+        return isinstance(spec.input, QuerySource)
+    return manifest is not None and manifest.declaration.computed
 
 
 def _describe_partitions(spec: AdjunctDataset | None, by_name: bool) -> str:

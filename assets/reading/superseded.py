@@ -351,9 +351,10 @@ def try_to_write_mask(store: ObjectStore, dataset: str, sealed: SealedVersion) -
             mask_key(sealed), make_mask(store, dataset, sealed).to_bytes(digest_files(sealed))
         )
     except Exception as error:  # noqa: BLE001 - whatever it is, the version is committed
-        reason = (
-            error.problem if isinstance(error, AdjunctError) else f"{type(error).__name__}: {error}"
-        )
+        if isinstance(error, AdjunctError):
+            reason = error.problem
+        else:
+            reason = f"{type(error).__name__}: {error}"
         return f"none of version {sealed.id}: {reason}"
     return ""
 

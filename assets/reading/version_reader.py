@@ -289,11 +289,9 @@ class RowsOverTime:
         if not changes:
             return rows
         few = sum(generation.rows for generation in self.sealed.generations) <= _SORTED_ROWS
-        return (
-            self._merge_by_sorting(rows)
-            if few or changes > _BROADCAST_ROWS
-            else self._merge_by_broadcast(rows)
-        )
+        if few or changes > _BROADCAST_ROWS:
+            return self._merge_by_sorting(rows)
+        return self._merge_by_broadcast(rows)
 
     def _merge_by_sorting(self, rows: DataFrame) -> DataFrame:
         """Return the merged rows from one sorted scan: a row ends where the next one of its key
@@ -657,11 +655,10 @@ class VersionReader:
             {file.bucket for generation in self.sealed.generations for file in generation.files}
         )
         rows = [self._bucket_items(bucket, first, after) for bucket in buckets]
-        merged = (
-            heapq.merge(*rows, key=itemgetter(0))
-            if len(rows) > 1
-            else (row for one in rows for row in one)
-        )
+        if len(rows) > 1:
+            merged = heapq.merge(*rows, key=itemgetter(0))
+        else:
+            merged = (row for one in rows for row in one)
         if len(self._key) == 1:
             return ((key[0], entry) for key, entry in merged)
         return merged
@@ -671,11 +668,9 @@ class VersionReader:
         return tuple([plain(value) for plain, value in zip(self._plain, values, strict=True)])
 
     def _bucket(self, key: Key) -> int:
-        return (
-            self._bucketer([key[index] for index in self._bucket_columns])
-            if self._bucket_columns
-            else 0
-        )
+        if self._bucket_columns:
+            return self._bucketer([key[index] for index in self._bucket_columns])
+        return 0
 
     def _find(self, key: Key) -> Entry | None:
         """Return the entry of a key in plain form.

@@ -227,11 +227,10 @@ def _iterate_bucketed_rows(
         raise stored.damaged("its SHA-256 differs, so it can't be rewritten")
     for group in stored.row_groups():
         # A change stream's table may have files older than its last added or widened column.
-        rows = (
-            files.conform_to_layout(group, layout)
-            if layout.hidden
-            else group.select(list(layout.columns))
-        )
+        if layout.hidden:
+            rows = files.conform_to_layout(group, layout)
+        else:
+            rows = group.select(list(layout.columns))
         yield (
             rows,
             assign_buckets([rows.column(name) for name in layout.bucket_by], layout.partitions),

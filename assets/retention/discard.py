@@ -132,11 +132,10 @@ def plan_retired(
     clock.
     """
     needed = {version_number(version): why for version, why in held.items()}
-    kept = (
-        "all versions are kept"
-        if policy.keep is None
-        else f"version {kept_from} is among the newest {policy.keep}"
-    )
+    if policy.keep is None:
+        kept = "all versions are kept"
+    else:
+        kept = f"version {kept_from} is among the newest {policy.keep}"
     go: list[RetentionDecision] = []
     stay: list[RetentionDecision] = []
     retained_from = manifest.retained_from

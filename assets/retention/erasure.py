@@ -300,11 +300,10 @@ def _count_rows(stored: StoredFile, keys: KeySet, *, deleted: bool = False) -> i
 def _write_file_without(
     stored: StoredFile, layout: BucketLayout, keys: KeySet, folder: str
 ) -> BucketFile | None:
-    over_time = (
-        TimelineOptions(fills_ends=bool(stored.file.stats.get(HAS_ENDS)))
-        if VALID_FROM in layout.key
-        else None
-    )
+    if VALID_FROM in layout.key:
+        over_time = TimelineOptions(fills_ends=bool(stored.file.stats.get(HAS_ENDS)))
+    else:
+        over_time = None
     options = WriteOptions(stored.what, over_time=over_time)
 
     def left() -> Iterator[pa.Table]:
@@ -595,11 +594,10 @@ class GenerationErasure(_Erasure[UnboundedManifest, RewrittenGeneration]):
 
     def rewritten(self, manifest: DatasetManifest) -> tuple[RewrittenVersion, ...]:
         """Return the rewritten generations."""
-        served = (
-            {generation.folder for generation in manifest.version.generations}
-            if manifest.version
-            else set()
-        )
+        if manifest.version:
+            served = {generation.folder for generation in manifest.version.generations}
+        else:
+            served = set()
         return tuple(
             RewrittenVersion(
                 made.old.folder,

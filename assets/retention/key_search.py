@@ -194,11 +194,9 @@ def list_set_manifests(log: DatasetLog) -> list[str]:
     member of one.
     """
     name = log.version_set()
-    return (
-        []
-        if name is None
-        else [item.key for item in log.lake.store.list(f"{SETS}/{name}/manifests/")]
-    )
+    if name is None:
+        return []
+    return [item.key for item in log.lake.store.list(f"{SETS}/{name}/manifests/")]
 
 
 def dataset_part(log: DatasetLog, key: str, document: Any) -> Any:
@@ -260,11 +258,10 @@ def _find_missing_files(log: DatasetLog, there: set[str]) -> list[KeyFinding]:
     if manifest is None:
         return []
     if isinstance(manifest, UnboundedManifest):
-        served = (
-            []
-            if manifest.version is None
-            else [(f"version {manifest.version.id}", manifest.version.generations)]
-        )
+        if manifest.version is None:
+            served = []
+        else:
+            served = [(f"version {manifest.version.id}", manifest.version.generations)]
         listed = [*served, ("the table that is being built", manifest.bootstrap.building)]
     else:
         listed = [
@@ -351,11 +348,10 @@ def redact_past_manifests(log: DatasetLog, keys: KeySet) -> int:
     assert commit is not None
     own = [item.key for item in log.lake.store.list(f"{log.prefix}/manifests/")]
     # A member's own log ended when it joined its version set.
-    past = (
-        own
-        if commit.manifest_key.startswith(f"{SETS}/")
-        else _manifests_up_to(own, commit.manifest_key)
-    )
+    if commit.manifest_key.startswith(f"{SETS}/"):
+        past = own
+    else:
+        past = _manifests_up_to(own, commit.manifest_key)
     past += _manifests_up_to(list_set_manifests(log), commit.manifest_key)
     with ThreadPoolExecutor(_WORKERS) as pool:
         return sum(pool.map(partial(_redact_manifest, log, keys), past))

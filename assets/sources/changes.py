@@ -155,11 +155,10 @@ def late_change_reason(horizon: int, over_time: bool = False) -> str:
 
     With `over_time`, that is a time, in microseconds since the epoch.
     """
-    place = (
-        f"{datetime_from_micros(horizon):%Y-%m-%d %H:%M:%S.%f} UTC"
-        if over_time
-        else f"position {horizon}"
-    )
+    if over_time:
+        place = f"{datetime_from_micros(horizon):%Y-%m-%d %H:%M:%S.%f} UTC"
+    else:
+        place = f"position {horizon}"
     return f"it comes too late: deletions up to {place} are no longer stored"
 
 
@@ -470,11 +469,10 @@ def decode_arrow_changes(
             rows = add_problems(
                 rows, [unknown_key_reason(name) if mark else None for mark in unknown]
             )
-    placed = (
-        pc.add(rows.column(OFFSET), positions_from)
-        if following.order is None
-        else rows.column(ORDER)
-    )
+    if following.order is None:
+        placed = pc.add(rows.column(OFFSET), positions_from)
+    else:
+        placed = rows.column(ORDER)
     if following.order == change_values.STREAMED_FIRST:
         placed = pc.add(placed, positions_from)
     hidden = spec.sensitive or getattr(spec.extractor, "sensitive", ())

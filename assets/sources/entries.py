@@ -111,11 +111,10 @@ def derive_row_schema(spec: AdjunctDataset, stream_schema: Schema) -> Schema:
     following = spec.following
     rows = following.changes.schema(stream_schema, what)
     name = following.valid_from
-    kind = (
-        "timestamp"
-        if name is None
-        else rows.field(name, f"{what}: valid_from names {name!r}, and the record").type
-    )
+    if name is None:
+        kind = "timestamp"
+    else:
+        kind = rows.field(name, f"{what}: valid_from names {name!r}, and the record").type
     if kind not in ("date", "timestamp"):
         problem = (
             f"{what}: valid_from names the column {name!r}, which is {kind}: expected a timestamp"
@@ -188,11 +187,10 @@ def entries_from_frame(spec: AdjunctDataset, records: DataFrame, schema: Schema)
     because it is unknown which entry it deletes.
     """
     what = describe_input(spec)
-    position = (
-        {BY_OFFSET[0]: named_column(PARTITION), BY_OFFSET[1]: named_column(OFFSET)}
-        if spec.by_offset
-        else {}
-    )
+    if spec.by_offset:
+        position = {BY_OFFSET[0]: named_column(PARTITION), BY_OFFSET[1]: named_column(OFFSET)}
+    else:
+        position = {}
     if spec.extractor is not None:
         given = Schema(tuple(field for field in schema.fields if field.name not in position))
         records = mask_columns(spec.extractor, spec.sensitive).apply(records, given, what)
@@ -367,11 +365,9 @@ class OpenedStream:
     def position_type(self) -> PositionType:
         """The type of the changes' positions."""
         order = self.spec.following.order
-        return (
-            "bigint"
-            if order is None
-            else position_type(order, derive_row_schema(self.spec, self.records))
-        )
+        if order is None:
+            return "bigint"
+        return position_type(order, derive_row_schema(self.spec, self.records))
 
     @property
     def only_offsets_order_keys(self) -> bool:

@@ -348,9 +348,10 @@ class FileVersions(VersionSource):
         if promise.rows == 0:
             return None
         place = "/".join(filter(None, [self._source.url.rstrip("/"), folder.path]))
-        found = (
-            f"{len(folder.files)} data file(s) without a record" if folder.files else "no data file"
-        )
+        if folder.files:
+            found = f"{len(folder.files)} data file(s) without a record"
+        else:
+            found = "no data file"
         problem = (
             f"{self._what(delivery)}: the folder {place} is complete and holds {found}: expected"
             f" {self._source.format} files below it, not called _… or .…, or a completion object"
@@ -532,11 +533,10 @@ class FileVersions(VersionSource):
         """
         newest = max(manifest.taken, key=natural_sort_key, default=None)
         # Where the name states the valid-from time, a new name would state a wrong one.
-        rename = (
-            "Rename it so that it comes after, or abandon"
-            if self.spec.valid_from in (None, MARKER)
-            else "Abandon"
-        )
+        if self.spec.valid_from in (None, MARKER):
+            rename = "Rename it so that it comes after, or abandon"
+        else:
+            rename = "Abandon"
         notes = []
         for folder in (folder for folder in late if folder.complete is not None):
             original = self._find_original(folder, manifest.delivered)
@@ -581,11 +581,10 @@ class FileVersions(VersionSource):
             )
             before = done.markers.get(folder.marker.path)
             at = folder.complete.modified
-            anew = (
-                before.completed != at
-                if before is not None
-                else done.freed is not None and done.freed < at
-            )
+            if before is not None:
+                anew = before.completed != at
+            else:
+                anew = done.freed is not None and done.freed < at
             if refused and last and (anew or self._differs(done.markers, folder)):
                 again.add(folder.path)
         return again - self._given - {ended.name for ended in manifest.abandoned}
@@ -625,9 +624,10 @@ class FileVersions(VersionSource):
         """Return a note on a delivered folder with changed contents, and how to publish them."""
         name = folder.path
         at = f"{folder.marker.modified:%F %T}"
-        rebuild = (
-            "rebuild it as a partition (partition=…), or " if self.spec.versions is not None else ""
-        )
+        if self.spec.versions is not None:
+            rebuild = "rebuild it as a partition (partition=…), or "
+        else:
+            rebuild = ""
         return (
             f"version {name!r} was delivered, and {self._marker(folder)} was written again at"
             f" {at} with other contents: what was published stays. To publish them,"

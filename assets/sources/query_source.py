@@ -80,11 +80,10 @@ class QueryVersions(VersionSource):
         """Return the error for an answer without entries, None if the query may be empty."""
         if self._query.allow_empty:
             return None
-        left = (
-            "returned no rows"
-            if self.spec.extractor is None
-            else "returned no rows from which an entry is made"
-        )
+        if self.spec.extractor is None:
+            left = "returned no rows"
+        else:
+            left = "returned no rows from which an entry is made"
         step = (
             "Correct the query or what it reads; if it may be empty, declare QuerySource(…,"
             " allow_empty=True)."

@@ -192,11 +192,10 @@ class StreamSource(VersionSource):
             cut: hashing.parse_records_checksum(cut.marker.checksum) for cut in complete.segments
         }
         if any(promised.values()):
-            checksums = (
-                self._checksums(delivery, spark, self._stream.records)
-                if any(records.values())
-                else {}
-            )
+            if any(records.values()):
+                checksums = self._checksums(delivery, spark, self._stream.records)
+            else:
+                checksums = {}
             for cut, checksum in promised.items():
                 found = checksums.get(cut.ssp.partition, hashing.EMPTY_CHECKSUM)
                 if checksum is not None and checksum != found:

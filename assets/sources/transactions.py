@@ -223,11 +223,10 @@ class _TransactionReader:
         system = system.snapshot(stream)
         schema = system.info(stream).schema
         if schema is None or "value" not in schema.names or schema.field("value").type != "string":
-            columns = (
-                "raw"
-                if schema is None
-                else ", ".join(f"{field.name} {field.type}" for field in schema.fields)
-            )
+            if schema is None:
+                columns = "raw"
+            else:
+                columns = ", ".join(f"{field.name} {field.type}" for field in schema.fields)
             raise SchemaMismatchError(
                 f"{what}: its transactions are on {name}, whose records are {columns}: expected a"
                 " column value STRING.",

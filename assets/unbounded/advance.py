@@ -194,9 +194,9 @@ def _snapshot_valid_from(
         if source.system.compare(offset, ends[ssp]) < 0
     }
     oldest = source.read(spark, ranges).agg(F.min(TIMESTAMP)).first() if ranges else None
-    return (
-        F.lit(oldest[0]) if oldest is not None and oldest[0] is not None else F.current_timestamp()
-    )
+    if oldest is not None and oldest[0] is not None:
+        return F.lit(oldest[0])
+    return F.current_timestamp()
 
 
 def validate_snapshot_position(
@@ -440,9 +440,10 @@ def execute_plan(
     """
     if advance.context.spark is IN_PROCESS:
         check_spark_needs(advance.source)
-    advance = (
-        begin_table(advance, applied) if plan.first == "begin" else resume_table(advance, plan)
-    )
+    if plan.first == "begin":
+        advance = begin_table(advance, applied)
+    else:
+        advance = resume_table(advance, plan)
     if plan.first == "leave":
         return build_report(commit.commit_decision(advance), "stale")
     advance, action = apply_changes(advance)

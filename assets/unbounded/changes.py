@@ -440,7 +440,10 @@ def apply_changes(advance: Advance) -> tuple[Advance, Action]:
             advance = replace(advance, warnings=found)
         advance, records = apply_ranges(advance, ranges, reached=reached)
         done += records
-        action = "bootstrapped" if running else "applied" if action == "up-to-date" else action
+        if running:
+            action = "bootstrapped"
+        elif action == "up-to-date":
+            action = "applied"
         if running:
             took = time.monotonic() - began
             at = bootstrap_progress(

@@ -125,11 +125,9 @@ def plan_compaction(
     base = generations[:1]
     deltas = generations[1:]
     if level == "major":
-        return (
-            CompactionPlan("major", (*base, *deltas), "asked for")
-            if deltas or version.lacks_base
-            else None
-        )
+        if deltas or version.lacks_base:
+            return CompactionPlan("major", (*base, *deltas), "asked for")
+        return None
     if level == "minor":
         return CompactionPlan("minor", tuple(deltas), "asked for") if len(deltas) > 1 else None
     if not deltas:

@@ -525,11 +525,10 @@ class LocalTableWriter:
         name = self._spec.name
         mine = str(self._batch)
         if written.batch > self._batch.number or written.undone:
-            what = (
-                "it was abandoned"
-                if written.batch == self._batch.number
-                else f"batch {written.batch} is committed"
-            )
+            if written.batch == self._batch.number:
+                what = "it was abandoned"
+            else:
+                what = f"batch {written.batch} is committed"
             problem = f"local table {name!r} rejects {mine}: {what}."
             step = (
                 "Let the newer run of the application continue. If its batch log was started over,"

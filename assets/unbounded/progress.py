@@ -42,13 +42,11 @@ class BootstrapProgress:
         """The share of the offsets that is read, in whole per cent, rounded down. It is 100 only
         at the target.
         """
-        return (
-            100
-            if self.state == "done"
-            else min(99, 100 * self.read // self.total)
-            if self.total
-            else 99
-        )
+        if self.state == "done":
+            return 100
+        if self.total:
+            return min(99, 100 * self.read // self.total)
+        return 99
 
     def summary(self) -> str:
         """Return the progress in one line."""
@@ -218,16 +216,14 @@ class StreamPosition:
         lags = self.lags(now)
         ssp = max(stale, key=lambda ssp: (lags[ssp].seconds or float("inf"), lags[ssp].offsets))
         lag = lags[ssp]
-        age = (
-            ""
-            if lag.seconds is None
-            else f", the oldest about {timedelta(seconds=round(lag.seconds))} old"
-        )
-        others = (
-            f" ({len(stale) - 1} more of its partitions are too old as well)"
-            if len(stale) > 1
-            else ""
-        )
+        if lag.seconds is None:
+            age = ""
+        else:
+            age = f", the oldest about {timedelta(seconds=round(lag.seconds))} old"
+        if len(stale) > 1:
+            others = f" ({len(stale) - 1} more of its partitions are too old as well)"
+        else:
+            others = ""
         deleted = f", of which retention has deleted {lag.lost:,}" if lag.lost else ""
         problem = (
             f"dataset {dataset!r} is stale: {lag.offsets:,} offsets of {ssp} are not in"

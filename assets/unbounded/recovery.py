@@ -119,9 +119,10 @@ def inspect_table(context: Runtime, spec: AdjunctDataset) -> TableSnapshot:
     log = context.log(spec.name)
     commit, stored, damage = log.read_or_newest()
     manifest = None if stored is None else require_matching_manifest(stored, source.declaration)
-    carried = (
-        follow_repartition(manifest, source.info) if manifest is not None and not damage else None
-    )
+    if manifest is not None and not damage:
+        carried = follow_repartition(manifest, source.info)
+    else:
+        carried = None
     manifest = manifest if carried is None else as_unbounded(carried)
     at = context.now()
     ends = source.system.upcoming(source.ssps)
@@ -199,11 +200,9 @@ def assess_continuity(snapshot: TableSnapshot) -> TableContinuity:
         return TableContinuity("invalid", problem, building=building)
     if building:
         problem = _bootstrap_problem(manifest, source, snapshot.at)
-        return (
-            TableContinuity("invalid", problem, building=True)
-            if problem
-            else TableContinuity("building")
-        )
+        if problem:
+            return TableContinuity("invalid", problem, building=True)
+        return TableContinuity("building")
     behind = any(
         source.system.compare(offset, snapshot.ends[ssp]) < 0 for ssp, offset in offsets.items()
     )

@@ -180,11 +180,9 @@ def plan_rewind(
     if plan.action != "rewind" or plan.refusal is not None:
         return plan
     decision = plan_recovery(snapshot).decision
-    return (
-        plan
-        if decision.action == "continue"
-        else replace(plan, refusal=not_continuable_error(snapshot, decision))
-    )
+    if decision.action == "continue":
+        return plan
+    return replace(plan, refusal=not_continuable_error(snapshot, decision))
 
 
 def require_rewindable(spec: AdjunctDataset) -> None:
@@ -435,20 +433,18 @@ def _rewind(
         rewind = resolve_rewind(snapshot, positions, force)
         if rewind.action == "applied":
             return _already_applied_report(context, snapshot, stages)
-        forced = (
-            force
-            if isinstance(force, bool)
-            else all(partition.ssp in force for partition in rewind.partitions)
-        )
+        if isinstance(force, bool):
+            forced = force
+        else:
+            forced = all(partition.ssp in force for partition in rewind.partitions)
         ids = {str(partition.ssp): positions[partition.ssp].id for partition in rewind.partitions}
         rebuilt = rewind.action == "rebuild"
         if rebuilt:
             _raise_refusal(rewind)
-        plan = (
-            plan_recovery(snapshot, rebuild=reason, forced=forced)
-            if rebuilt
-            else plan_recovery(snapshot)
-        )
+        if rebuilt:
+            plan = plan_recovery(snapshot, rebuild=reason, forced=forced)
+        else:
+            plan = plan_recovery(snapshot)
     advance = Advance.of(context, snapshot, plan.decision, stages)
     if rebuilt:
         return execute_plan(advance, plan, applied=ids)

@@ -76,9 +76,10 @@ def ranges_from_version(dataset: str, version: str) -> Ranges:
         ranges = _STORED.validate_json(version.removeprefix(_FORM))
         return {SystemStreamPartition.parse(ssp): span for ssp, span in ranges.items()}
     except (ValueError, AdjunctError) as error:
-        problem = (
-            first_validation_problem(error) if isinstance(error, ValidationError) else str(error)
-        )
+        if isinstance(error, ValidationError):
+            problem = first_validation_problem(error)
+        else:
+            problem = str(error)
         raise MalformedDocumentError(
             f"dataset {dataset!r} is transient, and {version!r} is not a version of it: {problem}.",
             "Run the application with the release that wrote its batch log, or a newer one.",
@@ -188,11 +189,9 @@ class TransientTable:
         action: Action = "up-to-date"
         if before is None or fresh:
             action = "applied" if before is not None else "bootstrapped"
-            since = (
-                {ssp: start for ssp, (start, _) in before.ranges.items()}
-                if before is not None
-                else starts
-            )
+            since = starts
+            if before is not None:
+                since = {ssp: start for ssp, (start, _) in before.ranges.items()}
             ranges = {
                 ssp: (since[ssp], fresh[ssp][1] if ssp in fresh else starts[ssp])
                 for ssp in source.ssps

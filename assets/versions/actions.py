@@ -66,11 +66,10 @@ class VersionActions:
         log = self._log
         require_audit_fields("pin", version, reason, by)
         if expires_at is not None and (expires_at.tzinfo is None or expires_at <= log.lake.now()):
-            why = (
-                f"has passed: it is {log.lake.now():%Y-%m-%d %H:%M:%S} UTC"
-                if expires_at.tzinfo
-                else "has no time zone"
-            )
+            if expires_at.tzinfo:
+                why = f"has passed: it is {log.lake.now():%Y-%m-%d %H:%M:%S} UTC"
+            else:
+                why = "has no time zone"
             problem = f"a pin of {log.name!r} expires at {expires_at}, which {why}."
             step = (
                 "Pass a later time such as datetime(…, tzinfo=UTC), or None for a pin that lasts"
@@ -159,11 +158,10 @@ class VersionActions:
                 m.pin is not None and name in revoked and m.pin.version == revoked[name].id
                 for name, m in manifests.items()
             )
-            names = (
-                list_delivered_names(manifests[log.name], chosen[log.name])
-                if log.name in revoked
-                else ()
-            )
+            if log.name in revoked:
+                names = list_delivered_names(manifests[log.name], chosen[log.name])
+            else:
+                names = ()
             freed = {
                 name: _free_names(m, revoked.get(name), names, log.lake.now())
                 for name, m in manifests.items()
@@ -320,11 +318,10 @@ def describe_unserved(manifest: BoundedManifest, ref: VersionRef) -> str:
         )
 
     head = manifest.ref(manifest.head or "")
-    why = (
-        f"{describe(head)} comes after it and stays current"
-        if head
-        else "its version set stays at a later one"
-    )
+    if head:
+        why = f"{describe(head)} comes after it and stays current"
+    else:
+        why = "its version set stays at a later one"
     return (
         f"version {describe(ref)} is sealed but not served: {why}. "
         f"To serve it: adjunct dataset rollback {manifest.name} {ref.id} --reason …"
@@ -426,11 +423,10 @@ def _without_ref(manifest: BoundedManifest, ref: VersionRef, reason: str) -> Bou
     kept = tuple(other for other in manifest.versions if other.id != ref.id)
     doomed = (*manifest.doomed, *ref.folders, *([ref.document] if ref.document else []))
     delivered = any(done.version == ref.id for done in manifest.delivered)
-    freed = (
-        _free_names(manifest, ref, () if delivered else (ref.name,), ref.sealed_at)
-        if ref.state == "rejected"
-        else {}
-    )
+    if ref.state == "rejected":
+        freed = _free_names(manifest, ref, () if delivered else (ref.name,), ref.sealed_at)
+    else:
+        freed = {}
     return manifest.after(
         versions=kept,
         doomed=doomed,

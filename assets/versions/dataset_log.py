@@ -350,9 +350,10 @@ class DatasetLog:
         sizes = {
             f"{each.folder}/{file.name}": file.size for each in generations for file in each.files
         }
-        stored = (
-            {item.key: item.size for item in self.lake.store.list(f"{folder}/")} if sizes else {}
-        )
+        if sizes:
+            stored = {item.key: item.size for item in self.lake.store.list(f"{folder}/")}
+        else:
+            stored = {}
         return [key for key, size in sizes.items() if stored.get(key) != size]
 
     def drop(self, written: Generation | None) -> None:

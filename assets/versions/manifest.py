@@ -116,11 +116,10 @@ class Lost(ManifestPart):
         if len(ranges) > 3:
             listed += f" and of {len(ranges) - 3} more partitions"
         named = ", ".join(map(repr, self.versions))
-        lost = (
-            f"not whole any more, and left out: {named}"
-            if named
-            else "versions that ended there are lost"
-        )
+        if named:
+            lost = f"not whole any more, and left out: {named}"
+        else:
+            lost = "versions that ended there are lost"
         return f"retention took {listed} before they were read; {lost}"
 
 
@@ -203,11 +202,9 @@ class CommonManifest(ManifestPart):
         return self.after(**fields, doomed=doomed, change=change)
 
     def _served_folders(self) -> set[str]:
-        return (
-            {generation.folder for generation in self.version.generations}
-            if self.version is not None
-            else set()
-        )
+        if self.version is None:
+            return set()
+        return {generation.folder for generation in self.version.generations}
 
 
 class Bootstrap(ManifestPart):
@@ -681,11 +678,9 @@ def parse_manifest(name: str, commit: Commit) -> DatasetManifest:
 
 def describe_document_problem(error: ValidationError | AdjunctError) -> str:
     """Return why a stored document can't be read."""
-    return (
-        error.problem.rstrip(".")
-        if isinstance(error, AdjunctError)
-        else first_validation_problem(error)
-    )
+    if isinstance(error, AdjunctError):
+        return error.problem.rstrip(".")
+    return first_validation_problem(error)
 
 
 # A dataset follows a repartitioned stream only if it had read all old partitions: then its

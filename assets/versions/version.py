@@ -224,11 +224,9 @@ class SealedVersion(ManifestPart):
         """The history's edge: the earliest time with exact answers, None if all have them (see
         `KeptHistory.edge`).
         """
-        return (
-            None
-            if self.history is None
-            else self.history.edge(find_newest_valid_from(self.generations))
-        )
+        if self.history is None:
+            return None
+        return self.history.edge(find_newest_valid_from(self.generations))
 
     @property
     def lacks_base(self) -> bool:
@@ -379,11 +377,9 @@ class DatasetDeclaration(ManifestPart):
         """Which times the history uses, in words: these must not change, but how far back it
         reaches may.
         """
-        return (
-            "none"
-            if self.history is None
-            else f"by {self.history.valid_from or 'the time of the record'}"
-        )
+        if self.history is None:
+            return "none"
+        return f"by {self.history.valid_from or 'the time of the record'}"
 
 
 def declaration_from_spec(

@@ -327,11 +327,9 @@ class TimeState(StoredDocument):
             for ssp, times in self.partitions.items()
             if ssp.qualified_stream not in recreated
         }
-        return (
-            self
-            if len(remaining) == len(self.partitions)
-            else self.model_copy(update={"partitions": remaining})
-        )
+        if len(remaining) == len(self.partitions):
+            return self
+        return self.model_copy(update={"partitions": remaining})
 
     def carry_over(self, stream: str, went_on: Mapping[SystemStreamPartition, str]) -> TimeState:
         """Return the state after the stream was repartitioned into partitions that continue at

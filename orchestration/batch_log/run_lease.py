@@ -175,11 +175,9 @@ class StoredLease:
     holder: Holder | None
 
     def describe(self) -> str:
-        return (
-            self.holder.describe()
-            if self.holder
-            else f"a run whose lease, {self.key}, can't be read"
-        )
+        if self.holder:
+            return self.holder.describe()
+        return f"a run whose lease, {self.key}, can't be read"
 
     def has_gone(self) -> bool:
         """Return whether the holder is proven to be gone: it has said so, or its process is

@@ -155,11 +155,10 @@ def _read_plan(path: Path) -> dict[str, Any]:
     try:
         document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        problem = (
-            f"can't be read: {error.strerror}"
-            if isinstance(error, OSError)
-            else f"is not a JSON document: {error}"
-        )
+        if isinstance(error, OSError):
+            problem = f"can't be read: {error.strerror}"
+        else:
+            problem = f"is not a JSON document: {error}"
         step = (
             "Write the plan to compare with: adjunct plan MODULE:APP --format json --output FILE."
         )
@@ -274,11 +273,10 @@ def run(
             reporter.add_batch(report)
 
     max_wait = options.parse_duration("--wait", wait, "for example 5m or 1h; 0m does not wait")
-    stay = (
-        None
-        if follow is None
-        else options.parse_duration("--follow", follow, "for example 30m or 8h")
-    )
+    if follow is None:
+        stay = None
+    else:
+        stay = options.parse_duration("--follow", follow, "for example 30m or 8h")
     if stay is not None and not stay:
         raise ConfigurationError(
             "--follow is 0: expected a time.", "Give for example 30m.", setting="--follow"

@@ -429,11 +429,10 @@ def _show_entry_over_time(lake: Lake, name: str, key: tuple[str, ...], limit: in
             for part in newest
             for interval in [(part.valid_from, part.valid_to)]
         ]
-        part_of_all = (
-            f", the newest {len(newest)} of {len(every)} (--limit)"
-            if len(newest) < len(every)
-            else ""
-        )
+        if len(newest) < len(every):
+            part_of_all = f", the newest {len(newest)} of {len(every)} (--limit)"
+        else:
+            part_of_all = ""
         title = f"{name} {', '.join(texts[0])} over time, in UTC{part_of_all}"
         output.show_table(title, ["valid from", "valid to", *(values or [""])], rows, own=True)
     output.fail_if_missing([every or None])

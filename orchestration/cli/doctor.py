@@ -283,11 +283,10 @@ def check_spark(master: str | None, store: ObjectStore | None) -> str:
                 " (spark.archives).",
                 "failed",
             )
-        read = (
-            ""
-            if store is None or store.url.startswith("memory:")
-            else f"; {_spark_reads(spark, store)}"
-        )
+        if store is None or store.url.startswith("memory:"):
+            read = ""
+        else:
+            read = f"; {_spark_reads(spark, store)}"
         return f"{found}, workers have this Python and package{read}"
 
 

@@ -154,11 +154,10 @@ def _reject_partition(group: tuple[AdjunctDataset, ...]) -> None:
     """
     dataset = group[0]
     if len(group) > 1 or dataset.follows_changes:
-        what = (
-            f"a member of the version set {dataset.version_set!r}"
-            if len(group) > 1
-            else f"{dataset.kind}"
-        )
+        if len(group) > 1:
+            what = f"a member of the version set {dataset.version_set!r}"
+        else:
+            what = f"{dataset.kind}"
         problem = f"dataset {dataset.name!r} is {what} and has no version partitions."
         step = "Omit --partition: everything that has been delivered is published."
         raise ConfigurationError(problem, step, setting="--partition", dataset=dataset.name)
@@ -430,11 +429,10 @@ def erase(
     fields = [
         Field(column, kind) for column, kind in zip(declared.key, declared.key_types, strict=True)
     ]
-    texts = (
-        options.read_keys(name, declared.key, keys_from)
-        if keys_from
-        else options.split_keys(name, declared.key, key)
-    )
+    if keys_from:
+        texts = options.read_keys(name, declared.key, keys_from)
+    else:
+        texts = options.split_keys(name, declared.key, key)
     keys = [key_from_text(f"dataset {name!r}", fields, values) for values in texts]
     if not yes:
         question = (

@@ -104,11 +104,10 @@ def format_value(value: Any, *, own: bool = False) -> str:
     if isinstance(value, int | float):
         return f"{value:,}"
     if isinstance(value, Mapping):
-        apart = (
-            "; "
-            if any(isinstance(item, Mapping | list | tuple) for item in value.values())
-            else ", "
-        )
+        if any(isinstance(item, Mapping | list | tuple) for item in value.values()):
+            apart = "; "
+        else:
+            apart = ", "
         return apart.join(f"{name}: {format_value(item, own=own)}" for name, item in value.items())
     if isinstance(value, list | tuple):
         if value and all(isinstance(item, Mapping) for item in value):

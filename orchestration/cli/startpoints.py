@@ -111,11 +111,10 @@ def show_checkpoint_history(lake: Lake, name: str, partition: str | None, limit:
     changes = list(CheckpointManager(lake, name).history(limit, ssp))
     if not changes:
         _read_checkpoint(lake, name)  # raises an error if there is none
-        problem = (
-            f"application {name!r} has never read {ssp}."
-            if ssp
-            else f"application {name!r} has no retained history."
-        )
+        if ssp:
+            problem = f"application {name!r} has never read {ssp}."
+        else:
+            problem = f"application {name!r} has no retained history."
         step = f"See the partitions that it reads: adjunct checkpoint show {name}."
         raise ConfigurationError(problem, step, application=name)
     show_json([change.to_json() for change in changes])
@@ -264,11 +263,10 @@ def _change_lines(change: CheckpointChange, ssp: SystemStreamPartition | None) -
         starts.setdefault(at, []).append(text)
     moves: dict[SystemStreamPartition, list[str]] = {}
     for at, (before, after) in change.moved.items():
-        by = (
-            f"{change.applied[at].offset} -> "
-            if at in change.applied and change.batch is not None
-            else ""
-        )
+        if at in change.applied and change.batch is not None:
+            by = f"{change.applied[at].offset} -> "
+        else:
+            by = ""
         moves[at] = [f"{before or 'none'} -> {by}{after or 'none'}"]
     for replay in change.replays:
         if replay.what != "moved":
@@ -447,9 +445,10 @@ def clear_requests(
             problem, "Give partitions, such as lake.flights.3, or --all.", setting="--all"
         )
     startpoints = Startpoints(load_application(reference), lake=lake)
-    done = (
-        startpoints.clear(**options) if everything else startpoints.take_back(partitions, **options)
-    )
+    if everything:
+        done = startpoints.clear(**options)
+    else:
+        done = startpoints.take_back(partitions, **options)
     show_json(done.to_json())
     for line in done.describe() or [f"Application {startpoints.app.name}: nothing to remove."]:
         show_line(line)

@@ -99,9 +99,12 @@ def bootstrap_check_results(
         return
     table = None if manifest is None else as_unbounded(manifest)
     progress = None if table is None else bootstrap_progress(run.systems, table, run.lake.now())
-    decision = (
-        report.decision if report is not None else table.decision if table is not None else None
-    )
+    if report is not None:
+        decision = report.decision
+    elif table is not None:
+        decision = table.decision
+    else:
+        decision = None
     stale = decision is not None and decision.action == "serve-stale"
     served = table is not None and table.version is not None
     yield dg.AssetCheckResult(
@@ -436,11 +439,10 @@ def rejection_warning(dataset: str, ref: VersionRef, served: str | None) -> str:
         return (
             f"{rejected} It was not built: deliver the content again, and remove this one: {remove}"
         )
-    look = (
-        f"adjunct dataset diff {dataset} {served} {ref.id}"
-        if served
-        else f"adjunct dataset items {dataset}"
-    )
+    if served:
+        look = f"adjunct dataset diff {dataset} {served} {ref.id}"
+    else:
+        look = f"adjunct dataset items {dataset}"
     look += "" if served else f" --version {ref.id}"
     accept = f"adjunct dataset accept {dataset} {ref.id} --reason …"
     return (

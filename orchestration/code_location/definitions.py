@@ -436,11 +436,9 @@ class AssetGraph:
         """Return whose run makes an asset, such as ("application", "shop") or ("dataset",
         "planes").
         """
-        return (
-            ("application", self.writers[key])
-            if key in self.writers
-            else ("dataset", self._nodes[key].name)
-        )
+        if key in self.writers:
+            return ("application", self.writers[key])
+        return ("dataset", self._nodes[key].name)
 
     def external_specs(self) -> list[dg.AssetSpec]:
         """Return the assets that Dagster shows but does not build: streams, files and tables that
@@ -498,11 +496,10 @@ class AssetGraph:
 
     def _add_dataset(self, app: Application, dataset: AdjunctDataset) -> dg.AssetKey:
         source = dataset_source(dataset)
-        streams = (
-            {}
-            if dataset.stream is None
-            else {dataset.stream: self._key(app, LineageNode("stream", dataset.stream))}
-        )
+        if dataset.stream is None:
+            streams = {}
+        else:
+            streams = {dataset.stream: self._key(app, LineageNode("stream", dataset.stream))}
         spec = self._spec(app, LineageNode("dataset", dataset.name), [source] if source else [])
         if (
             spec.automation_condition is not None

@@ -333,11 +333,10 @@ def startpoint_job(app: Application) -> dg.JobDefinition:
 
         with translate_errors(context):
             startpoints = Startpoints(app, lake=adjunct_lake.open())
-            do = (
-                _cancel_startpoints
-                if config.action is StartpointAction.clear
-                else _request_startpoints
-            )
+            if config.action is StartpointAction.clear:
+                do = _cancel_startpoints
+            else:
+                do = _request_startpoints
             do(context, startpoints, config, config.by or context.run.run_id)
 
     return act
@@ -385,11 +384,10 @@ def _request_startpoints(
         f" {one.effect}"
         for one in asked.previews
     ]
-    outcome = (
-        f"requested; {applied_by} if it is on."
-        if asked.written
-        else "Dry run: nothing was written."
-    )
+    if asked.written:
+        outcome = f"requested; {applied_by} if it is on."
+    else:
+        outcome = "Dry run: nothing was written."
     lines += [*asked.describe_effects(), outcome]
     for line in lines:
         context.log.info(line)

@@ -422,11 +422,10 @@ def log_skipped_datasets(run: checks.OpRun, app: Application) -> dict[str, str]:
     waiting = {}
     for dataset in (declared for declared in app.datasets if declared.versions is not None):
         on_demand = is_advanced_by_partition(dataset)
-        found = (
-            NextVersion(None)
-            if on_demand
-            else find_delivered_version(run.lake, run.systems, dataset)
-        )
+        if on_demand:
+            found = NextVersion(None)
+        else:
+            found = find_delivered_version(run.lake, run.systems, dataset)
         version = found.version
         note = describe_partitions(dataset)
         if version is not None:

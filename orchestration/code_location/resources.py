@@ -318,9 +318,9 @@ class AdjunctLoader(dg.ConfigurableIOManager):
         pandas.DataFrame]. Raises ConfigurationError for an unsupported type and for an asset that
         is no dataset or stream of Adjunct; and the errors of `open_dataset`.
         """
-        facts = (
-            {} if context.upstream_output is None else context.upstream_output.definition_metadata
-        )
+        facts: Mapping[str, Any] = {}
+        if context.upstream_output is not None:
+            facts = context.upstream_output.definition_metadata
         wanted = context.dagster_type.typing_type
         by_partition = get_origin(wanted) is dict
         kind = _kind(context.name, get_args(wanted)[1] if by_partition else wanted)
@@ -334,11 +334,9 @@ class AdjunctLoader(dg.ConfigurableIOManager):
             )
             step = "Merge them with Definitions.merge, or load it in the asset itself."
             raise ConfigurationError(problem, step, argument=context.name)
-        versions = (
-            list(context.asset_partition_keys)
-            if dataset and context.has_asset_partitions
-            else [None]
-        )
+        versions: list[str | None] = [None]
+        if dataset and context.has_asset_partitions:
+            versions = list(context.asset_partition_keys)
         if by_partition and versions == [None]:
             problem = (
                 f"input {context.name!r} is annotated as a dictionary by partition, but it has no"

@@ -324,11 +324,10 @@ class Tick:
 
     def running_sensors(self) -> set[str]:
         """Return the names of the code location's sensors that are on."""
-        states = (
-            self.instance.all_instigator_state()
-            if self.instance.schedule_storage is not None
-            else ()
-        )
+        if self.instance.schedule_storage is not None:
+            states = self.instance.all_instigator_state()
+        else:
+            states = ()
         on = [
             state
             for state in states

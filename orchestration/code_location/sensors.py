@@ -218,9 +218,10 @@ def new_records_launcher(
             )
         waiting = partial(progress.describe_waiting_datasets, lake, systems, app)
         what = decide_launch(backlog, rule, progress.describe_unfinished(state), waiting)
-        failed = (
-            "" if isinstance(what, Skip) else wait_after_failure(tick, app, newest_runs(tick, now))
-        )
+        if isinstance(what, Skip):
+            failed = ""
+        else:
+            failed = wait_after_failure(tick, app, newest_runs(tick, now))
         if failed:
             return Skip(f"{what}; {failed}")
         if isinstance(what, str):
@@ -268,9 +269,10 @@ def measure_backlog(
     opened = cache(partial(progress.snapshot_system, systems))
 
     def visit(stream: str) -> StreamFinding:
-        ends = (
-            digest(progress.read_stream_ends(opened(stream), stream)) if stream in feeding else ""
-        )
+        if stream in feeding:
+            ends = digest(progress.read_stream_ends(opened(stream), stream))
+        else:
+            ends = ""
         if stream not in app.inputs:
             return StreamFinding(ends=ends)
         found = progress.measure_stream_progress(opened(stream), app.inputs[stream], state)
@@ -484,9 +486,10 @@ def _application_runs(
             page = list(tick.instance.get_run_records(wanted, limit=_PAGE, cursor=after))
             for record in page:
                 selected = record.dagster_run.asset_selection
-                is_theirs = (
-                    any(key in outputs for key in selected) if selected else name == tick.job
-                )
+                if selected:
+                    is_theirs = any(key in outputs for key in selected)
+                else:
+                    is_theirs = name == tick.job
                 if is_theirs and tick.is_here(record.dagster_run):
                     own.append(record)
             if len(page) < _PAGE:

@@ -74,11 +74,10 @@ def find_stream_readers(lake: Lake, name: str) -> Readers:
     exists = commit is not None and not is_deletion_commit(commit)
     producers = tuple(streams.state(name)[1].producers) if exists else ()
     readers = list_readers(lake, name) if exists else ()
-    blocking = (
-        [f"{holder} holds its files" for holder in list_retained_attempts(lake, name)]
-        if exists
-        else []
-    )
+    if exists:
+        blocking = [f"{holder} holds its files" for holder in list_retained_attempts(lake, name)]
+    else:
+        blocking = []
     affected = [f"reader {reader.name} has a position in it" for reader in readers]
     for application, state in list_application_states(lake).items():
         batch = state.open
@@ -168,11 +167,10 @@ class DeletionReport(Report):
         """Return the report in one line."""
         verb = "would be deleted" if self.dry_run else "deleted"
         if self.repeated:
-            rest = (
-                f"{self.objects:,} objects that it had left {verb}"
-                if self.objects
-                else "nothing is left of it"
-            )
+            if self.objects:
+                rest = f"{self.objects:,} objects that it had left {verb}"
+            else:
+                rest = "nothing is left of it"
             return f"{self.kind} {self.name} was deleted before: {rest}"
         if self.recreated:
             return (
@@ -272,9 +270,9 @@ def _delete(
     ]:  # called again after a conflict, because there may be a new reader
         seen = read_commit()
         if seen is None:
-            not_found = (
-                errors.StreamNotFoundError if kind == "stream" else errors.DatasetNotFoundError
-            )
+            not_found: type[errors.AdjunctError] = errors.DatasetNotFoundError
+            if kind == "stream":
+                not_found = errors.StreamNotFoundError
             there = ", ".join(
                 LakeStreams(lake).list_streams() if kind == "stream" else list_datasets(lake)
             )

@@ -216,11 +216,10 @@ def _carry_positions(lake: Lake, name: str, by: str) -> tuple[tuple[str, ...], t
     for application in list_applications(lake):
         log = BatchLog(lake, application)
         logged = log.read()
-        after = (
-            carry_over_stream(logged.state, f"lake.{name}", info)
-            if logged.state.open is None
-            else None
-        )
+        if logged.state.open is None:
+            after = carry_over_stream(logged.state, f"lake.{name}", info)
+        else:
+            after = None
         if after is None:
             continue
         try:

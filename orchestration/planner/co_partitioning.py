@@ -522,11 +522,10 @@ def _describe_fixes(fixes: Sequence[Fix], streams: Mapping[str, PlannedStream]) 
     if not fixes:
         return "no single change makes them equal; fix the conflicts before it first"
     first, *others = [_describe_fix(fix, streams) for fix in fixes]
-    remarks = (
-        ["the fewest changes" if fixes[0].size is None else "the cheapest by bytes"]
-        if others
-        else []
-    )
+    if others:
+        remarks = ["the fewest changes" if fixes[0].size is None else "the cheapest by bytes"]
+    else:
+        remarks = []
     remarks += [] if fixes[0].tried else ["not verified, because there are many conflicts"]
     how = f" ({'; '.join(remarks)})" if remarks else ""
     return f"{first}{how}" + (f"; or {'; or '.join(others[:3])}" if others else "")

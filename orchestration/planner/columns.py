@@ -209,11 +209,10 @@ def _window_error(operator: str, text: str, window: WindowClause, flow: Flow) ->
     taken = f"the records of one ({window.partition_by})" if window.partition_by else "all records"
     lie = f"are partitioned by ({', '.join(flow.partitioned_by)}) with {flow.partitioner}"
     if not flow.partitioned_by:
-        lie = (
-            f"have no known partitioning after {flow.lost_at}"
-            if flow.lost_at
-            else "are partitioned by no key"
-        )
+        if flow.lost_at:
+            lie = f"have no known partitioning after {flow.lost_at}"
+        else:
+            lie = "are partitioned by no key"
     step = (
         "Partition the window by columns, over (partition by a, b), and write .partition_by(…) with"
         " these before it."
@@ -258,11 +257,10 @@ def check_datasets(app: Application, catalog: Catalog) -> None:
 
 
 def _check_projection(dataset: AdjunctDataset, projection: Projection, records: Schema) -> None:
-    rows = (
-        derive_row_schema(dataset, records)
-        if dataset.follows_changes and isinstance(dataset.input, str)
-        else records
-    )
+    if dataset.follows_changes and isinstance(dataset.input, str):
+        rows = derive_row_schema(dataset, records)
+    else:
+        rows = records
     what = f"dataset {dataset.name!r}"
     types: dict[str, str | None] = {field.name: field.type for field in rows.fields}
 
@@ -554,9 +552,10 @@ def note_unproven_columns(app: Application, columns: Mapping[str, Columns]) -> t
             nameless = next(
                 (text for text, read in parsed if not read.star and read.name is None), None
             )
-            why = (
-                operator.spec.summary() if nameless is None else f"{_shorten(nameless)} has no name"
-            )
+            if nameless is None:
+                why = operator.spec.summary()
+            else:
+                why = f"{_shorten(nameless)} has no name"
             unproven.append(f"the columns after {operator.id} ({why})")
     return _join_note("Unproven; Spark checks it in a dry run before a batch", unproven)
 

@@ -105,11 +105,10 @@ def plan_state(app: Application) -> tuple[PlannedState, ...]:
     for table, operators in sends.items():
         reached = any(again[operator].streams for operator in operators)
         holding = sorted({held for operator in operators for held in again[operator].held_by})
-        replay = (
-            STATE_REPLAY
-            if reached
-            else f"A startpoint changes nothing in it: {describe_holding(holding)}."
-        )
+        if reached:
+            replay = STATE_REPLAY
+        else:
+            replay = f"A startpoint changes nothing in it: {describe_holding(holding)}."
         planned.append(PlannedState(table, tuple(operators), replay))
     return tuple(planned)
 
@@ -549,9 +548,10 @@ def _plan_table(
         elif before.partitions == 1:
             reason = "its input has one partition"
     elif changed is not None and changed.only_sums and not sent.same_columns:
-        first = (
-            f", and the first one sets {', '.join(sorted(changed.begun))}" if changed.begun else ""
-        )
+        if changed.begun:
+            first = f", and the first one sets {', '.join(sorted(changed.begun))}"
+        else:
+            first = ""
         order = "any"
         reason = (
             "it only adds numbers, whose sum does not depend on the order while nothing is"
@@ -599,11 +599,10 @@ def _suggest_order(sent: _SendConflicts, *, by_key: bool, results: Sequence[str]
             " bring their records together with merge() and send them once."
         )
     once = ", and declare the table with idempotent=True" if adds else ""
-    ways = (
-        [f"partition the input by the table's key{once}"]
-        if by_key and not sent.same_columns
-        else []
-    )
+    if by_key and not sent.same_columns:
+        ways = [f"partition the input by the table's key{once}"]
+    else:
+        ways = []
     if results and not sent.same_columns:
         ways = [f"let the table's key have the columns {', '.join(results)}"]
     if sent.other_columns:

@@ -262,7 +262,12 @@ def render_mermaid(plan: ExecutionPlan) -> str:
             is_stream = name in counts or (
                 name not in datasets and name not in remote and "." in name
             )
-            shape = "dataset" if name in datasets else "stream" if is_stream else "table"
+            if name in datasets:
+                shape = "dataset"
+            elif is_stream:
+                shape = "stream"
+            else:
+                shape = "table"
             nodes[key] = (shape, "outside", (name, _describe_count(stream)) if stream else (name,))
         return key
 
@@ -469,27 +474,23 @@ def _cell(value: object) -> str:
     """Return a value of a plan as text. None is shown as "broadcast": only those datasets have
     no partition count.
     """
-    return (
-        ", ".join(value) or "-"
-        if isinstance(value, tuple)
-        else "broadcast"
-        if value is None
-        else str(value)
-    )
+    if isinstance(value, tuple):
+        return ", ".join(value) or "-"
+    if value is None:
+        return "broadcast"
+    return str(value)
 
 
 def _describe_input(exchange: Exchange) -> str:
-    return (
-        f"{exchange.operator}, input {exchange.input + 1}" if exchange.input else exchange.operator
-    )
+    if exchange.input:
+        return f"{exchange.operator}, input {exchange.input + 1}"
+    return exchange.operator
 
 
 def _describe_seen(join: FedJoin) -> str:
-    return (
-        f"this batch, up to {join.last_send}; later sends in the next batch"
-        if join.sees == "both"
-        else join.sees
-    )
+    if join.sees != "both":
+        return join.sees
+    return f"this batch, up to {join.last_send}; later sends in the next batch"
 
 
 def _draw_graph(operators: Sequence[PlannedOperator]) -> list[str]:

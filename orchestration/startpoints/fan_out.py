@@ -316,11 +316,10 @@ def describe_unapplied(fan_out: FanOut) -> list[str]:
     held = {ssp for ssps in fan_out.held.values() for ssp in ssps}
     for entry in fan_out.unreadable:
         waits = "a startpoint was handed out" if entry.kind == "fan-out" else "a startpoint waits"
-        more = (
-            "; nothing is read there until it is taken back"
-            if entry.at and entry.ssp in held
-            else ""
-        )
+        if entry.at and entry.ssp in held:
+            more = "; nothing is read there until it is taken back"
+        else:
+            more = ""
         lines.append(
             f"{entry.partition or entry.key}: {waits} that is left alone{more}: {entry.error}"
         )

@@ -643,20 +643,18 @@ def resolve_request(
     system = stream.system
     plan = None if plans is None or versions != RECORDED else _find_plan(stream, request, plans)
     position = describe_startpoint(request.startpoint)
-    start = (
-        resolve_startpoint_to_offset(system, ssp, request.startpoint)
-        if plan is None
-        else plan.spans[ssp].start
-    )
+    if plan is None:
+        start = resolve_startpoint_to_offset(system, ssp, request.startpoint)
+    else:
+        start = plan.spans[ssp].start
     shared: dict[str, Any] = {"ssp": ssp, "stream": stream.info.identity, "position": position}
     shared |= {"by": request.by, "reason": request.reason}
     if request.until is None:
         return ResolvedStartpoint(id=request.id, offset=start, resolved_at=now, **shared)
-    end = (
-        resolve_startpoint_to_offset(system, ssp, request.until)
-        if plan is None
-        else plan.spans[ssp].end
-    )
+    if plan is None:
+        end = resolve_startpoint_to_offset(system, ssp, request.until)
+    else:
+        end = plan.spans[ssp].end
     order = system.compare(start, end)
     if order > 0:
         raise offset_error(

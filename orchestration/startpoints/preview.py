@@ -272,11 +272,10 @@ def check_previews(previews: Sequence[Preview]) -> None:
     """Raise ConfigurationError for requests that can't be applied now."""
     wrong = [shown for shown in previews if shown.error and not shown.falls_back]
     if wrong:
-        more = (
-            ""
-            if len(wrong) == 1
-            else f" The same goes for {len(wrong) - 1} more of the {len(previews)} partitions."
-        )
+        if len(wrong) == 1:
+            more = ""
+        else:
+            more = f" The same goes for {len(wrong) - 1} more of the {len(previews)} partitions."
         problem = (
             f"the startpoint can't be applied now, and nothing is written. {wrong[0].error}{more}"
         )
@@ -330,16 +329,14 @@ def other_kind_error(
     """
     for held, request in replaced:
         if (held.request.until is None) != (request.until is None):
-            what = (
-                "a bounded replay"
-                if request.until is not None
-                else "a startpoint that moves the position"
-            )
-            other = (
-                "a startpoint that moves the position"
-                if request.until is not None
-                else "a bounded replay"
-            )
+            if request.until is not None:
+                what = "a bounded replay"
+            else:
+                what = "a startpoint that moves the position"
+            if request.until is not None:
+                other = "a startpoint that moves the position"
+            else:
+                other = "a bounded replay"
             return ConfigurationError(
                 f"{what} would replace {other}: {held.summary()}.",
                 "Let a run apply that first, take it back (adjunct startpoint clear MODULE:APP"

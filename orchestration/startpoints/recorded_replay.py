@@ -108,11 +108,10 @@ class RecordedPlan(StoredDocument):
         batches = sorted(self.versions)
         if not batches:
             return ()
-        which = (
-            f"batch {batches[0]}"
-            if len(batches) == 1
-            else f"{len(batches)} batches, {batches[0]} to {batches[-1]}"
-        )
+        if len(batches) == 1:
+            which = f"batch {batches[0]}"
+        else:
+            which = f"{len(batches)} batches, {batches[0]} to {batches[-1]}"
         versions: dict[str, list[str]] = {}
         for dataset, version, _ in self.versions_read():
             versions.setdefault(dataset, []).append(version)
@@ -175,9 +174,10 @@ def check_all_retained(lake: Lake, plan: RecordedPlan, *, or_spared: bool = Fals
                 why = "it was discarded"
             if or_spared and is_readable(lake, manifest, version):
                 continue
-        met = (
-            f"batch {batches[0]}" if len(batches) == 1 else f"batches {batches[0]} to {batches[-1]}"
-        )
+        if len(batches) == 1:
+            met = f"batch {batches[0]}"
+        else:
+            met = f"batches {batches[0]} to {batches[-1]}"
         raise VersionDiscardedError(
             f"dataset {dataset!r}: version {version}, which {met} of application"
             f" {plan.application!r} read, is gone: {why}.",

@@ -162,11 +162,10 @@ def choose_versions(app: Application, request: StartpointRequest) -> JoinVersion
     if asked is None:
         return default
     if request.until is None and asked != default:
-        joined = (
-            "the entries that were valid at each record's time"
-            if default == AS_OF
-            else "the versions served then"
-        )
+        if default == AS_OF:
+            joined = "the entries that were valid at each record's time"
+        else:
+            joined = "the versions served then"
         raise errors.ConfigurationError(
             f"{request.ssp}: versions={asked} is for a bounded replay, and this request has no end."
             f" It moves the main position, and its batches are joined with {joined}.",
@@ -252,11 +251,10 @@ def parse_position(kind: str, value: str | None = None) -> Startpoint:
             )
         return StartpointOldest() if kind == "oldest" else StartpointUpcoming()
     if not text:
-        example = (
-            "Write it as in 2026-01-31T18:00Z."
-            if kind == "timestamp"
-            else "Write the offset as its system does."
-        )
+        if kind == "timestamp":
+            example = "Write it as in 2026-01-31T18:00Z."
+        else:
+            example = "Write the offset as its system does."
         raise errors.ConfigurationError(
             f"position {kind} needs a value.", example, argument="position"
         )
@@ -494,9 +492,10 @@ class StartpointRequest:
             )
         startpoint = Startpoint.from_json(value["startpoint"], f"the startpoint of {where}")
         bounded = value["until"] is not None
-        until = (
-            Startpoint.from_json(value["until"], f"the end (until) of {where}") if bounded else None
-        )
+        if bounded:
+            until = Startpoint.from_json(value["until"], f"the end (until) of {where}")
+        else:
+            until = None
         given = {name: value[name] for name in _NAMED - {"ssp", "startpoint", "until"}}
         try:
             ssp = SystemStreamPartition.parse(value["ssp"])

@@ -245,9 +245,10 @@ def take_back_startpoints(
     ids = [(held.request.ssp, held.request.id) for held in handed]
     commit, state = log.take_back(ids, by=by, reason=reason)
     stopped, going = _stop_replays(log, state, selection, by, reason)
-    left = (
-        [*waiting, *iter_unapplied(startpoints.get_fan_outs(), state)] if task is not None else []
-    )
+    if task is not None:
+        left = [*waiting, *iter_unapplied(startpoints.get_fan_outs(), state)]
+    else:
+        left = []
     attempt = _Attempt(
         waiting=[PendingStartpoint(request) for request in taken],
         handed=handed,
@@ -449,11 +450,10 @@ class Startpoints:
 
     def __post_init__(self) -> None:
         if not isinstance(self.app, Application):
-            known = (
-                f": {describe_similar_names(self.lake, self.app)}"
-                if isinstance(self.app, str)
-                else ""
-            )
+            if isinstance(self.app, str):
+                known = f": {describe_similar_names(self.lake, self.app)}"
+            else:
+                known = ""
             step = "Pass the Application itself: its plan says which task reads what."
             raise ConfigurationError(
                 f"Startpoints: app is {self.app!r}, not an Application{known}.",
@@ -571,9 +571,10 @@ class Startpoints:
         return systems_for(self.app, lake=self.lake)
 
     def _expanded(self, partitions: Partitions) -> tuple[SystemStreamPartition, ...]:
-        named = (
-            [partitions] if isinstance(partitions, str | SystemStreamPartition) else [*partitions]
-        )
+        if isinstance(partitions, str | SystemStreamPartition):
+            named = [partitions]
+        else:
+            named = [*partitions]
         if not named:
             step = "Name one, as in lake.flights.3, or a stream: lake.flights."
             raise ConfigurationError("no partition is named.", step, argument="partitions")

@@ -334,11 +334,10 @@ class StartpointManager:
     ) -> None:
         name = application if isinstance(application, str) else application.name
         if expires_after is None:
-            expires_after = (
-                EXPIRES_AFTER
-                if isinstance(application, str)
-                else application.startpoints_expire_after
-            )
+            if isinstance(application, str):
+                expires_after = EXPIRES_AFTER
+            else:
+                expires_after = application.startpoints_expire_after
         if expires_after < MS:
             problem = (
                 f"startpoints of {name!r} expire after {describe_span(expires_after)}: expected a "

@@ -388,9 +388,10 @@ class DynamoDbTable(StoreTable):
         if reads:
             return await self._get(requests, valid, len(operation))
         if operation.fence is not None:
-            fenced = (
-                self._fenced_writes(requests.client, operation.fence) if operation.fenced else None
-            )
+            if operation.fenced:
+                fenced = self._fenced_writes(requests.client, operation.fence)
+            else:
+                fenced = None
             requests = replace(requests, fence=operation.fence, fenced=fenced)
         conditions = operation.conditions
         marked = conditions.idempotent or conditions.keeps_marks

@@ -122,9 +122,10 @@ class Connection:
             # request's cost.
             user_agent=f"dagster-adjunct Boto3/{boto3.__version__}",
         )
-        create = (
-            self._new_session(label).create_client if self.session is None else self.session.client
-        )
+        if self.session is None:
+            create = self._new_session(label).create_client
+        else:
+            create = self.session.client
         try:
             client = create(
                 "dynamodb", region_name=self.region, endpoint_url=self.endpoint_url, config=config

@@ -59,7 +59,13 @@ from dagster_adjunct.resources.errors import (
 )
 from dagster_adjunct.resources.objects.fence import Fence
 from dagster_adjunct.resources.tables.functions import is_retryable, record_not_found_error
-from dagster_adjunct.resources.tables.operation import Operation, OperationKind, Problem, State
+from dagster_adjunct.resources.tables.operation import (
+    Entries,
+    Operation,
+    OperationKind,
+    Problem,
+    State,
+)
 
 if TYPE_CHECKING:
     from mypy_boto3_dynamodb import DynamoDBClient
@@ -547,11 +553,10 @@ class TableRequests:
             self.fence.check()
 
     def _identity_in(self, request: Any) -> Any:
-        item = (
-            request["PutRequest"]["Item"]
-            if "PutRequest" in request
-            else request["DeleteRequest"]["Key"]
-        )
+        if "PutRequest" in request:
+            item = request["PutRequest"]["Item"]
+        else:
+            item = request["DeleteRequest"]["Key"]
         return identity_of(item[name] for name in self.codec.key)
 
     def write_in_sequence(
@@ -598,9 +603,10 @@ class TableRequests:
         if kind is OperationKind.PUT_IF_ABSENT:
             answer = self._send(begin_item(key, codec.columns_of(key, entry.value), guard))
             return False, Problem(State.SKIPPED) if answer.failed else None
-        left = (
-            tombstone_attributes(time.time(), self.horizon) if kind is OperationKind.DELETE else {}
-        )
+        if kind is OperationKind.DELETE:
+            left = tombstone_attributes(time.time(), self.horizon)
+        else:
+            left = {}
         columns = left or codec.columns_of(key, entry.value)
         if codec.is_open:
             # The item has no marks of other sources to keep, because `idempotent` needs declared
@@ -610,17 +616,19 @@ class TableRequests:
             request = put_columns(key, columns, codec.names, guard)
         return False, _skipped(self._send(request), guard)
 
+    def _default_of(self, key: KeyItem, entries: Entries[Any], entry: Entry) -> Item | None:
+        """Return the item that an update of a missing key begins with; None without a default."""
+        given = None if entries.defaults is None else entries.defaults[entry.place]
+        if given is None:
+            return None
+        return self.codec.columns_of(key, self.codec.whole(entry.key, given))
+
     def _update(
         self, key: KeyItem, operation: Operation[Any], entry: Entry, guard: Guard
     ) -> tuple[bool, Problem | None]:
         entries = operation.entries
         changes = self.codec.encode_changes(entry.value)
-        given = None if entries.defaults is None else entries.defaults[entry.place]
-        default = (
-            None
-            if given is None
-            else self.codec.columns_of(key, self.codec.whole(entry.key, given))
-        )
+        default = self._default_of(key, entries, entry)
         # A transaction does not return the item, which tells whether this request has created it.
         if self.fenced is None and default is not None and is_default_redundant(default, changes):
             answer = self._send(update_or_begin_item(key, changes, guard))

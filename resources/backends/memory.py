@@ -162,11 +162,9 @@ class MemoryTable(DeclaredFunction, StoreFunction[Hashable, Record, Record | Cha
         if kind is not OperationKind.DELETE:
             value_of = rules.changes if kind is OperationKind.UPDATE else rules.whole
             values = list(map(value_of, entries.keys, values))
-        newest = (
-            [None] * len(entries)
-            if operation.conditions.newest_by is None
-            else entries.newest or ()
-        )
+        newest: Sequence[Any] = entries.newest or ()
+        if operation.conditions.newest_by is None:
+            newest = [None] * len(entries)
         asked = ValidEntries(
             list(map(Entry, range(len(entries)), entries.keys, values, newest)), {}
         )

@@ -166,11 +166,10 @@ class PostgresRequests:
             try:
                 async with self.connection.transaction():
                     await self._pass_fence(operation)
-                    stored = (
-                        await self._stored(operation, valid)
-                        if write_plan.needs_read(operation)
-                        else StoredState()
-                    )
+                    if write_plan.needs_read(operation):
+                        stored = await self._stored(operation, valid)
+                    else:
+                        stored = StoredState()
                     plan = write_plan.plan_writes(self.codec, operation, valid, stored)
                     await self._write(operation, plan)
                     await operation.check_fence()
@@ -580,11 +579,10 @@ class PostgresTable(SqlTable[PostgresRequests]):
             await connection.close()
         if not may_create or read_only:
             why = f"user {user} may not create it" if not may_create else "the session is read-only"
-            step = (
-                READ_ONLY_STEP
-                if may_create
-                else f"GRANT CREATE ON SCHEMA {self.schema} TO {user}, or create it."
-            )
+            if may_create:
+                step = READ_ONLY_STEP
+            else:
+                step = f"GRANT CREATE ON SCHEMA {self.schema} TO {user}, or create it."
             raise TableAccessError(
                 f"{self._label} does not exist, and {why}.", step, table=self._label
             )

@@ -418,9 +418,10 @@ class Statements:
         """
         sets = self._sets(shape, "s")
         newest_by = shape.conditions.newest_by or ""
-        collate = (
-            ' COLLATE "C"' if newest_by and self.codec.column(newest_by).kind is Kind.STRING else ""
-        )
+        if newest_by and self.codec.column(newest_by).kind is Kind.STRING:
+            collate = ' COLLATE "C"'
+        else:
+            collate = ""
         return {
             "sets": sets,
             "action": f"UPDATE SET {self._sets(shape, 'excluded') or self._same_key('excluded')}",
@@ -432,11 +433,9 @@ class Statements:
         }
 
     def _changed(self, shape: StagingShape) -> list[str]:
-        return (
-            [name for name in self._names if name not in self._key]
-            if shape.puts
-            else list(shape.sets)
-        )
+        if shape.puts:
+            return [name for name in self._names if name not in self._key]
+        return list(shape.sets)
 
     def _sets(self, shape: StagingShape, source: str) -> str:
         """The SET clause that changes an existing record `t` to the values of the row `source`."""

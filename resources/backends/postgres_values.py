@@ -277,11 +277,9 @@ def _cast_exactly(column: Column | None, array: Any, *, adding: bool) -> Any:
     if pa.types.is_floating(type_):
         if kind is not Kind.FLOAT or pc.all(pc.is_finite(array)).as_py() is False:
             return None
-        return (
-            array
-            if pa.types.is_float64(type_) or column.type in ("real", "float4", "float")
-            else array.cast("double")
-        )
+        if pa.types.is_float64(type_) or column.type in ("real", "float4", "float"):
+            return array
+        return array.cast("double")
     if adding:
         return array if kind is Kind.DECIMAL and _holds_decimals(column, type_) else None
     if pa.types.is_string(type_) or pa.types.is_large_string(type_):

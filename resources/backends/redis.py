@@ -152,11 +152,10 @@ class RedisServer:
         self.label = label
         self._timeout = timeout
         parts = _parts(label, source, url)
-        self.place = (
-            f"{parts.hostname or 'localhost'}:{parts.port or 6379}"
-            if parts.hostname
-            else parts.path
-        )
+        if parts.hostname:
+            self.place = f"{parts.hostname or 'localhost'}:{parts.port or 6379}"
+        else:
+            self.place = parts.path
         self._secrets = [secret for secret in (password, parts.password) if secret]
         settings: dict[str, Any] = {} if password is None else {"password": password}
         try:
@@ -774,11 +773,9 @@ class RedisTable(StoreTable):
             name.decode(): value.decode()
             for name, value in zip(answer[::2], answer[1::2], strict=True)
         }
-        return (
-            Presence(exists=True, id=known.get(ID), runs=int(known.get(RUNS, 0)))
-            if known
-            else NO_TABLE
-        )
+        if known:
+            return Presence(exists=True, id=known.get(ID), runs=int(known.get(RUNS, 0)))
+        return NO_TABLE
 
     async def _ask(self, *commands: tuple[str, ...]) -> list[Any]:
         """Return the answers to these commands; raise the error of the first that failed."""
@@ -833,11 +830,10 @@ class RedisTable(StoreTable):
             frozenset(used),
             fenced=fence is not None,
         )
-        pack_call = (
-            pack_script_call
-            if fence is None
-            else partial(pack_fenced_call, self._bookkeeping, fence)
-        )
+        if fence is None:
+            pack_call = pack_script_call
+        else:
+            pack_call = partial(pack_fenced_call, self._bookkeeping, fence)
         settings = codec.settings(conditions.newest_by)
         commands = [
             pack_call(digest, settings, name, [p for _, p in own]) for name, own in by_name.items()
@@ -872,11 +868,10 @@ class RedisTable(StoreTable):
                 table=self._label,
             )
             return Problem(State.REFUSED, refused)
-        missing = (
-            Problem(State.MISSING, record_not_found_error([key], self._label))
-            if answer == MISSING
-            else None
-        )
+        if answer == MISSING:
+            missing = Problem(State.MISSING, record_not_found_error([key], self._label))
+        else:
+            missing = None
         return Problem(State.SKIPPED) if answer == SKIPPED else missing
 
     async def _call_script(self, commands: Sequence[bytes], script: bytes) -> list[Any]:

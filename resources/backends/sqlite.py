@@ -145,9 +145,10 @@ def _changed_by(declared: str, column: Column) -> str | None:
     upper = declared.upper()
     if column.kind is Kind.INTEGER and "INT" not in upper and any(word in upper for word in _REALS):
         return "an integer becomes a floating point number"
-    digits = (
-        int(column.size.strip("()").partition(",")[0] or 0) if column.kind is Kind.DECIMAL else 0
-    )
+    if column.kind is Kind.DECIMAL:
+        digits = int(column.size.strip("()").partition(",")[0] or 0)
+    else:
+        digits = 0
     if _is_number(declared) and digits > _DOUBLE_DIGITS:
         return f"a decimal keeps {_DOUBLE_DIGITS} digits"
     return None
@@ -292,11 +293,10 @@ class SqliteRequests:
             # now.
             if operation.fence is not None and operation.fenced:
                 self._bookkeeping.pass_fence(self.codec.table, operation.fence)
-            stored = (
-                self._read_state(operation, valid)
-                if write_plan.needs_read(operation)
-                else StoredState()
-            )
+            if write_plan.needs_read(operation):
+                stored = self._read_state(operation, valid)
+            else:
+                stored = StoredState()
             plan = write_plan.plan_writes(self.codec, operation, valid, stored)
             self._write(plan, operation.conditions.newest_by)
             if operation.fence is not None:
@@ -543,11 +543,9 @@ def sqlite_encoder(column: Column) -> Callable[[Any], Any] | None:
     if column.kind is Kind.LIST:
         assert column.element is not None
         item = sqlite_encoder(column.element)
-        return (
-            json.dumps
-            if item is None
-            else lambda values: json.dumps([v if v is None else item(v) for v in values])
-        )
+        if item is None:
+            return json.dumps
+        return lambda values: json.dumps([v if v is None else item(v) for v in values])
     return decimal_writer(column) if column.kind is Kind.DECIMAL else _ENCODE.get(column.kind)
 
 

@@ -135,13 +135,12 @@ class TableEntry(tuple[Any, ...], Generic[K, V]):
         version = key.version
         # Anything but a KeyVersion is wrapped, because plain bytes are taken for a version that was
         # read.
-        inside = (
-            version.to_bytes()
-            if isinstance(version, KeyVersion)
-            else None
-            if version is None
-            else (version,)
-        )
+        if isinstance(version, KeyVersion):
+            inside = version.to_bytes()
+        elif version is None:
+            inside = None
+        else:
+            inside = (version,)
         return _new(cls, (key.family, key.key, inside, value))  # type: ignore[no-any-return]
 
     @property
@@ -222,9 +221,10 @@ class EntryCoder(Generic[K, V]):
         self._value = value
         self._decode_keys = reader_of_many(key)
         self._decode_values = reader_of_many(value)
-        self._family_most = (
-            limits.family_prefix if limits.family_prefix is not None else limits.table_key
-        )
+        if limits.family_prefix is not None:
+            self._family_most = limits.family_prefix
+        else:
+            self._family_most = limits.table_key
         self._key_most: Any = _smallest(
             configuration.longest_key, limits.key, limits.table_key - _LENGTH_BYTES
         )
@@ -235,11 +235,10 @@ class EntryCoder(Generic[K, V]):
         if family is None:
             return b""
         try:
-            prefix = (
-                segment.family_prefix(family)
-                if type(family) is str
-                else segment.family_prefix.__wrapped__(family)
-            )
+            if type(family) is str:
+                prefix = segment.family_prefix(family)
+            else:
+                prefix = segment.family_prefix.__wrapped__(family)
         except (AttributeError, UnicodeEncodeError):
             prefix = b""
         if not _LENGTH_BYTES < len(prefix) <= self._family_most:
@@ -287,9 +286,9 @@ class EntryCoder(Generic[K, V]):
             raise self._failed(
                 f"the key {key!r:.60} can't be serialized", error, self.key_serializer
             ) from error
-        return (
-            stored if type(stored) is bytes else self._not_bytes("key", stored, self.key_serializer)
-        )
+        if type(stored) is bytes:
+            return stored
+        return self._not_bytes("key", stored, self.key_serializer)
 
     def value(self, value: V) -> bytes:
         """Return the serialized value."""
@@ -614,11 +613,10 @@ def build_batch(
 
 def check_limits(table: TableId, changes: Sequence[SegmentChange], limits: SegmentLimits) -> None:
     """Raise BatchTooLargeError if the backend does not accept so much at once."""
-    size = (
-        0
-        if limits.request is None
-        else sum(len(change.key) + len(change.value or b"") for change in changes)
-    )
+    if limits.request is None:
+        size = 0
+    else:
+        size = sum(len(change.key) + len(change.value or b"") for change in changes)
     too_many = limits.changes is not None and len(changes) > limits.changes
     if too_many:
         problem = (

@@ -210,9 +210,10 @@ class TablePages(Generic[T]):
     async def _read(self, partition: int, within: KeyRange) -> StoredPage:
         if self._reader is None:
             segment = self._open(partition)
-            self._reader = (
-                segment.prefetching_reader() if isinstance(segment, PrefetchingSegment) else segment
-            )
+            if isinstance(segment, PrefetchingSegment):
+                self._reader = segment.prefetching_reader()
+            else:
+                self._reader = segment
         return await read_with_retries(
             partial(self._reader.page, within, self._page_size, values=self._values)
         )

@@ -785,11 +785,10 @@ class KeyValueTableManager:
             return current
         backend = self._backends.of(name, current)
         if isinstance(backend, segment.PreflightChecks):
-            check = (
-                backend.check_may_delete
-                if after.state is TableState.DELETING
-                else backend.check_may_seal
-            )
+            if after.state is TableState.DELETING:
+                check = backend.check_may_delete
+            else:
+                check = backend.check_may_seal
             try:
                 _retrying()(lambda: check(current.id(name), current.partitions))
             except errors.AdjunctError as error:

@@ -574,11 +574,9 @@ async def in_thread(executor: Callable[[], Executor], work: Callable[[], T]) -> 
 
     In an event loop it runs in a thread of `executor`, without one in this thread.
     """
-    return (
-        work()
-        if _blocking.get()
-        else await asyncio.get_running_loop().run_in_executor(executor(), work)
-    )
+    if _blocking.get():
+        return work()
+    return await asyncio.get_running_loop().run_in_executor(executor(), work)
 
 
 async def result_of(pending: Future[T]) -> T:

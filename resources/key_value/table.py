@@ -408,11 +408,10 @@ class KeyValueTable(Generic[K, V]):
             self._get(partition, [keys[place] for place in chosen], True)
             for partition, chosen in places.items()
         )
-        parts = (
-            await segment.at_once(_READERS, reads)
-            if self.backend.waits
-            else [await read for read in reads]
-        )
+        if self.backend.waits:
+            parts = await segment.at_once(_READERS, reads)
+        else:
+            parts = [await read for read in reads]
         entries: list[StoredEntry | None] = [None] * len(keys)
         for chosen, found in zip(places.values(), parts, strict=True):
             for place, entry in zip(chosen, found, strict=True):

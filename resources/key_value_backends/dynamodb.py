@@ -553,7 +553,12 @@ class DynamoDbSegment:
     def _action(self, change: SegmentChange) -> Item:
         key = self._layout.entry(change.key)
         action: dict[str, Any] = {"TableName": self._calls.name}
-        kind = "ConditionCheck" if change.is_guard else "Delete" if change.value is None else "Put"
+        if change.is_guard:
+            kind = "ConditionCheck"
+        elif change.value is None:
+            kind = "Delete"
+        else:
+            kind = "Put"
         if change.value is None:
             action["Key"] = key
         else:

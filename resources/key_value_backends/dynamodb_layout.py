@@ -344,11 +344,9 @@ class SegmentLayout:
         first = family_prefix_at(within.start) or within.start
         lowest = max(first, _FIRST_FAMILY)
         highest = _AFTER_FAMILIES if within.end is None else min(within.end, _AFTER_FAMILIES)
-        return (
-            KeyStretch(self._hash(b"d"), _sort_key(lowest), _sort_key(highest))
-            if lowest < highest
-            else None
-        )
+        if lowest < highest:
+            return KeyStretch(self._hash(b"d"), _sort_key(lowest), _sort_key(highest))
+        return None
 
     def after_families(self, within: KeyRange) -> KeyStretch | None:
         """Return the stretch of all other entries without a family in a range; None if there can
@@ -356,11 +354,9 @@ class SegmentLayout:
         """
         lowest = max(within.start, _AFTER_FAMILIES)
         highest = _ABOVE_ALL if within.end is None else within.end
-        return (
-            KeyStretch(self._hash(b"k"), _sort_key(lowest), _sort_key(highest))
-            if lowest < highest
-            else None
-        )
+        if lowest < highest:
+            return KeyStretch(self._hash(b"k"), _sort_key(lowest), _sort_key(highest))
+        return None
 
     def _hash(self, kind: bytes) -> bytes:
         return kind + self.partition.to_bytes(4, "big")

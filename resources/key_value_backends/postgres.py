@@ -257,11 +257,11 @@ class PostgresSegments:
 
         label = f"key-value tables of schema {self.schema}"
         settings = self._settings(label)
-        connection = (
-            connect_sync(label, settings)
-            if segment.is_blocking()
-            else await connect_async(label, settings)
-        )
+        connection: Any
+        if segment.is_blocking():
+            connection = connect_sync(label, settings)
+        else:
+            connection = await connect_async(label, settings)
         # Wait at most half of the horizon, so that there is time to find out whether the write was
         # applied.
         wire = PostgresWire(connection, min(self.request_timeout, self.horizon / 2))

@@ -257,11 +257,10 @@ class PostgresPages:
         self._ahead = None
         unread = ahead[1] if ahead is not None and ahead[0] == (within, limit, values) else None
         pool = self._segment._pool()
-        wire = (
-            unread.wire
-            if unread is not None and await pool.take_again(unread.wire)
-            else await pool.take()
-        )
+        if unread is not None and await pool.take_again(unread.wire):
+            wire = unread.wire
+        else:
+            wire = await pool.take()
         try:
             answer = await wire.read(unread) if unread is not None else None
             if answer is None:
@@ -395,13 +394,12 @@ class PostgresSegment:
     async def apply(
         self, changes: Sequence[SegmentChange], token: bytes, *, repeated: bool = False
     ) -> None:
-        write = (
-            self._repeat
-            if repeated
-            else self._apply_one
-            if len(changes) == 1
-            else self._apply_batch
-        )
+        if repeated:
+            write = self._repeat
+        elif len(changes) == 1:
+            write = self._apply_one
+        else:
+            write = self._apply_batch
         for _ in range(_ROUNDS):
             refused = await self._attempt(write, changes, token)
             if refused:
@@ -517,13 +515,12 @@ class PostgresSegment:
         if value is None:
             statement = sql.remove if expected is ANYTHING else sql.remove_version
         else:
-            statement = (
-                sql.put
-                if expected is ANYTHING
-                else sql.insert
-                if expected is ABSENT
-                else sql.replace
-            )
+            if expected is ANYTHING:
+                statement = sql.put
+            elif expected is ABSENT:
+                statement = sql.insert
+            else:
+                statement = sql.replace
             parameters += (version, value)
         if isinstance(expected, bytes):
             parameters.append(expected)

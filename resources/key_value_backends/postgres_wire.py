@@ -294,9 +294,11 @@ class WirePool:
         self._connect = connect
         self._process = os.getpid()
         self._in_loop = not is_blocking()
-        self._places = (
-            asyncio.Semaphore(size) if self._in_loop else threading.BoundedSemaphore(size)
-        )
+        self._places: asyncio.Semaphore | threading.Semaphore
+        if self._in_loop:
+            self._places = asyncio.Semaphore(size)
+        else:
+            self._places = threading.BoundedSemaphore(size)
         self._closing: AbstractAsyncContextManager[Any] = (
             asyncio.Lock() if self._in_loop else nullcontext()
         )

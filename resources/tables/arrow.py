@@ -111,11 +111,10 @@ class ArrowEntries:
         missing = [name for name in key if name not in columns]
         twice = repeated_names(rows.schema.names)
         if missing or twice:
-            wrong = (
-                f"no column {missing[0]!r}, which is part of the key"
-                if missing
-                else f"two columns {twice[0]!r}"
-            )
+            if missing:
+                wrong = f"no column {missing[0]!r}, which is part of the key"
+            else:
+                wrong = f"two columns {twice[0]!r}"
             what = f"an Arrow batch has {wrong}; it has {', '.join(rows.schema.names)}."
             step = f"Include the key columns ({', '.join(key)}), and name each column once."
             raise SchemaMismatchError(what, step, column=(missing or twice)[0])
@@ -156,11 +155,9 @@ class ArrowEntries:
     @cached_property
     def values(self) -> Sequence[Any] | None:
         values = None if self.records is None else self.to_python(self.records)
-        return (
-            [Changes(**row, remove=self.remove) for row in values]
-            if self.typed and values is not None
-            else values
-        )
+        if self.typed and values is not None:
+            return [Changes(**row, remove=self.remove) for row in values]
+        return values
 
     @cached_property
     def defaults(self) -> Sequence[Any] | None:

@@ -204,11 +204,10 @@ def _split_into_requests(provider: BatchProvider, calls: Sequence[_Call]) -> Ite
     """Yield the requests for these calls, in an order in which each key's entries keep theirs."""
     operations = [call.operation for call in calls]
     first = operations[0]
-    entries = (
-        first.entries
-        if len(calls) == 1
-        else _concatenate_entries([each.entries for each in operations])
-    )
+    if len(calls) == 1:
+        entries = first.entries
+    else:
+        entries = _concatenate_entries([each.entries for each in operations])
     if all(
         can_share_request(first, each) and not provider.splits_deletes(each) for each in operations
     ):

@@ -172,11 +172,10 @@ class CompactLayer:
         """Send entries of different keys, as puts and, for those without a value, as deletes."""
         entries = operation.entries
         if entries.null_value() is None:
-            sent = (
-                operation
-                if len(places) == len(operation)
-                else operation.with_entries(entries.take(places))
-            )
+            if len(places) == len(operation):
+                sent = operation
+            else:
+                sent = operation.with_entries(entries.take(places))
             return await self._send(sent, is_first=is_first)
         outcomes = Outcomes(len(places))
         values = entries.values or ()
@@ -292,9 +291,10 @@ def _merge_entries(operation: Operation[Any], places: Sequence[int]) -> list[_Se
     defaults = operation.entries.defaults or [None] * len(operation)
     own = [defaults[place] for place in places]
     alike = len({default is None for default in own}) == 1
-    merged = (
-        merge_updates([values[place] for place in places]) if alike and len(places) > 1 else None
-    )
+    if alike and len(places) > 1:
+        merged = merge_updates([values[place] for place in places])
+    else:
+        merged = None
     if merged is None:
         return [_Sent([place], values[place], defaults[place]) for place in places]
     return [_Sent(places, merged, own[0])]

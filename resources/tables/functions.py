@@ -623,11 +623,10 @@ async def _send_one_by_one(
                     late = (
                         attempt is not None and limit.expired() and isinstance(error, TimeoutError)
                     )
-                    problem = (
-                        attempt.late(keys[place])
-                        if late and attempt
-                        else problem_from_error(function, error)
-                    )
+                    if late and attempt:
+                        problem = attempt.late(keys[place])
+                    else:
+                        problem = problem_from_error(function, error)
                     problems[place] = problem
                     # Not even after a missing record: if another writer creates it meanwhile, the
                     # later entries would be applied without this one.
@@ -722,11 +721,9 @@ class FunctionLayer:
             return outcomes_from_error(function, operation, error, of_request=True)
         finally:
             RUN_FENCE.reset(of_run)
-        return (
-            outcomes
-            if _fits(outcomes, operation)
-            else self._invalid_outcomes(function, operation, outcomes)
-        )
+        if _fits(outcomes, operation):
+            return outcomes
+        return self._invalid_outcomes(function, operation, outcomes)
 
     async def close(self) -> None:
         for function in {
@@ -739,9 +736,9 @@ class FunctionLayer:
     ) -> Outcomes:
         answer = type(outcomes).__name__
         if isinstance(outcomes, Outcomes):
-            records = (
-                len(outcomes.records) if isinstance(outcomes.records, Sized) else outcomes.records
-            )
+            records: object = outcomes.records
+            if isinstance(outcomes.records, Sized):
+                records = len(outcomes.records)
             problems = f"{outcomes.problems!r:.100}" if outcomes.problems else "none"
             answer = (
                 f"Outcomes of {outcomes.count} entries (records: {records}, problems: {problems})"

@@ -359,11 +359,9 @@ class RowEntries(Generic[K_co]):
         return self._map_columns(lambda column: [column[index] for index in indices])
 
     def part(self, start: int, end: int) -> RowEntries[K_co]:
-        return (
-            self
-            if start == 0 and end >= len(self.keys)
-            else self._map_columns(lambda column: column[start:end])
-        )
+        if start == 0 and end >= len(self.keys):
+            return self
+        return self._map_columns(lambda column: column[start:end])
 
     def _map_columns(self, pick: Callable[[Sequence[Any]], Sequence[Any]]) -> RowEntries[K_co]:
         others = (self.values, self.defaults, self.marks, self.newest)
@@ -568,11 +566,9 @@ class Problem:
         """The reason, for messages."""
         if isinstance(self.error, AdjunctError):
             return self.error.problem
-        return (
-            f"the outcome is {self.state.value}"
-            if self.error is None
-            else f"{type(self.error).__name__}: {self.error}"
-        )
+        if self.error is None:
+            return f"the outcome is {self.state.value}"
+        return f"{type(self.error).__name__}: {self.error}"
 
 
 @dataclass(frozen=True, slots=True)

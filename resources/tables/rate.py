@@ -418,11 +418,10 @@ class RateLayer:
                     return Outcomes.all(len(allowed), Problem(State.REFUSED, error))
 
             keys = part.entries.keys if blocked or operation.kind.writes else ()
-            held = (
-                {place: blocked[key] for place, key in enumerate(keys) if key in blocked}
-                if blocked
-                else {}
-            )
+            if blocked:
+                held = {place: blocked[key] for place, key in enumerate(keys) if key in blocked}
+            else:
+                held = {}
             outcomes = await send_without_problems(part, held, attempt)
             sent.append(outcomes)
             for place, problem in outcomes.problems.items() if operation.kind.writes else ():

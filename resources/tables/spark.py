@@ -86,11 +86,10 @@ class BulkReader:
         self._spark = spark
         self._here = BlockingTable(bare)
         self._meter = Meter()
-        self._cache = (
-            None
-            if table.cache is None
-            else CacheLayer(_UncachedTable(self), table.cache, self._meter, table.clock)
-        )
+        if table.cache is None:
+            self._cache = None
+        else:
+            self._cache = CacheLayer(_UncachedTable(self), table.cache, self._meter, table.clock)
         self._in_tasks = TableMetrics()
         self._tasks = 1
 

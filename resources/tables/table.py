@@ -743,11 +743,10 @@ class RemoteTable(Generic[K, V, U]):
         if not idempotent and operation.kind is UPDATE:
             self._check_repeatable(entries)
         if entries.newest is None or entries.marks is None:
-            times = (
-                entries.newest
-                if entries.newest is not None
-                else self._read_times(operation, self.newest_by)
-            )
+            if entries.newest is not None:
+                times = entries.newest
+            else:
+                times = self._read_times(operation, self.newest_by)
             marks = entries.marks if entries.marks is not None else [DIRECT] * len(entries)
             entries = RowEntries(entries.keys, entries.values, entries.defaults, marks, times)
         return replace(

@@ -477,8 +477,6 @@ class SwapBackoff:
 
     def next_pause(self) -> float:
         """Return the seconds to wait before the next try."""
-        return (
-            0.0
-            if self.is_alone
-            else random.uniform(0, self._rivals * self._try_takes / (1 + self._losses))
-        )
+        if self.is_alone:
+            return 0.0
+        return random.uniform(0, self._rivals * self._try_takes / (1 + self._losses))

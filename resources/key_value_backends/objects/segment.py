@@ -328,9 +328,9 @@ class ObjectSegment:
 
     async def get(self, keys: Sequence[bytes], *, values: bool = True) -> list[StoredEntry | None]:
         core = self._commits().core
-        return (
-            await segment.in_thread(_THREADS, lambda: core.get(keys, values=values)) if keys else []
-        )
+        if keys:
+            return await segment.in_thread(_THREADS, lambda: core.get(keys, values=values))
+        return []
 
     async def page(self, within: KeyRange, limit: int, *, values: bool) -> StoredPage:
         core = self._commits().core

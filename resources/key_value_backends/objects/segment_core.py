@@ -192,11 +192,9 @@ class RunPart:
         )  # entries of the first block, which may precede the range
         last = self._block_after(first, unknown + _WINDOW, within.end)
         reached = index.firsts[last] if last < len(index.firsts) else None
-        return (
-            reached
-            if reached is not None and (within.end is None or reached < within.end)
-            else None
-        )
+        if reached is not None and (within.end is None or reached < within.end):
+            return reached
+        return None
 
     def between(self, start: bytes, end: bytes | None) -> Columns:
         """Return the entries from `start` up to but not including `end`.
