@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from dataclasses import replace as with_fields
 from datetime import datetime, timedelta
-from functools import cache, cached_property, partial
+from functools import cache, partial
 from typing import Any, TypeAlias
 
 from pydantic import SkipValidation
@@ -62,6 +62,7 @@ from dagster_adjunct.orchestration.startpoints.store import (
     iter_unapplied,
     open_startpoints,
 )
+from dagster_adjunct.resources.common import requested_once
 from dagster_adjunct.resources.errors import ConfigurationError, raise_first
 from dagster_adjunct.resources.objects.lake import Lake, open_lake
 from dagster_adjunct.resources.streams.startpoint import (
@@ -563,7 +564,7 @@ class Startpoints:
         """
         return take_back_startpoints(self.lake, self.app, None, task=task, by=by, reason=reason)
 
-    @cached_property
+    @requested_once
     def _systems(self) -> Mapping[str, StreamSystem]:
         return systems_for(self.app, lake=self.lake)
 

@@ -32,7 +32,7 @@ from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.unbounded.compaction import compact_dataset
 from dagster_adjunct.assets.versions.actions import VersionActions
 from dagster_adjunct.orchestration.maintenance.expire import expire_versions
-from dagster_adjunct.resources.errors import AdjunctError, CommitConflictError
+from dagster_adjunct.resources.errors import AdjunctError
 from dagster_adjunct.resources.objects import passed_time
 from dagster_adjunct.resources.objects.lake import Lake, open_lake
 from dagster_adjunct.resources.schemas.schema import Schema

@@ -100,8 +100,11 @@ class PausedWorld:
         """Stop here once, while others end the batch and write newer records."""
         if not self.paused:
             self.paused = True
-            with ThreadPoolExecutor(1) as others:
-                others.submit(self.go_on).result()
+            others = ThreadPoolExecutor(1)
+            try:
+                others.submit(self.go_on).result(120)  # no lock of the paused run may stop them
+            finally:
+                others.shutdown(wait=False)
 
     def go_on(self) -> None:
         """Run the application as others, to the end of newer records."""
