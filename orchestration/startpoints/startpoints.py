@@ -54,6 +54,7 @@ from dagster_adjunct.orchestration.startpoints.request import (
     expand_partitions,
     find_reading_tasks,
     is_broadcast,
+    is_dataset_task,
     to_epoch_ms,
 )
 from dagster_adjunct.orchestration.startpoints.store import (
@@ -240,8 +241,7 @@ def take_back_startpoints(
         filter(selection.includes_unread, stored.unreadable), by=by
     )
     handed = _remove_handed(startpoints, state, selection)
-    ids = [(held.request.ssp, held.request.id) for held in handed]
-    commit, state = log.take_back(ids, by=by, reason=reason)
+    commit, state = log.take_back(_list_ids_in_batches(handed), by=by, reason=reason)
     stopped, going = _stop_replays(log, state, selection, by, reason)
     left = (
         [*waiting, *iter_unapplied(startpoints.get_fan_outs(), state)] if task is not None else []
@@ -394,8 +394,9 @@ class AskedStartpoints:
     """The result of requesting startpoints, or of a preview: what each request would do if a run
     started now.
 
-    `replaced` are the startpoints that the requests replace; `written` is whether the requests are
-    stored. `tables` says what records that are read again do to each remote table. `notes` say
+    `replaced` are the startpoints that the requests replace, which no run applies any more; a note
+    names those that a batch has begun to apply. `written` is whether the requests are stored.
+    `tables` says what records that are read again do to each remote table. `notes` say
     which versions replays are joined with, which operators leave out records that are read again,
     and in a preview, why the requests would be rejected.
     """
@@ -652,15 +653,46 @@ def request_startpoints(
                 for one in requests
             ]
         startpoints.write_startpoints(requests)
-    taken_over = tuple(dict.fromkeys(old for old, _ in replaced))
+    old = tuple(dict.fromkeys(held for held, _ in replaced))
+    if old and not dry_run:
+        ids = _list_ids_in_batches(old)
+        log = BatchLog(lake, app.name)
+        state = log.take_back(ids, by=requests[0].by, reason=requests[0].reason).state
+    stays = {held: why for held in old if (why := _why_not_replaced(lake, app, state, held))}
+    taken_over = tuple(held for held in old if held not in stays)
     rejected = [f"would be rejected: {refusal}" for refusal in refusals]
     notes = (
         *rejected,
+        *(f"not replaced: {held.summary()}: {why}" for held, why in stays.items()),
         *versions,
         *(() if recorded is None else recorded.describe()),
         *keeping_state,
     )
     return AskedStartpoints(tuple(previews), taken_over, not dry_run, tables, notes)
+
+
+def _list_ids_in_batches(
+    pending: Iterable[PendingStartpoint],
+) -> list[tuple[SystemStreamPartition, str]]:
+    """Return partition and id of the startpoints that batches apply: all but those of datasets."""
+    return [
+        (held.request.ssp, held.request.id)
+        for held in pending
+        if not is_dataset_task(held.at or held.request.task or "")
+    ]
+
+
+def _why_not_replaced(
+    lake: Lake, app: Application, state: ApplicationState, held: PendingStartpoint
+) -> str:
+    """Return why a run applies a startpoint before the one that follows it, "" if none does."""
+    if is_dataset_task(held.at or ""):
+        return ""
+    if state.has_begun(held.request.ssp, held.request.id):
+        return "a batch has begun there; the new one follows"
+    if state == ApplicationState() and held.at is not None and describe_runner(lake, app.name):
+        return "the application's first run may begin there; the new one follows"
+    return ""
 
 
 def _plan_recorded_versions(

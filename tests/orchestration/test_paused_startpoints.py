@@ -1,0 +1,119 @@
+"""A run that holds startpoints, paused at any request to the lake, while a command takes them back
+or replaces them and others go on: what the command has reported is what happens.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection
+
+import pytest
+
+from dagster_adjunct.orchestration.application.application import Application
+from dagster_adjunct.orchestration.startpoints.startpoints import Startpoints
+from dagster_adjunct.resources.errors import CommitConflictError, LeaseLostError, RunLeaseLostError
+from dagster_adjunct.resources.objects.lake import Lake
+from dagster_adjunct.resources.streams.startpoint import StartpointOldest, StartpointSpecific
+from tests.faulty_store import Fault, FaultyStore
+from tests.orchestration.paused_runs import PausedWorld
+from tests.rounds import rounds
+
+Place = tuple[int, int]
+"""A partition of the input, and an offset."""
+Allowed = Callable[[Place], set[int]]
+LATER = 4
+
+
+def copying(world: PausedWorld, first: bool) -> Application:
+    app = Application("sets", engine="auto", max_batch_records=16)
+    records = app.input_stream("lake.changes", default_offset="oldest")
+    records.send_to(app.output_stream("lake.copy", partitions=2, key="k"))
+    return app
+
+
+def prepare() -> PausedWorld:
+    """Return a world whose records were read once, and are requested to be read again."""
+    world = PausedWorld(copying)
+    world.run("zeroth")
+    asked = Startpoints(copying(world, False), lake=world.lake)
+    asked.request("lake.changes", StartpointOldest(), by="ada", reason="again")
+    return world
+
+
+def take_back(world: PausedWorld) -> Allowed:
+    """Take the startpoints back; return how often the record at a place of the first round may be
+    read again.
+    """
+    startpoints = Startpoints(copying(world, False), lake=world.lake)
+    removed = {
+        held.request.ssp.partition for held in startpoints.clear(by="ada", reason="no").startpoints
+    }
+    return lambda place: {0} if place[0] in removed else {1}
+
+
+def replace_by_later(world: PausedWorld) -> Allowed:
+    """Request to read from a later offset; return how often the record at a place of the first
+    round may be read again.
+    """
+    startpoints = Startpoints(copying(world, False), lake=world.lake)
+    asked = startpoints.request(
+        "lake.changes", StartpointSpecific(str(LATER)), by="bob", reason="later"
+    )
+    replaced = {held.request.ssp.partition for held in asked.replaced}
+
+    def times(place: Place) -> set[int]:
+        partition, offset = place
+        if partition in replaced:
+            return {int(offset >= LATER)}
+        # The batch that has begun reads from the oldest record; the next one from the later offset.
+        return {1, 2} if offset >= LATER else {1}
+
+    return times
+
+
+def copies(world: PausedWorld, written: Collection[int]) -> dict[Place, int]:
+    """Return how often each record of the first round was copied."""
+    read = world.streams.read_arrow(world.streams.all_ranges("changes")).to_pylist()
+    copied = world.streams.read_arrow(world.streams.all_ranges("copy")).to_pylist()
+    counted = Counter(row["n"] for row in copied)
+    return {
+        (row["__partition"], row["__offset"]): counted[row["n"]]
+        for row in read
+        if row["n"] in written
+    }
+
+
+@pytest.mark.lengthy
+@pytest.mark.rounds
+@pytest.mark.parametrize("command", [take_back, replace_by_later])
+def test_what_a_command_did_while_the_run_was_paused_is_what_happens(
+    command: Callable[[PausedWorld], Allowed],
+) -> None:
+    counting = prepare()
+    counted = FaultyStore(counting.store)
+    counting.run("first", Lake(counted, counting.lake.id))
+    requests = counted.requests
+    for nth in rounds([*range(2, len(requests), 9)], [*range(1, len(requests) + 1)]):
+        world = prepare()
+        expected: list[Allowed] = []
+
+        def act(world: PausedWorld = world, expected: list[Allowed] = expected) -> None:
+            if not world.paused:
+                expected.append(command(world))
+            world.pause()
+
+        pause = Fault("*", nth, "meanwhile", action=act)
+        error = world.run_paused(Lake(FaultyStore(world.store, [pause]), world.lake.id))
+        made = (nth, requests[nth - 1], error)
+        assert world.paused, made
+        assert error is None or isinstance(
+            error, RunLeaseLostError | CommitConflictError | LeaseLostError
+        ), made
+        world.run("last")
+        (again,) = expected
+        found = copies(world, range(100, 200))
+        assert {p: n for p, n in found.items() if n - 1 not in again(p)} == {}, made
+        assert set(copies(world, range(200, 500)).values()) == {1}, made
+        listed = Startpoints(copying(world, False), lake=world.lake).list()
+        left = [*listed["waiting"], *listed["handed"], *listed["replays"]]
+        assert left == [], made
