@@ -85,9 +85,10 @@ def copies(world: PausedWorld, written: Collection[int]) -> dict[Place, int]:
 
 @pytest.mark.lengthy
 @pytest.mark.rounds
+@pytest.mark.parametrize("pauses", [True, False])
 @pytest.mark.parametrize("command", [take_back, replace_by_later])
-def test_what_a_command_did_while_the_run_was_paused_is_what_happens(
-    command: Callable[[PausedWorld], Allowed],
+def test_what_a_command_has_reported_while_a_run_had_startpoints_is_what_happens(
+    command: Callable[[PausedWorld], Allowed], pauses: bool
 ) -> None:
     counting = prepare()
     counted = FaultyStore(counting.store)
@@ -98,17 +99,20 @@ def test_what_a_command_did_while_the_run_was_paused_is_what_happens(
         expected: list[Allowed] = []
 
         def act(world: PausedWorld = world, expected: list[Allowed] = expected) -> None:
-            if not world.paused:
+            if not expected:
                 expected.append(command(world))
-            world.pause()
+                if pauses:
+                    world.pause()
 
         pause = Fault("*", nth, "meanwhile", action=act)
         error = world.run_paused(Lake(FaultyStore(world.store, [pause]), world.lake.id))
         made = (nth, requests[nth - 1], error)
-        assert world.paused, made
+        assert world.paused == pauses, made
         assert error is None or isinstance(
             error, RunLeaseLostError | CommitConflictError | LeaseLostError
         ), made
+        if not pauses:
+            world.go_on()
         world.run("last")
         (again,) = expected
         found = copies(world, range(100, 200))
