@@ -189,9 +189,9 @@ def register_in_iceberg(
     for a table that is not this dataset's, and for columns that were removed, changed their type,
     were widened in a way that Iceberg does not know, or are identifier fields of the table;
     ManifestMismatchError for a missing or damaged file; CommitConflictError if another writer
-    changed the table concurrently or has registered a newer version, CommitStateUnknownError if it is not known whether it was
-    changed; TransientError if the catalogue does not answer; ConfigurationError if PyIceberg is not
-    installed, and for an identifier without a namespace.
+    changed the table concurrently or has registered a newer version, CommitStateUnknownError if it
+    is not known whether it was changed; TransientError if the catalogue does not answer;
+    ConfigurationError if PyIceberg is not installed, and for an identifier without a namespace.
     """
     import_package("Iceberg", "pyiceberg.table", "iceberg")
     _check_identifier(identifier)
@@ -342,8 +342,9 @@ def publish_to_iceberg(
 
     A change stream's table with deltas is compacted first if it keeps a history or the Iceberg
     table takes no position deletes; `spark` is called only then. A version that is already current
-    is not registered again, and one that is no longer served is not registered at all. Raises as `register_in_iceberg` and `compact_dataset` do, and
-    NoSealedVersionError if no version is served.
+    is not registered again, and one that is no longer served is not registered at all. Raises as
+    `register_in_iceberg` and `compact_dataset` do, and NoSealedVersionError if no version is
+    served.
     """
     from dagster_adjunct.assets.unbounded.compaction import compact_dataset
 

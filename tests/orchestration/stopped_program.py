@@ -1,7 +1,7 @@
 """An application for runs that are stopped: 200 records are set in a table, 5 at a time.
 
-`TABLE` of the environment is what the table is, `ENGINE` who computes. The table "sent" is a file, to
-which a sink appends one record after the other.
+`TABLE` of the environment is what the table is, `ENGINE` who computes. The table "sent" is a file,
+to which a sink appends one record after the other.
 """
 
 from __future__ import annotations

@@ -94,7 +94,7 @@ def test_state_and_its_results_are_those_without_a_pause(worlds: Iterator[Paused
     assert all(expected[stream] for stream in OUTPUTS)
     finished = end(whole)
     writes = [nth for nth, (made, _) in enumerate(requests, 1) if made in WRITES]
-    for nth in rounds([writes[2 * len(writes) // 3]], writes[::4]):
+    for nth in rounds([writes[2 * len(writes) // 3]], writes[1::5]):
         world = next(worlds)
         pause = Fault("*", nth, "meanwhile", action=world.pause)
         error = world.run_paused(Lake(FaultyStore(world.store, [pause]), world.lake.id))
@@ -108,7 +108,7 @@ def test_state_and_its_results_are_those_without_a_pause(worlds: Iterator[Paused
 
 
 @pytest.mark.spark
-@pytest.mark.lengthy
+@pytest.mark.long
 @pytest.mark.rounds
 @pytest.mark.timeout(1800)
 def test_no_state_is_committed_by_a_run_that_was_paused_at_a_stage_of_a_batch(
