@@ -109,7 +109,7 @@ class PausedWorld:
             self.paused = True
             others = ThreadPoolExecutor(1)
             try:
-                others.submit(self.go_on).result(120)  # no lock of the paused run may stop them
+                others.submit(self.go_on).result(300)  # no lock of the paused run may stop them
             finally:
                 others.shutdown(wait=False)
 
@@ -132,8 +132,9 @@ class PausedWorld:
         key = "applications/sets/run.json"
         if not isinstance(self.store, InMemoryStore):
             path = Path(self.store.url) / key
-            hour_ago = path.stat().st_mtime - 3600
-            os.utime(path, (hour_ago, hour_ago))
+            if path.exists():
+                hour_ago = path.stat().st_mtime - 3600
+                os.utime(path, (hour_ago, hour_ago))
             return
         with self.store._lock:
             found = self.store._objects.get(key)
