@@ -121,3 +121,45 @@ def test_what_a_command_has_reported_while_a_run_had_startpoints_is_what_happens
         listed = Startpoints(copying(world, False), lake=world.lake).list()
         left = [*listed["waiting"], *listed["handed"], *listed["replays"]]
         assert left == [], made
+
+
+def new_world() -> PausedWorld:
+    """Return a world whose application has not run yet, and is asked to begin at the oldest
+    record.
+    """
+    world = PausedWorld(copying)
+    asked = Startpoints(copying(world, False), lake=world.lake)
+    asked.request("lake.changes", StartpointSpecific(str(LATER)), by="ada", reason="first")
+    return world
+
+
+@pytest.mark.lengthy
+@pytest.mark.rounds
+def test_a_first_run_that_expired_while_paused_may_apply_what_is_taken_back() -> None:
+    """Nobody takes its lease: it goes on, and is told of only by what it may have read."""
+    counting = new_world()
+    counted = FaultyStore(counting.store)
+    counting.run("first", Lake(counted, counting.lake.id))
+    requests = counted.requests
+    outcomes = set[tuple[bool, int]]()
+    handed = next(nth for nth, (_, key) in enumerate(requests, 1) if "fan-out" in key)
+    committed = requests.index(("put_if_absent", "applications/sets/CURRENT")) + 1
+    for nth in rounds([*range(handed, committed + 4, 2)], [*range(1, len(requests) + 1)]):
+        world = new_world()
+        removed: list[set[int]] = []
+
+        def act(world: PausedWorld = world, removed: list[set[int]] = removed) -> None:
+            world.clocks.by += 3600
+            world.expire_lease()
+            startpoints = Startpoints(copying(world, False), lake=world.lake)
+            done = startpoints.clear(by="ada", reason="no")
+            removed.append({held.request.ssp.partition for held in done.startpoints})
+
+        pause = Fault("*", nth, "meanwhile", action=act)
+        assert world.run_paused(Lake(FaultyStore(world.store, [pause]), world.lake.id)) is None
+        for (partition, offset), count in copies(world, range(100, 200)).items():
+            outcomes.add((partition in removed[0], count))
+            if partition in removed[0]:
+                assert count == 1, (nth, requests[nth - 1], partition, offset)
+    assert (False, 0) in outcomes, "some had begun"
+    assert (True, 1) in outcomes
