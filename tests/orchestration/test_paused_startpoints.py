@@ -9,6 +9,9 @@ from collections.abc import Callable, Collection
 
 import pytest
 
+from dagster_adjunct.assets.declaration.dataset import unbounded_dataset
+from dagster_adjunct.assets.versions.dataset_log import DatasetLog
+from dagster_adjunct.assets.versions.manifest import as_unbounded
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.startpoints.startpoints import Startpoints
 from dagster_adjunct.resources.errors import CommitConflictError, LeaseLostError, RunLeaseLostError
@@ -163,3 +166,45 @@ def test_a_first_run_that_expired_while_paused_may_apply_what_is_taken_back() ->
                 assert count == 1, (nth, requests[nth - 1], partition, offset)
     assert (False, 0) in outcomes, "some had begun"
     assert (True, 1) in outcomes
+
+
+def copying_facts(world: PausedWorld, first: bool) -> Application:
+    app = copying(world, first)
+    app.table(unbounded_dataset("facts", input="lake.changes", key="k", partitions=2))
+    return app
+
+
+def prepare_facts() -> PausedWorld:
+    """Return a world whose dataset has all records, and is asked to read them again."""
+    world = PausedWorld(copying_facts)
+    world.run("zeroth")
+    asked = Startpoints(copying_facts(world, False), lake=world.lake)
+    asked.request(
+        "lake.changes", StartpointOldest(), task="dataset facts", by="ada", reason="again"
+    )
+    return world
+
+
+@pytest.mark.lengthy
+@pytest.mark.rounds
+def test_a_dataset_is_not_rewound_to_what_was_taken_back() -> None:
+    counting = prepare_facts()
+    counted = FaultyStore(counting.store)
+    counting.run("first", Lake(counted, counting.lake.id))
+    requests = counted.requests
+    handed = next(nth for nth, (_, key) in enumerate(requests, 1) if "fan-out" in key)
+    for nth in rounds([*range(handed, len(requests), 8)], [*range(1, len(requests) + 1)]):
+        world = prepare_facts()
+        taken: list[PendingStartpoint] = []
+
+        def act(world: PausedWorld = world, taken: list[PendingStartpoint] = taken) -> None:
+            startpoints = Startpoints(copying_facts(world, False), lake=world.lake)
+            taken.extend(startpoints.clear(by="ada", reason="no").startpoints)
+
+        during = Fault("*", nth, "meanwhile", action=act)
+        world.run("first", Lake(FaultyStore(world.store, [during]), world.lake.id))
+        facts = as_unbounded(DatasetLog(world.lake, "facts").require()[1])
+        applied = [
+            held for held in taken if facts.has_applied(str(held.request.ssp), held.request.id)
+        ]
+        assert applied == [], (nth, requests[nth - 1])
