@@ -19,9 +19,10 @@ from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, fields, is_dataclass
 from datetime import UTC, datetime, timedelta
+from functools import cached_property
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Self, TypeVar, overload
 from weakref import WeakSet
 from zoneinfo import ZoneInfo
 
@@ -512,6 +513,27 @@ def resolve_user(by: str | None) -> str:
 
 
 REQUESTS_AT_ONCE = 8
+
+
+class requested_once(cached_property[T]):
+    """A `functools.cached_property` for values that take requests.
+
+    In Python 3.11 a cached property computes its value under a lock that all instances of the class
+    share: a request of one would stop all others.
+    """
+
+    @overload
+    def __get__(self, instance: None, owner: type[Any] | None = None) -> Self: ...
+
+    @overload
+    def __get__(self, instance: object, owner: type[Any] | None = None) -> T: ...
+
+    def __get__(self, instance: object, owner: type[Any] | None = None) -> Self | T:
+        if instance is None:
+            return self
+        assert self.attrname is not None
+        value: T = instance.__dict__.setdefault(self.attrname, self.func(instance))
+        return value
 
 
 def map_in_threads(

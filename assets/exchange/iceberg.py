@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from dagster_adjunct.assets.exchange.handover import (
     Held,
@@ -23,6 +23,7 @@ from dagster_adjunct.assets.exchange.handover import (
     must_be_masked,
 )
 from dagster_adjunct.assets.exchange.position_deletes import PositionDeletes, write_position_deletes
+from dagster_adjunct.assets.reading.dataset import Dataset, open_dataset
 from dagster_adjunct.assets.reading.stored_file import StoredFile
 from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.versions.dataset_log import DatasetLog
@@ -32,13 +33,14 @@ from dagster_adjunct.assets.versions.leases import (
     release_versions,
     retain_version,
 )
-from dagster_adjunct.assets.versions.version import POSITION, TOMBSTONE
+from dagster_adjunct.assets.versions.version import POSITION, TOMBSTONE, version_number
 from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.bucketing.files import IS_FIRST
 from dagster_adjunct.resources.common import import_package, split_stream_name
 from dagster_adjunct.resources.objects.lake import Lake, lake_in
 from dagster_adjunct.resources.streams.lake import maintenance as stream_holds
 from dagster_adjunct.resources.streams.lake.manifest import HIDDEN_COLUMNS
+from dagster_adjunct.resources.streams.lake.streams import LakeStreams
 from dagster_adjunct.resources.validation import validated
 
 if TYPE_CHECKING:
@@ -54,6 +56,7 @@ VERSION = "adjunct.version"
 NAME = "adjunct.version-name"
 GARBAGE = "gc.enabled"
 _COMPACTIONS = 3
+_ATTEMPTS = 3  # to register what is served while others change that
 _HIDDEN = {
     name: 2_147_000_000 + place
     for place, name in enumerate(
@@ -162,7 +165,12 @@ class IcebergSnapshot:
 
 @validated
 def register_in_iceberg(
-    view: View, catalog: Catalog, identifier: str, *, properties: Mapping[str, str] | None = None
+    view: View,
+    catalog: Catalog,
+    identifier: str,
+    *,
+    properties: Mapping[str, str] | None = None,
+    replace_newer: bool = False,
 ) -> IcebergSnapshot:
     """Make a version the current snapshot of an Iceberg table, in one commit, and return the
     snapshot.
@@ -174,30 +182,55 @@ def register_in_iceberg(
     summary has dataset, version and `properties`. If the version is already current, nothing is
     done.
 
+    A table is not set back: if it has the version that is served, or a newer one than the view's,
+    only the served version replaces it, also after a pause of any length. `replace_newer` lets any
+    version replace any other.
+
     Raises DatasetError for a version that is not sealed or has rows of other times (see
     `parquet_files`), for one with deltas if the table is partitioned or not of format version 2,
     for a table that is not this dataset's, and for columns that were removed, changed their type,
     were widened in a way that Iceberg does not know, or are identifier fields of the table;
     ManifestMismatchError for a missing or damaged file; CommitConflictError if another writer
-    changed the table concurrently, CommitStateUnknownError if it is not known whether it was
-    changed; TransientError if the catalogue does not answer; ConfigurationError if PyIceberg is not
-    installed, and for an identifier without a namespace.
+    changed the table concurrently or has registered a newer version, CommitStateUnknownError if it
+    is not known whether it was changed; TransientError if the catalogue does not answer;
+    ConfigurationError if PyIceberg is not installed, and for an identifier without a namespace.
     """
     import_package("Iceberg", "pyiceberg.table", "iceberg")
     _check_identifier(identifier)
     if "operation" in (properties or {}):
         problem = "properties has the name 'operation', which Iceberg itself sets in each snapshot."
         raise errors.ConfigurationError(problem, "Rename it.", argument="properties")
+    may_replace: MayReplace = "anything" if replace_newer else "older"
+    return _register_view(view, catalog, identifier, may_replace, dict(properties or {}))
+
+
+MayReplace = Literal["anything", "older", "if served"]
+"""What a registration may replace: anything, no newer version, or anything if its own version is
+served.
+"""
+
+
+def _register_view(
+    view: View,
+    catalog: Catalog,
+    identifier: str,
+    may_replace: MayReplace,
+    properties: dict[str, str],
+) -> IcebergSnapshot:
     with _translate_client_errors(catalog.name):
         return lend_whole_files(
             view,
-            lambda files: _register(files, catalog, identifier, dict(properties or {})),
+            lambda files: _register(files, catalog, identifier, may_replace, properties),
             masked=True,
         )
 
 
 def _register(
-    files: ViewFiles, catalog: Catalog, identifier: str, properties: dict[str, str]
+    files: ViewFiles,
+    catalog: Catalog,
+    identifier: str,
+    may_replace: MayReplace,
+    properties: dict[str, str],
 ) -> IcebergSnapshot:
     view = files.view
     paths = tuple(files.paths)
@@ -205,16 +238,12 @@ def _register(
     if not isinstance(view, StreamView):
         _check_sealed(view, lake)
     table = _load_or_create_table(files, catalog, identifier)
+    _check_not_superseded(view, table, identifier, lake, may_replace)
     _check_columns(files, table, identifier)
     if must_be_masked(view):
         _check_takes_deletes(view, table, identifier)
     holder = f"{_describe_holder(identifier)} ({table.metadata.table_uuid})"
-    if isinstance(view, StreamView):
-        stream_holds.retain_files(
-            lake, view.stream, view.stream_id, view.version, view.attempts, holder=holder
-        )
-    else:
-        retain_version(lake, view.dataset, view.version, holder=holder)
+    _retain(view, lake, holder)
     new = not _is_current(view, paths, table)
     if new:
         deletes: list[PositionDeletes] = []
@@ -222,10 +251,71 @@ def _register(
             folder = hold_folder(lake, view.dataset, view.version, holder=holder)
             deletes = write_position_deletes(view, folder)
         _commit(files, deletes, table, identifier, properties)
+        _retain(view, lake, holder)  # if others have released it, who took this process for dead
     snapshot = table.current_snapshot()
     assert snapshot is not None
-    _release(lake, view.dataset, holder, {view.version, *_registered_versions(table)})
+    _release(
+        lake,
+        view.dataset,
+        holder,
+        lambda: {view.version, *_registered_versions(catalog.load_table(identifier))},
+    )
     return IcebergSnapshot(identifier, snapshot.snapshot_id, view.dataset, view.version, paths, new)
+
+
+def _check_not_superseded(
+    view: Held, table: Table, identifier: str, lake: Lake, may_replace: MayReplace
+) -> None:
+    """Raise CommitConflictError if the table has a version that the view's may not replace.
+
+    Call it after the table was loaded: the commit fails if the table has changed since.
+    """
+    current = table.current_snapshot()
+    there = None
+    if current is not None and current.summary is not None:
+        there = current.summary.additional_properties.get(VERSION)
+    if there in (None, view.version) or may_replace == "anything":
+        return
+    served, is_bounded = _read_served(view, lake)
+    if view.version == served:
+        return
+    is_newer = there != served and _number(view, there) < _number(view, view.version)
+    if is_newer and not (is_bounded and may_replace == "if served"):
+        return
+    raise errors.CommitConflictError(
+        f"the Iceberg table {identifier!r} has version {there}, which {_describe_view(view)} would"
+        f" set back: {served or 'no version'} is served by now.",
+        "Nothing was registered. Register what is served, with a new view; or, if the table has to"
+        " go back to this one, register it with replace_newer=True.",
+        dataset=view.dataset,
+    )
+
+
+def _read_served(view: Held, lake: Lake) -> tuple[str, bool]:
+    """Return the id of the version that is served now, and whether the dataset is bounded; of a
+    stream the newest commit.
+    """
+    if isinstance(view, StreamView):
+        commit, _ = LakeStreams(lake).state(view.stream)
+        return str(commit.number), False
+    manifest = DatasetLog(lake, view.dataset).require()[1]
+    served = manifest.version.id if manifest.version is not None else ""
+    return served, not manifest.versions_are_commits
+
+
+def _number(view: Held, version: str) -> int:
+    """Return the place of a version of the view's dataset or stream among the others."""
+    return int(version) if isinstance(view, StreamView) else version_number(version)
+
+
+def _retain(view: Held, lake: Lake, holder: str) -> None:
+    """Prevent the deletion of the view's files; raise if some may be deleted already."""
+    if isinstance(view, StreamView):
+        stream_holds.retain_files(
+            lake, view.stream, view.stream_id, view.version, view.attempts, holder=holder
+        )
+    else:
+        retain_version(lake, view.dataset, view.version, holder=holder)
 
 
 def _is_current(view: Held, paths: Sequence[str], table: Table) -> bool:
@@ -255,10 +345,10 @@ def publish_to_iceberg(
 
     A change stream's table with deltas is compacted first if it keeps a history or the Iceberg
     table takes no position deletes; `spark` is called only then. A version that is already current
-    is not registered again. Raises as `register_in_iceberg` and `compact_dataset` do, and
-    NoSealedVersionError if no version is served.
+    is not registered again, and one that is no longer served is not registered at all. Raises as
+    `register_in_iceberg` and `compact_dataset` do, and NoSealedVersionError if no version is
+    served.
     """
-    from dagster_adjunct.assets.reading.dataset import open_dataset
     from dagster_adjunct.assets.unbounded.compaction import compact_dataset
 
     catalog = table.open()
@@ -272,9 +362,33 @@ def publish_to_iceberg(
                 break
             compact_dataset(lake, dataset, spark=spark, by=by, level="major")
             opened.refresh()
-        return register_in_iceberg(
-            opened.over_time() if keeps_history else opened, catalog, table.identifier
+        manifest = DatasetLog(lake, dataset).require()[1]
+        return _register_served(
+            opened,
+            catalog,
+            table.identifier,
+            keeps_history=keeps_history,
+            is_bounded=not manifest.versions_are_commits,
         )
+
+
+def _register_served(
+    opened: Dataset, catalog: Catalog, identifier: str, *, keeps_history: bool, is_bounded: bool
+) -> IcebergSnapshot:
+    """Register what is served, again if that changes meanwhile."""
+    for left in reversed(range(_ATTEMPTS)):
+        view = opened.over_time() if keeps_history else opened
+        try:
+            snapshot = _register_view(view, catalog, identifier, "if served", {})
+        except errors.CommitConflictError:
+            if not left or not opened.refresh():
+                raise
+            continue
+        # A rollback to the version that the table had before changes nothing in it that would have
+        # stopped this registration.
+        if not left or not snapshot.new or not is_bounded or not opened.refresh():
+            return snapshot
+    raise AssertionError("unreachable")
 
 
 @validated
@@ -291,14 +405,16 @@ def release_from_iceberg(lake: Lake, dataset: str, identifier: str) -> tuple[str
     ours = sorted(
         holder for holder in holders if holder.rpartition(" (")[0] == _describe_holder(identifier)
     )
-    return tuple(version for holder in ours for version in _release(lake, dataset, holder, ()))
+    return tuple(version for holder in ours for version in _release(lake, dataset, holder))
 
 
-def _release(lake: Lake, name: str, holder: str, keep: Collection[str]) -> tuple[str, ...]:
+def _release(
+    lake: Lake, name: str, holder: str, keep: Callable[[], Collection[str]] | None = None
+) -> tuple[str, ...]:
     """Release the versions of a dataset, or a stream ("lake.enriched"), that `holder` holds; return
     them.
 
-    Those in `keep` stay held.
+    Those that `keep` returns stay held.
     """
     if "." in name:
         return stream_holds.release_files(

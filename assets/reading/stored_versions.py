@@ -14,7 +14,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
-from functools import cached_property
 from itertools import groupby, islice
 from typing import Any, NoReturn, TypeAlias
 
@@ -40,7 +39,7 @@ from dagster_adjunct.assets.versions.version import (
     version_number,
 )
 from dagster_adjunct.resources import errors
-from dagster_adjunct.resources.common import argument_error, map_in_threads
+from dagster_adjunct.resources.common import argument_error, map_in_threads, requested_once
 from dagster_adjunct.resources.objects.commit_log import Commit, commit_number, is_deletion_commit
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.objects.store import requests_at_once
@@ -190,7 +189,7 @@ class _CommitHistory:
     def __post_init__(self) -> None:
         self.read[self.current.number] = self.current
 
-    @cached_property
+    @requested_once
     def keys(self) -> dict[int, list[str]]:
         """The object keys of the stored manifests, by commit number."""
         keys = [item.key for item in self.log.lake.store.list(f"{self.log.prefix}/manifests/")]
@@ -199,7 +198,7 @@ class _CommitHistory:
             for number, same in groupby(sorted(keys, key=commit_number), commit_number)
         }
 
-    @cached_property
+    @requested_once
     def numbers(self) -> list[int]:
         """The numbers of the readable commits, in order."""
         return [

@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from datetime import timedelta
-from functools import cached_property
 from typing import TYPE_CHECKING
 
 from pydantic import TypeAdapter, ValidationError
@@ -30,7 +29,7 @@ from dagster_adjunct.assets.unbounded.recovery import incomplete_stream_error, l
 from dagster_adjunct.assets.versions.manifest import Decision
 from dagster_adjunct.assets.versions.reports import Action, AdvanceReport, Stages
 from dagster_adjunct.assets.versions.version import POSITION, build_layout
-from dagster_adjunct.resources.common import first_validation_problem, utc_now
+from dagster_adjunct.resources.common import first_validation_problem, requested_once, utc_now
 from dagster_adjunct.resources.errors import (
     AdjunctError,
     DatasetError,
@@ -150,7 +149,7 @@ class TransientTable:
         self._last = last
         self._samples: Samples | None = None
 
-    @cached_property
+    @requested_once
     def _source(self) -> OpenedStream:
         """The input stream, opened once: a run keeps the columns and partitions that it began
         with.

@@ -353,9 +353,10 @@ def list_released_files(lake: Lake, dataset: str) -> dict[str, list[ObjectInfo]]
 
 
 def release_versions(
-    lake: Lake, dataset: str, *, holder: str, keep: Collection[str] = ()
+    lake: Lake, dataset: str, *, holder: str, keep: Callable[[], Collection[str]] | None = None
 ) -> tuple[str, ...]:
-    """Release this holder's holds of all versions but `keep`, and return the released versions.
+    """Release this holder's holds of all versions but those that `keep` returns, and return the
+    released versions.
 
     With `keep`, the newest holds stay as well (`delete_holds`).
     """

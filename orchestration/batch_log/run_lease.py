@@ -560,6 +560,14 @@ def describe_runner(
     return stored.describe()
 
 
+def may_be_running(lake: Lake, application: str) -> bool:
+    """Return whether a run of an application may go on: its lease has not ended, though it may have
+    expired. It may be paused then.
+    """
+    stored = read_lease(lake.store, f"{lake.application_prefix(application)}/run.json")
+    return stored is not None and not stored.has_gone()
+
+
 def _parse(data: bytes) -> Holder | None:
     with suppress(ValidationError):
         return Holder.model_validate_json(data)

@@ -25,7 +25,7 @@ from dagster_adjunct.orchestration.batch_log.run_lease import describe_runner
 from dagster_adjunct.orchestration.code_location.metadata import has_ended
 from dagster_adjunct.orchestration.code_location.pools import describe_held_slots
 from dagster_adjunct.orchestration.code_location.resources import LakeResource
-from dagster_adjunct.resources.common import StoredDocument, split_stream_name
+from dagster_adjunct.resources.common import StoredDocument, requested_once, split_stream_name
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.streams.system import SystemStreamPartition
 
@@ -299,7 +299,7 @@ class Tick:
         origin = run.remote_job_origin
         return origin is None or self.location is None or origin.location_name == self.location
 
-    @cached_property
+    @requested_once
     def unfinished_runs(self) -> Sequence[dg.DagsterRun]:
         """All runs that are queued or in progress."""
         return self.instance.get_runs(dg.RunsFilter(statuses=NOT_FINISHED_STATUSES), limit=1000)

@@ -5,7 +5,7 @@ before writing.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, OwnedBy
@@ -40,6 +40,7 @@ from dagster_adjunct.orchestration.operators.stream_facts import (
 )
 from dagster_adjunct.resources.common import argument_error, split_stream_name
 from dagster_adjunct.resources.errors import ConfigurationError, PlanningError
+from dagster_adjunct.resources.objects.fence import Fence
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.sql.checking import check_condition
 from dagster_adjunct.resources.streams.system import LAKE, require_writer
@@ -67,6 +68,16 @@ class SinkContext:
     partition: int
     call: int
     attempt: int
+    fence: Fence | None = field(default=None, repr=False, compare=False)
+
+    def check_lease(self) -> None:
+        """Raise RunLeaseLostError if another run may have taken the application.
+
+        A function that sends several requests calls it directly before each: the process may have
+        been paused since the one before. It costs no request while the lease surely holds.
+        """
+        if self.fence is not None:
+            self.fence.check()
 
 
 SinkFunction: TypeAlias = Callable[[Any, SinkContext], Any]

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from dataclasses import replace as with_fields
 from datetime import datetime, timedelta
-from functools import cache, cached_property, partial
+from functools import cache, partial
 from typing import Any, TypeAlias
 
 from pydantic import SkipValidation
@@ -22,7 +22,7 @@ from dagster_adjunct.orchestration.batch_log.batch_log import (
     check_not_renamed,
     describe_similar_names,
 )
-from dagster_adjunct.orchestration.batch_log.run_lease import describe_runner
+from dagster_adjunct.orchestration.batch_log.run_lease import may_be_running
 from dagster_adjunct.orchestration.operators.stream_facts import RECORDED, JoinVersions
 from dagster_adjunct.orchestration.planner.plan import ExecutionPlan
 from dagster_adjunct.orchestration.planner.planner import plan_application, systems_for
@@ -54,6 +54,7 @@ from dagster_adjunct.orchestration.startpoints.request import (
     expand_partitions,
     find_reading_tasks,
     is_broadcast,
+    is_dataset_task,
     to_epoch_ms,
 )
 from dagster_adjunct.orchestration.startpoints.store import (
@@ -62,6 +63,7 @@ from dagster_adjunct.orchestration.startpoints.store import (
     iter_unapplied,
     open_startpoints,
 )
+from dagster_adjunct.resources.common import requested_once
 from dagster_adjunct.resources.errors import ConfigurationError, raise_first
 from dagster_adjunct.resources.objects.lake import Lake, open_lake
 from dagster_adjunct.resources.streams.startpoint import (
@@ -242,8 +244,7 @@ def take_back_startpoints(
         filter(selection.includes_unread, stored.unreadable), by=by
     )
     handed = _remove_handed(startpoints, state, selection)
-    ids = [(held.request.ssp, held.request.id) for held in handed]
-    commit, state = log.take_back(ids, by=by, reason=reason)
+    commit, state = log.take_back(_list_ids_in_batches(handed), by=by, reason=reason)
     stopped, going = _stop_replays(log, state, selection, by, reason)
     if task is not None:
         left = [*waiting, *iter_unapplied(startpoints.get_fan_outs(), state)]
@@ -252,8 +253,8 @@ def take_back_startpoints(
     attempt = _Attempt(
         waiting=[PendingStartpoint(request) for request in taken],
         handed=handed,
-        # A first run, which has not committed yet, can't be kept from applying what it has read.
-        may_apply=commit is None and bool(describe_runner(lake, app.name)),
+        first=commit is None,
+        may_run=may_be_running(lake, app.name),
         unread=unread,
         stopped=stopped,
         going=going,
@@ -266,14 +267,16 @@ def take_back_startpoints(
 class _Attempt:
     """What an attempt to take startpoints back has done.
 
-    `waiting` were taken back before a task had them, `handed` were removed from tasks; a run
-    `may_apply` these all the same. `stopped` are replays, `going` those that the open batch reads.
+    `waiting` were taken back before a task had them, `handed` were removed from tasks. A run that
+    `may_run` may have read these: it applies them all the same to datasets, and to all tasks if it
+    is the application's `first`. `stopped` are replays, `going` those that the open batch reads.
     `left` are other startpoints there.
     """
 
     waiting: Sequence[PendingStartpoint]
     handed: Sequence[PendingStartpoint]
-    may_apply: bool
+    first: bool
+    may_run: bool
     unread: Sequence[Unreadable]
     stopped: Sequence[Replay]
     going: Sequence[Replay]
@@ -288,13 +291,13 @@ def _describe_attempt(
     replayed = {replay.ssp for replay in (*attempt.stopped, *attempt.going)}
     why: dict[PendingStartpoint, str] = {}
     for held in attempt.handed:
-        if not state.has_begun(held.request.ssp, held.request.id):
-            if attempt.may_apply:
-                why[held] = "removed, but the application's first run may begin there"
-            else:
-                taken.append(held)
-        elif held.request.ssp not in replayed:
-            why[held] = "a batch has begun there"
+        applies = _why_applied(held, state, first=attempt.first, may_run=attempt.may_run)
+        if not applies:
+            taken.append(held)
+        elif applies == _BEGUN and held.request.ssp in replayed:
+            continue
+        else:
+            why[held] = applies
     lines = [f"{held.summary()}: {reason}" for held, reason in why.items()]
     lines += [_describe_going(selection.app, replay) for replay in attempt.going]
     found = {held.request.ssp for held in (*taken, *why)} | replayed
@@ -304,6 +307,33 @@ def _describe_attempt(
     found |= left.keys()
     lines += [_describe_nothing(ssp, state) for ssp in selection.ssps or () if ssp not in found]
     return TakenBack(tuple(taken), tuple(attempt.stopped), tuple(lines), tuple(attempt.unread))
+
+
+_BEGUN = "a batch has begun there"
+
+
+def _why_applied(
+    held: PendingStartpoint, state: ApplicationState, *, first: bool, may_run: bool
+) -> str:
+    """Return why a startpoint that was handed to a task may be applied though it was removed, "" if
+    it is not.
+
+    A run that has read it meets a conflict in the batch log; not so one that rewinds a dataset, or
+    the `first` run before its first commit.
+    """
+    if is_dataset_task(held.at or ""):
+        return "removed, but a run that has read it may rewind the dataset" if may_run else ""
+    if _has_begun(held, state):
+        return _BEGUN
+    if first and may_run and held.at is not None:
+        return "removed, but the application's first run may begin there"
+    return ""
+
+
+def _has_begun(held: PendingStartpoint, state: ApplicationState) -> bool:
+    """Return whether a batch has begun to apply a startpoint; batches apply none to datasets."""
+    is_of_batches = not is_dataset_task(held.at or "")
+    return is_of_batches and state.has_begun(held.request.ssp, held.request.id)
 
 
 def _remove_handed(
@@ -319,7 +349,7 @@ def _remove_handed(
         selected = filter(selection.includes, iter_unapplied(startpoints.get_fan_outs(), state))
         found = [held for held in selected if held not in handed]
         handed += found
-        idle = [held for held in found if not state.has_begun(held.request.ssp, held.request.id)]
+        idle = [held for held in found if not _has_begun(held, state)]
         if not idle:
             break
         ids: dict[str, dict[SystemStreamPartition, str]] = {}
@@ -397,8 +427,9 @@ class AskedStartpoints:
     """The result of requesting startpoints, or of a preview: what each request would do if a run
     started now.
 
-    `replaced` are the startpoints that the requests replace; `written` is whether the requests are
-    stored. `tables` says what records that are read again do to each remote table. `notes` say
+    `replaced` are the startpoints that the requests replace, which no run applies any more; a note
+    names those that a batch has begun to apply. `written` is whether the requests are stored.
+    `tables` says what records that are read again do to each remote table. `notes` say
     which versions replays are joined with, which operators leave out records that are read again,
     and in a preview, why the requests would be rejected.
     """
@@ -566,7 +597,7 @@ class Startpoints:
         """
         return take_back_startpoints(self.lake, self.app, None, task=task, by=by, reason=reason)
 
-    @cached_property
+    @requested_once
     def _systems(self) -> Mapping[str, StreamSystem]:
         return systems_for(self.app, lake=self.lake)
 
@@ -657,15 +688,37 @@ def request_startpoints(
                 for one in requests
             ]
         startpoints.write_startpoints(requests)
-    taken_over = tuple(dict.fromkeys(old for old, _ in replaced))
+    old = tuple(dict.fromkeys(held for held, _ in replaced))
+    if old and not dry_run:
+        ids = _list_ids_in_batches(old)
+        log = BatchLog(lake, app.name)
+        state = log.take_back(ids, by=requests[0].by, reason=requests[0].reason).state
+    stays: dict[PendingStartpoint, str] = {}
+    if old:
+        first, may_run = state == ApplicationState(), may_be_running(lake, app.name)
+        reasons = {held: _why_applied(held, state, first=first, may_run=may_run) for held in old}
+        stays = {held: why for held, why in reasons.items() if why}
+    taken_over = tuple(held for held in old if held not in stays)
     rejected = [f"would be rejected: {refusal}" for refusal in refusals]
     notes = (
         *rejected,
+        *(f"applied before: {held.summary()}: {why}" for held, why in stays.items()),
         *versions,
         *(() if recorded is None else recorded.describe()),
         *keeping_state,
     )
     return AskedStartpoints(tuple(previews), taken_over, not dry_run, tables, notes)
+
+
+def _list_ids_in_batches(
+    pending: Iterable[PendingStartpoint],
+) -> list[tuple[SystemStreamPartition, str]]:
+    """Return partition and id of the startpoints that batches apply: all but those of datasets."""
+    return [
+        (held.request.ssp, held.request.id)
+        for held in pending
+        if not is_dataset_task(held.at or held.request.task or "")
+    ]
 
 
 def _plan_recorded_versions(

@@ -49,7 +49,12 @@ from dagster_adjunct.orchestration.step.progress import (
     measure_input_times,
     measure_state_sizes,
 )
-from dagster_adjunct.resources.common import map_in_threads, split_stream_name, sum_counters
+from dagster_adjunct.resources.common import (
+    map_in_threads,
+    requested_once,
+    split_stream_name,
+    sum_counters,
+)
 from dagster_adjunct.resources.errors import (
     ConfigurationError,
     ObjectNotFoundError,
@@ -411,7 +416,7 @@ class StepContext:
         """The input partitions that each task of the plan reads."""
         return self.plan.partitions_by_task()
 
-    @cached_property
+    @requested_once
     def sensitive(self) -> frozenset[tuple[LineageNode, str]]:
         """The columns that datasets and schemas mark as sensitive, in lower case."""
         return list_sensitive_columns(self.app, self.systems)

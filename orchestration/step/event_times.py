@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from functools import cache, cached_property, partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct.orchestration.batch_log.batch_log import Intent, PartitionTimes, TimeState
@@ -31,7 +31,7 @@ from dagster_adjunct.orchestration.step.progress import (
     declared_event_times,
     times_after_batch,
 )
-from dagster_adjunct.resources.common import split_stream_name, to_microseconds
+from dagster_adjunct.resources.common import requested_once, split_stream_name, to_microseconds
 from dagster_adjunct.resources.lazy_modules import F, np, pa, pc
 from dagster_adjunct.resources.spark.tasks import small_frame
 from dagster_adjunct.resources.spark.tuning import PersistedFrames, bigint_array
@@ -424,7 +424,7 @@ class BatchTimes:
         prior = self._inputs.times.operators.get(name)
         return Watermarks(prior, prior if self.after is None else self.after.operators.get(name))
 
-    @cached_property
+    @requested_once
     def after(self) -> TimeState | None:
         """The event times after the batch; None if no input declares any, or none change."""
         if not self._declared or self._is_replay:

@@ -160,14 +160,15 @@ def _call_on_batches(call: SinkCall, kept: Sequence[str], batches: Iterator[Any]
     partition, attempt = (task.partitionId(), task.attemptNumber()) if task is not None else (0, 0)
     for number, records in enumerate(part for part in batches if part.num_rows):
         check_readable_records(records, operator, name, call.stream, call.sensitive)
-        context, count = (
-            SinkContext(call.application, call.batch, partition, number, attempt),
-            records.num_rows,
+        context = SinkContext(
+            call.application, call.batch, partition, number, attempt, fence=call.fence
         )
-        if call.fence is not None:
-            call.fence.check()
+        count = records.num_rows
+        context.check_lease()
         try:
             result = function(records, context)
+        except errors.TransientError:  # of `check_lease`
+            raise
         except Exception as error:  # noqa: BLE001 - it is a user's function
             about = {
                 "record": records.slice(0, 1).to_pylist()[0],

@@ -18,6 +18,7 @@ from weakref import WeakValueDictionary
 
 from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.common import REQUESTS_AT_ONCE, argument_error, utc_now
+from dagster_adjunct.resources.objects.passed_time import Deadline, read_clocks
 
 LAKE_DOCUMENT = "_adjunct/lake.json"
 PROBE_PREFIX = "_adjunct/probe/"
@@ -235,6 +236,7 @@ def read_store_clock(store: ObjectStore, key: str) -> datetime:
 # a stream). What they contain, and who looks for them before deleting, differs by what they hold.
 
 _RECENT_HOLD = timedelta(hours=1)
+_FRESH_LISTING = 600.0
 
 
 def holder_prefix(prefix: str, holder: str) -> str:
@@ -244,26 +246,35 @@ def holder_prefix(prefix: str, holder: str) -> str:
     return f"{prefix}{hashlib.sha256(holder.encode()).hexdigest()[:16]}-"
 
 
-def delete_holds(store: ObjectStore, prefix: str, *, keep: Collection[str]) -> tuple[str, ...]:
-    """Delete a holder's holds, except those named in `keep`, and return the names of the deleted
-    ones.
+def delete_holds(
+    store: ObjectStore, prefix: str, *, keep: Callable[[], Collection[str]] | None = None
+) -> tuple[str, ...]:
+    """Delete a holder's holds, and return the names of the deleted ones.
 
-    `prefix` is that of `holder_prefix`. With a non-empty `keep`, the newest hold and those written
-    up to an hour before it stay too: another process may just have written one that the caller does
-    not know yet.
+    `prefix` is that of `holder_prefix`. `keep` returns the names of holds that stay; the newest
+    hold and those written up to an hour before it stay then, too: another process may just have
+    written one that `keep` does not know yet. It is called once the holds are listed, so that it
+    knows what was held before. If the process was stopped meanwhile, nothing is deleted: the next
+    call does it.
     """
+    listed = Deadline(read_clocks(), _FRESH_LISTING)
     holds = {
         item.key.removeprefix(prefix).removesuffix(".json"): item
         for item in store.list(prefix)
         if item.key.endswith(".json")
     }
-    newest = max((item.modified for item in holds.values()), default=None)
-    released = [
-        name
-        for name, item in holds.items()
-        if name not in keep
-        and (not keep or newest is None or item.modified < newest - _RECENT_HOLD)
-    ]
+    released = list(holds)
+    if keep is not None:
+        newest = max((item.modified for item in holds.values()), default=None)
+        released = [
+            name
+            for name, item in holds.items()
+            if newest is not None and item.modified < newest - _RECENT_HOLD
+        ]
+        needed = keep() if released else ()
+        released = [name for name in released if name not in needed]
+        if listed.has_passed():
+            return ()
     store.delete_many(holds[name].key for name in released)
     return tuple(released)
 

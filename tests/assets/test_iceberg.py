@@ -26,6 +26,7 @@ from dagster_adjunct.assets.exchange.iceberg import (
 )
 from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.retention.discard import discard
+from dagster_adjunct.assets.versions.actions import VersionActions
 from dagster_adjunct.assets.versions.dataset_log import DatasetLog
 from dagster_adjunct.assets.versions.leases import list_leases, release_versions, retain_version
 from dagster_adjunct.assets.versions.manifest import BoundedManifest
@@ -244,7 +245,7 @@ def test_new_columns_are_added_and_others_refused_with_the_difference(planes: Pu
         planes.register(narrower)
     assert planes.held() == {first.version, wider.version}, "what was refused is not held"
 
-    planes.register(first)  # as after a rollback
+    planes.register(first, replace_newer=True)
     assert planes.rows() == [("N1", 1, None)]
 
 
@@ -328,6 +329,24 @@ def test_of_two_that_register_at_once_one_is_told_to_do_it_again(
     assert caught.value.dataset == "planes"
     assert planes.rows() == [plane(2)], "one whole version, never a mix"
     planes.register(mine)
+    assert planes.rows() == [plane(3)]
+
+
+def test_a_version_that_is_not_served_replaces_no_newer_one(planes: Published) -> None:
+    first, second, third = (planes.publish([plane(n)]) for n in (1, 2, 3))
+    for view in (first, second, third):  # in order, as when a table is filled
+        planes.register(view)
+    for view in (first, second):
+        with pytest.raises(CommitConflictError) as caught:
+            planes.register(view)
+        assert caught.value.dataset == "planes"
+        assert planes.rows() == [plane(3)]
+    VersionActions(DatasetLog(planes.lake, "planes")).rollback("v2", reason="wrong", by="test")
+    planes.register(second)
+    assert planes.rows() == [plane(2)], "it is served again"
+    with pytest.raises(CommitConflictError):
+        planes.register(third)
+    planes.register(third, replace_newer=True)
     assert planes.rows() == [plane(3)]
 
 
@@ -420,7 +439,7 @@ def test_a_hold_is_let_go_by_its_holder_and_not_while_it_settles(planes: Publish
     retain_version(planes.lake, "planes", view.version, holder="a")
     retain_version(planes.lake, "planes", view.version, holder="b")
     retain_version(planes.lake, "planes", other.version, holder="a")
-    assert release_versions(planes.lake, "planes", holder="a", keep=[other.version]) == ()
+    assert release_versions(planes.lake, "planes", holder="a", keep=lambda: [other.version]) == ()
     assert release_versions(planes.lake, "planes", holder="a") == (view.version, other.version)
     assert planes.held() == {view.version}
     assert release_versions(planes.lake, "planes", holder="nobody") == ()

@@ -21,7 +21,12 @@ from dagster_adjunct.assets.exchange.handover import (
     stream_view,
 )
 from dagster_adjunct.assets.exchange.iceberg import register_in_iceberg, release_from_iceberg
-from dagster_adjunct.resources.errors import ConfigurationError, DatasetError, OffsetOutOfRangeError
+from dagster_adjunct.resources.errors import (
+    CommitConflictError,
+    ConfigurationError,
+    DatasetError,
+    OffsetOutOfRangeError,
+)
 from dagster_adjunct.resources.objects.lake import Lake, lake_in, open_lake
 from dagster_adjunct.resources.objects.store import InMemoryStore
 from dagster_adjunct.resources.schemas.schema import Schema
@@ -209,7 +214,9 @@ def test_an_iceberg_table_holds_the_files_of_its_snapshots(tmp_path: Path) -> No
     latest = stream_view(filled.lake, "s", epochs="latest")
     with pytest.raises(DatasetError, match="a replay has replaced"):
         register_in_iceberg(latest, catalog, "out.s")
-    again = register_in_iceberg(view, catalog, "out.s")  # back to what is held
+    with pytest.raises(CommitConflictError):
+        register_in_iceberg(view, catalog, "out.s")
+    again = register_in_iceberg(view, catalog, "out.s", replace_newer=True)  # it is held
     assert (again.new, table_rows()) == (True, before)
     assert release_from_iceberg(filled.lake, "lake.s", "out.s") == (first.version, second.version)
     clock.now += timedelta(hours=2)

@@ -8,13 +8,15 @@ on, as if it had been stopped.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from itertools import count
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -25,7 +27,7 @@ from dagster_adjunct.orchestration.step.run import run_application
 from dagster_adjunct.resources.errors import AdjunctError, ApplicationBusyError
 from dagster_adjunct.resources.objects import passed_time
 from dagster_adjunct.resources.objects.lake import Lake, lake_in
-from dagster_adjunct.resources.objects.store import InMemoryStore
+from dagster_adjunct.resources.objects.store import InMemoryStore, ObjectStore
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 from dagster_adjunct.resources.streams.lake.streams import LakeStreams
@@ -37,7 +39,8 @@ from dagster_adjunct.resources.tables.operation import (
     Outcomes,
 )
 
-COLUMNS = {"k": "string", "n": "bigint", "gone": "boolean"}
+COLUMNS = {"k": "string", "n": "bigint", "gone": "boolean", "at": "timestamp"}
+START = datetime(2026, 1, 1, tzinfo=UTC)
 KEYS = 24
 _numbers = count()
 
@@ -59,10 +62,13 @@ class Skewed:
 
 @dataclass
 class PausedWorld:
-    """A lake in memory with the records of a stream, and the runs of an application over it."""
+    """A lake, in memory by default, with the records of a stream, and the runs of an application
+    over it.
+    """
 
     make: Callable[[PausedWorld, bool], Application]  # whether it is of the run that is paused
-    store: InMemoryStore = field(default_factory=InMemoryStore)
+    store: ObjectStore = field(default_factory=InMemoryStore)
+    spark: Any = IN_PROCESS
     clocks: Skewed = field(default_factory=Skewed)
     paused: bool = False
     rounds: int = 0
@@ -86,22 +92,26 @@ class PausedWorld:
                 "k": f"k{n}",
                 "n": 100 * self.rounds + n,
                 "gone": n % 4 == self.rounds % 4 and self.rounds < 3,
+                "at": START + timedelta(seconds=60 * self.rounds + n),
             }
             for n in range(KEYS)
         ]
         table = pa.Table.from_pylist(records, Schema.of(**COLUMNS).to_arrow())
         self.streams.append("changes", table, producer="test", sequence=self.rounds)
 
-    def run(self, name: str, lake: Lake | None = None, *, first: bool = False) -> None:
+    def run(self, name: str, lake: Lake | None = None, *, first: bool = False, **more: Any) -> None:
         app = self.make(self, first)
-        run_application(app, lake=lake or self.lake, spark=IN_PROCESS, wait=0, run=name)
+        run_application(app, lake=lake or self.lake, spark=self.spark, wait=0, run=name, **more)
 
     def pause(self) -> None:
         """Stop here once, while others end the batch and write newer records."""
         if not self.paused:
             self.paused = True
-            with ThreadPoolExecutor(1) as others:
-                others.submit(self.go_on).result()
+            others = ThreadPoolExecutor(1)
+            try:
+                others.submit(self.go_on).result(300)  # no lock of the paused run may stop them
+            finally:
+                others.shutdown(wait=False)
 
     def go_on(self) -> None:
         """Run the application as others, to the end of newer records."""
@@ -120,6 +130,12 @@ class PausedWorld:
 
     def expire_lease(self) -> None:
         key = "applications/sets/run.json"
+        if not isinstance(self.store, InMemoryStore):
+            path = Path(self.store.url) / key
+            if path.exists():
+                hour_ago = path.stat().st_mtime - 3600
+                os.utime(path, (hour_ago, hour_ago))
+            return
         with self.store._lock:
             found = self.store._objects.get(key)
             if found is not None:
@@ -127,13 +143,13 @@ class PausedWorld:
                 old = replace(info, modified=info.modified - timedelta(hours=1))
                 self.store._objects[key] = data, old
 
-    def run_paused(self, lake: Lake | None = None) -> AdjunctError | None:
+    def run_paused(self, lake: Lake | None = None, **more: Any) -> AdjunctError | None:
         """Run the application, which somewhere calls `pause`; return the error with which it
         ended.
         """
         with patch.object(passed_time, "time", self.clocks):
             try:
-                self.run("first", lake, first=True)
+                self.run("first", lake, first=True, **more)
             except AdjunctError as error:
                 return error
         return None

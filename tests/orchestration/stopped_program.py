@@ -1,11 +1,14 @@
 """An application for runs that are stopped: 200 records are set in a table, 5 at a time.
 
-`TABLE` of the environment is what the table is, `ENGINE` who computes.
+`TABLE` of the environment is what the table is, `ENGINE` who computes. The table "sent" is a file,
+to which a sink appends one record after the other.
 """
 
 from __future__ import annotations
 
 import os
+import time
+from pathlib import Path
 from typing import Any
 
 from dagster_adjunct import Application
@@ -22,15 +25,32 @@ def store(kind: str, lake: str) -> Any:
     return KeyValueRows(lake, "app", "records", "id", columns=COLUMNS, create=True, partitions=2)
 
 
-app = Application("setting", engine=os.environ.get("ENGINE", "auto"))
-records = RemoteTable(
-    "records",
-    key="id",
-    write_function=store(os.environ.get("TABLE", "sqlite"), os.environ.get("ADJUNCT_LAKE", "lake")),
-    batch_size=5,
-    rate_limit=RateLimit(writes_per_second=50),
-    retry=RetryPolicy(timeout=1.0),
-)
-app.input_stream("lake.numbers", default_offset="oldest").update(
-    app.table(records), set={"n": "n"}, if_missing={"n": "n"}
-)
+def append_each(records: Any, context: Any) -> None:
+    """Append the records to the file; most of the time it sends nothing."""
+    with Path(f"{os.environ['ADJUNCT_LAKE']}.sent").open("ab", buffering=0) as sent:
+        for record in records.to_pylist():
+            time.sleep(0.02)
+            context.check_lease()
+            sent.write(f"{record['id']} {record['n']}\n".encode())
+
+
+def build() -> Application:
+    app = Application("setting", engine=os.environ.get("ENGINE", "auto"))
+    numbers = app.input_stream("lake.numbers", default_offset="oldest")
+    kind = os.environ.get("TABLE", "sqlite")
+    if kind == "sent":
+        numbers.sink(append_each)
+        return app
+    records = RemoteTable(
+        "records",
+        key="id",
+        write_function=store(kind, os.environ.get("ADJUNCT_LAKE", "lake")),
+        batch_size=5,
+        rate_limit=RateLimit(writes_per_second=50),
+        retry=RetryPolicy(timeout=1.0),
+    )
+    numbers.update(app.table(records), set={"n": "n"}, if_missing={"n": "n"})
+    return app
+
+
+app = build()

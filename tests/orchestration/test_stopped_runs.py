@@ -42,6 +42,17 @@ def command(*more: str) -> list[str]:
     return [adjunct, "run", "tests.orchestration.stopped_program:app", *more]
 
 
+class SentFile:
+    """What a sink has sent: the last value of each key counts."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def get_all(self, keys: list[int]) -> dict[int, int]:
+        lines = self.path.read_text().splitlines() if self.path.exists() else []
+        return {int(key): int(n) for key, n in (line.split() for line in lines)}
+
+
 def run(environment: Mapping[str, str], *more: str) -> str:
     """Run the application to its end; return what it has printed."""
     done = subprocess.run(
@@ -53,7 +64,7 @@ def run(environment: Mapping[str, str], *more: str) -> str:
 
 @contextmanager
 def stopped(
-    environment: Mapping[str, str], table: BlockingTable[Any, Any, Any], log: Path
+    environment: Mapping[str, str], table: BlockingTable[Any, Any, Any] | SentFile, log: Path
 ) -> Iterator[Any]:
     """Yield a run that was stopped, with all its processes, after it had written some records."""
     with log.open("w") as output:
@@ -107,3 +118,25 @@ def test_what_was_written_since_stays_when_a_stopped_run_goes_on(
         assert table.get_all(KEYS) == {
             number: {"id": number, "n": 2000 + number} for number in KEYS
         }
+
+
+@pytest.mark.lengthy
+@pytest.mark.spark
+def test_a_sink_that_was_stopped_within_a_call_sends_nothing_once_it_goes_on(
+    tmp_path: Path,
+) -> None:
+    lake, log = str(tmp_path / "lake"), tmp_path / "first.log"
+    own = {"ADJUNCT_LAKE": lake, "ADJUNCT_RUN_TTL": "3", "TABLE": "sent", "ENGINE": "spark"}
+    environment = without_kept_processes(os.environ) | own
+    send(lake, 1)
+    sent = SentFile(Path(f"{lake}.sent"))
+    with stopped(environment, sent, log) as first:
+        written = len(sent.get_all(KEYS))
+        run(environment, "--take-over")
+        send(lake, 2)
+        run(environment)
+        os.killpg(first.pid, signal.SIGCONT)
+        assert first.wait(60) != 0, log.read_text()
+    assert written < RECORDS
+    assert "RunLeaseLostError" in log.read_text() or "was lost" in log.read_text()
+    assert sent.get_all(KEYS) == {number: 2000 + number for number in KEYS}

@@ -14,12 +14,12 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property
 from itertools import groupby
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
 from dagster_adjunct.resources import errors
+from dagster_adjunct.resources.common import requested_once
 from dagster_adjunct.resources.key_value import segment
 from dagster_adjunct.resources.key_value.segment import KeyRange, StoredEntry, StoredPage, TableId
 from dagster_adjunct.resources.key_value_backends.objects.pointer import (
@@ -143,7 +143,7 @@ class SegmentView:
         parts = [RunPart(self._objects, run, index, wanted, within.end) for run, index in runs]
         return merge_parts([*parts, recent], within)
 
-    @cached_property
+    @requested_once
     def _indexes(self) -> list[RunIndex]:
         return self._objects.indexes(self.state.levels.runs)
 

@@ -17,6 +17,7 @@ import json
 import uuid
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
@@ -71,10 +72,9 @@ def retain_files(
     wanted = sorted(set(attempts))
     body = json.dumps({"holder": holder, "attempts": wanted}).encode()
     key = f"{_holder_prefix(lake, stream, holder)}{number}.json"
-    try:
-        lake.store.put_if_absent(key, body)
-    except errors.ObjectExistsError:
+    if _renew_hold(lake, key, body):
         return  # an earlier call has already retained them
+    lake.store.put(key, body)
     # From now on, maintenance finds the hold before it deletes files that it has dropped from the
     # index. So check the index only now.
     streams = StreamStates(lake)
@@ -94,11 +94,23 @@ def retain_files(
         raise errors.OffsetOutOfRangeError(problem, step, stream=f"lake.{stream}")
 
 
+def _renew_hold(lake: Lake, key: str, body: bytes) -> bool:
+    """Write a hold again, so that it is not released as an old one; return False if there is no
+    such hold.
+    """
+    with suppress(errors.ObjectNotFoundError, errors.PreconditionFailedError):
+        held = lake.store.get(key)
+        if held.data == body:
+            lake.store.put_if_match(key, body, held.etag)
+            return True
+    return False
+
+
 def release_files(
-    lake: Lake, stream: str, *, holder: str, keep: Collection[str] = ()
+    lake: Lake, stream: str, *, holder: str, keep: Callable[[], Collection[str]] | None = None
 ) -> tuple[str, ...]:
-    """Delete this holder's holds, except those of the commits `keep`; return the commit numbers of
-    the deleted ones.
+    """Delete this holder's holds, except those of the commits that `keep` returns; return the
+    commit numbers of the deleted ones.
 
     With `keep`, the newest holds stay too (see `delete_holds`).
     """

@@ -68,9 +68,10 @@ class Published:
         self, view: VersionReader | None = None, lake: Lake | None = None
     ) -> IcebergSnapshot:
         """Register a version, and compare the new snapshot with what the lake holds."""
+        older = view is not None
         view = view or StoredVersions(lake or self.world.lake, NAME).require_current()
         before = self.files()
-        snapshot = register_in_iceberg(view, self.catalog, TABLE)
+        snapshot = register_in_iceberg(view, self.catalog, TABLE, replace_newer=older)
         self.past[snapshot.snapshot_id] = content(view)
         if snapshot.new:
             self.check_counts(before)
