@@ -14,6 +14,7 @@ from dagster_adjunct.assets.versions.dataset_log import DatasetLog
 from dagster_adjunct.assets.versions.manifest import as_unbounded
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.startpoints.startpoints import Startpoints
+from dagster_adjunct.orchestration.startpoints.store import PendingStartpoint
 from dagster_adjunct.resources.errors import CommitConflictError, LeaseLostError, RunLeaseLostError
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.streams.startpoint import StartpointOldest, StartpointSpecific
