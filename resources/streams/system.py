@@ -344,8 +344,8 @@ def order_keys_step(dataset: str) -> str:
     return (
         "What is served stays. Declare order_by=COLUMN, which differs between the changes of a key"
         " and says which one is newer (or a path such as source.lsn), and rebuild: adjunct dataset"
-        f" rebuild {dataset} MODULE:APP --reason …. Or let the source send all rows into a new stream"
-        " that has its partitions from the start, and read that one under a new name of the"
+        f" rebuild {dataset} MODULE:APP --reason …. Or let the source send all rows into a new"
+        " stream that has its partitions from the start, and read that one under a new name of the"
         " dataset."
     )
 
