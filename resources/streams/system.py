@@ -340,10 +340,11 @@ def order_keys_step(dataset: str) -> str:
     partitions.
     """
     return (
-        "What is served stays. Declare order_by=COLUMN, which says of two changes of a key which"
-        " one is newer (or a path such as source.lsn), and rebuild: adjunct dataset rebuild"
-        f" {dataset} MODULE:APP --reason …. Or let the source send all rows into a new stream that"
-        " has its partitions from the start, and read that one under a new name of the dataset."
+        "What is served stays. Declare order_by=COLUMN, which differs between the changes of a key"
+        " and says which one is newer (or a path such as source.lsn), and rebuild: adjunct dataset"
+        f" rebuild {dataset} MODULE:APP --reason …. Or let the source send all rows into a new"
+        " stream that has its partitions from the start, and read that one under a new name of the"
+        " dataset."
     )
 
 

@@ -29,6 +29,7 @@ from dagster_adjunct.resources.backends.postgres import PostgresTable
 from dagster_adjunct.resources.backends.redis import RedisTable
 from dagster_adjunct.resources.backends.sqlite import SqliteTable
 from dagster_adjunct.resources.key_value.manager import KeyValueTableManager
+from dagster_adjunct.resources.key_value_backends.sqlite import SqliteSegments
 from dagster_adjunct.resources.key_value_rows import KeyValueRows
 from dagster_adjunct.resources.objects import commit_log
 from dagster_adjunct.resources.objects.lake import open_lake
@@ -400,3 +401,22 @@ def test_what_a_store_says_is_compared_with_what_it_said(now: Presence, loss: st
     before = Presence(exists=True, id="1", runs=5, rows=True, file="f1", marks=True)
     assert find_loss(before, now) == loss
     assert find_loss(Presence(exists=False), now) is None
+
+
+def test_the_file_of_key_value_rows_that_is_gone_is_an_error(tmp_path: Path) -> None:
+    url, file = str(tmp_path / "lake"), tmp_path / "rows.sqlite"
+
+    def store() -> KeyValueRows:
+        place = SqliteSegments(file)
+        return KeyValueRows(
+            url, "lost", "totals", "id", columns=COLUMNS, create=True, stored_in=place
+        )
+
+    runs = TableRuns(tmp_path, store)
+    runs.send(("a", 1))
+    runs.run()
+    for part in tmp_path.glob("rows.sqlite*"):
+        part.unlink()
+    runs.send(("a", 10))
+    with pytest.raises(TableNotFoundError):
+        runs.run()

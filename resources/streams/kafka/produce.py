@@ -20,6 +20,7 @@ CommitConflictError.
 from __future__ import annotations
 
 import hashlib
+import re
 import sys
 import time
 from collections import deque
@@ -45,8 +46,10 @@ from dagster_adjunct.resources.spark.tasks import (
 from dagster_adjunct.resources.streams.kafka.client import (
     TRANSIENT_CODES,
     BrokerRefusals,
+    KafkaSettings,
     TopicFacts,
     new_client,
+    resolve_client_settings,
 )
 from dagster_adjunct.resources.streams.kafka.record_formats import (
     HEADERS,
@@ -135,6 +138,8 @@ def _describe_key(key: bytes | None) -> str:
 RESERVED = "adjunct-"
 END_OF_DATASET = f"{RESERVED}end-of-dataset"
 _GRACE = 10.0
+# How long the client may go on sending before the fence is checked again.
+_CHECK_SECONDS = 0.1
 _LEAST_LIMIT = 1000  # librdkafka's minimum
 
 Header = tuple[str, str | bytes | None]
@@ -190,14 +195,32 @@ class SentSpan:
     rows: int
 
 
-def delivery_seconds(client: Mapping[str, Any]) -> float:
-    """Return for how many seconds a record may be under way to the broker, by these settings of
-    the client.
+# librdkafka's two names for how long a record may be under way.
+_DELIVERY_LIMITS = ("message.timeout.ms", "delivery.timeout.ms")
+
+
+def delivery_seconds(settings: KafkaSettings) -> float:
+    """Return for how many seconds a record may be under way to the brokers, at least 0.001.
+
+    Raises ConfigurationError for a client that would try for ever, and for a limit that is no
+    number: nobody could say when a run that was paused can't write any more.
     """
-    waits = client.get(
-        "delivery.timeout.ms", client.get("message.timeout.ms", _DEFAULTS["message.timeout.ms"])
-    )
-    return int(waits) / 1000
+    client = resolve_client_settings(settings)
+    given = {name: client[name] for name in _DELIVERY_LIMITS if name in client}
+    for name, value in given.items():
+        if not re.fullmatch(r"0*[1-9][0-9]*", str(value)):
+            raise errors.ConfigurationError(
+                f"Kafka system {settings.name!r}: the client setting {name!r} is {value!r}: "
+                "expected a number of milliseconds above 0. Without a limit, records of a run that "
+                "was taken for dead could arrive at any time.",
+                f"Correct it in client= or client_factory=, or leave it out: the limit then is"
+                f" {_DEFAULTS['message.timeout.ms']}.",
+                system=settings.name,
+                argument="client",
+                setting=name,
+            )
+    limits = [int(value) for value in given.values()] or [_DEFAULTS["message.timeout.ms"]]
+    return min(limits) / 1000
 
 
 class Sender:
@@ -206,15 +229,17 @@ class Sender:
     def __init__(
         self, target: TopicFacts, transactional_id: str | None = None, fence: Fence | None = None
     ) -> None:
-        given = target.settings.client
+        given = resolve_client_settings(target.settings)
         own: dict[str, Any] = {
             "message.max.bytes": max(target.max_bytes, _LEAST_LIMIT),
             **_DEFAULTS,
         }
         own = {key: value for key, value in own.items() if key not in given} | _FIXED
+        self._seconds = delivery_seconds(target.settings)
+        # Of two names of a setting, the client takes the one that it sees last.
+        own |= dict.fromkeys(_DELIVERY_LIMITS, round(self._seconds * 1000))
         if transactional_id is not None:
             own["transactional.id"] = transactional_id
-        self._seconds = delivery_seconds(given)
         self._target = target
         self._fence = fence
         self._first: dict[int, int | None] = {}
@@ -264,7 +289,7 @@ class Sender:
         """
         deadline = time.monotonic() + self._seconds + _GRACE
         while (
-            left := self._poll(lambda: self.producer.flush(1.0))
+            left := self._poll(lambda: self.producer.flush(_CHECK_SECONDS))
         ) and time.monotonic() < deadline:
             if self._fence is not None:
                 self._fence.check()
@@ -468,7 +493,9 @@ def send_in_transaction(
     sequence, CommitConflictError if another process took over the producer's name, and
     StreamUnavailableError, after which the same call may be repeated.
     """
-    sender = Sender(append.target, f"{append.producer}/{append.target.topic}")
+    if append.fence is not None:  # beginning would fence the run that has taken over
+        append.fence.check()
+    sender = Sender(append.target, f"{append.producer}/{append.target.topic}", append.fence)
     _retry_step(sender, sender.producer.init_transactions)
     marks = _read_marks(append.target, append.producer)
     last = marks[0][0] if 0 in marks else None

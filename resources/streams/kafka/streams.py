@@ -353,7 +353,7 @@ class KafkaStreams(NumberedOffsets, StreamWriter):
     @property
     def longest_request(self) -> float:
         """For how many seconds a record that was sent may be under way."""
-        return produce.delivery_seconds(self.settings.client)
+        return produce.delivery_seconds(self.settings)
 
     def append(
         self,
