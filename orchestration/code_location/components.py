@@ -73,6 +73,7 @@ from dagster_adjunct.resources.errors import (
 )
 from dagster_adjunct.resources.objects.lake import open_lake
 from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.sql.expression import did_you_mean
 from dagster_adjunct.resources.tables.table import RemoteTable
 from dagster_adjunct.resources.validation import type_hints, validated_methods
 
@@ -742,9 +743,10 @@ class _Translation:
                 if name
                 else f"{place[-1]} is {dict(value)!r}"
             )
+            similar = did_you_mean(str(name), _public_names()) if name else ""
             self.refuse(
                 f"{found}.",
-                'Give {Class: {argument: value}}, or {python: "module:name"}.',
+                f'{similar}Give {{Class: {{argument: value}}}}, or {{python: "module:name"}}.',
                 (*place, name),
             )
         inside = get_args(mapping)[1] if get_args(mapping) else Any
@@ -879,7 +881,11 @@ class _ApplicationTranslation(_Translation):
         for dataset in given.get("max_staleness", {}):
             if dataset not in self.datasets:
                 where = (*place, "max_staleness", dataset)
-                self.refuse(f"{dataset!r} is no dataset of this file.", "Name one that is.", where)
+                self.refuse(
+                    f"{dataset!r} is no dataset of this file.",
+                    _name_one_of(dataset, self.datasets),
+                    where,
+                )
             self.target(dataset, (*place, "max_staleness", dataset))
         before: MessageStream | None = None
         for number, step in enumerate(given["steps"]):
@@ -946,8 +952,8 @@ class _ApplicationTranslation(_Translation):
         if name not in self.targets:
             declared = self.datasets.get(name) or self.tables.get(name)
             if declared is None:
-                known = ", ".join([*self.targets, *self.datasets, *self.tables]) or "nothing"
-                self.refuse(f"{name!r} is not declared.", f"Declared are {known}.", place)
+                known = {**self.targets, **self.datasets, **self.tables}
+                self.refuse(f"{name!r} is not declared.", _name_one_of(name, known), place)
             limits = self.given.get("max_staleness", {})
             stale = {"max_staleness": limits[name]} if name in limits else {}
             self.targets[name] = self.call(self.app.table, stale, place, declared)
@@ -1057,6 +1063,24 @@ def _public(name: str) -> Callable[..., Any] | None:
         if callable(found):
             return found  # type: ignore[no-any-return]
     return None
+
+
+def _public_names() -> list[str]:
+    """Return the names of all public classes and functions that can be imported here."""
+    names: set[str] = set()
+    for module in ("dagster_adjunct", *(f"dagster_adjunct.{public}" for public in _MODULES)):
+        try:
+            members = vars(importlib.import_module(module))
+        except ImportError:  # of an extra that is not installed
+            continue
+        names.update(name for name, member in members.items() if callable(member))
+    return sorted(names)
+
+
+def _name_one_of(name: str, known: Iterable[str]) -> str:
+    """Return a next step that names what is declared, the nearest first."""
+    names = list(known)
+    return f"{did_you_mean(name, names)}Declared are {', '.join(names) or 'none'}."
 
 
 class AdjunctScaffolder(Scaffolder[Any]):

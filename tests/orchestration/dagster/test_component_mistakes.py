@@ -249,10 +249,10 @@ MISTAKES = {
     "a misspelt key of a class": M("size: 1h", "sise: 1h", "takes no 'sise'", "It takes size"),
     "a misspelt key of a store": M("create: true", "creat: true", "takes no 'creat'", "It takes"),
     "a class that there is not": M(
-        "{Tumbling:", "{Tumblin:", "no class or function 'Tumblin'", "Give {Class"
+        "{Tumbling:", "{Tumblin:", "no class or function 'Tumblin'", "mean 'Tumbling'"
     ),
     "a validator that there is not": M(
-        "{min_rows: 1}", "{min_row: 1}", "no class or function 'min_row'", "Give {"
+        "{min_rows: 1}", "{min_row: 1}", "no class or function 'min_row'", "mean 'min_rows'"
     ),
     "a missing key": M("      key: product\n", "", "products lacks key", "Add key", at="products:"),
     "a missing input": M(
@@ -364,16 +364,16 @@ MISTAKES = {
     ),
     # names
     "a table that is not declared": M(
-        "table: customers", "table: custmers", "'custmers' is not declared", "Declared"
+        "table: customers", "table: custmers", "'custmers' is not declared", "mean 'customers'"
     ),
     "an output that is not declared": M(
-        "send_to: lake.priced", "send_to: lake.prized", "'lake.prized' is not", "are"
+        "send_to: lake.priced", "send_to: lake.prized", "'lake.prized' is not", "mean 'lake.priced'"
     ),
     "a step that is not named": M(
         "from: priced", "from: prized", "is named 'prized'", "Give a step's `as`"
     ),
     "staleness of nothing": M(
-        "customers: 1h", "custmers: 1h", "'custmers' is no dataset", "Name one"
+        "customers: 1h", "custmers: 1h", "'custmers' is no dataset", "mean 'customers'"
     ),
     "a name that is not safe": M(
         "    products:", "    prod.ucts:", "'prod.ucts' is not safe", "Choose another"
@@ -511,6 +511,13 @@ def test_every_command_says_the_line_the_reason_and_the_next_step(
     assert line_of(caught.value) == mistake.line
     assert mistake.reason.replace("on=", "by=") in caught.value.problem
     assert mistake.step in caught.value.next_step
+
+
+def test_a_name_that_is_not_declared_lists_each_declared_name_once(project: Path) -> None:
+    written(project, MISTAKES["a table that is not declared"].text)
+    listed = error_of("plan").next_step.partition("Declared are ")[2].rstrip(".").split(", ")
+    assert sorted(listed) == sorted(set(listed))
+    assert {"products", "customers", "spending", "lake.priced"} <= set(listed)
 
 
 NO_YAML = {
