@@ -396,8 +396,8 @@ class RunLease:
                 raise lease_lost_error(self._application, self._holder.run, "the run has ended")
             try:
                 self._heartbeat.renew()
-            except errors.TransientError as error:
-                if trying.has_passed():
+            except errors.AdjunctError as error:
+                if trying.has_passed() or isinstance(error, errors.PermanentError):
                     problem = (
                         f"it lives for {timedelta(seconds=self._holder.ttl)} and could not be"
                         f" renewed: {error.problem}"

@@ -799,8 +799,8 @@ class SqliteTable(SqlTable[SqliteRequests]):
             if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
                 kind, what = errors.TableUnavailableError, "is locked by another process"
                 step = (
-                    "The request is retried; if it keeps failing, find the long transaction, or"
-                    " raise busy_timeout."
+                    "The request is retried; if it keeps failing, find the long transaction or the"
+                    " stopped process that holds the lock, or raise busy_timeout."
                 )
             elif requests is not None and requests.committing:
                 kind, what = errors.TableUnavailableError, "may have committed the request or not"
