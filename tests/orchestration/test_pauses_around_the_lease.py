@@ -233,7 +233,7 @@ def test_an_application_that_is_renamed_while_its_run_is_paused_stops_that_run()
     assert (False, False, {1}) in outcomes, "its batch was open"
 
 
-def test_a_run_whose_application_was_deleted_by_hand_while_it_was_paused_sends_nothing() -> None:
+def test_a_run_whose_application_was_deleted_while_it_was_paused_sends_nothing() -> None:
     left: list[int] = []
 
     def before(world: PausedWorld) -> Act:

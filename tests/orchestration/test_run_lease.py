@@ -378,9 +378,7 @@ def test_who_takes_over_from_a_run_that_may_live_waits_until_that_can_write_no_m
     assert (stored.holder.run, stored.holder.ended, stored.holder.unfenced) == ("third", True, True)
 
 
-def test_who_finds_no_lease_of_an_application_that_has_run_waits_as_for_a_lease(
-    lake: Lake,
-) -> None:
+def test_who_finds_no_lease_of_an_application_that_has_run_waits_as_for_a_lease(lake: Lake) -> None:
     with lease(lake, claim=Claim(in_flight=20, say=end_the_wait(lake))):
         pass  # it has not run yet
     lake.store.delete(KEY)
