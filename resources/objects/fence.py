@@ -29,6 +29,7 @@ from dagster_adjunct.resources.objects.store import ObjectStore, StoreDescriptor
 PATIENCE = 5.0
 """How many seconds a task waits for the driver to renew an expired lease that nobody has taken."""
 _PAUSE = 0.25
+_LOOKS = 3
 
 AFTER_LOSS = (
     "A run that has lost its lease sends nothing more. A request that was under way then may still"
@@ -122,8 +123,12 @@ class Fence:
         clock, and makes requests only once the lease may have expired. A lease that can't be read
         then counts as lost.
         """
-        while self.is_due:  # again, if the run was paused meanwhile
+        for _ in range(_LOOKS):  # again, if the run was paused meanwhile
+            if not self.is_due:
+                return
             self._held.until = self._read_deadline() if self._renew is None else self._renew()
+        if self.is_due:
+            raise lease_lost_error(self.application, self.run, "it expired while it was renewed")
 
     async def check_in_thread(self) -> None:
         """Do as `check`, without blocking the event loop."""
