@@ -15,6 +15,10 @@ given it up. Before anything leaves such a run it looks at its lease (`Fence`), 
 after its time to live. The run that took the lease begins after that, and after the time in which a
 request of the other may have been under way. Until when that is stands in the lease, so that a
 third run waits for it, too.
+
+The lease stays in the lake between runs. If it is gone though the application has run, somebody has
+deleted it, and perhaps that of a run that lives: it notices when it renews its lease or looks at it,
+and the next run waits until it has.
 """
 
 from __future__ import annotations
@@ -35,6 +39,7 @@ from typing import Any, Literal, Self
 
 from pydantic import ValidationError
 
+from dagster_adjunct.orchestration.batch_log.batch_log import KIND
 from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.common import StoredDocument, call_in_threads, describe_span
 from dagster_adjunct.resources.objects.fence import Fence, lease_lost_error
@@ -200,11 +205,8 @@ class StoredLease:
         if self.holder is not None and self.holder.others_until is not None:
             times.append(self.holder.others_until)
         if not self.has_gone():
-            times.append(
-                self.written
-                + self.ttl
-                + timedelta(seconds=self.holder.in_flight if self.holder else 0)
-            )
+            in_flight = self.holder.in_flight if self.holder else 0
+            times.append(self.written + self.ttl + timedelta(seconds=in_flight))
         return max(times, default=None)
 
     @property
@@ -249,11 +251,13 @@ class RunLease:
     """A context manager that holds the run lease of an application."""
 
     def __init__(self, lake: Lake, application: str, run: str, claim: Claim) -> None:
+        prefix = lake.application_prefix(application)
         self._application = application
         self._store = lake.store
-        self._key = f"{lake.application_prefix(application)}/run.json"
+        self._log = lake.commit_log(prefix, KIND)
+        self._key = f"{prefix}/run.json"
         self._asked_key = asked_key(lake, application)
-        self._clock_key = f"{lake.application_prefix(application)}/clock"
+        self._clock_key = f"{prefix}/clock"
         self._claim = claim
         self._asked = False
         self._fence: Fence | None = None
@@ -344,26 +348,26 @@ class RunLease:
                 f"application {self._application} is taken over from {stored.describe()}:"
                 f" {why or 'as requested'}"
             )
-        if stored is not None:
-            self._wait_for_writes(stored, now)
+        self._wait_for_writes(stored, now)
 
-    def _wait_for_writes(self, stored: StoredLease, now: Callable[[], datetime]) -> None:
+    def _wait_for_writes(self, stored: StoredLease | None, now: Callable[[], datetime]) -> None:
         """Wait until no earlier run can write any more; it stops at its next look at its lease,
-        if it lives.
+        if it lives. `stored` is the lease that was found, None if it was deleted.
         """
+        other = f"a run whose lease, {self._key}, was deleted" if not stored else stored.describe()
         until = self._holder.others_until
         while until is not None:
             left = (until - now()).total_seconds()
             if left <= 0:
                 return
             self._claim.say(
-                f"application {self._application}: {stored.describe()} may be alive, only paused."
+                f"application {self._application}: {other} may be alive, only paused."
                 " This run begins when the other can't write any more, in"
                 f" {timedelta(seconds=math.ceil(left))}"
             )
             waiting = Deadline(read_clocks(), left)
             while not waiting.has_passed():
-                if stored.may_write_until() != until:  # its process has ended
+                if stored and stored.may_write_until() != until:  # its process has ended
                     until = stored.may_write_until()
                     self._holder = self._holder.model_copy(update={"others_until": until})
                     break
@@ -399,8 +403,8 @@ class RunLease:
                 raise lease_lost_error(self._application, self._holder.run, "the run has ended")
             try:
                 self._heartbeat.renew()
-            except errors.TransientError as error:
-                if trying.has_passed():
+            except errors.AdjunctError as error:
+                if trying.has_passed() or isinstance(error, errors.PermanentError):
                     problem = (
                         f"it lives for {timedelta(seconds=self._holder.ttl)} and could not be"
                         f" renewed: {error.problem}"
@@ -487,15 +491,19 @@ class RunLease:
         Without a lease that can be read, the epoch is the time in ms by the store's clock: no run
         of an application that was deleted, and made anew, has had a greater one.
         """
-        if stored is None or stored.holder is None:
-            epoch = int(read_store_clock(self._store, self._clock_key).timestamp() * 1000)
-        else:
-            epoch = stored.holder.epoch + 1
-        unfenced = (
-            stored is None or not stored.holder or not stored.holder.ended or stored.holder.unfenced
-        )
-        until = None if stored is None else stored.may_write_until()
-        return {"epoch": epoch, "others_until": until, "unfenced": unfenced}
+        if stored is not None and stored.holder is not None:
+            return {
+                "epoch": stored.holder.epoch + 1,
+                "others_until": stored.may_write_until(),
+                "unfenced": stored.holder.unfenced or not stored.holder.ended,
+            }
+        now = read_store_clock(self._store, self._clock_key)
+        until = None
+        if stored is not None:
+            until = stored.may_write_until()
+        elif self._log.current() is not None:  # its runs had a lease
+            until = now + timedelta(seconds=self._holder.ttl + self._holder.in_flight)
+        return {"epoch": int(now.timestamp() * 1000), "others_until": until, "unfenced": True}
 
     def _busy(self, stored: StoredLease) -> errors.ApplicationBusyError:
         waited = f" after {self._claim.wait} of waiting" if self._claim.wait else ""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
@@ -11,7 +13,9 @@ from typing import TYPE_CHECKING, Any, cast
 from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.aws import new_session, stale_reason
 from dagster_adjunct.resources.backends.store import check_variable_name, read_variable
-from dagster_adjunct.resources.tables.operation import Problem, State
+from dagster_adjunct.resources.objects.fence import Fence
+from dagster_adjunct.resources.tables.functions import RUN_FENCE
+from dagster_adjunct.resources.tables.operation import Problem, State, first_cause
 
 if TYPE_CHECKING:
     from botocore.credentials import Credentials
@@ -132,6 +136,7 @@ class Connection:
             )
         except (BotoCoreError, ValueError) as error:
             raise _client_error(label, error) from error
+        client.meta.events.register("before-send.dynamodb", _check_before_body)
         return cast("DynamoDBClient", client)
 
     def with_session(self, label: str) -> Connection:
@@ -165,6 +170,52 @@ class Connection:
         named = zip(words, self.credentials_env or (), strict=False)
         values = {word: read_variable(label, name, word.replace("_", " ")) for word, name in named}
         return Credentials(**values, method="env")
+
+
+@contextmanager
+def checked_sends(fence: Fence | None) -> Iterator[None]:
+    """Check the fence before each request of this thread in the `with` block: now, and once more
+    when the connection is there, whose making may have been paused.
+
+    Raises RunLeaseLostError if the run may have lost its lease; then nothing took effect.
+    """
+    if fence is None:
+        yield
+        return
+    fence.check()
+    of_run = RUN_FENCE.set(fence)
+    try:
+        yield
+    except Exception as error:
+        lost = first_cause(error, errors.RunLeaseLostError)  # boto3 raises an error of its own
+        if lost is not None:
+            raise lost from None
+        raise
+    finally:
+        RUN_FENCE.reset(of_run)
+
+
+class _CheckedBody(io.BytesIO):
+    """The body of a request, which is read when its headers were sent: without it, the request
+    has no effect.
+    """
+
+    def __init__(self, body: bytes, fence: Fence) -> None:
+        super().__init__(body)
+        self._fence = fence
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        rest = super().read()
+        if rest:
+            self._fence.check()
+        return rest
+
+
+def _check_before_body(request: Any, **_: object) -> None:
+    """Let botocore send a body that checks the fence of this thread's run, if there is one."""
+    fence = RUN_FENCE.get()
+    if fence is not None:
+        request.body = _CheckedBody(request.body, fence)
 
 
 _CHECK_ACCESS = (

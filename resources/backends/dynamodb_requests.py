@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dagster_adjunct.resources.backends.columns import OWN_PREFIX
 from dagster_adjunct.resources.backends.dynamodb_connection import (
+    checked_sends,
     error_code,
     problem_from_boto_error,
     throttled_problem,
@@ -491,9 +492,11 @@ class TableRequests:
         if self.fenced is not None:
             self._send_fenced(self.fenced, places, requests, problems)
             return
-        self._check_fence()
         try:
-            answer = self.client.batch_write_item(RequestItems={self.table: requests})
+            with checked_sends(self.fence):
+                answer = self.client.batch_write_item(RequestItems={self.table: requests})
+        except RunLeaseLostError:
+            raise
         except Exception as error:  # noqa: BLE001 - it becomes the outcome
             problem = problem_from_boto_error(error, self.label)
             if (
@@ -547,10 +550,6 @@ class TableRequests:
             self._send_fenced(fenced, places[half:], requests[half:], problems)
         elif reasons and (rejected := problem_from_reason(self.label, reasons[0])) is not None:
             problems[places[0]] = rejected
-
-    def _check_fence(self) -> None:
-        if self.fence is not None:
-            self.fence.check()
 
     def _identity_in(self, request: Any) -> Any:
         if "PutRequest" in request:
@@ -715,10 +714,10 @@ class TableRequests:
             )
         if self.fenced is not None:
             return self._send_in_transaction(self.fenced, request)
-        self._check_fence()
         send: Any = self.client.put_item if "Item" in request else self.client.update_item
         try:
-            answer = send(TableName=self.table, **request)
+            with checked_sends(self.fence):
+                answer = send(TableName=self.table, **request)
         except Exception as error:
             if error_code(error) != "ConditionalCheckFailedException":
                 raise

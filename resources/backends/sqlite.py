@@ -795,8 +795,8 @@ class SqliteTable(SqlTable[SqliteRequests]):
                 kind = errors.TableUnavailableError
                 what = "is locked by another process"
                 step = (
-                    "The request is retried; if it keeps failing, find the long transaction, or"
-                    " raise busy_timeout."
+                    "The request is retried; if it keeps failing, find the long transaction or the"
+                    " stopped process that holds the lock, or raise busy_timeout."
                 )
             elif requests is not None and requests.committing:
                 kind = errors.TableUnavailableError

@@ -240,7 +240,10 @@ def translate_sqlite_error(error: sqlite3.Error, label: str) -> errors.AdjunctEr
     names file and table.
     """
     if is_busy(error):
-        step = "It is retried. If that continues, find the long transaction, or raise busy_timeout."
+        step = (
+            "It is retried. If that continues, find the long transaction or the stopped process"
+            " that holds the lock, or raise busy_timeout."
+        )
         return errors.TableUnavailableError(
             f"{label} is locked by another process ({error}).", step, table=label
         )

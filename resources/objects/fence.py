@@ -29,6 +29,7 @@ from dagster_adjunct.resources.objects.store import ObjectStore, StoreDescriptor
 PATIENCE = 5.0
 """How many seconds a task waits for the driver to renew an expired lease that nobody has taken."""
 _PAUSE = 0.25
+_LOOKS = 3
 
 AFTER_LOSS = (
     "A run that has lost its lease sends nothing more. A request that was under way then may still"
@@ -124,15 +125,19 @@ class Fence:
         """Raise RunLeaseLostError if another run may have taken the application.
 
         Call it directly before each request that must not reach its store too late. It reads a
-        clock, and makes requests only once the lease may have expired. Raises TransientError if the
-        lease can't be read then.
+        clock, and makes requests only once the lease may have expired. A lease that can't be read
+        then counts as lost.
         """
-        if self.is_due:
+        for _ in range(_LOOKS):  # again, if the run was paused meanwhile
+            if not self.is_due:
+                return
             self._held.until = self._read_deadline() if self._renew is None else self._renew()
+        if self.is_due:
+            raise lease_lost_error(self.application, self.run, "it expired while it was renewed")
 
     async def check_in_thread(self) -> None:
         """Do as `check`, without blocking the event loop."""
-        if self.is_due:
+        while self.is_due:
             await asyncio.to_thread(self.check)
 
     def of_application(self, name: str) -> Fence:
@@ -170,22 +175,35 @@ class Fence:
         patience = Deadline(read_clocks(), PATIENCE)
         while True:
             began = read_clocks()
-            stored = read_dated(self._store, self._key)
-            if stored is None:
-                raise lease_lost_error(self.application, self.run, "it was removed")
-            problem = self._describe_loss(stored[0])
-            if problem:
-                raise lease_lost_error(self.application, self.run, problem)
-            age = read_store_clock(self._store, f"{self._key.rpartition('/')[0]}/clock") - stored[1]
-            left = TRUSTED_SHARE * _Lease.model_validate_json(stored[0]).ttl - age.total_seconds()
+            cause: errors.AdjunctError | None = None
+            try:
+                left = self._read_rest()
+                problem = f"it expired {timedelta(seconds=round(-left))} ago and was not renewed"
+            except errors.RunLeaseLostError:
+                raise
+            except errors.AdjunctError as error:
+                left = 0.0
+                cause = error
+                problem = f"it can't be read: {error.problem}".removesuffix(".")
             if left > 0:
                 _KNOWN[lease] = deadline = Deadline(began, left)
                 return deadline
-            if patience.has_passed():
-                raise lease_lost_error(
-                    self.application, self.run, f"it was not renewed for {_seconds(age)}"
-                )
+            if patience.has_passed() or isinstance(cause, errors.PermanentError):
+                raise lease_lost_error(self.application, self.run, problem) from cause
             time.sleep(_PAUSE)
+
+    def _read_rest(self) -> float:
+        """Return for how many seconds the lease still holds; raise if it is not that of this
+        run.
+        """
+        stored = read_dated(self._store, self._key)
+        if stored is None:
+            raise lease_lost_error(self.application, self.run, "it was removed")
+        problem = self._describe_loss(stored[0])
+        if problem:
+            raise lease_lost_error(self.application, self.run, problem)
+        age = read_store_clock(self._store, f"{self._key.rpartition('/')[0]}/clock") - stored[1]
+        return TRUSTED_SHARE * _Lease.model_validate_json(stored[0]).ttl - age.total_seconds()
 
     def _describe_loss(self, data: bytes) -> str:
         """Return why the stored lease is not that of this run, "" if it is."""
@@ -231,7 +249,3 @@ def read_dated(store: ObjectStore, key: str) -> tuple[bytes, datetime] | None:
             return None
         if info is not None and info.etag == stored.etag:
             return stored.data, info.modified
-
-
-def _seconds(span: timedelta) -> timedelta:
-    return timedelta(seconds=round(span.total_seconds()))

@@ -28,7 +28,7 @@ TRUSTED_SHARE = 0.9
 """The share of its time to live for which the owner trusts a heartbeat: stores round times to
 seconds.
 """
-_REMOVED = "it had expired and was removed"
+_REMOVED = "it was removed, by others after it had expired or by hand"
 
 
 class Heartbeat:

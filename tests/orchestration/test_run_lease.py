@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from dagster_adjunct.orchestration.batch_log import run_lease as module
+from dagster_adjunct.orchestration.batch_log.batch_log import ApplicationState, BatchLog
 from dagster_adjunct.orchestration.batch_log.run_lease import (
     Claim,
     Holder,
@@ -254,7 +255,7 @@ def test_who_was_taken_over_from_knows_it_at_its_next_check_not_at_its_next_rene
 
 def test_a_store_that_does_not_answer_is_waited_for_until_the_lease_may_expire(lake: Lake) -> None:
     down = Lake(
-        FaultyStore(lake.store, [Fault("get", nth, "lost-before") for nth in range(2, 50)]), lake.id
+        FaultyStore(lake.store, [Fault("get", nth, "lost-before") for nth in range(3, 50)]), lake.id
     )
     with lease(down) as held:
         held.check()
@@ -375,6 +376,29 @@ def test_who_takes_over_from_a_run_that_may_live_waits_until_that_can_write_no_m
     assert stored is not None
     assert stored.holder is not None
     assert (stored.holder.run, stored.holder.ended, stored.holder.unfenced) == ("third", True, True)
+
+
+def test_who_finds_no_lease_of_an_application_that_has_run_waits_as_for_a_lease(lake: Lake) -> None:
+    with lease(lake, claim=Claim(in_flight=20, say=end_the_wait(lake))):
+        pass  # it has not run yet
+    lake.store.delete(KEY)
+    log = BatchLog(lake, "delays")
+    log.commit(log.read(), ApplicationState(batch=1), by="r")
+    for run in ("second", "third"):  # the third waits for the same, though the second has ended
+        claim = Claim(in_flight=20, say=end_the_wait(lake))
+        with pytest.raises(Waits, match=r"may be alive, only paused\. .* in 0:02:(20|19)"):
+            lease(lake, run, claim).__enter__()
+
+
+def test_a_run_whose_lease_was_deleted_by_hand_does_not_make_it_anew(lake: Lake) -> None:
+    with lease(lake) as held:
+        lake.store.delete(KEY)
+        held.fence.expire()
+        with pytest.raises(RunLeaseLostError, match="it was removed"):
+            held.fence.check()
+        with pytest.raises(RunLeaseLostError):
+            held.check()
+    assert read_lease(lake.store, KEY) is None
 
 
 def test_what_dagster_has_ended_may_live_and_is_waited_for(lake: Lake) -> None:

@@ -13,10 +13,15 @@ from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
-from dagster_adjunct.resources.errors import RunLeaseLostError
+from dagster_adjunct.resources.errors import (
+    PermanentError,
+    RunLeaseLostError,
+    StoreUnavailableError,
+)
 from dagster_adjunct.resources.objects import fence as module
 from dagster_adjunct.resources.objects import passed_time
 from dagster_adjunct.resources.objects.fence import Fence
@@ -24,7 +29,7 @@ from dagster_adjunct.resources.objects.fenced_store import FencedStore
 from dagster_adjunct.resources.objects.heartbeat import Heartbeat
 from dagster_adjunct.resources.objects.passed_time import Deadline, read_clocks
 from dagster_adjunct.resources.objects.store import InMemoryStore
-from tests.faulty_store import FaultyStore
+from tests.faulty_store import Fault, FaultyStore
 
 KEY = "applications/sums/run.json"
 
@@ -226,9 +231,76 @@ def test_a_task_waits_for_its_driver_to_renew_the_lease_and_then_stops(
     renews = False
     write_lease(store, age=500)
     clocks.boot += 1000
-    with pytest.raises(RunLeaseLostError, match="it was not renewed for 0:08:20"):
+    with pytest.raises(RunLeaseLostError, match="it expired 0:06:32 ago and was not renewed"):
         fence(store).check()
     assert sum(pauses[3:]) == pytest.approx(module.PATIENCE)
+
+
+def test_a_driver_that_is_paused_while_it_renews_the_lease_looks_again(
+    clocks: Clocks, store: InMemoryStore
+) -> None:
+    made = []
+
+    def renew() -> Deadline:
+        made.append(read_clocks())
+        if len(made) == 1:  # the reply is here, and the run is paused before it reads it
+            clocks.boot += 3600
+            return Deadline(made[0], 100)
+        raise module.lease_lost_error("sums", "first", "run second has taken it over")
+
+    held = fence(store, deadline=Deadline(read_clocks(), 0), renew=renew)
+    with pytest.raises(RunLeaseLostError):
+        held.check()
+    assert len(made) == 2
+
+
+@pytest.mark.parametrize("request_", ["get", "head", "put"])
+def test_a_task_that_is_paused_while_it_reads_the_lease_looks_again(
+    clocks: Clocks, store: InMemoryStore, request_: str
+) -> None:
+    write_lease(store, age=5)
+
+    def pause() -> None:
+        clocks.boot += 3600
+        write_lease(store, id="other", run="second")
+
+    faulty = FaultyStore(store, [Fault(request_, 1, "meanwhile", action=pause)])
+    with pytest.raises(RunLeaseLostError, match="run second has taken it over"):
+        fence(faulty).check()
+
+
+@pytest.mark.parametrize("comes_back", [True, False])
+def test_a_task_whose_lake_is_away_waits_a_while_and_then_counts_its_lease_as_lost(
+    clocks: Clocks, store: InMemoryStore, monkeypatch: pytest.MonkeyPatch, comes_back: bool
+) -> None:
+    write_lease(store)
+    pauses: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+        clocks.boot += seconds
+
+    monkeypatch.setattr(module.time, "sleep", sleep)
+    away = [Fault("get", nth, "lost-before") for nth in range(1, 4 if comes_back else 100)]
+    held = fence(FaultyStore(store, away))
+    if comes_back:
+        held.check()
+        assert len(pauses) == 3
+        return
+    with pytest.raises(RunLeaseLostError, match="it can't be read") as lost:
+        held.check()
+    assert isinstance(lost.value.__cause__, StoreUnavailableError)
+    assert sum(pauses) == pytest.approx(module.PATIENCE)
+
+
+def test_a_task_that_may_not_read_its_lease_counts_it_as_lost_at_once(
+    clocks: Clocks, store: InMemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    denied = PermanentError("the credentials do not allow it.", "Ask for the right.")
+    monkeypatch.setattr(store, "get", Mock(side_effect=denied))
+    with pytest.raises(RunLeaseLostError) as lost:
+        fence(store).check()
+    assert lost.value.__cause__ is denied
 
 
 def test_a_store_of_a_run_takes_no_writes_once_its_lease_is_lost(
