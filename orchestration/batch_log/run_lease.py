@@ -16,9 +16,9 @@ after its time to live. The run that took the lease begins after that, and after
 request of the other may have been under way. Until when that is stands in the lease, so that a
 third run waits for it, too.
 
-The lease stays in the lake between runs. If it is gone though the application has run, somebody has
-deleted it, and perhaps that of a run that lives: it notices when it renews its lease or looks at it,
-and the next run waits until it has.
+The lease stays in the lake between runs. If it is gone though the application has run, somebody
+has deleted it, and perhaps that of a run that lives: it notices when it renews its lease or looks
+at it, and the next run waits until it has.
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ import asyncio
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from datetime import timedelta
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -50,7 +51,7 @@ from dagster_adjunct.resources.tables.operation import (
     State,
 )
 from dagster_adjunct.resources.tables.table import BlockingTable, RemoteTable
-from tests.orchestration.paused_runs import KEYS, PausedWorld
+from tests.orchestration.paused_runs import KEYS, START, PausedWorld
 from tests.orchestration.step_world import StepWorld
 from tests.orchestration.test_tables_that_stores_lost import connect
 from tests.rounds import rounds
@@ -153,6 +154,7 @@ class DeletingWorld(PausedWorld):
         rows = {
             "k": [f"k{n}" for n in range(KEYS)],
             "n": [100 * self.rounds + n for n in range(KEYS)],
+            "at": [START + timedelta(seconds=60 * self.rounds + n) for n in range(KEYS)],
         }
         table = pa.table({**rows, "gone": gone, "__tombstone": gone})
         self.streams.append("changes", table, producer="test", sequence=self.rounds)
