@@ -100,94 +100,109 @@ class StagedBatch:
         ]
 
 
+class _NotStaged(Exception):
+    """The batch has to be written row by row."""
+
+
 def stage_batch(codec: RowCodec, operation: Operation[Any]) -> StagedBatch | None:
     """Return the operation as a batch to copy into a staging table; None if it must be written
     row by row.
     """
     entries = operation.entries
-    puts = operation.kind is OperationKind.PUT
-    if (
-        not isinstance(entries, ArrowEntries)
-        or len(entries) < LEAST
-        or not (puts or operation.kind is OperationKind.UPDATE)
-        or set(entries.key_names) != set(codec.key)
-        or len(entries.key_names) != len(codec.key)
-    ):
+    if operation.kind not in (OperationKind.PUT, OperationKind.UPDATE):
         return None
-    keys = dict(zip(entries.key_names, entries.key.flatten(), strict=True))
-    if (
-        any(column.null_count for column in keys.values())
-        or entries.records is None
-        or entries.records.null_count
-    ):
+    if not isinstance(entries, ArrowEntries) or len(entries) < LEAST:
         return None
+    try:
+        return _stage(codec, operation, entries)
+    except _NotStaged:
+        return None
+
+
+def _stage(codec: RowCodec, operation: Operation[Any], entries: ArrowEntries) -> StagedBatch:
+    keys = _keys(codec, entries)
     sets, adds = _parts(entries)
-    if sets is None or adds is None:
-        return None
-    for name in codec.key:
-        if name in sets and not sets.pop(name).equals(keys[name]):
-            return None
-    defaults = _defaults(codec, entries, keys, sets, adds)
-    if defaults is None or any(name in codec.key for name in adds):
-        return None
+    _drop_key_columns(sets, keys)
+    defaults = _defaults(entries, keys, sets, adds)
+    if not set(codec.key).isdisjoint(adds):
+        raise _NotStaged
     written = {**keys, **defaults, **sets, **adds}
     cast = {
         name: _cast_exactly(codec.columns.get(name), column, adding=name in adds)
         for name, column in written.items()
     }
     cast |= _marks(codec, entries, operation.conditions, cast)
-    if any(column is None for column in cast.values()):
-        return None
-    constants = {}
-    for name in defaults:
-        column = cast[name]
-        same = pc.all(pc.equal(column, column[0])).as_py() is True and not column.null_count
-        if same or column.null_count == len(column):
-            constants[name] = cast.pop(name)[0].as_py()
-    rows = _merge_by_key(
-        cast, codec.key, sets, adds, [name for name in defaults if name not in constants]
-    )
-    if rows is None:
-        return None
-    table, same_key = rows
+    constants = {name: cast.pop(name)[0].as_py() for name in defaults if _is_constant(cast[name])}
+    varying = [name for name in defaults if name not in constants]
+    table, same_key = _merge_by_key(cast, codec.key, sets, adds, varying)
     if same_key is not None and operation.conditions:
-        return None  # which of a key's entries are applied depends on the earlier ones
-    begins = not puts and entries.default_records is not None
-    names = (*table.column_names,)
+        raise _NotStaged  # which of a key's entries are applied depends on the earlier ones
+    puts = operation.kind is OperationKind.PUT
     shape = StagingShape(
-        names, (*constants,), puts, tuple(sets), tuple(adds), begins, operation.conditions
+        columns=tuple(table.column_names),
+        constants=tuple(constants),
+        puts=puts,
+        sets=tuple(sets),
+        adds=tuple(adds),
+        begins=not puts and entries.default_records is not None,
+        conditions=operation.conditions,
     )
-    return StagedBatch(
-        shape, (*constants.values(),), _csv(table), table.num_rows, len(entries), same_key
-    )
+    values = tuple(constants.values())
+    return StagedBatch(shape, values, _csv(table), table.num_rows, len(entries), same_key)
+
+
+def _keys(codec: RowCodec, entries: ArrowEntries) -> dict[str, Any]:
+    """The key columns by name, none of which has nulls."""
+    if sorted(entries.key_names) != sorted(codec.key):
+        raise _NotStaged
+    keys = dict(zip(entries.key_names, entries.key.flatten(), strict=True))
+    if any(column.null_count for column in keys.values()):
+        raise _NotStaged
+    return keys
+
+
+def _drop_key_columns(records: dict[str, Any], keys: Mapping[str, Any]) -> None:
+    """Drop the key's columns, which must have the values of the key, from what records set."""
+    for name, column in keys.items():
+        if name in records and not records.pop(name).equals(column):
+            raise _NotStaged
+
+
+def _is_constant(column: Any) -> bool:
+    """Whether all values are equal, or all are null."""
+    if column.null_count:
+        return bool(column.null_count == len(column))
+    return pc.all(pc.equal(column, column[0])).as_py() is True
 
 
 def _marks(
     codec: RowCodec, entries: ArrowEntries, conditions: Conditions, written: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The columns that conditions need, by name; a value of None means that the batch can't be
-    staged.
+    """The columns that conditions need, by name.
 
     `written` are the columns of the batch, of which one may be the time.
     """
-    marks: dict[str, Any] = {}
-    sources = entries.sources
-    positions = entries.positions
     if not conditions:
-        return marks
-    if sources is None or positions is None or sources.null_count or positions.null_count:
-        return {SOURCE: None}
+        return {}
+    sources = _without_nulls(entries.sources)
+    positions = _without_nulls(entries.positions)
+    marks: dict[str, Any] = {}
     if conditions.idempotent:
         marks = {SOURCE: sources, POSITION: positions}
     if conditions.newest_by is not None:
-        column = None if entries.times is None or entries.times.null_count else entries.times
-        kind = codec.columns.get(conditions.newest_by)
+        column = _without_nulls(entries.times)
+        time = _cast_exactly(codec.columns.get(conditions.newest_by), column, adding=False)
         marks[TIE] = _ties(sources, positions)
-        time = column if column is None else _cast_exactly(kind, column, adding=False)
         own = written.get(conditions.newest_by)
-        if own is None or time is None or not time.equals(own):
+        if own is None or not time.equals(own):
             marks[TIME] = time
     return marks
+
+
+def _without_nulls(column: Any) -> Any:
+    if column is None or column.null_count:
+        raise _NotStaged
+    return column
 
 
 def _ties(sources: Any, positions: Any) -> Any:
@@ -200,57 +215,42 @@ def _ties(sources: Any, positions: Any) -> Any:
     return pc.binary_join_element_wise(plain.take(known.indices), places, " ")
 
 
-def _parts(entries: ArrowEntries) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
-    """The columns that records set and those to which they add, by name; (None, None) if they
-    change anything else.
-    """
-    records = entries.records
-    assert records is not None
+def _parts(entries: ArrowEntries) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The columns that records set and those to which they add, by name; no column is in both."""
+    records = _without_nulls(entries.records)
     if not entries.typed:
         return _columns(records), {}
-    parts = _columns(records)
-    if set(parts) - {"set", "add"} or any(part.null_count for part in parts.values()):
-        return None, None
+    parts = {name: _without_nulls(part) for name, part in _columns(records).items()}
+    if not parts.keys() <= {"set", "add"}:
+        raise _NotStaged
     sets = _columns(parts["set"]) if "set" in parts else {}
     adds = _columns(parts["add"]) if "add" in parts else {}
-
     sets.update({name: pa.nulls(len(entries)) for name in entries.remove})
-    return (sets, adds) if not set(sets) & set(adds) and sets | adds else (None, None)
+    if not sets.keys().isdisjoint(adds) or not sets | adds:
+        raise _NotStaged
+    return sets, adds
 
 
 def _defaults(
-    codec: RowCodec,
-    entries: ArrowEntries,
-    keys: dict[str, Any],
-    sets: dict[str, Any],
-    adds: dict[str, Any],
-) -> dict[str, Any] | None:
-    """The columns of a new record that come from defaults only, by name; None if the batch can't be
-    staged.
+    entries: ArrowEntries, keys: dict[str, Any], sets: dict[str, Any], adds: dict[str, Any]
+) -> dict[str, Any]:
+    """The columns of a new record that come from defaults only, by name.
 
     Left out are columns that the updates set, and columns to which they add, in which a default
     must be 0 or null.
     """
     if entries.default_records is None:
         return {}
-    if entries.default_records.null_count:
-        return None
-    defaults = _columns(entries.default_records)
-    for name in codec.key:
-        if name in defaults and not defaults.pop(name).equals(keys[name]):
-            return None
+    defaults = _columns(_without_nulls(entries.default_records))
+    _drop_key_columns(defaults, keys)
     for name, added in adds.items():
         # With a default of 0 or null, a new record has the number that is added: the column is the
         # same for both.
         default = defaults.pop(name, None)
         if default is None or default.null_count == len(default):
             continue
-        if (
-            added.null_count
-            or default.null_count
-            or pc.all(pc.equal(default, 0)).as_py() is not True
-        ):
-            return None
+        if added.null_count or pc.all(pc.equal(_without_nulls(default), 0)).as_py() is not True:
+            raise _NotStaged
     return {name: column for name, column in defaults.items() if name not in sets}
 
 
@@ -260,44 +260,64 @@ def _columns(records: Any) -> dict[str, Any]:
 
 
 def _cast_exactly(column: Column | None, array: Any, *, adding: bool) -> Any:
-    """The array in a form that CSV gives the column exactly; None if single values must be
-    inspected.
+    """The array in a form that CSV gives the column exactly; raises _NotStaged if single values
+    must be inspected.
 
     `adding`: its values are added to the column.
     """
     if column is None:
-        return None
-    kind = column.kind
+        raise _NotStaged
     type_ = array.type
-    if pa.types.is_null(type_):
-        return None if adding else array.cast(pa.string())
-    if pa.types.is_integer(type_):
-        whole = kind is Kind.DECIMAL and declared_digits(column) is None
-        return array if whole or kind in (Kind.INTEGER, Kind.FLOAT) else None
     if pa.types.is_floating(type_):
-        if kind is not Kind.FLOAT or pc.all(pc.is_finite(array)).as_py() is False:
-            return None
-        if pa.types.is_float64(type_) or column.type in ("real", "float4", "float"):
-            return array
-        return array.cast("double")
-    if adding:
-        return array if kind is Kind.DECIMAL and _holds_decimals(column, type_) else None
-    if pa.types.is_string(type_) or pa.types.is_large_string(type_):
-        # In CSV a line with only \. would end the data.
-        fine = kind is Kind.STRING and not pc.any(pc.match_substring(array, "\\.")).as_py()
-        most = _text_limit(column)
-        if most is not None and pc.any(pc.greater(pc.utf8_length(array), most)).as_py():
-            return None
-        return array if fine else None
-    if pa.types.is_timestamp(type_) and type_.tz is not None and kind is Kind.TIMESTAMP:
+        return _cast_floats(column, array)
+    if pa.types.is_null(type_) and not adding:
+        return array.cast(pa.string())
+    if not _fits_exactly(column, type_, adding=adding):
+        raise _NotStaged
+    if column.kind is Kind.STRING:
+        _check_texts(column, array)
+    if column.kind is Kind.TIMESTAMP:
         # The connection's time zone is UTC, and Arrow takes 20 times as long to write zones.
         return array.cast(pa.timestamp("us", type_.tz), safe=False).cast(pa.timestamp("us"))
-    fits = (
-        (kind is Kind.BOOLEAN and pa.types.is_boolean(type_))
-        or (kind is Kind.DATE and pa.types.is_date32(type_))
-        or (kind is Kind.DECIMAL and _holds_decimals(column, type_))
-    )
-    return array if fits else None
+    return array
+
+
+def _fits_exactly(column: Column, type_: Any, *, adding: bool) -> bool:
+    """Whether a column takes all values of an Arrow type, which has no floats, as they are."""
+    kind = column.kind
+    if pa.types.is_integer(type_):
+        is_unlimited = kind is Kind.DECIMAL and declared_digits(column) is None
+        return is_unlimited or kind in (Kind.INTEGER, Kind.FLOAT)
+    if kind is Kind.DECIMAL:
+        return _holds_decimals(column, type_)
+    if adding:
+        return False
+    if kind is Kind.STRING:
+        return bool(pa.types.is_string(type_) or pa.types.is_large_string(type_))
+    if kind is Kind.TIMESTAMP:
+        return bool(pa.types.is_timestamp(type_) and type_.tz is not None)
+    if kind is Kind.BOOLEAN:
+        return bool(pa.types.is_boolean(type_))
+    return kind is Kind.DATE and bool(pa.types.is_date32(type_))
+
+
+def _cast_floats(column: Column, array: Any) -> Any:
+    if column.kind is not Kind.FLOAT or pc.all(pc.is_finite(array)).as_py() is False:
+        raise _NotStaged
+    if pa.types.is_float64(array.type) or column.type in ("real", "float4", "float"):
+        return array
+    return array.cast("double")
+
+
+def _check_texts(column: Column, array: Any) -> None:
+    """Raise _NotStaged for texts that are too long, or that would end the CSV data: a line with
+    only \\. does.
+    """
+    most = _text_limit(column)
+    if most is not None and pc.any(pc.greater(pc.utf8_length(array), most)).as_py():
+        raise _NotStaged
+    if pc.any(pc.match_substring(array, "\\.")).as_py():
+        raise _NotStaged
 
 
 def _holds_decimals(column: Column, type_: Any) -> bool:
@@ -316,41 +336,50 @@ def _merge_by_key(
     sets: dict[str, Any],
     adds: dict[str, Any],
     defaults: Sequence[str],
-) -> tuple[pa.Table, Mapping[int, Sequence[int]] | None] | None:
+) -> tuple[pa.Table, Mapping[int, Sequence[int]] | None]:
     """Merge the entries of each key into one row: the last value set, the sum added, the first
     default.
 
-    Return the rows, with `_PLACE` as first column, and `StagedBatch.same_key`; or None if the batch
-    can't be staged.
+    Return the rows, with `_PLACE` as first column, and `StagedBatch.same_key`.
     """
     count = len(next(iter(columns.values())))
     table = pa.table({_PLACE: pa.array(np.arange(count, dtype=np.int32)), **columns})
     keyed = table.select([_PLACE, *key, *adds])
     wanted: list[Any] = [(_PLACE, "min"), (_PLACE, "max"), *((name, "sum") for name in adds)]
     if any(pa.types.is_floating(columns[name].type) for name in key):
-        return None  # Arrow would tell -0.0 from 0.0, which are one key
+        raise _NotStaged  # Arrow would tell -0.0 from 0.0, which are one key
     groups = keyed.group_by(list(key), use_threads=False).aggregate(wanted)
     if groups.num_rows == count:
         return table, None
-    for name in adds:  # sums must be exact, in whatever order they are computed
-        if not pa.types.is_integer(columns[name].type):
-            return None
-        extremes = pc.min_max(columns[name]).as_py()
-        if max(abs(extremes["min"] or 0), abs(extremes["max"] or 0)) * count >= 2**63:
-            return None
+    for name in adds:
+        _check_sums(columns[name], count)
     last = groups.column(f"{_PLACE}_max").combine_chunks()
     first = groups.column(f"{_PLACE}_min").combine_chunks()
-    merged = {_PLACE: last, **{name: groups.column(name) for name in key}}
-    merged |= {name: table.column(name).take(first) for name in defaults}
-    merged |= {
-        name: table.column(name).take(last)
-        for name in columns
-        if name in sets or name not in {*merged, *adds}
-    }
-    merged |= {name: groups.column(f"{name}_sum") for name in adds}
+    merged = {_PLACE: last}
+    for name in key:
+        merged[name] = groups.column(name)
+    for name in columns:
+        if name in adds:
+            continue
+        if name in sets or name not in (*key, *defaults):
+            merged[name] = table.column(name).take(last)
+        elif name in defaults:
+            merged[name] = table.column(name).take(first)
+    for name in adds:
+        merged[name] = groups.column(f"{name}_sum")
     listed = keyed.group_by(list(key), use_threads=False).aggregate([(_PLACE, "list")])
-    places = dict(enumerate(listed.column(f"{_PLACE}_list").to_pylist()))
-    return pa.table(merged), {max(same): same for same in places.values()}
+    places = listed.column(f"{_PLACE}_list").to_pylist()
+    return pa.table(merged), {max(same): same for same in places}
+
+
+def _check_sums(column: Any, count: int) -> None:
+    """Raise _NotStaged unless sums are exact, in whatever order they are computed."""
+    if not pa.types.is_integer(column.type):
+        raise _NotStaged
+    extremes = pc.min_max(column).as_py()
+    greatest = max(abs(extremes["min"] or 0), abs(extremes["max"] or 0))
+    if greatest * count >= 2**63:
+        raise _NotStaged
 
 
 def _csv(table: pa.Table) -> memoryview:
