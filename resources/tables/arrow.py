@@ -107,36 +107,17 @@ class ArrowEntries:
             )
         rows = batch if isinstance(batch, pa.RecordBatch) else to_arrow_table(batch, "entries")
         key = key_columns("entries", key)
+        _check_names(rows.schema.names, key)
         columns = {name: _plain_column(rows, place) for place, name in enumerate(rows.schema.names)}
-        missing = [name for name in key if name not in columns]
-        twice = repeated_names(rows.schema.names)
-        if missing or twice:
-            if missing:
-                wrong = f"no column {missing[0]!r}, which is part of the key"
-            else:
-                wrong = f"two columns {twice[0]!r}"
-            what = f"an Arrow batch has {wrong}; it has {', '.join(rows.schema.names)}."
-            step = f"Include the key columns ({', '.join(key)}), and name each column once."
-            raise SchemaMismatchError(what, step, column=(missing or twice)[0])
-        nested = next((name for name in key if pa.types.is_nested(columns[name].type)), None)
-        if nested is not None:
-            problem = (
-                f"the key column {nested!r} of an Arrow batch is {columns[nested].type}, which"
-                " can't be a key."
-            )
-            raise SchemaMismatchError(
-                problem, "Use a column of single values as the key.", column=nested
-            )
+        _check_keys_are_plain(columns, key)
         if (found := first_unreadable(pa.table(columns))) is not None:
             raise found.error("an Arrow batch", f"row {found.row}", row=found.row)
-        for name, column in columns.items():  # stores take microseconds
-            if (
-                pa.types.is_timestamp(column.type)
-                and column.type.tz is not None
-                and column.type.unit == "ns"
-            ):
+        for name, column in columns.items():
+            if _has_nanoseconds(column.type):  # stores take microseconds
                 columns[name] = cast_column(column, name, "timestamp", "an Arrow batch")
-        held = {name: column for name, column in columns.items() if not (updates and name in key)}
+        held = columns
+        if updates:
+            held = {name: column for name, column in columns.items() if name not in key}
         return ArrowEntries(
             to_struct_array({name: columns[name] for name in key}, rows.num_rows),
             to_struct_array(held, rows.num_rows),
@@ -474,3 +455,35 @@ def _read_times(batch: Any, records: Any, shape: Shape, what: str) -> Any:
             text, "Filter them out, or fill in a time with coalesce(…).", column=name
         )
     return times
+
+
+def _check_names(names: Sequence[str], key: Sequence[str]) -> None:
+    """Raise SchemaMismatchError if a key column is missing, or a column is named twice."""
+    missing = [name for name in key if name not in names]
+    twice = repeated_names(names)
+    if missing:
+        wrong = f"no column {missing[0]!r}, which is part of the key"
+    elif twice:
+        wrong = f"two columns {twice[0]!r}"
+    else:
+        return
+    what = f"an Arrow batch has {wrong}; it has {', '.join(names)}."
+    step = f"Include the key columns ({', '.join(key)}), and name each column once."
+    raise SchemaMismatchError(what, step, column=(missing or twice)[0])
+
+
+def _check_keys_are_plain(columns: Mapping[str, Any], key: Sequence[str]) -> None:
+    """Raise SchemaMismatchError for a key column of nested values."""
+    for name in key:
+        if pa.types.is_nested(columns[name].type):
+            raise SchemaMismatchError(
+                f"the key column {name!r} of an Arrow batch is {columns[name].type}, which"
+                " can't be a key.",
+                "Use a column of single values as the key.",
+                column=name,
+            )
+
+
+def _has_nanoseconds(type_: Any) -> bool:
+    """Whether values are times with a zone, in nanoseconds."""
+    return pa.types.is_timestamp(type_) and type_.tz is not None and type_.unit == "ns"

@@ -149,42 +149,45 @@ class CachedRecords:
         A record of None says that the key has none, which is kept only with `Cache.absent`.
         """
         kept = self._kept
-        written_until = now + self._after_write
-        read_until = now + self._after_read
+        until = (now + self._after_write, now + self._after_read)
         places = _cache_keys(keys, args)
-        absent = self._absent
         if not kept.keys().isdisjoint(places):
             for at in places:
                 if at in kept:
                     kept.move_to_end(at)
         for at, record in zip(places, records, strict=True):
-            if record is None and not absent:
+            if record is None and not self._absent:
                 continue
-            if type(record) is dict and _is_fixed(
-                map(type, record.values())
-            ):  # the usual case, without a call
-                kept[at] = (record.copy(), written_until, read_until, _copy_of_dict)
-                continue
-            copy = (
-                None if type(record) in _FIXED else deepcopy
-            )  # because callers may change what they passed or got
-            try:
-                kept[at] = (
-                    record if copy is None else copy(record),
-                    written_until,
-                    read_until,
-                    copy,
-                )
-            except Exception:  # noqa: BLE001 - what can't be copied is not kept, because its owner may change it
-                kept.pop(at, None)
-        for at in places if args else ():
-            if type(at) is _Variant and at in kept:
-                self._variants.setdefault(at.key, set()).add(at)
+            # The usual case, without a call.
+            if type(record) is dict and _is_fixed(map(type, record.values())):
+                kept[at] = (record.copy(), *until, _copy_of_dict)
+            else:
+                self._keep_copy(at, record, until)
+        if args:
+            self._remember_variants(places)
         self.keep_calls += 1
         evicted = max(0, len(kept) - self._size)
         for _ in range(evicted):
             self._drop(next(iter(kept)))
         return evicted
+
+    def _keep_copy(self, at: Hashable, record: Any, until: tuple[float, float]) -> None:
+        """Keep a copy of a record, because callers may change what they passed or got.
+
+        What can't be copied is not kept.
+        """
+        if type(record) in _FIXED:
+            self._kept[at] = (record, *until, None)
+            return
+        try:
+            self._kept[at] = (deepcopy(record), *until, deepcopy)
+        except Exception:  # noqa: BLE001 - of the user's class
+            self._kept.pop(at, None)
+
+    def _remember_variants(self, places: Iterable[Hashable]) -> None:
+        for at in places:
+            if type(at) is _Variant and at in self._kept:
+                self._variants.setdefault(at.key, set()).add(at)
 
     def forget(self, keys: Iterable[Hashable]) -> None:
         """Evict the records of these keys, for all arguments."""
@@ -319,21 +322,11 @@ class CacheLayer:
         self, operation: Operation[Any], outcomes: Outcomes | None, token: object, before: int
     ) -> None:
         keys = operation.entries.keys
-        args = operation.args
-        values = operation.entries.values
-        puts = (
-            operation.kind in (OperationKind.PUT, OperationKind.DELETE) and not operation.conditions
-        )
         with self._lock:
             if self._reads or before != self._kept.keep_calls:
                 self._forget(keys)
             self._writes -= 1
-            keeps = (
-                outcomes is not None
-                and puts
-                and self._cache.on_write == "through"
-                and _hashable(args)
-            )
+            keeps = outcomes is not None and self._keeps_what_is_written(operation)
             last: set[Hashable] = set()
             if self._writes or keeps:  # the keys that no later write has
                 last = {key for key in keys if self._writing.get(key) is token}
@@ -344,13 +337,18 @@ class CacheLayer:
                 self._writing.clear()
             if outcomes is not None and keeps:
                 last -= {keys[place] for place in outcomes.problems}
+                values = operation.entries.values or [None] * len(keys)
                 # The last entry of a key is its record.
-                written = {
-                    key: value
-                    for key, value in zip(keys, values or [None] * len(keys), strict=True)
-                    if key in last
-                }
-                self._keep(list(written), list(written.values()), args)
+                written = dict(zip(keys, values, strict=True))
+                written = {key: value for key, value in written.items() if key in last}
+                self._keep(list(written), list(written.values()), operation.args)
+
+    def _keeps_what_is_written(self, operation: Operation[Any]) -> bool:
+        """Whether the records of a write are kept: a put or delete is what is stored afterwards."""
+        if self._cache.on_write != "through" or operation.conditions:
+            return False
+        is_whole = operation.kind in (OperationKind.PUT, OperationKind.DELETE)
+        return is_whole and _hashable(operation.args)
 
     def _keep(
         self, keys: Sequence[Hashable], records: Sequence[Any], args: tuple[object, ...]

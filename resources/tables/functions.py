@@ -15,12 +15,13 @@ from __future__ import annotations
 import asyncio
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence, Sized
+from collections.abc import Awaitable, Callable, Collection, Hashable, Mapping, Sequence, Sized
 from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from functools import partial
 from inspect import signature
+from itertools import chain
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 from dagster_adjunct.resources import errors
@@ -60,20 +61,7 @@ def outcomes_from_missing(
     if count == 1:
         return Outcomes.all(1, missing)
     keys = operation.entries.keys
-    lacking = set[Any]()
-    wrong = ""
-    if any(isinstance(cause.keys, str | bytes) for cause in not_found):
-        wrong = f"with keys={not_found[0].keys!r:.60}, which is one string"
-    else:
-        try:
-            lacking = {key for cause in not_found for key in cause.keys}
-            others = sorted(map(repr, lacking - set(keys)))
-            wrong = "" if lacking else "without the keys that have no record"
-            if others:
-                more = ", …" if len(others) > 3 else ""
-                wrong = f"with keys that were not requested: {', '.join(others[:3])}{more}"
-        except TypeError as unhashable:
-            wrong = f"with unhashable keys: {unhashable}"
+    wrong = _find_wrong_keys(not_found, keys)
     if wrong:
         invalid = errors.TableError(
             f"RecordNotFoundError was raised for {count} entries {wrong}.",
@@ -81,21 +69,42 @@ def outcomes_from_missing(
         )
         invalid.__cause__ = error
         return Outcomes.all(count, Problem(State.REFUSED, invalid, of_request=True))
-    members = [
-        m
-        for cause in causes(error)
-        if isinstance(cause, BaseExceptionGroup)
-        for m in cause.exceptions
-    ]
-    other = next(
-        (member for member in members if first_cause(member, errors.RecordNotFoundError) is None),
-        None,
-    )
     problems: dict[int, Problem] = {}
+    other = _find_other_error(error)
     if other is not None:
         problems = dict.fromkeys(range(count), problem_of(other))
+    lacking = set(chain.from_iterable(cause.keys for cause in not_found))
     problems |= {place: missing for place, key in enumerate(keys) if key in lacking}
     return Outcomes(count, problems=problems)
+
+
+def _find_wrong_keys(
+    not_found: Sequence[errors.RecordNotFoundError], requested: Collection[Any]
+) -> str:
+    """Return what is wrong with the keys that these errors name; "" if nothing is."""
+    if any(isinstance(cause.keys, str | bytes) for cause in not_found):
+        return f"with keys={not_found[0].keys!r:.60}, which is one string"
+    try:
+        lacking = set(chain.from_iterable(cause.keys for cause in not_found))
+    except TypeError as unhashable:
+        return f"with unhashable keys: {unhashable}"
+    if not lacking:
+        return "without the keys that have no record"
+    others = sorted(map(repr, lacking.difference(requested)))
+    if not others:
+        return ""
+    more = ", …" if len(others) > 3 else ""
+    return f"with keys that were not requested: {', '.join(others[:3])}{more}"
+
+
+def _find_other_error(error: BaseException) -> BaseException | None:
+    """Return the first member of a group that is about something else than missing records."""
+    for cause in causes(error):
+        if isinstance(cause, BaseExceptionGroup):
+            for member in cause.exceptions:
+                if first_cause(member, errors.RecordNotFoundError) is None:
+                    return member
+    return None
 
 
 def record_not_found_error(
