@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import accumulate
+from itertools import accumulate, groupby
 from typing import Any, NamedTuple
 
 from dagster_adjunct.resources.common import check_seconds, check_whole_number
@@ -200,57 +200,68 @@ class _Request:
         return list(dict.fromkeys(span.call for span in self.spans))
 
 
+class _Lanes:
+    """Operations that can't share a request, each standing for those that can share one with it."""
+
+    def __init__(self) -> None:
+        self.operations: list[Operation[Any]] = []
+
+    def number_of(self, operation: Operation[Any]) -> int:
+        """Return the lane of an operation, a new one if it can't share a request with others."""
+        for lane, known in enumerate(self.operations):
+            if can_share_request(known, operation):
+                return lane
+        self.operations.append(operation)
+        return len(self.operations) - 1
+
+    def of_entries(self, provider: BatchProvider, operation: Operation[Any]) -> list[int]:
+        """Return the lane of each entry of an operation."""
+        lane = self.number_of(operation)
+        if not provider.splits_deletes(operation):
+            return [lane] * len(operation)
+        deletes = self.number_of(replace(operation, kind=OperationKind.DELETE))
+        values = operation.entries.values or ()
+        return [deletes if value is None else lane for value in values]
+
+
 def _split_into_requests(provider: BatchProvider, calls: Sequence[_Call]) -> Iterator[_Request]:
     """Yield the requests for these calls, in an order in which each key's entries keep theirs."""
     operations = [call.operation for call in calls]
     first = operations[0]
-    if len(calls) == 1:
-        entries = first.entries
-    else:
+    entries = first.entries
+    if len(calls) > 1:
         entries = _concatenate_entries([each.entries for each in operations])
-    if all(
-        can_share_request(first, each) and not provider.splits_deletes(each) for each in operations
-    ):
+    splits = any(provider.splits_deletes(each) for each in operations)
+    if not splits and all(can_share_request(first, each) for each in operations):
         for start, end in provider.bounds(entries):
             yield _Request(
                 first.with_entries(entries.part(start, end)),
                 list(_spans_between(calls, start, end)),
             )
         return
-    lanes: list[
-        Operation[Any]
-    ] = []  # one operation of each lane; those of different lanes can't share a request
+    lanes = _Lanes()
     origins: list[tuple[_Call, int]] = []
     lane_of: list[int] = []
-
-    def lane_number(operation: Operation[Any]) -> int:
-        for lane, known in enumerate(lanes):
-            if can_share_request(known, operation):
-                return lane
-        lanes.append(operation)
-        return len(lanes) - 1
-
     for call in calls:
-        operation = call.operation
-        lane = lane_number(operation)
-        origins.extend((call, place) for place in range(len(operation)))
-        if provider.splits_deletes(operation):
-            deletes = lane_number(replace(operation, kind=OperationKind.DELETE))
-            lane_of.extend(
-                deletes if value is None else lane for value in operation.entries.values or ()
-            )
-        else:
-            lane_of.extend([lane] * len(operation))
+        origins.extend((call, place) for place in range(len(call.operation)))
+        lane_of += lanes.of_entries(provider, call.operation)
     for lane, members in group_preserving_key_order(lane_of, entries.keys):
-        sent = _pick_entries(entries, members, lanes[lane].kind)
+        like = lanes.operations[lane]
+        sent = _pick_entries(entries, members, like.kind)
         for start, end in provider.bounds(sent):
-            spans: list[_Span] = []
-            for at, member in enumerate(members[start:end]):
-                call, place = origins[member]
-                if not spans or spans[-1].call is not call:
-                    spans.append(_Span(call, at, []))
-                spans[-1].places.append(place)  # type: ignore[attr-defined]
-            yield _Request(lanes[lane].with_entries(sent.part(start, end)), spans)
+            spans = _spans_of([origins[member] for member in members[start:end]])
+            yield _Request(like.with_entries(sent.part(start, end)), spans)
+
+
+def _spans_of(origins: Sequence[tuple[_Call, int]]) -> list[_Span]:
+    """Return the parts of a request by call, given the call of each entry, and its place there."""
+    spans: list[_Span] = []
+    at = 0
+    for call, members in groupby(origins, key=lambda origin: origin[0]):
+        places = [place for _, place in members]
+        spans.append(_Span(call, at, places))
+        at += len(places)
+    return spans
 
 
 def _spans_between(calls: Sequence[_Call], start: int, end: int) -> Iterator[_Span]:
@@ -544,35 +555,46 @@ class _Batches:
         if gathering is not None and not gathering.has_room(provider, operation.count, size):
             self._end_gathering()
             gathering = None
-        is_first = gathering is None
         if gathering is None:
-            gathering = self._gathering = _Gathering()
-            if provider.delay:
-                loop = asyncio.get_running_loop()
-                gathering.timer = loop.call_later(provider.delay, self._end_gathering, gathering)
-        call = gathering.add(operation, size)
-        if not is_first and not gathering.has_room(
-            provider, 1, 1
-        ):  # a first call leaves room (`can_gather`)
-            self._end_gathering()
-        elif is_first and not provider.delay:
-            # Gather the operations of this turn of the event loop; if there is only this one, it
-            # needs no task.
-            try:
-                await asyncio.sleep(0)
-            except asyncio.CancelledError:
-                gathering.withdraw(call)
-                self._end_gathering(gathering)
-                raise
-            if self._gathering is gathering and len(gathering.calls) == 1:
-                self._gathering = None
+            gathering = self._begin_gathering()
+            call = gathering.add(operation, size)
+            if not provider.delay and await self._is_alone(gathering, call):
                 return await self._send_alone(operation)
-            self._end_gathering(gathering)
+        else:
+            call = gathering.add(operation, size)
+            if not gathering.has_room(provider, 1, 1):
+                self._end_gathering()
         try:
             return await call.answer
         except asyncio.CancelledError:
             gathering.withdraw(call)
             raise
+
+    def _begin_gathering(self) -> _Gathering:
+        """Begin to gather operations, for the provider's delay or this turn of the event loop."""
+        self._gathering = gathering = _Gathering()
+        delay = self._provider.delay
+        if delay:
+            loop = asyncio.get_running_loop()
+            gathering.timer = loop.call_later(delay, self._end_gathering, gathering)
+        return gathering
+
+    async def _is_alone(self, gathering: _Gathering, call: _Call) -> bool:
+        """Gather the operations of this turn of the event loop, and end the gathering.
+
+        Returns whether there is only this one, which then needs no task.
+        """
+        try:
+            await asyncio.sleep(0)
+        except asyncio.CancelledError:
+            gathering.withdraw(call)
+            self._end_gathering(gathering)
+            raise
+        if self._gathering is gathering and len(gathering.calls) == 1:
+            self._gathering = None
+            return True
+        self._end_gathering(gathering)
+        return False
 
     async def flush(self) -> None:
         """Send the gathered operations; return when everything requested before is answered."""

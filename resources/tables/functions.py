@@ -605,56 +605,76 @@ async def _send_one_by_one(
     MISSING too if the first was.
     """
     keys = operation.entries.keys
-    values: Sequence[Any] = operation.entries.values or [None] * len(keys)
     by_key: dict[Any, list[int]] = {}
     for place, key in enumerate(keys):
         by_key.setdefault(key, []).append(place)
-    slots = asyncio.Semaphore(_MAX_IN_FLIGHT)
-    answers: list[Any] = [None] * len(keys)
-    problems: dict[int, Problem] = {}
-    lost: list[errors.RunLeaseLostError] = []
-    attempt = limit_each_request() if len(keys) > 1 else None
+    sending = _SingleRequests(function, operation, request)
+    await asyncio.gather(*map(sending.send_in_order, by_key.values()))
+    problems = sending.problems
+    if sending.lost is not None:
+        raise sending.lost
+    if operation.kind is OperationKind.GET:
+        return Outcomes(len(keys), sending.answers, problems)
+    if operation.kind is OperationKind.PUT_IF_ABSENT:
+        for place, made in enumerate(sending.answers):
+            if not made:
+                problems.setdefault(place, Problem(State.SKIPPED))
+    return Outcomes(len(keys), problems=problems)
 
-    async def in_sequence(places: list[int]) -> None:
-        async with slots:
+
+class _SingleRequests:
+    """The requests of an operation whose entries are sent one by one, and what came of them."""
+
+    def __init__(
+        self,
+        function: TableFunction,
+        operation: Operation[Any],
+        request: Callable[[Any, Any], Awaitable[Any]],
+    ) -> None:
+        keys = operation.entries.keys
+        self._function = function
+        self._operation = operation
+        self._request = request
+        self._keys = keys
+        self._values: Sequence[Any] = operation.entries.values or [None] * len(keys)
+        self._slots = asyncio.Semaphore(_MAX_IN_FLIGHT)
+        self._attempt = limit_each_request() if len(keys) > 1 else None
+        self.answers: list[Any] = [None] * len(keys)
+        self.problems: dict[int, Problem] = {}
+        self.lost: errors.RunLeaseLostError | None = None
+
+    async def send_in_order(self, places: Sequence[int]) -> None:
+        """Send the entries at these places, all of one key, until one fails."""
+        async with self._slots:
             for done, place in enumerate(places):
-                limit = asyncio.timeout(None if attempt is None else attempt.seconds)
-                try:
-                    await operation.check_fence()
-                    async with limit:
-                        answers[place] = await request(keys[place], values[place])
-                except errors.RunLeaseLostError as error:
-                    lost.append(error)
+                problem = await self._send(place)
+                if self.lost is not None:
                     return
-                except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - it becomes the outcome
-                    if isinstance(error, asyncio.CancelledError):
-                        error = self_cancelled_error(error)
-                    late = (
-                        attempt is not None and limit.expired() and isinstance(error, TimeoutError)
-                    )
-                    if late and attempt:
-                        problem = attempt.late(keys[place])
-                    else:
-                        problem = problem_from_error(function, error)
-                    problems[place] = problem
+                if problem is not None:
+                    self.problems[place] = problem
                     # Not even after a missing record: if another writer creates it meanwhile, the
                     # later entries would be applied without this one.
                     left = problem if problem.state is State.MISSING else problem.unsent
-                    problems.update(dict.fromkeys(places[done + 1 :], left))
+                    self.problems.update(dict.fromkeys(places[done + 1 :], left))
                     return
 
-    await asyncio.gather(*(in_sequence(places) for places in by_key.values()))
-    if lost:
-        raise lost[0]
-    if operation.kind is OperationKind.GET:
-        return Outcomes(len(keys), answers, problems)
-    if operation.kind is OperationKind.PUT_IF_ABSENT:
-        problems |= {
-            p: Problem(State.SKIPPED)
-            for p, made in enumerate(answers)
-            if not made and p not in problems
-        }
-    return Outcomes(len(keys), problems=problems)
+    async def _send(self, place: int) -> Problem | None:
+        """Send one entry, and keep its answer; return its problem, if it failed."""
+        key = self._keys[place]
+        limit = asyncio.timeout(None if self._attempt is None else self._attempt.seconds)
+        try:
+            await self._operation.check_fence()
+            async with limit:
+                self.answers[place] = await self._request(key, self._values[place])
+        except errors.RunLeaseLostError as error:
+            self.lost = error
+        except asyncio.CancelledError as error:
+            return problem_from_error(self._function, self_cancelled_error(error))
+        except Exception as error:  # noqa: BLE001 - it becomes the outcome
+            if self._attempt is not None and limit.expired() and isinstance(error, TimeoutError):
+                return self._attempt.late(key)
+            return problem_from_error(self._function, error)
+        return None
 
 
 def check_conditions(
@@ -781,28 +801,26 @@ def _fits(outcomes: object, operation: Operation[Any]) -> bool:
     would count as done.
     """
     count = len(operation)
-    if (
-        not isinstance(outcomes, Outcomes)
-        or outcomes.count != count
-        or not isinstance(outcomes.problems, Mapping)
-    ):
+    if not isinstance(outcomes, Outcomes) or outcomes.count != count:
+        return False
+    if not isinstance(outcomes.problems, Mapping):
         return False
     for place, problem in outcomes.problems.items():
-        if not isinstance(place, int) or not 0 <= place < count or not isinstance(problem, Problem):
-            return False
-        pause = problem.retry_after
-        error = problem.error
-        timed = pause is None or (isinstance(pause, int | float) and 0 <= pause < math.inf)
-        if (
-            not timed
-            or not isinstance(problem.state, State)
-            or not isinstance(error, BaseException | None)
-        ):
+        if not isinstance(place, int) or not 0 <= place < count or not _is_valid(problem):
             return False
     records = outcomes.records
     if operation.kind.writes or (records is None and len(outcomes.problems) == count):
         return True
     return isinstance(records, Sequence) and len(records) == count
+
+
+def _is_valid(problem: object) -> bool:
+    if not isinstance(problem, Problem) or not isinstance(problem.state, State):
+        return False
+    if not isinstance(problem.error, BaseException | None):
+        return False
+    pause = problem.retry_after
+    return pause is None or (isinstance(pause, int | float) and 0 <= pause < math.inf)
 
 
 @validated
