@@ -73,6 +73,7 @@ from dagster_adjunct.resources.errors import (
     InvalidNameError,
 )
 from dagster_adjunct.resources.objects.lake import open_lake
+from dagster_adjunct.resources.package_files import read_package_file
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.tables.table import RemoteTable
 from dagster_adjunct.resources.validation import validated_methods
@@ -96,7 +97,6 @@ _MODULES = (
     "windows",
     "kafka",
 )
-_EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
 
 # -- models of the YAML, made from the signatures of the API
@@ -1070,14 +1070,14 @@ class AdjunctScaffolder(Scaffolder[Any]):
         if request.scaffold_format != "yaml":
             problem = f"AdjunctComponent is declared in YAML, not in {request.scaffold_format}."
             raise ConfigurationError(problem, "Leave --format out.", argument="format")
-        example = (_EXAMPLES / "component.yaml").read_text(encoding="utf-8")
+        example = read_package_file("examples/component.yaml")
         if request.append:
             with request.target_path.open("a", encoding="utf-8") as file:
                 file.write(f"\n---\n{example}")  # the file may not end in a line break
             return
         request.target_path.mkdir(parents=True, exist_ok=True)
         (request.target_path / "defs.yaml").write_text(example, encoding="utf-8")
-        deliver = (_EXAMPLES / "new_project/new_project/deliver.py").read_text(encoding="utf-8")
+        deliver = read_package_file("examples/new_project/new_project/deliver.py")
         deliver = deliver.replace("-m new_project.deliver", "deliver.py")
         (request.target_path / "deliver.py").write_text(deliver, encoding="utf-8")
 

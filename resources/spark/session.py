@@ -23,6 +23,7 @@ from urllib.parse import urlsplit
 from dagster_adjunct.resources.errors import ConfigurationError, TransientError
 from dagster_adjunct.resources.objects.lake import DEFAULT_LAKE, LakeSettings
 from dagster_adjunct.resources.objects.store import check_endpoint
+from dagster_adjunct.resources.package_files import package_file
 from dagster_adjunct.resources.spark import tuning
 from dagster_adjunct.resources.spark.in_process import (
     IN_PROCESS,
@@ -64,7 +65,6 @@ _OF_THE_SERVER |= {"spark.python.sql.dataFrameDebugging.enabled"}
 _RPC_DETAILS = re.compile(r'details = "(.+)"')
 _SECONDS_TO_CONNECT = 10.0
 _RETRIES = 5  # of requests to a Spark Connect server, the last one after some 20 seconds
-_LOGGING = Path(__file__).resolve().parent / "log4j2.properties"
 _PLANS = {
     # Bucketed scans keep one partition per bucket even where no join needs it: the writers rely on
     # it.
@@ -280,7 +280,7 @@ def _local_settings(
     ours = {"spark.sql.warehouse.dir": str(Path(gettempdir()) / "adjunct-spark-warehouse")}
     options = [
         settings["spark.driver.extraJavaOptions"],
-        f"-Dlog4j2.configurationFile={_LOGGING.as_uri()}",
+        f"-Dlog4j2.configurationFile={package_file('resources/spark/log4j2.properties').as_uri()}",
     ]
     if tuning.is_quick(quick):
         options.append(tuning.quick_jvm_options(check_java(), keep_classes=keep_classes))
