@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from numbers import Integral, Real
-from typing import Annotated, Any, Literal, Union, Unpack, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Final, Literal, Union, Unpack, get_args, get_origin, get_type_hints
 
 from pydantic import (
     BeforeValidator,
@@ -32,8 +32,8 @@ from pydantic_core import PydanticCustomError
 from typing_extensions import TypedDict
 
 # The types of our own errors among those of pydantic. Their context has `expected`, in words.
-WRONG_TYPE = "wrong_type"
-TEXT_FOR_LIST = "text_for_list"
+WRONG_TYPE: Final = "wrong_type"
+TEXT_FOR_LIST: Final = "text_for_list"
 
 # Classes of Spark are known by name, because Spark is not imported to check an argument.
 _SPARK_CLASSES = {name: type(name, (), {}) for name in ("SparkSession", "DataFrame", "StructType")}

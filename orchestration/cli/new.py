@@ -55,8 +55,7 @@ def create_project(name: str, *, in_yaml: bool = False) -> Path:
     Raises ConfigurationError for a name that can't be that of a module, and for one that a module
     or folder has.
     """
-    from dagster._core.definitions.utils import DISALLOWED_NAMES
-
+    from dagster_adjunct.orchestration.code_location.dagster_internals import DISALLOWED_NAMES
     from dagster_adjunct.orchestration.code_location.definitions import prepare_dagster_home
 
     module = name.replace("-", "_")

@@ -25,10 +25,6 @@ from typing import Annotated, Any, Literal, NoReturn, Union, get_args, get_origi
 
 import dagster as dg
 import yaml
-from dagster.components.resolved.context import ResolutionContext
-from dagster.components.resolved.errors import ResolutionException
-from dagster.components.scaffold.scaffold import Scaffolder, ScaffoldRequest
-from dagster_shared.yaml_utils.source_position import SourcePositionTree
 from pydantic import (
     BaseModel,
     ConfigDict,
@@ -56,6 +52,10 @@ from dagster_adjunct.orchestration.application.graph import (
     RemoteTableHandle,
 )
 from dagster_adjunct.orchestration.application.message_stream import MessageStream
+from dagster_adjunct.orchestration.code_location.dagster_internals import (
+    ResolutionException,
+    SourcePositionTree,
+)
 from dagster_adjunct.orchestration.code_location.definitions import build_definitions
 from dagster_adjunct.orchestration.operators.event_time import ARRIVAL
 from dagster_adjunct.orchestration.planner.planner import (
@@ -1060,10 +1060,10 @@ def _public(name: str) -> Callable[..., Any] | None:
     return None
 
 
-class AdjunctScaffolder(Scaffolder[Any]):
+class AdjunctScaffolder(dg.Scaffolder[Any]):
     """Writes an application that runs at once, and sample data for it."""
 
-    def scaffold(self, request: ScaffoldRequest[Any]) -> None:
+    def scaffold(self, request: dg.ScaffoldRequest[Any]) -> None:
         """Copy the example into the new component's folder, or append it to the component's
         file.
         """
@@ -1172,7 +1172,7 @@ class AdjunctComponent(dg.Component):
 
 
 def _filled_in(
-    value: Any, context: ResolutionContext, translation: _Translation, place: Place
+    value: Any, context: dg.ResolutionContext, translation: _Translation, place: Place
 ) -> Any:
     """Return a value with the templates in it, at any depth, filled in; a template that has no
     value is refused.

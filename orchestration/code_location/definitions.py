@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import dagster as dg
-from dagster._core.definitions.utils import DISALLOWED_NAMES
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.exchange.iceberg import IcebergTable
@@ -38,6 +37,7 @@ from dagster_adjunct.orchestration.code_location.automation import (
     condition_error,
 )
 from dagster_adjunct.orchestration.code_location.checks import freshness_policy
+from dagster_adjunct.orchestration.code_location.dagster_internals import DISALLOWED_NAMES
 from dagster_adjunct.orchestration.code_location.dataset_assets import (
     DatasetAsset,
     dataset_assets,

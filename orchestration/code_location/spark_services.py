@@ -23,9 +23,9 @@ from typing import Any, ClassVar
 from uuid import uuid4
 
 import dagster as dg
-from dagster._core.errors import DagsterPipesExecutionError
 from pydantic import Field
 
+from dagster_adjunct.orchestration.code_location.dagster_internals import DagsterPipesExecutionError
 from dagster_adjunct.orchestration.code_location.submission import (
     SECRET_REFERENCE,
     SETTINGS,

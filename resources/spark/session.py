@@ -5,7 +5,6 @@ of a block of code.
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import logging
 import os
 import re
@@ -31,6 +30,15 @@ from dagster_adjunct.resources.spark.in_process import (
     identify_session,
     is_in_process,
     is_remote,
+)
+from dagster_adjunct.resources.spark.jvm import (
+    cache_jvm_functions,
+    gateway_of,
+    has_spark_context,
+    join_submitted_jvm,
+    limit_retries,
+    running_jvm,
+    start_jvm,
 )
 from dagster_adjunct.resources.spark.tasks import STACK_SIZE, first_message_line
 from dagster_adjunct.resources.validation import validated
@@ -210,27 +218,11 @@ def open_jvm() -> Iterator[Any]:
     Raises ConfigurationError without Java.
     """
     check_java()
-    from py4j.java_gateway import GatewayParameters, JavaGateway, launch_gateway
-
-    if has_running_session():
-        import pyspark
-
-        yield pyspark.SparkContext._jvm
+    if has_spark_context():
+        yield running_jvm()
         return
-    found = importlib.util.find_spec("pyspark")
-    jars = Path(str(found and found.origin)).parent / "jars"
-    port = launch_gateway(
-        jarpath=str(next(jars.glob("py4j-*.jar"))),
-        classpath=str(jars / "*"),
-        javaopts=["-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"],
-        redirect_stderr=subprocess.DEVNULL,
-        die_on_exit=True,
-    )
-    gateway = JavaGateway(gateway_parameters=GatewayParameters(port=port))
-    try:
-        yield gateway.jvm
-    finally:
-        gateway.shutdown()
+    with start_jvm() as jvm:
+        yield jvm
 
 
 def session_config(
@@ -312,9 +304,9 @@ def submitted_settings() -> dict[str, str]:
     """
     if _GATEWAY not in os.environ:
         return {}
-    from pyspark import SparkConf, SparkContext
+    from pyspark import SparkConf
 
-    SparkContext._ensure_initialized()
+    join_submitted_jvm()
     return dict(SparkConf().getAll())
 
 
@@ -368,7 +360,7 @@ def prepare_session(session: SparkSession) -> None:
     functions faster.
     """
     _check_release(session, session.sparkContext.master)
-    tuning.cache_jvm_functions(session)
+    cache_jvm_functions(session)
 
 
 def spark_release() -> str:
@@ -431,12 +423,7 @@ def _connect(url: str, config: Mapping[str, str], lake_url: str | None) -> Spark
         from pyspark.sql import SparkSession
 
         session = SparkSession.builder.remote(url).getOrCreate()
-        from pyspark.sql.connect.client.retries import DefaultPolicy
-
-        client: Any = session.client
-        client.set_retry_policies(
-            [DefaultPolicy(max_retries=_RETRIES)]
-        )  # Spark's own wait for ten minutes
+        limit_retries(session, _RETRIES)
         catalog = session.conf.get(_CATALOG)
     except (OSError, ImportError, PySparkException) as error:
         details = _RPC_DETAILS.search(str(error))
@@ -489,20 +476,16 @@ def _database(session: SparkSession) -> str:
 def stop_session(session: SparkSession) -> None:
     """Stop a session. If its JVM was started to archive its classes, also end that."""
     if is_remote(session):
-        client: Any = session.client
-        client.set_retry_policies(
-            []
-        )  # each request to a dead server would be repeated for 20 seconds
+        # each request to a dead server would be repeated for 20 seconds
+        limit_retries(session, 0)
         with contextlib.suppress(Exception):  # the server may have ended, and the database with it
             session.sql("USE default")
             session.sql(f"DROP DATABASE IF EXISTS {_database(session)} CASCADE")
         session.stop()
         return
     context = session.sparkContext
-    options, gateway = (
-        context.getConf().get("spark.driver.extraJavaOptions", None) or "",
-        context._gateway,
-    )
+    options = context.getConf().get("spark.driver.extraJavaOptions", None) or ""
+    gateway = gateway_of(session)
     tuning.wait_for_workers(context)
     session.stop()
     tuning.stop_jvm(gateway, options)
