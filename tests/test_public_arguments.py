@@ -512,6 +512,13 @@ def test_errors_show_no_value_of_an_argument_that_holds_a_secret(
     assert caught.value.__cause__ is None
 
 
+def test_a_mistake_inside_of_a_setting_is_at_the_users_line() -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        public.SparkResource(emr_serverless={"application_id": None})
+    assert caught.value.argument == "application_id"
+    assert str(caught.value).startswith(f"{__file__}:")  # the working directory is another one
+
+
 def test_values_of_variables_that_name_a_secret_are_shown() -> None:
     with pytest.raises(ConfigurationError, match="password_env is 5"):
         public.RedisTable("t", key="id", columns={"id": "int"}, password_env=5)
