@@ -480,8 +480,8 @@ class _Translation:
         if key is not None and place[-1] != key:
             place = (*place, key)
         facts = {**_facts_of(error), "argument": key}
-        problem = _ON.sub("by=", error.problem)
-        next_step = _ON.sub("by=", error.next_step) or "Correct it there."
+        problem = _with_keys(error.problem)
+        next_step = _with_keys(error.next_step) or "Correct it there."
         if self.tree is not None:
             line = self.code_line(place)
             problem = self.locate(problem, place)
@@ -677,6 +677,11 @@ class _ApplicationTranslation(_Translation):
         dg.get_dagster_logger().warning(
             "%s%s is not planned: %s. %s", where, self.app.name, problem, next_step
         )
+
+
+def _with_keys(text: str) -> str:
+    """Return a text for people, with the keys of YAML in place of arguments that have others."""
+    return _ON.sub("by=", text)
 
 
 def _facts_of(error: AdjunctError) -> dict[str, Any]:
