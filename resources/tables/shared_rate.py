@@ -2,7 +2,9 @@
 `CreditServer`, which leases the run's credits from the lake and hands them out to the
 `CreditClient`s in the run's tasks.
 
-`credit_messages.py` has what they send each other, `credit_demands.py` who gets credits next.
+`credit_messages.py` has what they send each other, `credit_demands.py` who gets credits next. A
+share of the rate for each task would need no server, and would leave credits unused wherever tasks
+have unlike loads: with 50, 25, 15 and 10% of the calls, four tasks took 9.9 s instead of 5.0 s.
 
 Runs of a lake share a budget's timeline (`SharedTimeline` in `rate.py`). Credits arrive at the
 budget's rate, so a lease is an interval of time: a lease of 0.2 s allows a run to spend what
