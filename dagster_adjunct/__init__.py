@@ -15,6 +15,46 @@ _MODULES = [
     module.name for module in iter_modules(__path__) if not module.ispkg
 ]  # also of a zip file
 
+_NAMES = {  # what is imported below for type checkers; tests compare the two
+    "dagster_adjunct.assets.advancing.advance_dataset": (
+        "AdjunctDatasetManager",
+        "advance_dataset",
+    ),
+    "dagster_adjunct.assets.bounded.advance": ("advance_version_set",),
+    "dagster_adjunct.assets.declaration.dataset": (
+        "AdjunctDataset",
+        "bounded_dataset",
+        "unbounded_dataset",
+        "version_set",
+    ),
+    "dagster_adjunct.assets.declaration.policies": ("DiscardPolicy", "VersionPartitions"),
+    "dagster_adjunct.assets.reading.dataset": ("current_versions", "open_dataset"),
+    "dagster_adjunct.assets.reading.stored_versions": ("list_datasets",),
+    "dagster_adjunct.assets.versions.reports": ("AdvanceReport", "StageEvent"),
+    "dagster_adjunct.assets.versions.version": ("VersionRef",),
+    "dagster_adjunct.orchestration.application.application": ("Application",),
+    "dagster_adjunct.orchestration.application.message_stream": ("MessageStream",),
+    "dagster_adjunct.orchestration.batch_log.batch_log": (
+        "ApplicationState",
+        "application_state",
+        "served_versions",
+    ),
+    "dagster_adjunct.orchestration.code_location.definitions": ("build_definitions",),
+    "dagster_adjunct.orchestration.code_location.resources": ("LakeResource", "SparkResource"),
+    "dagster_adjunct.orchestration.operators.sends": ("SinkContext",),
+    "dagster_adjunct.orchestration.operators.table_updates": ("update_message",),
+    "dagster_adjunct.orchestration.planner.planner": ("plan_application", "systems_for"),
+    "dagster_adjunct.orchestration.step.progress": ("StepEvent", "StepReport"),
+    "dagster_adjunct.orchestration.step.run": ("RunReport", "run_application"),
+    "dagster_adjunct.resources.objects.lake": ("Lake", "LakeSettings", "open_lake"),
+    "dagster_adjunct.resources.schemas.schema": ("Field", "Schema"),
+    "dagster_adjunct.resources.spark.in_process": ("IN_PROCESS",),
+    "dagster_adjunct.resources.spark.session": ("session_scope",),
+    "dagster_adjunct.resources.streams.lake.streams": ("LakeStreams",),
+    "dagster_adjunct.resources.streams.system": ("SystemStreamPartition",),
+    "dagster_adjunct.resources.tables.operation": ("UpdateContract",),
+}
+
 if TYPE_CHECKING:
     from dagster_adjunct.assets.advancing.advance_dataset import (
         AdjunctDatasetManager as AdjunctDatasetManager,
@@ -76,7 +116,7 @@ else:  # hidden from type checkers, for which every name would exist
 
     from dagster_adjunct.resources.lazy_modules import lazy_names
 
-    _get_name, __dir__ = lazy_names(__name__, __file__)
+    _get_name, __dir__ = lazy_names(__name__, _NAMES)
 
     def __getattr__(name):
         return import_module(f"{__name__}.{name}") if name in _MODULES else _get_name(name)

@@ -4,6 +4,28 @@ resources, services.
 
 from typing import TYPE_CHECKING
 
+_NAMES = {  # what is imported below for type checkers; tests compare the two
+    "dagster_adjunct.orchestration.code_location.definitions": ("prepare_dagster_home",),
+    "dagster_adjunct.orchestration.code_location.nodes": ("AdjunctTranslator", "AssetSubject"),
+    "dagster_adjunct.orchestration.code_location.resources": ("AdjunctLoader",),
+    "dagster_adjunct.orchestration.code_location.sensors": ("LaunchWhen",),
+    "dagster_adjunct.orchestration.code_location.spark_services": (
+        "EmrCluster",
+        "EmrServerless",
+        "Glue",
+        "Kubernetes",
+    ),
+    "dagster_adjunct.orchestration.code_location.table_resources": (
+        "DynamoDbTableResource",
+        "HttpTableResource",
+        "KeyValueRowsResource",
+        "KeyValueTableResource",
+        "PostgresTableResource",
+        "RedisTableResource",
+        "SqliteTableResource",
+    ),
+}
+
 if TYPE_CHECKING:
     from dagster_adjunct.orchestration.code_location.definitions import (
         prepare_dagster_home as prepare_dagster_home,
@@ -44,4 +66,4 @@ if TYPE_CHECKING:
 else:
     from dagster_adjunct.resources.lazy_modules import lazy_names
 
-    __getattr__, __dir__ = lazy_names(__name__, __file__)
+    __getattr__, __dir__ = lazy_names(__name__, _NAMES)

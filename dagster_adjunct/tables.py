@@ -2,6 +2,63 @@
 
 from typing import TYPE_CHECKING
 
+_NAMES = {  # what is imported below for type checkers; tests compare the two
+    "dagster_adjunct.assets.reading.dataset": ("DatasetTable",),
+    "dagster_adjunct.resources.backends.columns": ("register_backend",),
+    "dagster_adjunct.resources.backends.dynamodb": ("DynamoDbTable",),
+    "dagster_adjunct.resources.backends.http": ("HttpExtra", "HttpTable"),
+    "dagster_adjunct.resources.backends.memory": ("MemoryTable",),
+    "dagster_adjunct.resources.backends.postgres": ("PostgresTable",),
+    "dagster_adjunct.resources.backends.redis": ("RedisTable",),
+    "dagster_adjunct.resources.backends.sqlite": ("SqliteTable",),
+    "dagster_adjunct.resources.tables.arrow": ("ArrowEntries",),
+    "dagster_adjunct.resources.tables.batching": ("BatchLayer", "BatchProvider"),
+    "dagster_adjunct.resources.tables.cache": ("Cache", "CacheLayer"),
+    "dagster_adjunct.resources.tables.functions": (
+        "FunctionLayer",
+        "LayerAsFunction",
+        "StoreFunction",
+        "TableReadFunction",
+        "TableUse",
+        "TableWriteFunction",
+    ),
+    "dagster_adjunct.resources.tables.metrics": (
+        "MetricsHook",
+        "PrometheusTables",
+        "TableMetrics",
+        "report_tables_to",
+    ),
+    "dagster_adjunct.resources.tables.operation": (
+        "Capabilities",
+        "Changes",
+        "Conditions",
+        "Layer",
+        "Mark",
+        "Operation",
+        "OperationKind",
+        "Outcomes",
+        "Problem",
+        "RowEntries",
+        "State",
+        "UpdateMessage",
+        "position_of",
+    ),
+    "dagster_adjunct.resources.tables.rate": (
+        "RateLayer",
+        "RateLimit",
+        "per_byte",
+        "per_capacity_unit",
+    ),
+    "dagster_adjunct.resources.tables.retry": (
+        "AttemptLayer",
+        "Backoff",
+        "RetryLayer",
+        "RetryPolicy",
+    ),
+    "dagster_adjunct.resources.tables.table": ("BlockingTable", "RemoteTable"),
+    "dagster_adjunct.resources.tables.update_contract": ("UpdateContractLayer",),
+}
+
 if TYPE_CHECKING:
     from dagster_adjunct.assets.reading.dataset import DatasetTable as DatasetTable
     from dagster_adjunct.resources.backends.columns import register_backend as register_backend
@@ -56,4 +113,4 @@ if TYPE_CHECKING:
 else:
     from dagster_adjunct.resources.lazy_modules import lazy_names
 
-    __getattr__, __dir__ = lazy_names(__name__, __file__)
+    __getattr__, __dir__ = lazy_names(__name__, _NAMES)

@@ -132,6 +132,8 @@ def import_package(what: str, module: str, extra: str, **about: Any) -> Any:
 # The folder that the packages are imported from. The examples below it count as user code.
 _PACKAGE = Path(__file__).parents[1]
 _EXAMPLES = str(_PACKAGE / "examples")
+# Code that makes an object of a class of this distribution from what a user has passed to it.
+_MODELS = re.compile(r"[/\\]site-packages[/\\](?:pydantic|dagster[/\\]_config)[/\\]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +189,8 @@ def find_calling_line() -> CodeLine | None:
     frame = sys._getframe(1)
     while frame is not None:
         file = frame.f_code.co_filename
-        if not file.startswith("<") and not is_library_code(file):
+        is_between = file.startswith("<") or _MODELS.search(file)
+        if not is_between and not is_library_code(file):
             return CodeLine(file, frame.f_lineno)
         if frame.f_back is None:
             return None

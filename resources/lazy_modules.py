@@ -5,14 +5,10 @@ A code location and most commands load without them.
 
 from __future__ import annotations
 
-import ast
-import gc
 import importlib
 import sys
-from collections.abc import Callable
-from functools import cache
+from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 
@@ -38,38 +34,29 @@ class LazyModule:
         return LazyModule, (self._name,)
 
 
-def lazy_names(module: str, file: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+def lazy_names(
+    module: str, names: Mapping[str, Sequence[str]]
+) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """Return `__getattr__` and `__dir__` for a public module, which import each name when it is
     first used.
 
-    The names are those that the module's source `file` imports in its `if TYPE_CHECKING:` block,
-    which type checkers read.
+    `names` are the public names, by the module that defines them.
     """
-
-    @cache
-    def sources() -> dict[str, str]:
-        tree = ast.parse(Path(file).read_text(encoding="utf-8"))
-        (block,) = (node for node in tree.body if isinstance(node, ast.If))
-        imports = [node for node in block.body if isinstance(node, ast.ImportFrom)]
-        return {alias.name: node.module or "" for node in imports for alias in node.names}
+    sources = {name: source for source, defined in names.items() for name in defined}
 
     def __getattr__(name: str) -> Any:
         if name == "__all__":
-            return sorted(sources())
-        if name.startswith("_") or name not in sources():
+            return sorted(sources)
+        if name not in sources:
             raise AttributeError(f"module {module!r} has no attribute {name!r}")
-        collects = gc.isenabled()
-        # imports leave no garbage; looking for it, in all of Dagster too, takes a sixth of the time
-        gc.disable()
-        try:
-            value = getattr(importlib.import_module(sources()[name]), name)
-        finally:
-            if collects:
-                gc.enable()
+        value = getattr(importlib.import_module(sources[name]), name)
         setattr(sys.modules[module], name, value)
         return value
 
-    return __getattr__, lambda: sorted({*vars(sys.modules[module]), *sources()})
+    def __dir__() -> list[str]:
+        return sorted({*vars(sys.modules[module]), *sources})
+
+    return __getattr__, __dir__
 
 
 if TYPE_CHECKING:

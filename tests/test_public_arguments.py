@@ -491,6 +491,44 @@ def test_numbers_of_other_classes_become_pythons() -> None:
         assert failure.value.argument == argument
 
 
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: public.RedisTableResource(url="redis://x", password=["hunter2"]),
+        lambda: public.PostgresTableResource(dsn={"password": "hunter2"}),
+        lambda: public.DynamoDbTableResource(credentials="hunter2"),
+        lambda: public.HttpTableResource(secret_headers={"Authorization": [b"hunter2"]}),
+        lambda: public.SchemaRegistry("http://x", token=[b"hunter2"]),
+        lambda: public.LakeSettings(sse_kms_key_id="hunter2"),
+    ],
+    ids=["password", "dsn", "credentials", "headers", "token", "several"],
+)
+def test_errors_show_no_value_of_an_argument_that_holds_a_secret(
+    call: Callable[[], object],
+) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        call()
+    assert "hunter2" not in str(caught.value)
+    assert caught.value.__cause__ is None
+
+
+def test_a_mistake_inside_of_a_setting_is_at_the_users_line() -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        public.SparkResource(emr_serverless={"application_id": None})
+    assert caught.value.argument == "application_id"
+    assert str(caught.value).startswith(f"{__file__}:")  # the working directory is another one
+
+
+def test_values_of_variables_that_name_a_secret_are_shown() -> None:
+    with pytest.raises(ConfigurationError, match="password_env is 5"):
+        public.RedisTable("t", key="id", columns={"id": "int"}, password_env=5)
+
+
+def test_arguments_that_do_not_fit_together_are_rejected() -> None:
+    with pytest.raises(ConfigurationError, match="LakeSettings: sse_kms_key_id needs sse"):
+        public.LakeSettings(sse_kms_key_id="k")
+
+
 def test_numbers_may_be_parameters_of_a_request() -> None:
     assert public.HttpExtra(params={"limit": 5, "deep": True}).params == (
         ("deep", True),

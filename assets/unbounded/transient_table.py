@@ -39,6 +39,7 @@ from dagster_adjunct.resources.errors import (
 from dagster_adjunct.resources.lazy_modules import F
 from dagster_adjunct.resources.schemas.schema import Schema, named_column
 from dagster_adjunct.resources.spark.in_process import is_remote, resolve_session
+from dagster_adjunct.resources.spark.jvm import release_checkpoint
 from dagster_adjunct.resources.streams.system import (
     OFFSET,
     PARTITION,
@@ -120,9 +121,7 @@ class TransientVersion:
         """Free the memory; the version can't be read afterwards."""
         if is_remote(self.kept):  # the server drops it with the last frame of this client
             return
-        rdd = self.kept._jdf.queryExecution().logical().rdd()
-        # As RDD.unpersist does, without its warning that the rows can't be computed again.
-        rdd.context().unpersistRDD(rdd.id(), False)
+        release_checkpoint(self.kept)
 
 
 _ABANDON_BATCH = (

@@ -15,10 +15,9 @@ import click
 
 from dagster_adjunct.orchestration.cli import options, output
 from dagster_adjunct.resources.errors import ConfigurationError, translate_file_errors
+from dagster_adjunct.resources.package_files import read_package_file, read_package_folder
 
-_EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
-_MODULE = "new_project"
-_TITLE = "new-project"
+_MODULE, _TITLE = "new_project", "new-project"
 _COMPONENT = "defs/orders/defs.yaml"
 _IN_YAML = frozenset(
     {"on", "off", "yes", "no", "true", "false", "null"}
@@ -56,8 +55,7 @@ def create_project(name: str, *, in_yaml: bool = False) -> Path:
     Raises ConfigurationError for a name that can't be that of a module, and for one that a module
     or folder has.
     """
-    from dagster._core.definitions.utils import DISALLOWED_NAMES
-
+    from dagster_adjunct.orchestration.code_location.dagster_internals import DISALLOWED_NAMES
     from dagster_adjunct.orchestration.code_location.definitions import prepare_dagster_home
 
     module = name.replace("-", "_")
@@ -92,7 +90,7 @@ def create_project(name: str, *, in_yaml: bool = False) -> Path:
         )
     texts = dict(_template("new_project"))
     if in_yaml:
-        component = (_EXAMPLES / "component.yaml").read_text(encoding="utf-8")
+        component = read_package_file("examples/component.yaml")
         texts |= dict(_template("new_project_in_yaml"))
         texts[f"{_MODULE}/{_COMPONENT}"] = component.replace("    orders:\n", f"    {_TITLE}:\n")
         texts["README.md"] = re.sub(r"\bpipeline\.py", _COMPONENT, texts["README.md"])
@@ -107,7 +105,5 @@ def create_project(name: str, *, in_yaml: bool = False) -> Path:
 
 def _template(name: str) -> Iterator[tuple[str, str]]:
     """Yield the files of a template: their paths within the project, and their texts."""
-    for source in (_EXAMPLES / name).rglob("*"):
-        place = str(source.relative_to(_EXAMPLES / name)).replace("gitignore", ".gitignore")
-        if source.is_file() and "__pycache__" not in place:
-            yield place, source.read_text(encoding="utf-8")
+    for place, text in read_package_folder(f"examples/{name}"):
+        yield place.replace("gitignore", ".gitignore"), text

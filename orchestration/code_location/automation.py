@@ -21,9 +21,8 @@ from weakref import WeakKeyDictionary
 
 import dagster as dg
 from dagster import SkipReason as Skip
-from dagster._core.definitions.declarative_automation.automation_context import AutomationContext
-from dagster._core.definitions.sensor_definition import SensorExecutionData
 
+from dagster_adjunct.orchestration.code_location.dagster_internals import SensorExecutionData
 from dagster_adjunct.orchestration.code_location.resources import LakeResource
 from dagster_adjunct.orchestration.code_location.sensor_ticks import (
     Launcher,
@@ -106,7 +105,7 @@ class ReadyMade(dg.AutomationCondition[Any]):
     def name(self) -> str:
         return self.kind
 
-    def evaluate(self, context: AutomationContext[Any]) -> dg.AutomationResult[Any]:
+    def evaluate(self, context: dg.AutomationContext[Any]) -> dg.AutomationResult[Any]:
         """Raise ConfigurationError, because only conditions of assets that Adjunct does not make
         are still unbound.
         """
@@ -223,7 +222,7 @@ class _Asking(dg.AutomationCondition[Any]):
     def description(self) -> str:
         return self._launcher.description
 
-    def evaluate(self, context: AutomationContext[Any]) -> dg.AutomationResult[Any]:
+    def evaluate(self, context: dg.AutomationContext[Any]) -> dg.AutomationResult[Any]:
         """Return the candidates if the launcher requests a run (of its one partition, if it
         names one), else none.
         """
@@ -242,9 +241,8 @@ class _Asking(dg.AutomationCondition[Any]):
             wanted = wanted.compute_intersection_with_partition_keys({partition})
         return dg.AutomationResult(context, wanted, cursor=answer.cursor)
 
-    def _ask(self, context: AutomationContext[Any]) -> Answer:
-        current = _CURRENT.get()
-        launcher = self._launcher
+    def _ask(self, context: dg.AutomationContext[Any]) -> Answer:
+        current, launcher = _CURRENT.get(), self._launcher
         tick = Tick(
             context.asset_graph_view.instance,
             context.log if current is None else current.log,
@@ -279,7 +277,7 @@ class _Asking(dg.AutomationCondition[Any]):
         return answer
 
 
-def _stored_cursor(context: AutomationContext[Any]) -> str | None:
+def _stored_cursor(context: dg.AutomationContext[Any]) -> str | None:
     """Return the launcher's cursor as the previous tick left it.
 
     If the launcher requested a run then, but the rest of the asset's condition was false, no run

@@ -10,39 +10,18 @@ number. Errors name the line and column.
 
 from __future__ import annotations
 
-import difflib
 import importlib
-import inspect
 import os
 import re
 import types
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, is_dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
-from enum import Enum
 from pathlib import Path
-from typing import Annotated, Any, Literal, NoReturn, Union, get_args, get_origin, get_type_hints
+from typing import Any, NoReturn
 
 import dagster as dg
 import yaml
-from dagster.components.resolved.context import ResolutionContext
-from dagster.components.resolved.errors import ResolutionException
-from dagster.components.scaffold.scaffold import Scaffolder, ScaffoldRequest
-from dagster_shared.yaml_utils.source_position import SourcePositionTree
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Discriminator,
-    Field,
-    GetJsonSchemaHandler,
-    RootModel,
-    Tag,
-    ValidationError,
-    create_model,
-    model_validator,
-)
-from pydantic.json_schema import JsonSchemaValue
-from pydantic_core import CoreSchema, ErrorDetails, PydanticCustomError
+from pydantic import BaseModel
 
 from dagster_adjunct.assets.declaration.dataset import (
     AdjunctDataset,
@@ -50,12 +29,28 @@ from dagster_adjunct.assets.declaration.dataset import (
     unbounded_dataset,
 )
 from dagster_adjunct.orchestration.application.application import Application, import_user_module
-from dagster_adjunct.orchestration.application.graph import (
-    DatasetHandle,
-    OutputStream,
-    RemoteTableHandle,
-)
 from dagster_adjunct.orchestration.application.message_stream import MessageStream
+from dagster_adjunct.orchestration.code_location.component_forms import (
+    KEYS,
+    PLAIN,
+    PYTHON,
+    STEPS,
+    Argument,
+    AsWritten,
+    Form,
+    form_of,
+    signature_of,
+)
+from dagster_adjunct.orchestration.code_location.component_mistakes import (
+    WHOLE_NUMBER,
+    Place,
+    find_mistake,
+    written_in_yaml,
+)
+from dagster_adjunct.orchestration.code_location.dagster_internals import (
+    ResolutionException,
+    SourcePositionTree,
+)
 from dagster_adjunct.orchestration.code_location.definitions import build_definitions
 from dagster_adjunct.orchestration.operators.event_time import ARRIVAL
 from dagster_adjunct.orchestration.planner.planner import (
@@ -72,19 +67,13 @@ from dagster_adjunct.resources.errors import (
     InvalidNameError,
 )
 from dagster_adjunct.resources.objects.lake import open_lake
+from dagster_adjunct.resources.package_files import read_package_file
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.sql.expression import did_you_mean
 from dagster_adjunct.resources.tables.table import RemoteTable
-from dagster_adjunct.resources.validation import type_hints, validated_methods
+from dagster_adjunct.resources.validation import validated_methods
 
-Place = tuple[str | int, ...]
-_PYTHON = "python"
-_UNKNOWN = "unknown_key"
-_WHOLE_NUMBER = re.compile(r"-?(0|[1-9]\d*)")
-_IN_YAML = {"on": "by"}  # the key for the argument `on`, because YAML reads `on` as true
 _ON = re.compile(r"\bon=")
-_PLAIN = (str, int, float, bool, type(None))
-_TARGETS = (DatasetHandle, RemoteTableHandle, OutputStream)
 _MODULES = (
     "automation",
     "changes",
@@ -96,6 +85,7 @@ _MODULES = (
     "windows",
     "kafka",
 )
+<<<<<<< HEAD
 _EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
 
@@ -281,188 +271,13 @@ _STEPS: dict[str, Callable[..., Any]] = {
         if not name.startswith("_") and name != "apply"
     },
 }
+=======
+>>>>>>> a5a2125a057f3c74ef3b617b99bde6b61641e639
 _MADE_BY: dict[Any, type] = {
     bounded_dataset: AdjunctDataset,
     unbounded_dataset: AdjunctDataset,
     RemoteTable: RemoteTable,
 }
-_FROM = "The step whose records this one gets, by its `as`; by default the step before it."
-_AS = "A name for the records that leave this step, for `from`, merge and join_stream."
-_STEP: dict[str, Any] = {
-    "after": (str, Field(None, alias="from", description=_FROM)),
-    "name": (str, Field(None, alias="as", description=_AS)),
-    **{name: (_step_form(name, function), None) for name, function in _STEPS.items()},
-}
-Step = create_model(
-    "Step", __base__=_Declaration, __doc__="One operator, with what it is given.", **_STEP
-)
-OutputStreamForm = _model("OutputStream", Application.output_stream, without=("name",))
-LocalTableForm = _model("LocalTable", Application.local_table, without=("name",))
-ApplicationForm = _model(
-    "Application",
-    Application,
-    without=("name",),
-    output_streams=(dict[str, OutputStreamForm], {}),  # type: ignore[valid-type]
-    local_tables=(dict[str, LocalTableForm], {}),  # type: ignore[valid-type]
-    datasets=(
-        list[str],
-        Field([], description="Datasets that belong to it although no step names them."),
-    ),
-    max_staleness=(
-        dict[str, str],
-        Field({}, description="By unbounded dataset: how old it may be."),
-    ),
-    steps=(list[Step], ...),
-)
-BoundedForm = _model("BoundedDataset", bounded_dataset, without=("name",))
-UnboundedForm = _model("UnboundedDataset", unbounded_dataset, without=("name",))
-_STORE = "Both read_function and write_function, such as {PostgresTable: {...}}."
-TableForm = _model(
-    "RemoteTable",
-    RemoteTable,
-    without=("name",),
-    store=(dict[str, Any], Field(None, description=_STORE)),
-)
-Attributes = _model(
-    "Attributes",
-    build_definitions,
-    without=("app", "more"),
-    kafka=(
-        dict[str, dict[str, Any]],
-        Field({}, description="Kafka clusters by name: the arguments of kafka_system."),
-    ),
-    bounded_datasets=(dict[str, _by_shape(BoundedForm)], {}),  # type: ignore[misc]
-    unbounded_datasets=(dict[str, _by_shape(UnboundedForm)], {}),  # type: ignore[misc]
-    tables=(dict[str, _by_shape(TableForm)], {}),  # type: ignore[misc]
-    applications=(dict[str, ApplicationForm], Field(..., min_length=1)),  # type: ignore[valid-type]
-)
-
-
-class AsWritten(RootModel[Any]):
-    """The attributes as they are written: `AdjunctComponent.load` checks them, because it knows
-    their lines.
-    """
-
-    @classmethod
-    def __get_pydantic_json_schema__(
-        cls, core: CoreSchema, handler: GetJsonSchemaHandler
-    ) -> JsonSchemaValue:
-        return handler(Attributes.__pydantic_core_schema__)
-
-
-# -- mistakes in values
-
-
-@dataclass(frozen=True, slots=True)
-class _Mistake:
-    """What is wrong with the value at a place, and what to do."""
-
-    place: Place
-    problem: str
-    next_step: str
-
-
-_KINDS = {
-    "int_type": "a whole number",
-    "int_from_float": "a whole number",
-    "float_type": "a number",
-    "bool_type": "true or false",
-    "string_type": "a text",
-    "list_type": "a list",
-    "dict_type": "a mapping",
-    "model_type": "a mapping",
-    "model_attributes_type": "a mapping",
-}
-
-
-def find_mistake(given: Any, line_of: Callable[[Place], int]) -> _Mistake | None:
-    """Return the mistake in the attributes that comes first in the file, None if their keys and
-    values are right.
-    """
-    try:
-        Attributes.model_validate(given)
-    except ValidationError as error:
-        found: dict[Place, list[ErrorDetails]] = {}
-        for problem in error.errors(include_url=False):
-            found.setdefault(_place_of(problem, given), []).append(problem)
-        # An alternative of which only an element is wrong says more than those that are wrong as a
-        # whole.
-        whole = {place[:length] for place in found for length in range(len(place))}
-        first = min((place for place in found if place not in whole), key=line_of)
-        return _describe_mistake(("attributes", *first), found[first])
-    return None
-
-
-def _place_of(problem: ErrorDetails, given: Any) -> Place:
-    """Return the path to what the problem is about, without the names of alternatives in it."""
-    place: list[str | int] = []
-    value = given
-    for at in problem["loc"]:
-        is_key = isinstance(value, Mapping) and at in value
-        if is_key or (isinstance(value, list) and isinstance(at, int)):
-            value = value[at]
-            place.append(at)
-    if problem["type"] == _UNKNOWN:
-        place.append(problem["ctx"]["key"])
-    return tuple(place)
-
-
-def _describe_mistake(place: Place, problems: Sequence[ErrorDetails]) -> _Mistake:
-    first = problems[0]
-    if first["type"] == _UNKNOWN:
-        key, known = str(first["ctx"]["key"]), first["ctx"]["known"]
-        near = difflib.get_close_matches(key, known, n=1)
-        step = f"Did you mean {near[0]}?" if near else f"Give one of {', '.join(known)}."
-        return _Mistake(place, f"{place[-2]} takes no {key!r}.", step)
-    if missing := [str(problem["loc"][-1]) for problem in problems if problem["type"] == "missing"]:
-        return _Mistake(place, f"{place[-1]} lacks {', '.join(missing)}.", f"Add {missing[0]}: …")
-    value = first["input"]
-    expected = " or ".join(dict.fromkeys(map(_expected, problems)))
-    what = f"item {place[-1] + 1} of {place[-2]}" if isinstance(place[-1], int) else place[-1]
-    found = "is empty" if value is None or value in ({}, []) else f"is {_written(value)}"
-    return _Mistake(place, f"{what} {found}: expected {expected}.", _next_step(value, expected))
-
-
-def _expected(problem: ErrorDetails) -> str:
-    if problem["type"] == "literal_error":
-        return str(problem["ctx"]["expected"])
-    return _KINDS.get(problem["type"], problem["msg"].removeprefix("Input should be "))
-
-
-def _written(value: Any) -> str:
-    """Return a value as it would be written in YAML, in one line."""
-    try:
-        text = str(
-            yaml.safe_dump(
-                value, default_flow_style=True, allow_unicode=True, sort_keys=False, width=1_000_000
-            )
-        )
-    except yaml.YAMLError:  # such as a set, whose items Dagster has wrapped
-        return f"a {type(value).__name__}"
-    text = text.removesuffix("\n").removesuffix("\n...")
-    text = f"'{text}'" if isinstance(value, str) and not text.startswith(("'", '"')) else text
-    return text if len(text) <= 80 else f"{text[:77]}..."
-
-
-def _next_step(value: Any, expected: str) -> str:
-    if value is None:
-        return "Give a value, or remove the key."
-    if isinstance(value, bool | int | float) and "a text" in expected:
-        return f"Write it in quotes: '{_written(value)}'."
-    if isinstance(value, float) and value.is_integer() and "a whole number" in expected:
-        return f"Write {int(value)}."
-    if isinstance(value, str) and "number" in expected and re.fullmatch(_WHOLE_NUMBER, value):
-        return f"Write {value} without quotes."
-    if (
-        isinstance(value, str)
-        and "true or false" in expected
-        and value.lower() in ("true", "false")
-    ):
-        return f"Write {value.lower()} without quotes."
-    return f"Give {expected}."
-
-
-# -- from YAML to the API
 
 
 class _Translation:
@@ -569,8 +384,8 @@ class _Translation:
         if node.tag.endswith(":null") and node.value == "":
             self.empty.add(place)
         elif _is_misread(node):
-            read = _written(yaml.safe_load(node.value))
-            instead = _IN_YAML.get(node.value, f"{read} if you mean that")
+            read = written_in_yaml(yaml.safe_load(node.value))
+            instead = KEYS.get(node.value, f"{read} if you mean that")
             self.refuse(
                 f"YAML reads {node.value} as {read}.",
                 f"Write {instead}, or '{node.value}' for a text.",
@@ -597,7 +412,9 @@ class _Translation:
             for app in apps.values():
                 app.plan(given.get("lake"), written, self)
         options = {
-            name: value for name, value in given.items() if name in _arguments(build_definitions)
+            name: value
+            for name, value in given.items()
+            if name in signature_of(build_definitions).names()
         }
         made: dg.Definitions = self.call(
             build_definitions, options, ("attributes",), *(app.app for app in apps.values())
@@ -612,27 +429,27 @@ class _Translation:
 
         An imported object must have been declared with the same name.
         """
-        if arguments.keys() != {_PYTHON}:
+        if arguments.keys() != {PYTHON}:
             return self.call(function, arguments, place, name)
-        made = self.imported(arguments[_PYTHON], (*place, _PYTHON))
+        made = self.imported(arguments[PYTHON], (*place, PYTHON))
         kind = _MADE_BY[function]
         is_of_kind = isinstance(made, kind)
         if isinstance(made, AdjunctDataset):
             is_of_kind = is_of_kind and made.kind in function.__name__
         if not is_of_kind:
             found = (
-                f"{arguments[_PYTHON]!r} is {_describe(made)}: expected what"
+                f"{arguments[PYTHON]!r} is {_describe(made)}: expected what"
                 f" {_label(function)} returns."
             )
             self.refuse(
-                found, f"Name a {kind.__name__}, in the section of its kind.", (*place, _PYTHON)
+                found, f"Name a {kind.__name__}, in the section of its kind.", (*place, PYTHON)
             )
         if getattr(made, "name", None) != name:
             found = (
-                f"{arguments[_PYTHON]!r} has the name {getattr(made, 'name', None)!r}: expected"
+                f"{arguments[PYTHON]!r} has the name {getattr(made, 'name', None)!r}: expected"
                 f" {name!r}."
             )
-            self.refuse(found, "Declare it under its own name.", (*place, _PYTHON))
+            self.refuse(found, "Declare it under its own name.", (*place, PYTHON))
         return made
 
     def table(self, name: str, arguments: Mapping[str, Any], place: Place) -> Any:
@@ -641,8 +458,9 @@ class _Translation:
         """
         if "store" not in arguments:
             return self.declared(RemoteTable, name, arguments, place)
-        hint = _arguments(RemoteTable)["read_function"][0]
-        store = self.value(arguments["store"], hint, (*place, "store"))
+        function = signature_of(RemoteTable).by_key("read_function")
+        form = form_of(Any) if function is None else function.form
+        store = self.value(arguments["store"], form, (*place, "store"))
         rest = {argument: value for argument, value in arguments.items() if argument != "store"}
         return self.call(RemoteTable, rest, place, name, read_function=store, write_function=store)
 
@@ -654,50 +472,36 @@ class _Translation:
 
         `args` and `more` are passed as they are, before and besides those of YAML.
         """
-        arguments, positional, keywords = _arguments(function), list(args), dict(more)
-        unnamed = [name for name in arguments if name not in more][len(args) :]
-        if any(
-            parameter.kind is parameter.VAR_KEYWORD for _, parameter in arguments.values()
-        ):  # it takes any names
-            keywords, given = {**keywords, **(given or {})}, {}
-        if not isinstance(given, Mapping) or (
-            given.keys() == {_PYTHON} and _PYTHON not in arguments
-        ):
-            if not unnamed and given not in (None, True):
-                self.refuse(
-                    f"{_label(function)} takes no arguments, and has {given!r}.",
-                    "Leave it out.",
-                    place,
-                )
-            given = {unnamed[0]: given} if unnamed and given is not None else {}
-        named = {_IN_YAML.get(argument, argument): argument for argument in arguments}
-        for key in keywords.keys() | given.keys():
-            if (*place, key) in self.empty:
-                step = "Give its value, such as [] for an empty list, or remove the key."
-                self.refuse(f"{key} is empty.", step, (*place, key))
-        for key, value in given.items():
-            if key not in named:
-                takes = ", ".join(_IN_YAML.get(name, name) for name in unnamed) or "nothing"
-                self.refuse(
-                    f"{_label(function)} takes no {key!r}.", f"It takes {takes}.", (*place, key)
-                )
-            name, place_of = named[key], (*place, key)
-            hint, parameter = arguments[name]
-            if parameter.kind is parameter.VAR_POSITIONAL:
-                each = value if isinstance(value, list) else [value]
-                positional += [
-                    self.value(one, hint, (*place_of, number)) for number, one in enumerate(each)
-                ]
+        signature = signature_of(function)
+        free = [each for each in signature.arguments if each.name not in more][len(args) :]
+        positional = list(args)
+        keywords = dict(more)
+        if signature.takes_any_name:
+            keywords |= given or {}
+            named: Mapping[str, Any] = {}
+        else:
+            named = self.by_name(function, given, free, place)
+        self.refuse_empty((*keywords, *named), place)
+        for argument, value in self.read_arguments(function, named, free, place):
+            if argument.is_starred:
+                positional += value
             else:
-                arrives = name == "event_time" and value == "ARRIVAL"
-                keywords[name] = ARRIVAL if arrives else self.value(value, hint, place_of)
-        position = (
-            None if self.tree is None else self.tree.lookup_closest_and_path(list(place), None)[0]
-        )
+                keywords[argument.name] = value
+        return self.make(function, positional, keywords, named, place)
+
+    def make(
+        self,
+        function: Callable[..., Any],
+        positional: Sequence[Any],
+        keywords: Mapping[str, Any],
+        given: Mapping[str, Any],
+        place: Place,
+    ) -> Any:
+        """Call a function with its arguments; an error names the place, or that of a wrong name
+        in what was given.
+        """
         try:
-            with declaring_at(
-                None if position is None else CodeLine(position.filename, position.start.line)
-            ):
+            with declaring_at(self.code_line(place)):
                 return function(*positional, **keywords)
         except InvalidNameError as error:
             named_so = [(*place, key) for key, value in given.items() if value == error.name]
@@ -705,6 +509,7 @@ class _Translation:
         except AdjunctError as error:
             self.refuse_as(error, place)
 
+<<<<<<< HEAD
     def value(self, value: Any, hint: Any, place: Place) -> Any:
         """Return the argument of type `hint` that a YAML value describes: imports, calls and
         texts are resolved.
@@ -751,30 +556,121 @@ class _Translation:
             )
         inside = get_args(mapping)[1] if get_args(mapping) else Any
         return {name: self.value(one, inside, (*place, name)) for name, one in value.items()}
+=======
+    def read_arguments(
+        self,
+        function: Callable[..., Any],
+        named: Mapping[str, Any],
+        free: Sequence[Argument],
+        place: Place,
+    ) -> Iterator[tuple[Argument, Any]]:
+        """Yield the arguments with the values that YAML gives them."""
+        signature = signature_of(function)
+        for key, value in named.items():
+            argument = signature.by_key(key)
+            if argument is None:
+                takes = ", ".join(each.key for each in free) or "nothing"
+                problem = f"{_label(function)} takes no {key!r}."
+                self.refuse(problem, f"It takes {takes}.", (*place, key))
+            yield argument, self.argument(argument, value, (*place, key))
+>>>>>>> a5a2125a057f3c74ef3b617b99bde6b61641e639
 
-    def text(self, text: str, members: Sequence[Any], place: Place) -> Any:
-        """Return the argument that a string describes: a duration or an enum member if `members`
+    def by_name(
+        self, function: Callable[..., Any], given: Any, free: Sequence[Argument], place: Place
+    ) -> Mapping[str, Any]:
+        """Return what is given by the key of its argument; alone, it is the first one's."""
+        takes_import = any(argument.name == PYTHON for argument in free)
+        is_value = _is_import(given) and not takes_import
+        if isinstance(given, Mapping) and not is_value:
+            return given
+        if not free and given not in (None, True):
+            problem = f"{_label(function)} takes no arguments, and has {given!r}."
+            self.refuse(problem, "Leave it out.", place)
+        return {free[0].key: given} if free and given is not None else {}
+
+    def refuse_empty(self, keys: Iterable[str], place: Place) -> None:
+        """Refuse a key without a value."""
+        for key in keys:
+            if (*place, key) in self.empty:
+                step = "Give its value, such as [] for an empty list, or remove the key."
+                self.refuse(f"{key} is empty.", step, (*place, key))
+
+    def code_line(self, place: Place) -> CodeLine | None:
+        """Return the line of a place, None if the document is not from a file."""
+        if self.tree is None:
+            return None
+        position, _ = self.tree.lookup_closest_and_path(list(place), None)
+        return CodeLine(position.filename, position.start.line)
+
+    def argument(self, argument: Argument, value: Any, place: Place) -> Any:
+        """Return the value of an argument; of a starred one, the list of its values."""
+        if argument.is_starred:
+            each = value if isinstance(value, list) else [value]
+            return self.values(each, argument.form, place)
+        if argument.name == "event_time" and value == "ARRIVAL":
+            return ARRIVAL
+        return self.value(value, argument.form, place)
+
+    def value(self, value: Any, form: Form, place: Place) -> Any:
+        """Return the argument that a YAML value describes: imports, calls and texts are
+        resolved.
+        """
+        if isinstance(value, str):
+            return self.text(value, form, place)
+        if isinstance(value, list):
+            items = self.values(value, form.elements, place)
+            return tuple(items) if form.is_tuple else items
+        if isinstance(value, Mapping):
+            return self.mapping(value, form, place)
+        return value
+
+    def values(self, values: Sequence[Any], form: Form, place: Place) -> list[Any]:
+        """Return what the items of a list describe."""
+        return [self.value(one, form, (*place, number)) for number, one in enumerate(values)]
+
+    def mapping(self, value: Mapping[str, Any], form: Form, place: Place) -> Any:
+        """Return what a mapping describes: an object to import, one to make, or a mapping."""
+        if _is_import(value):
+            return self.imported(value[PYTHON], (*place, PYTHON))
+        if Schema in form.members:
+            return self.call(Schema.of, value, place)
+        name = next(iter(value)) if len(value) == 1 else ""
+        makes = _public(name) if form.takes_objects and name else None
+        if makes is not None:
+            return self.call(makes, value[name], (*place, name))
+        if form.values is None:
+            found = f"{place[-1]} is {dict(value)!r}"
+            if name:
+                found = f"the package has no class or function {name!r}"
+            step = 'Give {Class: {argument: value}}, or {python: "module:name"}.'
+            self.refuse(f"{found}.", step, (*place, name))
+        return {key: self.value(one, form.values, (*place, key)) for key, one in value.items()}
+
+    def text(self, text: str, form: Form, place: Place) -> Any:
+        """Return the argument that a string describes: a duration or an enum member if the form
         has that type.
 
-        `members` are the types that the argument may have. Any other string stays as it is.
+        Any other string stays as it is.
         """
-        if any(get_origin(kind) is Literal and text in get_args(kind) for kind in members):
+        if form.is_literal(text):
             return text
-        if timedelta in members:
-            duration = read_duration(text)
-            if duration is None and str not in members:
-                self.refuse(
-                    f"{place[-1]} is {text!r}: expected a duration.",
-                    "Give 30s, 5m, 2h, 7d or 1w.",
-                    place,
-                )
-            return text if duration is None else duration
-        for kind in members:
-            if isinstance(kind, type) and issubclass(kind, Enum):
-                found = {member.name.lower(): member for member in kind}
-                if text.lower() not in found:
-                    self.refuse(f"{place[-1]} is {text!r}.", f"Give {', '.join(found)}.", place)
-                return found[text.lower()]
+        if timedelta in form.members:
+            return self.duration(text, form, place)
+        if form.enums:
+            members = {member.name.lower(): member for member in form.enums[0]}
+            if text.lower() not in members:
+                self.refuse(f"{place[-1]} is {text!r}.", f"Give {', '.join(members)}.", place)
+            return members[text.lower()]
+        return text
+
+    def duration(self, text: str, form: Form, place: Place) -> timedelta | str:
+        """Return a duration; the text itself if it is none, and the argument may be a text."""
+        duration = read_duration(text)
+        if duration is not None:
+            return duration
+        if str not in form.members:
+            problem = f"{place[-1]} is {text!r}: expected a duration."
+            self.refuse(problem, "Give 30s, 5m, 2h, 7d or 1w.", place)
         return text
 
     def imported(self, reference: str, place: Place) -> Any:
@@ -794,7 +690,7 @@ class _Translation:
                     place,
                 )
             found = getattr(found, name)
-        if isinstance(found, (*_PLAIN, types.ModuleType)):
+        if isinstance(found, (*PLAIN, types.ModuleType)):
             step = (
                 "Write texts and numbers in YAML; name a function, a dataset, a table or another"
                 " object here."
@@ -815,36 +711,39 @@ class _Translation:
         """
         if isinstance(error, ComponentError):
             raise error
-        if place == (
-            "attributes",
-        ):  # build_definitions has raised it: find the declaration that it names
-            owners = ((kind, getattr(error, kind, None)) for kind in ("application", "dataset"))
-            place = next(
-                (self.declared_in[one] for one in owners if one in self.declared_in), place
-            )
-        about = getattr(error, "argument", None)
-        about = _IN_YAML.get(str(about), about)
-        if isinstance(about, str) and place[-1] != about:
-            place = (*place, about)
-        problem, next_step = (_ON.sub("by=", text) for text in (error.problem, error.next_step))
-        facts = {
-            name: value
-            for name, value in error.facts.items()
-            if name in ComponentError.__dataclass_fields__
-        }
-        facts["argument"] = about if isinstance(about, str) else None
+        if place == ("attributes",):  # build_definitions has raised it
+            place = self.declaration_of(error)
+        argument = getattr(error, "argument", None)
+        key = KEYS.get(argument, argument) if isinstance(argument, str) else None
+        if key is not None and place[-1] != key:
+            place = (*place, key)
+        facts = {**_facts_of(error), "argument": key}
+        problem = _with_keys(error.problem)
+        next_step = _with_keys(error.next_step) or "Correct it there."
         if self.tree is not None:
-            position, _ = self.tree.lookup_closest_and_path(list(place), None)
-            snippet = self.tree.source_error(list(place), "here", False).snippet
-            declared = re.escape(str(CodeLine(position.filename, 0)).removesuffix("0"))
-            problem = re.sub(
-                rf"^{declared}\d+: ", "", problem
-            )  # of the declaration, which may begin above
-            where = f"{position.filename}:{position.start.line}:{position.start.col}"
-            problem = f"{where}: {'.'.join(map(str, place))}: {problem}\n{snippet}"
-            facts |= {"file": position.filename, "line": position.start.line}
+            line = self.code_line(place)
+            problem = self.locate(problem, place)
+            facts |= {"file": line and line.file, "line": line and line.line}
         # Dagster prints the stack of each cause, which is no help to whoever writes YAML.
-        raise ComponentError(problem, next_step or "Correct it there.", **facts) from None
+        raise ComponentError(problem, next_step, **facts) from None
+
+    def declaration_of(self, error: AdjunctError) -> Place:
+        """Return the place of the application or dataset that an error names."""
+        owners = ((kind, getattr(error, kind, None)) for kind in ("application", "dataset"))
+        declared = [self.declared_in[owner] for owner in owners if owner in self.declared_in]
+        return declared[0] if declared else ("attributes",)
+
+    def locate(self, problem: str, place: Place) -> str:
+        """Return the problem with the file, line and column of a place and the lines there."""
+        if self.tree is None:
+            return problem
+        position, _ = self.tree.lookup_closest_and_path(list(place), None)
+        snippet = self.tree.source_error(list(place), "here", False).snippet
+        # The line of the declaration, which may begin above, is left out.
+        declared = re.escape(str(CodeLine(position.filename, 0)).removesuffix("0"))
+        bare = re.sub(rf"^{declared}\d+: ", "", problem)
+        where = f"{position.filename}:{position.start.line}:{position.start.col}"
+        return f"{where}: {'.'.join(map(str, place))}: {bare}\n{snippet}"
 
 
 class _ApplicationTranslation(_Translation):
@@ -860,7 +759,7 @@ class _ApplicationTranslation(_Translation):
         options = {
             argument: value
             for argument, value in given.items()
-            if argument in _arguments(Application)
+            if argument in signature_of(Application).names()
         }
         self.place, self.given = place, given
         self.app: Application = self.call(Application, options, place, name)
@@ -895,24 +794,14 @@ class _ApplicationTranslation(_Translation):
         self, step: Mapping[str, Any], before: MessageStream | None, place: Place
     ) -> MessageStream:
         """Add one step's operator and return the stream that leaves it."""
-        named = [name for name in step if name in _STEPS]
+        named = [name for name in step if name in STEPS]
         if len(named) != 1:
             found = f"a step has {' and '.join(named) or 'no operator'}: expected one operator."
-            self.refuse(found, f"Give one of {', '.join(_STEPS)}.", place)
-        (name,), known = named, set(self.app._graph.operators)
-        if name == "input_stream":
-            if "from" in step:
-                self.refuse(
-                    "an input gets no records of a step.", "Leave `from` out.", (*place, "from")
-                )
-            stream = self.call(self.app.input_stream, step[name], (*place, name))
-        else:
-            source = self.stream(step["from"], (*place, "from")) if "from" in step else before
-            if source is None:
-                self.refuse(
-                    "the first step reads no stream.", "Begin with input_stream.", (*place, name)
-                )
-            stream = self.call(getattr(source, name), step[name], (*place, name))
+            self.refuse(found, f"Give one of {', '.join(STEPS)}.", place)
+        (name,) = named
+        known = set(self.app._graph.operators)
+        method = self.step_method(step, name, before, place)
+        stream = self.call(method, step[name], (*place, name))
         self.places |= dict.fromkeys(set(self.app._graph.operators) - known, (*place, name))
         if "as" in step:
             if step["as"] in self.streams:
@@ -924,6 +813,22 @@ class _ApplicationTranslation(_Translation):
             self.streams[step["as"]] = stream
         return stream  # type: ignore[no-any-return]
 
+    def step_method(
+        self, step: Mapping[str, Any], name: str, before: MessageStream | None, place: Place
+    ) -> Callable[..., Any]:
+        """Return the method that adds a step's operator, of the application or of a stream."""
+        if name == "input_stream":
+            if "from" in step:
+                problem = "an input gets no records of a step."
+                self.refuse(problem, "Leave `from` out.", (*place, "from"))
+            return self.app.input_stream
+        source = self.stream(step["from"], (*place, "from")) if "from" in step else before
+        if source is None:
+            problem = "the first step reads no stream."
+            self.refuse(problem, "Begin with input_stream.", (*place, name))
+        method: Callable[..., Any] = getattr(source, name)
+        return method
+
     def stream(self, name: str, place: Place) -> MessageStream:
         """Return the stream that leaves the step whose `as` is this name."""
         if name not in self.streams:
@@ -933,17 +838,15 @@ class _ApplicationTranslation(_Translation):
             )
         return self.streams[name]
 
-    def text(self, text: str, members: Sequence[Any], place: Place) -> Any:
-        """Return the stream, dataset, table or output stream that a string names, if `members` has
-        such a type.
+    def text(self, text: str, form: Form, place: Place) -> Any:
+        """Return the stream, dataset, table or output stream that a string names, if the form
+        has such a type.
 
         Any other string is handled as in a whole document.
         """
-        if MessageStream in members:
+        if MessageStream in form.members:
             return self.stream(text, place)
-        if not any(kind in _TARGETS for kind in members):
-            return super().text(text, members, place)
-        return self.target(text, place)
+        return self.target(text, place) if form.takes_target else super().text(text, form, place)
 
     def target(self, name: str, place: Place) -> Any:
         """Return the application's dataset, table or output stream of this name; the first call
@@ -1018,9 +921,22 @@ class _ApplicationTranslation(_Translation):
         )
 
 
-def _is_kind(hint: Any, kind: type) -> bool:
-    origin = get_origin(hint)
-    return isinstance(origin, type) and issubclass(origin, kind)
+def _with_keys(text: str) -> str:
+    """Return a text for people, with the keys of YAML in place of arguments that have others."""
+    return _ON.sub("by=", text)
+
+
+def _facts_of(error: AdjunctError) -> dict[str, Any]:
+    """Return the fields of an error that a ComponentError has too."""
+    fields = ComponentError.__dataclass_fields__
+    return {name: value for name, value in error.facts.items() if name in fields}
+
+
+def _is_import(value: Any) -> bool:
+    """Return whether a value is {python: "module:name"}."""
+    return (
+        isinstance(value, Mapping) and value.keys() == {PYTHON} and isinstance(value[PYTHON], str)
+    )
 
 
 def _is_misread(node: yaml.Node) -> bool:
@@ -1030,7 +946,7 @@ def _is_misread(node: yaml.Node) -> bool:
     if not isinstance(node, yaml.ScalarNode) or node.style is not None:
         return False
     if node.tag.endswith(":int"):
-        return not re.fullmatch(_WHOLE_NUMBER, node.value)
+        return not re.fullmatch(WHOLE_NUMBER, node.value)
     if node.tag.endswith(":bool"):
         return node.value.lower() not in ("true", "false")
     return node.tag.endswith(":float") and bool(set(node.value) & set(":_"))
@@ -1040,7 +956,7 @@ def _describe(value: Any) -> str:
     """Return what an imported object is, for errors."""
     if isinstance(value, types.ModuleType):
         return "a module"
-    if isinstance(value, _PLAIN):
+    if isinstance(value, PLAIN):
         return f"the plain value {value!r}"
     return (
         f"the class {value.__name__}"
@@ -1065,6 +981,7 @@ def _public(name: str) -> Callable[..., Any] | None:
     return None
 
 
+<<<<<<< HEAD
 def _public_names() -> list[str]:
     """Return the names of all public classes and functions that can be imported here."""
     names: set[str] = set()
@@ -1084,23 +1001,26 @@ def _name_one_of(name: str, known: Iterable[str]) -> str:
 
 
 class AdjunctScaffolder(Scaffolder[Any]):
+=======
+class AdjunctScaffolder(dg.Scaffolder[Any]):
+>>>>>>> a5a2125a057f3c74ef3b617b99bde6b61641e639
     """Writes an application that runs at once, and sample data for it."""
 
-    def scaffold(self, request: ScaffoldRequest[Any]) -> None:
+    def scaffold(self, request: dg.ScaffoldRequest[Any]) -> None:
         """Copy the example into the new component's folder, or append it to the component's
         file.
         """
         if request.scaffold_format != "yaml":
             problem = f"AdjunctComponent is declared in YAML, not in {request.scaffold_format}."
             raise ConfigurationError(problem, "Leave --format out.", argument="format")
-        example = (_EXAMPLES / "component.yaml").read_text(encoding="utf-8")
+        example = read_package_file("examples/component.yaml")
         if request.append:
             with request.target_path.open("a", encoding="utf-8") as file:
                 file.write(f"\n---\n{example}")  # the file may not end in a line break
             return
         request.target_path.mkdir(parents=True, exist_ok=True)
         (request.target_path / "defs.yaml").write_text(example, encoding="utf-8")
-        deliver = (_EXAMPLES / "new_project/new_project/deliver.py").read_text(encoding="utf-8")
+        deliver = read_package_file("examples/new_project/new_project/deliver.py")
         deliver = deliver.replace("-m new_project.deliver", "deliver.py")
         (request.target_path / "deliver.py").write_text(deliver, encoding="utf-8")
 
@@ -1195,7 +1115,7 @@ class AdjunctComponent(dg.Component):
 
 
 def _filled_in(
-    value: Any, context: ResolutionContext, translation: _Translation, place: Place
+    value: Any, context: dg.ResolutionContext, translation: _Translation, place: Place
 ) -> Any:
     """Return a value with the templates in it, at any depth, filled in; a template that has no
     value is refused.
@@ -1213,17 +1133,21 @@ def _filled_in(
     try:
         filled = context.resolve_value(value)
     except Exception as error:  # noqa: BLE001 - a template runs code of its own
-        cause: BaseException = error
-        while cause.__cause__ is not None:
-            cause = cause.__cause__
-        why = " ".join(str(cause).split())
-        if not isinstance(cause, ResolutionException):
-            why = f"{type(cause).__name__}: {why}"
-        translation.refuse(
-            f"{value!r} can't be filled in: {why.rstrip('.')}.", "Correct the template.", place
-        )
+        problem = f"{value!r} can't be filled in: {_reason(error)}."
+        translation.refuse(problem, "Correct the template.", place)
     if filled is None:
         translation.refuse(
             f"{value!r} has no value.", "Set the variable, or write the value.", place
         )
     return filled
+
+
+def _reason(error: Exception) -> str:
+    """Return why a template can't be filled in, from the first of the errors that caused this
+    one.
+    """
+    cause: BaseException = error
+    while cause.__cause__ is not None:
+        cause = cause.__cause__
+    why = " ".join(str(cause).split()).rstrip(".")
+    return why if isinstance(cause, ResolutionException) else f"{type(cause).__name__}: {why}"

@@ -8,8 +8,6 @@ from functools import partial
 from typing import Any
 
 import dagster as dg
-from dagster._core.definitions.source_asset import SYSTEM_METADATA_KEY_SOURCE_ASSET_OBSERVATION
-from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
 from pydantic import Field
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
@@ -22,6 +20,10 @@ from dagster_adjunct.assets.versions.version import VersionRef
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.application.graph import to_dagster_name
 from dagster_adjunct.orchestration.code_location import checks, metadata
+from dagster_adjunct.orchestration.code_location.dagster_internals import (
+    SYSTEM_METADATA_KEY_SOURCE_ASSET_OBSERVATION,
+    UnresolvedAssetJobDefinition,
+)
 from dagster_adjunct.orchestration.code_location.resources import LakeResource, SparkResource
 from dagster_adjunct.orchestration.code_location.submission import Host, run_work
 from dagster_adjunct.resources.common import split_stream_name

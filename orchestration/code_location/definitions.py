@@ -4,7 +4,6 @@ resources.
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
@@ -14,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import dagster as dg
-from dagster._core.definitions.utils import DISALLOWED_NAMES
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.exchange.iceberg import IcebergTable
@@ -39,6 +37,7 @@ from dagster_adjunct.orchestration.code_location.automation import (
     condition_error,
 )
 from dagster_adjunct.orchestration.code_location.checks import freshness_policy
+from dagster_adjunct.orchestration.code_location.dagster_internals import DISALLOWED_NAMES
 from dagster_adjunct.orchestration.code_location.dataset_assets import (
     DatasetAsset,
     dataset_assets,
@@ -65,6 +64,7 @@ from dagster_adjunct.orchestration.code_location.sensor_ticks import LaunchedJob
 from dagster_adjunct.orchestration.operators.stream_facts import LineageNode
 from dagster_adjunct.resources.common import argument_error
 from dagster_adjunct.resources.errors import ConfigurationError, translate_file_errors
+from dagster_adjunct.resources.package_files import read_package_file
 from dagster_adjunct.resources.validation import validated
 
 _LONGEST_INTERVAL = 86_400
@@ -367,7 +367,8 @@ def prepare_dagster_home(folder: Path) -> Path:
     with translate_file_errors(home, "the home of Dagster"):
         home.mkdir(parents=True, exist_ok=True)
         if not config.exists():
-            shutil.copyfile(Path(__file__).with_name("dagster.yaml"), config)
+            settings = read_package_file("orchestration/code_location/dagster.yaml")
+            config.write_text(settings, encoding="utf-8")
     return home
 
 

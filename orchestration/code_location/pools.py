@@ -8,8 +8,8 @@ run waits until somebody frees the slot.
 from collections.abc import Collection
 
 import dagster as dg
-from dagster._core.instance.config import PoolGranularity
 
+from dagster_adjunct.orchestration.code_location.dagster_internals import PoolGranularity
 from dagster_adjunct.orchestration.code_location.metadata import has_ended
 
 FREE_SLOTS = (

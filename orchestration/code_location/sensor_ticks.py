@@ -16,12 +16,14 @@ from typing import Any
 
 import dagster as dg
 from dagster import SkipReason as Skip
-from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
-from dagster._core.storage.dagster_run import NOT_FINISHED_STATUSES
 from pydantic import Field as Default
 from pydantic import ValidationError
 
 from dagster_adjunct.orchestration.batch_log.run_lease import describe_runner
+from dagster_adjunct.orchestration.code_location.dagster_internals import (
+    NOT_FINISHED_STATUSES,
+    UnresolvedAssetJobDefinition,
+)
 from dagster_adjunct.orchestration.code_location.metadata import has_ended
 from dagster_adjunct.orchestration.code_location.pools import describe_held_slots
 from dagster_adjunct.orchestration.code_location.resources import LakeResource

@@ -16,12 +16,12 @@ from uuid import uuid4
 
 import dagster as dg
 from dagster import SkipReason as Skip
-from dagster._core.storage.dagster_run import NOT_FINISHED_STATUSES
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, QuerySource
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.application.graph import to_dagster_name
 from dagster_adjunct.orchestration.batch_log.run_lease import LONGEST_STAY, ask_to_end, asked_key
+from dagster_adjunct.orchestration.code_location.dagster_internals import NOT_FINISHED_STATUSES
 from dagster_adjunct.orchestration.code_location.dataset_assets import (
     DatasetAsset,
     ensure_partitions,

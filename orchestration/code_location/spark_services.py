@@ -23,9 +23,9 @@ from typing import Any, ClassVar
 from uuid import uuid4
 
 import dagster as dg
-from dagster._core.errors import DagsterPipesExecutionError
 from pydantic import Field
 
+from dagster_adjunct.orchestration.code_location.dagster_internals import DagsterPipesExecutionError
 from dagster_adjunct.orchestration.code_location.submission import (
     SECRET_REFERENCE,
     SETTINGS,
@@ -35,11 +35,13 @@ from dagster_adjunct.orchestration.code_location.submission import (
 )
 from dagster_adjunct.resources.aws import new_session, stale_reason
 from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError, TransientError
+from dagster_adjunct.resources.package_files import package_file, read_package_file
 from dagster_adjunct.resources.spark.tasks import lost_process_error
 from dagster_adjunct.resources.validation import validated
 
-_DRIVER = Path(__file__).with_name("driver.py")
-_MODULE = f"{__package__}.{_DRIVER.stem}"
+_DRIVER = "driver.py"
+_DRIVER_FILE = f"orchestration/code_location/{_DRIVER}"
+_MODULE = f"{__package__}.driver"
 _BY_SIGNAL = 128  # the exit code of a process ended by a signal is this plus the signal's number
 _POLL_SECONDS = 5.0
 _STARTS = 5  # attempts to start one application
@@ -97,7 +99,7 @@ class SparkSubmit:
             "--load-spark-defaults",
             "--properties-file",
             exchange.url(SETTINGS),
-            str(_DRIVER),
+            str(package_file(_DRIVER_FILE)),
         ]
         client = dg.PipesSubprocessClient(
             message_reader=inbox, termination_timeout_seconds=STOP_SECONDS
@@ -168,7 +170,7 @@ class EmrServerless(dg.Config):
         _check_not_given(
             self.request, ("applicationId", "executionRoleArn", "jobDriver"), "request"
         )
-        exchange.store.put(exchange.key(_DRIVER.name), _DRIVER.read_bytes())
+        exchange.store.put(exchange.key(_DRIVER), read_package_file(_DRIVER_FILE).encode())
         own = {
             name: value for name, value in settings.items() if value.strip()
         }  # the service rejects empty values
@@ -188,7 +190,7 @@ class EmrServerless(dg.Config):
             **self.request,
             "applicationId": self.application_id,
             "executionRoleArn": self.execution_role,
-            "jobDriver": {"sparkSubmit": {"entryPoint": exchange.url(_DRIVER.name)}},
+            "jobDriver": {"sparkSubmit": {"entryPoint": exchange.url(_DRIVER)}},
             "configurationOverrides": {**overrides, "applicationConfiguration": configured},
         }
         with _translated_errors("EMR Serverless"):
@@ -332,8 +334,8 @@ class Glue(dg.Config):
         _check_not_given(self.request, ("JobName", "Arguments"), "request")
         _check_not_given(self.arguments, (_SCRIPT, _START), "arguments")
         check_no_secrets(self.arguments, "the argument")
-        exchange.store.put(exchange.key(_DRIVER.name), _DRIVER.read_bytes())
-        arguments = {**self.arguments, _SCRIPT: exchange.url(_DRIVER.name), _START: mark}
+        exchange.store.put(exchange.key(_DRIVER), read_package_file(_DRIVER_FILE).encode())
+        arguments = {**self.arguments, _SCRIPT: exchange.url(_DRIVER), _START: mark}
         request = {**self.request, "JobName": self.job_name, "Arguments": arguments}
         with _translated_errors("Glue"):
             service: Any = new_session().create_client("glue", region_name=self.region)

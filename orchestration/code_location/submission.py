@@ -64,6 +64,7 @@ from dagster_pipes import (
 from dagster_adjunct.assets.writing.generation import Runtime
 from dagster_adjunct.orchestration.batch_log.run_lease import Process, this_process
 from dagster_adjunct.orchestration.code_location import metadata
+from dagster_adjunct.orchestration.code_location.dagster_internals import allow_missing_events
 from dagster_adjunct.resources.errors import (
     AdjunctError,
     ConfigurationError,
@@ -453,7 +454,7 @@ def run_work(
         finally:
             # Pipes requires an event for each output, but the op yields its own, for the outputs
             # that are made.
-            context.get_step_execution_context()._requires_typed_event_stream = False
+            allow_missing_events(context)
     inbox.raise_error(None)
     if not inbox.results:
         raise lost_process_error("the driver of the Spark application ended without a result.")

@@ -73,6 +73,7 @@ from dagster_adjunct.resources.errors import (
 from dagster_adjunct.resources.lazy_modules import F
 from dagster_adjunct.resources.schemas.schema import Schema, named_column
 from dagster_adjunct.resources.spark.in_process import is_remote
+from dagster_adjunct.resources.spark.jvm import cached_plan, executed_plan
 from dagster_adjunct.resources.sql.expression import parse_expression
 from dagster_adjunct.resources.streams.system import (
     RECORD_META,
@@ -254,17 +255,7 @@ def inspect_spark_plan(
     `joins` are the operators that join a dataset; the topmost join of each is recorded. For a frame
     that was just `persisted`, it is the plan that Spark has made to compute its rows.
     """
-    if persisted:  # the frame's own plan may be from before it was persisted
-        manager = frame._jdf.sparkSession().sharedState().cacheManager()
-        top = (
-            manager.lookupCachedData(frame._jdf)
-            .get()
-            .cachedRepresentation()
-            .cacheBuilder()
-            .cachedPlan()
-        )
-    else:
-        top = frame._jdf.queryExecution().executedPlan()
+    top = cached_plan(frame) if persisted else executed_plan(frame)
     found: dict[str, SparkJoin] = {}
     exchanges: dict[str, list[tuple[str, Side | None]]] = {operator: []}
     waiting: list[tuple[Any, str, Side | None]] = [(top, operator, None)]

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, final
 
 from dagster_adjunct.resources.errors import ConfigurationError
+from dagster_adjunct.resources.spark.jvm import has_spark_context
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -66,11 +67,10 @@ def is_in_process(master: str | None) -> bool:
 
 def has_running_session() -> bool:
     """Return whether this process has a Spark session already, without loading PySpark."""
-    pyspark = sys.modules.get("pyspark")
     connect = sys.modules.get("pyspark.sql.connect.session")
     if connect is not None and connect.SparkSession.getActiveSession() is not None:
         return True
-    return pyspark is not None and pyspark.SparkContext._active_spark_context is not None
+    return has_spark_context()
 
 
 def is_remote(used: SparkSession | DataFrame) -> bool:

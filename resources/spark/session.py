@@ -5,7 +5,6 @@ of a block of code.
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import logging
 import os
 import re
@@ -23,6 +22,7 @@ from urllib.parse import urlsplit
 from dagster_adjunct.resources.errors import ConfigurationError, TransientError
 from dagster_adjunct.resources.objects.lake import DEFAULT_LAKE, LakeSettings
 from dagster_adjunct.resources.objects.store import check_endpoint
+from dagster_adjunct.resources.package_files import package_file
 from dagster_adjunct.resources.spark import tuning
 from dagster_adjunct.resources.spark.in_process import (
     IN_PROCESS,
@@ -30,6 +30,15 @@ from dagster_adjunct.resources.spark.in_process import (
     identify_session,
     is_in_process,
     is_remote,
+)
+from dagster_adjunct.resources.spark.jvm import (
+    cache_jvm_functions,
+    gateway_of,
+    has_spark_context,
+    join_submitted_jvm,
+    limit_retries,
+    running_jvm,
+    start_jvm,
 )
 from dagster_adjunct.resources.spark.tasks import STACK_SIZE, first_message_line
 from dagster_adjunct.resources.validation import validated
@@ -64,7 +73,6 @@ _OF_THE_SERVER |= {"spark.python.sql.dataFrameDebugging.enabled"}
 _RPC_DETAILS = re.compile(r'details = "(.+)"')
 _SECONDS_TO_CONNECT = 10.0
 _RETRIES = 5  # of requests to a Spark Connect server, the last one after some 20 seconds
-_LOGGING = Path(__file__).resolve().parent / "log4j2.properties"
 _PLANS = {
     # Bucketed scans keep one partition per bucket even where no join needs it: the writers rely on
     # it.
@@ -211,27 +219,11 @@ def open_jvm() -> Iterator[Any]:
     Raises ConfigurationError without Java.
     """
     check_java()
-    from py4j.java_gateway import GatewayParameters, JavaGateway, launch_gateway
-
-    if has_running_session():
-        import pyspark
-
-        yield pyspark.SparkContext._jvm
+    if has_spark_context():
+        yield running_jvm()
         return
-    found = importlib.util.find_spec("pyspark")
-    jars = Path(str(found and found.origin)).parent / "jars"
-    port = launch_gateway(
-        jarpath=str(next(jars.glob("py4j-*.jar"))),
-        classpath=str(jars / "*"),
-        javaopts=["-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"],
-        redirect_stderr=subprocess.DEVNULL,
-        die_on_exit=True,
-    )
-    gateway = JavaGateway(gateway_parameters=GatewayParameters(port=port))
-    try:
-        yield gateway.jvm
-    finally:
-        gateway.shutdown()
+    with start_jvm() as jvm:
+        yield jvm
 
 
 def session_config(
@@ -281,7 +273,7 @@ def _local_settings(
     ours = {"spark.sql.warehouse.dir": str(Path(gettempdir()) / "adjunct-spark-warehouse")}
     options = [
         settings["spark.driver.extraJavaOptions"],
-        f"-Dlog4j2.configurationFile={_LOGGING.as_uri()}",
+        f"-Dlog4j2.configurationFile={package_file('resources/spark/log4j2.properties').as_uri()}",
     ]
     if tuning.is_quick(quick):
         options.append(tuning.quick_jvm_options(check_java(), keep_classes=keep_classes))
@@ -313,9 +305,9 @@ def submitted_settings() -> dict[str, str]:
     """
     if _GATEWAY not in os.environ:
         return {}
-    from pyspark import SparkConf, SparkContext
+    from pyspark import SparkConf
 
-    SparkContext._ensure_initialized()
+    join_submitted_jvm()
     return dict(SparkConf().getAll())
 
 
@@ -369,7 +361,7 @@ def prepare_session(session: SparkSession) -> None:
     functions faster.
     """
     _check_release(session, session.sparkContext.master)
-    tuning.cache_jvm_functions(session)
+    cache_jvm_functions(session)
 
 
 def spark_release() -> str:
@@ -432,12 +424,7 @@ def _connect(url: str, config: Mapping[str, str], lake_url: str | None) -> Spark
         from pyspark.sql import SparkSession
 
         session = SparkSession.builder.remote(url).getOrCreate()
-        from pyspark.sql.connect.client.retries import DefaultPolicy
-
-        client: Any = session.client
-        client.set_retry_policies(
-            [DefaultPolicy(max_retries=_RETRIES)]
-        )  # Spark's own wait for ten minutes
+        limit_retries(session, _RETRIES)
         catalog = session.conf.get(_CATALOG)
     except (OSError, ImportError, PySparkException) as error:
         details = _RPC_DETAILS.search(str(error))
@@ -490,10 +477,8 @@ def _database(session: SparkSession) -> str:
 def stop_session(session: SparkSession) -> None:
     """Stop a session. If its JVM was started to archive its classes, also end that."""
     if is_remote(session):
-        client: Any = session.client
-        client.set_retry_policies(
-            []
-        )  # each request to a dead server would be repeated for 20 seconds
+        # each request to a dead server would be repeated for 20 seconds
+        limit_retries(session, 0)
         with contextlib.suppress(Exception):  # the server may have ended, and the database with it
             session.sql("USE default")
             session.sql(f"DROP DATABASE IF EXISTS {_database(session)} CASCADE")
@@ -501,7 +486,7 @@ def stop_session(session: SparkSession) -> None:
         return
     context = session.sparkContext
     options = context.getConf().get("spark.driver.extraJavaOptions", None) or ""
-    gateway = context._gateway
+    gateway = gateway_of(session)
     tuning.wait_for_workers(context)
     session.stop()
     tuning.stop_jvm(gateway, options)

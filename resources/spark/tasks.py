@@ -30,6 +30,7 @@ from dagster_adjunct.resources.errors import (
 )
 from dagster_adjunct.resources.lazy_modules import F, pa
 from dagster_adjunct.resources.schemas.schema import named_column, quote_name
+from dagster_adjunct.resources.spark.jvm import spark_type_of
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -414,13 +415,10 @@ def _by_position(names: Sequence[object]) -> list[str]:
 
 def small_frame(session: SparkSession, rows: pa.Table) -> DataFrame:
     """Return a small Arrow table as a frame of one partition."""
-    from pyspark.sql.pandas.types import from_arrow_schema
-
     if rows.num_rows:
         return session.createDataFrame(rows).coalesce(1)
-    return session.createDataFrame([], from_arrow_schema(rows.schema)).coalesce(
-        1
-    )  # Connect rejects empty tables
+    empty = session.createDataFrame([], spark_type_of(rows.schema))  # Connect rejects empty tables
+    return empty.coalesce(1)
 
 
 _NOT_NULL = re.compile(r'(?<!\\)"(nullable|containsNull|valueContainsNull)":false')

@@ -214,36 +214,3 @@ def _can_write(folder: Path) -> bool:
         folder.mkdir(parents=True, exist_ok=True)
         return os.access(folder, os.W_OK)
     return False
-
-
-_CLASSES = ("functions", "org.apache.spark.sql.functions", "PythonUtils")
-
-
-class JvmMethodCache:
-    """Stands for a class of the JVM, and looks up each of its static methods only once."""
-
-    def __init__(self, jvm_class: Any) -> None:
-        self._class = jvm_class
-
-    def __getattr__(self, name: str) -> Any:
-        from py4j.java_gateway import JavaMember
-
-        member = getattr(self._class, name)
-        if isinstance(
-            member, JavaMember
-        ):  # it has no state but its name, so all threads may share it
-            setattr(self, name, member)
-        return member
-
-
-def cache_jvm_functions(session: SparkSession) -> None:
-    """Let this session, and later ones of its JVM, look up each of Spark's functions in the JVM
-    only once.
-
-    Otherwise py4j requests `functions` and then `col` before it calls `F.col("a")`, and a small
-    batch creates about a thousand columns.
-    """
-    jvm = session.sparkContext._jvm
-    for name in _CLASSES:
-        if name not in vars(jvm):  # py4j does not look up attributes that the object has
-            setattr(jvm, name, JvmMethodCache(getattr(jvm, name)))

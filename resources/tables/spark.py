@@ -21,6 +21,7 @@ from dagster_adjunct.resources.schemas.values import (
     readable_value,
     unreadable_values,
 )
+from dagster_adjunct.resources.spark.jvm import is_deterministic
 from dagster_adjunct.resources.spark.tasks import error_from_json, error_to_json, map_in_arrow
 from dagster_adjunct.resources.tables import metrics as metrics_hooks
 from dagster_adjunct.resources.tables.arrow import (
@@ -505,11 +506,8 @@ def note_exactness(df: DataFrame, write: TableWrite) -> TableWrite:
     """
     if write.marking is None:
         return write
-    plan = getattr(df, "_jdf", None)
-    # A client of Spark Connect has no plan, and assumes that it is deterministic.
-    deterministic = plan is None or bool(plan.queryExecution().analyzed().deterministic())
     shown = [name for name in df.columns if name[:2] != "__"]
-    exact = deterministic and len(_orderable_columns(df)) == len(shown)
+    exact = is_deterministic(df) and len(_orderable_columns(df)) == len(shown)
     return replace(write, marking=replace(write.marking, exact=exact))
 
 

@@ -9,7 +9,7 @@ import pytest
 from py4j.clientserver import ClientServerConnection
 from pyspark.sql import functions as F
 
-from dagster_adjunct.resources.spark.tuning import cache_jvm_functions
+from dagster_adjunct.resources.spark.jvm import cache_jvm_functions
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 
 import pytest
 from pyspark import SparkContext
@@ -16,6 +17,7 @@ from dagster_adjunct import Lake, LakeStreams, Schema, open_lake
 from dagster_adjunct.errors import ConfigurationError, PlanningError, ZoneRulesError
 from dagster_adjunct.orchestration.batch_log.batch_log import BatchLog
 from dagster_adjunct.orchestration.operators.windows import zone_rules
+from dagster_adjunct.resources.spark.in_process import has_running_session
 from dagster_adjunct.resources.spark.session import syntax_errors
 from dagster_adjunct.resources.streams.system import SystemStreamPartition
 from tests.orchestration.cli.commands import document, invoke, printed, refused
@@ -223,6 +225,22 @@ def test_mistakes_of_sql_are_the_same_beside_a_session_and_after_it(
         SparkContext, "_active_spark_context", None
     )  # what PySpark put over py4j stays
     assert syntax_errors(asked) == beside
+
+
+@pytest.mark.lengthy
+def test_a_client_of_spark_connect_parses_sql_in_a_jvm_of_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    connect = ModuleType("pyspark.sql.connect.session")
+    connect.SparkSession = SimpleNamespace(getActiveSession=object)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, connect.__name__, connect)
+    monkeypatch.setattr(SparkContext, "_active_spark_context", None)
+    monkeypatch.setattr(SparkContext, "_jvm", None)
+    assert has_running_session()
+    assert [bool(each) for each in syntax_errors([("n > 1", False), ("n >", False)])] == [
+        False,
+        True,
+    ]
 
 
 @pytest.mark.lengthy

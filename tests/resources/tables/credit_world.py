@@ -8,8 +8,8 @@ import random
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+from dagster_adjunct.resources.tables.credit_demands import Demand, Demands
 from dagster_adjunct.resources.tables.rate import Budget, SharedTimeline, lease_credits
-from dagster_adjunct.resources.tables.shared_rate import Demand, Demands
 
 STEP = 0.01
 

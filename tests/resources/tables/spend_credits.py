@@ -10,8 +10,9 @@ import asyncio
 import sys
 import time
 
+from dagster_adjunct.resources.tables.credit_messages import CreditAddress
 from dagster_adjunct.resources.tables.rate import Budget
-from dagster_adjunct.resources.tables.shared_rate import CreditAddress, CreditClient
+from dagster_adjunct.resources.tables.shared_rate import CreditClient
 
 
 async def main() -> None:

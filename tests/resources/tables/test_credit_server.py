@@ -26,13 +26,9 @@ from dagster_adjunct.resources.errors import (
 )
 from dagster_adjunct.resources.objects.lake import open_lake
 from dagster_adjunct.resources.tables import shared_rate
+from dagster_adjunct.resources.tables.credit_messages import CreditAddress
 from dagster_adjunct.resources.tables.rate import Budget, LeaseInterval, LeaseRequest
-from dagster_adjunct.resources.tables.shared_rate import (
-    BudgetLeases,
-    CreditAddress,
-    CreditClient,
-    CreditServer,
-)
+from dagster_adjunct.resources.tables.shared_rate import BudgetLeases, CreditClient, CreditServer
 from tests.resources.tables.credit_world import of_the_rate
 
 BUDGET = Budget("orders", "write", 400.0)
@@ -209,6 +205,16 @@ def test_who_does_not_know_the_secret_gets_nothing_and_none_is_told_it(
         while rude.recv(1000):
             pass
     asyncio.run(CreditClient(address).acquire(BUDGET, 1))  # the server goes on
+
+
+@pytest.mark.parametrize("sent", [b"", b'{"proof": ', b"[" * 200_000, b"[]\n", b"\xff\n"])
+def test_a_connection_that_does_not_identify_itself_keeps_nobody_waiting(
+    serve: Callable[..., CreditServer], sent: bytes
+) -> None:
+    address = serve(Plenty()).serve([BUDGET])
+    with socket.create_connection((address.host, address.port)) as stranger:
+        stranger.sendall(sent)
+        asyncio.run(asyncio.wait_for(CreditClient(address).acquire(BUDGET, 1), 5))
 
 
 def test_a_driver_that_is_gone_is_told(

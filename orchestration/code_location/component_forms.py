@@ -1,0 +1,425 @@
+"""The YAML forms of datasets, tables and applications, declared once: by the signatures of the API.
+
+`signature_of` reads a function's arguments and their types. Of it are made the pydantic model that
+validates the YAML, with its JSON schema, and the forms by which `components.py` reads the values.
+"""
+
+from __future__ import annotations
+
+import inspect
+import types
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, is_dataclass
+from datetime import timedelta
+from enum import Enum
+from functools import cache
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    GetJsonSchemaHandler,
+    RootModel,
+    Tag,
+    create_model,
+    model_validator,
+)
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema, PydanticCustomError
+
+from dagster_adjunct.assets.declaration.dataset import bounded_dataset, unbounded_dataset
+from dagster_adjunct.orchestration.application.application import Application
+from dagster_adjunct.orchestration.application.graph import (
+    DatasetHandle,
+    OutputStream,
+    RemoteTableHandle,
+)
+from dagster_adjunct.orchestration.application.message_stream import MessageStream
+from dagster_adjunct.orchestration.code_location.definitions import build_definitions
+from dagster_adjunct.resources.argument_types import type_hints
+from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.tables.table import RemoteTable
+
+PYTHON = "python"  # the key of an import
+UNKNOWN_KEY = "unknown_key"  # the type of our own error among those of pydantic
+PLAIN = (str, int, float, bool, type(None))
+TARGETS = (DatasetHandle, RemoteTableHandle, OutputStream)
+# The key for the argument `on`, because YAML reads `on` as true.
+KEYS = {"on": "by"}
+
+
+# -- forms of values
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """How the values of a declared type are written in YAML.
+
+    `members` are the alternatives of the type, such as timedelta and str.
+    """
+
+    members: tuple[Any, ...]
+
+    @property
+    def yaml_type(self) -> Any:
+        """The type of what is written, such as str for a stream or a duration."""
+        return _union(map(_yaml_type, self.members))
+
+    @property
+    def elements(self) -> Form:
+        """The form of a list's items."""
+        return form_of(_union(_list_items(self.members)))
+
+    @property
+    def is_tuple(self) -> bool:
+        return any(_is_kind(kind, tuple) for kind in self.members)
+
+    @property
+    def values(self) -> Form | None:
+        """The form of a mapping's values; None if it is no mapping."""
+        mappings = [kind for kind in self.members if _is_kind(kind, Mapping)]
+        if mappings:
+            arguments = get_args(mappings[0])
+            return form_of(arguments[1] if arguments else Any)
+        return form_of(Any) if Any in self.members else None
+
+    @property
+    def takes_objects(self) -> bool:
+        """Whether `{Class: {…}}` makes a value; else such a mapping is only a mapping."""
+        is_mapping = any(_is_kind(kind, Mapping) for kind in self.members)
+        return not is_mapping or any(_is_class(kind) for kind in self.members)
+
+    @property
+    def enums(self) -> list[type[Enum]]:
+        return [kind for kind in self.members if _is_enum(kind)]
+
+    @property
+    def takes_target(self) -> bool:
+        """Whether a text names a dataset, a table or an output stream."""
+        return any(kind in TARGETS for kind in self.members)
+
+    def is_literal(self, text: str) -> bool:
+        return any(get_origin(kind) is Literal and text in get_args(kind) for kind in self.members)
+
+
+def form_of(hint: Any) -> Form:
+    """Return the form of a declared type."""
+    return Form(_members(hint))
+
+
+def _members(hint: Any) -> tuple[Any, ...]:
+    if get_origin(hint) is Annotated:
+        return _members(get_args(hint)[0])
+    if get_origin(hint) in (Union, types.UnionType):
+        return tuple(member for each in get_args(hint) for member in _members(each))
+    return (hint,)
+
+
+def _union(members: Iterable[Any]) -> Any:
+    """Return the union of types; Any if there are none."""
+    distinct = tuple(dict.fromkeys(members))
+    return Union[distinct] if distinct else Any  # noqa: UP007
+
+
+def _yaml_type(kind: Any) -> Any:
+    for fits, yaml_type in _YAML_TYPES:
+        if fits(kind):
+            return yaml_type(kind)
+    return dict[str, Any]  # {Class: …} or {python: …}
+
+
+def _is_plain(kind: Any) -> bool:
+    return kind in PLAIN or get_origin(kind) is Literal
+
+
+def _is_any(kind: Any) -> bool:
+    return kind in (Any, object)
+
+
+def _is_named(kind: Any) -> bool:
+    """Return whether a text stands for the value: its name, or a duration."""
+    return kind in (timedelta, MessageStream, *TARGETS)
+
+
+def _is_enum(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, Enum)
+
+
+def _is_kind(kind: Any, base: type) -> bool:
+    origin = get_origin(kind)
+    return isinstance(origin, type) and issubclass(origin, base)
+
+
+def _is_class(kind: Any) -> bool:
+    return kind not in PLAIN and get_origin(kind) in (None, type)
+
+
+def _list_items(members: Iterable[Any]) -> list[Any]:
+    """Return the types of items of those of the types that are lists."""
+    lists = [kind for kind in members if _is_kind(kind, Iterable) and not _is_kind(kind, Mapping)]
+    return [item for kind in lists for item in get_args(kind) if item is not ...]
+
+
+_YAML_TYPES: tuple[tuple[Callable[[Any], bool], Callable[[Any], Any]], ...] = (
+    (_is_plain, lambda kind: kind),
+    (_is_any, lambda kind: Any),
+    (_is_named, lambda kind: str),
+    (_is_enum, lambda kind: Literal[tuple(member.name.lower() for member in kind)]),
+    (lambda kind: kind is Schema, lambda kind: dict[str, str]),
+    (
+        lambda kind: _is_kind(kind, Mapping),
+        lambda kind: dict[str, form_of(get_args(kind)[1]).yaml_type],  # type: ignore[misc]
+    ),
+    (
+        lambda kind: _is_kind(kind, Iterable),
+        lambda kind: list[form_of(kind).elements.yaml_type],  # type: ignore[misc]
+    ),
+)
+"""Which types have which form, the first that fits."""
+
+
+# -- arguments of the API
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """An argument of a function, or an option that it takes as `**options: Unpack[…]`."""
+
+    name: str
+    form: Form
+    is_required: bool
+    is_starred: bool = False  # *names: takes a list
+
+    @property
+    def key(self) -> str:
+        """The key of the argument in YAML."""
+        return KEYS.get(self.name, self.name)
+
+    @property
+    def yaml_type(self) -> Any:
+        written: Any = self.form.yaml_type
+        return list[written] if self.is_starred else written
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """The arguments of a function or class, in order."""
+
+    arguments: tuple[Argument, ...]
+    takes_any_name: bool  # **columns: takes a mapping
+
+    def by_key(self, key: str) -> Argument | None:
+        return next((each for each in self.arguments if each.key == key), None)
+
+    def names(self) -> list[str]:
+        return [argument.name for argument in self.arguments]
+
+
+def signature_of(function: Callable[..., Any]) -> Signature:
+    """Return the arguments of a function or class."""
+    return _read_signature(getattr(function, "__func__", function))
+
+
+@cache
+def _read_signature(function: Callable[..., Any]) -> Signature:
+    is_made_by_init = isinstance(function, type) and not is_dataclass(function)
+    made: Any = function.__init__ if is_made_by_init else function
+    hints = type_hints(inspect.unwrap(made))
+    arguments: list[Argument] = []
+    takes_any_name = False
+    for parameter in inspect.signature(function).parameters.values():
+        hint = hints.get(parameter.name, Any)
+        if parameter.name in ("self", "cls"):
+            continue
+        if parameter.kind is parameter.VAR_KEYWORD:
+            options = _options(hint)
+            takes_any_name = not options
+            arguments += options
+        else:
+            is_starred = parameter.kind is parameter.VAR_POSITIONAL
+            is_required = parameter.default is parameter.empty and not is_starred
+            arguments.append(Argument(parameter.name, form_of(hint), is_required, is_starred))
+    return Signature(tuple(arguments), takes_any_name)
+
+
+def _options(hint: Any) -> list[Argument]:
+    """Return the arguments of `**options: Unpack[…]`, none for other types."""
+    if get_origin(hint) is None:
+        return []
+    hints = get_type_hints(get_args(hint)[0])
+    return [Argument(name, form_of(kind), is_required=False) for name, kind in hints.items()]
+
+
+# -- models of the YAML
+
+
+def _list_names(schema: dict[str, Any]) -> None:
+    """Let `dg check yaml` say which keys there are, where it finds an unknown one."""
+    schema["propertyNames"] = {"enum": list(schema.get("properties", ()))}
+
+
+class _Declaration(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, json_schema_extra=_list_names)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_unknown_keys(cls, given: Any) -> Any:
+        known = [field.alias or name for name, field in cls.model_fields.items()]
+        for key in given if isinstance(given, Mapping) else ():
+            if key not in known:
+                raise PydanticCustomError(UNKNOWN_KEY, "unknown key", {"key": key, "known": known})
+        return given
+
+
+class _ByShape:
+    """Annotates a union: a declaration, an import with the key `python`, and possibly values that
+    are no mappings.
+
+    The JSON schema chooses one of them by the value's shape, so that an error is about that one
+    only. So does pydantic, by `_shape`.
+    """
+
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, core: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        forms = handler(core)["oneOf"]
+        declared, imported = (form for form in forms if "$ref" in form)
+        others = [form for form in forms if "$ref" not in form]
+        chosen = {"if": {"required": [PYTHON]}, "then": imported, "else": declared}
+        return {"if": {"type": "object"}, "then": chosen, "else": others[0]} if others else chosen
+
+
+def _shape(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return "imported" if PYTHON in value else "declared"
+    return "alone"
+
+
+def _by_shape(declared: Any, alone: Any = None) -> Any:
+    """Return the type of a value that is a declaration, an import, or else of the type `alone`,
+    if that is given.
+    """
+    forms = Annotated[declared, Tag("declared")] | Annotated[Imported, Tag("imported")]
+    if alone is not None:
+        forms |= Annotated[alone, Tag("alone")]
+        return Annotated[forms, Discriminator(_shape), _ByShape]
+    return Annotated[forms, Discriminator(_mapping_shape), _ByShape]
+
+
+def _mapping_shape(value: Any) -> str:
+    return "imported" if _shape(value) == "imported" else "declared"
+
+
+def _model(
+    name: str, function: Callable[..., Any], *, without: Sequence[str] = (), **more: Any
+) -> type[_Declaration]:
+    """Return a pydantic model of a function's arguments, except `without`; `more` are fields
+    that only YAML has.
+    """
+    fields: dict[str, Any] = {}
+    for argument in signature_of(function).arguments:
+        if argument.name not in without:
+            default = ... if argument.is_required else None
+            # A field may not have the name of a method of the model, such as schema.
+            name_of_field = f"{argument.name}_"
+            fields[name_of_field] = (argument.yaml_type, Field(default, alias=argument.key))
+    return create_model(
+        name, __base__=_Declaration, __doc__=inspect.getdoc(function), **fields, **more
+    )
+
+
+Imported = create_model("Imported", __base__=_Declaration, python=(str, ...))
+
+
+def _step_form(name: str, function: Callable[..., Any]) -> Any:
+    """Return the type of a step's YAML value: its arguments by name, or the first one alone if
+    it needs no other.
+    """
+    signature = signature_of(function)
+    if signature.takes_any_name:
+        return dict[str, str] | None
+    if not signature.arguments:
+        return Literal[True] | None
+    first, *others = signature.arguments
+    form = _model("".join(map(str.title, name.split("_"))), function)
+    if any(other.is_required for other in others):
+        return form  # more than the first one is needed
+    return _by_shape(form, first.yaml_type | str if first.is_starred else str)
+
+
+_METHODS = {
+    name: method for name, method in vars(MessageStream).items() if inspect.isfunction(method)
+}
+STEPS: dict[str, Callable[..., Any]] = {
+    "input_stream": Application.input_stream,
+    **{
+        name: method
+        for name, method in _METHODS.items()
+        if not name.startswith("_") and name != "apply"
+    },
+}
+_FROM = "The step whose records this one gets, by its `as`; by default the step before it."
+_AS = "A name for the records that leave this step, for `from`, merge and join_stream."
+_STEP: dict[str, Any] = {
+    "after": (str, Field(None, alias="from", description=_FROM)),
+    "name": (str, Field(None, alias="as", description=_AS)),
+    **{name: (_step_form(name, function), None) for name, function in STEPS.items()},
+}
+Step = create_model(
+    "Step", __base__=_Declaration, __doc__="One operator, with what it is given.", **_STEP
+)
+OutputStreamForm = _model("OutputStream", Application.output_stream, without=("name",))
+LocalTableForm = _model("LocalTable", Application.local_table, without=("name",))
+ApplicationForm = _model(
+    "Application",
+    Application,
+    without=("name",),
+    output_streams=(dict[str, OutputStreamForm], {}),  # type: ignore[valid-type]
+    local_tables=(dict[str, LocalTableForm], {}),  # type: ignore[valid-type]
+    datasets=(
+        list[str],
+        Field([], description="Datasets that belong to it although no step names them."),
+    ),
+    max_staleness=(
+        dict[str, str],
+        Field({}, description="By unbounded dataset: how old it may be."),
+    ),
+    steps=(list[Step], ...),
+)
+BoundedForm = _model("BoundedDataset", bounded_dataset, without=("name",))
+UnboundedForm = _model("UnboundedDataset", unbounded_dataset, without=("name",))
+_STORE = "Both read_function and write_function, such as {PostgresTable: {...}}."
+TableForm = _model(
+    "RemoteTable",
+    RemoteTable,
+    without=("name",),
+    store=(dict[str, Any], Field(None, description=_STORE)),
+)
+Attributes = _model(
+    "Attributes",
+    build_definitions,
+    without=("app", "more"),
+    kafka=(
+        dict[str, dict[str, Any]],
+        Field({}, description="Kafka clusters by name: the arguments of kafka_system."),
+    ),
+    bounded_datasets=(dict[str, _by_shape(BoundedForm)], {}),  # type: ignore[misc]
+    unbounded_datasets=(dict[str, _by_shape(UnboundedForm)], {}),  # type: ignore[misc]
+    tables=(dict[str, _by_shape(TableForm)], {}),  # type: ignore[misc]
+    applications=(dict[str, ApplicationForm], Field(..., min_length=1)),  # type: ignore[valid-type]
+)
+
+
+class AsWritten(RootModel[Any]):
+    """The attributes as they are written: `AdjunctComponent.load` checks them, because it knows
+    their lines.
+    """
+
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, core: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        return handler(Attributes.__pydantic_core_schema__)
