@@ -17,7 +17,8 @@ from dagster_adjunct.orchestration.cli import options, output
 from dagster_adjunct.resources.errors import ConfigurationError, translate_file_errors
 from dagster_adjunct.resources.package_files import read_package_file, read_package_folder
 
-_MODULE, _TITLE = "new_project", "new-project"
+_MODULE = "new_project"
+_TITLE = "new-project"
 _COMPONENT = "defs/orders/defs.yaml"
 _IN_YAML = frozenset(
     {"on", "off", "yes", "no", "true", "false", "null"}

@@ -242,7 +242,8 @@ class _Asking(dg.AutomationCondition[Any]):
         return dg.AutomationResult(context, wanted, cursor=answer.cursor)
 
     def _ask(self, context: dg.AutomationContext[Any]) -> Answer:
-        current, launcher = _CURRENT.get(), self._launcher
+        current = _CURRENT.get()
+        launcher = self._launcher
         tick = Tick(
             context.asset_graph_view.instance,
             context.log if current is None else current.log,

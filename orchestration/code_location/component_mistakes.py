@@ -77,7 +77,8 @@ def _place_of(problem: ErrorDetails, given: Any) -> Place:
 def _describe_mistake(place: Place, problems: Sequence[ErrorDetails]) -> Mistake:
     first = problems[0]
     if first["type"] == UNKNOWN_KEY:
-        key, known = str(first["ctx"]["key"]), first["ctx"]["known"]
+        key = str(first["ctx"]["key"])
+        known = first["ctx"]["known"]
         near = difflib.get_close_matches(key, known, n=1)
         step = f"Did you mean {near[0]}?" if near else f"Give one of {', '.join(known)}."
         return Mistake(place, f"{place[-2]} takes no {key!r}.", step)

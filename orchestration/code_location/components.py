@@ -85,194 +85,6 @@ _MODULES = (
     "windows",
     "kafka",
 )
-<<<<<<< HEAD
-_EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
-
-
-# -- models of the YAML, made from the signatures of the API
-
-
-def _list_names(schema: dict[str, Any]) -> None:
-    """Let `dg check yaml` say which keys there are, where it finds an unknown one."""
-    schema["propertyNames"] = {"enum": list(schema.get("properties", ()))}
-
-
-class _Declaration(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, json_schema_extra=_list_names)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _refuse_unknown_keys(cls, given: Any) -> Any:
-        known = [field.alias or name for name, field in cls.model_fields.items()]
-        for key in given if isinstance(given, Mapping) else ():
-            if key not in known:
-                raise PydanticCustomError(_UNKNOWN, "unknown key", {"key": key, "known": known})
-        return given
-
-
-class _ByShape:
-    """Annotates a union: a declaration, an import with the key `python`, and possibly values that
-    are no mappings.
-
-    The JSON schema chooses one of them by the value's shape, so that an error is about that one
-    only. So does pydantic, by `_shape`.
-    """
-
-    @classmethod
-    def __get_pydantic_json_schema__(
-        cls, core: CoreSchema, handler: GetJsonSchemaHandler
-    ) -> JsonSchemaValue:
-        forms = handler(core)["oneOf"]
-        declared, imported = (form for form in forms if "$ref" in form)
-        others = [form for form in forms if "$ref" not in form]
-        chosen = {"if": {"required": [_PYTHON]}, "then": imported, "else": declared}
-        return {"if": {"type": "object"}, "then": chosen, "else": others[0]} if others else chosen
-
-
-def _shape(value: Any) -> str:
-    if isinstance(value, Mapping):
-        return "imported" if _PYTHON in value else "declared"
-    return "alone"
-
-
-def _by_shape(declared: Any, alone: Any = None) -> Any:
-    """Return the type of a value that is a declaration, an import, or else of the type `alone`,
-    if that is given.
-    """
-    forms = Annotated[declared, Tag("declared")] | Annotated[Imported, Tag("imported")]
-    if alone is not None:
-        forms |= Annotated[alone, Tag("alone")]
-        return Annotated[forms, Discriminator(_shape), _ByShape]
-    return Annotated[forms, Discriminator(_mapping_shape), _ByShape]
-
-
-def _mapping_shape(value: Any) -> str:
-    return "imported" if _shape(value) == "imported" else "declared"
-
-
-def _arguments(function: Callable[..., Any]) -> dict[str, tuple[Any, inspect.Parameter]]:
-    """Return, by name, the type and the parameter of each argument of a function or class.
-
-    Options that the function takes as `**options: Unpack[…]` are included, one by one.
-    """
-    made: Any = function
-    if isinstance(function, type) and not is_dataclass(function):
-        made = vars(function)["__init__"]
-    hints, parameters = (
-        type_hints(inspect.unwrap(made)),
-        inspect.signature(function).parameters.values(),
-    )
-    found: dict[str, tuple[Any, inspect.Parameter]] = {}
-    for parameter in parameters:
-        hint = hints.get(parameter.name, Any)
-        if parameter.kind is parameter.VAR_KEYWORD and get_origin(hint) is not None:  # Unpack[…]
-            options = get_type_hints(get_args(hint)[0])
-            found |= {
-                name: (
-                    kind,
-                    parameter.replace(name=name, kind=parameter.KEYWORD_ONLY, default=None),
-                )
-                for name, kind in options.items()
-            }
-        elif parameter.name != "self":
-            found[parameter.name] = (hint, parameter)
-    return found
-
-
-def _form(hint: Any) -> Any:
-    """Return the type of the YAML value for an argument of type `hint`, such as str for a stream
-    or a duration.
-    """
-    members = _members(hint)
-    if len(members) > 1:
-        return Union[tuple(dict.fromkeys(_form(member) for member in members))]  # noqa: UP007
-    (kind,) = members
-    origin, arguments = get_origin(kind), get_args(kind)
-    if kind in _PLAIN or origin is Literal:
-        return kind
-    if kind in (Any, object):
-        return Any
-    if kind is timedelta:
-        return str
-    if isinstance(kind, type) and issubclass(kind, Enum):
-        return Literal[tuple(member.name.lower() for member in kind)]
-    if kind is MessageStream or kind in _TARGETS:
-        return str  # its name
-    if kind is Schema:
-        return dict[str, str]
-    if isinstance(origin, type) and issubclass(origin, Mapping):
-        return dict[str, _form(arguments[1])]  # type: ignore[misc]
-    if isinstance(origin, type) and issubclass(origin, Iterable):
-        return list[Union[tuple(_form(each) for each in arguments if each is not ...)]]  # type: ignore[misc]  # noqa: UP007
-    return dict[str, Any]  # {Class: …} or {python: …}
-
-
-def _members(hint: Any) -> tuple[Any, ...]:
-    if get_origin(hint) is Annotated:
-        hint = get_args(hint)[0]
-    if get_origin(hint) in (Union, types.UnionType):
-        return tuple(member for each in get_args(hint) for member in _members(each))
-    return (hint,)
-
-
-def _model(
-    name: str, function: Callable[..., Any], *, without: Sequence[str] = (), **more: Any
-) -> type[_Declaration]:
-    """Return a pydantic model of a function's arguments, except `without`; `more` are fields
-    that only YAML has.
-    """
-    fields: dict[str, Any] = {}
-    for argument, (hint, parameter) in _arguments(function).items():
-        if argument in without:
-            continue
-        form = _form(hint)
-        is_starred = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
-        if parameter.kind is parameter.VAR_POSITIONAL:
-            form = list[form]  # type: ignore[valid-type]
-        needed = parameter.default is parameter.empty and not is_starred
-        # A field may not have the name of a method of the model, such as schema.
-        fields[f"{argument}_"] = (
-            form,
-            Field(... if needed else None, alias=_IN_YAML.get(argument, argument)),
-        )
-    return create_model(
-        name, __base__=_Declaration, __doc__=inspect.getdoc(function), **fields, **more
-    )
-
-
-Imported = create_model("Imported", __base__=_Declaration, python=(str, ...))
-
-
-def _step_form(name: str, function: Callable[..., Any]) -> Any:
-    """Return the type of a step's YAML value: its arguments by name, or the first one alone if
-    it needs no other.
-    """
-    arguments = list(_arguments(function).values())
-    if not arguments:
-        return Literal[True] | None
-    hint, first = arguments[0]
-    if first.kind is first.VAR_KEYWORD:
-        return dict[str, str] | None
-    form = _model("".join(map(str.title, name.split("_"))), function)
-    if any(other.default is other.empty for _, other in arguments[1:]):
-        return form  # more than the first one is needed
-    alone: Any = list[_form(hint)] | str if first.kind is first.VAR_POSITIONAL else str  # type: ignore[misc]
-    return _by_shape(form, alone)
-
-
-_METHODS = {
-    name: method for name, method in vars(MessageStream).items() if inspect.isfunction(method)
-}
-_STEPS: dict[str, Callable[..., Any]] = {
-    "input_stream": Application.input_stream,
-    **{
-        name: method
-        for name, method in _METHODS.items()
-        if not name.startswith("_") and name != "apply"
-    },
-}
-=======
->>>>>>> a5a2125a057f3c74ef3b617b99bde6b61641e639
 _MADE_BY: dict[Any, type] = {
     bounded_dataset: AdjunctDataset,
     unbounded_dataset: AdjunctDataset,
@@ -509,54 +321,6 @@ class _Translation:
         except AdjunctError as error:
             self.refuse_as(error, place)
 
-<<<<<<< HEAD
-    def value(self, value: Any, hint: Any, place: Place) -> Any:
-        """Return the argument of type `hint` that a YAML value describes: imports, calls and
-        texts are resolved.
-        """
-        members = _members(hint)
-        if isinstance(value, str):
-            return self.text(value, members, place)
-        if isinstance(value, list):
-            kinds = [
-                kind for kind in members if _is_kind(kind, Iterable) and not _is_kind(kind, Mapping)
-            ]
-            inner = [one for kind in kinds for one in get_args(kind) if one is not ...]
-            element = Union[tuple(inner)] if inner else Any  # noqa: UP007
-            made = [self.value(one, element, (*place, number)) for number, one in enumerate(value)]
-            return tuple(made) if any(_is_kind(kind, tuple) for kind in kinds) else made
-        if not isinstance(value, Mapping):
-            return value
-        if value.keys() == {_PYTHON} and isinstance(value[_PYTHON], str):
-            return self.imported(value[_PYTHON], (*place, _PYTHON))
-        if Schema in members:
-            return self.call(Schema.of, value, place)
-        mapping = next((kind for kind in members if _is_kind(kind, Mapping)), None)
-        objects = (
-            any(kind not in _PLAIN and get_origin(kind) in (None, type) for kind in members)
-            or mapping is None
-        )
-        name, arguments = next(iter(value.items())) if len(value) == 1 else ("", None)
-        made_by = _public(name) if objects and isinstance(name, str) and name else None
-        if made_by is not None:
-            return self.call(made_by, arguments, (*place, name))
-        if mapping is None and Any in members:
-            return {key: self.value(one, Any, (*place, key)) for key, one in value.items()}
-        if mapping is None:
-            found = (
-                f"the package has no class or function {name!r}"
-                if name
-                else f"{place[-1]} is {dict(value)!r}"
-            )
-            similar = did_you_mean(str(name), _public_names()) if name else ""
-            self.refuse(
-                f"{found}.",
-                f'{similar}Give {{Class: {{argument: value}}}}, or {{python: "module:name"}}.',
-                (*place, name),
-            )
-        inside = get_args(mapping)[1] if get_args(mapping) else Any
-        return {name: self.value(one, inside, (*place, name)) for name, one in value.items()}
-=======
     def read_arguments(
         self,
         function: Callable[..., Any],
@@ -573,7 +337,6 @@ class _Translation:
                 problem = f"{_label(function)} takes no {key!r}."
                 self.refuse(problem, f"It takes {takes}.", (*place, key))
             yield argument, self.argument(argument, value, (*place, key))
->>>>>>> a5a2125a057f3c74ef3b617b99bde6b61641e639
 
     def by_name(
         self, function: Callable[..., Any], given: Any, free: Sequence[Argument], place: Place
@@ -642,7 +405,8 @@ class _Translation:
             found = f"{place[-1]} is {dict(value)!r}"
             if name:
                 found = f"the package has no class or function {name!r}"
-            step = 'Give {Class: {argument: value}}, or {python: "module:name"}.'
+            similar = did_you_mean(str(name), _public_names()) if name else ""
+            step = f'{similar}Give {{Class: {{argument: value}}}}, or {{python: "module:name"}}.'
             self.refuse(f"{found}.", step, (*place, name))
         return {key: self.value(one, form.values, (*place, key)) for key, one in value.items()}
 
@@ -755,13 +519,15 @@ class _ApplicationTranslation(_Translation):
         self, whole: _Translation, name: str, given: Mapping[str, Any], place: Place
     ) -> None:
         super().__init__(whole.tree, whole.empty)
-        self.datasets, self.tables = whole.datasets, whole.tables
+        self.datasets = whole.datasets
+        self.tables = whole.tables
         options = {
             argument: value
             for argument, value in given.items()
             if argument in signature_of(Application).names()
         }
-        self.place, self.given = place, given
+        self.place = place
+        self.given = given
         self.app: Application = self.call(Application, options, place, name)
         self.places: dict[str, Place] = {}
         self.streams: dict[str, MessageStream] = {}
@@ -981,16 +747,15 @@ def _public(name: str) -> Callable[..., Any] | None:
     return None
 
 
-<<<<<<< HEAD
 def _public_names() -> list[str]:
     """Return the names of all public classes and functions that can be imported here."""
     names: set[str] = set()
     for module in ("dagster_adjunct", *(f"dagster_adjunct.{public}" for public in _MODULES)):
         try:
-            members = vars(importlib.import_module(module))
+            public = importlib.import_module(module)
         except ImportError:  # of an extra that is not installed
             continue
-        names.update(name for name, member in members.items() if callable(member))
+        names.update(name for name in dir(public) if callable(getattr(public, name, None)))
     return sorted(names)
 
 
@@ -1000,10 +765,7 @@ def _name_one_of(name: str, known: Iterable[str]) -> str:
     return f"{did_you_mean(name, names)}Declared are {', '.join(names) or 'none'}."
 
 
-class AdjunctScaffolder(Scaffolder[Any]):
-=======
 class AdjunctScaffolder(dg.Scaffolder[Any]):
->>>>>>> a5a2125a057f3c74ef3b617b99bde6b61641e639
     """Writes an application that runs at once, and sample data for it."""
 
     def scaffold(self, request: dg.ScaffoldRequest[Any]) -> None:
@@ -1038,7 +800,9 @@ class AdjunctComponent(dg.Component):
         tree: SourcePositionTree | None = None,
         empty: Collection[tuple[str | int, ...]] = (),
     ) -> None:
-        self.attributes, self.tree, self.empty = attributes, tree, empty
+        self.attributes = attributes
+        self.tree = tree
+        self.empty = empty
 
     @classmethod
     def get_model_cls(cls) -> type[BaseModel]:

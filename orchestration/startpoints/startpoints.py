@@ -695,7 +695,8 @@ def request_startpoints(
         state = log.take_back(ids, by=requests[0].by, reason=requests[0].reason).state
     stays: dict[PendingStartpoint, str] = {}
     if old:
-        first, may_run = state == ApplicationState(), may_be_running(lake, app.name)
+        first = state == ApplicationState()
+        may_run = may_be_running(lake, app.name)
         reasons = {held: _why_applied(held, state, first=first, may_run=may_run) for held in old}
         stays = {held: why for held, why in reasons.items() if why}
     taken_over = tuple(held for held in old if held not in stays)

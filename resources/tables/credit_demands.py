@@ -33,7 +33,8 @@ class _CreditInterval:
     def drop(self, credits: float) -> None:
         """Remove the first credits, and the time in which they arrive."""
         if self.credits - credits <= _EPSILON:
-            self.start, self.credits = self.end, 0.0
+            self.start = self.end
+            self.credits = 0.0
         else:
             self.start += (self.end - self.start) * credits / self.credits
             self.credits -= credits
@@ -161,7 +162,9 @@ class Demands:
         )  # those that are left when the lease arrives
         if held >= max(waiting, target * 2 / 3):
             return None
-        self._requested_at, self._spent, self._used_before = now, 0.0, used
+        self._requested_at = now
+        self._spent = 0.0
+        self._used_before = used
         return LeaseRequest(
             min(MAX_AHEAD_SECONDS + KEPT_SECONDS, (target - held) / self.rate), share
         )
