@@ -43,6 +43,12 @@ Such a change is a bad one. If all changes of a stream lack it, the advance fail
 """
 _UNMARKED = str.maketrans("", "", _BEGINS + _ENDS + NO_PATH)
 _HIDDEN = "a hidden value"
+REPAIR = (
+    "To repair rows, write them again in the source (in PostgreSQL, UPDATE … SET id = id), take a"
+    " blocking snapshot, whose rows have positions, or rebuild the dataset from a new stream or a"
+    " bulk snapshot"
+)
+"""What to do in place of a snapshot whose rows have no positions, such as an incremental one."""
 TRUNCATE = (
     "a truncate deletes all rows at once, which no change of one row can express: rebuild the"
     " dataset"

@@ -20,6 +20,7 @@ from dagster_adjunct.assets.declaration.change_formats import KEPT, PROBLEM, SNA
 from dagster_adjunct.assets.declaration.change_values import (
     NO_PATH,
     ORDERS,
+    REPAIR,
     TRUNCATE,
     contains_unavailable,
     inserted_unavailable_reason,
@@ -541,9 +542,7 @@ def _check_incremental(path: str) -> Column:
     value = F.col(path_column(path))
     reason = (
         "no value to order by: it is a row of an incremental snapshot without a position in"
-        f" {path!r}, so it may be older than a change of its key. To repair rows, write them again"
-        " in the source (in PostgreSQL, UPDATE … SET id = id), take a blocking snapshot, whose"
-        " rows have positions, or rebuild the dataset from a new stream or a bulk snapshot"
+        f" {path!r}, so it may be older than a change of its key. {REPAIR}"
     )
     return F.when(
         F.col(_INCREMENTAL) & F.coalesce(value.rlike(_NOWHERE), F.lit(True)), F.lit(reason)

@@ -96,7 +96,9 @@ def add_order(
         else:
             part = position_column(name, schema)
         parts.append(part)
-        reasons.append(F.when(value.isNull() & ~missing, F.lit(null_order_reason(name))))
+        null = F.when(snapshot, F.lit(null_order_reason(name, snapshot=True)))
+        null = null.otherwise(F.lit(null_order_reason(name)))
+        reasons.append(F.when(value.isNull() & ~missing, null))
         reason = F.lit(change_values.incomparable_reason(name, sample if string else None))
         reasons.append(
             F.when(part.isNull() & ~missing, F.concat(change_values.quote_column(value), reason))
@@ -138,9 +140,17 @@ def position_column(name: str, schema: Schema) -> Column:
     return F.unix_date(value).cast("bigint") if kind == "date" else value.cast("bigint")
 
 
-def null_order_reason(name: str) -> str:
-    """Return the reason for rejecting a change whose ordering value is null."""
-    return f"no value to order by: {name!r} is null"
+def null_order_reason(name: str, *, snapshot: bool = False) -> str:
+    """Return the reason for rejecting a change, or a row of a `snapshot`, whose ordering value is
+    null.
+    """
+    reason = f"no value to order by: {name!r} is null"
+    if not snapshot:
+        return reason
+    return (
+        f"{reason} in a row of a snapshot, so it may be older than a change of its key."
+        f" {change_values.REPAIR}"
+    )
 
 
 def add_problem(changes: DataFrame, *reasons: Column) -> DataFrame:
@@ -514,7 +524,8 @@ def _add_order_in_arrow(
             bad.to_pylist(), value.take(bad).cast("string").to_pylist(), strict=True
         ):
             if text is None:
-                reasons.setdefault(row, null_order_reason(name))
+                read = bool(snapshot[row].as_py())
+                reasons.setdefault(row, null_order_reason(name, snapshot=read))
             else:
                 shown = change_values.quote_value(text)
                 reasons.setdefault(row, shown + change_values.incomparable_reason(name, sample))

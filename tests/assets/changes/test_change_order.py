@@ -18,7 +18,7 @@ from dagster_adjunct.assets.declaration.change_values import (
     sortable_array,
     sortable_column,
 )
-from dagster_adjunct.assets.declaration.envelopes import DebeziumEnvelope
+from dagster_adjunct.assets.declaration.envelopes import DebeziumEnvelope, MaxwellEnvelope
 from dagster_adjunct.assets.declaration.policies import DeadLetters, DeltaCompaction
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.reading.superseded import read_entries
@@ -637,6 +637,45 @@ def test_an_incremental_row_without_a_position_is_a_letter_that_says_how_to_repa
     )
     sparkling.advance(spec)
     assert held(sparkling) == {1: "repaired"}, "one with a position is ordered by it"
+
+
+def test_a_null_order_in_a_snapshots_row_says_how_to_repair_in_each_format(
+    sparkling: World,
+) -> None:
+    form = MaxwellEnvelope("id BIGINT, v STRING")
+    at = {"database": "d", "table": "t", "ts": 1, "data": {"id": 1, "v": "x"}}
+    rows = [
+        at | {"type": "insert", "position": "mysql-bin.000009:120"},
+        at | {"type": "bootstrap-insert", "position": None},
+        at | {"type": "update", "position": None, "old": {"v": "y"}},
+    ]
+    envelopes(sparkling, *rows)
+    found = problems(sparkling, dataset(changes=form, order_by="source.position"))
+    assert {number: "write them again in the source" in text for number, text in found.items()} == {
+        1: True,
+        2: False,
+    }
+
+
+@pytest.mark.parametrize("engine", ["in process", pytest.param("spark", marks=pytest.mark.spark)])
+def test_a_null_order_in_an_unwrapped_snapshots_row_says_how_to_repair(
+    world: World, request: pytest.FixtureRequest, engine: str
+) -> None:
+    session = request.getfixturevalue("spark") if engine == "spark" else None
+    world.spark = IN_PROCESS if session is None else lambda: session
+    schema = Schema.of(id="bigint", v="string", deleted="string", op="string", lsn="bigint")
+    rows = [
+        (1, "streamed", "false", "u", 5),
+        (1, "repair", "false", "r", None),
+        (2, "lost", "false", "u", None),
+    ]
+    stream(world, schema, rows)
+    spec = dataset(changes=DebeziumUnwrapped("deleted", "op"), order_by="lsn")
+    found = problems(world, spec)
+    assert {number: "write them again in the source" in text for number, text in found.items()} == {
+        1: True,
+        2: False,
+    }
 
 
 SNAPS = Schema.of(id="bigint", v="string", deleted="string", op="string")
