@@ -37,6 +37,7 @@ from dagster_adjunct.resources.common import (
 )
 from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError
 from dagster_adjunct.resources.files.formats import FileFormat
+from dagster_adjunct.resources.files.tree import check_folder_url
 from dagster_adjunct.resources.schemas.schema import (
     ArrowFrame,
     Schema,
@@ -86,6 +87,7 @@ class FileSource:
         if not self.url:
             expected = "a folder, file:///… or s3://BUCKET/PREFIX"
             raise argument_error(f"FileSource has url={self.url!r}", expected, argument="url")
+        check_folder_url(self.url)
         if not self.complete or "/" in self.complete:
             expected = 'the name of an object, without "/", such as _SUCCESS'
             raise argument_error(

@@ -111,7 +111,7 @@ class QueryVersions(VersionSource):
             raise DatasetError(
                 f"{what} returned a {type(answer).__name__}.", step, dataset=self.spec.name
             )
-        answer = to_arrow_table(answer, what)
+        answer = _type_nulls(to_arrow_table(answer, what), self._query.schema)
         columns = [(field.name, field.type) for field in Schema.from_arrow(answer.schema).fields]
         _check_columns(columns, self._query.schema, what)
         rows = answer.num_rows
@@ -157,6 +157,18 @@ class QueryVersions(VersionSource):
 
     def _what(self, delivery: Delivery) -> str:
         return f"dataset {self.spec.name!r}, version {delivery.version!r}: {self._query}"
+
+
+def _type_nulls(answer: pa.Table, schema: Schema) -> pa.Table:
+    """Return an answer with the declared types for columns that have none, as those of an empty
+    pandas frame.
+    """
+    declared = schema.to_arrow()
+    for place, name in enumerate(answer.column_names):
+        if pa.types.is_null(answer.schema.field(place).type) and name in schema.names:
+            kind = declared.field(name).type
+            answer = answer.set_column(place, name, pa.nulls(answer.num_rows, kind))
+    return answer
 
 
 def _check_columns(columns: Sequence[tuple[str, str]], declared: Schema, what: str) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
@@ -86,19 +87,32 @@ class FileTree(Protocol):
         """
 
 
+def check_folder_url(url: str) -> None:
+    """Raise ConfigurationError unless `url` can be that of a folder: a path, `file:///…` or
+    `s3://BUCKET/PREFIX`, without a pattern.
+    """
+    check_store_url(url, "folder", ("s3", "s3a", "file"))
+    if re.match(r"s3a?:///?(/|$)", url):
+        problem = f"files at {url!r}: the URL has no bucket."
+        raise errors.ConfigurationError(problem, "Write s3://BUCKET/PREFIX.", argument="url")
+    if "*" in url or "?" in url:
+        raise errors.ConfigurationError(
+            f"files at {url!r}: expected a folder, found a pattern.",
+            "Name the folder: all files in it and below it are read.",
+            argument="url",
+        )
+
+
 def open_tree(url: str) -> FileTree:
     """Return the tree of files below a folder, `file:///…` or `s3://BUCKET/PREFIX`, without reading
     anything.
 
     S3 is accessed as for a lake: with the ADJUNCT_S3_… settings and boto3's credentials.
     """
-    check_store_url(url, "folder", ("s3", "s3a", "file"))
+    check_folder_url(url)
     scheme, _, rest = url.partition("://")
     if scheme in ("s3", "s3a"):
         bucket, _, prefix = rest.rstrip("/").partition("/")
-        if not bucket:
-            problem = f"files at {url!r}: the URL has no bucket."
-            raise errors.ConfigurationError(problem, "Write s3://BUCKET/PREFIX.", argument="url")
         return S3Tree(bucket, f"{prefix}/" if prefix else "", LakeSettings().s3_options())
     if url.startswith("file:/"):
         return LocalTree(unquote(urlsplit(url).path))

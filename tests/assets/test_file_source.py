@@ -977,3 +977,14 @@ def test_a_url_and_a_name_without_folders_are_required(argument: str, value: str
     with pytest.raises(ConfigurationError) as refused:
         FileSource(given["url"], "csv", PLANES, complete=given["complete"])
     assert refused.value.argument == argument
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["http://host/in", "gs://bucket/in", "abfss://in", "s3:///in", "s3://", "s3://b/*", "in/*.csv"],
+)
+def test_what_is_no_folder_is_refused_when_it_is_declared(url: str) -> None:
+    with pytest.raises(ConfigurationError) as refused:
+        FileSource(url, "csv", Schema.of(k="string"))
+    assert refused.value.argument == "url"
+    assert url in refused.value.problem

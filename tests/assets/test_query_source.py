@@ -248,3 +248,17 @@ def test_a_query_that_returns_a_null_key_is_run_once(tmp_path: Path) -> None:
     )
     assert (report.action, answers) == ("rejected", [])
     assert "NullKeyError" in report.note
+
+
+def test_an_empty_pandas_frame_is_an_empty_version_if_that_is_declared(tmp_path: Path) -> None:
+    pandas = pytest.importorskip("pandas")
+    empty = pandas.DataFrame({"tail": pandas.Series([], dtype="object"), "n": []})
+    source = QuerySource(
+        lambda *_: empty.astype({"n": "int32"}),
+        Schema.of(tail="string", n="int"),
+        name="empty",
+        allow_empty=True,
+    )
+    spec = bounded_dataset("empty", input=source, key="tail", broadcast=True)
+    report = advance_dataset(spec, lake=open_lake(str(tmp_path / "lake")), spark=IN_PROCESS)
+    assert (report.action, report.rows) == ("sealed", 0)
