@@ -39,7 +39,6 @@ from dagster_adjunct.orchestration.operators.columns import (
     validate_partition_count,
 )
 from dagster_adjunct.orchestration.operators.event_time import build_event_time
-from dagster_adjunct.orchestration.operators.lookup_join import AnyTable
 from dagster_adjunct.orchestration.operators.operator import Operator
 from dagster_adjunct.orchestration.operators.records import (
     DefaultOffset,
@@ -60,7 +59,7 @@ from dagster_adjunct.resources.errors import (
     PlanningError,
 )
 from dagster_adjunct.resources.schemas.schema import Schema
-from dagster_adjunct.resources.tables.table import RemoteTable
+from dagster_adjunct.resources.tables.table import AnyTable, RemoteTable
 from dagster_adjunct.resources.validation import validated_methods
 
 T = TypeVar("T")

@@ -16,7 +16,6 @@ from datetime import timedelta
 from typing import Any, TypeVar
 
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.operators.lookup_join import AnyTable
 from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.backends.columns import describe_function, function_from_description
 from dagster_adjunct.resources.backends.store import StoreTable
@@ -34,7 +33,7 @@ from dagster_adjunct.resources.tables.presence import (
     is_emptied,
     merge_presence,
 )
-from dagster_adjunct.resources.tables.table import RemoteTable
+from dagster_adjunct.resources.tables.table import AnyTable, RemoteTable
 
 KIND = "table"
 _PRUNED_EVERY = (

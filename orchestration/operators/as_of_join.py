@@ -15,8 +15,9 @@ from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.versions.version import TOMBSTONE
 from dagster_adjunct.orchestration.operators.columns import require_columns, tie_breakers
 from dagster_adjunct.orchestration.operators.event_time import TIME_TYPES
-from dagster_adjunct.orchestration.operators.joins import MATCHED, Join
-from dagster_adjunct.orchestration.operators.operator import AsOf, Match
+from dagster_adjunct.orchestration.operators.joins import Join
+from dagster_adjunct.orchestration.operators.lookups import BEFORE_HISTORY, MATCHED, NO_TIME, AsOf
+from dagster_adjunct.orchestration.operators.operator import Match
 from dagster_adjunct.orchestration.operators.stream_facts import CURRENT, Columns
 from dagster_adjunct.resources.bucketing.files import IS_FIRST, VALID_FROM, VALID_TO
 from dagster_adjunct.resources.common import argument_error
@@ -32,11 +33,6 @@ if TYPE_CHECKING:
     from dagster_adjunct.orchestration.step.batch import BatchContext
     from dagster_adjunct.orchestration.step.in_process_batch import ArrowBatch
 
-
-BEFORE_HISTORY, NO_TIME = "__before_history", "__no_time"
-"""Hidden columns of joined records: whether the time is before the history of the key, and
-whether it is null.
-"""
 
 _FROM, _TO, _FIRST, _ROW_ENTRY = "__row_from", "__row_to", "__row_first", "__row_entry"
 _BEGINS = "__row_begins"

@@ -12,8 +12,9 @@ import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
+from dagster_adjunct.orchestration.operators.calls import Record, RecordCall, RecordFunction
 from dagster_adjunct.orchestration.operators.columns import (
     ORDINAL,
     function_label,
@@ -122,28 +123,7 @@ def pickle_function(
     return PickledFunction(pickled, tuple(place or str(Path.cwd()) for place in sys.path))
 
 
-Record: TypeAlias = "dict[str, Any]"
-RecordFunction: TypeAlias = Callable[..., Any]
 _ROWS = 10_000
-
-
-@dataclass(frozen=True, slots=True)
-class RecordCall:
-    """How an operator calls a user's function: with a record, and with its entry if `entry` names a
-    column of entries.
-
-    The function returns a dictionary with the columns of `schema`, or None; with `several`, any
-    number of dictionaries. Errors contain the position of the record in its `stream`, but no values
-    of `sensitive` columns.
-    """
-
-    operator: str
-    function: RecordFunction
-    schema: Schema
-    several: bool = False
-    entry: str | None = None
-    stream: str | None = None
-    sensitive: frozenset[str] = frozenset()
 
 
 def call_in_tasks(frame: DataFrame, call: RecordCall, kept: Sequence[str]) -> DataFrame:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.sources.entries import derive_stored_schema
+from dagster_adjunct.orchestration.operators.calls import RecordCall, RecordFunction
 from dagster_adjunct.orchestration.operators.columns import (
     check_added_names,
     first_duplicate,
@@ -21,7 +22,7 @@ from dagster_adjunct.orchestration.operators.columns import (
     split_alias,
     validate_column_names,
 )
-from dagster_adjunct.orchestration.operators.functions import RecordCall, RecordFunction
+from dagster_adjunct.orchestration.operators.lookups import How, Pairs, SelectedColumn
 from dagster_adjunct.orchestration.operators.operator import (
     ComparedColumn,
     Match,
@@ -44,7 +45,7 @@ from dagster_adjunct.resources.schemas.schema import Schema, named_column, quote
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-    from dagster_adjunct.orchestration.application.application import Application
+    from dagster_adjunct.orchestration.operators.declared import DeclaredApplication
     from dagster_adjunct.orchestration.step.batch import BatchContext
     from dagster_adjunct.orchestration.step.in_process_batch import ArrowBatch
 
@@ -64,23 +65,8 @@ _EXACT = frozenset(
         "binary",
     }
 )
-MATCHED = "__matched"
-"""True if a joined record has an entry, else null."""
 
-How = Literal["inner", "left"]
 On: TypeAlias = str | Sequence[str] | Mapping[str, str]
-Pairs: TypeAlias = tuple[tuple[str, str], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class SelectedColumn:
-    """A `column` of the dataset or table to add, its `name` in the joined record, and its type
-    if the user gave one.
-    """
-
-    column: str
-    name: str
-    type: str | None = None
 
 
 def check_match_rate(operator: str, rate: float | None) -> None:
@@ -216,7 +202,7 @@ class Join(PassThroughSpec):
     def summary(self) -> str:
         return f"{self.how} join {self.dataset} on {describe_on(self.on)}"
 
-    def requirements(self, app: Application) -> Sequence[Requirement | None]:
+    def requirements(self, app: DeclaredApplication) -> Sequence[Requirement | None]:
         dataset = app.dataset(self.dataset)
         if dataset.partitions is None:  # every task reads all of it
             return ()

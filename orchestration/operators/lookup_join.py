@@ -8,6 +8,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 from dagster_adjunct.orchestration.operators import joins
 from dagster_adjunct.orchestration.operators.columns import Types, check_added_names
+from dagster_adjunct.orchestration.operators.lookups import (
+    MATCHED,
+    How,
+    LookupColumn,
+    SelectedColumn,
+    TableLookup,
+)
 from dagster_adjunct.orchestration.operators.operator import (
     ComparedColumn,
     Match,
@@ -19,43 +26,17 @@ from dagster_adjunct.orchestration.operators.stream_facts import ColumnFacts, Co
 from dagster_adjunct.resources.backends.columns import parse_column, to_spark_type
 from dagster_adjunct.resources.errors import PlanningError
 from dagster_adjunct.resources.schemas.schema import Field
-from dagster_adjunct.resources.tables.table import RemoteTable
+from dagster_adjunct.resources.tables.table import AnyTable
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from dagster_adjunct.orchestration.application.application import Application
+    from dagster_adjunct.orchestration.operators.declared import DeclaredApplication
     from dagster_adjunct.orchestration.step.batch import BatchContext
     from dagster_adjunct.orchestration.step.in_process_batch import ArrowBatch
 
 
-AnyTable: TypeAlias = RemoteTable[Any, Any, Any]
 _KEY_TYPES = ("string", "tinyint", "smallint", "int", "bigint", "date", "timestamp", "binary")
-
-
-@dataclass(frozen=True, slots=True)
-class LookupColumn:
-    """A `column` of a table's records, the `name` that it has in the joined record, and its
-    Spark type.
-    """
-
-    column: str
-    name: str
-    type: str
-
-
-@dataclass(frozen=True, slots=True)
-class TableLookup:
-    """A lookup in the remote table named `table`: `keys` are the stream's columns in the order of
-    the table's key.
-
-    `answers` are the columns to add; `args` are passed to the table's read function.
-    """
-
-    table: str
-    keys: tuple[str, ...]
-    answers: tuple[LookupColumn, ...]
-    args: tuple[object, ...] = ()
 
 
 def function_column_types(function: Any) -> dict[str, str] | None:
@@ -161,7 +142,7 @@ def check_stored_columns(
 
 
 def lookup_columns(
-    operator: str, table: AnyTable, chosen: Sequence[joins.SelectedColumn]
+    operator: str, table: AnyTable, chosen: Sequence[SelectedColumn]
 ) -> tuple[LookupColumn, ...]:
     """Return the `chosen` columns with their Spark types: as the user gave them, else as the read
     function declares.
@@ -222,8 +203,8 @@ class LookupJoin(PassThroughSpec):
     kind: ClassVar[str] = "join"
     table: str
     on: tuple[tuple[str, str], ...]
-    how: joins.How
-    select: tuple[joins.SelectedColumn, ...] | None
+    how: How
+    select: tuple[SelectedColumn, ...] | None
     prefix: str = ""
     args: tuple[object, ...] = ()
     min_match_rate: float | None = None
@@ -235,7 +216,7 @@ class LookupJoin(PassThroughSpec):
     def summary(self) -> str:
         return f"{self.how} lookup in table {self.table} on {joins.describe_on(self.on)}"
 
-    def call(self, operator: str, app: Application) -> PlannedCall:
+    def call(self, operator: str, app: DeclaredApplication) -> PlannedCall:
         cached = "" if app.tables[self.table].cache is None else ", unless the table's cache has it"
         guarantee = f"each key once a batch{cached}; a repeated batch has the same answers"
         return PlannedCall(operator, "lookup", self.table, guarantee, recorded=True)
@@ -282,8 +263,8 @@ class LookupJoin(PassThroughSpec):
         joined = batch.look_up(
             operator, tables[0], self.lookup(operator, batch.app.tables[self.table])
         )
-        kept = joined.filter(joined.column(joins.MATCHED)) if self.how == "inner" else joined
-        return kept.drop_columns([joins.MATCHED])
+        kept = joined.filter(joined.column(MATCHED)) if self.how == "inner" else joined
+        return kept.drop_columns([MATCHED])
 
     def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:
         (frame,) = frames
@@ -298,7 +279,7 @@ def build_lookup_join(
     table: str,
     key: Sequence[str],
     on: joins.On,
-    how: joins.How,
+    how: How,
     select: Sequence[str] | Mapping[str, str] | None,
     prefix: str,
     args: Sequence[object],

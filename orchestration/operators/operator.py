@@ -14,6 +14,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from dagster_adjunct.orchestration.operators.columns import is_sure_name
+from dagster_adjunct.orchestration.operators.lookups import AsOf
 from dagster_adjunct.orchestration.operators.stream_facts import (
     UNKNOWN,
     Catalog,
@@ -30,9 +31,9 @@ from dagster_adjunct.resources.sql.types import types_differ
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from dagster_adjunct.orchestration.application.application import Application
+    from dagster_adjunct.orchestration.operators.declared import DeclaredApplication
     from dagster_adjunct.orchestration.operators.event_time import EventTime
-    from dagster_adjunct.orchestration.operators.table_updates import ChangedColumns, TableSend
+    from dagster_adjunct.orchestration.operators.updates import ChangedColumns, TableSend
     from dagster_adjunct.orchestration.step.batch import BatchContext
     from dagster_adjunct.orchestration.step.in_process_batch import ArrowBatch
 
@@ -60,25 +61,6 @@ def find_schemas(value: object) -> Iterator[Schema]:
     elif isinstance(value, Sequence) and not isinstance(value, str | bytes):
         for element in value:
             yield from find_schemas(element)
-
-
-BeforeHistory = Literal["null", "oldest", "error"]
-OnNullTime = Literal["null", "fail"]
-
-
-@dataclass(frozen=True, slots=True)
-class AsOf:
-    """The options of an as-of join, which uses the entry that was valid at the time in the record's
-    `column`.
-
-    A record from before the history of its key has no entry ("null"), the key's first entry
-    ("oldest"; of a bounded dataset, the one in the oldest version, if any), or fails the batch; a
-    record without a time has no entry or fails the batch.
-    """
-
-    column: str
-    before_history: BeforeHistory
-    on_null_time: OnNullTime
 
 
 @dataclass(frozen=True, slots=True)
@@ -320,23 +302,23 @@ class Spec(ABC):
         """
         return self.writes is not None and self.role is None
 
-    def call(self, operator: str, app: Application) -> PlannedCall | None:
+    def call(self, operator: str, app: DeclaredApplication) -> PlannedCall | None:
         """Return the call, a lookup or a sink, that it makes for its records and that plans
         list; or None.
         """
         return None
 
-    def target(self, app: Application) -> LineageNode | None:
+    def target(self, app: DeclaredApplication) -> LineageNode | None:
         """Return the asset that it sends records to, or None."""
         return None
 
-    def requirements(self, app: Application) -> Sequence[Requirement | None]:
+    def requirements(self, app: DeclaredApplication) -> Sequence[Requirement | None]:
         """Return the partitioning that it requires of each input, None if any will do; () if it
         requires nothing.
         """
         return ()
 
-    def changed(self, app: Application, arriving: Columns) -> ChangedColumns | None:
+    def changed(self, app: DeclaredApplication, arriving: Columns) -> ChangedColumns | None:
         """Return the columns of the remote table that it changes; None for all of them, or if that
         is unknown.
 
@@ -364,7 +346,9 @@ class Spec(ABC):
         """Return the columns that it writes to the target, given those of its input."""
         return arriving
 
-    def check_frames(self, operator: str, frames: Sequence[DataFrame], app: Application) -> Columns:
+    def check_frames(
+        self, operator: str, frames: Sequence[DataFrame], app: DeclaredApplication
+    ) -> Columns:
         """Check the columns again, now that Spark knows their types; return the columns of the
         records that leave it.
 
@@ -461,7 +445,7 @@ class PlanContext:
     """
 
     operator: str
-    app: Application
+    app: DeclaredApplication
     catalog: Catalog
     counts: Mapping[str, int] | None = None
     compared: list[ComparedColumn] = field(default_factory=list)

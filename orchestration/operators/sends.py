@@ -6,9 +6,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+from typing import TYPE_CHECKING, ClassVar
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, OwnedBy
+from dagster_adjunct.orchestration.operators.calls import SinkFunction
 from dagster_adjunct.orchestration.operators.columns import (
     OnNullKey,
     Types,
@@ -48,28 +49,8 @@ from dagster_adjunct.resources.user_code import check_plain_function
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from dagster_adjunct.orchestration.application.application import Application
+    from dagster_adjunct.orchestration.operators.declared import DeclaredApplication
     from dagster_adjunct.orchestration.step.batch import BatchContext
-
-
-@dataclass(frozen=True, slots=True)
-class SinkContext:
-    """The origin of the records of one call of a sink: the application's batch, and their
-    partition.
-
-    `call` is the number of the call within the partition, `attempt` that of the Spark task's
-    attempt, both from 0. A repeated batch makes the same calls, so (application, batch, partition,
-    call) identifies a call made before.
-    """
-
-    application: str
-    batch: int
-    partition: int
-    call: int
-    attempt: int
-
-
-SinkFunction: TypeAlias = Callable[[Any, SinkContext], Any]
 
 
 def exchange_before_stream(
@@ -158,7 +139,7 @@ class OutputStreamSpec(Spec):
     def writes(self) -> str:
         return self.stream
 
-    def target(self, app: Application) -> LineageNode:
+    def target(self, app: DeclaredApplication) -> LineageNode:
         return LineageNode("stream", self.stream)
 
     def spark_need(self, context: PlanContext, arriving: Sequence[Columns]) -> str:
@@ -225,7 +206,7 @@ class DatasetSend(PassThroughSpec):
     def feeds(self) -> str:
         return self.table
 
-    def requirements(self, app: Application) -> Sequence[Requirement | None]:
+    def requirements(self, app: DeclaredApplication) -> Sequence[Requirement | None]:
         partitions = app.dataset(self.table).partitions
         return (
             () if partitions is None else (Requirement(self.table, partitions, None, feeds=True),)
@@ -247,7 +228,7 @@ class SendToLocal(DatasetSend):
     def sql(self) -> Sequence[str]:
         return () if self.deleted is None else (self.deleted,)
 
-    def target(self, app: Application) -> LineageNode:
+    def target(self, app: DeclaredApplication) -> LineageNode:
         return LineageNode("dataset", self.table)
 
     def summary(self) -> str:
@@ -343,10 +324,10 @@ class SendToDataset(DatasetSend):
 
     table: str
 
-    def target(self, app: Application) -> LineageNode:
+    def target(self, app: DeclaredApplication) -> LineageNode:
         return LineageNode("stream", self._fed(app))
 
-    def _fed(self, app: Application) -> str:
+    def _fed(self, app: DeclaredApplication) -> str:
         stream = app.dataset(self.table).stream
         assert stream is not None  # MessageStream.send_to rejects datasets without a stream
         return stream
@@ -444,13 +425,13 @@ class Sink(Spec):
         check: Callable[[], object] | None = getattr(self.function, "check", None)
         return check if callable(check) else None
 
-    def target(self, app: Application) -> LineageNode:
+    def target(self, app: DeclaredApplication) -> LineageNode:
         return LineageNode("sink", f"{app.name}/{self.writes.removesuffix('()')}")
 
     def summary(self) -> str:
         return self.writes if self.returns is None else f"the results of {self.writes}"
 
-    def call(self, operator: str, app: Application) -> PlannedCall:
+    def call(self, operator: str, app: DeclaredApplication) -> PlannedCall:
         recorded = self.returns is not None
         again = (
             "; not again once its results are recorded"

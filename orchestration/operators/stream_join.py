@@ -28,13 +28,13 @@ from dagster_adjunct.orchestration.operators.columns import (
     validate_column_names,
     validate_partition_by,
 )
-from dagster_adjunct.orchestration.operators.event_time import (
+from dagster_adjunct.orchestration.operators.event_time import MAX_MICROS, Watermarks
+from dagster_adjunct.orchestration.operators.lookups import SelectedColumn
+from dagster_adjunct.orchestration.operators.made_records import (
     EXCLUSION,
     LATE,
-    MAX_MICROS,
     NULL_KEY,
     NULL_TIME,
-    Watermarks,
     exclusion_column,
     exclusion_conditions,
     hold_back_watermark,
@@ -60,7 +60,7 @@ from dagster_adjunct.resources.schemas.schema import Field, Schema, named_column
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-    from dagster_adjunct.orchestration.application.application import Application
+    from dagster_adjunct.orchestration.operators.declared import DeclaredApplication
     from dagster_adjunct.orchestration.step.batch import BatchContext
 
 
@@ -196,7 +196,7 @@ def combine_results(
     parts: Sequence[DataFrame],
     sides: tuple[Side, Side],
     types: Sequence[dict[str, str]],
-    added: Sequence[joins.SelectedColumn],
+    added: Sequence[SelectedColumn],
 ) -> DataFrame:
     """Return the union of all results, with the left columns and the columns `added` of the right
     side.
@@ -288,7 +288,7 @@ class StreamJoin(Spec):
     before: timedelta
     after: timedelta
     how: HowStreams
-    select: tuple[joins.SelectedColumn, ...] | None
+    select: tuple[SelectedColumn, ...] | None
     prefix: str = ""
 
     @property
@@ -320,7 +320,7 @@ class StreamJoin(Spec):
             f" {self.after} after"
         )
 
-    def requirements(self, app: Application) -> Sequence[Requirement | None]:
+    def requirements(self, app: DeclaredApplication) -> Sequence[Requirement | None]:
         return [
             Requirement(None, None, partition_columns)
             for partition_columns in self._partition_columns
@@ -338,7 +338,7 @@ class StreamJoin(Spec):
         renamed = tuple(to_left.get(name, name) for name in right.partitioned_by)
         return merge_flows(context, [left, replace(right, partitioned_by=renamed)])
 
-    def selection(self, columns: Sequence[str]) -> tuple[joins.SelectedColumn, ...]:
+    def selection(self, columns: Sequence[str]) -> tuple[SelectedColumn, ...]:
         """Return the columns to add, for a right side with these columns."""
         return joins.select_columns(self.select, self.on, self.prefix, columns)
 
@@ -423,7 +423,7 @@ class StreamJoin(Spec):
 
     def _sides(
         self, operator: str, frames: Sequence[DataFrame], batch: BatchContext
-    ) -> tuple[tuple[Side, Side], Sequence[joins.SelectedColumn]]:
+    ) -> tuple[tuple[Side, Side], Sequence[SelectedColumn]]:
         """Return both sides, and the columns that the right one adds; of these and its key its
         stored rows consist.
         """

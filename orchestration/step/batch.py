@@ -28,7 +28,8 @@ from dagster_adjunct.assets.unbounded.local_table import (
 from dagster_adjunct.assets.versions.version import build_layout, datetime_from_micros
 from dagster_adjunct.assets.writing.generation import SPARK, SPARK_ONE_TASK
 from dagster_adjunct.orchestration.batch_log.batch_log import Counters, add_counters
-from dagster_adjunct.orchestration.operators.as_of_join import BEFORE_HISTORY, NO_TIME, TimedRows
+from dagster_adjunct.orchestration.operators.as_of_join import TimedRows
+from dagster_adjunct.orchestration.operators.calls import RecordCall, SinkFunction
 from dagster_adjunct.orchestration.operators.columns import (
     BATCH_ONLY,
     BRANCH,
@@ -39,17 +40,16 @@ from dagster_adjunct.orchestration.operators.columns import (
     tie_breakers,
 )
 from dagster_adjunct.orchestration.operators.event_time import Watermarks
-from dagster_adjunct.orchestration.operators.functions import (
-    RecordCall,
-    call_in_tasks,
-    pickle_function,
+from dagster_adjunct.orchestration.operators.functions import call_in_tasks, pickle_function
+from dagster_adjunct.orchestration.operators.lookups import (
+    BEFORE_HISTORY,
+    MATCHED,
+    NO_TIME,
+    TableLookup,
 )
-from dagster_adjunct.orchestration.operators.joins import MATCHED
-from dagster_adjunct.orchestration.operators.lookup_join import AnyTable, TableLookup
 from dagster_adjunct.orchestration.operators.operator import Exchange, Operator
-from dagster_adjunct.orchestration.operators.sends import SinkFunction
 from dagster_adjunct.orchestration.operators.stream_facts import RECORDED
-from dagster_adjunct.orchestration.operators.table_updates import TableSend
+from dagster_adjunct.orchestration.operators.updates import TableSend
 from dagster_adjunct.orchestration.planner.notes import name_writers
 from dagster_adjunct.orchestration.step import batch_outputs, lookups, recorded_answers
 from dagster_adjunct.orchestration.step.context import BatchInputs, BatchMetrics, StepContext
@@ -81,13 +81,14 @@ from dagster_adjunct.resources.streams.system import (
 )
 from dagster_adjunct.resources.tables.metrics import TableMetrics
 from dagster_adjunct.resources.tables.spark import TableWrite, WriteResult, write_table
+from dagster_adjunct.resources.tables.table import AnyTable
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import Column, DataFrame, Observation, Row, SparkSession
 
     from dagster_adjunct.assets.unbounded.transient_table import TransientVersion
-    from dagster_adjunct.orchestration.operators.table_updates import Update
+    from dagster_adjunct.orchestration.operators.updates import Update
 
 _TIME_COUNTS = {BEFORE_HISTORY: "before_history", NO_TIME: "null_times"}
 

@@ -16,12 +16,12 @@ from functools import partial
 from typing import Any
 
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.operators.lookup_join import AnyTable
-from dagster_adjunct.orchestration.operators.table_updates import TableSend, Update
+from dagster_adjunct.orchestration.operators.updates import TableSend, Update
 from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.common import call_in_threads
 from dagster_adjunct.resources.tables.functions import TableFunction, TableUse
 from dagster_adjunct.resources.tables.operation import Conditions, OperationKind, run_blocking
+from dagster_adjunct.resources.tables.table import AnyTable
 
 
 def check_stores(app: Application) -> None:

@@ -16,13 +16,19 @@ from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct.assets.reading.valid_time import Reader
 from dagster_adjunct.assets.reading.version_reader import VersionReader
-from dagster_adjunct.orchestration.operators.as_of_join import BEFORE_HISTORY, NO_TIME
+from dagster_adjunct.orchestration.operators.calls import RecordCall
 from dagster_adjunct.orchestration.operators.columns import BRANCH, ORIGIN, first_duplicate
-from dagster_adjunct.orchestration.operators.functions import RecordCall, call_in_process
-from dagster_adjunct.orchestration.operators.joins import MATCHED, SelectedColumn
-from dagster_adjunct.orchestration.operators.lookup_join import AnyTable, TableLookup
-from dagster_adjunct.orchestration.operators.operator import AsOf, Exchange, Operator
-from dagster_adjunct.orchestration.operators.table_updates import TableSend
+from dagster_adjunct.orchestration.operators.functions import call_in_process
+from dagster_adjunct.orchestration.operators.lookups import (
+    BEFORE_HISTORY,
+    MATCHED,
+    NO_TIME,
+    AsOf,
+    SelectedColumn,
+    TableLookup,
+)
+from dagster_adjunct.orchestration.operators.operator import Exchange, Operator
+from dagster_adjunct.orchestration.operators.updates import TableSend
 from dagster_adjunct.orchestration.step import lookups, recorded_answers
 from dagster_adjunct.orchestration.step.batch import BatchContext
 from dagster_adjunct.orchestration.step.batch_outputs import (
@@ -62,9 +68,10 @@ from dagster_adjunct.resources.streams.system import (
 from dagster_adjunct.resources.tables.arrow import DEFAULT, UPDATE, to_struct_array
 from dagster_adjunct.resources.tables.metrics import TableMetrics
 from dagster_adjunct.resources.tables.spark import TableWrite, WriteResult, write_rows
+from dagster_adjunct.resources.tables.table import AnyTable
 
 if TYPE_CHECKING:
-    from dagster_adjunct.orchestration.operators.table_updates import Update
+    from dagster_adjunct.orchestration.operators.updates import Update
 
 
 def find_spark_need(context: StepContext, inputs: BatchInputs) -> str:

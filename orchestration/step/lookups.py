@@ -16,7 +16,7 @@ from hashlib import sha256
 from operator import and_
 from typing import TYPE_CHECKING, Any
 
-from dagster_adjunct.orchestration.operators.lookup_join import TableLookup
+from dagster_adjunct.orchestration.operators.lookups import TableLookup
 from dagster_adjunct.orchestration.step.recorded_answers import RecordedAnswers
 from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.backends.columns import arrow_column_from_records, to_arrow_type

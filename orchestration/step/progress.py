@@ -32,7 +32,7 @@ from dagster_adjunct.orchestration.batch_log.batch_log import (
 )
 from dagster_adjunct.orchestration.operators.event_time import EventTime
 from dagster_adjunct.orchestration.operators.records import Input
-from dagster_adjunct.orchestration.operators.stream_facts import watermark_inputs
+from dagster_adjunct.orchestration.operators.watermark_delays import watermark_inputs
 from dagster_adjunct.orchestration.startpoints.positions import choose_default_offset
 from dagster_adjunct.resources.common import Report, split_stream_name, subtract_span
 from dagster_adjunct.resources.errors import MalformedDocumentError, StreamNotFoundError

@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
+from dagster_adjunct.orchestration.operators.calls import SinkContext
 from dagster_adjunct.orchestration.operators.columns import list_hidden_columns, tie_breakers
 from dagster_adjunct.orchestration.operators.functions import (
     PickledFunction,
     check_readable_records,
     record_position,
 )
-from dagster_adjunct.orchestration.operators.sends import SinkContext
 from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.lazy_modules import F, pa
 from dagster_adjunct.resources.objects.fence import Fence

@@ -36,20 +36,18 @@ from dagster_adjunct.assets.versions.manifest import as_unbounded
 from dagster_adjunct.assets.writing.generation import Runtime
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.batch_log.batch_log import Intent
+from dagster_adjunct.orchestration.operators.calls import SinkFunction
 from dagster_adjunct.orchestration.operators.columns import (
     BATCH_ONLY,
     DataFrameFunction,
     OnNullKey,
     tie_breakers,
 )
-from dagster_adjunct.orchestration.operators.lookup_join import TableLookup, check_stored_columns
+from dagster_adjunct.orchestration.operators.lookup_join import check_stored_columns
+from dagster_adjunct.orchestration.operators.lookups import TableLookup
 from dagster_adjunct.orchestration.operators.operator import Operator
-from dagster_adjunct.orchestration.operators.sends import SinkFunction
-from dagster_adjunct.orchestration.operators.table_updates import (
-    TableSend,
-    TableSink,
-    check_sink_columns,
-)
+from dagster_adjunct.orchestration.operators.table_updates import TableSink, check_sink_columns
+from dagster_adjunct.orchestration.operators.updates import TableSend
 from dagster_adjunct.orchestration.planner.columns import check_fed_datasets, iterate_dataset_sql
 from dagster_adjunct.orchestration.planner.plan import ExecutionPlan, PlannedOperator
 from dagster_adjunct.orchestration.startpoints.fan_out import FanOut

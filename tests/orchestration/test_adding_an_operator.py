@@ -15,11 +15,11 @@ import pytest
 
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.application.graph import find_outputs
+from dagster_adjunct.orchestration.application.lineage import find_outputs
 from dagster_adjunct.orchestration.code_location.metadata import output_columns
 from dagster_adjunct.orchestration.operators.event_time import ARRIVAL
+from dagster_adjunct.orchestration.operators.lookups import AsOf
 from dagster_adjunct.orchestration.operators.operator import (
-    AsOf,
     Flow,
     Match,
     PassThroughSpec,

@@ -13,10 +13,12 @@ import pytest
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset, unbounded_dataset
 from dagster_adjunct.assets.validation.validators import custom
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.operators.joins import Join, SelectedColumn
+from dagster_adjunct.orchestration.operators.joins import Join
+from dagster_adjunct.orchestration.operators.lookups import SelectedColumn
 from dagster_adjunct.orchestration.operators.records import Filter, Map, PartitionBy
 from dagster_adjunct.orchestration.operators.sends import SendToDataset
-from dagster_adjunct.orchestration.operators.table_updates import SendToTable, TableSend
+from dagster_adjunct.orchestration.operators.table_updates import SendToTable
+from dagster_adjunct.orchestration.operators.updates import TableSend
 from dagster_adjunct.orchestration.operators.windows.aggregates import Aggregate
 from dagster_adjunct.resources.backends.memory import MemoryTable
 from dagster_adjunct.resources.errors import (

@@ -18,7 +18,7 @@ from dagster_adjunct.assets.declaration.dataset import unbounded_dataset
 from dagster_adjunct.assets.versions.version import TOMBSTONE
 from dagster_adjunct.orchestration.operators.as_of_join import AsOfJoin, TimedRows
 from dagster_adjunct.orchestration.operators.joins import build_join
-from dagster_adjunct.orchestration.operators.operator import AsOf
+from dagster_adjunct.orchestration.operators.lookups import AsOf
 from dagster_adjunct.orchestration.step.batch import BatchContext
 from dagster_adjunct.orchestration.step.kept_entries import TimedEntries
 from dagster_adjunct.resources.bucketing.files import IS_FIRST, VALID_FROM, VALID_TO

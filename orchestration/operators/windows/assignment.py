@@ -23,17 +23,15 @@ from dagster_adjunct.orchestration.operators.columns import (
     STATE_COLUMNS,
     STORED_BEHIND,
 )
-from dagster_adjunct.orchestration.operators.event_time import (
+from dagster_adjunct.orchestration.operators.event_time import MAX_MICROS, MIN_MICROS, Watermarks
+from dagster_adjunct.orchestration.operators.functions import pickle_function
+from dagster_adjunct.orchestration.operators.made_records import (
     EXCLUSION,
     LATE,
-    MAX_MICROS,
-    MIN_MICROS,
     NULL_KEY,
     NULL_TIME,
-    Watermarks,
     exclusion_column,
 )
-from dagster_adjunct.orchestration.operators.functions import pickle_function
 from dagster_adjunct.orchestration.operators.windows.aggregates import (
     Aggregate,
     Aggregation,

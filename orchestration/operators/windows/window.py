@@ -25,7 +25,7 @@ from dagster_adjunct.orchestration.operators.columns import (
     validate_column_names,
     validate_partition_by,
 )
-from dagster_adjunct.orchestration.operators.event_time import (
+from dagster_adjunct.orchestration.operators.made_records import (
     EXCLUSION,
     exclusion_conditions,
     make_records,
@@ -87,7 +87,7 @@ from dagster_adjunct.resources.user_code import MASKED, MAX_VALUE_CHARS
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-    from dagster_adjunct.orchestration.application.application import Application
+    from dagster_adjunct.orchestration.operators.declared import DeclaredApplication
     from dagster_adjunct.orchestration.step.batch import BatchContext
 
 
@@ -295,7 +295,7 @@ class Window(PassThroughSpec):
     def _has_functions(self) -> bool:
         return any(isinstance(made, Aggregate) for _, made in self.aggregates)
 
-    def requirements(self, app: Application) -> Sequence[Requirement | None]:
+    def requirements(self, app: DeclaredApplication) -> Sequence[Requirement | None]:
         return (Requirement(None, None, self.partition_by),)
 
     def derive_columns(self, context: PlanContext, arriving: Sequence[Columns]) -> Columns:
