@@ -18,7 +18,8 @@ from dagster_adjunct.orchestration.operators.columns import Names, Types, valida
 from dagster_adjunct.resources.common import split_stream_name
 from dagster_adjunct.resources.errors import PlanningError
 from dagster_adjunct.resources.schemas.schema import Schema
-from dagster_adjunct.resources.sql.expression import NILADIC, Expression, parse_expression
+from dagster_adjunct.resources.sql.expression import NILADIC, parse_expression
+from dagster_adjunct.resources.sql.parsed import Expression
 from dagster_adjunct.resources.streams.lake.streams import NEW_STREAMS
 from dagster_adjunct.resources.streams.system import LAKE, NewStreams
 

@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from functools import reduce
 from typing import Any
 
-from dagster_adjunct.assets.reading.superseded import read_entries
 from dagster_adjunct.assets.reading.valid_time import Reader, VersionsOverTime, read_rows_over_time
-from dagster_adjunct.assets.reading.version_reader import VersionReader
+from dagster_adjunct.assets.reading.version_reader import VersionReader, read_entries
 from dagster_adjunct.assets.versions.version import TOMBSTONE
 from dagster_adjunct.resources.bucketing.files import IS_FIRST, VALID_FROM, VALID_TO
 from dagster_adjunct.resources.lazy_modules import pa, pc

@@ -16,10 +16,7 @@ from dagster_adjunct.resources.errors import PlanningError
 from dagster_adjunct.resources.lazy_modules import exp
 from dagster_adjunct.resources.schemas.schema import TYPES
 from dagster_adjunct.resources.sql.expression import (
-    GENERATOR_FUNCTIONS,
     NILADIC,
-    ColumnName,
-    Expression,
     calls,
     did_you_mean,
     has_star_argument,
@@ -27,6 +24,7 @@ from dagster_adjunct.resources.sql.expression import (
     parse_expression,
     parse_select,
 )
+from dagster_adjunct.resources.sql.parsed import GENERATOR_FUNCTIONS, ColumnName, Expression
 from dagster_adjunct.resources.sql.types import (
     KnownTypes,
     expression_type,

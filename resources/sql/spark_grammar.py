@@ -16,7 +16,7 @@ from sqlglot.dialects.spark import Spark
 from sqlglot.errors import ErrorLevel, SqlglotError
 from sqlglot.tokenizer_core import Token, TokenType
 
-from dagster_adjunct.resources.sql.expression import (
+from dagster_adjunct.resources.sql.parsed import (
     Call,
     ColumnName,
     Expression,
