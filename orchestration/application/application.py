@@ -41,8 +41,10 @@ from dagster_adjunct.orchestration.operators.columns import (
 from dagster_adjunct.orchestration.operators.event_time import build_event_time
 from dagster_adjunct.orchestration.operators.operator import Operator
 from dagster_adjunct.orchestration.operators.records import (
+    BroadcastInput,
     DefaultOffset,
     Input,
+    InputSpec,
     OnLost,
     check_task_column,
 )
@@ -165,7 +167,7 @@ class Application:
         self.startpoints_expire_after = startpoints_expire_after
         self.log_retention = log_retention
         self._graph = OperatorGraph(self.name)
-        self._inputs: dict[str, Input] = {}
+        self._inputs: dict[str, InputSpec] = {}
         self._outputs: dict[str, OutputStream] = {}
         self._datasets: dict[str, DatasetHandle] = {}
         self._tables: dict[str, AnyTable] = {}
@@ -207,11 +209,14 @@ class Application:
         """
         time = build_event_time(name, event_time, delay, idle_after, max_watermark_lag)
         split_stream_name(name)
-        task = None if broadcast is False else "task" if broadcast is True else broadcast
-        if task is not None:
+        spec: InputSpec
+        if broadcast is False:
+            spec = Input(name, default_offset, reset_offset, on_lost, time)
+        else:
+            task = "task" if broadcast is True else broadcast
             found = f"input stream {name!r} has broadcast={broadcast!r}"
             check_task_column(task, found, argument="broadcast", stream=name)
-        spec = Input(name, default_offset, reset_offset, on_lost, task, time)
+            spec = BroadcastInput(name, default_offset, reset_offset, on_lost, time, task=task)
         if name in self._inputs:
             problem = f"application {self.name!r} declares the input stream {name!r} twice."
             step = "Keep what the first input_stream() returned, and use it in both places."
@@ -331,7 +336,7 @@ class Application:
         return self._declared(self._graph.operators, "operator", operator_id)
 
     @property
-    def inputs(self) -> Mapping[str, Input]:
+    def inputs(self) -> Mapping[str, InputSpec]:
         """The operators that read input streams, by the name of the stream."""
         return MappingProxyType(self._inputs)
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
+from dagster_adjunct.orchestration.operators.batch import Batch, Frame, SparkBatch
 from dagster_adjunct.orchestration.operators.calls import Record, RecordCall, RecordFunction
 from dagster_adjunct.orchestration.operators.columns import (
     ORDINAL,
@@ -51,8 +52,6 @@ from dagster_adjunct.resources.user_code import (
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
-
-    from dagster_adjunct.orchestration.step.batch import BatchContext
 
 
 def flow_after_function(
@@ -419,7 +418,7 @@ class Explode(Spec):
     def flow(self, context: PlanContext, arriving: Sequence[Flow]) -> Flow:
         return self._as_columns.flow(context, arriving)
 
-    def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:
+    def compile(self, operator: str, frames: Sequence[DataFrame], batch: SparkBatch) -> DataFrame:
         from pyspark.sql.types import ArrayType, MapType
 
         (frame,) = frames
@@ -471,13 +470,18 @@ class FlatMap(Spec):
     def spark_need(self, context: PlanContext, arriving: Sequence[Columns]) -> str:
         return ""
 
-    def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:
+    def compile(self, operator: str, frames: Sequence[Frame], batch: Batch[Frame]) -> Frame:
         (frame,) = frames
-        stream, sensitive = batch.stream_of(operator), batch.sensitive(operator)
+        names = batch.records.names(frame)
         call = RecordCall(
-            operator, self.function, self.schema, several=True, stream=stream, sensitive=sensitive
+            operator,
+            self.function,
+            self.schema,
+            several=True,
+            stream=batch.planned.stream_of(operator),
+            sensitive=batch.planned.sensitive(operator, names),
         )
-        return batch.call_for_records(frame, call, list_hidden_columns(batch.names(frame)))
+        return batch.records.call(frame, call, list_hidden_columns(names))
 
 
 def build_flat_map(

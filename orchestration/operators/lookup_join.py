@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 from dagster_adjunct.orchestration.operators import joins
+from dagster_adjunct.orchestration.operators.batch import Batch, Frame
 from dagster_adjunct.orchestration.operators.columns import Types, check_added_names
+from dagster_adjunct.orchestration.operators.declared import DeclaredApplication
 from dagster_adjunct.orchestration.operators.lookups import (
-    MATCHED,
     How,
     LookupColumn,
     SelectedColumn,
@@ -27,14 +28,6 @@ from dagster_adjunct.resources.backends.columns import parse_column, to_spark_ty
 from dagster_adjunct.resources.errors import PlanningError
 from dagster_adjunct.resources.schemas.schema import Field
 from dagster_adjunct.resources.tables.table import AnyTable
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
-
-    from dagster_adjunct.orchestration.operators.declared import DeclaredApplication
-    from dagster_adjunct.orchestration.step.batch import BatchContext
-    from dagster_adjunct.orchestration.step.in_process_batch import ArrowBatch
-
 
 _KEY_TYPES = ("string", "tinyint", "smallint", "int", "bigint", "date", "timestamp", "binary")
 
@@ -259,19 +252,13 @@ class LookupJoin(PassThroughSpec):
     def spark_need(self, context: PlanContext, arriving: Sequence[Columns]) -> str:
         return ""
 
-    def compute(self, operator: str, tables: Sequence[Any], batch: ArrowBatch) -> Any:
-        joined = batch.look_up(
-            operator, tables[0], self.lookup(operator, batch.app.tables[self.table])
-        )
-        kept = joined.filter(joined.column(MATCHED)) if self.how == "inner" else joined
-        return kept.drop_columns([MATCHED])
-
-    def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:
+    def compile(self, operator: str, frames: Sequence[Frame], batch: Batch[Frame]) -> Frame:
         (frame,) = frames
-        self.check_frames(operator, frames, batch.app)
-        joined = batch.look_up(operator, frame, self.lookup(operator, batch.app.tables[self.table]))
-        kept = joined.filter("__matched") if self.how == "inner" else joined
-        return kept.drop("__matched")
+        app = batch.planned.app
+        self.check_columns(operator, [batch.records.columns(frame)], app)
+        lookup = self.lookup(operator, app.tables[self.table])
+        joined = batch.tables.look_up(operator, frame, lookup)
+        return batch.records.keep_matches(operator, joined, self.how)
 
 
 def build_lookup_join(

@@ -47,6 +47,24 @@ class SelectedColumn:
     type: str | None = None
 
 
+ENTRY = "__entry"
+"""A joined record's whole entry, as a struct."""
+
+
+@dataclass(frozen=True, slots=True)
+class EntryLookup:
+    """A lookup in a dataset: `on` has pairs (stream column, key column) in the order of its key.
+
+    `added` are the columns of the entry to take; with None, all of them are taken as the struct
+    ENTRY. With `as_of`, the entry is the one that was valid at the record's time.
+    """
+
+    dataset: str
+    on: Pairs
+    added: tuple[SelectedColumn, ...] | None
+    as_of: AsOf | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class LookupColumn:
     """A `column` of a table's records, the `name` that it has in the joined record, and its

@@ -15,6 +15,7 @@ from functools import reduce
 from operator import or_
 from typing import TYPE_CHECKING, ClassVar
 
+from dagster_adjunct.orchestration.operators.batch import Planned, SparkBatch
 from dagster_adjunct.orchestration.operators.columns import (
     BEHIND,
     EVENT_TIME,
@@ -32,8 +33,6 @@ from dagster_adjunct.resources.streams.system import EPOCH, OFFSET, PARTITION, T
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-    from dagster_adjunct.orchestration.step.batch import BatchContext
-
 
 _WIDTH = 20
 
@@ -48,7 +47,7 @@ _JSON_OPTIONS = {
 
 def make_records(
     frame: DataFrame,
-    batch: BatchContext,
+    planned: Planned,
     *,
     by: Sequence[str],
     partitions: int,
@@ -69,8 +68,8 @@ def make_records(
     return frame.select(
         *own,
         place.cast("int").alias(PARTITION),
-        F.lit(batch.number).cast("bigint").alias(OFFSET),
-        F.lit(batch.clock).cast("timestamp").alias(TIMESTAMP),
+        F.lit(planned.number).cast("bigint").alias(OFFSET),
+        F.lit(planned.clock).cast("timestamp").alias(TIMESTAMP),
         (F.col(TOMBSTONE) if TOMBSTONE in frame.columns else F.lit(False)).alias(TOMBSTONE),
         F.lit(0).cast("int").alias(EPOCH),
         ordinal.alias(ORDINAL),
@@ -99,14 +98,14 @@ def to_json_object(columns: Sequence[Column]) -> Column:
     return F.to_json(F.struct(*columns), _JSON_OPTIONS)
 
 
-def stored_position_key(frame: DataFrame, batch: BatchContext) -> Column:
+def stored_position_key(frame: DataFrame, planned: Planned) -> Column:
     """Return `position_key` with the batch's number, as a unique key of records that are stored as
     state.
 
     Positions alone are not unique over batches: a recreated or repartitioned stream has other
     records at the same ones.
     """
-    return F.concat_ws("@", position_key(frame), F.lit(str(batch.number)))
+    return F.concat_ws("@", position_key(frame), F.lit(str(planned.number)))
 
 
 def position_key(frame: DataFrame) -> Column:
@@ -198,20 +197,26 @@ class LateRecords(Spec):
     def flow(self, context: PlanContext, arriving: Sequence[Flow]) -> Flow:
         return Flow(arriving[0].stream, (), UNKNOWN, context.operator)
 
-    def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:
-        late = batch.diverted_late_records(operator).select(
+    def compile(self, operator: str, frames: Sequence[DataFrame], batch: SparkBatch) -> DataFrame:
+        late = batch.state.diverted_late_records(operator).select(
             *LATE_RECORD_COLUMNS, "__place", EVENT_TIME, BEHIND
         )
         ordinal, time, behind = map(F.col, ("__place", EVENT_TIME, BEHIND))
         return make_records(
-            late, batch, by=(), partitions=1, ordinal=ordinal, event_time=time, behind=behind
+            late,
+            batch.planned,
+            by=(),
+            partitions=1,
+            ordinal=ordinal,
+            event_time=time,
+            behind=behind,
         )
 
 
 def to_late_records(
     frame: DataFrame, why: Column, holds_back: timedelta, side: str = ""
 ) -> DataFrame:
-    """Return rejected records in the form that `BatchContext.divert_late_records` takes; `why` is
+    """Return rejected records in the form that `State.divert_late_records` takes; `why` is
     the reason of each.
 
     `holds_back` is the watermark delay of the operator that rejects them, `side` the input that

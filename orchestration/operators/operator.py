@@ -11,9 +11,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from dagster_adjunct.orchestration.operators.columns import is_sure_name
+from dagster_adjunct.orchestration.operators.declared import DeclaredApplication
+from dagster_adjunct.orchestration.operators.event_time import EventTime
 from dagster_adjunct.orchestration.operators.lookups import AsOf
 from dagster_adjunct.orchestration.operators.stream_facts import (
     UNKNOWN,
@@ -22,20 +24,12 @@ from dagster_adjunct.orchestration.operators.stream_facts import (
     LineageNode,
     Partitioner,
 )
+from dagster_adjunct.orchestration.operators.updates import ChangedColumns, TableSend
 from dagster_adjunct.resources.common import CodeLine
 from dagster_adjunct.resources.errors import PlanningError
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.sql.arrow_expressions import compile_expression
 from dagster_adjunct.resources.sql.types import types_differ
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
-
-    from dagster_adjunct.orchestration.operators.declared import DeclaredApplication
-    from dagster_adjunct.orchestration.operators.event_time import EventTime
-    from dagster_adjunct.orchestration.operators.updates import ChangedColumns, TableSend
-    from dagster_adjunct.orchestration.step.batch import BatchContext
-    from dagster_adjunct.orchestration.step.in_process_batch import ArrowBatch
 
 
 def find_schemas_in_fields(spec: object) -> Iterator[Schema]:
@@ -116,28 +110,21 @@ class Spec(ABC):
         """Return the partitioning of the records that leave it."""
 
     @abstractmethod
-    def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:
+    def compile(self, operator: str, frames: Sequence[Any], batch: Any) -> Any:
         """Return the records that leave the operator of this id, given those that arrive.
 
-        They keep their hidden columns (`list_hidden_columns`). Analysis errors of Spark are
-        reported with the id.
+        `batch` is a `Batch`, and the frames are DataFrames or Arrow tables. For an operator that
+        needs Spark (`spark_need`), it is a `SparkBatch`, and they are DataFrames. They keep their
+        hidden columns (`list_hidden_columns`). Analysis errors of Spark are reported with the id.
         """
 
     def spark_need(self, context: PlanContext, arriving: Sequence[Columns]) -> str:
         """Return why it needs Spark, as a noun phrase ("a DataFrame function"); "" if it does not.
 
-        Then `compute` must return exactly the records that `compile` returns.
+        Then `compile` gets Arrow tables, too, and returns exactly the records that it returns of
+        DataFrames.
         """
         return f"operator {self.kind}"
-
-    def compute(self, operator: str, tables: Sequence[Any], batch: ArrowBatch) -> Any:
-        """Return the records that leave the operator as an Arrow table, computed in this process
-        without Spark.
-
-        Called only if `spark_need` returns "". By default it calls `compile`, for operators that
-        only call methods of the batch, which both kinds of batches have.
-        """
-        return self.compile(operator, tables, batch)
 
     @property
     def role(self) -> Role | None:
@@ -346,17 +333,15 @@ class Spec(ABC):
         """Return the columns that it writes to the target, given those of its input."""
         return arriving
 
-    def check_frames(
-        self, operator: str, frames: Sequence[DataFrame], app: DeclaredApplication
+    def check_columns(
+        self, operator: str, arriving: Iterable[Columns], app: DeclaredApplication
     ) -> Columns:
-        """Check the columns again, now that Spark knows their types; return the columns of the
+        """Check the columns again, now that their types are known; return the columns of the
         records that leave it.
 
         Raises PlanningError as `derive_columns` does.
         """
-        return self.derive_columns(
-            PlanContext(operator, app, Catalog()), [Columns.of_frame(frame) for frame in frames]
-        )
+        return self.derive_columns(PlanContext(operator, app, Catalog()), list(arriving))
 
 
 def expressions_need(texts: Iterable[str], arriving: Columns) -> str:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, OwnedBy
+from dagster_adjunct.orchestration.operators.batch import Batch, Frame, SparkBatch
 from dagster_adjunct.orchestration.operators.calls import SinkFunction
 from dagster_adjunct.orchestration.operators.columns import (
     OnNullKey,
@@ -16,6 +17,7 @@ from dagster_adjunct.orchestration.operators.columns import (
     function_label,
     require_columns,
 )
+from dagster_adjunct.orchestration.operators.declared import DeclaredApplication
 from dagster_adjunct.orchestration.operators.functions import flow_after_function
 from dagster_adjunct.orchestration.operators.operator import (
     ComparedColumn,
@@ -39,6 +41,7 @@ from dagster_adjunct.orchestration.operators.stream_facts import (
     output_partitioner,
     require_facts,
 )
+from dagster_adjunct.orchestration.operators.updates import LocalSend
 from dagster_adjunct.resources.common import argument_error, split_stream_name
 from dagster_adjunct.resources.errors import ConfigurationError, PlanningError
 from dagster_adjunct.resources.schemas.schema import Schema
@@ -48,9 +51,6 @@ from dagster_adjunct.resources.user_code import check_plain_function
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
-
-    from dagster_adjunct.orchestration.operators.declared import DeclaredApplication
-    from dagster_adjunct.orchestration.step.batch import BatchContext
 
 
 def exchange_before_stream(
@@ -283,15 +283,14 @@ class SendToLocal(DatasetSend):
             known={name: made for name, made in arriving.known.items() if name in self.schema},
         )
 
-    def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:
+    def compile(self, operator: str, frames: Sequence[DataFrame], batch: SparkBatch) -> DataFrame:
         """Write the records and return them unchanged, computed once."""
         (frame,) = frames
         self._compare_types(operator, dict(frame.dtypes))
-        if batch.has_consumers(operator):
-            frame = batch.materialize(operator, frame)
-        batch.write_local(
-            operator, frame, self.table, deleted=self.deleted, on_null_key=self.on_null_key
-        )
+        if batch.planned.has_consumers(operator):
+            frame = batch.records.materialize(operator, frame)
+        send = LocalSend(self.table, self.deleted, self.on_null_key)
+        batch.local_tables.write(operator, frame, send)
         return frame
 
 
@@ -348,16 +347,16 @@ class SendToDataset(DatasetSend):
         stream = StreamFacts(facts.name, facts.partitions, key, facts.partitioner)
         return exchange_before_stream(context.operator, "dataset", stream, flow, partitions)
 
-    def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:
+    def compile(self, operator: str, frames: Sequence[DataFrame], batch: SparkBatch) -> DataFrame:
         """Write the records to the dataset's stream; the dataset reads them when it next advances.
 
         They are partitioned as the stream is, which may differ from the dataset's buckets: another
         deployment may have repartitioned the dataset.
         """
         (frame,) = frames
-        fed = self._fed(batch.app)
-        stream = batch.system_of(fed).info(split_stream_name(fed)[1])
-        batch.send(operator, frame, fed, key=stream.key, partitions=stream.partitions)
+        fed = self._fed(batch.planned.app)
+        stream = batch.planned.system_of(fed).info(split_stream_name(fed)[1])
+        batch.outputs.send(operator, frame, fed, key=stream.key, partitions=stream.partitions)
         return frame
 
 
@@ -383,26 +382,26 @@ class SendToStream(OutputStreamSpec):
             },
         )
 
-    def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:
+    def compile(self, operator: str, frames: Sequence[Frame], batch: Batch[Frame]) -> Frame:
         """Append to the output stream; return the appended records for the next operators.
 
         They are read back from the stream if nobody else can have written between them
         (`appends_alone`).
         """
         (frame,) = frames
-        output = batch.app.outputs[self.stream]
-        system = require_writer(batch.system_of(self.stream))
-        goes_on = batch.has_consumers(operator)
-        if goes_on and not system.appends_alone:
+        output = batch.planned.app.outputs[self.stream]
+        appends_alone = require_writer(batch.planned.system_of(self.stream)).appends_alone
+        goes_on = batch.planned.has_consumers(operator)
+        if goes_on and not appends_alone:
             # Others may write between these records, so they are not read back: materialize what is
             # sent.
-            frame = batch.materialize(operator, frame)
-        result = batch.send(
+            frame = batch.records.materialize(operator, frame)
+        batch.outputs.send(
             operator, frame, self.stream, key=output.key, partitions=output.partitions
         )
-        if result is None or not goes_on or not system.appends_alone:
-            return frame
-        return batch.read_appended(self.stream, result)
+        if goes_on and appends_alone:
+            return batch.outputs.read_sent(operator, frame, self.stream)
+        return frame
 
 
 @dataclass(frozen=True, slots=True)
@@ -458,13 +457,13 @@ class Sink(Spec):
             context.operator, flow, self.function, self.returns, keeps_partitioning=kept
         )
 
-    def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:
+    def compile(self, operator: str, frames: Sequence[DataFrame], batch: SparkBatch) -> DataFrame:
         (frame,) = frames
         if self.returns is not None:
-            return batch.call_sink_for_results(operator, frame, self.function, self.returns)
-        if batch.has_consumers(operator):
-            frame = batch.materialize(operator, frame)
-        batch.call_sink(operator, frame, self.function)
+            return batch.sinks.call_for_results(operator, frame, self.function, self.returns)
+        if batch.planned.has_consumers(operator):
+            frame = batch.records.materialize(operator, frame)
+        batch.sinks.call(operator, frame, self.function)
         return frame
 
 

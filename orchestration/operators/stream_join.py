@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias
 
 from dagster_adjunct.assets.unbounded.local_table import StateSpec
 from dagster_adjunct.orchestration.operators import joins
+from dagster_adjunct.orchestration.operators.batch import SparkBatch
 from dagster_adjunct.orchestration.operators.columns import (
     AT,
     BEHIND,
@@ -28,6 +29,7 @@ from dagster_adjunct.orchestration.operators.columns import (
     validate_column_names,
     validate_partition_by,
 )
+from dagster_adjunct.orchestration.operators.declared import DeclaredApplication
 from dagster_adjunct.orchestration.operators.event_time import MAX_MICROS, Watermarks
 from dagster_adjunct.orchestration.operators.lookups import SelectedColumn
 from dagster_adjunct.orchestration.operators.made_records import (
@@ -59,9 +61,6 @@ from dagster_adjunct.resources.schemas.schema import Field, Schema, named_column
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
-
-    from dagster_adjunct.orchestration.operators.declared import DeclaredApplication
-    from dagster_adjunct.orchestration.step.batch import BatchContext
 
 
 UNMATCHABLE = (NULL_TIME, NULL_KEY)
@@ -377,9 +376,9 @@ class StreamJoin(Spec):
         )
         return made if right.complete or self.select is not None else replace(made, complete=False)
 
-    def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:
+    def compile(self, operator: str, frames: Sequence[DataFrame], batch: SparkBatch) -> DataFrame:
         sides, added = self._sides(operator, frames, batch)
-        watermarks = batch.watermarks(self.name)
+        watermarks = batch.state.watermarks(self.name)
         classified = [
             self._classify(operator, frame, side, watermarks, batch)
             for frame, side in zip(frames, sides, strict=True)
@@ -399,18 +398,18 @@ class StreamJoin(Spec):
         parts += [unmatchable_results(frame, side) for frame, side in outer]
         results = combine_results(parts, sides, [dict(frame.dtypes) for frame in frames], added)
         conditions = {"matched": F.col(KIND) == BOTH, "unmatched": F.col(KIND) != BOTH}
-        results = batch.count_records(operator, results, conditions)
-        partitions = batch.partitions_at(operator)
+        results = batch.records.count_records(operator, results, conditions)
+        partitions = batch.planned.partitions_at(operator)
         records = make_records(
             results,
-            batch,
+            batch.planned,
             by=self.partition_by,
             partitions=partitions,
             ordinal=F.concat_ws("|", F.col(KIND), F.col(FIRST), F.col(SECOND)),
             event_time=F.timestamp_micros(F.col(TIME)),
             behind=hold_back_watermark(F.col(LIMIT), F.col(TIME), self.watermark_delay),
         )
-        required = batch.required_partitioning(operator)
+        required = batch.planned.required_partitioning(operator)
         if not required:
             return records
         # Spark omits this exchange if it knows the partitioning, which it never does for a single
@@ -422,12 +421,12 @@ class StreamJoin(Spec):
         )
 
     def _sides(
-        self, operator: str, frames: Sequence[DataFrame], batch: BatchContext
+        self, operator: str, frames: Sequence[DataFrame], batch: SparkBatch
     ) -> tuple[tuple[Side, Side], Sequence[SelectedColumn]]:
         """Return both sides, and the columns that the right one adds; of these and its key its
         stored rows consist.
         """
-        self.check_frames(operator, frames, batch.app)
+        self.check_columns(operator, map(batch.records.columns, frames), batch.planned.app)
         own = [[name for name in frame.columns if not name.startswith("__")] for frame in frames]
         chosen = self.selection(own[1])
         left_keys, right_keys = tuple(a for a, _ in self.on), tuple(b for _, b in self.on)
@@ -450,12 +449,7 @@ class StreamJoin(Spec):
         return self.how in (side, "full")
 
     def _classify(
-        self,
-        operator: str,
-        frame: DataFrame,
-        side: Side,
-        watermarks: Watermarks,
-        batch: BatchContext,
+        self, operator: str, frame: DataFrame, side: Side, watermarks: Watermarks, batch: SparkBatch
     ) -> DataFrame:
         """Return the records of one side with EXCLUSION, and pass the rejected ones on if an
         operator reads them.
@@ -471,23 +465,23 @@ class StreamJoin(Spec):
             is_late = is_late | (time < F.lit(to_microseconds(watermarks.before)))
         null_time = time.isNull() | (time > MAX_MICROS - self.record_retention // _MICROSECOND)
         frame = frame.withColumn(EXCLUSION, exclusion_column(frame, side.keys, null_time, is_late))
-        has_late_consumer = batch.has_late_consumer(operator)
+        has_late_consumer = batch.planned.has_late_consumer(operator)
         if side.outer or has_late_consumer:  # the records are read more than once
-            frame = batch.materialize(operator, frame)
+            frame = batch.records.materialize(operator, frame)
         if has_late_consumer:
             why = F.col(EXCLUSION)
             late = frame.where(why.isin(LATE, *(() if side.outer else UNMATCHABLE)))
-            batch.divert_late_records(
+            batch.state.divert_late_records(
                 operator, to_late_records(late, why, self.watermark_delay, side.name)
             )
         return frame
 
-    def _store(self, operator: str, frame: DataFrame, side: Side, batch: BatchContext) -> DataFrame:
+    def _store(self, operator: str, frame: DataFrame, side: Side, batch: SparkBatch) -> DataFrame:
         """Add the records of one side to its state table; return all rows of the table, with
         NEW.
         """
         conditions = exclusion_conditions() | {side.name: F.col(EXCLUSION).isNull()}
-        counted = batch.count_records(operator, frame, conditions)
+        counted = batch.records.count_records(operator, frame, conditions)
         # A row is needed while matches may arrive; if the other side is outer, until its rows
         # within reach are decided.
         is_outer = self._is_outer("right" if side.name == "left" else "left")
@@ -495,7 +489,7 @@ class StreamJoin(Spec):
         columns = [named_column(name) for name in side.columns]
         rows = counted.where(F.col(EXCLUSION).isNull()).select(
             *columns,
-            stored_position_key(counted, batch).alias(RECORD),
+            stored_position_key(counted, batch.planned).alias(RECORD),
             F.col(EVENT_TIME).alias(AT),
             F.timestamp_micros(F.unix_micros(EVENT_TIME) + F.lit(needed)).alias(EXPIRES),
         )
@@ -505,12 +499,12 @@ class StreamJoin(Spec):
             schema=Schema((*own.fields, *more)),
             key=(*side.keys, RECORD),
             partition_by=side.partition_columns,
-            partitions=batch.partitions_at(operator),
+            partitions=batch.planned.partitions_at(operator),
             expires=EXPIRES,
             append_only=True,
             kept_for=self.summary(),
         )
-        table = batch.state(f"{self.name}-{side.name}", spec, of=self.name)
+        table = batch.state.table(f"{self.name}-{side.name}", spec, of=self.name)
         table.write(rows, partitioned=True)
         return table.with_written()
 

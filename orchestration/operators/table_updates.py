@@ -6,9 +6,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+from dataclasses import dataclass
+from typing import Any, ClassVar, TypeAlias
 
+from dagster_adjunct.orchestration.operators.batch import Batch, Frame
 from dagster_adjunct.orchestration.operators.columns import (
     Types,
     first_duplicate,
@@ -16,6 +17,7 @@ from dagster_adjunct.orchestration.operators.columns import (
     require_columns,
     validate_column_names,
 )
+from dagster_adjunct.orchestration.operators.declared import DeclaredApplication
 from dagster_adjunct.orchestration.operators.lookup_join import (
     Problems,
     function_column_types,
@@ -57,13 +59,6 @@ from dagster_adjunct.resources.tables.arrow import DEFAULT, UPDATE
 from dagster_adjunct.resources.tables.operation import Capabilities, UpdateContract
 from dagster_adjunct.resources.tables.table import AnyTable
 from dagster_adjunct.resources.validation import validated
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
-
-    from dagster_adjunct.orchestration.operators.declared import DeclaredApplication
-    from dagster_adjunct.orchestration.step.batch import BatchContext
-
 
 Expressions: TypeAlias = Mapping[str, str] | Sequence[str]
 
@@ -649,36 +644,17 @@ class SendToTable(PassThroughSpec):
             written[name] = tuple(dict.fromkeys((*written.get(name, ()), *its)))
         return Columns({name: ColumnFacts(None, its) for name, its in written.items()}, typed=False)
 
-    def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:
+    def compile(self, operator: str, frames: Sequence[Frame], batch: Batch[Frame]) -> Frame:
         """Write the records and return them unchanged, computed once."""
         (frame,) = frames
-        if batch.has_consumers(operator):
-            frame = batch.materialize(operator, frame)
+        records = batch.records
+        sensitive = batch.planned.sensitive(operator, records.names(frame))
+        if batch.planned.has_consumers(operator):
+            frame = records.materialize(operator, frame)
         written = frame
         if self.send.update is not None:
-            key = [quote_name(name) for name in batch.app.table_key(self.send.table)]
-            update = self._with_lists(frame)
-            hidden = [quote_name(name) for name in list_hidden_columns(batch.names(frame))]
-            written = batch.select_update(frame, (*hidden, *key), update)
-        batch.write(operator, written, self.send)
+            key = batch.planned.app.table_key(self.send.table)
+            names = (*list_hidden_columns(records.names(frame)), *key)
+            written = records.select_update(frame, list(map(quote_name, names)), self.send.update)
+        batch.outputs.write(operator, written, self.send, sensitive=bool(sensitive))
         return frame
-
-    def _with_lists(self, frame: DataFrame) -> Update:
-        """Return the update with lists to append: a single value becomes a list of it, null
-        appends nothing.
-        """
-        pairs = self._update.append
-        kinds = (
-            frame.selectExpr(*[expression for _, expression in pairs]).schema.fields
-            if pairs
-            else []
-        )
-        lists = {
-            name: (
-                text
-                if field.dataType.typeName() == "array"
-                else f"case when ({text}) is not null then array({text}) end"
-            )
-            for (name, text), field in zip(pairs, kinds, strict=True)
-        }
-        return replace(self._update, append=tuple(lists.items()))

@@ -1,4 +1,4 @@
-"""What is sent to remote tables: records or updates, and the columns that updates change."""
+"""What is sent to tables: records or updates, and the columns that updates change."""
 
 from __future__ import annotations
 
@@ -90,6 +90,17 @@ class TableSend:
     args: tuple[object, ...] = ()
     dead_letters: int | None = None
     marks_as: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LocalSend:
+    """A send to the local table named `table`: records for which the SQL condition `deleted` is
+    true delete their key.
+    """
+
+    table: str
+    deleted: str | None
+    on_null_key: OnNullKey
 
 
 class ChangedColumns(NamedTuple):

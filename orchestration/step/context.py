@@ -37,9 +37,9 @@ from dagster_adjunct.orchestration.batch_log.run_lease import RunLease
 from dagster_adjunct.orchestration.operators.stream_facts import LineageNode
 from dagster_adjunct.orchestration.planner.plan import ExecutionPlan
 from dagster_adjunct.orchestration.startpoints.fan_out import FanOut
-from dagster_adjunct.orchestration.startpoints.recorded_replay import RecordedPlan, read_plan
+from dagster_adjunct.orchestration.startpoints.recorded_plan import RecordedPlan
+from dagster_adjunct.orchestration.startpoints.recorded_replay import read_plan
 from dagster_adjunct.orchestration.startpoints.store import StartpointManager, open_startpoints
-from dagster_adjunct.orchestration.step.failures import list_sensitive_columns
 from dagster_adjunct.orchestration.step.lookups import OpenTables
 from dagster_adjunct.orchestration.step.progress import (
     MAX_STARTPOINTS,
@@ -49,6 +49,7 @@ from dagster_adjunct.orchestration.step.progress import (
     measure_input_times,
     measure_state_sizes,
 )
+from dagster_adjunct.orchestration.step.sensitive_columns import list_sensitive_columns
 from dagster_adjunct.resources.common import map_in_threads, split_stream_name, sum_counters
 from dagster_adjunct.resources.errors import (
     ConfigurationError,

@@ -40,12 +40,8 @@ from dagster_adjunct.orchestration.startpoints.positions import (
     replay_order,
     snapshot_streams,
 )
-from dagster_adjunct.orchestration.startpoints.recorded_replay import (
-    RecordedPiece,
-    RecordedPlan,
-    is_readable,
-    load_plans,
-)
+from dagster_adjunct.orchestration.startpoints.recorded_plan import RecordedPiece, RecordedPlan
+from dagster_adjunct.orchestration.startpoints.recorded_replay import is_readable, load_plans
 from dagster_adjunct.orchestration.step.context import StepContext, StepState
 from dagster_adjunct.orchestration.step.progress import StepEvent
 from dagster_adjunct.resources import errors

@@ -31,7 +31,7 @@ from dagster_adjunct.orchestration.batch_log.batch_log import (
     TimeState,
 )
 from dagster_adjunct.orchestration.operators.event_time import EventTime
-from dagster_adjunct.orchestration.operators.records import Input
+from dagster_adjunct.orchestration.operators.records import InputSpec
 from dagster_adjunct.orchestration.operators.watermark_delays import watermark_inputs
 from dagster_adjunct.orchestration.startpoints.positions import choose_default_offset
 from dagster_adjunct.resources.common import Report, split_stream_name, subtract_span
@@ -76,7 +76,7 @@ def snapshot_system(systems: Mapping[str, StreamSystem], stream: str) -> StreamS
 
 
 def measure_stream_progress(
-    system: StreamSystem, source: Input, state: ApplicationState
+    system: StreamSystem, source: InputSpec, state: ApplicationState
 ) -> StreamProgress:
     """Return how far the application has come in one input stream; `system` is a snapshot for
     that stream.

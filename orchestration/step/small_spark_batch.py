@@ -9,19 +9,17 @@ counters, digests and marks are those of a large batch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
-from dagster_adjunct.assets.reading.valid_time import Reader
-from dagster_adjunct.assets.reading.version_reader import VersionReader
-from dagster_adjunct.orchestration.operators.operator import Exchange
-from dagster_adjunct.orchestration.step.batch import BatchContext
-from dagster_adjunct.orchestration.step.context import BatchInputs, StepContext, View
+from dagster_adjunct.orchestration.step.batch import run_batch
+from dagster_adjunct.orchestration.step.batch_outputs import Append
+from dagster_adjunct.orchestration.step.context import BatchInputs, BatchMetrics, StepContext, View
 from dagster_adjunct.orchestration.step.event_times import ranges_to_read
 from dagster_adjunct.orchestration.step.kept_entries import count_stored_rows
+from dagster_adjunct.orchestration.step.spark_frames import SparkFrames, TaskWrites
 from dagster_adjunct.resources.common import split_stream_name
-from dagster_adjunct.resources.lazy_modules import F
 from dagster_adjunct.resources.spark.tasks import fetch_small, small_frame
 from dagster_adjunct.resources.spark.tuning import FEW_ROWS
 from dagster_adjunct.resources.streams.system import LAKE, AppendResult
@@ -36,7 +34,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame
 
-    from dagster_adjunct.assets.unbounded.transient_table import TransientVersion
 
 MAX_ROWS = 300_000
 """The most rows of all partitioned datasets for a small batch: one task reads them in some
@@ -112,68 +109,51 @@ def read_small_batch(context: StepContext, inputs: BatchInputs) -> BatchInputs |
     return replace(inputs, arrived=arrived) if room > 0 else None
 
 
-class SmallBatch(BatchContext):
-    """A batch whose records are in one partition, and whose outputs this process writes."""
+@dataclass(frozen=True, slots=True)
+class FetchedWrites:
+    """This process writes the records that Spark computes: `Writes` of outputs.
 
-    def __init__(
-        self, context: StepContext, inputs: BatchInputs, before_output: Callable[[str], None]
-    ) -> None:
-        super().__init__(context, inputs, before_output)
-        self._by_tasks: set[str] = set()  # the streams that tasks have written
+    Tasks write those that may be too large for this process.
+    """
 
-    def moves(self, operator: str) -> list[Exchange]:
-        return []  # all records are in one place
+    frames: SparkFrames
+    by_tasks: TaskWrites
+    _not_fetched: set[str] = field(default_factory=set)
 
-    def is_partitioned(self, operator: str) -> bool:
-        return False
-
-    def repartition(self, frame: DataFrame, partitions: int, by: Sequence[str]) -> DataFrame:
-        return frame
-
-    def gather_small(self, frame: DataFrame) -> DataFrame:
-        return frame
-
-    def hint_join(self, dataset: str, side: DataFrame) -> DataFrame:
-        return F.broadcast(side)
-
-    def _frame_of(self, view: VersionReader | TransientVersion) -> DataFrame:
-        if not isinstance(view, VersionReader):
-            return super()._frame_of(view)
-        return self._persisted(view.dataset, view, lambda: view.frame(self.spark))
-
-    def _history_of(self, reader: Reader) -> DataFrame:
-        return self._persisted(
-            f"{reader.dataset} over time", reader, lambda: reader.history_frame(self.spark)
-        )
-
-    def _persisted(self, rows: str, reader: Reader, frame: Callable[[], DataFrame]) -> DataFrame:
-        """Return rows of a dataset, which Spark caches for later batches."""
-        versions = reader.version if isinstance(reader, VersionReader) else reader.versions
-        return self.context.versions.persisted(rows, versions, lambda: frame().coalesce(1))
+    @staticmethod
+    def of(frames: SparkFrames) -> FetchedWrites:
+        """Return the writes of these frames."""
+        return FetchedWrites(frames, TaskWrites(frames))
 
     def _fetch(self, frame: DataFrame) -> pa.Table | None:
         """Return the records of an output; None if they may be too large for this process."""
-        return fetch_small(
-            frame, _MAX_BYTES // max(1, sum(rows.num_rows for rows in self.inputs.arrived.values()))
-        )
+        arrived = self.frames.planned.inputs.arrived.values()
+        return fetch_small(frame, _MAX_BYTES // max(1, sum(rows.num_rows for rows in arrived)))
 
-    def _append(self, operator: str, frame: DataFrame, stream: str) -> AppendResult:
+    def append(self, operator: str, frame: DataFrame, append: Append) -> AppendResult:
         # Tasks write to other systems, with marks of their own.
-        rows = self._fetch(frame) if split_stream_name(stream)[0] == LAKE else None
+        rows = self._fetch(frame) if split_stream_name(append.stream)[0] == LAKE else None
         if rows is None:
-            self._by_tasks.add(stream)
-            return super()._append(operator, frame, stream)
-        return self._append_rows(operator, rows, stream)
+            self._not_fetched.add(append.stream)
+            return self.by_tasks.append(operator, frame, append)
+        return append.rows(rows)
 
-    def read_appended(self, stream: str, result: AppendResult) -> DataFrame:
-        if stream in self._by_tasks:
-            return super().read_appended(stream, result)
-        return small_frame(
-            self.spark, self.system_of(stream).read_arrow(**self._appended(stream, result))
-        )
+    def read(self, append: Append, **ranges: Any) -> DataFrame:
+        if append.stream in self._not_fetched:
+            return self.by_tasks.read(append, **ranges)
+        return small_frame(self.frames.session, append.system.read_arrow(**ranges))
 
-    def _send_rows(self, operator: str, frame: DataFrame, write: TableWrite) -> WriteResult:
+    def write(self, operator: str, frame: DataFrame, write: TableWrite) -> WriteResult:
         rows = self._fetch(frame)
         if rows is None:
-            return super()._send_rows(operator, frame, write)
+            return self.by_tasks.write(operator, frame, write)
         return write_rows(rows, note_exactness(frame, write), what=operator)
+
+
+def run_small_batch(
+    context: StepContext, inputs: BatchInputs, before_output: Callable[..., Any]
+) -> BatchMetrics:
+    """Write every output of the application once, as `run_batch` does; the records of the inputs
+    have arrived in this process.
+    """
+    return run_batch(context, inputs, before_output, FetchedWrites.of, gathered=True)

@@ -45,7 +45,8 @@ from dagster_adjunct.orchestration.startpoints.request import (
     choose_versions,
     find_as_of_joins,
 )
-from dagster_adjunct.orchestration.step.failures import list_sensitive_columns, sensitive_columns
+from dagster_adjunct.orchestration.step.planned_batch import sensitive_columns
+from dagster_adjunct.orchestration.step.sensitive_columns import list_sensitive_columns
 from dagster_adjunct.resources.errors import ConfigurationError, PlanningError
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.streams.startpoint import StartpointOldest, StartpointUpcoming
@@ -57,7 +58,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from dagster_adjunct.orchestration.application.application import Application
-    from dagster_adjunct.orchestration.step.batch import BatchContext
+    from dagster_adjunct.orchestration.operators.batch import SparkBatch
 
 PLANES = bounded_dataset("planes", input="lake.planes", key="tailnum", partitions=2)
 TRIPS = Schema.of(tailnum="string", miles="int")
@@ -78,7 +79,7 @@ class Sample(PassThroughSpec):
     def summary(self) -> str:
         return f"each {self.n}th {self.column}"
 
-    def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:
+    def compile(self, operator: str, frames: Sequence[DataFrame], batch: SparkBatch) -> DataFrame:
         (frame,) = frames
         return frame.where(frame[self.column] % self.n == 0)
 
@@ -111,7 +112,7 @@ class Union(Spec):
     def flow(self, context: PlanContext, arriving: Sequence[Flow]) -> Flow:
         return arriving[0].lose(context.operator)
 
-    def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:
+    def compile(self, operator: str, frames: Sequence[DataFrame], batch: SparkBatch) -> DataFrame:
         return reduce(lambda left, right: left.unionByName(right), frames)
 
 
@@ -426,7 +427,7 @@ class Alike(Union):
     def requirements(self, app: Application) -> Sequence[Requirement | None]:
         return [Requirement(None, None, ("tailnum",))] * 2
 
-    def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:
+    def compile(self, operator: str, frames: Sequence[DataFrame], batch: SparkBatch) -> DataFrame:
         plans = [frame._jdf.queryExecution().analyzed().toString() for frame in frames]
         self.moved.append(["RepartitionByExpression" in plan for plan in plans])
         return Union.compile(self, operator, frames, batch)

@@ -1,0 +1,275 @@
+"""What is known of a batch before its records are read."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from dagster_adjunct.orchestration.application.application import Application
+from dagster_adjunct.orchestration.operators.operator import Exchange, Operator
+from dagster_adjunct.orchestration.operators.stream_facts import JoinVersions, LineageNode
+from dagster_adjunct.orchestration.operators.stream_facts import Sources as ColumnSources
+from dagster_adjunct.orchestration.planner.notes import name_writers
+from dagster_adjunct.orchestration.planner.planned import PlannedOperator
+from dagster_adjunct.orchestration.step.context import BatchInputs, StepContext
+from dagster_adjunct.resources.common import split_stream_name
+from dagster_adjunct.resources.streams.system import Sources, StreamSystem, StreamWriter
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where the records of an operator come from.
+
+    - `streams`: the streams that they come from, by the operator where they enter the graph: an
+      input, or an output that the graph continues from. An operator that assigns new positions
+      counts as a stream of its own name.
+    - `made_of`: the one input stream that all records are made of; None if there are several.
+    - `positions`: the stream that their positions are in, or the operator that assigned these; None
+      if several.
+    """
+
+    streams: Mapping[str, str]
+    made_of: str | None
+    positions: str | None
+
+
+def trace_origins(
+    operators: Iterable[Operator], system_of: Callable[[str], StreamSystem]
+) -> dict[str, Origin]:
+    """Return the origin of the records that leave each operator, by operator.
+
+    After an output stream, records continue with positions in that stream if its system
+    `appends_alone`: then they are read back from it.
+    """
+    result: dict[str, Origin] = {}
+    for operator in operators:
+        before = [result[source] for source in operator.inputs]
+        held_in = {origin.positions for origin in before}
+        positions = held_in.pop() if len(held_in) == 1 else None
+        streams: Mapping[str, str]
+        if len(before) == 1:  # shared: after a merge of many inputs there may be many
+            streams = before[0].streams
+        else:
+            streams = {
+                begun: stream for origin in before for begun, stream in origin.streams.items()
+            }
+        made_of = before[0].made_of if len(streams) == 1 else None
+        spec = operator.spec
+        if spec.assigns_positions:
+            streams, made_of, positions = {operator.id: operator.id}, None, operator.id
+        elif spec.reads is not None:
+            streams, made_of, positions = {operator.id: spec.reads}, spec.reads, spec.reads
+        elif spec.role == "output" and spec.writes is not None:
+            streams = {operator.id: spec.writes}
+            system = system_of(spec.writes)
+            positions = (
+                spec.writes
+                if isinstance(system, StreamWriter) and system.appends_alone
+                else positions
+            )
+        result[operator.id] = Origin(streams, made_of, positions)
+    return result
+
+
+def name_producers(app: Application, writer: str) -> dict[str, str]:
+    """Return the name under which each operator appends to its stream: `writer`; for a stream's
+    second operator `writer#2`, and so on.
+    """
+    names: dict[str, str] = {}
+    senders: Counter[str] = Counter()
+    for operator in app.operators:
+        target = operator.spec.target(app)
+        if target is not None and target.kind == "stream":
+            senders[target.name] += 1
+            number = senders[target.name]
+            names[operator.id] = writer if number == 1 else f"{writer}#{number}"
+    return names
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedBatch:
+    """What is known of a batch before its records are read: `Planned` of operators, and more.
+
+    - `operators`: those whose records reach an output, in order; the others need not run.
+    - `planned`: each operator as the plan has it; `exchanges`: those before each.
+    - `origins`: the origin of each operator's records.
+    - `producers` and `writers`: the names under which operators write to streams and tables.
+    - `consumers`: how many operators use the records of each; `late_consumed`: the operators whose
+      late records are read.
+    - `gathered`: whether all records are in one partition, so that none are moved.
+    """
+
+    context: StepContext
+    inputs: BatchInputs
+    operators: tuple[Operator, ...]
+    planned: Mapping[str, PlannedOperator]
+    exchanges: Mapping[str, Sequence[Exchange]]
+    origins: Mapping[str, Origin]
+    producers: Mapping[str, str]
+    writers: Mapping[str, str]
+    consumers: Mapping[str, int]
+    late_consumed: frozenset[str]
+    gathered: bool
+
+    @staticmethod
+    def of(context: StepContext, inputs: BatchInputs, *, gathered: bool = False) -> PlannedBatch:
+        """Return what the plan of the application says of a batch with these inputs."""
+        app = context.app
+        exchanges: dict[str, list[Exchange]] = defaultdict(list)
+        for exchange in context.plan.exchanges:
+            exchanges[exchange.operator].append(exchange)
+        consumers = Counter(source for operator in app.operators for source in operator.inputs)
+        reading_late = [operator for operator in app.operators if operator.spec.reads_late_records]
+        return PlannedBatch(
+            context,
+            inputs,
+            operators=_find_needed(app.operators),
+            planned={planned.id: planned for planned in context.plan.operators},
+            exchanges=exchanges,
+            origins=trace_origins(
+                app.operators, lambda stream: _system_of(context, inputs, stream)
+            ),
+            producers=name_producers(app, context.writer),
+            writers=name_writers(app, context.writer),
+            consumers=consumers,
+            late_consumed=frozenset(
+                source for operator in reading_late for source in operator.inputs
+            ),
+            gathered=gathered,
+        )
+
+    @property
+    def app(self) -> Application:
+        return self.context.app
+
+    @property
+    def number(self) -> int:
+        return self.inputs.intent.batch
+
+    @property
+    def clock(self) -> datetime:
+        return self.inputs.intent.clock
+
+    @property
+    def reading(self) -> JoinVersions:
+        return self.inputs.intent.reading
+
+    @property
+    def tasks(self) -> int:
+        return self.inputs.intent.tasks or len(self.context.plan.tasks)
+
+    @property
+    def is_dry_run(self) -> bool:
+        """Whether the batch reads and writes nothing: it is number 0."""
+        return self.number == 0
+
+    def partitions_at(self, operator: str) -> int:
+        return self.planned[operator].partitions
+
+    def required_partitioning(self, operator: str) -> Sequence[str]:
+        return self.planned[operator].partitioned_by
+
+    def stream_of(self, operator: str) -> str | None:
+        return self.origins[operator].positions
+
+    def has_consumers(self, operator: str) -> bool:
+        return self.consumers.get(operator, 0) > 0
+
+    def has_late_consumer(self, operator: str) -> bool:
+        return operator in self.late_consumed
+
+    def is_shared(self, operator: Operator) -> bool:
+        """Return whether several operators use this one's records, which no stream or table
+        stores.
+        """
+        spec = operator.spec
+        is_stored = spec.reads is not None or spec.writes is not None
+        return self.consumers.get(operator.id, 0) > 1 and not is_stored
+
+    def moves(self, operator: str) -> list[Exchange]:
+        """Return the plan's auto_repartition exchanges before an operator."""
+        if self.gathered:
+            return []
+        before = self.exchanges.get(operator, ())
+        return [move for move in before if move.reason == "auto_repartition"]
+
+    def is_partitioned(self, operator: str) -> bool:
+        """Whether the records that an operator writes arrive in the partitions of its output."""
+        return not self.gathered and operator not in self.exchanges
+
+    def operator_before(self, operator: str) -> str:
+        """Return the id of the operator before one that has one input."""
+        (before,) = self.app.operator(operator).inputs
+        return before
+
+    def system_of(self, stream: str) -> StreamSystem:
+        return _system_of(self.context, self.inputs, stream)
+
+    def sources(self, operator: str) -> Sources | None:
+        """Return the ranges of the input stream that an operator's records are made of; None if
+        there are several.
+        """
+        stream = self.origins[operator].made_of
+        return None if stream is None else self.inputs.sources(self.context.writer, stream)
+
+    def sensitive(self, operator: str, *arriving: Collection[str]) -> frozenset[str]:
+        compiled = self.app.operator(operator)
+        match = compiled.spec.match
+        joined = None if match is None or match.dataset is None else match.node
+        names = frozenset(name for node, name in self.context.sensitive if node == joined)
+        for source, columns in zip(compiled.inputs, arriving, strict=True):
+            own = [name for name in columns if not name.startswith("__")]
+            names |= sensitive_columns(self.context, source, own)
+        return names
+
+
+def _find_needed(operators: Sequence[Operator]) -> tuple[Operator, ...]:
+    """Return the operators whose records reach an output."""
+    needed: set[str] = set()
+    for operator in reversed(operators):
+        if operator.spec.writes is not None or operator.id in needed:
+            needed |= {operator.id, *operator.inputs}
+    return tuple(operator for operator in operators if operator.id in needed)
+
+
+def _system_of(context: StepContext, inputs: BatchInputs, stream: str) -> StreamSystem:
+    return inputs.streams.get(stream) or context.systems[split_stream_name(stream)[0]]
+
+
+def sensitive_columns(
+    context: StepContext, operator: str, columns: Iterable[str]
+) -> frozenset[str]:
+    """Return which columns of an operator's records hold values that a schema or a dataset marks as
+    sensitive.
+
+    If anything is sensitive, a column of unknown origin counts as sensitive too.
+    """
+    sensitive = context.sensitive
+    if not sensitive:
+        return frozenset()
+    names = {name for _, name in sensitive}
+    sources = context.plan.columns[operator].sources
+    return frozenset(
+        name
+        for name in columns
+        if name.lower() in names or _may_be_sensitive(context, sensitive, sources.get(name, ()))
+    )
+
+
+def _may_be_sensitive(
+    context: StepContext, sensitive: Collection[tuple[LineageNode, str]], sources: ColumnSources
+) -> bool:
+    """Whether a column made of these sources may hold sensitive values; an output's column holds
+    what is sent to it.
+    """
+    app, plan = context.app, context.plan
+    sent = [
+        operator.spec.written(plan.columns[operator.inputs[0]]).sources.get(column, ())
+        for node, column in sources
+        for operator in app.operators
+        if operator.spec.role == "output" and operator.spec.target(app) == node
+    ]
+    known = not sources or any((node, column.lower()) in sensitive for node, column in sources)
+    return known or any(_may_be_sensitive(context, sensitive, those) for those in sent)
