@@ -29,10 +29,13 @@ from dagster_adjunct.orchestration.step.batch_outputs import (
     BatchCounts,
     epochs_of_partitions,
 )
-from dagster_adjunct.orchestration.step.dataset_views import reader_over_time, schema_of_dataset
 from dagster_adjunct.orchestration.step.event_times import ranges_to_read
 from dagster_adjunct.orchestration.step.kept_entries import EntryCache, KeyedEntries, TimedEntries
-from dagster_adjunct.orchestration.step.planned_batch import PlannedBatch
+from dagster_adjunct.orchestration.step.planned_batch import (
+    PlannedBatch,
+    reader_over_time,
+    schema_of_dataset,
+)
 from dagster_adjunct.resources.backends.columns import to_arrow_type
 from dagster_adjunct.resources.lazy_modules import pa, pc
 from dagster_adjunct.resources.schemas.schema import Schema, arrow_type, type_from_arrow

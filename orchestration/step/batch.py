@@ -229,7 +229,7 @@ def add_branches(
     frames: Sequence[Frame],
     add: Callable[[Frame, str, str | None], Frame],
 ) -> list[Frame]:
-    """Return the records of several inputs, told apart; those of one input are returned as they
+    """Return the records of several inputs with BRANCH; those of one input are returned as they
     are.
 
     Records of two inputs may have the same position, so BRANCH says which input they came from.
@@ -240,11 +240,11 @@ def add_branches(
     if len(frames) < 2:
         return list(frames)
     one_stream = len(planned.origins[operator.id].streams) == 1
-    told: list[Frame] = []
+    branched: list[Frame] = []
     for number, (source, frame) in enumerate(zip(operator.inputs, frames, strict=True)):
         origin = None if one_stream else planned.stream_of(source) or ""
-        told.append(add(frame, str(number), origin))
-    return told
+        branched.append(add(frame, str(number), origin))
+    return branched
 
 
 def _add_branch(frame: DataFrame, branch: str, origin: str | None) -> DataFrame:

@@ -307,22 +307,30 @@ def explain_failure(
         return None
     before = list(iter_upstream(batch.planned.app, operator))
     suspects = _find_suspects(before, failure)
-    failed = suspects[0] if len(suspects) == 1 else None
+    is_known = len(suspects) == 1
     # Unless one operator is known, Spark's text may quote a column of any of them.
-    about_all = before if failed is None else suspects
+    quoted = suspects if is_known else before
+    failed = suspects[0] if is_known else None
     if failed is None and failure.of_expression:
         failed = _find_failing_operator(batch, suspects or before, failure)
-    hidden = frozenset[str]().union(*(batch.sensitive(suspect.id) for suspect in about_all))
-    if failed is not None:
-        explained = _explain_with_sample(batch, failed, failure, hidden)
+    hidden = frozenset[str]().union(*(batch.sensitive(one.id) for one in quoted))
+    if failed is None:
+        explained = _explain_any(suspects, operator, failure, hidden)
     else:
-        names = " or ".join(suspect.id for suspect in suspects) or operator
-        about: dict[str, Any] = {"operator": suspects[0].id if suspects else operator}
-        explained = operator_failed_error(
-            failure.problem(names, show_text=not hidden), failure.place, None, hidden, **about
-        )
+        explained = _explain_with_sample(batch, failed, failure, hidden)
     explained.__cause__ = None if hidden else error
     return explained
+
+
+def _explain_any(
+    suspects: Sequence[Operator], operator: str, failure: Failure, hidden: frozenset[str]
+) -> errors.OperatorFailedError:
+    """Return the error of a job in which any of several operators may have failed; `operator` is
+    the one whose job it is.
+    """
+    names = [suspect.id for suspect in suspects] or [operator]
+    problem = failure.problem(" or ".join(names), show_text=not hidden)
+    return operator_failed_error(problem, failure.place, None, hidden, operator=names[0])
 
 
 def _explain_broken_promise(

@@ -60,17 +60,10 @@ def find_spark_need(context: StepContext, inputs: BatchInputs) -> str:
         return "a batch that retention has cut"
     if context.spark is IN_PROCESS:
         return ""
-    readers = [
-        view
-        for view in (*inputs.views.values(), *inputs.over_time.values())
-        if isinstance(view, Reader)
-    ]
-    large = next(
-        (reader.dataset for reader in readers if count_stored_rows(reader) > MAX_DATASET_ROWS), None
-    )
-    return (
-        f"the size of dataset {large}" if large else "" if inputs.few else "the size of the batch"
-    )
+    for view in (*inputs.views.values(), *inputs.over_time.values()):
+        if isinstance(view, Reader) and count_stored_rows(view) > MAX_DATASET_ROWS:
+            return f"the size of dataset {view.dataset}"
+    return "" if inputs.few else "the size of the batch"
 
 
 def run_in_process(

@@ -11,7 +11,7 @@ import logging
 import os
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -189,46 +189,81 @@ def inspect_spark_plan(
     `joins` are the operators that join a dataset; the topmost join of each is recorded. For a frame
     that was just `persisted`, it is the plan that Spark has made to compute its rows.
     """
-    if persisted:  # the frame's own plan may be from before it was persisted
-        manager = frame._jdf.sparkSession().sharedState().cacheManager()
-        top = (
-            manager.lookupCachedData(frame._jdf)
-            .get()
-            .cachedRepresentation()
-            .cacheBuilder()
-            .cachedPlan()
-        )
-    else:
-        top = frame._jdf.queryExecution().executedPlan()
-    found: dict[str, SparkJoin] = {}
-    exchanges: dict[str, list[tuple[str, Side | None]]] = {operator: []}
+    top = _cached_plan(frame) if persisted else frame._jdf.queryExecution().executedPlan()
+    reader = _PlanReader(joins, {operator: []})
     waiting: list[tuple[Any, str, Side | None]] = [(top, operator, None)]
     while waiting:
         node, owner, side = waiting.pop()
-        name = node.nodeName()
-        sides: tuple[Side | None, ...] = (side, side)
-        join = found.get(owner) if side == "dataset" else None
-        if name.startswith("CollectMetrics"):
-            if node.name().startswith(_MARK):
-                owner, sides = node.name().removeprefix(_MARK), (None,)
-                exchanges.setdefault(owner, [])
-        elif name.startswith(("BroadcastExchange", "ReusedExchange")):
-            if join is not None and (
-                name[0] == "B" or node.child().nodeName().startswith("Broadcast")
-            ):
-                join.broadcast = True
-            continue
-        elif name.startswith(("Exchange", "ShuffleExchange")):
-            exchanges[owner].append((_partitioning_text(node.outputPartitioning()), side))
-        elif "Join" in name and owner in joins and owner not in found:
-            found[owner] = SparkJoin(name.partition("(")[0])
-            sides = ("stream", "dataset")
-        elif join is not None and join.buckets is None and _is_bucketed(name, node):
-            join.buckets = node.outputPartitioning().numPartitions()
+        owner, sides = reader.visit(node, owner, side)
         children = node.children()
-        for index in range(children.size()):
+        for index in range(children.size() if sides else 0):
             waiting.append((children.apply(index), owner, sides[min(index, len(sides) - 1)]))
-    return SparkPlan(found, exchanges, _partitioning_text(top.outputPartitioning()))
+    return SparkPlan(reader.found, reader.exchanges, _partitioning_text(top.outputPartitioning()))
+
+
+def _cached_plan(frame: DataFrame) -> Any:
+    """Return the plan by which Spark computes a cached frame; the frame's own may be from before it
+    was cached.
+    """
+    cached = frame._jdf.sparkSession().sharedState().cacheManager().lookupCachedData(frame._jdf)
+    return cached.get().cachedRepresentation().cacheBuilder().cachedPlan()
+
+
+@dataclass(frozen=True, slots=True)
+class _PlanReader:
+    """Collects joins and exchanges from the nodes of a plan; `joins` are the operators that join a
+    dataset.
+    """
+
+    joins: Collection[str]
+    exchanges: dict[str, list[tuple[str, Side | None]]]
+    found: dict[str, SparkJoin] = field(default_factory=dict)
+
+    def visit(
+        self, node: Any, owner: str, side: Side | None
+    ) -> tuple[str, tuple[Side | None, ...]]:
+        """Record what a node does for the operator `owner`, on a side of its join.
+
+        Returns whose the nodes below are, and their sides, the last of which is that of all
+        further ones; none if they are not to be visited.
+        """
+        name = node.nodeName()
+        if name.startswith("CollectMetrics"):
+            return self._enter_operator(node, owner, side)
+        if name.startswith(("BroadcastExchange", "ReusedExchange")):
+            self._note_broadcast(name, node, owner, side)
+            return owner, ()
+        if name.startswith(("Exchange", "ShuffleExchange")):
+            self.exchanges[owner].append((_partitioning_text(node.outputPartitioning()), side))
+        elif "Join" in name and owner in self.joins and owner not in self.found:
+            self.found[owner] = SparkJoin(name.partition("(")[0])
+            return owner, ("stream", "dataset")
+        else:
+            self._note_buckets(name, node, owner, side)
+        return owner, (side, side)
+
+    def _enter_operator(
+        self, node: Any, owner: str, side: Side | None
+    ) -> tuple[str, tuple[Side | None, ...]]:
+        if not node.name().startswith(_MARK):
+            return owner, (side, side)
+        entered = node.name().removeprefix(_MARK)
+        self.exchanges.setdefault(entered, [])
+        return entered, (None,)
+
+    def _note_broadcast(self, name: str, node: Any, owner: str, side: Side | None) -> None:
+        join = self.found.get(owner)
+        if join is not None and side == "dataset":
+            is_new = name.startswith("Broadcast")
+            if is_new or node.child().nodeName().startswith("Broadcast"):
+                join.broadcast = True
+
+    def _note_buckets(self, name: str, node: Any, owner: str, side: Side | None) -> None:
+        join = self.found.get(owner)
+        if join is None or side != "dataset" or join.buckets is not None:
+            return
+        if _is_bucketed(name, node):
+            join.buckets = node.outputPartitioning().numPartitions()
 
 
 def _is_bucketed(name: str, node: Any) -> bool:

@@ -1,4 +1,4 @@
-"""What is known of a batch before its records are read."""
+"""What is known of a batch before its records are read: of its operators, and of its datasets."""
 
 from __future__ import annotations
 
@@ -7,6 +7,10 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
+from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, OwnedBy
+from dagster_adjunct.assets.reading.valid_time import Reader, VersionsOverTime
+from dagster_adjunct.assets.reading.version_reader import VersionReader
+from dagster_adjunct.assets.sources.entries import derive_stored_schema
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.operators.operator import Exchange, Operator
 from dagster_adjunct.orchestration.operators.stream_facts import JoinVersions, LineageNode
@@ -15,6 +19,7 @@ from dagster_adjunct.orchestration.planner.notes import name_writers
 from dagster_adjunct.orchestration.planner.planned import PlannedOperator
 from dagster_adjunct.orchestration.step.context import BatchInputs, StepContext
 from dagster_adjunct.resources.common import split_stream_name
+from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.streams.system import Sources, StreamSystem, StreamWriter
 
 
@@ -45,32 +50,41 @@ def trace_origins(
     """
     result: dict[str, Origin] = {}
     for operator in operators:
-        before = [result[source] for source in operator.inputs]
-        held_in = {origin.positions for origin in before}
-        positions = held_in.pop() if len(held_in) == 1 else None
-        streams: Mapping[str, str]
-        if len(before) == 1:  # shared: after a merge of many inputs there may be many
-            streams = before[0].streams
-        else:
-            streams = {
-                begun: stream for origin in before for begun, stream in origin.streams.items()
-            }
-        made_of = before[0].made_of if len(streams) == 1 else None
-        spec = operator.spec
-        if spec.assigns_positions:
-            streams, made_of, positions = {operator.id: operator.id}, None, operator.id
-        elif spec.reads is not None:
-            streams, made_of, positions = {operator.id: spec.reads}, spec.reads, spec.reads
-        elif spec.role == "output" and spec.writes is not None:
-            streams = {operator.id: spec.writes}
-            system = system_of(spec.writes)
-            positions = (
-                spec.writes
-                if isinstance(system, StreamWriter) and system.appends_alone
-                else positions
-            )
-        result[operator.id] = Origin(streams, made_of, positions)
+        arriving = merge_origins([result[source] for source in operator.inputs])
+        result[operator.id] = _origin_after(operator, arriving, system_of)
     return result
+
+
+def merge_origins(origins: Sequence[Origin]) -> Origin:
+    """Return the origin of the merged records of several inputs."""
+    if len(origins) == 1:  # `streams` are shared: after a merge of many inputs there may be many
+        return origins[0]
+    streams: dict[str, str] = {}
+    for origin in origins:
+        streams |= origin.streams
+    held_in = {origin.positions for origin in origins}
+    return Origin(
+        streams,
+        made_of=origins[0].made_of if len(streams) == 1 else None,
+        positions=held_in.pop() if len(held_in) == 1 else None,
+    )
+
+
+def _origin_after(
+    operator: Operator, arriving: Origin, system_of: Callable[[str], StreamSystem]
+) -> Origin:
+    """Return the origin of the records that leave an operator."""
+    spec = operator.spec
+    if spec.assigns_positions:
+        return Origin({operator.id: operator.id}, None, operator.id)
+    if spec.reads is not None:
+        return Origin({operator.id: spec.reads}, spec.reads, spec.reads)
+    if spec.role != "output" or spec.writes is None:
+        return arriving
+    system = system_of(spec.writes)
+    is_read_back = isinstance(system, StreamWriter) and system.appends_alone
+    positions = spec.writes if is_read_back else arriving.positions
+    return Origin({operator.id: spec.writes}, arriving.made_of, positions)
 
 
 def name_producers(app: Application, writer: str) -> dict[str, str]:
@@ -273,3 +287,40 @@ def _may_be_sensitive(
     ]
     known = not sources or any((node, column.lower()) in sensitive for node, column in sources)
     return known or any(_may_be_sensitive(context, sensitive, those) for those in sent)
+
+
+def schema_of_dataset(planned: PlannedBatch, dataset: str, *, over_time: bool = False) -> Schema:
+    """Return the columns of the entries that a batch reads of a dataset, or of its rows over time.
+
+    Without a version, they are those that it will have; none if its input has none yet.
+    """
+    declared = planned.app.dataset(dataset)
+    is_own = planned.is_dry_run or declared.is_owned_by(planned.app.name)
+    if isinstance(declared.input, OwnedBy) and is_own:
+        return declared.input.schema
+    read = reader_over_time(planned, dataset)[0] if over_time else planned.inputs.views[dataset]
+    return _declared_schema(planned, declared) if read is None else read.schema
+
+
+def _declared_schema(planned: PlannedBatch, dataset: AdjunctDataset) -> Schema:
+    if not isinstance(dataset.input, str):
+        return derive_stored_schema(dataset, dataset.input.schema)
+    stream = split_stream_name(dataset.input)[1]
+    records = planned.system_of(dataset.input).info(stream).schema
+    return Schema(()) if records is None else derive_stored_schema(dataset, records)
+
+
+def reader_over_time(planned: PlannedBatch, dataset: str) -> tuple[Reader | None, int | None]:
+    """Return a reader of a dataset's rows over time (None if it has no version yet), and the
+    time from which its history is known, in microseconds (None if all of it is known).
+    """
+    view = planned.inputs.views[dataset]
+    versions = planned.inputs.over_time.get(dataset)
+    if versions is None and isinstance(view, VersionReader):
+        if planned.app.dataset(dataset).follows_changes:
+            history = view.sealed.history
+            return view, None if history is None else history.pruned
+        versions = VersionsOverTime(view.store, dataset, [view.sealed])
+    if versions is None:
+        return None, None
+    return versions, versions.edge  # versions before it may have been discarded

@@ -42,16 +42,24 @@ tenths of a second.
 _MAX_BYTES = 64 * 1024 * 1024
 
 
-def _measure_version(view: View) -> tuple[int, int]:
-    """Return the rows and bytes in the files of a version, by its manifest; 0 bytes for a table
-    in memory.
-    """
-    sealed = getattr(view, "sealed", None)
-    if sealed is None:
-        return 0 if view is None else view.rows or 0, 0
-    return sum(part.rows for part in sealed.generations), sum(
-        part.size for part in sealed.generations
-    )
+@dataclass(frozen=True, slots=True)
+class Size:
+    """The rows of datasets, and the bytes of their files; 0 bytes for a table in memory."""
+
+    rows: int = 0
+    bytes: int = 0
+
+    def __add__(self, other: Size) -> Size:
+        return Size(self.rows + other.rows, self.bytes + other.bytes)
+
+    @staticmethod
+    def of(view: View) -> Size:
+        """Return the size of a version, by its manifest."""
+        sealed = getattr(view, "sealed", None)
+        if sealed is not None:
+            parts = sealed.generations
+            return Size(sum(part.rows for part in parts), sum(part.size for part in parts))
+        return Size() if view is None else Size(view.rows or 0)
 
 
 def classify_batch(
@@ -68,11 +76,10 @@ def classify_batch(
     record of a broadcast input; None if there is none. The datasets in `broadcast` are read whole
     by every task, however many there are.
     """
-    sizes = {name: _measure_version(view) for name, view in views.items()}
-    read = [size for name, size in sizes.items() if name not in broadcast]
-    rows, size = map(sum, zip((0, 0), *read, strict=True))
-    few = records * (tasks or 1) <= limit and rows <= MAX_ROWS and size <= _MAX_BYTES
-    return few, few and sum(rows for rows, _ in sizes.values()) <= FEW_ROWS
+    sizes = {name: Size.of(view) for name, view in views.items()}
+    read = sum((size for name, size in sizes.items() if name not in broadcast), Size())
+    few = records * (tasks or 1) <= limit and read.rows <= MAX_ROWS and read.bytes <= _MAX_BYTES
+    return few, few and sum(sizes.values(), Size()).rows <= FEW_ROWS
 
 
 def read_small_batch(context: StepContext, inputs: BatchInputs) -> BatchInputs | None:
@@ -83,30 +90,36 @@ def read_small_batch(context: StepContext, inputs: BatchInputs) -> BatchInputs |
     or need tasks; whose stream systems can't read into this process; whose datasets have more than
     FEW_ROWS; and whose records, joined with entries of an average size, are too large for memory.
     """
-    operators = [operator.spec for operator in context.app.operators]
-    if (
-        not inputs.few
-        or inputs.intent.cut
-        or any(spec.needs_tasks or spec.states for spec in operators)
-    ):
+    specs = [operator.spec for operator in context.app.operators]
+    need_tasks = any(spec.needs_tasks or spec.states for spec in specs)
+    if need_tasks or not inputs.few or inputs.intent.cut:
         return None
-    streams = {spec.reads for spec in operators if spec.reads is not None}
+    streams = {spec.reads for spec in specs if spec.reads is not None}
     systems = {
         stream: inputs.streams.get(stream) or context.systems[split_stream_name(stream)[0]]
         for stream in streams
     }
     if not all(system.implements("read_arrow") for system in systems.values()):
         return None
-    sizes = [_measure_version(view) for view in inputs.views.values()]
-    rows = sum(rows for rows, _ in sizes) + sum(map(count_stored_rows, inputs.over_time.values()))
-    if rows > FEW_ROWS:  # the first batch of a run would take longer than by tasks
-        return None
-    room = _MAX_BYTES - sum(inputs.records * size // rows for rows, size in sizes if rows)
-    arrived = {}
-    for stream, system in systems.items() if room > 0 else ():
-        arrived[stream] = system.read_arrow(ranges_to_read(system, stream, inputs.intent)[0])
-        room -= arrived[stream].nbytes
+    room = _room_for_records(inputs)
+    arrived: dict[str, pa.Table] = {}
+    for stream, system in systems.items():
+        if room > 0:
+            arrived[stream] = system.read_arrow(ranges_to_read(system, stream, inputs.intent)[0])
+            room -= arrived[stream].nbytes
     return replace(inputs, arrived=arrived) if room > 0 else None
+
+
+def _room_for_records(inputs: BatchInputs) -> int:
+    """Return how many bytes of records this process may read, besides an entry of each dataset for
+    each record; 0 if the datasets are too large.
+    """
+    sizes = [Size.of(view) for view in inputs.views.values()]
+    over_time = sum(map(count_stored_rows, inputs.over_time.values()))
+    if sum(sizes, Size()).rows + over_time > FEW_ROWS:
+        return 0  # the first batch of a run would take longer than by tasks
+    entries = sum(inputs.records * size.bytes // size.rows for size in sizes if size.rows)
+    return _MAX_BYTES - entries
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,8 +24,11 @@ from dagster_adjunct.orchestration.operators.lookups import (
     EntryLookup,
     Pairs,
 )
-from dagster_adjunct.orchestration.step.dataset_views import reader_over_time, schema_of_dataset
-from dagster_adjunct.orchestration.step.planned_batch import PlannedBatch
+from dagster_adjunct.orchestration.step.planned_batch import (
+    PlannedBatch,
+    reader_over_time,
+    schema_of_dataset,
+)
 from dagster_adjunct.orchestration.step.spark_state import WrittenLocalTables
 from dagster_adjunct.resources.bucketing.files import (
     GENERATION_COLUMN,
