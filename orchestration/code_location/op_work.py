@@ -23,7 +23,7 @@ from dagster_adjunct.orchestration.code_location.submission import (
     Order,
 )
 from dagster_adjunct.resources.errors import AdjunctError
-from dagster_adjunct.resources.objects.store import StoreDescriptor
+from dagster_adjunct.resources.objects.store_urls import describe_store
 from dagster_adjunct.resources.spark.in_process import session_factory
 from dagster_adjunct.resources.spark.tasks import lost_process_error
 from dagster_adjunct.resources.streams.system import StreamSystem
@@ -78,7 +78,7 @@ def run_work(
             folder = stack.enter_context(
                 TemporaryDirectory(prefix="adjunct-", ignore_cleanup_errors=True)
             )
-            exchange = Exchange(StoreDescriptor(folder).open(), "")
+            exchange = Exchange(describe_store(folder).open(), "")
         inbox = Inbox(exchange, handlers, with_output=service.is_remote)
         # The driver of spark-submit gets the settings from a file.
         ours = _without_references(settings) if service.is_remote else {}

@@ -71,7 +71,8 @@ from dagster_adjunct.resources.errors import (
 )
 from dagster_adjunct.resources.objects.heartbeat import Heartbeat
 from dagster_adjunct.resources.objects.lake import Lake
-from dagster_adjunct.resources.objects.store import ObjectStore, S3Options, StoreDescriptor
+from dagster_adjunct.resources.objects.store import ObjectStore, S3Options
+from dagster_adjunct.resources.objects.store_urls import describe_store
 from dagster_adjunct.resources.spark.in_process import session_factory
 from dagster_adjunct.resources.spark.session import (
     new_session,
@@ -120,7 +121,7 @@ class Exchange(PipesMessageWriterChannel):
     def from_params(cls, params: PipesParams) -> Exchange:
         """Return, in the driver, the exchange whose `to_params` these are."""
         s3 = params["s3"]
-        store = StoreDescriptor(params["url"], None if s3 is None else S3Options(**s3)).open()
+        store = describe_store(params["url"], None if s3 is None else S3Options(**s3)).open()
         return cls(store, params["prefix"], params["ttl"], params["versions"])
 
     def to_params(self) -> dict[str, Any]:

@@ -342,7 +342,7 @@ class S3Store(ObjectStore):
 
     @property
     def descriptor(self) -> StoreDescriptor:
-        return StoreDescriptor(self.url, self._options)
+        return S3Descriptor(self.url, self._options)
 
     def get(self, key: str) -> StoredObject:
         def request() -> StoredObject:
@@ -593,3 +593,11 @@ def create_s3_client(options: S3Options, what: S3Request) -> S3Client:
         ) from None
     store.check_endpoint(client.meta.endpoint_url)
     return client
+
+
+@dataclass(frozen=True, slots=True)
+class S3Descriptor(StoreDescriptor):
+    """The URL and options of a store on S3."""
+
+    def connect(self) -> ObjectStore:
+        return S3Store(self.url, self.s3 or S3Options())
