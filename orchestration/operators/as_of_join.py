@@ -133,7 +133,8 @@ def check_as_of(operator: str, dataset: AdjunctDataset, as_of: str) -> None:
         problem = "is a local table, which keeps current entries only"
         step = "Join it without as_of=, or use an unbounded dataset with history=."
     elif dataset.follows_changes:
-        problem, step = "keeps no history", 'Declare it with history=timedelta(days=…), or "all".'
+        problem = "keeps no history"
+        step = 'Declare it with history=timedelta(days=…), or "all".'
     else:
         problem = "does not declare from when its versions are valid"
         step = 'Declare it, for example valid_from="name".'

@@ -146,10 +146,8 @@ def build_event_time(
             raise ConfigurationError(problem, step, argument=name, stream=stream)
         return None
     if not event_time.strip():
-        found, expected = (
-            f"input stream {stream!r} has event_time={event_time!r}",
-            "a Spark SQL expression, or ARRIVAL",
-        )
+        found = f"input stream {stream!r} has event_time={event_time!r}"
+        expected = "a Spark SQL expression, or ARRIVAL"
         raise argument_error(found, expected, argument="event_time", stream=stream)
     for name, value in given.items():
         found = f"input stream {stream!r} has {name}"

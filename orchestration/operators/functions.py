@@ -216,7 +216,9 @@ def _process_batch(
             results.append(result)
             if len(rows) == _ROWS:
                 yield _build_batch(batch, call, kept, rows, ordinals, results)
-                rows, ordinals, results = [], [], []
+                rows = []
+                ordinals = []
+                results = []
     if rows:
         yield _build_batch(batch, call, kept, rows, ordinals, results)
 
@@ -257,7 +259,8 @@ def _call_function(
 
     Errors contain the record and its position.
     """
-    label, names = function_label(call.function), call.schema.names
+    label = function_label(call.function)
+    names = call.schema.names
     try:
         given = call.function(*arguments)
         if given is None:
@@ -319,7 +322,8 @@ def _result_error(
     call: RecordCall, problem: str, step: str, record: Record, batch: pa.RecordBatch, row: int
 ) -> errors.OperatorFailedError:
     """Return the error for a result that does not match the schema, with its source record."""
-    place, position = definition_line(call.function), record_position(batch, row, call.stream)
+    place = definition_line(call.function)
+    position = record_position(batch, row, call.stream)
     problem = f"{call.operator}: {problem}"
     error = operator_failed_error(
         problem, place, record, call.sensitive, operator=call.operator, **position
@@ -336,7 +340,8 @@ def _build_batch(
     results: Sequence[Record],
 ) -> pa.RecordBatch:
     taken = batch.select(list(kept)).take(pa.array(rows, pa.int64()))
-    arrays, names = list(taken.columns), list(kept)
+    arrays = list(taken.columns)
+    names = list(kept)
     if call.several:
         arrays.append(pa.array(ordinals, pa.string()))
         names.append(ORDINAL)

@@ -224,7 +224,8 @@ class Join(PassThroughSpec):
         return self._join_columns(context.operator, arriving[0], entries, dataset)
 
     def _compare(self, stream: Columns, entries: Columns) -> list[ComparedColumn]:
-        own, others = stream.types or {}, entries.types or {}
+        own = stream.types or {}
+        others = entries.types or {}
         name = f"of dataset {self.dataset}"
         return [
             ComparedColumn(one, own.get(one), f"{other!r} {name}", others.get(other))

@@ -145,7 +145,8 @@ def lookup_columns(
     declared = declared_column_types(table)
     columns = []
     for item in chosen:
-        column, type_given = item.column, item.type
+        column = item.column
+        type_given = item.type
         if declared is not None and column not in declared:
             raise _no_column(operator, table, column, declared)
         type_declared = None if declared is None else to_spark_type(declared[column])
@@ -235,7 +236,8 @@ class LookupJoin(PassThroughSpec):
         (stream,) = arriving
         table = context.app.tables[self.table]
         raise_first_problem(context.operator, table, _lookup_problems(table, self.args))
-        declared, known = declared_column_types(table) or {}, stream.types or {}
+        declared = declared_column_types(table) or {}
+        known = stream.types or {}
         context.declared.extend(
             ComparedColumn(own, known.get(own), f"table {self.table}", declared[entry])
             for own, entry in self.on

@@ -301,7 +301,8 @@ def _check_columns_unchanged(
     name = next((name for name in (*before, *after) if before.get(name) != after.get(name)), None)
     if name is None:
         return
-    was, made = before.get(name), after.get(name)
+    was = before.get(name)
+    made = after.get(name)
     what = f"changes the type of column {name!r} from {was} to {made}"
     if was is None or made is None:
         what = f"{'adds' if was is None else 'drops'} the column {name!r}"
@@ -351,7 +352,9 @@ class Map(Spec):
 
     def derive_columns(self, context: PlanContext, arriving: Sequence[Columns]) -> Columns:
         (columns,) = arriving
-        names, types, sources = columns.names, columns.types, columns.sources
+        names = columns.names
+        types = columns.types
+        sources = columns.sources
         result: dict[str, ColumnFacts] = {}
         named: list[str] = []
         made: dict[str, Sources] = {}
@@ -550,7 +553,8 @@ class Merge(Spec):
         other: Mapping[str, ColumnFacts],
     ) -> None:
         for name, column in first.items():
-            kind, there = column.type, other[name].type
+            kind = column.type
+            there = other[name].type
             if kind is not None and there is not None and types_differ(kind, there):
                 problem = (
                     f"{operator}: its inputs have different types of {name!r}: {there} in {source},"
@@ -686,7 +690,9 @@ class WithColumns(Spec):
 
     def derive_columns(self, context: PlanContext, arriving: Sequence[Columns]) -> Columns:
         (columns,) = arriving
-        names, types, sources = columns.names, columns.types, columns.sources
+        names = columns.names
+        types = columns.types
+        sources = columns.sources
         given = {}
         for name, text in self.columns:
             kind = check_expression(context.operator, text, names, types)

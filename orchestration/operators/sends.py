@@ -61,7 +61,8 @@ def exchange_before_stream(
 
     `flow` is their partitioning, into `current` partitions.
     """
-    key, partitions = stream.key, stream.partitions
+    key = stream.key
+    partitions = stream.partitions
     if not key:
         if flow.partitioned_by and current == partitions:
             return None
@@ -250,7 +251,8 @@ class SendToLocal(DatasetSend):
         Raises PlanningError for a column whose types differ. `types` are those of the records'
         columns.
         """
-        what, known = f"local table {self.table}", types or {}
+        what = f"local table {self.table}"
+        known = types or {}
         compared = [
             ComparedColumn(it.name, known.get(it.name), what, it.type) for it in self.schema.fields
         ]
@@ -270,7 +272,8 @@ class SendToLocal(DatasetSend):
     def exchange_before(self, context: PlanContext, flow: Flow, partitions: int) -> Exchange | None:
         dataset = context.app.dataset(self.table)
         assert dataset.partitions is not None, "a local table has buckets"
-        by, buckets = dataset.partition_by, dataset.partitions
+        by = dataset.partition_by
+        buckets = dataset.partitions
         if flow.partitioned_by == by and flow.partitioner == SPARK and partitions == buckets:
             return None
         where = _describe_partitioning(flow, partitions)
@@ -335,7 +338,8 @@ class SendToDataset(DatasetSend):
         return f"dataset {self.table}"
 
     def derive_columns(self, context: PlanContext, arriving: Sequence[Columns]) -> Columns:
-        key, names = context.app.dataset(self.table).key, arriving[0].names
+        key = context.app.dataset(self.table).key
+        names = arriving[0].names
         require_columns(
             context.operator, "the stream", key, names, f"They are the key of table {self.table}."
         )

@@ -143,7 +143,8 @@ def match_rows(
     skipped.
     """
     one, other = sides
-    lefts, rights = _prefix_columns(left, one), _prefix_columns(right, other)
+    lefts = _prefix_columns(left, one)
+    rights = _prefix_columns(right, other)
     if since is not None:
         lefts = lefts.where(one.column(AT) >= since - bound.after)
         rights = rights.where(other.column(AT) >= since - bound.before)
@@ -176,13 +177,12 @@ def find_unmatched(
     }
     # The latest match is `ahead` later than the row.
     until = to_microseconds(watermarks.after) - of.ahead
-    passed, near = of.column(AT) < F.lit(until), other.column(AT) <= until + of.ahead
+    passed = of.column(AT) < F.lit(until)
+    near = other.column(AT) <= until + of.ahead
     if watermarks.before is not None:
         since = to_microseconds(watermarks.before) - of.ahead
-        passed, near = (
-            passed & (of.column(AT) >= F.lit(since)),
-            near & (other.column(AT) >= since - other.ahead),
-        )
+        passed = passed & (of.column(AT) >= F.lit(since))
+        near = near & (other.column(AT) >= since - other.ahead)
     mine = _add_spans(rows[of.name].where(passed), of, bound)
     theirs = _add_spans(rows[other.name].where(near), other, bound, both=True)
     alone = _join_spans(mine, theirs, sides, bound, "left_anti")
@@ -243,7 +243,8 @@ def _add_spans(rows: DataFrame, side: Side, bound: Bound, *, both: bool = False)
     possible match, whose latest is in that span or the next. So of the rows that are joined, one
     side must have both spans.
     """
-    time, width = side.column(AT), bound.width
+    time = side.column(AT)
+    width = bound.width
     time, width = (time - bound.before, width) if side.name == "left" else (time, -width)
     first = time - F.pmod(time, F.lit(bound.width))
     return rows.withColumn(_SPAN, F.explode(F.array(first, first + width)) if both else first)
@@ -254,7 +255,8 @@ def _join_spans(
 ) -> DataFrame:
     left, right = sides
     pairs = [left.column(a) == right.column(b) for a, b in zip(left.keys, right.keys, strict=True)]
-    one, other = one.withColumnRenamed(_SPAN, "__one"), other.withColumnRenamed(_SPAN, "__other")
+    one = one.withColumnRenamed(_SPAN, "__one")
+    other = other.withColumnRenamed(_SPAN, "__other")
     pairs.append(named_column("__one") == named_column("__other"))
     distance = right.column(AT) >= left.column(AT) - bound.before
     distance = distance & (right.column(AT) <= left.column(AT) + bound.after)
@@ -306,7 +308,8 @@ class StreamJoin(Spec):
     @property
     def watermark_delay(self) -> timedelta:
         # A row without a match is emitted when the time of its latest possible match has passed.
-        left, right = self.after * self._is_outer("left"), self.before * self._is_outer("right")
+        left = self.after * self._is_outer("left")
+        right = self.before * self._is_outer("right")
         return max(left, right)
 
     @property
@@ -343,11 +346,9 @@ class StreamJoin(Spec):
 
     def derive_columns(self, context: PlanContext, arriving: Sequence[Columns]) -> Columns:
         left, right = arriving
-        operator, left_keys, right_keys = (
-            context.operator,
-            [a for a, _ in self.on],
-            [b for _, b in self.on],
-        )
+        operator = context.operator
+        left_keys = [a for a, _ in self.on]
+        right_keys = [b for _, b in self.on]
         require_columns(operator, "the left stream", tuple(left_keys), left.names, "Correct on=.")
         require_columns(
             operator, "the right stream", tuple(right_keys), right.names, "Correct on=."
@@ -363,7 +364,8 @@ class StreamJoin(Spec):
             check_state_columns(operator, left.types, left.known, left_keys)
         if right.types is not None:
             check_state_columns(operator, right.types, taken, right_keys)
-        own, theirs = left.types or {}, right.types or {}
+        own = left.types or {}
+        theirs = right.types or {}
         compared = [
             ComparedColumn(a, own.get(a), f"{b!r} of the right stream", theirs.get(b))
             for a, b in self.on
@@ -429,11 +431,13 @@ class StreamJoin(Spec):
         self.check_columns(operator, map(batch.records.columns, frames), batch.planned.app)
         own = [[name for name in frame.columns if not name.startswith("__")] for frame in frames]
         chosen = self.selection(own[1])
-        left_keys, right_keys = tuple(a for a, _ in self.on), tuple(b for _, b in self.on)
+        left_keys = tuple(a for a, _ in self.on)
+        right_keys = tuple(b for _, b in self.on)
         added = tuple(
             dict.fromkeys(item.column for item in chosen if item.column not in right_keys)
         )
-        bound, (left_by, right_by) = self.bound, self._partition_columns
+        bound = self.bound
+        (left_by, right_by) = self._partition_columns
         left = Side("left", left_keys, left_by, tuple(own[0]), self._is_outer("left"), bound.after)
         right = Side(
             "right",
@@ -460,7 +464,8 @@ class StreamJoin(Spec):
         not on how batches are cut; only where idle partitions were not waited for, the watermark at
         the start of the batch is higher.
         """
-        time, is_late = F.unix_micros(EVENT_TIME), F.col(BEHIND).isNotNull()
+        time = F.unix_micros(EVENT_TIME)
+        is_late = F.col(BEHIND).isNotNull()
         if watermarks.before is not None:
             is_late = is_late | (time < F.lit(to_microseconds(watermarks.before)))
         null_time = time.isNull() | (time > MAX_MICROS - self.record_retention // _MICROSECOND)

@@ -83,10 +83,8 @@ def parse_pairs(what: str, columns: Expressions, *, empty: bool = False) -> Pair
                 f"{what} gives {name!r} the value {pairs[name]!r}", expected, argument=argument
             )
         if (alias := parse_expression(pairs[name]).alias) is not None:
-            found, expected = (
-                f"{what} gives {name!r} the value {pairs[name]!r}",
-                f"the expression without 'as {alias}'",
-            )
+            found = f"{what} gives {name!r} the value {pairs[name]!r}"
+            expected = f"the expression without 'as {alias}'"
             raise argument_error(found, expected, argument=argument, column=name)
     if not names and not empty:
         raise argument_error(f"{what} names no column", "at least one", argument=argument)
@@ -230,7 +228,8 @@ def _sink_problems(sink: TableSink) -> Problems:
         )
         return
     yield from function_problems(sink.table, function, sink.send.args)
-    can, name = getattr(function, "capabilities", None), type(function).__name__
+    can = getattr(function, "capabilities", None)
+    name = type(function).__name__
     for condition in () if can is None else ("newest_by", "idempotent"):
         if getattr(sink.table, condition) and not getattr(can, condition):
             yield (
@@ -242,7 +241,8 @@ def _sink_problems(sink: TableSink) -> Problems:
 
 
 def _update_problems(sink: TableSink, name: str, can: Capabilities) -> Problems:
-    table, update = sink.table, sink.update
+    table = sink.table
+    update = sink.update
     if table.cache is not None:
         yield (
             " has a cache, and updates would leave outdated records in it.",
@@ -354,7 +354,8 @@ def _column_problems(sink: TableSink, types: Types, stored: dict[str, str] | Non
                 " UPDATE_WITH_DEFAULTS."
             ),
         )
-    columns, update = sink.columns if stored is None else stored, sink.update
+    columns = sink.columns if stored is None else stored
+    update = sink.update
     yield from _newest_by_problems(sink, sent, columns)
     if columns is None:
         return
@@ -391,10 +392,12 @@ def _addition_problems(sink: TableSink, types: Types, columns: dict[str, str]) -
                 f"Add members to it: named_struct('…', {text}).",
             )
     for name, text in update.append:  # an element, or an array of them
-        sent, column = _sent_type(name, text, types), parse_column(name, columns[name])
+        sent = _sent_type(name, text, types)
+        column = parse_column(name, columns[name])
         if sent is None:
             continue
-        appended, element = parse_column("sent", sent), column.element or column
+        appended = parse_column("sent", sent)
+        element = column.element or column
         if not _fits_column(appended.element or appended, element):
             yield (
                 f" has the column {name!r} as {columns[name]}, and {sent} is appended to it.",
@@ -429,7 +432,8 @@ def _newest_by_problems(
     name = sink.table.newest_by
     if name is None:
         return
-    what, is_update = f" keeps the newest record by {name!r}", sink.send.update is not None
+    what = f" keeps the newest record by {name!r}"
+    is_update = sink.send.update is not None
     if name not in sent:
         argument = "set=" if is_update else ""
         yield (
@@ -508,7 +512,8 @@ def _fits(sent: str | None, declared: str) -> bool:
 
 
 def _fits_column(sent: Column, declared: Column) -> bool:
-    ours, theirs = sent.kind, declared.kind
+    ours = sent.kind
+    theirs = declared.kind
     if theirs is Kind.OTHER or ours is Kind.JSON:
         return True
     if theirs is Kind.JSON:
@@ -526,7 +531,8 @@ def _suggest_cast(name: str, sent: str | None, declared: str) -> str:
     """Return a next step: how to convert the value sent to the column `name` to its `declared`
     type.
     """
-    kind, sent = parse_column("declared", declared).kind, sent or ""
+    kind = parse_column("declared", declared).kind
+    sent = sent or ""
     if kind is Kind.JSON:
         if sent.startswith("map<"):
             return "Give its members names: named_struct(…)."
@@ -574,8 +580,11 @@ class SendToTable(PassThroughSpec):
 
     def derive_columns(self, context: PlanContext, arriving: Sequence[Columns]) -> Columns:
         (columns,) = arriving
-        table, names, types = self.send.table, columns.names, columns.types
-        key, sink = context.app.table_key(table), self._sink(context.app)
+        table = self.send.table
+        names = columns.names
+        types = columns.types
+        key = context.app.table_key(table)
+        sink = self._sink(context.app)
         require_columns(
             context.operator, "the stream", key, names, f"They are the key of table {table}."
         )

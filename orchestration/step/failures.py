@@ -100,7 +100,8 @@ def parse_failure(error: Exception) -> Failure | None:
         raised = _RAISED.match(last[-1]) if last else None
         kind = raised["kind"].rpartition(".")[2] if raised else "an error"
         return Failure(kind, raised["said"] if raised else "", place=failing_line_in_text(text))
-    quoted, condition = _QUOTED.search(text), _CONDITION.search(text)
+    quoted = _QUOTED.search(text)
+    condition = _CONDITION.search(text)
     if condition is None:
         return None
     if quoted is None and not _DATA.search(
@@ -158,7 +159,8 @@ def iter_upstream(app: Application, operator: str) -> Iterator[Operator]:
     """Yield this operator and those before it, back to the inputs and outputs that its records
     are read from.
     """
-    waiting, seen = [operator], set()
+    waiting = [operator]
+    seen = set()
     while waiting:
         here = app.operator(waiting.pop())
         if here.id in seen:
@@ -254,8 +256,10 @@ def _bisect_records(
 
 
 def _filter_range(frame: DataFrame, places: Sequence[tuple[int, int]]) -> DataFrame:
-    (first, low), (last, high) = places[0], places[-1]
-    partition, offset = F.col(PARTITION), F.col(OFFSET)
+    (first, low) = places[0]
+    (last, high) = places[-1]
+    partition = F.col(PARTITION)
+    offset = F.col(OFFSET)
     return frame.where(
         ((partition > first) | ((partition == first) & (offset >= low)))
         & ((partition < last) | ((partition == last) & (offset <= high)))
@@ -344,7 +348,8 @@ def _explain_broken_promise(
     ]
     if not promising:
         return None
-    names, place = " or ".join(sorted(one.id for one in promising)), promising[0].declared_at
+    names = " or ".join(sorted(one.id for one in promising))
+    place = promising[0].declared_at
     line = "" if place is None else f" ({place.describe()})"
     explained = errors.OperatorFailedError(
         f"{names}{line} breaks its promise keeps_partitioning=True: {error.problem}",
@@ -375,10 +380,8 @@ def _find_failing_operator(
     for candidate in batch.planned.app.operators:  # if one fails, those before it did not
         spec = candidate.spec
         if candidate.id in wanted and len(candidate.inputs) == 1 and (spec.sql or _functions(spec)):
-            (arriving,), probe = (
-                batch.arrived[candidate.id],
-                partial(probe_operator, batch, candidate),
-            )
+            (arriving,) = batch.arrived[candidate.id]
+            probe = partial(probe_operator, batch, candidate)
             left = ends - time.monotonic()
             if left <= 0:
                 return None
@@ -403,7 +406,8 @@ def _explain_with_sample(
     what = failed.id
     if failure.part is None and functions:
         what = f"{failed.id}: {function_label(functions[0])}"
-    seen, sample = [failure], None
+    seen = [failure]
+    sample = None
 
     def same(other: Exception) -> bool:
         again = parse_failure(other)
@@ -420,7 +424,8 @@ def _explain_with_sample(
         )
     about: dict[str, Any] = {"operator": failed.id}
     if sample is None:
-        problem, record = failure.problem(what, show_text=not hidden), None
+        problem = failure.problem(what, show_text=not hidden)
+        record = None
     else:
         partition, offset, record = sample
         problem = seen[-1].problem(what, show_text=not hidden)

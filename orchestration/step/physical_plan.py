@@ -116,10 +116,8 @@ def _check_write_placement(
     certainly partitioned differently: writing them would fail, or lose the order of a key's
     records.
     """
-    expected, found = (
-        f"hashpartitioning({', '.join(source.partitioned_by)}, {source.partitions})",
-        spark_plan.partitioning,
-    )
+    expected = f"hashpartitioning({', '.join(source.partitioned_by)}, {source.partitions})"
+    found = spark_plan.partitioning
     if expected in found or (source.partitions == 1 and "singlepartition" in found.lower()):
         return None
     if found in ("UnknownPartitioning(0)", f"UnknownPartitioning({source.partitions})"):

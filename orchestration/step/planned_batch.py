@@ -278,7 +278,8 @@ def _may_be_sensitive(
     """Whether a column made of these sources may hold sensitive values; an output's column holds
     what is sent to it.
     """
-    app, plan = context.app, context.plan
+    app = context.app
+    plan = context.plan
     sent = [
         operator.spec.written(plan.columns[operator.inputs[0]]).sources.get(column, ())
         for node, column in sources

@@ -120,10 +120,8 @@ def _call_on_frame(frame: DataFrame, call: SinkCall) -> DataFrame:
     from pyspark.sql.types import IntegerType, StructField, StructType
 
     assert call.returns is not None
-    hidden, made = (
-        list_hidden_columns(frame.columns),
-        cast("StructType", StructType.fromDDL(call.returns.ddl())),
-    )
+    hidden = list_hidden_columns(frame.columns)
+    made = cast("StructType", StructType.fromDDL(call.returns.ddl()))
     own = [StructField(PLACE, IntegerType()), StructField(_CALL, IntegerType())]
     schema = StructType([*(frame.schema[name] for name in hidden), *made.fields, *own])
     return map_in_arrow(_sort_records(frame), partial(_call_in_task, call, hidden), schema)
@@ -155,15 +153,16 @@ def _call_in_task(call: SinkCall, kept: Sequence[str], batches: Iterator[Any]) -
 def _call_on_batches(call: SinkCall, kept: Sequence[str], batches: Iterator[Any]) -> Iterator[Any]:
     from pyspark import TaskContext
 
-    operator, name, returns = call.operator, call.name, call.returns
-    function, task = call.shipped.here(), TaskContext.get()
+    operator = call.operator
+    name = call.name
+    returns = call.returns
+    function = call.shipped.here()
+    task = TaskContext.get()
     partition, attempt = (task.partitionId(), task.attemptNumber()) if task is not None else (0, 0)
     for number, records in enumerate(part for part in batches if part.num_rows):
         check_readable_records(records, operator, name, call.stream, call.sensitive)
-        context, count = (
-            SinkContext(call.application, call.batch, partition, number, attempt),
-            records.num_rows,
-        )
+        context = SinkContext(call.application, call.batch, partition, number, attempt)
+        count = records.num_rows
         if call.fence is not None:
             call.fence.check()
         try:

@@ -118,7 +118,8 @@ class StateTable:
         )
         # Not a literal: Spark forgets the partitioning of a relation that it knows to be empty, and
         # adds an exchange.
-        generation, sent = F.col(GENERATION_COLUMN), self.writes.sent
+        generation = F.col(GENERATION_COLUMN)
+        sent = self.writes.sent
         new = (generation.isin(*sent) if sent else generation < F.lit(0)).alias(NEW)
         return self._keep_unexpired(rows.select(*map(named_column, self.spec.schema.names), new))
 

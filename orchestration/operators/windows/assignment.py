@@ -279,7 +279,8 @@ def add_window_starts(frame: DataFrame, windows: Windows) -> DataFrame:
     if isinstance(windows.kind, Tumbling):
         begin = window_start(F.col(TIME), windows.kind)
         return frame.withColumns({_FIRST: begin, _LAST: begin})
-    size, every = to_micros(windows.kind.size), to_micros(windows.kind.every)
+    size = to_micros(windows.kind.size)
+    every = to_micros(windows.kind.every)
     last = F.col(TIME) - F.pmod(F.col(TIME), F.lit(every))
     before = F.col(TIME) - size
     first = before - F.pmod(before, F.lit(every)) + every
@@ -341,7 +342,8 @@ def build_session_runs(records: DataFrame, windows: Windows) -> DataFrame:
     from pyspark.sql import Window
 
     assert isinstance(windows.kind, Session)
-    gap, order = to_micros(windows.kind.gap), (TIME, RECORD)
+    gap = to_micros(windows.kind.gap)
+    order = (TIME, RECORD)
     before = F.lag(TIME).over(Window.partitionBy(*windows.keys).orderBy(*map(named_column, order)))
     numbered = _number_sessions(
         records, before.isNull() | (F.col(TIME) - before >= gap), windows, order
@@ -569,7 +571,8 @@ def call_window_functions(
     """
     from pyspark.sql.types import StructType
 
-    key, functions = (*windows.by, BEGIN), windows.functions
+    key = (*windows.by, BEGIN)
+    functions = windows.functions
     columns = {name: windows.types[name] for name in windows.by} | {START: "timestamp"}
     schema = Schema.of(columns | {name: function.returns for name, function in functions})
     given = tuple(name for name in stored_record_schema(windows).names if name not in STATE_COLUMNS)

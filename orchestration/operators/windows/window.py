@@ -125,7 +125,8 @@ def _value(
     value = F.expr(made.result(name, kind))
     if made.exact(name, kind) is None:
         return value.alias(name)
-    exact, returns = named_column(exact_column(name)), str(made.result_type(kind))
+    exact = named_column(exact_column(name))
+    returns = str(made.result_type(kind))
 
     def shown(source: str, part: Column) -> Column:
         return (
@@ -159,7 +160,8 @@ def _next_step(made: Aggregation, kind: str) -> str:
     After a change to a wider type, the stored sum is continued only if that type's sums are stored
     in the same way.
     """
-    column, wider = made.columns[0], ExactSum("", kind).wider
+    column = made.columns[0]
+    wider = ExactSum("", kind).wider
     if wider is not None:
         return (
             f"Nothing is lost: the sum is stored exactly. Sum a wider type, .with_columns({column}="
@@ -299,7 +301,8 @@ class Window(PassThroughSpec):
 
     def derive_columns(self, context: PlanContext, arriving: Sequence[Columns]) -> Columns:
         (columns,) = arriving
-        operator, known = context.operator, columns.known
+        operator = context.operator
+        known = columns.known
         require_columns(operator, "the stream", self.by, columns.names, "Correct by=.")
         made = [(name, known.get(name, ColumnFacts())) for name in self.by]
         made += [(START, ColumnFacts("timestamp")), (END, ColumnFacts("timestamp"))]
@@ -363,7 +366,8 @@ class Window(PassThroughSpec):
         windows = Windows(self.windows, self.by, self.aggregates, self.allowed_lateness, types)
         partitions = batch.planned.partitions_at(operator)
         counted = self._count(operator, frame, windows, batch)
-        key, stored_for = (*self.by, START), self.summary() + windows.units
+        key = (*self.by, START)
+        stored_for = self.summary() + windows.units
         rules = "".join(map(describe_rules, self.zones))
         spec = StateSpec(
             windows.schema,
@@ -406,10 +410,8 @@ class Window(PassThroughSpec):
         """Return the rows of the windows that the batch changes or closes, in the partitions of
         their records.
         """
-        watermarks, partitions = (
-            batch.state.watermarks(self.name),
-            batch.planned.partitions_at(operator),
-        )
+        watermarks = batch.state.watermarks(self.name)
+        partitions = batch.planned.partitions_at(operator)
         if isinstance(self.windows, Session):
             runs = batch.records.materialize(operator, build_session_runs(counted, windows))
             rows = union_sessions(stored, runs, windows, watermarks)
@@ -460,8 +462,10 @@ class Window(PassThroughSpec):
 
         `rows` are the windows that the batch changes or closes, `counted` the batch's records.
         """
-        schema, partitions = stored_record_schema(windows), batch.planned.partitions_at(operator)
-        is_session, final = isinstance(self.windows, Session), self.results == "final"
+        schema = stored_record_schema(windows)
+        partitions = batch.planned.partitions_at(operator)
+        is_session = isinstance(self.windows, Session)
+        final = self.results == "final"
         key = (*self.by, RECORD)
         spec = StateSpec(
             schema, key, self.partition_by, partitions, EXPIRES, not is_session, self.summary()
